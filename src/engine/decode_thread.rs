@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Checkpoints of recurrent states may use `cache_ram_bytes` divided by this.
+/// Divisor of `cache_ram_bytes` that gives the maximum bytes of all checkpoints.
 const CHECKPOINT_MEMORY_DIVISOR: usize = 8;
 
 /// Initial data of the decode thread.

@@ -1,7 +1,7 @@
 //! Embeddings and scores, computed on a separate thread with an encoding context of the model.
 //!
 //! Inputs of all waiting requests share decodes, one input of each in turn, so that a long request does not delay short
-//! ones. A decode never waits for more inputs: inputs that arrive during a decode are part of the next one. A request
+//! ones. A decode never waits for more inputs: inputs that arrive during a decode wait for the next one. A request
 //! whose client has disconnected is dropped before its next input.
 
 use crate::engine::status::EngineStatus;
@@ -18,7 +18,7 @@ use std::thread::JoinHandle;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
-/// Maximum inputs that wait, over all requests; a single request may have more.
+/// Maximum number of waiting inputs over all requests. A request that arrives while none wait may have more.
 const MAX_QUEUED_INPUTS: usize = 4096;
 
 /// Settings of the encoder.
@@ -31,7 +31,7 @@ pub struct EncoderSettings {
     /// Pooling of embeddings; `None` for the model's default.
     pub pooling: Option<DeclaredPooling>,
     /// Activation after the head's dense layer; `None` for the model's default.
-    pub head: Option<Activation>,
+    pub head_activation: Option<Activation>,
     /// Size and threads of the context.
     pub context: EncoderOptions,
 }
@@ -63,14 +63,14 @@ pub enum EncodeError {
         index: usize,
     },
     /// An input is too long.
-    #[error("input {index} has {tokens} tokens; the maximum is {longest}")]
+    #[error("input {index} has {tokens} tokens; the maximum is {max}")]
     TooLong {
         /// Index of the input, from 0.
         index: usize,
         /// Tokens of the input.
         tokens: usize,
         /// Maximum tokens of an input.
-        longest: usize,
+        max: usize,
     },
     /// An input has a token that is not in the vocabulary.
     #[error("input {index} contains the token {token}, which is not in the vocabulary")]
@@ -111,7 +111,7 @@ struct Inner {
     model: Arc<Model>,
     embeddings: Result<Pooling, EncoderUnavailable>,
     scores: Result<ScoreInfo, EncoderUnavailable>,
-    longest: usize,
+    max_input_tokens: usize,
     commands: Option<Sender<Command>>,
     waiting: Arc<AtomicUsize>,
     status: Arc<EngineStatus>,
@@ -152,10 +152,10 @@ impl Encoder {
         capabilities.log(&model, settings);
         let mut context = settings.context.clone();
         if !model.generates() {
-            // Such a model has no weights for later positions.
+            // An encoder has no weights for later positions.
             context.longest = context.longest.min(model.card().context_train);
         }
-        let longest = context.longest as usize;
+        let max_input_tokens = context.longest as usize;
         let waiting = Arc::new(AtomicUsize::new(0));
         let scores =
             capabilities.scores.as_ref().map(|head| ScoreInfo { labels: head.labels.clone(), softmax: head.softmax });
@@ -167,7 +167,7 @@ impl Encoder {
         let (commands, thread) = started.unzip();
         let embeddings = capabilities.embeddings;
         let thread = Mutex::new(thread);
-        Ok(Self(Arc::new(Inner { model, embeddings, scores, longest, commands, waiting, status, thread })))
+        Ok(Self(Arc::new(Inner { model, embeddings, scores, max_input_tokens, commands, waiting, status, thread })))
     }
 
     /// Returns the pooling of embeddings.
@@ -189,7 +189,7 @@ impl Encoder {
     /// Returns the maximum number of tokens of an input.
     #[must_use]
     pub fn max_input_tokens(&self) -> usize {
-        self.0.longest
+        self.0.max_input_tokens
     }
 
     /// Encodes inputs. Returns the requested output of each, in order. Dropping the future cancels the request.
@@ -197,13 +197,13 @@ impl Encoder {
     /// # Errors
     /// [`EncodeError`]; none of the inputs was encoded.
     pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, output: EncoderOutput) -> Result<Vec<Vec<f32>>, EncodeError> {
-        let Inner { model, longest, waiting, .. } = &*self.0;
+        let Inner { model, max_input_tokens, waiting, .. } = &*self.0;
         for (index, input) in inputs.iter().enumerate() {
             if input.is_empty() {
                 return Err(EncodeError::Empty { index });
             }
-            if input.len() > *longest {
-                return Err(EncodeError::TooLong { index, tokens: input.len(), longest: *longest });
+            if input.len() > *max_input_tokens {
+                return Err(EncodeError::TooLong { index, tokens: input.len(), max: *max_input_tokens });
             }
             if let Some(&token) = input.iter().find(|&&token| !model.vocabulary().contains(token)) {
                 return Err(EncodeError::UnknownToken { index, token });
@@ -214,11 +214,11 @@ impl Encoder {
         if before > 0 && before + inputs.len() > MAX_QUEUED_INPUTS {
             return Err(EncodeError::Busy { waiting: before });
         }
-        let (client, answer) = oneshot::channel();
+        let (client, response) = oneshot::channel();
         let job = Job { done: Vec::with_capacity(inputs.len()), inputs, output, client, _reservation: reservation };
         let commands = self.0.commands.as_ref().ok_or(EncodeError::Stopped)?;
         commands.send(Command::Encode(job)).map_err(|_| EncodeError::Stopped)?;
-        answer.await.unwrap_or(Err(EncodeError::Stopped))
+        response.await.unwrap_or(Err(EncodeError::Stopped))
     }
 
     /// Returns true while the thread runs, or if none is needed. Returns false after [`Encoder::stop`] and after a
@@ -269,7 +269,7 @@ impl EncoderCapabilities {
         let scores = if settings.reranking
             || nothing_requested && (declared == Some(DeclaredPooling::Ranks) || !model.generates())
         {
-            model.head(settings.head).map_err(EncoderUnavailable::Head)
+            model.head(settings.head_activation).map_err(EncoderUnavailable::Head)
         } else {
             Err(EncoderUnavailable::Scores)
         };
@@ -299,7 +299,7 @@ impl EncoderCapabilities {
         if self.scores.as_ref().is_ok_and(|head| head.segments && head.labels.len() == 1) {
             tracing::warn!(
                 model = name,
-                "the model distinguishes query and document by token types, which llama.cpp does not support: scores of pairs differ \
+                "the model distinguishes query and document by token types, which llama.cpp does not support; scores of pairs differ \
                  from the reference implementation"
             );
         }
@@ -379,10 +379,10 @@ fn encode_next(context: &mut EncoderContext<'_>, jobs: &mut VecDeque<Job>, statu
     }
     let mut served = vec![false; jobs.len()];
     owners.iter().for_each(|&owner| served[owner] = true);
-    let begun = Instant::now();
+    let start = Instant::now();
     let encoded = context.encode(&inputs);
     let lengths = || inputs.iter().map(|(input, _)| input.len());
-    let elapsed_us = begun.elapsed().as_micros() as u64;
+    let elapsed_us = start.elapsed().as_micros() as u64;
     status.count_encode(inputs.len(), lengths().sum(), lengths().max().unwrap_or(0), elapsed_us);
     let (vectors, failed) = match encoded {
         Ok(vectors) => (vectors, None),

@@ -15,13 +15,13 @@ pub struct ForkPoint {
     pub step: u32,
     /// Sampling parameters of the recorded run, each with the first step that used them. Never empty.
     pub sampling: Vec<(u32, SamplingParams)>,
-    /// For each mod of the request, the first step from which it must repeat its recorded actions; `None` for a mod that
+    /// For each mod of the request, the step from which on it must repeat its recorded actions; `None` for a mod that
     /// the recorded run did not have.
     pub mods_repeat_from: Vec<Option<u32>>,
     /// Tokens that are appended before the model continues.
     pub tokens: Vec<TokenId>,
     /// Parameters of the steps before this one. The new run records them, so that it can be forked at these steps, too.
-    pub earlier: Value,
+    pub earlier_parameters: Value,
     /// The recorded run, shown as the parent in the list of runs.
     pub parent: RunParent,
 }

@@ -1,4 +1,5 @@
-//! Checks of the attention heads whose rows a request records individually: that they exist, and the size of their rows.
+//! Checks of the attention heads that a request selects for recording: the heads must exist, and their rows must not be
+//! too large.
 
 use super::error::SubmitError;
 use super::request::Request;

@@ -1,4 +1,4 @@
-//! Generation engine: turns a validated [`Request`] into a run, which generates text and records events.
+//! Generation engine: turns a [`Request`] into a run, which generates text and records events.
 //!
 //! One decode thread per loaded model owns the llama context. A slot is a sequence of that context. Each iteration of
 //! the thread decodes one batch with all runs that are ready; prompt chunks share the batch with generated tokens. A

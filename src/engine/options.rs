@@ -27,10 +27,10 @@ pub struct EngineOptions {
     pub cache_type_k: CacheType,
     /// Type of the values in the KV cache; a quantised type needs flash attention.
     pub cache_type_v: CacheType,
-    /// Minimum fraction of the prompt that must match the tokens of a slot for the run to prefer that slot; 0 ignores the
-    /// tokens of slots.
+    /// Minimum fraction of the prompt that must match the tokens of a slot for the run to prefer that slot; 0 ignores
+    /// the tokens of slots.
     pub slot_prompt_similarity: f32,
-    /// Maximum bytes of the host cache, which keeps former states of slots; 0 keeps none.
+    /// Maximum bytes of the host cache, which keeps earlier states of slots; 0 keeps none.
     pub cache_ram_bytes: usize,
     /// Speculative decoding.
     pub speculation: SpeculationOptions,

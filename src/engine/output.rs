@@ -31,7 +31,7 @@ pub enum Output {
 pub struct TextDelta {
     /// Complete characters; may be empty if a token has only the first bytes of a character.
     pub text: String,
-    /// Tokens, each with the model's most probable tokens at its position; without these for forced tokens.
+    /// Tokens, each with the model's most probable tokens at its position; forced tokens have none.
     pub tokens: Vec<(TokenMeasurement, Vec<Alternative>)>,
     /// Attention row of each of `tokens`, if requested; `None` for a token that a mod forced and that needed no decode.
     pub rows: Vec<Option<Arc<AttentionRow>>>,

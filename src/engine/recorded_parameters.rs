@@ -60,7 +60,7 @@ pub fn record_parameters(request: &Request, fork: Option<&ForkPoint>, model: &Mo
         reasoning_budget: request.reasoning_budget.as_ref(),
         attention_heads: Some(&request.stored_heads).filter(|&heads| *heads != StoredHeads::None),
         lora: request.adapters.as_ref().filter(|adapters| !adapters.is_empty()),
-        fork: fork.map(|fork| &fork.earlier),
+        fork: fork.map(|fork| &fork.earlier_parameters),
     };
     serde_json::to_value(parameters).expect("parameters have string keys")
 }

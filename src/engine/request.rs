@@ -14,7 +14,8 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A validated generation request. Each API builds it from its own request type; the engine does not validate it again.
+/// A generation request. Each API validates its own request type and builds this request from it. The engine checks
+/// only what depends on the model and on the engine's settings.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// Id chosen by the client; `None` for the run's own id.
@@ -221,7 +222,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Creates limits of `max_tokens` tokens, and of four times as many steps, since mods may remove tokens.
+    /// Creates limits of `max_tokens` tokens, and of four times as many steps plus 256, since mods may remove tokens.
     #[must_use]
     pub fn new(max_tokens: u32) -> Self {
         Self {

@@ -31,7 +31,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`SlotError::State`] for a model whose state cannot be validated on restore; [`SlotError::Hashing`],
-    /// [`SlotError::Unidentified`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
+    /// [`SlotError::Unidentified`], [`SlotError::NotSaved`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn save_slot(&self, scope: &Scope, slot: u32) -> Result<SlotSnapshot, SlotError> {
         self.check_slot(slot)?;
         let identity = self.inner.identity_watch.wait().await?;
@@ -42,7 +42,7 @@ impl Engine {
         Ok(SlotSnapshot { tokens, block: block.into() })
     }
 
-    /// Replaces a slot's state by that of a block, which is validated first. Returns the number of its tokens.
+    /// Replaces a slot's state with that of a block, which is validated first. Returns the number of its tokens.
     ///
     /// # Errors
     /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Rejected`] leave the

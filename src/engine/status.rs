@@ -53,7 +53,7 @@ struct Bucket {
 
 #[derive(Debug, Default)]
 struct SlotStatus {
-    /// Number of the slot's newest run, counted from 1 since the start; 0 before the first.
+    /// See [`SlotView::task`].
     task: AtomicU64,
     busy: AtomicBool,
     prompt_tokens: AtomicU32,
@@ -99,7 +99,8 @@ pub(super) struct SlotProgress {
 /// State of a slot, as last published by the decode thread.
 #[derive(Debug, Clone)]
 pub struct SlotView {
-    /// Number of the slot's newest run, counted from 1 since the start; 0 before the first.
+    /// Arrival number of the slot's newest run, which llama-server calls its task; 0 before the first. Runs and slot
+    /// tasks are counted together from 1.
     pub task: u64,
     /// True while that run is active.
     pub busy: bool,
@@ -210,7 +211,7 @@ impl EngineStatus {
         self.queued.store(queued as u32, Relaxed);
     }
 
-    /// Publishes the run in a slot. `task` is the number of the run; `run` is called only if that number has changed.
+    /// Publishes the run in a slot. `task` is its arrival number; `run` is called only if that number has changed.
     pub(super) fn set_slot(&self, slot: usize, task: u64, progress: SlotProgress, run: impl FnOnce() -> SlotRun) {
         let Some(slot) = self.slots.get(slot) else { return };
         if slot.task.swap(task, Relaxed) != task {

@@ -27,7 +27,7 @@ use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// Maximum outputs queued for a client that does not read, before its run pauses.
-const CLIENT_CHANNEL: usize = 256;
+const MAX_QUEUED_OUTPUTS: usize = 256;
 
 /// Maximum bytes of attention queued for a client that does not read, before its run pauses.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
@@ -152,7 +152,7 @@ fn run_start(
     }
 }
 
-/// Brings the run of a fork to the state before its first step, on a blocking thread.
+/// Gives the run of a fork the state of the recorded run, on a blocking thread.
 async fn restore(mut run: Box<Run>, fork: Box<ForkPoint>) -> Result<Box<Run>, SubmitError> {
     let restore = move || match run.restore(&fork) {
         Ok(()) => Ok(run),
@@ -167,14 +167,15 @@ async fn restore(mut run: Box<Run>, fork: Box<ForkPoint>) -> Result<Box<Run>, Su
 /// Returns the capacity of the output channel of a run.
 fn output_capacity(report: ReportOptions, model: &Model, context: u32) -> usize {
     if !report.attention_rows {
-        return CLIENT_CHANNEL;
+        return MAX_QUEUED_OUTPUTS;
     }
     let card = model.card();
     let row_bytes = size_of::<f32>() * card.layers as usize * card.heads as usize * context as usize;
-    (MAX_QUEUED_BYTES / row_bytes.max(1)).clamp(2, CLIENT_CHANNEL)
+    (MAX_QUEUED_BYTES / row_bytes.max(1)).clamp(2, MAX_QUEUED_OUTPUTS)
 }
 
-/// Reserves the client's request id, or the run's id if there is none or if another run has it.
+/// Reserves the client's request id. Reserves the run's id if the client sent none, or if another run has the client's
+/// id and the request permits a new one.
 fn reserve_request_id(request: &mut Request, run: RunId) -> Result<(String, ActiveRequestId), SubmitError> {
     let reserve = |id: String| match ActiveRequestId::reserve(&id) {
         Some(active) => Ok((id, active)),
@@ -187,7 +188,8 @@ fn reserve_request_id(request: &mut Request, run: RunId) -> Result<(String, Acti
     }
 }
 
-/// Creates the sampler; on a blocking thread with DRY, which searches the whole vocabulary for its sequence breakers.
+/// Creates the sampler. A sampler with DRY is created on a blocking thread, since it searches the whole vocabulary for
+/// its sequence breakers.
 async fn create_sampler(sampling: &SamplingParams, vocabulary: &Arc<Vocabulary>) -> Result<Sampler, SubmitError> {
     if sampling.dry_multiplier == 0.0 {
         return Ok(Sampler::new(sampling, vocabulary));

@@ -286,7 +286,7 @@ pub enum EndCause {
     OutOfMemory,
     /// A decode failed.
     DecodeFailed,
-    /// The model returned logits that are not numbers.
+    /// The model returned logits that are NaN or infinite.
     InvalidLogits,
 }
 
@@ -448,10 +448,10 @@ impl RunEnd {
         Self { completed_at, status: RunStatus::Failed, finish }
     }
 
-    /// Marks the run as failed because of the server.
+    /// Marks the run as failed because of the server, with the finish reason of the cause.
     pub fn set_aborted(&mut self, cause: EndCause, message: String) {
         self.status = RunStatus::Failed;
-        self.finish.reason = FinishReason::Cancelled;
+        self.finish.reason = cause.finish_reason();
         self.finish.cause = Some(cause);
         self.finish.message = Some(message);
     }

@@ -4,6 +4,7 @@
 //! returns plain numbers and text and does not depend on runs or mods.
 
 pub mod chat;
+pub(crate) mod distribution;
 pub mod grammar;
 pub mod llama;
 mod vocabulary;

@@ -3,7 +3,7 @@ use crate::model::grammar::TokenMask;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// Action requested by a mod and applied by `engine`. [`Action::permitted_on`] has the table of permitted events.
+/// Action requested by a mod and applied by the engine. [`Action::permitted_on`] has the table of permitted events.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Continue.
@@ -19,7 +19,7 @@ pub enum Action {
     AdjustedLogits {
         /// Change of the logits.
         edit: LogitEdit,
-        /// Temperature for the next token only; 0 = argmax.
+        /// Temperature for the next token only; 0 takes the most probable token.
         temperature: Option<f32>,
     },
     /// Append these tokens.
@@ -60,7 +60,7 @@ pub enum LogitEdit {
 }
 
 impl LogitEdit {
-    /// Returns the name that recordings use.
+    /// Returns the name used in recordings.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -112,7 +112,8 @@ impl Action {
         (!self.permitted_on(event)).then(|| format!("{name} is not permitted at {}", event.as_str()))
     }
 
-    /// Returns true if the action changes the course of the run. Of several such actions at one event, the first one wins.
+    /// Returns true if the action changes the course of the run. Of several such actions at one event, the first one
+    /// wins.
     #[must_use]
     pub const fn is_control(&self) -> bool {
         !matches!(self, Self::Noop | Self::AdjustedPrefill { .. } | Self::AdjustedLogits { .. })

@@ -22,7 +22,7 @@ pub struct RunView {
     pub conversation: Option<Value>,
     /// Tools as sent.
     pub tools: Option<Value>,
-    /// Format of the model's answers, including whether this one begins within reasoning.
+    /// Format of the model's answers; it also states whether this answer begins within reasoning.
     pub answer_format: Arc<AnswerFormat>,
     /// Sampling parameters and limits, as recorded.
     pub parameters: Value,
@@ -56,7 +56,7 @@ pub struct Call<'a> {
 pub enum CallEvent<'a> {
     /// The prompt is ready; `sequence` is the prompt.
     Prefilled,
-    /// Logits of shape `(vocab)` before temperature and penalties, as left by the previous mod.
+    /// Logits before temperature and penalties, after the edits of earlier mods.
     ForwardPass {
         /// One value per token of the vocabulary.
         logits: &'a [f32],
@@ -65,7 +65,7 @@ pub enum CallEvent<'a> {
     Sampled {
         /// Drawn token.
         token: TokenId,
-        /// Text of the token, lossy.
+        /// Text of the token; bytes that are not UTF-8 are replaced.
         text: &'a str,
         /// Natural logarithm of its probability in the model's full distribution.
         logprob: f32,
@@ -151,8 +151,8 @@ pub struct ModLogLine {
     pub message: String,
 }
 
-/// Sender for the reply to a call that returned `Pending`. Dropping it without a reply sends an exception, so that a run
-/// never waits for a mod that has ended.
+/// Sender for the reply to a call that returned `Pending`. Dropping it without a reply sends an exception, so that a
+/// run never waits for a mod that has ended.
 pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
     is_polled_for: bool,

@@ -5,8 +5,8 @@
 //! mods reply immediately on the decode thread. Python mods reply later through [`ReplySender`], from their worker
 //! process. While a reply is awaited, the scheduler leaves the run out of the batch.
 //!
-//! Mods have no access to the engine's state: they receive a [`Call`] and return a [`Reply`]. One module of `engine`
-//! applies an action to the sequence, the KV cache and the trace.
+//! Mods have no access to the engine's state: they receive a [`Call`] and return a [`Reply`]. The engine applies the
+//! action to the sequence, the KV cache and the trace.
 
 mod action;
 pub mod builtin;
@@ -56,8 +56,8 @@ pub trait ModInstance: Send {
     /// Returns the events that the mod handles.
     fn handles(&self) -> EventSet;
 
-    /// Returns the maximum number of appended tokens that the mod may still remove. The stream to the client is delayed by
-    /// that many tokens, so that sent text is final. 0 if the mod does not know one.
+    /// Returns the maximum number of appended tokens that the mod may still remove. The stream to the client is delayed
+    /// by that many tokens, so that sent text is final. The default is 0.
     fn holdback(&self) -> usize {
         0
     }
@@ -65,11 +65,11 @@ pub trait ModInstance: Send {
     /// Handles one event. `Ok` is the reply; `Err(Pending)` means that the reply will come through `done`.
     ///
     /// # Errors
-    /// [`Pending`] is not a failure; it means that the owner of `done` will send the reply.
+    /// [`Pending`], which is not a failure.
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending>;
 
-    /// Delivers the reply to a call with a [polled](ReplySender::polled) `done`, if it has arrived. Takes a microsecond,
-    /// which is faster than waking the thread that would deliver it otherwise.
+    /// Delivers the reply to a call with a [polled](ReplySender::polled) `done`, if it has arrived. Takes a
+    /// microsecond, which is faster than waking the thread that would deliver it otherwise.
     fn poll_reply(&mut self) {}
 
     /// Ends polling. The reply is then delivered by another thread.

@@ -1,8 +1,8 @@
 //! Replay of the events of a recorded run to a mod.
 //!
-//! The sequence changes by the recorded actions, not by those that the mod returns in the replay. A recording has only the
-//! most probable tokens of each step. The mod gets these tokens with their probabilities, and all other tokens with equal
-//! shares of the remaining probability.
+//! The recorded actions change the sequence, not those that the mod returns in the replay. A recording has only the
+//! most probable tokens of each step. The mod gets these tokens with their probabilities, and all other tokens with
+//! equal shares of the remaining probability.
 
 use super::{Action, Call, CallEvent, ModInstance, Pending, Reply, ReplySender, RunView};
 use crate::events::{ActionRecord, ActionType, Event, EventType, RequestedAction, TokenId};

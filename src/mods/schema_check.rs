@@ -1,8 +1,9 @@
 //! Validation of a value against a JSON schema, with an error that names the path. Unknown keywords are ignored.
 //!
-//! Clients send the schemas of tools, and the decode thread checks a call's arguments, so the work is limited. The crate
-//! `jsonschema` has no such limit: it takes minutes for 24 definitions that are each an `anyOf` of two references to the
-//! next. It also rejects schemas that other servers accept, such as `"type": "int"` or `"required": true` in a property.
+//! Clients send the schemas of tools, and the decode thread checks a call's arguments, so the work is limited. The
+//! crate `jsonschema` has no such limit: it takes minutes for 24 definitions that are each an `anyOf` of two references
+//! to the next. It also rejects schemas that other servers accept, such as `"type": "int"` or `"required": true` in a
+//! property.
 
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value};
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 const MAX_DEPTH: usize = 64;
 /// Maximum steps of one validation. A step is a schema at a value, or a comparison of two values.
 const MAX_STEPS: usize = 100_000;
-/// Steps that a regular expression counts for.
+/// Steps that the compilation of a regular expression counts as.
 const PATTERN_STEPS: usize = 1000;
 /// Maximum size of a compiled regular expression in bytes.
 const MAX_PATTERN_BYTES: usize = 1 << 20;
@@ -42,9 +43,9 @@ impl Validator<'_> {
     }
 
     fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
-        let mismatch = |expected: String| Err(format!("{} must be {expected}, found {value}", place(at)));
+        let mismatch = |expected: String| Err(format!("{} must be {expected}, found {value}", subject(at)));
         let schema = match schema {
-            Value::Bool(false) => return Err(format!("{} is not allowed", place(at))),
+            Value::Bool(false) => return Err(format!("{} is not allowed", subject(at))),
             Value::Object(schema) => schema,
             _ => return Ok(()),
         };
@@ -90,26 +91,30 @@ impl Validator<'_> {
         at: &str,
         depth: usize,
     ) -> Result<(), String> {
-        let below = |name: &str| if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") };
+        let child_path = |name: &str| if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") };
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
         if let Some(missing) = required.filter_map(Value::as_str).find(|name| !object.contains_key(*name)) {
-            return Err(format!("{} is missing", place(&below(missing))));
+            return Err(format!("{} is missing", subject(&child_path(missing))));
         }
         let known = schema.get("properties").and_then(Value::as_object);
         for (name, value) in object {
             match (known.and_then(|known| known.get(name)), schema.get("additionalProperties")) {
-                (Some(own), _) => self.value(value, own, &below(name), depth + 1)?,
+                (Some(own), _) => self.value(value, own, &child_path(name), depth + 1)?,
                 (None, Some(Value::Bool(false))) if !schema.contains_key("patternProperties") => {
                     let known: Vec<&str> =
                         known.into_iter().flat_map(|known| known.keys().map(String::as_str)).collect();
-                    return Err(format!("{} is unknown; known fields: {}", place(&below(name)), known.join(", ")));
+                    return Err(format!(
+                        "{} is unknown; known fields: {}",
+                        subject(&child_path(name)),
+                        known.join(", ")
+                    ));
                 }
-                (None, Some(other)) => self.value(value, other, &below(name), depth + 1)?,
+                (None, Some(other)) => self.value(value, other, &child_path(name), depth + 1)?,
                 (None, None) => {}
             }
         }
         count_error(object.len(), schema, ("minProperties", "maxProperties"), "properties")
-            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", place(at), object.len())))
+            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", subject(at), object.len())))
     }
 
     fn array(&self, items: &[Value], schema: &Map<String, Value>, at: &str, depth: usize) -> Result<(), String> {
@@ -123,12 +128,12 @@ impl Validator<'_> {
             for (index, item) in items.iter().enumerate() {
                 self.count_steps(index)?;
                 if items[..index].contains(item) {
-                    return Err(format!("{} is a duplicate", place(&format!("{at}[{index}]"))));
+                    return Err(format!("{} is a duplicate", subject(&format!("{at}[{index}]"))));
                 }
             }
         }
         count_error(items.len(), schema, ("minItems", "maxItems"), "items")
-            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", place(at), items.len())))
+            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", subject(at), items.len())))
     }
 
     /// Returns the expectation that a text does not meet, or `None` if it meets all.
@@ -163,7 +168,7 @@ impl Validator<'_> {
         if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| matches(&part))) {
             return Err(format!(
                 "{} must match one of {} schemas and matches none, found {value}",
-                place(at),
+                subject(at),
                 parts.len()
             ));
         }
@@ -172,21 +177,21 @@ impl Validator<'_> {
             if count != 1 {
                 return Err(format!(
                     "{} must match exactly one of {} schemas and matches {count}, found {value}",
-                    place(at),
+                    subject(at),
                     parts.len()
                 ));
             }
         }
         match schema.get("not") {
             Some(not) if matches(&not) => {
-                Err(format!("{} matches a schema that is excluded, found {value}", place(at)))
+                Err(format!("{} matches a schema that is excluded, found {value}", subject(at)))
             }
             _ => Ok(()),
         }
     }
 }
 
-fn place(at: &str) -> String {
+fn subject(at: &str) -> String {
     if at.is_empty() { "the value".into() } else { format!("'{at}'") }
 }
 
@@ -232,7 +237,7 @@ fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
     mismatch("minimum", |a, b| a >= b, "of at least")
         .or_else(|| mismatch("maximum", |a, b| a <= b, "of at most"))
         .or_else(|| mismatch("exclusiveMinimum", |a, b| a > b, "above"))
-        .or_else(|| mismatch("exclusiveMaximum", |a, b| a < b, "below"))
+        .or_else(|| mismatch("exclusiveMaximum", |a, b| a < b, "child_path"))
         .or_else(|| {
             mismatch("multipleOf", |a, b| b == 0.0 || ((a / b) - (a / b).round()).abs() < 1e-9, "that is a multiple of")
         })
@@ -327,9 +332,9 @@ mod tests {
             ("pattern", json!("a"), json!({"allOf": patterns})),
         ];
         for (name, value, schema) in cases {
-            let begun = Instant::now();
+            let start = Instant::now();
             let error = first_error(&value, &schema);
-            assert!(begun.elapsed() < Duration::from_secs(10), "{name}: {:?}", begun.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(10), "{name}: {:?}", start.elapsed());
             assert!(error.as_ref().is_some_and(|error| error.contains("simplify")), "{name}: {error:?}");
         }
     }

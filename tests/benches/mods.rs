@@ -112,12 +112,9 @@ impl ModBench {
         tokio::spawn(async move { while signals.recv().await.is_some() {} });
         let registry = ModRegistry::default();
         registry.insert(Arc::new(NoopMod));
-        let path = std::env::temp_dir().join(format!("thunder-bench-mods-{}.py", std::process::id()));
-        std::fs::write(&path, PYTHON).expect("a temporary file");
-        for found in PythonMods::default().file(&path).expect("the mods load") {
+        for found in PythonMods::default().text("bench.py".into(), PYTHON.into()).expect("the mods load") {
             registry.insert(found);
         }
-        let _ = std::fs::remove_file(path);
         Self {
             engine: engine::engine(
                 model,

@@ -8,7 +8,7 @@ use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceIt
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 use thunder::mods::python::PythonMods;
-use thunder::mods::{ModRef, ModRegistry};
+use thunder::mods::{ModFolder, ModRef, ModRegistry};
 use tokio::sync::mpsc;
 
 struct Lab {
@@ -52,9 +52,8 @@ impl Lab {
         };
         let registry = ModRegistry::with_builtin();
         for folder in ["fixtures/mods", "tests/it/mods"] {
-            let loaded = PythonMods::default().dir(root.join(folder)).unwrap();
-            assert!(loaded.failed.is_empty(), "{:?}", loaded.failed);
-            loaded.mods.into_iter().for_each(|found| assert!(!registry.insert(found), "duplicate name"));
+            ModFolder::new(root.join(folder), PythonMods::default()).sync(&registry).unwrap();
+            assert!(registry.problems().is_empty(), "{:?}", registry.problems());
         }
         Self { engine: Engine::start(model, options, recorder).await.unwrap(), signals, registry }
     }

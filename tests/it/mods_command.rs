@@ -178,13 +178,13 @@ async fn ingested_run_with_mod_source_can_be_rerun() {
     assert!(code == 2 && printed.contains("which is not stored here"), "{printed}");
 
     // As stored by `thunder run`, which sends its runs only to the local server.
-    let handed = other.data_dir.join("handed-mods");
-    std::fs::create_dir(&handed).unwrap();
+    let stored_sources = other.data_dir.join("mod-sources");
+    std::fs::create_dir(&stored_sources).unwrap();
     let source = std::fs::read_to_string(Path::new(MODS).join("replace_start.py")).unwrap();
-    std::fs::write(handed.join(&hash), serde_json::to_vec(&source).unwrap()).unwrap();
+    std::fs::write(stored_sources.join(&hash), serde_json::to_vec(&source).unwrap()).unwrap();
     document["request"]["request_id"] = json!("handed");
     assert_eq!(other.post("/ingest", &document).await.0, 201);
-    assert!(!handed.join(&hash).exists(), "the server takes over the mod's source");
+    assert!(!stored_sources.join(&hash).exists(), "the server takes over the mod's source");
     let (code, reported, printed) = run(&["replay", "--verify", "handed", "--server", &other.base]).await;
     assert_eq!(code, 0, "{reported}{printed}");
 }

@@ -48,22 +48,22 @@ def tojson(value, ensure_ascii=False, indent=None, separators=None, sort_keys=Fa
 
 
 def environment(now):
-    made = jinja2.sandbox.SandboxedEnvironment(
+    env = jinja2.sandbox.SandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=Undefined,
         extensions=[Generation, jinja2.ext.loopcontrols],
     )
-    made.filters["tojson"] = tojson
+    env.filters["tojson"] = tojson
     # Same as llama.cpp: in Python a safe text escapes values that are inserted into it, even if escaping is off.
-    made.filters["safe"] = str
-    made.filters["from_json"] = json.loads
-    made.globals["raise_exception"] = raise_exception
-    made.globals["strftime_now"] = now.strftime
-    return made
+    env.filters["safe"] = str
+    env.filters["from_json"] = json.loads
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = now.strftime
+    return env
 
 
-def rendered(case):
+def render(case):
     now = datetime.datetime.fromtimestamp(case["now"], datetime.timezone.utc)
     try:
         template = environment(now).from_string(case["template"])
@@ -71,7 +71,7 @@ def rendered(case):
             return {"text": template.render(**case["context"])}
         except TypeError:
             # Without tools, transformers passes `None` and llama.cpp passes no variable; some templates accept only one
-            # of both.
+            # of the two.
             if case["context"]["tools"] is not None:
                 raise
             del case["context"]["tools"]
@@ -80,4 +80,4 @@ def rendered(case):
         return {"error": f"{type(error).__name__}: {error}", "context": case["context"]}
 
 
-json.dump([rendered(case) for case in json.load(sys.stdin)], sys.stdout)
+json.dump([render(case) for case in json.load(sys.stdin)], sys.stdout)

@@ -17,8 +17,8 @@ class Level(enum.Enum):
 
 @dataclass
 class Limits:
-    most: int
-    least: int = 1
+    high: int
+    low: int = 1
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Declarations(unittest.TestCase):
             },
         )
         limits = found.schema["properties"]["limits"]
-        self.assertEqual((limits["required"], limits["default"]), (["most"], {"most": 2, "least": 1}))
+        self.assertEqual((limits["required"], limits["default"]), (["high"], {"high": 2, "low": 1}))
 
     def test_typed_dict_named_tuple_and_plain_class_are_accepted(self):
         class Typed(TypedDict, total=False):
@@ -120,9 +120,9 @@ class Declarations(unittest.TestCase):
         def look(event, actions):
             seen.append(event.config)
 
-        run((look, {"most": 5}), model="x", max_tokens=1).check()
-        self.assertEqual(seen[0], {"least": 1, "most": 5})
-        with self.assertRaisesRegex(ValueError, "missing configuration field most"):
+        run((look, {"high": 5}), model="x", max_tokens=1).check()
+        self.assertEqual(seen[0], {"low": 1, "high": 5})
+        with self.assertRaisesRegex(ValueError, "missing configuration field high"):
             run(look, model="x")
 
 

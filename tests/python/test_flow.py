@@ -37,7 +37,7 @@ def flow_mod(entry, **options):
     return flow
 
 
-def told(entry, answers, text="Hello world", **options):
+def run_flow(entry, answers, text="Hello world", **options):
     model = Scripted(text, {"%s? (yes/no): " % name: answer for name, answer in answers.items()})
     return run(flow_mod(entry, **options), model=model).check()
 
@@ -46,7 +46,7 @@ class Routes(unittest.TestCase):
     def test_answer_selects_output(self):
         for answer, text in (("yes", "Done."), ("no", "Not done.")):
             entry = question("Sure").on("YES", route_output("Done.")).on("no", route_output("Not done."))
-            result = told(entry, {"Sure": answer})
+            result = run_flow(entry, {"Sure": answer})
             self.assertEqual((result.text, result.finish_reason), (text, "stop"))
 
     def test_questions_follow_in_order(self):
@@ -54,69 +54,69 @@ class Routes(unittest.TestCase):
         last = question("Third").assign(lambda state, answer: kept.update(state.answers)).then(route_noop())
         second = question("Second").then(last)
         entry = question("First").on("yes", route_question(second)).otherwise(route_output("never"))
-        result = told(entry, {"First": "yes", "Second": "no", "Third": "yes"})
+        result = run_flow(entry, {"First": "yes", "Second": "no", "Third": "yes"})
         self.assertEqual(kept, {"First": "yes", "Second": "no", "Third": "yes"})
         self.assertEqual(result.text, "Hello world")
         self.assertEqual(result.seen(), "Hello world")
 
     def test_text_without_erase_mode_is_kept(self):
         entry = question("A", erase=None).then(question("B", erase="prompt").then(route_noop()))
-        self.assertEqual(told(entry, {"A": "yes", "B": "no"}).text[:24], " A? (yes/no): yes\nno")
+        self.assertEqual(run_flow(entry, {"A": "yes", "B": "no"}).text[:24], " A? (yes/no): yes\nno")
 
     def test_message_route_ends_answer(self):
         entry = question("A", erase=EraseMode.NONE, completion_text=" ").then(route_message("Goodbye."))
-        result = told(entry, {"A": "yes"})
+        result = run_flow(entry, {"A": "yes"})
         self.assertEqual((result.text, result.finish_reason), (" A? (yes/no): yes Goodbye.", "stop"))
-        self.assertEqual(told(question("A").then("Goodbye."), {"A": "no"}).text, "Goodbye.")
+        self.assertEqual(run_flow(question("A").then("Goodbye."), {"A": "no"}).text, "Goodbye.")
 
     def test_tool_route_calls_function(self):
         def book(actions, state, tokenizer):
             return actions.tool_calls(tool_call("book", {"sure": state.answers["A"]}, id="1"))
 
-        result = told(question("A").on("yes", route_tool(book)), {"A": "yes"})
+        result = run_flow(question("A").on("yes", route_tool(book)), {"A": "yes"})
         self.assertEqual(result.finish_reason, "tool_calls")
         self.assertEqual(result.tool_calls, [{"id": "1", "type": "function", "function": {"name": "book", "arguments": '{"sure": "yes"}'}}])
         self.assertEqual(result.text, "")
 
     def test_tool_can_return_route(self):
         for callback in (lambda state: route_output(state.answers["A"]), lambda actions, state, tokenizer: route_output("yes")):
-            self.assertEqual(told(question("A").then(route_tool(callback)), {"A": "yes"}).text, "yes")
+            self.assertEqual(run_flow(question("A").then(route_tool(callback)), {"A": "yes"}).text, "yes")
 
     def test_branch_function_selects_route(self):
         entry = question("A").branch(lambda state: None).branch(lambda state: lambda again: route_output(again.answers["A"] + "!"))
-        self.assertEqual(told(entry, {"A": "no"}).text, "no!")
+        self.assertEqual(run_flow(entry, {"A": "no"}).text, "no!")
 
     def test_answer_without_route_ends_flow(self):
-        self.assertEqual(told(question("A").on("yes", "x"), {"A": "no"}).text, "Hello world")
+        self.assertEqual(run_flow(question("A").on("yes", "x"), {"A": "no"}).text, "Hello world")
 
     def test_summary_route_appends_summary(self):
         entry = question("A").then(route_summary("none"))
         flows = {"f": FlowDefinition("f", entry, lambda state: "You said %s." % state.answers["A"])}
-        self.assertEqual(told(entry, {"A": "yes"}, flows=flows).text, "You said yes.")
-        self.assertEqual(told(entry, {"A": "yes"}).text, "none")
+        self.assertEqual(run_flow(entry, {"A": "yes"}, flows=flows).text, "You said yes.")
+        self.assertEqual(run_flow(entry, {"A": "yes"}).text, "none")
 
     def test_auto_answer_replaces_question(self):
         second = question("B").with_auto_answer(lambda state: " no ").on("no", route_output("right"))
-        result = told(question("A").then(second), {"A": "yes"})
+        result = run_flow(question("A").then(second), {"A": "yes"})
         self.assertEqual(result.text, "right")
         self.assertNotIn("B?", "".join(event.text for event in result.events))
-        self.assertEqual(told(question("A").with_auto_answer(lambda state: "yes").on("yes", "x"), {}).text, "x")
+        self.assertEqual(run_flow(question("A").with_auto_answer(lambda state: "yes").on("yes", "x"), {}).text, "x")
 
     def test_question_can_repeat(self):
         entry = question("A")
         count = []
         entry.branch(lambda state: (count.append(1), entry if len(count) < 3 else route_output("x"))[1])
-        self.assertEqual(told(entry, {"A": "yes"}).text, "x")
+        self.assertEqual(run_flow(entry, {"A": "yes"}).text, "x")
         self.assertEqual(len(count), 3)
 
     def test_prompt_can_depend_on_state(self):
         second = FlowQuestion(
             name="b", prompt=lambda state: " %s? (yes/no): " % state.answers["A"], strategy=ChoicesStrat(["yes", "no"]), erase_mode="all"
         ).then(lambda state: route_output(state.answers["b"]))
-        self.assertEqual(told(question("A").then(second), {"A": "yes", "yes": "no"}).text, "no")
+        self.assertEqual(run_flow(question("A").then(second), {"A": "yes", "yes": "no"}).text, "no")
 
 
-class Trouble(unittest.TestCase):
+class Errors(unittest.TestCase):
     def test_error_in_function_is_reported_and_ends_flow(self):
         entry = question("A").branch(lambda state: state.answers["missing"])
         model = Scripted("Hello world", {"A? (yes/no): ": "yes"})
@@ -155,7 +155,7 @@ class States(unittest.TestCase):
     def test_custom_state_class_works(self):
         entry = question("A").assign(lambda state, answer: setattr(state, "user", answer))
         entry.then(lambda state: route_output("user %s" % state.user))
-        self.assertEqual(told(entry, {"A": "yes"}, state_factory=OwnState).text, "user yes")
+        self.assertEqual(run_flow(entry, {"A": "yes"}, state_factory=OwnState).text, "user yes")
 
     def test_pending_route_is_performed(self):
         flow = flow_mod(question("A"))

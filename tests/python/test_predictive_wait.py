@@ -30,11 +30,11 @@ class Waiting(unittest.TestCase):
 
         sender = threading.Thread(target=send)
         sender.start()
-        came = b""
+        received = b""
         while data := self.waiter.next(self.ours):
-            came += data
+            received += data
         sender.join()
-        self.assertEqual(came, bytes(range(len(pauses))))
+        self.assertEqual(received, bytes(range(len(pauses))))
 
     def test_closed_connection_ends_wait_in_every_stage(self) -> None:
         for expected in (0, MILLISECOND, 5 * MILLISECOND):

@@ -64,27 +64,27 @@ class Recorder:
     ids: List[int] = field(default_factory=list)
 
 
-heard: Dict[str, Recorder] = {}
+recorders: Dict[str, Recorder] = {}
 
 
 @mod
 def both_greetings(event: ModEvent, action: ActionBuilder, tokenizer: Any):
     if isinstance(event, Added) and not event.forced:
-        mine = heard.setdefault(event.request_id, Recorder())
+        recorder = recorders.setdefault(event.request_id, Recorder())
         for token in event.added_tokens:
-            mine.text += tokenizer.decode(token)
-        if mine.text.endswith("hello") and not mine.done:
-            mine.done = True
+            recorder.text += tokenizer.decode(token)
+        if recorder.text.endswith("hello") and not recorder.done:
+            recorder.done = True
             return action.force_tokens(tokenize(" and goodbye.", tokenizer))
     return action.noop()
 
 
 @mod
-def marks_the_first_draw(event: ModEvent, action: ActionBuilder, tokenizer: Any):
+def replaces_first_draw(event: ModEvent, action: ActionBuilder, tokenizer: Any):
     if isinstance(event, Sampled):
-        mine = heard.setdefault("drawn " + event.request_id, Recorder())
-        if not mine.done:
-            mine.done = True
+        recorder = recorders.setdefault("drawn " + event.request_id, Recorder())
+        if not recorder.done:
+            recorder.done = True
             return action.force_tokens(tokenizer.encode("[seen]", add_special_tokens=False))
     return action.noop()
 
@@ -108,10 +108,10 @@ FENCE = re.compile(r"```json\n(.*?)```", re.S)
 @mod
 def only_valid_json(event: ModEvent, action: ActionBuilder, tokenizer: Any):
     """Backtracks to the first error in a block of JSON, and bans the token there."""
-    mine = heard.setdefault(event.request_id, Recorder())
-    if isinstance(event, ForwardPass) and mine.ids:
+    recorder = recorders.setdefault(event.request_id, Recorder())
+    if isinstance(event, ForwardPass) and recorder.ids:
         rows = event.logits.to_numpy()
-        rows[0, mine.ids.pop()] = -1e9
+        rows[0, recorder.ids.pop()] = -1e9
         return action.adjust_logits(rows)
     if isinstance(event, Added):
         ids = event.context_info.tokens[event.context_info._prompt_len :]
@@ -121,12 +121,12 @@ def only_valid_json(event: ModEvent, action: ActionBuilder, tokenizer: Any):
             try:
                 json.loads(found.group(1))
             except json.JSONDecodeError as error:
-                place, at = 0, found.start(1) + error.pos
-                while at >= len(pieces[place]):
-                    at -= len(pieces[place])
-                    place += 1
-                mine.ids.append(ids[place])
-                return action.backtrack(len(ids) - place)
+                token, at = 0, found.start(1) + error.pos
+                while at >= len(pieces[token]):
+                    at -= len(pieces[token])
+                    token += 1
+                recorder.ids.append(ids[token])
+                return action.backtrack(len(ids) - token)
     return action.noop()
 
 
@@ -165,7 +165,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {}}}
 
 
 @mod
-def tells_schemas(event: ModEvent, action: ActionBuilder, tokenizer: Any):
+def prints_schemas(event: ModEvent, action: ActionBuilder, tokenizer: Any):
     if isinstance(event, Prefilled):
         print(json.dumps(get_schemas()))
     return action.noop()
@@ -186,7 +186,7 @@ class Semantics(unittest.TestCase):
             (None, [TOOL], [TOOL]),
             (None, None, []),
         ]:
-            result = run(tells_schemas, model="x", max_tokens=1, tools=tools, response_format=form).check()
+            result = run(prints_schemas, model="x", max_tokens=1, tools=tools, response_format=form).check()
             self.assertEqual(json.loads(result.logs()[0]), expected)
 
 
@@ -196,7 +196,7 @@ class Simple(unittest.TestCase):
         self.assertEqual(WordTokenizer().decode(tokens), "Whisper hi")
         self.assertNotIn("-", run(no_dash, model=RandomWeights(1), temperature=1.0, max_tokens=200).check().text)
         self.assertEqual(run(both_greetings, model="hello you").check().text, "hello and goodbye.")
-        self.assertTrue(run(marks_the_first_draw, model="hi").check().text.startswith("[seen]"))
+        self.assertTrue(run(replaces_first_draw, model="hi").check().text.startswith("[seen]"))
 
     def test_conversation_decides_action(self):
         turns = [{"role": "user", "content": "Thanks "}]
@@ -290,8 +290,8 @@ class Scaffolding(unittest.TestCase):
             )
             for name, (strategy, read) in fields.items()
         ]
-        for before, behind in zip(questions, questions[1:]):
-            before.then(route_question(behind))
+        for before, following in zip(questions, questions[1:]):
+            before.then(route_question(following))
         questions[-1].then(lambda state: route_output(json.dumps(state.data)))
         engine = FlowEngine(entry_question=questions[0], state_factory=lambda request_id: Form(request_id=request_id))
 
@@ -344,13 +344,13 @@ class StepByStep(unittest.TestCase):
     def read(self, strategy, text):
         """Reads a text token by token; each must be allowed, and the last one completes the answer."""
         letters = Letters()
-        made = strategy.into_strategy(letters)
-        state = made.start(letters)
+        instance = strategy.into_strategy(letters)
+        state = instance.start(letters)
         for at, char in enumerate(text):
-            self.assertFalse(made.is_complete(state), text[:at])
-            self.assertIn(ord(char), made.allowed_tokens(state, letters), text[: at + 1])
-            self.assertIsNone(made.step(state, ord(char), letters))
-        self.assertTrue(made.is_complete(state), text)
+            self.assertFalse(instance.is_complete(state), text[:at])
+            self.assertIn(ord(char), instance.allowed_tokens(state, letters), text[: at + 1])
+            self.assertIsNone(instance.step(state, ord(char), letters))
+        self.assertTrue(instance.is_complete(state), text)
 
     def test_strategies_work_without_model(self):
         self.read(UntilStrat("<a>", UntilEndType.TAG, "</a>"), "<a>xyz</a>")

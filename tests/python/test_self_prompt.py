@@ -101,13 +101,13 @@ class Interference(unittest.TestCase):
         taken = []
 
         @mod
-        def meddle(event, actions, tokenizer):
+        def interfere(event, actions, tokenizer):
             if isinstance(event, Added) and event.forced and not taken:
                 taken.append(1)
                 return actions.backtrack(2)
 
         asked = ask(erase="all")
-        result = run([meddle, asked], model=MODEL).check()
+        result = run([interfere, asked], model=MODEL).check()
         self.assertEqual((asked.got, taken), (["no"], [1]))
         self.assertIn("Hello", result.text)
 
@@ -115,13 +115,13 @@ class Interference(unittest.TestCase):
         forced = []
 
         @mod
-        def meddle(event, actions, tokenizer):
+        def interfere(event, actions, tokenizer):
             if isinstance(event, Added) and event.text.endswith(": ") and not forced:
                 forced.append(1)
                 return actions.force_tokens(tokenizer.encode("perhaps"))
 
         asked = ask(erase="all")
-        self.assertEqual(run([meddle, asked], model=MODEL).check().text, "Hello world")
+        self.assertEqual(run([interfere, asked], model=MODEL).check().text, "Hello world")
         self.assertEqual(asked.got, ["no"])
 
     def test_ban_of_all_allowed_tokens_is_reported(self):

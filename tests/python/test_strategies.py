@@ -24,7 +24,7 @@ def answers(strategy, seeds=SEEDS, max_tokens=160, **options):
     return found
 
 
-class Forms(unittest.TestCase):
+class Formats(unittest.TestCase):
     def matches(self, strategy, pattern, complete=SEEDS // 2):
         found = answers(strategy)
         self.assertEqual(len(found), SEEDS)
@@ -100,12 +100,12 @@ class Forms(unittest.TestCase):
 
 class Preferences(unittest.TestCase):
     def answer(self, strategy, wanted):
-        return self.asked(strategy, wanted)[0]
+        return self.ask(strategy, wanted)[0]
 
-    def asked(self, strategy, wanted, **options):
+    def ask(self, strategy, wanted, **options):
         got = []
-        ask = self_prompt_mod(prompt=" Q: ", strategy=strategy, erase="all", on_answer=lambda _, a: got.append(a))
-        result = run(ask, model=Scripted("Hello", {" Q: ": wanted}), **options).check()
+        question = self_prompt_mod(prompt=" Q: ", strategy=strategy, erase="all", on_answer=lambda _, a: got.append(a))
+        result = run(question, model=Scripted("Hello", {" Q: ": wanted}), **options).check()
         return got[0], result
 
     def test_allowed_tokens_of_model_are_kept(self):
@@ -118,7 +118,7 @@ class Preferences(unittest.TestCase):
         self.assertEqual(self.answer(items, "[]"), "[]")
 
     def test_model_continues_after_answer(self):
-        answer, result = self.asked(ChoicesStrat(["yes", "no"]), "no")
+        answer, result = self.ask(ChoicesStrat(["yes", "no"]), "no")
         self.assertEqual((answer, result.text, result.finish_reason), ("no", "Hello", "stop"))
 
     def test_token_that_continues_after_end_is_not_drawn(self):
@@ -142,13 +142,13 @@ class Masks(unittest.TestCase):
         ]:
             automaton = shared_automaton(strategy.into_strategy(vocabulary).language)
             state = automaton.read(0, beginning.encode())
-            slowly = {
+            expected = {
                 token
                 for token in range(len(vocabulary))
                 if pieces.token_bytes(token) and automaton.read(state, pieces.token_bytes(token)) >= 0
             }
-            self.assertEqual(automaton.mask(state, pieces).allowed(), slowly, strategy)
-            self.assertTrue(slowly)
+            self.assertEqual(automaton.mask(state, pieces).allowed(), expected, strategy)
+            self.assertTrue(expected)
 
     def test_impossible_bounds_raise_value_error(self):
         for strategy, message in [

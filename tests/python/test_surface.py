@@ -129,9 +129,9 @@ class Serialization(unittest.TestCase):
     def serialized(self, files, module, name):
         with tempfile.TemporaryDirectory() as folder:
             for path, text in files.items():
-                place = pathlib.Path(folder, path)
-                place.parent.mkdir(exist_ok=True)
-                place.write_text(textwrap.dedent(text))
+                file = pathlib.Path(folder, path)
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(textwrap.dedent(text))
             sys.path.insert(0, folder)
             try:
                 found = getattr(importlib.import_module(module), name)

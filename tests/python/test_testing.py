@@ -34,7 +34,7 @@ def at(kind, act, times=1):
     return once
 
 
-def trail(result):
+def event_lines(result):
     return ["%s %d %r%s" % (event.kind, event.step, event.text, " forced" * event.forced) for event in result.events]
 
 
@@ -42,7 +42,7 @@ class Order(unittest.TestCase):
     def test_plain_run_emits_events_in_order(self):
         result = run([], prompt="Hi", model="yes!")
         self.assertEqual(
-            trail(result),
+            event_lines(result),
             [
                 "Prefilled 0 'Hi'",
                 "ForwardPass 1 ''",
@@ -62,15 +62,15 @@ class Order(unittest.TestCase):
 
     def test_forced_step_has_only_added_event(self):
         result = run(at("ForwardPass", lambda e, a, t: a.force_tokens(t.encode("yes, no"))), model="abc")
-        self.assertEqual(trail(result)[1:4], ["ForwardPass 1 ''", "Added 1 'yes, no' forced", "ForwardPass 2 ''"])
+        self.assertEqual(event_lines(result)[1:4], ["ForwardPass 1 ''", "Added 1 'yes, no' forced", "ForwardPass 2 ''"])
 
     def test_force_at_sampled_drops_draw_and_at_added_keeps_it(self):
         at_sampled = run(at("Sampled", lambda e, a, t: a.force_tokens([88])), model=lambda tokens: {65: 9}, max_tokens=3)
         self.assertEqual(at_sampled.text, "XAA")
-        self.assertEqual(trail(at_sampled)[3], "Added 1 'X' forced")
+        self.assertEqual(event_lines(at_sampled)[3], "Added 1 'X' forced")
         at_added = run(at("Added", lambda e, a, t: a.force_tokens([88])), model=lambda tokens: {65: 9}, max_tokens=3)
         self.assertEqual(at_added.text, "AXA")
-        self.assertEqual(trail(at_added)[4], "Added 2 'X' forced")
+        self.assertEqual(event_lines(at_added)[4], "Added 2 'X' forced")
 
 
 class Backtracking(unittest.TestCase):
@@ -87,7 +87,7 @@ class Backtracking(unittest.TestCase):
     def test_backtrack_at_sampled_draws_again(self):
         result = self.back("Sampled", 1)
         self.assertEqual((result.text, result.calls[2].removed), ("CDEFG", 0))
-        self.assertEqual(trail(result)[8:10], ["Sampled 3 'E'", "ForwardPass 4 ''"])
+        self.assertEqual(event_lines(result)[8:10], ["Sampled 3 'E'", "ForwardPass 4 ''"])
 
     def test_backtrack_at_added_removes_token(self):
         result = self.back("Added", 1, [88])
@@ -115,11 +115,11 @@ class Backtracking(unittest.TestCase):
         self.assertEqual(result.seen(), result.text)
 
         @mod(events=[Added])
-        def tells(event, actions, tokenizer):
+        def prints(event, actions, tokenizer):
             event.hold_back(2 if event.step < 4 else None)
             return actions.backtrack(2) if event.step == 3 else None
 
-        self.assertEqual(run(tells, prompt="12", model=self.ABC, max_tokens=5).check().sent, ["CD", "E", "F", "G"])
+        self.assertEqual(run(prints, prompt="12", model=self.ABC, max_tokens=5).check().sent, ["CD", "E", "F", "G"])
 
     def test_endless_backtracking_reaches_step_limit(self):
         result = run(at("Added", lambda e, a, t: a.backtrack(1), times=10**6), model="abc", max_tokens=4, max_steps=50)
@@ -219,7 +219,7 @@ class Pipeline(unittest.TestCase):
         self.assertNotEqual(texts[0], texts[2])
 
 
-class Mistakes(unittest.TestCase):
+class InvalidActions(unittest.TestCase):
     def test_action_not_permitted_at_event_is_reported(self):
         for kind, act in [
             ("Prefilled", lambda e, a, t: a.force_tokens([1])),
@@ -266,11 +266,11 @@ class Mistakes(unittest.TestCase):
 class Calls(unittest.TestCase):
     def test_logs_conversation_and_tokenizer_are_available(self):
         @mod(events=[Added])
-        def tells(event, actions, tokenizer):
+        def prints(event, actions, tokenizer):
             print("printed", thunder_mods.get_conversation()[0]["content"], tokenize("yes"))
             logger.warning("logged %d", event.step)
 
-        result = run(tells, model="ab", conversation=[{"role": "user", "content": "Hi"}])
+        result = run(prints, model="ab", conversation=[{"role": "user", "content": "Hi"}])
         yes = WordTokenizer().encode("yes")
         self.assertEqual(result.check().logs()[:2], ["printed Hi %s" % yes, "logged 1"])
         self.assertEqual(result.calls[0].logs, [("INFO", "printed Hi %s" % yes), ("WARNING", "logged 1")])

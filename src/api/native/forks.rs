@@ -320,7 +320,7 @@ impl Source {
             items: self.items.clone().into(),
             step: self.step as u32,
             sampling,
-            earlier: json!({ "step": self.step, "earlier": {
+            earlier_parameters: json!({ "step": self.step, "earlier": {
                 "sampling": self.recorded["sampling"], "mods": self.recorded["mods"], "fork": self.recorded["fork"],
             } }),
             parent: RunParent {

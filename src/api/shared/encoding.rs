@@ -76,12 +76,12 @@ fn encode_error(error: &EncodeError, field_path: &dyn Fn(usize) -> String) -> Ap
         EncodeError::Empty { index } => {
             ApiError::invalid(field_path(index), format!("{} must not be empty", field_path(index)))
         }
-        EncodeError::TooLong { index, tokens, longest } => {
+        EncodeError::TooLong { index, tokens, max } => {
             let field_path = field_path(index);
             let detail = format!(
-                "{field_path} has {tokens} tokens and is too large: this model's maximum context length is {longest} tokens"
+                "{field_path} has {tokens} tokens and is too large: this model's maximum context length is {max} tokens"
             );
-            ApiError::invalid(field_path, detail).exceeds_context(tokens, longest)
+            ApiError::invalid(field_path, detail).exceeds_context(tokens, max)
         }
         EncodeError::UnknownToken { index, .. } => ApiError::invalid(field_path(index), error.to_string()),
         EncodeError::Busy { .. } => ApiError::new(ErrorKind::Busy, error.to_string()).retry_after(1),

@@ -130,6 +130,7 @@ impl StreamErrorMessage {
             (Some(Fault::Mod | Fault::QuoteMod), _) => StreamErrorKind::ContentFilter,
             (Some(Fault::Request), _) => StreamErrorKind::InvalidRequest,
             (None, Some(EndCause::OutOfMemory)) => StreamErrorKind::MemoryPressure,
+            (None, Some(EndCause::NotRecorded)) => StreamErrorKind::Unavailable,
             (None, _) => StreamErrorKind::InternalError,
         };
         Self::new(kind, message.unwrap_or("the run failed"))
@@ -183,6 +184,7 @@ mod tests {
             (Some(Fault::Request), None, "no token can be drawn", StreamErrorKind::InvalidRequest, false),
             (None, Some(EndCause::OutOfMemory), "no room", StreamErrorKind::MemoryPressure, true),
             (None, Some(EndCause::DecodeFailed), "out of memory, says a log", StreamErrorKind::InternalError, false),
+            (None, Some(EndCause::NotRecorded), "it was not stored", StreamErrorKind::Unavailable, true),
             (None, None, "the KV state is damaged", StreamErrorKind::InternalError, false),
         ];
         for (fault, cause, message, expected, recoverable) in cases {

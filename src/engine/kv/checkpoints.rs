@@ -1,9 +1,9 @@
-//! Checkpoints of a run's state, for models that cannot truncate a sequence, such as recurrent ones. From a checkpoint, a
-//! backtrack or another prompt with the same beginning continues without a decode from the start.
+//! Checkpoints of a run's state, for models that cannot truncate a sequence, such as recurrent ones. From a checkpoint,
+//! a backtrack or another prompt with the same beginning continues without a decode from the start.
 
 use crate::model::llama::CheckpointPurpose;
 
-/// Minimum tokens between two checkpoints; decoding fewer again takes no longer than copying a state.
+/// Minimum number of tokens between two checkpoints. Decoding fewer tokens again is as fast as copying a state.
 const MIN_CHECKPOINT_GAP: usize = 32;
 /// Tokens of an answer between two checkpoints, for runs with mods.
 const ANSWER_CHECKPOINT_INTERVAL: usize = 128;
@@ -23,8 +23,9 @@ impl CheckpointPlan {
         self.prompt.iter().copied().find(|&at| at > kv_len).map_or(end, |at| at.min(end))
     }
 
-    /// Plans checkpoints in a prompt of which `kv_len` tokens are cached: at the start of the last user message, which is
-    /// where similar prompts may differ, and at `outputs_from`, before the last token, for a repetition of the prompt.
+    /// Plans checkpoints in a prompt of which `kv_len` tokens are cached: at the start of the last user message, where
+    /// similar prompts may start to differ, and at `outputs_from` (before the last token), from which the same prompt
+    /// can continue.
     pub fn for_prompt(kv_len: usize, last_user: Option<usize>, outputs_from: usize) -> Self {
         let mut last = kv_len;
         let positions = last_user.into_iter().chain([outputs_from]).filter(|&at| at <= outputs_from);
@@ -43,8 +44,8 @@ impl CheckpointPlan {
         Self { prompt: Vec::new(), last: Some(kv_len) }
     }
 
-    /// Returns the purpose of a checkpoint after `kv_len` decoded tokens, if one is due. `answer_from` is the length of the
-    /// prompt; `None` if the answer gets no checkpoints.
+    /// Returns the purpose of a checkpoint after `kv_len` decoded tokens, if one is due. `answer_from` is the length of
+    /// the prompt; `None` if the answer gets no checkpoints.
     pub fn take_due(&mut self, kv_len: usize, answer_from: Option<usize>) -> Option<CheckpointPurpose> {
         // After a backtrack, the interval starts at the new end.
         let last = self.last?.min(kv_len);

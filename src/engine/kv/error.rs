@@ -22,6 +22,9 @@ pub enum SlotError {
     /// llama.cpp rejected a validated state.
     #[error("llama.cpp rejected this state; the slot is unchanged")]
     Rejected,
+    /// llama.cpp could not save the state.
+    #[error("llama.cpp could not save the state; the slot is unchanged")]
+    NotSaved,
     /// The range to remove exceeds the tokens of the slot.
     #[error("n_keep + n_discard must be at most the slot's {tokens} tokens, got {keep} + {discard}")]
     Range {

@@ -6,7 +6,7 @@ use crate::model::common_prefix;
 use crate::model::llama::{AdapterSet, Checkpoints};
 use std::collections::VecDeque;
 
-/// Minimum tokens of a cached state; decoding fewer again takes no longer than copying a state.
+/// Minimum number of tokens of a cached state. Decoding fewer tokens again is as fast as copying a state.
 const MIN_STATE_TOKENS: usize = 32;
 
 /// Cached state of a sequence.
@@ -107,7 +107,7 @@ fn covers(prefixes_usable: bool, tokens: &[TokenId], other: &[TokenId]) -> bool 
 }
 
 impl CachedState {
-    /// Returns true if copying the state takes less time than decoding the `usable` first of its tokens.
+    /// Returns true if copying the state takes less time than decoding its first `usable` tokens.
     pub fn is_worth_copying(&self, usable: usize) -> bool {
         4 * usable >= self.tokens.len()
     }

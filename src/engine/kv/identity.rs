@@ -1,4 +1,5 @@
-//! Identity of a model, which a saved state must match: hashes of all its files, computed in the background after loading.
+//! Identity of a model, which a saved state must match: hashes of all its files, computed in the background after
+//! loading.
 
 use super::error::SlotError;
 use super::snapshot::ModelIdentity;
@@ -29,12 +30,14 @@ enum HashProgress {
     Failed(String),
 }
 
-/// Identity of a loaded model, as soon as it is known. Dropping this cancels the computation.
+/// Handle to the identity of a loaded model, which is computed in the background. Dropping the handle cancels the
+/// computation.
 #[derive(Debug)]
 pub struct IdentityWatch(watch::Receiver<HashProgress>);
 
 impl IdentityWatch {
-    /// Starts to hash the files of the model and its adapters, or finds their hashes in the folder `cache`.
+    /// Starts to hash the files of the model and its adapters. Hashes that the folder `cache` has are not computed
+    /// again.
     pub fn start(model: &Model, cache: Option<PathBuf>) -> Self {
         let (settings, weights) = (model.settings(), model.weights().to_vec());
         let adapters: Vec<WeightFile> = model.adapters().list().iter().map(|adapter| adapter.weights.clone()).collect();

@@ -1,4 +1,4 @@
-//! Input and result of the choice of a slot, by the KV state that a prompt can reuse.
+//! Input and result of choosing a slot for a prompt: the prompt prefers the slot whose KV state it can reuse.
 
 use super::conversation::{Alignment, SlotHistory};
 use crate::events::{Span, TokenId};
@@ -24,7 +24,8 @@ pub struct PromptView<'a> {
     pub evicts: bool,
     /// True if messages were dropped.
     pub is_truncated: bool,
-    /// True if the run captures attention, which needs every token in the cell of its position.
+    /// True if the run captures attention, which requires that each token is in the KV cell with the index of its
+    /// position.
     pub needs_exact_rows: bool,
 }
 

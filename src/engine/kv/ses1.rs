@@ -1,9 +1,9 @@
 //! SES1: the snapshot format for the state of a slot, and its validation.
 //!
 //! A block has: `"SES1"`, the number of tokens, the tokens, the KV data; all numbers are little-endian. The KV data
-//! begins with a header of Thunder: model, cache types and a checksum over everything else. The state from llama.cpp
+//! begins with Thunder's header: model, cache types and a checksum over everything else. The state from llama.cpp
 //! follows, without the parts that depend on the number of slots. A block comes from a client or a file and is not
-//! trusted: nothing of it reaches llama.cpp before [`read`] has compared every number with those of the context.
+//! trusted: no part of it reaches llama.cpp before [`read`] has compared every number with those of the context.
 
 use super::conversation::SlotHistory;
 use super::snapshot::{ModelIdentity, Snapshot};
@@ -99,7 +99,7 @@ pub enum Ses1Error {
     Kv(#[from] StateError),
     /// The model keeps state other than keys, values and recurrent states.
     #[error(
-        "states of this model cannot be saved: it keeps more than a KV cache and recurrent states, which could not be validated on restore"
+        "states of this model cannot be saved: it has state other than a KV cache and recurrent states, which cannot be validated on restore"
     )]
     NoLayout,
 }

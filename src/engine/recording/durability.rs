@@ -1,5 +1,5 @@
-//! Ends of runs that the decode thread cannot report: those of runs that must be stored before their client receives
-//! the end, and those of runs that are active when the decode thread panics.
+//! Reports the ends of runs that the decode thread cannot report itself: of runs that must be stored before their
+//! client receives the end, and of runs that are active when the decode thread panics.
 
 use crate::engine::output::Output;
 use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, RunId, Signal, Usage};
@@ -22,8 +22,9 @@ enum NotDurable {
     Timeout,
 }
 
-/// Returns a channel with a run's outputs, whose last output is sent when the run is stored. A run that cannot be
-/// stored ends with an error instead; `unfinished` is the end to report if that is known before the run has ended.
+/// Returns a channel that forwards the outputs of a run, and holds back its end until the run is stored. If the run
+/// cannot be stored, the channel ends with an error instead. `unfinished` is the end to report if storing fails before
+/// the run has ended.
 pub fn hold_end(
     output: mpsc::Receiver<Output>,
     ack: DurabilityAck,
@@ -146,4 +147,40 @@ impl Drop for PanicGuard {
 /// Returns the end of a run that has not generated anything.
 pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
     RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PanicGuard, hold_end, unfinished_end};
+    use crate::engine::output::Output;
+    use crate::events::{EndCause, FinishReason, NotStored, RunEnd, RunId, RunStatus, Signal, system};
+    use std::sync::Arc;
+    use tokio::sync::{mpsc, oneshot};
+
+    fn aborted(end: &RunEnd) -> (RunStatus, FinishReason, Option<EndCause>) {
+        (end.status, end.finish.reason, end.finish.cause)
+    }
+
+    #[tokio::test]
+    async fn run_that_cannot_be_stored_ends_with_error() {
+        let (run, output) = mpsc::channel(4);
+        let (ack, receiver) = oneshot::channel();
+        let mut held = hold_end(output, receiver, unfinished_end(system::now(), 3), 4);
+        let mut done = unfinished_end(system::now(), 3);
+        (done.status, done.finish.reason) = (RunStatus::Done, FinishReason::Stop);
+        run.send(Output::Ended(Arc::new(done))).await.unwrap();
+        ack.send(Err(NotStored::NoRoom)).unwrap();
+        let Some(Output::Ended(end)) = held.recv().await else { panic!("no end") };
+        assert_eq!(aborted(&end), (RunStatus::Failed, FinishReason::Error, Some(EndCause::NotRecorded)));
+    }
+
+    #[test]
+    fn dropped_guard_reports_stopped_engine() {
+        let (client, mut output) = mpsc::channel(1);
+        let (recorder, mut signals) = mpsc::channel(1);
+        drop(PanicGuard::new(RunId::now(), client, Some(recorder), unfinished_end(system::now(), 3)));
+        let expected = (RunStatus::Failed, FinishReason::Cancelled, Some(EndCause::EngineStopped));
+        assert!(matches!(output.try_recv(), Ok(Output::Ended(end)) if aborted(&end) == expected));
+        assert!(matches!(signals.try_recv(), Ok(Signal::Ended(_, end)) if aborted(&end) == expected));
+    }
 }

@@ -2,9 +2,9 @@
 
 use super::action_check::check_action;
 use super::dispatch::ActionEffect;
-use super::distribution::TokenDistribution;
 use super::{ForcedTokens, Run, RunState};
 use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
+use crate::model::distribution::TokenDistribution;
 use crate::mods::{Action, Reply};
 use serde_json::Value;
 
@@ -16,7 +16,7 @@ impl Run {
         let (vocabulary, context) = (self.view.vocabulary.len(), self.sequence.context());
         let check = |action: &Action| check_action(action, vocabulary, context).err();
         let recorded = self.dispatch.record_reply(&mut dispatched, index, reply, &mut self.event_buffer, check);
-        let effect = self.effect(dispatched.event, &recorded.action);
+        let effect = self.compute_effect(dispatched.event, &recorded.action);
         self.dispatch.record_action(&recorded, &self.view.vocabulary, &effect, &mut self.event_buffer);
         match recorded.action {
             Action::Noop => {}
@@ -150,8 +150,8 @@ impl Run {
         }
     }
 
-    /// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested more
-    /// than were generated. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
+    /// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested
+    /// more than were generated. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
     fn clamp_backtrack(&self, event: EventType, n: u32) -> (usize, bool) {
         let requested = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
         // The model needs one token to continue from, even if a full context evicted the whole prompt.
@@ -160,7 +160,7 @@ impl Run {
     }
 
     /// Computes the effect of an action before it is applied.
-    fn effect(&self, event: EventType, action: &Action) -> ActionEffect {
+    fn compute_effect(&self, event: EventType, action: &Action) -> ActionEffect {
         match action {
             Action::Backtrack { n, .. } => {
                 let (removed, clamped) = self.clamp_backtrack(event, *n);

@@ -113,13 +113,13 @@ impl Dispatch {
         Self { mods, last_call: 0 }
     }
 
-    /// Returns true without mods.
+    /// Returns true if the run has no mods.
     pub fn is_empty(&self) -> bool {
         self.mods.is_empty()
     }
 
-    /// Returns the number of last tokens that are held back from the client, because mods may still remove them. It can
-    /// change with every token.
+    /// Returns how many of the last tokens are held back from the client, because mods may still remove them. The
+    /// number can change with every token.
     pub fn holdback(&self) -> usize {
         self.mods.iter().map(|active| active.instance.holdback()).max().unwrap_or(0)
     }
@@ -279,7 +279,7 @@ impl Dispatch {
                 details.insert("edit".into(), json!(edit.as_str()));
                 let shifted: Vec<_> = effect
                     .edit
-            .shifted
+                    .shifted
                     .iter()
                     .map(|&(token, before, after)| {
                         json!({ "token": token, "text": vocabulary.decode(&[token]), "before": before, "after": after })
@@ -320,7 +320,7 @@ pub struct RecordedReply {
     mod_index: usize,
     /// Number of the call.
     call_index: i32,
-    /// True for a control action after that of an earlier mod, which has won the event.
+    /// True for a control action if the control action of an earlier mod has won the event.
     pub superseded: bool,
     /// Action of the mod.
     pub action: Action,

@@ -1,7 +1,7 @@
 //! Measurements of tokens for the trace and for clients.
 
-use super::distribution::{self, TokenDistribution};
 use crate::events::{Alternative, TokenId, TokenMeasurement};
+use crate::model::distribution::{self, TokenDistribution};
 use crate::model::llama::{Candidates, Draw};
 use crate::model::{Vocabulary, printable};
 use std::sync::Arc;

@@ -12,7 +12,6 @@ mod action_check;
 mod actions;
 mod answer;
 pub mod dispatch;
-mod distribution;
 mod finish;
 mod measure;
 mod outbox;
@@ -37,12 +36,12 @@ use crate::events::{
     Alternative, DraftUsage, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenId,
     TokenMeasurement,
 };
+use crate::model::distribution::TokenDistribution;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
 use crate::mods::{Action, Call, CallEvent, Reply, ReplySender, RunView};
 use answer::PendingAnswer;
 use dispatch::{ActiveMod, Dispatch, DispatchedEvent};
-use distribution::TokenDistribution;
 use measure::TokenMeasurer;
 use outbox::Outbox;
 use reasoning::ReasoningTracker;
@@ -152,7 +151,7 @@ pub struct Run {
     drafts: DraftUsage,
     /// Note to record with the next step.
     note: Option<String>,
-    /// True if the model returned logits that were not numbers.
+    /// True if the model returned logits that were NaN or infinite.
     invalid_logits: bool,
     /// Origin of an error of the run; `None` for the engine.
     fault: Option<Fault>,
@@ -247,7 +246,7 @@ impl Run {
             // The KV state that gave such logits must not be reused.
             self.sequence.set_kv_len(0);
             self.invalid_logits = true;
-            let message = "the model returned logits that are not numbers: its KV state or its weights are damaged; the slot's state is discarded";
+            let message = "the model returned logits that are NaN or infinite: its KV state or its weights are damaged; the slot's state is discarded";
             return self.abort(EndCause::InvalidLogits, message);
         }
         if let Some(&next) = self.sequence.tokens().get(position + 1) {

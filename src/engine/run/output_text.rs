@@ -64,7 +64,7 @@ impl OutputText {
     }
 
     /// Removes all tokens after the first `tokens`. Returns the number of characters to retract from the client. They
-    /// include text that could now become part of a stop string, which is sent again if it does not.
+    /// include text that could now become part of a stop string; if it does not, it is sent again.
     pub fn truncate(&mut self, tokens: usize) -> usize {
         self.ends.truncate(tokens);
         let end = self.ends.last().map_or(0, |&(end, _)| end);
@@ -108,8 +108,8 @@ impl OutputText {
         self.stopped.map(|(_, index)| String::from_utf8_lossy(&self.stop[index]).into_owned())
     }
 
-    /// Takes the text that may be sent: complete characters before the last `holdback` tokens that cannot become part of a
-    /// stop string.
+    /// Takes the text that may be sent: complete characters before the last `holdback` tokens that cannot become part
+    /// of a stop string.
     pub fn take_sendable(&mut self, holdback: usize) -> String {
         let end = match self.ends.len().checked_sub(holdback) {
             None | Some(0) => 0,

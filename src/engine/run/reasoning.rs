@@ -1,5 +1,5 @@
-//! Reasoning budget of a run: counts reasoning tokens, and gives the tokens that end the reasoning when the budget is used
-//! up.
+//! Reasoning budget of a run: counts reasoning tokens, and returns the tokens that end the reasoning when the budget is
+//! used up.
 
 use crate::engine::request::ReasoningBudget;
 use crate::events::TokenId;

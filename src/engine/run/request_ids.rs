@@ -1,4 +1,4 @@
-//! Request ids of active runs. No two active runs of the process may have the same id, since the workers of mods serve all
+//! Request ids of active runs. Each active run of the process has its own id, since the workers of mods serve all
 //! engines of the process and find the state of a run by its request id.
 
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
-//! Forks: restores the state that a recorded run had before a step in a new run, without the model. [`super::replay`]
-//! does the same for its mods.
+//! Start of a fork: gives a new run the state that a recorded run had before one of its steps, without a decode.
+//! [`super::replay`] does the same for the mods of the run.
 
 use super::Run;
 use crate::engine::error::SubmitError;
@@ -126,7 +126,7 @@ impl Run {
                 let mut appended = measured.tokens.clone();
                 // The copied event has the note.
                 let _ = self.process_tokens(&mut appended, event.forced.unwrap_or(false));
-                self.attention.added(appended.len());
+                self.attention.queue(appended.len());
                 self.answer.queue(appended, None);
             }
         }

@@ -61,7 +61,7 @@ impl TokenSampler {
         }
     }
 
-    /// Replaces the sampler by one in its initial state.
+    /// Replaces the sampler with one in its initial state.
     pub fn restart(&mut self, sampler: Sampler) {
         self.sampler = sampler;
     }
@@ -76,8 +76,8 @@ impl TokenSampler {
         self.sampler.repeat_draw(drawn.token, prob, stages);
     }
 
-    /// Updates sampler and constraint with an appended token, the `generated`th of the answer. Returns false if the
-    /// constraint does not permit the token, which a mod forced.
+    /// Updates sampler and constraint with an appended token; the answer then has `generated` tokens. Returns false if
+    /// the constraint does not permit the token, which a mod forced.
     pub fn accept(&mut self, token: TokenId, piece: &[u8], generated: usize, ends_generation: bool) -> bool {
         self.sampler.accept(token, generated);
         let Some(constraint) = &mut self.constraint else { return true };
@@ -88,7 +88,8 @@ impl TokenSampler {
         constraint.accept(token, piece) != AcceptResult::Rejected
     }
 
-    /// Returns to the state after the first `generated` tokens, of which the last `count` were removed.
+    /// Returns to the state after the first `generated` tokens of the answer. The `count` tokens after them were
+    /// removed.
     pub fn rewind(&mut self, generated: usize, count: usize) {
         self.sampler.rewind(generated);
         if let Some(constraint) = &mut self.constraint {

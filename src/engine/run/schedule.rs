@@ -116,12 +116,13 @@ impl Run {
         }
     }
 
-    /// Returns true if the model returned logits that were not numbers; the slot's state must not be reused then.
+    /// Returns true if the model returned logits that were NaN or infinite. The slot's state must then not be reused.
     pub fn has_invalid_logits(&self) -> bool {
         self.invalid_logits
     }
 
-    /// Returns true if no step is in progress that needs the slot: no decode of forced tokens or of prompt probabilities.
+    /// Returns true if no step is in progress that needs the slot: no decode of forced tokens or of prompt
+    /// probabilities.
     pub fn is_between_tokens(&self) -> bool {
         self.forced.is_none() && self.prompt_probabilities.is_empty()
     }
@@ -158,8 +159,8 @@ impl Run {
         if needs_all_rows { len.min(MAX_LOGIT_ROWS) } else { len }
     }
 
-    /// Returns the maximum number of tokens to draft for the next decode: those that the answer could still have. Returns 0
-    /// unless the decode is that of a single generated token.
+    /// Returns the maximum number of tokens to draft for the next decode: as many as the answer has room for. Returns 0
+    /// unless the run decodes a single generated token.
     pub fn max_draft(&self) -> usize {
         if !self.has_decoded_prompt() || self.forced.is_some() || self.sequence.decode_len() != 1 {
             return 0;

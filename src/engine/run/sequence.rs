@@ -1,5 +1,5 @@
-//! Tokens of a run, and all positions in them: the end of the prompt, the spans of messages, the number of tokens in the KV
-//! cache, and the tokens that a full context evicted.
+//! Tokens of a run, and all positions in them: the end of the prompt, the spans of messages, the number of tokens in
+//! the KV cache, and the tokens that a full context evicted.
 //!
 //! Removals of tokens are only listed here; the scheduler applies them to the KV cache.
 
@@ -165,7 +165,7 @@ impl Sequence {
         count
     }
 
-    /// Replaces the prompt by that of a mod, and clears spans and history, which belong to the old prompt.
+    /// Replaces the prompt with that of a mod, and clears spans and history, which belong to the old prompt.
     pub fn replace_prompt(&mut self, tokens: Vec<TokenId>) {
         self.prompt_len = tokens.len();
         self.prompt_tokens = tokens.len();
@@ -200,7 +200,8 @@ impl Sequence {
         self.cached_tokens = self.kv_len.min(self.prompt_tokens);
     }
 
-    /// Returns the number of tokens for the next decode: all that the KV cache does not hold, up to the next checkpoint.
+    /// Returns the number of tokens for the next decode: all that the KV cache does not hold, up to the next
+    /// checkpoint.
     pub fn decode_len(&self) -> usize {
         self.checkpoints.decode_limit(self.kv_len, self.tokens.len()) - self.kv_len
     }
@@ -241,7 +242,7 @@ impl Sequence {
         self.evictions.unreported.take()
     }
 
-    /// Sets the history of the slot, replaces the prompt by its alignment with that history, and evicts messages if the
+    /// Sets the history of the slot, replaces the prompt with its alignment to that history, and evicts messages if the
     /// prompt does not fit.
     pub fn fit_prompt(&mut self, aligned: Option<Alignment>, history: SlotHistory) {
         self.unchanged = 0;

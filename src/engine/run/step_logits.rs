@@ -2,8 +2,8 @@
 //!
 //! The model's logits are copied only if a mod edits them or if they are needed after the next decode overwrites them.
 
-use super::distribution::{self, TokenDistribution};
 use crate::events::{Alternative, TokenId, TokenMeasurement};
+use crate::model::distribution::{self, TokenDistribution};
 use crate::mods::LogitEdit;
 
 /// Maximum tokens whose change of probability is recorded for an edit of the logits.
@@ -141,7 +141,7 @@ impl StepLogits {
         &self.top
     }
 
-    /// Replaces the most probable tokens by those after the sampler, for a client that requested them.
+    /// Replaces the most probable tokens with those after the sampler, for a client that requested them.
     pub fn set_top(&mut self, top: Vec<Alternative>) {
         self.top = top;
     }

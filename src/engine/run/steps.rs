@@ -1,11 +1,12 @@
-//! Steps of a run without control actions of mods: forward pass, sampling, appending of the sampled token.
+//! Steps of a run: forward pass, sampling, appending of the sampled token. [`super::actions`] has the steps in which a
+//! control action of a mod wins.
 
 use super::dispatch::DispatchedEvent;
-use super::distribution::TokenDistribution;
 use super::reasoning::ReasoningTracker;
 use super::{Run, RunState};
 use crate::engine::output::{Output, TextDelta};
 use crate::events::{Alternative, EventType, Fault, FinishReason, Measurements, StageCount, TokenId, TokenMeasurement};
+use crate::model::distribution::TokenDistribution;
 use crate::model::llama::Candidates;
 use crate::model::printable;
 
@@ -160,7 +161,7 @@ impl Run {
             self.added.logprobs.clear();
             self.added.logprobs.extend(tokens.iter().map(|measured| measured.logprob));
         }
-        self.attention.added(tokens.len());
+        self.attention.queue(tokens.len());
         self.answer.queue(tokens, top);
         self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Added, order, step));
     }

@@ -35,8 +35,9 @@ impl TokenAttention {
         Self { captured: request.attention, sent: request.report.attention_rows, ..Self::default() }
     }
 
-    /// Returns true if the attention of the token at `position` is captured in its decode: for the last of `len` tokens,
-    /// and, if rows are sent to the client, for every token with logits (`output`) that a token of the answer follows.
+    /// Returns true if the attention of the token at `position` is captured in its decode: for the last of `len`
+    /// tokens, and, if rows are sent to the client, for every token with logits (`output`) that a token of the answer
+    /// follows.
     pub fn captures(&self, position: usize, output: bool, len: usize, prompt_len: usize) -> bool {
         self.captured && (position + 1 == len || (output && self.sent && position + 1 >= prompt_len))
     }
@@ -47,8 +48,8 @@ impl TokenAttention {
         self.is_assigned = false;
     }
 
-    /// Assigns the current row to the `ForwardPass` event with the number `order`. A row is recorded only with its first
-    /// event: after a backtrack, the same logits and row give the next token, too.
+    /// Assigns the current row to the `ForwardPass` event with the number `order`. A row is recorded only with its
+    /// first event: after a backtrack, the same logits and row give the next token, too.
     pub fn assign_event(&mut self, order: i32) {
         if let Some(current) = &self.current
             && !std::mem::replace(&mut self.is_assigned, true)
@@ -62,8 +63,8 @@ impl TokenAttention {
         std::mem::take(&mut self.ready)
     }
 
-    /// Returns the heads of a row to record: the selected ones, or none once the rows of the run exceed their maximum size,
-    /// which is possible if mods remove many tokens.
+    /// Returns the heads of a row to record: the selected ones, or none once the rows of the run exceed their maximum
+    /// size, which is possible if mods remove many tokens.
     pub fn stored_heads(&mut self, selected: &StoredHeads, row: &AttentionRow) -> StoredHeads {
         self.head_bytes += head_rows::row_bytes(selected, row.layer_ids.len(), row.heads, row.row_len.into());
         if self.head_bytes <= head_rows::MAX_BYTES { selected.clone() } else { StoredHeads::None }
@@ -83,7 +84,7 @@ impl TokenAttention {
     }
 
     /// Queues the rows of `tokens` tokens that were appended.
-    pub fn added(&mut self, tokens: usize) {
+    pub fn queue(&mut self, tokens: usize) {
         if self.sent {
             self.drawn.resize(tokens, None);
             self.unsent.extend(self.drawn.drain(..));

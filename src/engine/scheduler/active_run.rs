@@ -1,4 +1,5 @@
-//! A run with its client and its place in the schedule: delivery of outputs and drafted tokens, pauses, control requests.
+//! A run with its client and its place in the schedule: delivery of outputs and drafted tokens, pauses, control
+//! requests.
 
 use super::command::ControlRequest;
 use crate::engine::output::{Output, RunActivity, RunProgress};
@@ -27,7 +28,7 @@ pub struct ActiveRun {
     has_state: bool,
     was_preempted: bool,
     pause: Option<Pause>,
-    /// Time since which outputs wait and the client has read none.
+    /// Time at which outputs began to wait for the client to read; `None` if none wait.
     unread_since: Option<Instant>,
     /// True after the ended run was added to the counters.
     counted: bool,
@@ -154,8 +155,8 @@ impl ActiveRun {
         true
     }
 
-    /// Passes the logits that were kept during a mod call to the run, until it waits for a mod again or rejects a drafted
-    /// token.
+    /// Passes the logits that were kept during a mod call to the run, until it waits for a mod again or rejects a
+    /// drafted token.
     pub fn deliver_lookahead(&mut self, resources: &mut RunResources) {
         while self.run.awaited_mod().is_none()
             && let Some((drafted, logits)) = self.speculation.lookahead.pop_front()
@@ -166,8 +167,8 @@ impl ActiveRun {
         }
     }
 
-    /// Adds an ended run to the counters, once. Called before the end is sent, so that a client that has received it finds
-    /// its run counted.
+    /// Adds an ended run to the counters, once. Called before the end is sent, so that a client that has received it
+    /// finds its run counted.
     pub fn count_end(&mut self, status: &EngineStatus) {
         if let Some(end) = self.run.end()
             && !std::mem::replace(&mut self.counted, true)
@@ -233,7 +234,7 @@ impl ActiveRun {
             ControlRequest::Modify(change) => self.run.apply_change(*change),
             ControlRequest::Stop(cause, message) => self.abort(cause, message),
             ControlRequest::EndReasoning(response) => {
-                // The client may have disconnected meanwhile.
+                // The client may have disconnected in the meantime.
                 let _ = response.send(self.run.end_reasoning());
             }
             ControlRequest::Progress => {}

@@ -57,7 +57,7 @@ pub enum SlotTask {
 impl SlotTask {
     /// Sends the response for an empty slot.
     pub fn answer_as_empty(self) {
-        // The caller may have disconnected meanwhile.
+        // The caller may have disconnected in the meantime.
         match self {
             Self::Tokens(response) => drop(response.send(SlotTokens::default())),
             Self::Erase(response) => drop(response.send(0)),

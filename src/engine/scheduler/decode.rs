@@ -91,7 +91,7 @@ pub fn deliver_lookaheads(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, resourc
     delivered
 }
 
-/// Discards a slot's state if its run got logits that were not numbers.
+/// Discards a slot's state if its run got logits that were NaN or infinite.
 fn wipe_invalid_state(index: usize, kv: &mut KvSlots<'_>, slots: &ActiveSlots) {
     if slots.get(index).is_some_and(|active| active.run.has_invalid_logits()) {
         kv.wipe(index);

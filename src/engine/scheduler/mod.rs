@@ -210,7 +210,7 @@ impl<'model> Scheduler<'model> {
             }
             Command::Control(id, request, response) => {
                 if let Some(progress) = self.runs.control(id, request) {
-                    // The client may have disconnected meanwhile.
+                    // The client may have disconnected in the meantime.
                     let _ = response.send(progress);
                 }
             }

@@ -11,7 +11,7 @@ use crate::events::{EndCause, TokenId};
 use crate::model::{ModelError, common_prefix};
 use std::time::Duration;
 
-/// Maximum tokens of a decode that counts as generation; such decodes precede those of prompts.
+/// Maximum tokens of a short decode. Short decodes precede the decodes of prompts.
 const MAX_SHORT_DECODE: usize = 16;
 
 /// A run that is ready for a decode.

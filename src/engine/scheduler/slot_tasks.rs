@@ -1,5 +1,5 @@
-//! Tasks of clients for slots: read the tokens, erase, save and restore the state, remove tokens. A task waits until its
-//! slot is free, and is dropped if its caller disconnects.
+//! Tasks of clients for slots: read the tokens, erase, save and restore the state, remove tokens. A task waits until
+//! its slot is free, and is dropped if its caller disconnects.
 
 use super::active_run::ActiveRun;
 use super::command::SlotTask;
@@ -38,8 +38,8 @@ impl SlotTasks {
         self.0.iter().any(|task| task.slot == slot && task.arrival < active.arrival())
     }
 
-    /// Runs the tasks whose slots are free, except while a run that arrived earlier waits for the slot. `arrivals` is the
-    /// number of runs and tasks that have arrived.
+    /// Runs the tasks whose slots are free, except while a run that arrived earlier waits for the slot. `arrivals` is
+    /// the number of runs and tasks that have arrived.
     pub fn run(&mut self, runs: &ActiveRuns, kv: &mut KvSlots<'_>, arrivals: u64) {
         for _ in 0..self.0.len() {
             let Some(queued) = self.0.pop_front() else { return };
@@ -66,7 +66,7 @@ fn run_task(queued: QueuedTask, kv: &mut KvSlots<'_>, arrivals: u64) {
     if !kv.is_visible(slot, &scope) {
         return task.answer_as_empty();
     }
-    // The caller may have disconnected meanwhile.
+    // The caller may have disconnected in the meantime.
     match task {
         SlotTask::Tokens(response) => drop(response.send(kv.tokens(slot))),
         SlotTask::Erase(response) => drop(response.send(kv.erase(slot))),

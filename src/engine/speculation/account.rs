@@ -33,7 +33,7 @@ pub struct DecodeTimes(Vec<DecodeTime>);
 struct DecodeTime {
     /// Seconds without drafts.
     plain: f64,
-    /// Decodes with drafts until the next measurement of one without; 0 if none was measured.
+    /// Number of decodes with drafts until a decode without drafts is measured again; 0 if none was measured.
     valid_for: u32,
     /// Cost of a drafted token; `None` before the first measurement.
     token_cost: Option<f64>,
@@ -65,7 +65,7 @@ impl DecodeTimes {
         Some(cost)
     }
 
-    /// Returns the expected cost of a drafted token; `None` if the next decode must be one without drafts.
+    /// Returns the expected cost of a drafted token; `None` if the next decode must have no drafts.
     pub fn token_cost(&self, runs: usize) -> Option<f64> {
         let time = self.0.get(runs).filter(|time| time.valid_for > 0)?;
         Some(time.token_cost.unwrap_or(INITIAL_TOKEN_COST).max(MIN_TOKEN_COST))

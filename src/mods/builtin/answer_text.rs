@@ -33,8 +33,8 @@ impl AnswerText {
         Self { bytes: Vec::new(), ends: Vec::new(), visible }
     }
 
-    /// Applies a change of the answer. Returns the length of the text between the removal and the new tokens.
-    pub fn follow(&mut self, delta: &SequenceDelta<'_>, vocabulary: &Vocabulary) -> usize {
+    /// Applies a change of the answer. Returns the length of the text after the removal, without the appended tokens.
+    pub fn apply(&mut self, delta: &SequenceDelta<'_>, vocabulary: &Vocabulary) -> usize {
         self.ends.truncate(self.ends.len().saturating_sub(delta.removed));
         self.bytes.truncate(self.ends.last().copied().unwrap_or(0));
         let kept = self.bytes.len();
@@ -54,9 +54,9 @@ impl AnswerText {
 
     /// Returns a range of the text that ends at a character boundary. Invalid bytes become spaces, so the length is
     /// unchanged.
-    pub fn text(&self, from: usize, upto: usize) -> String {
-        let mut text = String::with_capacity(upto - from);
-        for chunk in self.bytes[from..upto].utf8_chunks() {
+    pub fn text(&self, from: usize, end: usize) -> String {
+        let mut text = String::with_capacity(end - from);
+        for chunk in self.bytes[from..end].utf8_chunks() {
             text.push_str(chunk.valid());
             text.extend(chunk.invalid().iter().map(|_| ' '));
         }
@@ -101,22 +101,22 @@ mod tests {
     #[test]
     fn cut_maps_bytes_to_tokens() {
         let run = run();
-        let mut written = AnswerText::new(&run);
+        let mut answer = AnswerText::new(&run);
         let tokens = run.vocabulary.encode("Hello a very bad idea", false, false);
         let logprobs: Vec<_> = tokens.iter().map(|_| None).collect();
         assert_eq!(
-            written.follow(&SequenceDelta { removed: 0, added: &tokens, logprobs: &logprobs }, &run.vocabulary),
+            answer.apply(&SequenceDelta { removed: 0, added: &tokens, logprobs: &logprobs }, &run.vocabulary),
             0
         );
-        assert_eq!(written.cut(9), RemovedText { tokens: 3, before: " v".into() });
-        assert_eq!(written.cut(12), RemovedText { tokens: 2, before: String::new() });
-        assert_eq!(written.cut(21), RemovedText { tokens: 0, before: String::new() });
+        assert_eq!(answer.cut(9), RemovedText { tokens: 3, before: " v".into() });
+        assert_eq!(answer.cut(12), RemovedText { tokens: 2, before: String::new() });
+        assert_eq!(answer.cut(21), RemovedText { tokens: 0, before: String::new() });
         let euro = [0xe2, 0x82];
-        written.follow(&SequenceDelta { removed: 2, added: &euro, logprobs: &[None, None] }, &run.vocabulary);
-        assert_eq!(written.bytes(), b"Hello a very\xe2\x82");
-        assert!(!written.ends_at_character());
-        written.follow(&SequenceDelta { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
-        assert!(written.ends_at_character());
-        assert_eq!((written.tokens(), written.end_of(3)), (6, 12));
+        answer.apply(&SequenceDelta { removed: 2, added: &euro, logprobs: &[None, None] }, &run.vocabulary);
+        assert_eq!(answer.bytes(), b"Hello a very\xe2\x82");
+        assert!(!answer.ends_at_character());
+        answer.apply(&SequenceDelta { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
+        assert!(answer.ends_at_character());
+        assert_eq!((answer.tokens(), answer.end_of(3)), (6, 12));
     }
 }

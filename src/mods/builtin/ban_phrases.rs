@@ -60,7 +60,7 @@ struct BanInstance {
     bans_by_position: Vec<PositionBans>,
     /// Number of tokens at the end that may begin a phrase. Before the first token it is the maximum.
     holdback: usize,
-    /// Tokens of the answer that are known to contain no phrase to remove.
+    /// Number of tokens at the beginning of the answer that are known to contain no phrase to remove.
     clean: usize,
 }
 
@@ -74,7 +74,7 @@ struct PositionBans {
 impl BanInstance {
     /// Removes the bans after `position`, because the answer before them has changed.
     fn remove_bans_after(&mut self, position: usize) {
-        while self.bans_by_position.last().is_some_and(|place| place.position > position) {
+        while self.bans_by_position.last().is_some_and(|entry| entry.position > position) {
             self.bans_by_position.pop();
         }
     }
@@ -95,11 +95,11 @@ impl BanInstance {
         let kept = generated.len() - found.tokens;
         self.holdback = self.phrases.holdback(vocabulary, &generated[..kept]);
         self.remove_bans_after(position);
-        if self.bans_by_position.last().is_none_or(|place| place.position < position) {
+        if self.bans_by_position.last().is_none_or(|entry| entry.position < position) {
             self.bans_by_position.push(PositionBans { position, tokens: Vec::new(), tries: 0 });
         }
-        let place = self.bans_by_position.last_mut().expect("one was just pushed");
-        if place.tries >= self.max_retries {
+        let entry = self.bans_by_position.last_mut().expect("one was just pushed");
+        if entry.tries >= self.max_retries {
             self.clean = length;
             let message = format!(
                 "'{}' is kept: the model repeated it after {} other attempts",
@@ -108,9 +108,9 @@ impl BanInstance {
             );
             return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
         }
-        place.tries += 1;
-        if !place.tokens.contains(&generated[kept]) {
-            place.tokens.push(generated[kept]);
+        entry.tries += 1;
+        if !entry.tokens.contains(&generated[kept]) {
+            entry.tokens.push(generated[kept]);
         }
         Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: Vec::new() }.into()
     }
@@ -118,20 +118,20 @@ impl BanInstance {
     fn forward(&mut self, call: &Call<'_>, logits: &[f32]) -> Reply {
         self.remove_bans_after(call.length());
         let max_retries = self.max_retries;
-        let Some(place) = self.bans_by_position.last_mut().filter(|place| place.position == call.length()) else {
+        let Some(entry) = self.bans_by_position.last_mut().filter(|entry| entry.position == call.length()) else {
             return Reply::noop();
         };
-        if place.tokens.is_empty() {
+        if entry.tokens.is_empty() {
             return Reply::noop();
         }
         let mut others = (0..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        if others.all(|(token, _)| place.tokens.contains(&token)) {
-            place.tokens.clear();
-            place.tries = max_retries;
+        if others.all(|(token, _)| entry.tokens.contains(&token)) {
+            entry.tokens.clear();
+            entry.tries = max_retries;
             let message = "the phrase is kept: no other token is possible here".to_owned();
             return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
         }
-        let bans = place.tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
+        let bans = entry.tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
         Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None }.into()
     }
 }
@@ -161,13 +161,13 @@ impl ModInstance for BanInstance {
 mod tests {
     use super::BanPhrases;
     use crate::mods::builtin::stop_rules::StopRules;
-    use crate::mods::builtin::testing::{EOG, PROMPT, Play, Scene, word};
+    use crate::mods::builtin::testing::{EOG, ModHarness, PROMPT, Simulation, word};
     use crate::mods::{Action, CallEvent, LogitEdit, ModFactory};
     use proptest::prelude::*;
     use serde_json::json;
 
-    fn banned(scene: &mut Scene) -> Vec<i32> {
-        match scene.forward(&[0.0; 300]).action {
+    fn banned(harness: &mut ModHarness) -> Vec<i32> {
+        match harness.forward(&[0.0; 300]).action {
             Some(Action::AdjustedLogits { edit: LogitEdit::Set(entries), temperature: None }) => {
                 assert!(entries.iter().all(|(_, value)| *value == f32::NEG_INFINITY));
                 entries.into_iter().map(|(token, _)| token).collect()
@@ -179,103 +179,103 @@ mod tests {
 
     #[test]
     fn phrase_is_removed_and_its_first_token_banned() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad idea"]}));
-        assert!(banned(&mut scene).is_empty());
-        let reply = scene.write_text("Hello a bad idea").expect("the phrase is noticed");
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["bad idea"]}));
+        assert!(banned(&mut harness).is_empty());
+        let reply = harness.write_text("Hello a bad idea").expect("the phrase is noticed");
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
-        assert_eq!(scene.text(), "Hello a");
-        assert_eq!(banned(&mut scene), [word(" bad")]);
+        assert_eq!(harness.text(), "Hello a");
+        assert_eq!(banned(&mut harness), [word(" bad")]);
         // Another tokenization of the same phrase is removed as well, and both first tokens are then banned.
-        scene.write_text(" ");
-        assert!(banned(&mut scene).is_empty(), "the ban is for one position");
-        let reply = scene.write_text("bad idea").expect("the phrase is noticed again");
+        harness.write_text(" ");
+        assert!(banned(&mut harness).is_empty(), "the ban is for one position");
+        let reply = harness.write_text("bad idea").expect("the phrase is noticed again");
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
-        assert_eq!(banned(&mut scene), [word("bad")]);
-        scene.write_text("\n");
-        assert_eq!(scene.text(), "Hello a \n");
+        assert_eq!(banned(&mut harness), [word("bad")]);
+        harness.write_text("\n");
+        assert_eq!(harness.text(), "Hello a \n");
     }
 
     #[test]
     fn bans_accumulate_at_one_position_up_to_max_retries() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"], "max_retries": 2}));
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["ab"], "max_retries": 2}));
         for (first, expected) in [("a", 1), ("A", 2)] {
-            scene.write_text(first);
-            assert!(matches!(scene.write_text("b").unwrap().action, Some(Action::Backtrack { n: 2, .. })));
-            assert_eq!(banned(&mut scene).len(), expected);
+            harness.write_text(first);
+            assert!(matches!(harness.write_text("b").unwrap().action, Some(Action::Backtrack { n: 2, .. })));
+            assert_eq!(banned(&mut harness).len(), expected);
         }
-        scene.write_text("a");
-        let reply = scene.add(i32::from(b'b'));
+        harness.write_text("a");
+        let reply = harness.add(i32::from(b'b'));
         assert!(reply.action.is_none());
         assert_eq!(reply.logs[0].message, "'ab' is kept: the model repeated it after 2 other attempts");
-        assert!(scene.write_text("ab").is_some(), "other positions have their own attempts");
+        assert!(harness.write_text("ab").is_some(), "other positions have their own attempts");
     }
 
     #[test]
     fn earlier_change_lifts_later_bans() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
-        scene.write_text("xxab");
-        assert_eq!(scene.text(), "xx");
-        assert_eq!(banned(&mut scene).len(), 1);
-        scene.sequence.truncate(PROMPT + 1);
-        assert!(banned(&mut scene).is_empty());
-        scene.write_text("y");
-        assert!(banned(&mut scene).is_empty(), "the ban was for 'xx', and this is 'xy'");
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["ab"]}));
+        harness.write_text("xxab");
+        assert_eq!(harness.text(), "xx");
+        assert_eq!(banned(&mut harness).len(), 1);
+        harness.sequence.truncate(PROMPT + 1);
+        assert!(banned(&mut harness).is_empty());
+        harness.write_text("y");
+        assert!(banned(&mut harness).is_empty(), "the ban was for 'xx', and this is 'xy'");
     }
 
     #[test]
     fn phrase_kept_by_another_mod_is_removed_later() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
-        scene.write_text("xa");
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["ab"]}));
+        harness.write_text("xa");
         let tokens = [i32::from(b'b')];
-        scene.sequence.extend(tokens);
-        let reply = scene.call(CallEvent::Added { tokens: &tokens, logprobs: &[None], forced: false });
+        harness.sequence.extend(tokens);
+        let reply = harness.call(CallEvent::Added { tokens: &tokens, logprobs: &[None], forced: false });
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
         // Another mod's end of the answer won.
-        let reply = scene.append(&[EOG], true);
+        let reply = harness.append(&[EOG], true);
         assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![] }));
-        assert_eq!(scene.text(), "x");
+        assert_eq!(harness.text(), "x");
     }
 
     #[test]
     fn whole_words_ignores_parts_of_words() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad"], "whole_words": true}));
-        assert!(scene.write_text("a badly").is_none());
-        scene.write_text("; bad");
-        assert_eq!(scene.instance.holdback(), 1);
-        assert!(scene.append(&[EOG], true).action.is_some(), "nothing follows");
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["bad"], "whole_words": true}));
+        assert!(harness.write_text("a badly").is_none());
+        harness.write_text("; bad");
+        assert_eq!(harness.instance.holdback(), 1);
+        assert!(harness.append(&[EOG], true).action.is_some(), "nothing follows");
     }
 
     #[test]
     fn phrase_is_kept_if_no_other_token_is_possible() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["ab"]}));
-        scene.write_text("ab");
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["ab"]}));
+        harness.write_text("ab");
         let mut logits = vec![f32::NEG_INFINITY; 265];
         logits[usize::from(b'a')] = 1.0;
-        let reply = scene.forward(&logits);
+        let reply = harness.forward(&logits);
         assert!(reply.action.is_none());
         assert_eq!(reply.logs[0].message, "the phrase is kept: no other token is possible here");
-        assert!(scene.write_text("ab").is_none());
+        assert!(harness.write_text("ab").is_none());
     }
 
     #[test]
     fn forced_phrase_is_removed_and_prompt_is_not_searched() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["bad"], "case_sensitive": true}));
-        let tokens = scene.run.vocabulary.encode("Hello bad the", false, false);
-        let reply = scene.append(&tokens, true);
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["bad"], "case_sensitive": true}));
+        let tokens = harness.run.vocabulary.encode("Hello bad the", false, false);
+        let reply = harness.append(&tokens, true);
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
-        assert_eq!(scene.text(), "Hello");
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["> x"]}));
-        assert!(scene.write_text("x").is_none(), "it begins in the prompt");
+        assert_eq!(harness.text(), "Hello");
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["> x"]}));
+        assert!(harness.write_text("x").is_none(), "it begins in the prompt");
     }
 
     #[test]
     fn holdback_covers_only_possible_phrases() {
-        let mut scene = Scene::new(&BanPhrases, &json!({"phrases": ["a very bad idea"]}));
-        assert_eq!(scene.instance.holdback(), 15);
-        scene.write_text("Hello");
-        assert_eq!(scene.instance.holdback(), 0);
-        scene.write_text(" a very");
-        assert_eq!(scene.instance.holdback(), 2);
+        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["a very bad idea"]}));
+        assert_eq!(harness.instance.holdback(), 15);
+        harness.write_text("Hello");
+        assert_eq!(harness.instance.holdback(), 0);
+        harness.write_text(" a very");
+        assert_eq!(harness.instance.holdback(), 2);
     }
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
@@ -290,7 +290,7 @@ mod tests {
             if last {
                 mods.reverse();
             }
-            let result = Play { seed, script, alphabet: "ab .", max_tokens: 60, ..Play::default() }.play(&mods);
+            let result = Simulation { seed, script, alphabet: "ab .", max_tokens: 60, ..Simulation::default() }.run_mods(&mods);
             let text = result.text.to_lowercase();
             let is_word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
             let banned = phrase.to_lowercase();
@@ -300,7 +300,7 @@ mod tests {
                     || !(is_word(before) && is_word(found.chars().next())
                         || is_word(following) && is_word(found.chars().next_back()))
             });
-            prop_assert!(!is_present || result.cut_off || result.error.is_some(), "{:?}", result);
+            prop_assert!(!is_present || result.reached_max_steps || result.error.is_some(), "{:?}", result);
         }
     }
 }

@@ -77,7 +77,7 @@ fn at_most_vocabulary(name: &str, entries: usize, run: &RunView) -> Result<(), S
     if entries <= max {
         return Ok(());
     }
-    Err(format!("'{name}' must have at most {max} entries, one for each token of the vocabulary, got {entries}"))
+    Err(format!("'{name}' must have at most {max} entries, one for each token of the vocabulary, found {entries}"))
 }
 
 fn by_id(id: Option<i64>, id_text: &str, run: &RunView) -> Result<TokenId, String> {
@@ -124,15 +124,15 @@ impl ModInstance for Bias {
 #[cfg(test)]
 mod tests {
     use super::BiasTokens;
-    use crate::mods::builtin::testing::{Scene, run, word};
+    use crate::mods::builtin::testing::{ModHarness, run, word};
     use crate::mods::{Action, LogitEdit, ModFactory};
     use serde_json::json;
 
     #[test]
     fn bias_and_ban_accept_text_and_id() {
-        let mut scene = Scene::new(&BiasTokens, &json!({"bias": {" the": 2.5, "65": -1}, "ban": [" bad", 66]}));
+        let mut harness = ModHarness::new(&BiasTokens, &json!({"bias": {" the": 2.5, "65": -1}, "ban": [" bad", 66]}));
         let Some(Action::AdjustedLogits { edit: LogitEdit::Add(edits), temperature: None }) =
-            scene.forward(&[0.0; 4]).action
+            harness.forward(&[0.0; 4]).action
         else {
             panic!("no edit");
         };
@@ -151,7 +151,7 @@ mod tests {
             (json!({"bias": {"a": "much"}}), "'bias': the value of 'a' must be a number, found \"much\""),
             (
                 json!({"ban": vec![1; 266]}),
-                "'ban' must have at most 265 entries, one for each token of the vocabulary, got 266",
+                "'ban' must have at most 265 entries, one for each token of the vocabulary, found 266",
             ),
             (json!({}), "'bias' and 'ban' are both missing or empty; give at least one token"),
         ] {

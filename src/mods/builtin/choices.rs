@@ -76,7 +76,7 @@ impl ModFactory for Choices {
             phase: Phase::Waiting,
             restarts: 0,
             tracker: SequenceTracker::default(),
-            written: AnswerText::new(run),
+            answer: AnswerText::new(run),
             reasoning: None,
         }))
     }
@@ -105,7 +105,7 @@ struct Scoring {
     phase: Phase,
     restarts: usize,
     tracker: SequenceTracker,
-    written: AnswerText,
+    answer: AnswerText,
     reasoning: Option<ReasoningState>,
 }
 
@@ -115,7 +115,7 @@ impl Scoring {
         match self.phase {
             Phase::Done => Reply::noop(),
             Phase::Waiting if is_reasoning => Reply::noop(),
-            // Another mod has removed it.
+            // Another mod has removed the forced tokens.
             Phase::Trying { choice, base } if base == length => self.next(choice, None),
             Phase::Waiting | Phase::Trying { .. } => self.restart(length),
         }
@@ -148,8 +148,8 @@ impl Scoring {
         self.next(choice, Some(tokens.len()))
     }
 
-    /// Continues with the next choice. The last `kept_tokens` tokens of the answer belong to `choice`; `None` if it was not
-    /// forced.
+    /// Continues with the next choice. The last `kept_tokens` tokens of the answer belong to `choice`; `None` if it was
+    /// not forced.
     fn next(&mut self, choice: usize, kept_tokens: Option<usize>) -> Reply {
         let base = self.tracker.tokens() - kept_tokens.unwrap_or(0);
         let (next, logs) = if choice + 1 < self.choices.len() {
@@ -190,10 +190,10 @@ impl ModInstance for Scoring {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        let delta = self.tracker.follow(call);
-        let kept = self.written.follow(&delta, &call.run.vocabulary);
+        let delta = self.tracker.update(call);
+        let kept = self.answer.apply(&delta, &call.run.vocabulary);
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
-        reasoning.follow(&delta, &self.written, kept);
+        reasoning.apply(&delta, &self.answer, kept);
         let within = reasoning.is_within();
         Ok(match call.event {
             CallEvent::ForwardPass { .. } => self.forward(within),
@@ -207,15 +207,15 @@ impl ModInstance for Scoring {
 mod tests {
     use super::Choices;
     use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Play, run};
+    use crate::mods::builtin::testing::{Simulation, run};
     use serde_json::json;
 
     #[test]
     fn sampled_answer_is_one_of_choices() {
         let mut seen = std::collections::BTreeSet::new();
         for seed in 0..40 {
-            let result =
-                Play { seed, ..Play::default() }.play(&[(&Choices, json!({"choices": ["yes", "no", "may\"be\"\n"]}))]);
+            let result = Simulation { seed, ..Simulation::default() }
+                .run_mods(&[(&Choices, json!({"choices": ["yes", "no", "may\"be\"\n"]}))]);
             assert!(result.ended, "{result:?}");
             seen.insert(result.text);
         }
@@ -225,9 +225,9 @@ mod tests {
     #[test]
     fn most_probable_choice_is_selected() {
         for script in ["yes", "no", "not yet"] {
-            let play = Play { script: script.into(), ..Play::default() };
-            let result =
-                play.play(&[(&Choices, json!({"choices": ["not yet", "yes", "no"], "pick": "most-probable"}))]);
+            let simulation = Simulation { script: script.into(), ..Simulation::default() };
+            let result = simulation
+                .run_mods(&[(&Choices, json!({"choices": ["not yet", "yes", "no"], "pick": "most-probable"}))]);
             assert_eq!(result.text, script);
             assert!(result.ended);
             assert_eq!(result.retracted, 0, "nothing was sent before");
@@ -238,18 +238,18 @@ mod tests {
     #[test]
     fn choice_that_does_not_fit_is_skipped() {
         let choices = json!({"choices": ["much too long a text", "x"], "pick": "most-probable"});
-        let result = Play { script: "much too long a text".into(), max_tokens: 5, ..Play::default() }
-            .play(&[(&Choices, choices)]);
+        let result = Simulation { script: "much too long a text".into(), max_tokens: 5, ..Simulation::default() }
+            .run_mods(&[(&Choices, choices)]);
         assert_eq!(result.text, "x");
         let choices = json!({"choices": ["much too long a text"], "pick": "most-probable"});
-        let result = Play { max_tokens: 5, ..Play::default() }.play(&[(&Choices, choices)]);
+        let result = Simulation { max_tokens: 5, ..Simulation::default() }.run_mods(&[(&Choices, choices)]);
         assert_eq!(result.error.as_deref(), Some("none of the choices fits into the remaining tokens"));
     }
 
     #[test]
     fn choice_follows_text_forced_by_another_mod() {
         let prefix = crate::mods::builtin::force_prefix::ForcePrefix;
-        let result = Play { script: "So: no".into(), ..Play::default() }.play(&[
+        let result = Simulation { script: "So: no".into(), ..Simulation::default() }.run_mods(&[
             (&prefix, json!({"text": "So: "})),
             (&Choices, json!({"choices": ["yes", "no"], "pick": "most-probable"})),
         ]);

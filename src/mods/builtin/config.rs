@@ -13,7 +13,7 @@ pub fn schema(required: &[&str], properties: Value) -> Value {
     schema
 }
 
-/// Fields of a configuration, all of them known.
+/// Fields of a configuration that has no unknown fields.
 pub struct ConfigFields<'a> {
     map: Option<&'a Map<String, Value>>,
 }

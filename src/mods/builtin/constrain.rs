@@ -8,7 +8,7 @@ use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
 };
 
-/// Maximum tokens refused at one position because their text after the trigger cannot begin the structure. The next
+/// Maximum tokens refused at one position because the grammar does not permit their text after the trigger. The next
 /// token is accepted.
 const MAX_REFUSED_TOKENS: usize = 64;
 
@@ -26,8 +26,8 @@ pub struct GrammarInstance {
 }
 
 impl GrammarInstance {
-    /// Compiles the configured grammar. It applies after the text `after`, else after the reasoning in which the answer
-    /// begins, else from the first token on.
+    /// Compiles the configured grammar. With `after`, the grammar applies after that text. Otherwise it applies after
+    /// the reasoning at the beginning of the answer, or from the first token on if there is no reasoning.
     pub fn start(constraint: Constraint, after: Option<&str>, run: &RunView) -> Result<Self, String> {
         let field = constraint.field.clone();
         let constraint = match after {
@@ -45,8 +45,8 @@ impl GrammarInstance {
         })
     }
 
-    fn follow(&mut self, call: &Call<'_>) -> Vec<ModLogLine> {
-        let delta = self.tracker.follow(call);
+    fn update(&mut self, call: &Call<'_>) -> Vec<ModLogLine> {
+        let delta = self.tracker.update(call);
         if delta.removed > 0 {
             self.matcher.rewind(delta.removed);
         }
@@ -107,14 +107,15 @@ impl ModInstance for GrammarInstance {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        let logs = self.follow(call);
+        let logs = self.update(call);
         let action = match call.event {
             CallEvent::ForwardPass { .. } => self.forward(),
             CallEvent::Sampled { token, .. } => self.sampled(token, call.run.vocabulary.piece(token)),
             CallEvent::Added { tokens, .. } => {
                 let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
                 self.matcher.prepare();
-                // This token may have completed the grammar. If another one fits, the next step ends the answer.
+                // This token may have completed the grammar. If the answer has room for another token, the next step
+                // ends it.
                 (is_over(call) && !ended && self.matcher.is_complete()).then(|| Action::ForceTokens(vec![self.end]))
             }
             CallEvent::Prefilled => None,

@@ -77,22 +77,22 @@ impl ModInstance for Prefix {
 #[cfg(test)]
 mod tests {
     use super::ForcePrefix;
-    use crate::mods::builtin::testing::{EOG, Scene, run, word};
+    use crate::mods::builtin::testing::{EOG, ModHarness, run, word};
     use crate::mods::{Action, ModFactory};
     use serde_json::json;
 
     #[test]
     fn prefix_is_forced_once() {
-        let mut scene = Scene::new(&ForcePrefix, &json!({"text": "Hello the<end>"}));
-        let action = scene.forward(&[0.0; 4]).action;
+        let mut harness = ModHarness::new(&ForcePrefix, &json!({"text": "Hello the<end>"}));
+        let action = harness.forward(&[0.0; 4]).action;
         assert_eq!(action, Some(Action::ForceTokens(vec![word("Hello"), word(" the"), EOG])));
-        assert_eq!(scene.forward(&[0.0; 4]).action, None);
+        assert_eq!(harness.forward(&[0.0; 4]).action, None);
     }
 
     #[test]
     fn token_ids_must_be_in_vocabulary() {
-        let mut scene = Scene::new(&ForcePrefix, &json!({"tokens": [104, 105]}));
-        assert_eq!(scene.forward(&[0.0; 4]).action, Some(Action::ForceTokens(vec![104, 105])));
+        let mut harness = ModHarness::new(&ForcePrefix, &json!({"tokens": [104, 105]}));
+        assert_eq!(harness.forward(&[0.0; 4]).action, Some(Action::ForceTokens(vec![104, 105])));
         let message = ForcePrefix.start(&json!({"tokens": [104, 9999]}), &run()).err().unwrap();
         assert_eq!(message, "'tokens' must be a list of token ids from 0 to 264, found 9999");
     }

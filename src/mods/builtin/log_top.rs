@@ -1,9 +1,9 @@
 use super::{
     config::{ConfigFields, schema},
     describe,
-    logit_distribution::{LogitDistribution, top},
 };
 use crate::events::{EventType, LogLevel};
+use crate::model::distribution::{TokenDistribution, top};
 use crate::mods::{
     Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply, ReplySender,
     RunView,
@@ -19,7 +19,7 @@ impl ModFactory for LogTop {
         describe(
             "log-top",
             "Logs the most probable next tokens of every step.",
-            "Changes nothing. Probabilities are computed at temperature 1 from the logits as left by the previous mods.",
+            "Changes nothing. Probabilities are computed at temperature 1 from the logits after the edits of earlier mods.",
             json!({"count": 5}),
             schema(
                 &[],
@@ -46,17 +46,16 @@ impl ModInstance for Top {
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
-        let message = match LogitDistribution::new(logits) {
-            None => "every token is banned".into(),
-            Some(distribution) => top(logits, self.count)
-                .into_iter()
-                .map(|(token, logit)| {
-                    let text = call.run.vocabulary.decode(&[token]);
-                    format!("{text:?} {:.1} %", distribution.probability(logit) * 100.0)
-                })
-                .collect::<Vec<_>>()
-                .join(" · "),
-        };
+        let distribution = TokenDistribution::new(logits);
+        let most_probable: Vec<String> = top(logits, self.count)
+            .into_iter()
+            .map(|(token, logit)| {
+                let text = call.run.vocabulary.decode(&[token]);
+                format!("{text:?} {:.1} %", distribution.prob(logit) * 100.0)
+            })
+            .collect();
+        let message =
+            if most_probable.is_empty() { "every token is banned".into() } else { most_probable.join(" · ") };
         Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() })
     }
 }
@@ -64,16 +63,16 @@ impl ModInstance for Top {
 #[cfg(test)]
 mod tests {
     use super::LogTop;
-    use crate::mods::builtin::testing::Scene;
+    use crate::mods::builtin::testing::ModHarness;
     use serde_json::json;
 
     #[test]
     fn most_probable_tokens_are_logged() {
-        let mut scene = Scene::new(&LogTop, &json!({"count": 2}));
+        let mut harness = ModHarness::new(&LogTop, &json!({"count": 2}));
         let mut logits = vec![f32::NEG_INFINITY; 265];
         logits[usize::from(b'a')] = 0.0;
         logits[usize::from(b'\n')] = 3.0_f32.ln();
-        let reply = scene.forward(&logits);
+        let reply = harness.forward(&logits);
         assert!(reply.action.is_none());
         assert_eq!(reply.logs[0].message, "\"\\n\" 75.0 % · \"a\" 25.0 %");
     }

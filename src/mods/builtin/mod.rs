@@ -4,7 +4,7 @@
 //! field and what is expected. An instance reads only the end of the sequence, never all of it, so a call costs the
 //! same at token 10 and at token 100 000.
 //!
-//! A mod cannot steer between two prompts, because that needs the logits of a second sequence at every step, and a run
+//! Classifier-free guidance is not possible in a mod: it needs the logits of a second sequence at every step, and a run
 //! has only one sequence.
 
 mod answer_text;
@@ -15,7 +15,6 @@ mod config;
 mod constrain;
 mod force_prefix;
 mod log_top;
-mod logit_distribution;
 mod phrase;
 mod reasoning;
 mod replace_phrase;

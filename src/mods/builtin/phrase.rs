@@ -29,6 +29,7 @@ pub struct Phrases {
     /// Indexes of the phrases, sorted by their characters. Phrases with the same beginning are adjacent, the shortest
     /// first, so the search at one position is logarithmic in the number of phrases.
     order: Vec<usize>,
+    /// True if case does not matter.
     fold: bool,
     /// True if a phrase must not be part of a longer word.
     whole_words: bool,
@@ -60,7 +61,7 @@ struct Tail {
     bytes: Vec<u8>,
     /// Index in `generated` of the token of each byte.
     owner: Vec<usize>,
-    /// Folded characters with their bytes.
+    /// Characters, lower-cased if case does not matter, each with its first and last byte.
     chars: Vec<(char, usize, usize)>,
     /// First byte of a character that is not complete yet.
     incomplete: Option<usize>,
@@ -95,19 +96,19 @@ impl Phrases {
         &self.all[phrase].text
     }
 
-    /// Returns the maximum number of tokens of a phrase: a token has one or more of its bytes.
+    /// Returns the maximum number of tokens of a phrase: one for each of its bytes.
     pub fn max_tokens(&self) -> usize {
         self.all.iter().map(|phrase| phrase.text.len()).max().unwrap_or(0)
     }
 
     /// Finds the earliest phrase in `generated` that ends in its last `fresh` tokens; of several with the same start,
-    /// the longest. If `over` is false, the answer continues, and so may a word at its end.
+    /// the longest. If `is_over` is false, the answer continues, and so may a word at its end.
     pub fn find(
         &self,
         vocabulary: &Vocabulary,
         generated: &[TokenId],
         fresh: usize,
-        over: bool,
+        is_over: bool,
     ) -> Option<PhraseMatch> {
         let tail = self.tail(vocabulary, generated, fresh);
         let first_new = generated.len().saturating_sub(fresh);
@@ -118,10 +119,10 @@ impl Phrases {
                 && match self.check_boundary(&tail, start, chars) {
                     BoundaryCheck::Yes => true,
                     BoundaryCheck::No => false,
-                    BoundaryCheck::Perhaps => over,
+                    BoundaryCheck::Perhaps => is_over,
                 }
         };
-        let longest_at = |start| self.at(&tail.chars[start..], |phrase| is_match(start, phrase));
+        let longest_at = |start| self.longest_prefix(&tail.chars[start..], |phrase| is_match(start, phrase));
         let (start, phrase) = (0..tail.chars.len()).find_map(|start| Some((start, longest_at(start)?)))?;
         let last = start + self.all[phrase].chars.len() - 1;
         let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);
@@ -138,11 +139,11 @@ impl Phrases {
     /// Finds a phrase anywhere in a text.
     pub fn find_in(&self, text: &str) -> Option<usize> {
         let chars: Vec<_> = text.chars().flat_map(|c| fold_case(c, self.fold)).map(|c| (c, 0, 0)).collect();
-        (0..chars.len()).find_map(|start| self.at(&chars[start..], |_| true))
+        (0..chars.len()).find_map(|start| self.longest_prefix(&chars[start..], |_| true))
     }
 
     /// Returns the longest of the `wanted` phrases with which `text` begins; of equal phrases the first.
-    fn at(&self, text: &[(char, usize, usize)], wanted: impl Fn(usize) -> bool) -> Option<usize> {
+    fn longest_prefix(&self, text: &[(char, usize, usize)], wanted: impl Fn(usize) -> bool) -> Option<usize> {
         let mut range = 0..self.order.len();
         let mut found = None;
         for (at, &(c, ..)) in text.iter().enumerate() {
@@ -157,20 +158,21 @@ impl Phrases {
         found
     }
 
-    /// Narrows a range of `order` with the same beginning to the phrases whose character at `at` is `c`.
+    /// Narrows a range of `order`, whose phrases have the same first `at` characters, to those whose next character is
+    /// `c`.
     fn narrow(&self, range: Range<usize>, at: usize, c: char) -> Range<usize> {
         let among = &self.order[range.clone()];
         let character = |phrase: usize| self.all[phrase].chars.get(at).copied();
         let from = among.partition_point(|&phrase| character(phrase) < Some(c));
-        let upto = from + among[from..].partition_point(|&phrase| character(phrase) == Some(c));
-        range.start + from..range.start + upto
+        let end = from + among[from..].partition_point(|&phrase| character(phrase) == Some(c));
+        range.start + from..range.start + end
     }
 
     /// Returns how many tokens at the end may begin a phrase, or end with a phrase whose last word may continue.
     pub fn holdback(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
         let end = tail.chars.len();
-        let begun = (end.saturating_sub(self.longest)..end).map(|start| end - start).find(|&length| {
+        let partial = (end.saturating_sub(self.longest)..end).map(|start| end - start).find(|&length| {
             let mut chars = tail.chars[end - length..].iter().enumerate();
             let range = chars.try_fold(0..self.order.len(), |range, (at, &(c, ..))| {
                 let range = self.narrow(range, at, c);
@@ -184,7 +186,7 @@ impl Phrases {
             };
             range.is_some_and(|range| self.order[range].last().is_some_and(may_become))
         });
-        let first_byte = begun.map(|length| tail.chars[tail.chars.len() - length].1).or(tail.incomplete);
+        let first_byte = partial.map(|length| tail.chars[tail.chars.len() - length].1).or(tail.incomplete);
         first_byte.map_or(0, |byte| generated.len() - tail.owner[byte])
     }
 
@@ -207,8 +209,8 @@ impl Phrases {
 
     fn tail(&self, vocabulary: &Vocabulary, generated: &[TokenId], fresh: usize) -> Tail {
         let mut start = generated.len().saturating_sub(fresh);
-        // A character has up to four bytes. The character before the phrase is needed, too, since the phrase may start in
-        // the middle of a token.
+        // A character has up to four bytes. The character before the phrase is needed, too, since the phrase may start
+        // in the middle of a token.
         let mut wanted = self.longest * 4 + 8;
         while start > 0 && wanted > 0 {
             start -= 1;

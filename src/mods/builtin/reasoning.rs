@@ -4,8 +4,8 @@ use super::answer_text::AnswerText;
 use super::sequence::SequenceDelta;
 use crate::mods::Call;
 
-/// State of an answer: before, within or after reasoning. Reasoning is at the beginning of an answer; a family with
-/// channels may have several.
+/// State of an answer: before, within or after reasoning. Reasoning is at the beginning of an answer; in a family with
+/// channels, an answer can have several reasoning parts.
 #[derive(Debug)]
 pub struct ReasoningState {
     open: Vec<u8>,
@@ -45,8 +45,8 @@ impl ReasoningState {
         let (open, close) = markers.unwrap_or((own_open, own_close));
         let prompt = &call.sequence[..call.prompt_len];
         let tail = call.run.vocabulary.decode(&prompt[prompt.len().saturating_sub(open.len() + 4)..]);
-        let begun = answer_format.thinking || (!open.is_empty() && tail.trim_end().ends_with(open));
-        let state = if begun { State::Within } else { State::Before };
+        let has_begun = answer_format.thinking || (!open.is_empty() && tail.trim_end().ends_with(open));
+        let state = if has_begun { State::Within } else { State::Before };
         Self {
             open: open.as_bytes().to_vec(),
             close: close.as_bytes().to_vec(),
@@ -56,17 +56,17 @@ impl ReasoningState {
         }
     }
 
-    /// Applies a change of the answer. `written` already includes the change; between removal and appending its text had
-    /// `kept` bytes.
-    pub fn follow(&mut self, delta: &SequenceDelta<'_>, written: &AnswerText, kept: usize) {
-        let before = written.tokens() - delta.added.len();
+    /// Applies a change of the answer. `answer` already includes the change. `kept` is the length of its text after the
+    /// removal, without the appended tokens.
+    pub fn apply(&mut self, delta: &SequenceDelta<'_>, answer: &AnswerText, kept: usize) {
+        let before = answer.tokens() - delta.added.len();
         while self.changes.len() > 1 && self.last().tokens > before {
             self.changes.pop();
         }
         self.checked_bytes = self.checked_bytes.min(kept).max(self.last().from.min(kept));
         // Checked after each token, so that each change is assigned to its token.
-        for tokens in before + 1..=written.tokens() {
-            self.parse(&written.bytes()[..written.end_of(tokens)], tokens);
+        for tokens in before + 1..=answer.tokens() {
+            self.parse(&answer.bytes()[..answer.end_of(tokens)], tokens);
         }
     }
 
@@ -81,8 +81,8 @@ impl ReasoningState {
     }
 
     /// Returns true if the end of the text may be the beginning of the end marker.
-    pub fn may_be_closing(&self, written: &AnswerText) -> bool {
-        (1..self.close.len()).any(|length| written.bytes().ends_with(&self.close[..length]))
+    pub fn may_be_closing(&self, answer: &AnswerText) -> bool {
+        (1..self.close.len()).any(|length| answer.bytes().ends_with(&self.close[..length]))
     }
 
     /// Returns the number of reasoning tokens of an answer with `tokens` tokens.
@@ -110,12 +110,12 @@ impl ReasoningState {
                 State::After if !self.channels => None,
                 State::Before if !self.channels => {
                     let rest = text.trim_ascii_start();
-                    let begun = rest.starts_with(marker);
+                    let has_begun = rest.starts_with(marker);
                     let end = text.len() - rest.len() + marker.len();
-                    if !begun && !marker.starts_with(rest) {
+                    if !has_begun && !marker.starts_with(rest) {
                         self.change(tokens, 0, State::After);
                     }
-                    begun.then_some(end)
+                    has_begun.then_some(end)
                 }
                 _ => {
                     let start = from.max((self.checked_bytes + 1).saturating_sub(marker.len()));
@@ -162,19 +162,19 @@ mod tests {
         (ReasoningState::new(&call, None), AnswerText::new(run))
     }
 
-    fn apply(reasoning: &mut ReasoningState, written: &mut AnswerText, run: &RunView, removed: usize, text: &str) {
+    fn apply(reasoning: &mut ReasoningState, answer: &mut AnswerText, run: &RunView, removed: usize, text: &str) {
         let added: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
         let logprobs = vec![None; added.len()];
         let delta = SequenceDelta { removed, added: &added, logprobs: &logprobs };
-        let kept = written.follow(&delta, &run.vocabulary);
-        reasoning.follow(&delta, written, kept);
+        let kept = answer.apply(&delta, &run.vocabulary);
+        reasoning.apply(&delta, answer, kept);
     }
 
-    fn state(reasoning: &ReasoningState, written: &AnswerText) -> (bool, bool, usize, (usize, usize)) {
+    fn state(reasoning: &ReasoningState, answer: &AnswerText) -> (bool, bool, usize, (usize, usize)) {
         (
             reasoning.may_begin(),
             reasoning.is_within(),
-            reasoning.reasoning_tokens(written.tokens()),
+            reasoning.reasoning_tokens(answer.tokens()),
             reasoning.answer_from(),
         )
     }
@@ -186,11 +186,11 @@ mod tests {
         answer_format.format = ModelFamily::Harmony.format().into();
         view.answer_format = answer_format.into();
         let run = Arc::new(view);
-        let (mut reasoning, mut written) = begin(&run);
-        apply(&mut reasoning, &mut written, &run, 0, "<|channel|>analysis<|message|>abc");
-        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(written.tokens())), (true, 3));
-        apply(&mut reasoning, &mut written, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
-        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(written.tokens())), (true, 3 + 7 + 2));
+        let (mut reasoning, mut answer) = begin(&run);
+        apply(&mut reasoning, &mut answer, &run, 0, "<|channel|>analysis<|message|>abc");
+        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(answer.tokens())), (true, 3));
+        apply(&mut reasoning, &mut answer, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
+        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(answer.tokens())), (true, 3 + 7 + 2));
     }
 
     proptest! {
@@ -200,16 +200,16 @@ mod tests {
             pieces in proptest::collection::vec(("(<think>|</think>|<th|ink>|a| ){0,4}", 0usize..12), 1..8)
         ) {
             let run = run();
-            let (mut reasoning, mut written) = begin(&run);
+            let (mut reasoning, mut answer) = begin(&run);
             let mut text = String::new();
             for (piece, back) in pieces {
                 let back = back.min(text.len());
                 text.truncate(text.len() - back);
                 text.push_str(&piece);
-                apply(&mut reasoning, &mut written, &run, back, &piece);
+                apply(&mut reasoning, &mut answer, &run, back, &piece);
                 let (mut fresh, mut whole) = begin(&run);
                 apply(&mut fresh, &mut whole, &run, 0, &text);
-                prop_assert_eq!(state(&reasoning, &written), state(&fresh, &whole), "{}", text);
+                prop_assert_eq!(state(&reasoning, &answer), state(&fresh, &whole), "{}", text);
             }
         }
     }

@@ -15,14 +15,14 @@ use std::sync::Arc;
 /// Maximum consecutive replacements without a token from the model between them.
 const MAX_CONSECUTIVE: usize = 32;
 
-/// `replace-phrase`: replaces a phrase by another text as soon as it is complete.
+/// `replace-phrase`: replaces a phrase with another text as soon as it is complete.
 pub struct ReplacePhrase;
 
 impl ModFactory for ReplacePhrase {
     fn describe(&self) -> ModDescription {
         describe(
             "replace-phrase",
-            "Replaces a phrase by another text as soon as it is complete.",
+            "Replaces a phrase with another text as soon as it is complete.",
             "The tokens of the phrase are removed, and the replacement is appended with the text around the phrase in \
              its first and last token. The model continues from there as if it had written it. The text is searched, not token ids; \
              the prompt is not searched. A replacement that contains a phrase is rejected.",
@@ -63,8 +63,8 @@ impl ModFactory for ReplacePhrase {
         let case_sensitive = fields.flag("case_sensitive", false)?;
         let phrases = Phrases::new(&from, case_sensitive, fields.flag("whole_words", false)?);
         for replacement in &to {
-            if let Some(holdback) = phrases.find_in(replacement) {
-                let phrase = from[holdback];
+            if let Some(index) = phrases.find_in(replacement) {
+                let phrase = from[index];
                 return Err(format!("'replace': '{replacement}' contains '{phrase}' and would be replaced endlessly"));
             }
         }
@@ -77,7 +77,7 @@ struct Replace {
     phrases: Phrases,
     to: Vec<String>,
     holdback: usize,
-    /// Number of tokens of the answer that are known to contain no phrase to replace.
+    /// Number of tokens at the beginning of the answer that are known to contain no phrase to replace.
     clean: usize,
     consecutive: usize,
 }
@@ -118,53 +118,53 @@ impl ModInstance for Replace {
         self.consecutive += 1;
         self.holdback = self.phrases.max_tokens();
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
-        let mut put = vocabulary.encode(&text, false, false);
+        let mut replacement = vocabulary.encode(&text, false, false);
         // The token that ended the answer remains its end.
-        put.extend(tokens.last().filter(|&&last| ends(call.run, last)));
-        Ok(Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: put }.into())
+        replacement.extend(tokens.last().filter(|&&last| ends(call.run, last)));
+        Ok(Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: replacement }.into())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::ReplacePhrase;
-    use crate::mods::builtin::testing::{EOG, Play, Scene, run};
+    use crate::mods::builtin::testing::{EOG, ModHarness, Simulation, run};
     use crate::mods::{Action, ModFactory};
     use proptest::prelude::*;
     use serde_json::json;
 
     #[test]
     fn phrase_within_tokens_is_replaced() {
-        let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"bad": "good", "very ": ""}}));
-        scene.write_text("Hello a bad idea");
-        assert_eq!(scene.text(), "Hello a good idea");
-        let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"the b": "a b"}}));
-        let tokens = scene.run.vocabulary.encode("Hello the bad", false, false);
-        scene.append(&tokens, true);
-        assert_eq!(scene.text(), "Hello a bad", "the end of the last token stays");
+        let mut harness = ModHarness::new(&ReplacePhrase, &json!({"replace": {"bad": "good", "very ": ""}}));
+        harness.write_text("Hello a bad idea");
+        assert_eq!(harness.text(), "Hello a good idea");
+        let mut harness = ModHarness::new(&ReplacePhrase, &json!({"replace": {"the b": "a b"}}));
+        let tokens = harness.run.vocabulary.encode("Hello the bad", false, false);
+        harness.append(&tokens, true);
+        assert_eq!(harness.text(), "Hello a bad", "the end of the last token stays");
     }
 
     #[test]
     fn whole_word_is_replaced_after_word_boundary() {
-        let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"bad": "good"}, "whole_words": true}));
-        scene.write_text("bad badly bad.");
-        assert_eq!(scene.text(), "good badly good.");
-        scene.write_text(" bad");
-        assert_eq!(scene.text(), "good badly good. bad");
-        scene.append(&[EOG], false);
-        assert_eq!(scene.text(), "good badly good. good<end>");
+        let mut harness = ModHarness::new(&ReplacePhrase, &json!({"replace": {"bad": "good"}, "whole_words": true}));
+        harness.write_text("bad badly bad.");
+        assert_eq!(harness.text(), "good badly good.");
+        harness.write_text(" bad");
+        assert_eq!(harness.text(), "good badly good. bad");
+        harness.append(&[EOG], false);
+        assert_eq!(harness.text(), "good badly good. good<end>");
     }
 
     #[test]
     fn cyclic_replacements_stop_at_the_limit() {
-        let mut scene = Scene::new(&ReplacePhrase, &json!({"replace": {"xy": "yyxx"}}));
-        scene.write_text("xxx");
-        let mut reply = scene.add(i32::from(b'y'));
+        let mut harness = ModHarness::new(&ReplacePhrase, &json!({"replace": {"xy": "yyxx"}}));
+        harness.write_text("xxx");
+        let mut reply = harness.add(i32::from(b'y'));
         let mut count = 0;
         while let Some(Action::Backtrack { tokens, .. }) = reply.action {
             count += 1;
-            scene.sequence.truncate(scene.sequence.len() - tokens.len());
-            reply = scene.append(&tokens, true);
+            harness.sequence.truncate(harness.sequence.len() - tokens.len());
+            reply = harness.append(&tokens, true);
         }
         assert_eq!(count, super::MAX_CONSECUTIVE);
         assert!(reply.logs[0].message.starts_with("32 consecutive replacements"), "{}", reply.logs[0].message);
@@ -184,9 +184,9 @@ mod tests {
         fn replaced_phrase_never_remains_in_answer(seed: u64, from in "[ab]{2,3}", to in "[xy ]{0,4}", script in "[ab ]{0,30}") {
             let mut replace = serde_json::Map::new();
             replace.insert(from.clone(), json!(to));
-            let result = Play { seed, script, alphabet: "ab ", max_tokens: 60, ..Play::default() }
-                .play(&[(&ReplacePhrase, json!({"replace": replace}))]);
-            prop_assert!(result.cut_off || !result.text.to_lowercase().contains(&from), "{:?}", result);
+            let result = Simulation { seed, script, alphabet: "ab ", max_tokens: 60, ..Simulation::default() }
+                .run_mods(&[(&ReplacePhrase, json!({"replace": replace}))]);
+            prop_assert!(result.reached_max_steps || !result.text.to_lowercase().contains(&from), "{:?}", result);
         }
     }
 }

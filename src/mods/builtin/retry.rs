@@ -77,8 +77,8 @@ struct RetryWindow {
 }
 
 impl Retry {
-    fn follow(&mut self, call: &Call<'_>) {
-        let delta = self.tracker.follow(call);
+    fn update(&mut self, call: &Call<'_>) {
+        let delta = self.tracker.update(call);
         let kept = self.tracker.tokens() - delta.added.len();
         let mut sum = self.sums.get(kept).or(self.sums.last()).copied().unwrap_or(0.0);
         self.sums.resize(kept + 1, sum);
@@ -152,7 +152,7 @@ impl ModInstance for Retry {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        self.follow(call);
+        self.update(call);
         Ok(match call.event {
             CallEvent::Added { forced: true, .. } => {
                 self.final_tokens = self.tracker.tokens();
@@ -171,21 +171,21 @@ impl ModInstance for Retry {
 #[cfg(test)]
 mod tests {
     use super::RetryLowConfidence;
-    use crate::mods::builtin::testing::Play;
+    use crate::mods::builtin::testing::Simulation;
     use proptest::prelude::*;
     use serde_json::json;
 
     #[test]
     fn confident_answer_is_unchanged() {
-        let reply = Play { script: "Hello the bad idea".into(), max_tokens: 4, ..Play::default() }
-            .play(&[(&RetryLowConfidence, json!({"window": 2, "mean_logprob": -1.0}))]);
+        let reply = Simulation { script: "Hello the bad idea".into(), max_tokens: 4, ..Simulation::default() }
+            .run_mods(&[(&RetryLowConfidence, json!({"window": 2, "mean_logprob": -1.0}))]);
         assert_eq!((reply.text.as_str(), reply.controls), ("Hello the bad idea", 0));
     }
 
     #[test]
     fn unsure_answer_is_retried_and_best_attempt_kept() {
-        let reply = Play { max_tokens: 8, alphabet: "abc", seed: 5, ..Play::default() }
-            .play(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
+        let reply = Simulation { max_tokens: 8, alphabet: "abc", seed: 5, ..Simulation::default() }
+            .run_mods(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
         // Two windows, each sampled again twice; if the last attempt was not the best, the best is restored.
         let retries = reply.logs.iter().filter(|line| line.ends_with("retrying")).count();
         assert_eq!(retries, 4, "{reply:?}");
@@ -201,7 +201,7 @@ mod tests {
             seed: u64, window in 1usize..9, tries in 1usize..5, min_mean in -6.0..0.0f64,
         ) {
             let config = json!({"window": window, "mean_logprob": min_mean, "tries": tries});
-            let reply = Play { seed, max_tokens: 40, alphabet: "abcd ", ..Play::default() }.play(&[(&RetryLowConfidence, config)]);
+            let reply = Simulation { seed, max_tokens: 40, alphabet: "abcd ", ..Simulation::default() }.run_mods(&[(&RetryLowConfidence, config)]);
             prop_assert!(reply.ended || reply.tokens.len() == 40);
             prop_assert_eq!(reply.retracted, 0);
             prop_assert!(reply.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", reply);

@@ -20,7 +20,7 @@ impl ModFactory for StopOnRepetition {
             "Ends an answer that repeats itself.",
             "When the last ngram × times tokens of the answer repeat one block of at most ngram tokens, an \
              end-of-generation token is forced and the run ends with reason stop. The repeated text is kept, since a client has \
-             already read it; with cut, all blocks except the first are removed, and the stream lags by as many tokens.",
+             already read it; with cut, all blocks except the first are removed, and the stream is delayed by ngram × times tokens.",
             json!({"ngram": 16, "times": 3, "cut": false}),
             schema(
                 &[],
@@ -28,7 +28,7 @@ impl ModFactory for StopOnRepetition {
                     "ngram": {"type": "integer", "minimum": 1, "maximum": 256, "default": 16,
                         "description": "Maximum tokens of the repeated block."},
                     "times": {"type": "integer", "minimum": 2, "maximum": 64, "default": 3,
-                        "description": "Number of times that a block of ngram tokens must occur; shorter blocks must fill the same number of tokens."},
+                        "description": "Number of occurrences of a block of ngram tokens that ends the answer; shorter blocks must repeat for as many tokens."},
                     "cut": {"type": "boolean", "default": false,
                         "description": "True if all blocks except the first are removed."},
                 }),
@@ -92,17 +92,17 @@ impl ModInstance for Repetition {
 mod tests {
     use super::StopOnRepetition;
     use crate::mods::Action;
-    use crate::mods::builtin::testing::{EOG, Scene};
+    use crate::mods::builtin::testing::{EOG, ModHarness};
     use serde_json::json;
 
     #[test]
     fn repetition_up_to_ngram_ends_answer() {
         for block in ["x", "ab", "abc", "abcd"] {
-            let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
-            assert!(scene.write_text("Well: ").is_none());
+            let mut harness = ModHarness::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
+            assert!(harness.write_text("Well: ").is_none());
             let looped = block.repeat(12);
-            assert!(scene.write_text(&looped[..11]).is_none(), "{block}");
-            let reply = scene.write_text(&looped[11..12]).expect("the loop is noticed");
+            assert!(harness.write_text(&looped[..11]).is_none(), "{block}");
+            let reply = harness.write_text(&looped[11..12]).expect("the loop is noticed");
             assert_eq!(reply.action, Some(Action::ForceTokens(vec![EOG])));
             assert!(reply.logs[0].message.starts_with("the last 12 tokens repeat "));
         }
@@ -110,18 +110,18 @@ mod tests {
 
     #[test]
     fn longer_blocks_and_prompt_are_ignored() {
-        let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
-        assert!(scene.write_text(&"abcde".repeat(6)).is_none());
-        let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 1, "times": 3}));
-        assert!(scene.write_text("  ").is_none(), "the prompt ends with a space");
+        let mut harness = ModHarness::new(&StopOnRepetition, &json!({"ngram": 4, "times": 3}));
+        assert!(harness.write_text(&"abcde".repeat(6)).is_none());
+        let mut harness = ModHarness::new(&StopOnRepetition, &json!({"ngram": 1, "times": 3}));
+        assert!(harness.write_text("  ").is_none(), "the prompt ends with a space");
     }
 
     #[test]
     fn cut_keeps_the_first_block() {
-        let mut scene = Scene::new(&StopOnRepetition, &json!({"ngram": 3, "times": 2, "cut": true}));
-        assert_eq!(scene.instance.holdback(), 6);
-        let reply = scene.write_text("So:abcabc").expect("the loop is noticed");
+        let mut harness = ModHarness::new(&StopOnRepetition, &json!({"ngram": 3, "times": 2, "cut": true}));
+        assert_eq!(harness.instance.holdback(), 6);
+        let reply = harness.write_text("So:abcabc").expect("the loop is noticed");
         assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![EOG] }));
-        assert_eq!(scene.text(), "So:abc<end>");
+        assert_eq!(harness.text(), "So:abc<end>");
     }
 }

@@ -90,7 +90,7 @@ impl ModFactory for StopRules {
             window: fields.count("window", 1..=4096, 16)?,
             end: end_token(run)?,
             tracker: SequenceTracker::default(),
-            written: AnswerText::new(run),
+            answer: AnswerText::new(run),
             reasoning: None,
             states: vec![CheckState::default()],
         }))
@@ -106,7 +106,7 @@ struct Rules {
     window: usize,
     end: TokenId,
     tracker: SequenceTracker,
-    written: AnswerText,
+    answer: AnswerText,
     reasoning: Option<ReasoningState>,
     /// State after each token of the answer; the first entry is the state before the first token.
     states: Vec<CheckState>,
@@ -135,6 +135,7 @@ struct RuleMatch {
 struct Lines {
     /// Start of the current line.
     from: usize,
+    /// Start and end of the last line that is not empty.
     last: (usize, usize),
     /// Consecutive occurrences of the last line.
     times: usize,
@@ -156,12 +157,12 @@ impl Lines {
 }
 
 impl Rules {
-    fn follow(&mut self, call: &Call<'_>) {
-        let delta = self.tracker.follow(call);
-        let kept = self.written.follow(&delta, &call.run.vocabulary);
+    fn update(&mut self, call: &Call<'_>) {
+        let delta = self.tracker.update(call);
+        let kept = self.answer.apply(&delta, &call.run.vocabulary);
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
-        reasoning.follow(&delta, &self.written, kept);
-        let before = self.written.tokens() - delta.added.len();
+        reasoning.apply(&delta, &self.answer, kept);
+        let before = self.answer.tokens() - delta.added.len();
         let state = self.states.get(before).or(self.states.last()).copied().unwrap_or_default();
         self.states.resize(before + 1, state);
         let forced = matches!(call.event, CallEvent::Added { forced: true, .. });
@@ -177,9 +178,9 @@ impl Rules {
 
     /// Checks the rules after the first `tokens` tokens of the answer.
     fn check(&self, state: &mut CheckState, tokens: usize) {
-        let upto = self.written.end_of(tokens);
+        let end = self.answer.end_of(tokens);
         let Some(reasoning) = self.reasoning.as_ref().filter(|reasoning| !reasoning.is_within()) else {
-            state.bytes = upto;
+            state.bytes = end;
             return;
         };
         if state.met.is_some() || reasoning.may_begin() {
@@ -187,10 +188,10 @@ impl Rules {
         }
         let (answer_from, reasoning_tokens) = reasoning.answer_from();
         if state.bytes < answer_from {
-            state.bytes = answer_from.min(upto);
+            state.bytes = answer_from.min(end);
             state.lines = Lines { from: state.bytes, last: (state.bytes, state.bytes), times: 0 };
         }
-        let text = &self.written.bytes()[..upto];
+        let text = &self.answer.bytes()[..end];
         let from = state.bytes;
         let complete = from + complete_prefix(&text[from..]);
         for (at, c) in characters(text, from, complete) {
@@ -208,7 +209,7 @@ impl Rules {
             }
         }
         state.bytes = complete;
-        let start = answer_from.max(from.saturating_sub(MAX_MATCH_BYTES)).min(upto);
+        let start = answer_from.max(from.saturating_sub(MAX_MATCH_BYTES)).min(end);
         let found = self.expression.as_ref().and_then(|expression| expression.find_at(text, start));
         let (sum, count) = state.logprobs;
         let unsure = self.min_mean_logprob.is_some_and(|min| {
@@ -219,9 +220,9 @@ impl Rules {
         });
         state.met = match found {
             Some(found) => Some(RuleMatch { rule: "regex", end: found.end() }),
-            None if unsure => Some(RuleMatch { rule: "mean_logprob", end: upto }),
+            None if unsure => Some(RuleMatch { rule: "mean_logprob", end }),
             None if self.tokens.is_some_and(|max| tokens.saturating_sub(reasoning_tokens) >= max) => {
-                Some(RuleMatch { rule: "tokens", end: upto })
+                Some(RuleMatch { rule: "tokens", end })
             }
             None => None,
         };
@@ -230,9 +231,9 @@ impl Rules {
 
 /// Returns the characters of a range of text, which ends at a character boundary, with their positions; invalid bytes
 /// become replacement characters.
-fn characters(text: &[u8], from: usize, upto: usize) -> impl Iterator<Item = (usize, char)> {
+fn characters(text: &[u8], from: usize, end: usize) -> impl Iterator<Item = (usize, char)> {
     let mut at = from;
-    text[from..upto].utf8_chunks().flat_map(move |chunk| {
+    text[from..end].utf8_chunks().flat_map(move |chunk| {
         let begins = at;
         at += chunk.valid().len() + chunk.invalid().len();
         let broken =
@@ -248,18 +249,18 @@ impl ModInstance for Rules {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        self.follow(call);
+        self.update(call);
         let CallEvent::Added { tokens, .. } = call.event else { return Ok(Reply::noop()) };
         let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
         let Some(met) = self.states.last().and_then(|state| state.met).filter(|_| !ended) else {
             return Ok(Reply::noop());
         };
-        let cut = self.written.cut(met.end);
-        let mut put = call.run.vocabulary.encode(&cut.before, false, false);
-        put.push(self.end);
+        let cut = self.answer.cut(met.end);
+        let mut tokens = call.run.vocabulary.encode(&cut.before, false, false);
+        tokens.push(self.end);
         let action = match u32::try_from(cut.tokens).unwrap_or(u32::MAX) {
-            0 => Action::ForceTokens(put),
-            n => Action::Backtrack { n, tokens: put },
+            0 => Action::ForceTokens(tokens),
+            n => Action::Backtrack { n, tokens },
         };
         let logs = vec![ModLogLine { level: LogLevel::Info, message: format!("answer ended by rule '{}'", met.rule) }];
         Ok(Reply { action: Some(action), logs, ..Reply::default() })
@@ -270,12 +271,12 @@ impl ModInstance for Rules {
 mod tests {
     use super::StopRules;
     use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Play, PlayResult, run};
+    use crate::mods::builtin::testing::{Simulation, SimulationResult, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn play(script: &str, rules: Value) -> PlayResult {
-        Play { script: script.into(), max_tokens: 200, ..Play::default() }.play(&[(&StopRules, rules)])
+    fn simulate(script: &str, rules: Value) -> SimulationResult {
+        Simulation { script: script.into(), max_tokens: 200, ..Simulation::default() }.run_mods(&[(&StopRules, rules)])
     }
 
     #[test]
@@ -288,7 +289,7 @@ mod tests {
             ("a very bad idea", json!({"regex": "ve"}), "a ve", "regex"),
             ("x\n- a\n- a \n\n- a\nb", json!({"repeated_lines": 3}), "x\n- a\n- a \n\n- a", "repeated_lines"),
         ] {
-            let result = play(script, rules);
+            let result = simulate(script, rules);
             assert_eq!((result.text.as_str(), result.ended, result.retracted), (text, true, 0), "{result:?}");
             assert_eq!(result.logs, [format!("answer ended by rule '{rule}'")]);
         }
@@ -296,21 +297,22 @@ mod tests {
 
     #[test]
     fn non_adjacent_lines_may_repeat() {
-        let result = play("}\na\n}\nb\n}\n", json!({"repeated_lines": 2, "regex": "b\\n}"}));
+        let result = simulate("}\na\n}\nb\n}\n", json!({"repeated_lines": 2, "regex": "b\\n}"}));
         assert_eq!(result.text, "}\na\n}\nb\n}");
     }
 
     #[test]
     fn unsure_model_ends_answer() {
-        let result = play("Hello the bad idea", json!({"mean_logprob": -1.0, "window": 3}));
+        let result = simulate("Hello the bad idea", json!({"mean_logprob": -1.0, "window": 3}));
         assert!(result.text.starts_with("Hello the bad idea") && result.tokens.len() < 10, "{result:?}");
     }
 
     #[test]
     fn reasoning_does_not_count() {
-        let result = play("<think>One. Two. Three.</think>Four. Five. Six. ", json!({"sentences": 2, "tokens": 100}));
+        let result =
+            simulate("<think>One. Two. Three.</think>Four. Five. Six. ", json!({"sentences": 2, "tokens": 100}));
         assert_eq!(result.text, "<think>One. Two. Three.</think>Four. Five.");
-        let result = play("<think>abcdef</think>abcdef", json!({"tokens": 3}));
+        let result = simulate("<think>abcdef</think>abcdef", json!({"tokens": 3}));
         assert_eq!(result.text, "<think>abcdef</think>abc");
     }
 
@@ -335,8 +337,8 @@ mod tests {
 
         #[test]
         fn answer_ends_after_first_match(seed: u64) {
-            let result = Play { seed, alphabet: "abc. ", max_tokens: 60, ..Play::default() }
-                .play(&[(&StopRules, json!({"regex": "b[ac]", "sentences": 3}))]);
+            let result = Simulation { seed, alphabet: "abc. ", max_tokens: 60, ..Simulation::default() }
+                .run_mods(&[(&StopRules, json!({"regex": "b[ac]", "sentences": 3}))]);
             let first = ["ba", "bc"].iter().filter_map(|pair| result.text.find(pair)).min();
             if let Some(at) = first {
                 prop_assert_eq!(at + 2, result.text.len());

@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 /// Documentation shared by the three mods.
 const BEHAVIOR: &str = "At every step, only tokens that lead to a valid answer can be drawn. When the answer is complete and nothing \
-                    can follow, the run ends with reason stop. The constraint applies after the text in after if it is set, else after \
-                    the reasoning in which the answer begins, else from the first token on. Text that another mod forces against the \
-                    constraint is kept and logged; text that another mod removes is removed here too. Several constraints apply together if \
-                    an answer can satisfy them all.";
+                    can follow, the run ends with reason stop. With after, the constraint begins after that \
+                    text. Otherwise it begins after the reasoning at the beginning of the answer, or at the first token if there is no \
+                    reasoning. If another mod forces text that the constraint does not permit, the text is kept and a warning is logged. \
+                    Several constraints apply together if an answer can satisfy them all.";
 
 fn after() -> Value {
     json!({"type": "string", "minLength": 1, "description": "The constraint begins after this text; the text before it is free."})
@@ -37,7 +37,7 @@ impl ModFactory for JsonSchema {
             "json-schema",
             "Makes the answer JSON that is valid against a schema.",
             &format!(
-                "{BEHAVIOR} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected by name."
+                "{BEHAVIOR} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected with an error."
             ),
             json!({"schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}),
             schema(
@@ -133,12 +133,12 @@ impl ModFactory for Grammar {
 mod tests {
     use super::{Grammar, JsonSchema, Regex};
     use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Play, PlayResult, run};
+    use crate::mods::builtin::testing::{Simulation, SimulationResult, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    fn play(mods: &[(&dyn ModFactory, Value)], seed: u64) -> PlayResult {
-        Play { seed, ..Play::default() }.play(mods)
+    fn simulate(mods: &[(&dyn ModFactory, Value)], seed: u64) -> SimulationResult {
+        Simulation { seed, ..Simulation::default() }.run_mods(mods)
     }
 
     #[test]
@@ -176,8 +176,8 @@ mod tests {
 
     #[test]
     fn constraint_begins_after_text() {
-        let result = Play { script: "Well, x: ".into(), seed: 3, ..Play::default() }
-            .play(&[(&Regex, json!({"pattern": "[0-9]{3}", "after": "x: "}))]);
+        let result = Simulation { script: "Well, x: ".into(), seed: 3, ..Simulation::default() }
+            .run_mods(&[(&Regex, json!({"pattern": "[0-9]{3}", "after": "x: "}))]);
         let digits = result.text.strip_prefix("Well, x: ").expect("the script comes first");
         assert!(digits.len() == 3 && digits.bytes().all(|byte| byte.is_ascii_digit()), "{:?}", result.text);
         assert!(result.ended);
@@ -185,7 +185,7 @@ mod tests {
 
     #[test]
     fn forced_contradiction_is_kept_and_logged() {
-        let result = play(
+        let result = simulate(
             &[
                 (&crate::mods::builtin::force_prefix::ForcePrefix, json!({"text": "ab"})),
                 (&Regex, json!({"pattern": "a[0-9]"})),
@@ -203,18 +203,18 @@ mod tests {
         fn answer_always_satisfies_constraint(seed: u64) {
             let schema = json!({"type": "object", "properties": {"a": {"enum": [1, "b"]}, "c": {"type": "boolean"}},
                 "required": ["a", "c"], "additionalProperties": false});
-            let result = play(&[(&JsonSchema, json!({"schema": schema}))], seed);
+            let result = simulate(&[(&JsonSchema, json!({"schema": schema}))], seed);
             prop_assert!(result.ended);
             let value: Value = serde_json::from_str(&result.text).unwrap();
             prop_assert!(crate::mods::schema_check::first_error(&value, &schema).is_none());
-            let result = play(&[(&Grammar, json!({"gbnf": "root ::= \"(\" root \")\" | \"x\""}))], seed);
+            let result = simulate(&[(&Grammar, json!({"gbnf": "root ::= \"(\" root \")\" | \"x\""}))], seed);
             let depth = result.text.find('x').unwrap_or(result.text.len());
             prop_assert!(!result.ended || result.text == "(".repeat(depth) + "x" + &")".repeat(depth), "{}", result.text);
         }
 
         #[test]
         fn two_constraints_and_ban_apply_together(seed: u64) {
-            let result = play(
+            let result = simulate(
                 &[
                     (&Regex, json!({"pattern": "[a-d]{4,8}"})),
                     (&Grammar, json!({"lark": "start: PAIR PAIR PAIR?\nPAIR: /[abcx][bcd]/"})),

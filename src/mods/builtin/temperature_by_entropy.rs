@@ -1,9 +1,9 @@
 use super::{
     config::{ConfigFields, schema},
     describe,
-    logit_distribution::LogitDistribution,
 };
 use crate::events::EventType;
+use crate::model::distribution::TokenDistribution;
 use crate::mods::{
     Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender,
     RunView,
@@ -19,7 +19,7 @@ impl ModFactory for TemperatureByEntropy {
         describe(
             "temperature-by-entropy",
             "Draws each token at a temperature that follows the model's uncertainty.",
-            "At an entropy (in bits, of the logits as left by the previous mods) of min_entropy or less the temperature is low, at \
+            "At an entropy (in bits, of the logits after the edits of earlier mods) of min_entropy or less the temperature is low, at \
              max_entropy or more it is high, and between them it is interpolated linearly. If low exceeds high, the model is more \
              predictable where it is unsure.",
             json!({"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}),
@@ -79,8 +79,7 @@ impl ModInstance for ByEntropy {
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
-        let Some(distribution) = LogitDistribution::new(logits) else { return Ok(Reply::noop()) };
-        let temperature = Some(self.temperature(distribution.entropy()));
+        let temperature = Some(self.temperature(TokenDistribution::new(logits).entropy));
         Ok(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into())
     }
 }
@@ -88,19 +87,19 @@ impl ModInstance for ByEntropy {
 #[cfg(test)]
 mod tests {
     use super::TemperatureByEntropy;
-    use crate::mods::builtin::testing::{Scene, run};
+    use crate::mods::builtin::testing::{ModHarness, run};
     use crate::mods::{Action, LogitEdit, ModFactory};
     use serde_json::json;
 
     #[test]
     fn temperature_follows_entropy() {
         let config = json!({"low": 0.0, "high": 1.0, "min_entropy": 1.0, "max_entropy": 5.0});
-        let mut scene = Scene::new(&TemperatureByEntropy, &config);
+        let mut harness = ModHarness::new(&TemperatureByEntropy, &config);
         for (choices, expected) in [(1, 0.0), (2, 0.0), (8, 0.5), (32, 1.0), (256, 1.0)] {
             let mut logits = vec![f32::NEG_INFINITY; 265];
             logits[..choices].fill(1.0);
             let Some(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(temperature) }) =
-                scene.forward(&logits).action
+                harness.forward(&logits).action
             else {
                 panic!("no temperature");
             };

@@ -1,4 +1,4 @@
-//! Test utilities for mods: a small vocabulary, calls, and simulated runs.
+//! Test utilities for mods: a small vocabulary, a harness for single calls, and simulated runs.
 
 use crate::events::{RunId, TokenId};
 use crate::model::Vocabulary;
@@ -74,17 +74,18 @@ pub fn run() -> Arc<RunView> {
     })
 }
 
-/// A mod instance and its sequence: the prompt "> ", then the appended tokens.
-pub struct Scene {
+/// Harness that calls one mod instance with a sequence: the prompt "> ", then the appended tokens.
+pub struct ModHarness {
     pub instance: Box<dyn ModInstance>,
     pub sequence: Vec<TokenId>,
     pub run: Arc<RunView>,
     step: u32,
 }
 
+/// Tokens of the prompt of a [`ModHarness`].
 pub const PROMPT: usize = 2;
 
-impl Scene {
+impl ModHarness {
     pub fn new(factory: &dyn ModFactory, config: &Value) -> Self {
         let run = run();
         let instance = factory.start(config, &run).expect("a configuration that the mod accepts");
@@ -144,15 +145,15 @@ impl Scene {
     }
 }
 
-/// Simulated run: a scripted model under the rules of the engine.
-pub struct Play {
+/// Simulated run of mods with a scripted model. It follows the rules of the engine.
+pub struct Simulation {
     pub run: Arc<RunView>,
     pub prompt: String,
     /// Text that the model writes as long as the answer is a prefix of it; NUL ends the answer. Afterwards the model
     /// writes random text.
     pub script: String,
-    /// Further scripts; each replaces the previous one when that one was removed from the answer.
-    pub further: Vec<String>,
+    /// Scripts after the first one; each replaces the previous script when a mod removes that from the answer.
+    pub next_scripts: Vec<String>,
     /// Preferred characters of random text.
     pub alphabet: &'static str,
     pub seed: u64,
@@ -161,7 +162,7 @@ pub struct Play {
 
 /// Result of a simulated run.
 #[derive(Debug, Default)]
-pub struct PlayResult {
+pub struct SimulationResult {
     pub text: String,
     pub tokens: Vec<TokenId>,
     /// True if the run ended with an end-of-generation token.
@@ -175,16 +176,16 @@ pub struct PlayResult {
     /// Number of sampled tokens.
     pub draws: usize,
     /// True if the limit of steps ended the run.
-    pub cut_off: bool,
+    pub reached_max_steps: bool,
 }
 
-impl Default for Play {
+impl Default for Simulation {
     fn default() -> Self {
         Self {
             run: run(),
             prompt: "> ".into(),
             script: String::new(),
-            further: Vec::new(),
+            next_scripts: Vec::new(),
             alphabet: "abcdefghijklmnopqrstuvwxyz .",
             seed: 1,
             max_tokens: 100,
@@ -193,8 +194,8 @@ impl Default for Play {
 }
 
 /// A simulated run in progress.
-struct PlayState {
-    play: Play,
+struct SimulationState {
+    simulation: Simulation,
     instances: Vec<Box<dyn ModInstance>>,
     script: Vec<TokenId>,
     sequence: Vec<TokenId>,
@@ -203,16 +204,16 @@ struct PlayState {
     random: u64,
     logits: Vec<f32>,
     sent: usize,
-    result: PlayResult,
+    result: SimulationResult,
 }
 
-impl Play {
-    pub fn play(self, mods: &[(&dyn ModFactory, Value)]) -> PlayResult {
+impl Simulation {
+    pub fn run_mods(self, mods: &[(&dyn ModFactory, Value)]) -> SimulationResult {
         let start = |(factory, config): &(&dyn ModFactory, Value)| factory.start(config, &self.run).unwrap();
         let instances = mods.iter().map(start).collect();
         let vocabulary = &self.run.vocabulary;
         let sequence = vocabulary.encode(&self.prompt, false, false);
-        let mut state = PlayState {
+        let mut state = SimulationState {
             instances,
             script: script(&self.script, vocabulary),
             prompt: sequence.len(),
@@ -221,14 +222,14 @@ impl Play {
             random: self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             logits: Vec::new(),
             sent: 0,
-            result: PlayResult::default(),
-            play: self,
+            result: SimulationResult::default(),
+            simulation: self,
         };
-        let max_steps = 4 * state.play.max_tokens as u32 + 256;
+        let max_steps = 4 * state.simulation.max_tokens as u32 + 256;
         while state.step < max_steps && state.step_once() {}
-        state.result.cut_off = state.step >= max_steps;
+        state.result.reached_max_steps = state.step >= max_steps;
         state.result.tokens = state.sequence.split_off(state.prompt);
-        let vocabulary = &state.play.run.vocabulary;
+        let vocabulary = &state.simulation.run.vocabulary;
         let text: Vec<TokenId> = state.result.tokens.iter().copied().filter(|&token| token != EOG).collect();
         state.result.text = vocabulary.decode(&text);
         state.result
@@ -241,7 +242,7 @@ fn script(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
     tokens
 }
 
-impl PlayState {
+impl SimulationState {
     /// Runs one step. Returns `false` if the run has ended.
     fn step_once(&mut self) -> bool {
         self.step += 1;
@@ -264,7 +265,7 @@ impl PlayState {
         let token = token as TokenId;
         self.result.draws += 1;
         let logprob = logprob(&model, token);
-        let text = self.play.run.vocabulary.decode(&[token]);
+        let text = self.simulation.run.vocabulary.decode(&[token]);
         if let (Some(action), _) = self.dispatch(&CallEvent::Sampled { token, text: &text, logprob }) {
             return self.apply(action, 1);
         }
@@ -272,16 +273,16 @@ impl PlayState {
     }
 
     fn model(&mut self) -> Vec<f32> {
-        let written = &self.sequence[self.prompt..];
-        let vocabulary = &self.play.run.vocabulary;
+        let answer = &self.sequence[self.prompt..];
+        let vocabulary = &self.simulation.run.vocabulary;
         let is_preferred = |token: TokenId| {
             !vocabulary.is_control(token)
-                && vocabulary.piece(token).iter().all(|byte| self.play.alphabet.as_bytes().contains(byte))
+                && vocabulary.piece(token).iter().all(|byte| self.simulation.alphabet.as_bytes().contains(byte))
         };
         let mut logits: Vec<f32> =
             (0..vocabulary.len() as TokenId).map(|token| if is_preferred(token) { 0.0 } else { -5.0 }).collect();
-        if self.script.starts_with(written) && written.len() < self.script.len() {
-            logits[self.script[written.len()] as usize] = 20.0;
+        if self.script.starts_with(answer) && answer.len() < self.script.len() {
+            logits[self.script[answer.len()] as usize] = 20.0;
         }
         logits
     }
@@ -315,12 +316,12 @@ impl PlayState {
                 CallEvent::Prefilled => CallEvent::Prefilled,
             };
             let call = Call {
-                run: &self.play.run,
+                run: &self.simulation.run,
                 step: self.step,
                 sequence: &self.sequence,
                 prompt_len: self.prompt,
                 evicted: 0,
-                max_steps: self.play.max_tokens as u32,
+                max_steps: self.simulation.max_tokens as u32,
                 event,
             };
             if !instance.handles().contains(call.event_type()) {
@@ -345,7 +346,8 @@ impl PlayState {
         (winner, temperature)
     }
 
-    /// Applies an action. `drawn` of the tokens that a Backtrack removes are sampled and not in the sequence.
+    /// Applies an action. `drawn` is the number of sampled tokens that are not in the sequence yet; a Backtrack counts
+    /// them.
     fn apply(&mut self, action: Action, drawn: usize) -> bool {
         self.result.controls += 1;
         match action {
@@ -359,8 +361,8 @@ impl PlayState {
                 self.sequence.truncate(length - removed);
                 self.result.retracted += self.sent.saturating_sub(self.sequence.len() - self.prompt);
                 self.sent = self.sent.min(self.sequence.len() - self.prompt);
-                if was_removed && !self.play.further.is_empty() {
-                    self.script = script(&self.play.further.remove(0), &self.play.run.vocabulary);
+                if was_removed && !self.simulation.next_scripts.is_empty() {
+                    self.script = script(&self.simulation.next_scripts.remove(0), &self.simulation.run.vocabulary);
                 }
                 tokens.is_empty() || self.force(tokens)
             }
@@ -376,7 +378,7 @@ impl PlayState {
         if let Some(end) = tokens.iter().position(|&token| token == EOG) {
             tokens.truncate(end + 1);
         }
-        let room = self.play.max_tokens - (self.sequence.len() - self.prompt);
+        let room = self.simulation.max_tokens - (self.sequence.len() - self.prompt);
         let ends = usize::from(tokens.last() == Some(&EOG));
         if tokens.len() - ends > room {
             tokens.truncate(room);
@@ -397,13 +399,13 @@ impl PlayState {
     fn append(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>], forced: bool) -> bool {
         self.sequence.extend_from_slice(tokens);
         if let (Some(action), _) = self.dispatch(&CallEvent::Added { tokens, logprobs, forced }) {
-            return self.step < 4 * self.play.max_tokens as u32 + 256 && self.apply(action, 0);
+            return self.step < 4 * self.simulation.max_tokens as u32 + 256 && self.apply(action, 0);
         }
         let length = self.sequence.len() - self.prompt;
         let held = self.instances.iter().map(|instance| instance.holdback()).max().unwrap_or(0);
         self.sent = self.sent.max(length.saturating_sub(held));
         self.result.ended = tokens.last() == Some(&EOG);
-        !self.result.ended && length < self.play.max_tokens
+        !self.result.ended && length < self.simulation.max_tokens
     }
 }
 

@@ -13,10 +13,9 @@ use crate::mods::{
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Maximum additional tokens of reasoning while its end would be within a character, or within the end marker that the
-/// model is writing.
+/// Maximum additional reasoning tokens, to complete a character or an end marker that the model has begun.
 const GRACE_TOKENS: usize = 16;
-/// Maximum times that reasoning is ended in one answer.
+/// Maximum number of times that reasoning is ended in one answer.
 const MAX_ENDS: usize = 8;
 
 /// `think-budget`: ends reasoning that is too long.
@@ -27,7 +26,7 @@ impl ModFactory for ThinkBudget {
         describe(
             "think-budget",
             "Ends the model's reasoning after a number of tokens.",
-            "When the reasoning reaches tokens, its end is forced in the format of the model's family, and the model continues \
+            "When the reasoning reaches the number in tokens, its end is forced in the format of the model's family, and the model continues \
              with its answer. Reasoning begins at the end of the prompt or at the beginning of the answer. If a \
              family reasons in channels, all of them share the budget. Markers other than the family's can be set \
              as begin and end. Has no effect on a model that does not reason.",
@@ -59,7 +58,7 @@ impl ModFactory for ThinkBudget {
             markers,
             reasoning: None,
             tracker: SequenceTracker::default(),
-            written: AnswerText::new(run),
+            answer: AnswerText::new(run),
             ends: 0,
         }))
     }
@@ -71,7 +70,7 @@ struct Budget {
     markers: Option<(String, String)>,
     reasoning: Option<ReasoningState>,
     tracker: SequenceTracker,
-    written: AnswerText,
+    answer: AnswerText,
     /// Number of times that reasoning was ended.
     ends: usize,
 }
@@ -100,17 +99,17 @@ impl ModInstance for Budget {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        let delta = self.tracker.follow(call);
-        let kept = self.written.follow(&delta, &call.run.vocabulary);
+        let delta = self.tracker.update(call);
+        let kept = self.answer.apply(&delta, &call.run.vocabulary);
         let markers = self.markers.as_ref().map(|(begin, end)| (begin.as_str(), end.as_str()));
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, markers));
-        reasoning.follow(&delta, &self.written, kept);
+        reasoning.apply(&delta, &self.answer, kept);
         // Another mod may remove an added token, so the budget is checked before the next step.
         if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
             return Ok(Reply::noop());
         }
         let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.tokens());
-        let within = !self.written.ends_at_character() || reasoning.may_be_closing(&self.written);
+        let within = !self.answer.ends_at_character() || reasoning.may_be_closing(&self.answer);
         let unfinished = within && reasoning_tokens < self.tokens + GRACE_TOKENS;
         if reasoning_tokens < self.tokens || unfinished || self.ends == MAX_ENDS {
             return Ok(Reply::noop());
@@ -131,14 +130,14 @@ mod tests {
     use crate::model::chat::family::ModelFamily;
     use crate::mods::ModFactory;
     use crate::mods::builtin::force_prefix::ForcePrefix;
-    use crate::mods::builtin::testing::{Play, run};
+    use crate::mods::builtin::testing::{Simulation, run};
     use proptest::prelude::*;
     use serde_json::json;
 
     #[test]
     fn reasoning_ends_and_answer_continues() {
-        let result = Play { script: "<think>abcdefgh".into(), ..Play::default() }
-            .play(&[(&ThinkBudget, json!({"tokens": 5, "message": "Enough."}))]);
+        let result = Simulation { script: "<think>abcdefgh".into(), ..Simulation::default() }
+            .run_mods(&[(&ThinkBudget, json!({"tokens": 5, "message": "Enough."}))]);
         let (reasoning, answer) = result.text.split_once("Enough.\n</think>\n\n").expect("the reasoning ends");
         assert_eq!(reasoning, "<think>abcde");
         assert!(!answer.is_empty());
@@ -148,8 +147,8 @@ mod tests {
     #[test]
     fn short_or_no_reasoning_is_unchanged() {
         for script in ["<think>abc</think>Hello", "Hello <think>abcdefghijk", "abcdefghijk"] {
-            let result = Play { script: script.into(), max_tokens: 40, ..Play::default() }
-                .play(&[(&ThinkBudget, json!({"tokens": 5}))]);
+            let result = Simulation { script: script.into(), max_tokens: 40, ..Simulation::default() }
+                .run_mods(&[(&ThinkBudget, json!({"tokens": 5}))]);
             assert!(result.text.starts_with(script) && result.logs.is_empty(), "{result:?}");
         }
     }
@@ -166,19 +165,19 @@ mod tests {
             answer_format.format = family.format().into();
             answer_format.thinking = true;
             view.answer_format = answer_format.into();
-            let play = Play { run: view.into(), script: "abcdef".into(), ..Play::default() };
-            let result = play.play(&[(&ThinkBudget, json!({"tokens": 3}))]);
+            let simulation = Simulation { run: view.into(), script: "abcdef".into(), ..Simulation::default() };
+            let result = simulation.run_mods(&[(&ThinkBudget, json!({"tokens": 3}))]);
             assert!(result.text.starts_with(&format!("abc{end}")), "{result:?}");
         }
         let own = json!({"tokens": 0, "begin": "((", "end": "))"});
-        let result = Play { prompt: "> ((".into(), ..Play::default() }.play(&[(&ThinkBudget, own)]);
+        let result = Simulation { prompt: "> ((".into(), ..Simulation::default() }.run_mods(&[(&ThinkBudget, own)]);
         assert!(result.text.starts_with("))"), "{result:?}");
     }
 
     #[test]
     fn reasoning_does_not_end_within_character() {
-        let result =
-            Play { script: "<think>aä".into(), ..Play::default() }.play(&[(&ThinkBudget, json!({"tokens": 2}))]);
+        let result = Simulation { script: "<think>aä".into(), ..Simulation::default() }
+            .run_mods(&[(&ThinkBudget, json!({"tokens": 2}))]);
         assert!(result.text.starts_with("<think>aä\n</think>"), "{result:?}");
     }
 
@@ -197,8 +196,8 @@ mod tests {
 
         #[test]
         fn reasoning_never_exceeds_budget(seed: u64, tokens in 0usize..20) {
-            let result = Play { seed, max_tokens: 60, ..Play::default() }
-                .play(&[(&ForcePrefix, json!({"text": "<think>"})), (&ThinkBudget, json!({"tokens": tokens}))]);
+            let result = Simulation { seed, max_tokens: 60, ..Simulation::default() }
+                .run_mods(&[(&ForcePrefix, json!({"text": "<think>"})), (&ThinkBudget, json!({"tokens": tokens}))]);
             if let Some((reasoning, _)) = result.text["<think>".len()..].split_once("</think>") {
                 prop_assert!(reasoning.len() <= tokens * 5 + 5);
             } else {

@@ -24,8 +24,8 @@ impl ModFactory for ToolGuard {
             "Checks tool calls while they are written, and removes invalid ones.",
             "Calls are parsed in the format of the model's family. If the name is unknown or blocked, if the \
              arguments do not match the tool's JSON schema, or if a call cannot be parsed, it is removed and drawn \
-             again at temperature. After max_retries in the answer, then decides: the call is replaced by \
-             text, the run ends with an error, or the call is kept with a warning. A call is held back until it was \
+             again at temperature. After max_retries retries in one answer, the field then decides: the call is replaced with \
+             text, the run ends with an error, or the call is kept with a warning. The stream holds a call back until it is \
              checked.",
             json!({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}], "block": ["delete"]}),
             schema(
@@ -66,7 +66,7 @@ impl ModFactory for ToolGuard {
             temperature: fields.number("temperature", 0.0..=10.0, 1.0)?,
             then: fields.word("then", &["text", "error", "keep"])?,
             tracker: SequenceTracker::default(),
-            written: AnswerText::new(run),
+            answer: AnswerText::new(run),
             read: 0,
             finished: false,
             kept_until: 0,
@@ -107,7 +107,7 @@ struct Guard {
     temperature: f32,
     then: &'static str,
     tracker: SequenceTracker,
-    written: AnswerText,
+    answer: AnswerText,
     /// Bytes of the text that were parsed.
     read: usize,
     /// True if the end of the answer was parsed.
@@ -131,17 +131,17 @@ struct InvalidCall {
 }
 
 impl Guard {
-    fn follow(&mut self, call: &Call<'_>) {
-        let delta = self.tracker.follow(call);
-        let kept = self.written.follow(&delta, &call.run.vocabulary);
+    fn update(&mut self, call: &Call<'_>) {
+        let delta = self.tracker.update(call);
+        let kept = self.answer.apply(&delta, &call.run.vocabulary);
         // If another mod's action won, the invalid call remains and is parsed again.
         let is_kept = self.expected.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
         if is_kept || kept < self.read || (delta.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
             self.finished = false;
             self.kept_until = self.kept_until.min(kept);
-            self.read = if is_kept { 0 } else { complete_prefix(&self.written.bytes()[..kept]) };
-            self.parser.push(&self.written.text(0, self.read));
+            self.read = if is_kept { 0 } else { complete_prefix(&self.answer.bytes()[..kept]) };
+            self.parser.push(&self.answer.text(0, self.read));
         }
         let length = self.tracker.tokens();
         self.retry_from = self.retry_from.filter(|&from| from <= length);
@@ -149,35 +149,35 @@ impl Guard {
     }
 
     /// Parses new text and returns the first invalid call in it.
-    fn parse(&mut self, over: bool) -> Option<InvalidCall> {
-        let upto = self.read + complete_prefix(&self.written.bytes()[self.read..]);
-        let text = self.written.text(self.read, upto);
+    fn parse(&mut self, is_over: bool) -> Option<InvalidCall> {
+        let end = self.read + complete_prefix(&self.answer.bytes()[self.read..]);
+        let text = self.answer.text(self.read, end);
         let mut invalid = None;
         for c in text.chars() {
-            // The item that this character completes began before it.
+            // The part of the answer that this character completes begins before it.
             let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
             self.read += c.len_utf8();
-            let unread = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, unread));
+            let is_unparsed = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
+            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, is_unparsed));
         }
-        if over && !self.finished {
+        if is_over && !self.finished {
             let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             self.finished = true;
             let pieces = self.parser.finish(false);
-            let unread = marked && !has_call(&pieces);
-            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, unread));
+            let is_unparsed = marked && !has_call(&pieces);
+            invalid = invalid.or_else(|| self.find_invalid(&pieces, from, is_unparsed));
         }
         invalid
     }
 
-    fn find_invalid(&self, pieces: &[AnswerDelta], from: usize, unread: bool) -> Option<InvalidCall> {
+    fn find_invalid(&self, pieces: &[AnswerDelta], from: usize, is_unparsed: bool) -> Option<InvalidCall> {
         let from = if self.answer_format.format.is_channels() {
             // The parser reports a channel as a whole, so the call begins with the last channel header.
-            rfind(&self.written.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
+            rfind(&self.answer.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
         } else {
             // Spaces before the call may remain.
-            let rest = &self.written.bytes()[from..];
+            let rest = &self.answer.bytes()[from..];
             from + rest.len() - rest.trim_ascii_start().len()
         };
         if from < self.kept_until {
@@ -188,8 +188,8 @@ impl Guard {
             AnswerDelta::Called => self.arguments_problem(),
             _ => None,
         });
-        let unread = (unread && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
-        reason.or(unread).map(|reason| InvalidCall { from, reason })
+        let is_unparsed = (is_unparsed && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
+        reason.or(is_unparsed).map(|reason| InvalidCall { from, reason })
     }
 
     fn name_problem(&self, name: &str) -> Option<String> {
@@ -211,10 +211,10 @@ impl Guard {
     }
 
     fn respond(&mut self, invalid: &InvalidCall, call: &Call<'_>) -> Reply {
-        let cut = self.written.cut(invalid.from);
+        let cut = self.answer.cut(invalid.from);
         let position = self.tracker.tokens() - cut.tokens;
         let again = self.retries < self.max_retries;
-        let (level, action, what) = match self.then {
+        let (level, is_removed, outcome) = match self.then {
             _ if again => (LogLevel::Info, true, "retrying"),
             "keep" => (LogLevel::Warning, false, "keeping it"),
             "error" => {
@@ -224,38 +224,38 @@ impl Guard {
                 ))
                 .into();
             }
-            _ => (LogLevel::Warning, true, "replacing it by text"),
+            _ => (LogLevel::Warning, true, "replacing it with text"),
         };
-        let logs = vec![ModLogLine { level, message: format!("{}; {what}", invalid.reason) }];
-        if !action {
+        let logs = vec![ModLogLine { level, message: format!("{}; {outcome}", invalid.reason) }];
+        if !is_removed {
             self.kept_until = self.read.max(invalid.from + 1);
             return Reply { logs, ..Reply::default() };
         }
         let generated = call.generated();
         let tokens = call.run.vocabulary.encode(&cut.before, false, false);
-        let place = position + tokens.len();
+        let call_start = position + tokens.len();
         if again {
             self.retries += 1;
-            self.retry_from = Some(place);
+            self.retry_from = Some(call_start);
         } else {
             // If the call began within a token, that token is replaced by its text before the call.
             let first = generated.len().checked_sub(cut.tokens).map(|index| generated[index]);
             let first = if cut.before.is_empty() { first } else { self.first_of_call(invalid.from, call) };
             self.retry_from = None;
-            let left = self.banned_at.get_or_insert((place, Vec::new()));
-            if left.0 != place {
-                *left = (place, Vec::new());
+            let bans = self.banned_at.get_or_insert((call_start, Vec::new()));
+            if bans.0 != call_start {
+                *bans = (call_start, Vec::new());
             }
-            left.1.extend(first);
+            bans.1.extend(first);
         }
         self.expected = Some(position);
         let n = u32::try_from(cut.tokens).unwrap_or(u32::MAX);
         Reply { action: Some(Action::Backtrack { n, tokens }), logs, ..Reply::default() }
     }
 
-    /// Returns the first token of the call's own tokenization.
+    /// Returns the first token of the call, if its text from the byte `from` on is encoded without the text before it.
     fn first_of_call(&self, from: usize, call: &Call<'_>) -> Option<TokenId> {
-        let text = String::from_utf8_lossy(&self.written.bytes()[from..]).into_owned();
+        let text = String::from_utf8_lossy(&self.answer.bytes()[from..]).into_owned();
         call.run.vocabulary.encode(&text, false, true).first().copied()
     }
 }
@@ -276,22 +276,22 @@ impl ModInstance for Guard {
     /// Returns the number of tokens from the start of a call, or of a possible call.
     fn holdback(&self) -> usize {
         let from = if self.answer_format.format.is_channels() {
-            rfind(self.written.bytes(), b"<|channel|>").unwrap_or(0)
+            rfind(self.answer.bytes(), b"<|channel|>").unwrap_or(0)
         } else {
             self.parser.unsent_from()
         };
-        self.written.cut(from).tokens
+        self.answer.cut(from).tokens
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        self.follow(call);
+        self.update(call);
         let length = self.tracker.tokens();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => {
-                let over = tokens.last().is_some_and(|&last| ends(call.run, last));
+                let is_over = tokens.last().is_some_and(|&last| ends(call.run, last));
                 let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();
-                if let Some(invalid) = self.parse(over) {
+                if let Some(invalid) = self.parse(is_over) {
                     self.respond(&invalid, call)
                 } else {
                     // A retry is complete after a valid call or text.
@@ -302,7 +302,7 @@ impl ModInstance for Guard {
                 }
             }
             CallEvent::ForwardPass { .. } => match (&self.banned_at, self.retry_from) {
-                (Some((place, tokens)), _) if *place == length => Action::AdjustedLogits {
+                (Some((call_start, tokens)), _) if *call_start == length => Action::AdjustedLogits {
                     edit: LogitEdit::Set(tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect()),
                     temperature: None,
                 }
@@ -321,33 +321,38 @@ impl ModInstance for Guard {
 mod tests {
     use super::ToolGuard;
     use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Play, PlayResult, run};
+    use crate::mods::builtin::testing::{Simulation, SimulationResult, run};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
     const RIGHT: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
 
-    fn config(further: &Value) -> Value {
+    fn config(more_fields: &Value) -> Value {
         let mut config = json!({"tools": [
             {"type": "function", "function": {"name": "add", "parameters": {"type": "object",
                 "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}}},
             {"type": "function", "function": {"name": "delete"}},
         ]});
-        config.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
+        config.as_object_mut().unwrap().extend(more_fields.as_object().unwrap().clone());
         config
     }
 
     /// Runs a model that writes the first script, and the next one each time a call was removed.
-    fn play(scripts: &[&str], further: &Value) -> PlayResult {
+    fn simulate(scripts: &[&str], more_fields: &Value) -> SimulationResult {
         let scripts: Vec<String> = scripts.iter().map(ToString::to_string).collect();
-        Play { script: scripts[0].clone(), further: scripts[1..].to_vec(), max_tokens: 400, ..Play::default() }
-            .play(&[(&ToolGuard, config(further))])
+        Simulation {
+            script: scripts[0].clone(),
+            next_scripts: scripts[1..].to_vec(),
+            max_tokens: 400,
+            ..Simulation::default()
+        }
+        .run_mods(&[(&ToolGuard, config(more_fields))])
     }
 
     #[test]
     fn valid_calls_are_unchanged() {
         for text in [RIGHT.to_owned(), format!("I look.\n{RIGHT}\n{RIGHT}"), "no call, 1 < 2 {\"a\": 1}".into()] {
-            let result = play(&[&format!("{text}\0")], &json!({}));
+            let result = simulate(&[&format!("{text}\0")], &json!({}));
             assert_eq!((result.text.as_str(), result.controls), (text.as_str(), 0), "{result:?}");
         }
     }
@@ -367,7 +372,7 @@ mod tests {
         ] {
             let first = format!("I look.\n<tool_call>\n{invalid}\n</tool_call>\0");
             let valid = format!("I look.\n{RIGHT}\0");
-            let result = play(&[&first, &valid], &json!({"block": ["delete"]}));
+            let result = simulate(&[&first, &valid], &json!({"block": ["delete"]}));
             assert_eq!(result.logs, [format!("{why}; retrying")]);
             assert_eq!((result.text, result.retracted, result.controls), (format!("I look.\n{RIGHT}"), 0, 1));
         }
@@ -376,22 +381,22 @@ mod tests {
     #[test]
     fn only_invalid_second_call_is_removed() {
         let invalid = format!("{RIGHT}\n<tool_call>\n{{\"name\": \"x\", \"arguments\": {{}}}}\n</tool_call>\0");
-        let result = play(&[&invalid, &format!("{RIGHT}\n{RIGHT}\0")], &json!({}));
+        let result = simulate(&[&invalid, &format!("{RIGHT}\n{RIGHT}\0")], &json!({}));
         assert_eq!((result.text, result.retracted, result.controls), (format!("{RIGHT}\n{RIGHT}"), 0, 1));
     }
 
     #[test]
     fn field_then_decides_after_the_last_retry() {
         let invalid = "<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>\0";
-        let result = play(&[invalid; 9], &json!({"max_retries": 2}));
+        let result = simulate(&[invalid; 9], &json!({"max_retries": 2}));
         assert!(!result.text.starts_with('<'), "{result:?}");
-        assert_eq!(result.logs[2], "unknown tool 'x'; known tools: add, delete; replacing it by text");
-        let result = play(&[invalid; 9], &json!({"max_retries": 2, "then": "error"}));
+        assert_eq!(result.logs[2], "unknown tool 'x'; known tools: add, delete; replacing it with text");
+        let result = simulate(&[invalid; 9], &json!({"max_retries": 2, "then": "error"}));
         assert_eq!(
             result.error.as_deref(),
             Some("tool-guard: gave up after 2 retries: unknown tool 'x'; known tools: add, delete")
         );
-        let result = play(&[invalid; 9], &json!({"max_retries": 1, "then": "keep"}));
+        let result = simulate(&[invalid; 9], &json!({"max_retries": 1, "then": "keep"}));
         assert_eq!(result.text, invalid.trim_end_matches('\0'));
         assert_eq!(result.controls, 1);
     }
@@ -421,8 +426,8 @@ mod tests {
         fn blocked_call_never_remains(seed: u64, cut in 0usize..60) {
             let call = "Well. <tool_call>{\"name\": \"delete\", \"arguments\": {}}</tool_call>";
             let script = &call[..cut.min(call.len())];
-            let result = Play { script: script.into(), seed, alphabet: "{}\"namedlt: <>/_colrgus,", max_tokens: 120, ..Play::default() }
-                .play(&[(&ToolGuard, config(&json!({"block": ["delete"], "max_retries": 1})))]);
+            let result = Simulation { script: script.into(), seed, alphabet: "{}\"namedlt: <>/_colrgus,", max_tokens: 120, ..Simulation::default() }
+                .run_mods(&[(&ToolGuard, config(&json!({"block": ["delete"], "max_retries": 1})))]);
             prop_assert!(!result.text.contains("\"delete\", \"arguments\": {"), "{:?}", result);
             prop_assert_eq!(result.retracted, 0);
         }

@@ -24,28 +24,29 @@ pub struct PythonMod {
     description: ModDescription,
     handler: HandlerInfo,
     spec: WorkerSpec,
-    handles_by_worker: Mutex<Vec<Arc<SupervisorHandle>>>,
+    /// Handles of the supervisors, one per worker.
+    supervisors: Mutex<Vec<Arc<SupervisorHandle>>>,
 }
 
 impl PythonMod {
     pub fn new(description: ModDescription, handler: HandlerInfo, spec: WorkerSpec) -> Self {
-        Self { description, handler, spec, handles_by_worker: Mutex::default() }
+        Self { description, handler, spec, supervisors: Mutex::default() }
     }
 
-    /// Returns the handle of the worker for a new run: the one with the fewest runs, or another worker if all have runs and
-    /// the maximum is not reached.
-    fn handle(&self) -> io::Result<Arc<SupervisorHandle>> {
-        let mut handles_by_worker = self.handles_by_worker.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns the handle of the worker for a new run: the worker with the fewest runs, or a new worker if all have
+    /// runs and the maximum is not reached.
+    fn handle_for_run(&self) -> io::Result<Arc<SupervisorHandle>> {
+        let mut supervisors = self.supervisors.lock().unwrap_or_else(PoisonError::into_inner);
         // A supervisor that panicked is not used again.
-        handles_by_worker.retain(|handle| handle.is_open());
+        supervisors.retain(|handle| handle.is_open());
         let runs = |handle: &Arc<SupervisorHandle>| handle.shared.runs.load(Ordering::Relaxed);
         let max = self.handler.workers.unwrap_or(self.spec.limits.workers).clamp(1, MAX_WORKERS);
-        let least_busy = handles_by_worker.iter().min_by_key(|handle| runs(handle)).cloned();
+        let least_busy = supervisors.iter().min_by_key(|handle| runs(handle)).cloned();
         let handle = match least_busy {
-            Some(handle) if runs(&handle) == 0 || handles_by_worker.len() >= max => handle,
+            Some(handle) if runs(&handle) == 0 || supervisors.len() >= max => handle,
             _ => {
-                let handle = self.open()?;
-                handles_by_worker.push(Arc::clone(&handle));
+                let handle = self.start_supervisor()?;
+                supervisors.push(Arc::clone(&handle));
                 handle
             }
         };
@@ -55,7 +56,7 @@ impl PythonMod {
         Ok(handle)
     }
 
-    fn open(&self) -> io::Result<Arc<SupervisorHandle>> {
+    fn start_supervisor(&self) -> io::Result<Arc<SupervisorHandle>> {
         let (handle, jobs) = SupervisorHandle::new(SharedMemory::create()?);
         let supervisor = Supervisor::new(self.description.name.clone(), self.spec.clone(), Arc::clone(&handle.shared));
         std::thread::Builder::new()
@@ -73,7 +74,7 @@ impl ModFactory for PythonMod {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         self.handler.check_config(config)?;
-        let handle = self.handle().map_err(|error| format!("the worker cannot be started: {error}"))?;
+        let handle = self.handle_for_run().map_err(|error| format!("the worker cannot be started: {error}"))?;
         Ok(Box::new(PythonInstance {
             run: Arc::new(RunContext {
                 number: NEXT.fetch_add(1, Ordering::Relaxed),
@@ -88,7 +89,7 @@ impl ModFactory for PythonMod {
             tokens: None,
             shared_tokens: Vec::new(),
             logits: None,
-            is_over: false,
+            is_finished: false,
         }))
     }
 }
@@ -104,7 +105,8 @@ struct PythonInstance {
     shared_tokens: Vec<TokenId>,
     /// Region of the logits.
     logits: Option<MemoryRegion>,
-    is_over: bool,
+    /// True if the worker was notified of the end of the run.
+    is_finished: bool,
 }
 
 impl PythonInstance {
@@ -149,7 +151,7 @@ impl PythonInstance {
             if let Some(old) = self.tokens.take() {
                 memory.free(old);
             }
-            // Rounded up to few sizes, so that runs can reuse freed regions.
+            // Rounded up to a power of two, so that other runs can reuse the region once it is freed.
             self.tokens = Some(memory.allocate((bytes * 2).next_power_of_two())?);
             self.shared_tokens.clear();
         }
@@ -217,7 +219,7 @@ impl ModInstance for PythonInstance {
     }
 
     fn finished(&mut self) {
-        if std::mem::replace(&mut self.is_over, true) {
+        if std::mem::replace(&mut self.is_finished, true) {
             return;
         }
         let regions = self.tokens.take().into_iter().chain(self.logits.take()).collect();

@@ -8,7 +8,8 @@ use std::sync::OnceLock;
 const MIN_VERSION: (u32, u32) = (3, 9);
 const VERSION_SCRIPT: &str = "import sys; print(*sys.version_info[:2], sys.executable, sep='\\n')";
 
-/// Returns the interpreter for workers: `configured`, else `THUNDER_PYTHON`, else `python3` on the PATH.
+/// Returns the interpreter for workers: `configured`; if that is `None`, the one that `THUNDER_PYTHON` names, or
+/// `python3` on the PATH.
 ///
 /// # Errors
 /// [`LoadError::NoPython`] with the candidate that was tried.

@@ -6,7 +6,7 @@ pub const MAX_THREADS: u64 = 512;
 /// Resource limits of a worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WorkerLimits {
-    /// Maximum time of an import.
+    /// Maximum time of an import of the mod's source.
     pub import: Duration,
     /// Maximum time of one call.
     pub call: Duration,
@@ -18,7 +18,8 @@ pub struct WorkerLimits {
     pub workers: usize,
     /// Maximum address space of a worker in bytes, including mapped libraries; 0 = no limit.
     pub address_space_bytes: u64,
-    /// Maximum size of a file that a worker can write, in bytes; 0 = no limit. In the sandbox a worker cannot write files.
+    /// Maximum size of a file that a worker can write, in bytes; 0 = no limit. In the sandbox a worker cannot write
+    /// files.
     pub file_size_bytes: u64,
     /// Maximum open descriptors of a worker.
     pub open_files: u64,

@@ -1,29 +1,30 @@
 //! Python mods: each runs in a separate worker process, never inside the server.
 //!
-//! [`PythonMods::file`] imports a file once, in a separate process, to find the functions with `@mod`, and
-//! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with the
-//! mod, one call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each mod of a
-//! file has its own worker, and mods share no state.
+//! [`PythonMods::text`] imports a source once, in a separate process, to find the functions with `@mod`, and returns a
+//! [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with the mod, one
+//! call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each mod of a file
+//! has its own worker, and mods share no state.
 //!
 //! # A call
 //! `instance` writes the sequence and the logits into memory shared with the worker and submits the call to the mod's
 //! supervisor, a thread (`handle`, `supervisor`). The decode thread continues. The frame is sent to the worker
-//! immediately if it is idle, else after the earlier calls. The supervisor answers queries of the worker (only the
+//! immediately if it is idle, otherwise after the earlier calls. The supervisor answers queries of the worker (only the
 //! server can tokenize) and delivers the reply through [`ReplySender`](super::ReplySender).
 //!
 //! # Deadlines and crashes
-//! The deadline of a call is [`WorkerLimits::call`] after the worker receives it, that of an import
-//! [`WorkerLimits::import`]. A worker that exceeds its deadline must dump its stack, which becomes the exception's
-//! traceback, and is then killed with its process group. Only its current call fails with an exception. The call is never
-//! retried, since the mod may have executed half of it. Calls of other runs wait in the supervisor and go to the next
-//! worker, which imports the mod again, so module-level state is lost. Output printed by the failed call is kept. If an
-//! import fails after a restart, or several workers fail without a successful call in between, calls fail immediately for
-//! a delay that doubles from 0.5 s to 30 s. The engine disables a mod for a run if its calls keep failing.
+//! A call must end within [`WorkerLimits::call`] after the worker receives it, an import within
+//! [`WorkerLimits::import`]. A worker that exceeds its deadline is made to dump its stack, which becomes the
+//! exception's traceback, and is then killed with its process group. Only its current call fails with an exception. The
+//! call is never retried, since the mod may have executed half of it. Calls of other runs wait in the supervisor and go
+//! to the next worker, which imports the mod again, so module-level state is lost. Output printed by the failed call is
+//! kept. If an import fails after a restart, or several workers fail without a successful call in between, calls fail
+//! immediately for a delay that doubles from 0.5 s to 30 s. The engine disables a mod for a run if its calls keep
+//! failing.
 //!
 //! # Several workers
 //! `@mod(workers=N)`, or [`WorkerLimits::workers`] if the mod does not specify it, lets up to N workers serve a mod.
-//! Another worker starts when all existing ones have runs. A run stays with its worker, so the state that a mod keeps for a
-//! request is available in its next call. Module-level state is separate in each worker. A worker ends after
+//! Another worker starts when all existing ones have runs. A run stays with its worker, so the state that a mod keeps
+//! for a request is available in its next call. Module-level state is separate in each worker. A worker ends after
 //! [`WorkerLimits::idle`] without a run.
 //!
 //! # Protocol, version 1
@@ -37,7 +38,7 @@
 //! | `call` | `reply` | one event; regions of the shared memory as (byte offset, count) |
 //! | `finished` | `reply` | the run has ended |
 //! | `answer` | `query` | during a call: `encode`, or `vocabulary` once per model |
-//! | | `log` | at any time; belongs to the call in progress, else to the next one |
+//! | | `log` | at any time; belongs to the call in progress, otherwise to the next one |
 //!
 //! The shared memory is an anonymous file. The worker maps it; the server reads and writes it only with system calls,
 //! so a worker that truncates it causes an exception for its mod and no harm to the server. Each mod instance has one
@@ -77,7 +78,6 @@ use sandbox::{SandboxLauncher, SandboxPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use shared_memory::SharedMemory;
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -130,16 +130,6 @@ pub enum LoadError {
         /// Python traceback, if there is one.
         traceback: Option<String>,
     },
-    /// Two mods of a directory have the same name.
-    #[error("{second}: the mod '{name}' already exists in {first}; rename one with @mod(name=\"…\")")]
-    Duplicate {
-        /// Name of the mod.
-        name: String,
-        /// First file.
-        first: String,
-        /// Second file.
-        second: String,
-    },
 }
 
 impl LoadError {
@@ -151,9 +141,7 @@ impl LoadError {
             _ => None,
         }
     }
-}
 
-impl LoadError {
     /// Returns the line of the mod's source that caused the error, from 1: the last line of this file in the traceback.
     #[must_use]
     pub fn line(&self) -> Option<u32> {
@@ -165,19 +153,10 @@ impl LoadError {
 /// Returns the last line of a file in a traceback, from 1.
 #[must_use]
 pub fn line_in(file: &str, traceback: &str) -> Option<u32> {
-    let place = format!("File \"{file}\", line ");
-    let rest = traceback.rsplit_once(&place)?.1;
+    let prefix = format!("File \"{file}\", line ");
+    let rest = traceback.rsplit_once(&prefix)?.1;
     let digits = rest.find(|c: char| !c.is_ascii_digit()).map_or(rest, |end| &rest[..end]);
     digits.parse().ok()
-}
-
-/// Mods of a directory.
-#[derive(Default)]
-pub struct ModDirectory {
-    /// Mods, by file name, then in the order of the file.
-    pub mods: Vec<Arc<dyn ModFactory>>,
-    /// Errors of the files that could not be loaded.
-    pub failed: Vec<LoadError>,
 }
 
 /// Source file of a mod.
@@ -229,7 +208,7 @@ pub fn read_source(path: &Path) -> io::Result<String> {
 pub struct PythonMods {
     /// Resource limits of each worker.
     pub limits: WorkerLimits,
-    /// Python interpreter; `None` for `THUNDER_PYTHON`, else `python3` on the PATH.
+    /// Python interpreter; `None` for the one that `THUNDER_PYTHON` names, or `python3` on the PATH.
     pub python: Option<PathBuf>,
     /// Origin of the code.
     pub origin: ModOrigin,
@@ -240,20 +219,7 @@ pub struct PythonMods {
 }
 
 impl PythonMods {
-    /// Loads all mods of a file: one per function with `@mod`.
-    ///
-    /// # Errors
-    /// [`LoadError`]
-    pub fn file(&self, path: impl AsRef<Path>) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
-        let path = path.as_ref();
-        let text =
-            read_source(path).map_err(|source| LoadError::Unreadable { path: path.display().to_string(), source })?;
-        let file =
-            path.file_name().map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
-        self.text(file, text)
-    }
-
-    /// Loads all mods of a text; `file` is its name in tracebacks.
+    /// Loads all mods of a text: one per function with `@mod`. `file` is its name in tracebacks.
     ///
     /// # Errors
     /// [`LoadError`]; a text without any mod is an error.
@@ -263,7 +229,8 @@ impl PythonMods {
         Ok(handlers.into_iter().map(|handler| self.make(handler, &spec)).collect())
     }
 
-    /// Loads the mod of a text, under `name`. `entrypoint` is the function; it is optional if only one function has `@mod`.
+    /// Loads one mod of a text and names it `name`. `entrypoint` is its function; it is optional if only one function
+    /// has `@mod`.
     ///
     /// # Errors
     /// [`LoadError`]
@@ -284,46 +251,6 @@ impl PythonMods {
                 Err(LoadError::Failed { file: source.file.clone(), message, traceback: None })
             }
         }
-    }
-
-    /// Loads all mods of all `.py` files of a directory. Files that cannot be loaded do not affect the others.
-    ///
-    /// # Errors
-    /// The directory cannot be read.
-    pub fn dir(&self, dir: impl AsRef<Path>) -> Result<ModDirectory, LoadError> {
-        let dir = dir.as_ref();
-        let unreadable = |source| LoadError::Unreadable { path: dir.display().to_string(), source };
-        let mut paths = Vec::new();
-        for entry in std::fs::read_dir(dir).map_err(unreadable)? {
-            let path = entry.map_err(unreadable)?.path();
-            // Files such as __init__.py are not mods.
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if path.extension().is_some_and(|kind| kind == "py") && !name.starts_with(['_', '.']) {
-                paths.push(path);
-            }
-        }
-        paths.sort();
-        let mut directory = ModDirectory::default();
-        let mut names: BTreeMap<String, String> = BTreeMap::new();
-        for path in paths {
-            let file = path.display().to_string();
-            match self.file(&path) {
-                Err(error) => directory.failed.push(error),
-                Ok(mods) => {
-                    for found in mods {
-                        let name = found.describe().name;
-                        if let Some(first) = names.get(&name) {
-                            let (first, second) = (first.clone(), file.clone());
-                            directory.failed.push(LoadError::Duplicate { name, first, second });
-                        } else {
-                            names.insert(name, file.clone());
-                            directory.mods.push(found);
-                        }
-                    }
-                }
-            }
-        }
-        Ok(directory)
     }
 
     /// Returns the interpreter that workers use.

@@ -47,7 +47,7 @@ pub enum WorkerFailure {
     /// The worker exceeded its deadline.
     Deadline,
     /// The worker has ended.
-    Gone,
+    Ended,
     /// The worker has too many threads.
     Threads(u64),
     /// The worker violated the protocol.
@@ -164,8 +164,8 @@ impl WorkerProcess {
         self.excess_threads().map_or(Ok(()), |threads| Err(WorkerFailure::Threads(threads)))
     }
 
-    /// Returns Linux's process status from the state field on. The field before it is the program's name, which may contain
-    /// any characters.
+    /// Returns Linux's process status from the state field on. The field before it is the program's name, which may
+    /// contain any characters.
     fn stat(&self) -> Option<String> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).ok()?;
         Some(stat.rsplit_once(')')?.1.to_owned())
@@ -179,9 +179,9 @@ impl WorkerProcess {
         let frame = frame::encode(header, body);
         let mut rest = &frame[..];
         while !rest.is_empty() {
-            self.stream.set_write_timeout(Some(time_left(deadline)?)).map_err(|_| WorkerFailure::Gone)?;
-            // The timeout applies to each part of the frame, the deadline to the whole frame, so that a worker that reads
-            // slowly cannot block the server forever.
+            self.stream.set_write_timeout(Some(time_left(deadline)?)).map_err(|_| WorkerFailure::Ended)?;
+            // The timeout applies to each part of the frame, the deadline to the whole frame, so that a worker that
+            // reads slowly cannot block the server forever.
             match self.stream.write(&rest[..rest.len().min(WRITE_CHUNK_BYTES)]) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -203,9 +203,9 @@ impl WorkerProcess {
                 return Ok(frame);
             }
             let limit = time_left(deadline)?.min(THREAD_CHECK_INTERVAL);
-            self.stream.set_read_timeout(Some(limit)).map_err(|_| WorkerFailure::Gone)?;
+            self.stream.set_read_timeout(Some(limit)).map_err(|_| WorkerFailure::Ended)?;
             match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(WorkerFailure::Gone),
+                Ok(0) => return Err(WorkerFailure::Ended),
                 Ok(count) => self.decoder.push(&chunk[..count]),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => match failure(&error) {
@@ -294,7 +294,7 @@ fn time_left(deadline: Instant) -> Result<Duration, WorkerFailure> {
 fn failure(error: &io::Error) -> WorkerFailure {
     match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => WorkerFailure::Deadline,
-        _ => WorkerFailure::Gone,
+        _ => WorkerFailure::Ended,
     }
 }
 
@@ -377,7 +377,7 @@ impl Drop for WorkerDir {
     }
 }
 
-/// End of the output to the descriptors 1 and 2 that bypassed Python's own streams.
+/// Last part of the output that bypassed Python's streams and went directly to the descriptors 1 and 2.
 #[derive(Default)]
 struct StrayOutput {
     bytes: Vec<u8>,

@@ -2,8 +2,8 @@
 //! exceeds a deadline or dies, and ends it after an idle period.
 //!
 //! Calls wait here, not in the worker. A deadline therefore counts from the moment the worker receives the call, and a
-//! failing worker loses exactly one call. That call gets an exception and is never retried, since the mod may have
-//! executed half of it; the others go to the next worker.
+//! failing worker loses exactly one call. That call fails with an exception and is never retried, since the mod may
+//! have executed half of it; the other calls go to the next worker.
 
 use super::call_log::CallLog;
 use super::handle::WorkerShared;
@@ -120,7 +120,7 @@ impl Supervisor {
     /// Runs until all senders of jobs are dropped.
     pub fn run(mut self, jobs: &Receiver<Job>) {
         while let Some(job) = self.next(jobs) {
-            let has_polled = match job {
+            let reply = match job {
                 Job::StartRun => {
                     // The first call reports a failure.
                     let _ = self.ensure_worker();
@@ -139,7 +139,7 @@ impl Supervisor {
             let worker = self.worker.as_ref();
             self.shared.job_done(worker.map_or(0, |_| self.generation), || worker?.stream().ok());
             // The reply is sent last, so that the next call finds the worker idle.
-            if let Some((done, reply)) = has_polled {
+            if let Some((done, reply)) = reply {
                 done.reply(reply);
             }
             (self.idle_since, self.idle_cpu_start) = (Instant::now(), None);
@@ -193,8 +193,8 @@ impl Supervisor {
 
     /// Returns true if the decode thread has polled replies since the last call of this function.
     fn has_direct_replies(&mut self) -> bool {
-        let has_polled = self.shared.direct_replies();
-        std::mem::replace(&mut self.direct_replies, has_polled) != has_polled
+        let count = self.shared.direct_replies();
+        std::mem::replace(&mut self.direct_replies, count) != count
     }
 
     fn call(
@@ -238,13 +238,13 @@ impl Supervisor {
         let header = to_json(&ToWorker::Finished { run: run.number });
         let deadline = Instant::now() + self.spec.limits.call;
         let mut logs = CallLog::default();
-        let answer = self.exchange(run, Some(&header), deadline, &mut logs);
+        let reply = self.exchange(run, Some(&header), deadline, &mut logs);
         self.introduced_runs.remove(&run.number);
         for log in logs.lines {
             // Escaped: a line break could forge a log entry of the server.
             tracing::info!(mod.name = self.name, run.id = %run.view.run_id, "log line of finished hook: {:?}", log.message);
         }
-        let exception = match answer {
+        let exception = match reply {
             Ok((FromWorker::Reply(reply), _)) => reply.exception.map(ModException::from),
             Ok(_) => None,
             Err(failure) => Some(self.discard_worker(&failure, self.spec.limits.call)),
@@ -263,7 +263,7 @@ impl Supervisor {
         deadline: Instant,
         logs: &mut CallLog,
     ) -> Result<(FromWorker, Vec<u8>), WorkerFailure> {
-        let worker = self.worker.as_mut().ok_or(WorkerFailure::Gone)?;
+        let worker = self.worker.as_mut().ok_or(WorkerFailure::Ended)?;
         let vocabulary = &run.view.vocabulary;
         if self.introduced_runs.insert(run.number) {
             let id = vocabulary_id(&mut self.vocabularies, vocabulary);
@@ -279,7 +279,7 @@ impl Supervisor {
                     let (answer, body) = answer(query, &self.vocabularies)?;
                     worker.send(&to_json(&answer), &body, deadline)?;
                 }
-                answer => return Ok(answer),
+                message => return Ok(message),
             }
         }
     }
@@ -345,8 +345,8 @@ impl Supervisor {
     }
 }
 
-/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at which
-/// the worker received the call, which bounds the elapsed time that the worker reports.
+/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at
+/// which the worker received the call, which bounds the elapsed time that the worker reports.
 pub fn to_reply(
     reply: WorkerReply,
     body: &[u8],

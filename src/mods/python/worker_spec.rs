@@ -47,14 +47,14 @@ impl WorkerSpec {
         });
         let deadline = Instant::now() + self.limits.import;
         let mut logs = CallLog::default();
-        let answer = worker
+        let reply = worker
             .send(&header, self.source.text.as_bytes(), deadline)
             .and_then(|()| self.receive(&mut worker, deadline, &mut logs, None));
         for log in logs.lines {
             // Escaped: a line break could forge a log entry of the server.
             tracing::info!(mod.file = self.source.file, "log line during import: {:?}", log.message);
         }
-        match answer {
+        match reply {
             Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),
             Ok((FromWorker::Failed(exception), _)) => Err(exception.into()),
             Ok(_) => Err(kill_worker(
@@ -114,7 +114,7 @@ pub fn kill_worker(worker: WorkerProcess, failure: &WorkerFailure, deadline: Dur
             let message = format!("the worker had {threads} threads; the maximum is {MAX_THREADS}");
             ModException { message, traceback: None }
         }
-        WorkerFailure::Gone => {
+        WorkerFailure::Ended => {
             let (status, last) = worker.kill();
             ModException { message: describe_exit(status), traceback: Some(last).filter(|last| !last.is_empty()) }
         }

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// Description of a mod, for people.
+/// Description of a mod for its users.
 #[derive(Debug, Clone, Default, Serialize, Deserialize, ToSchema)]
 pub struct ModDescription {
     /// Name used by runs.

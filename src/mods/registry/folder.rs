@@ -42,9 +42,9 @@ impl ModFolder {
         Self { path, python: PythonMods { origin: ModOrigin::File, ..python }, files: BTreeMap::new() }
     }
 
-    /// Registers new and changed mods, and removes those whose files are gone. A file that cannot be loaded keeps the
-    /// mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. Takes as long as the
-    /// imports of the changed files.
+    /// Registers new and changed mods, and removes those whose files were removed. A file that cannot be loaded keeps
+    /// the mods of its last valid text, and the reason is logged and listed in [`ModRegistry::problems`]. Takes as long
+    /// as the imports of the changed files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -52,7 +52,7 @@ impl ModFolder {
         let paths = files(&self.path)?;
         let removed: Vec<PathBuf> = self.files.keys().filter(|path| !paths.contains(path)).cloned().collect();
         for path in removed {
-            let file = mod_name(&path);
+            let file = file_name(&path);
             for name in self.files.remove(&path).map(|known| known.names).unwrap_or_default() {
                 registry.remove(&name);
                 tracing::info!(mod.name = name, mod.file = file, "mod removed with its file");
@@ -68,8 +68,8 @@ impl ModFolder {
             }
         }
         // Imported in parallel, so that one import that hangs does not block all others.
-        for some in changed.chunks(MAX_PARALLEL_IMPORTS) {
-            for ((path, text), found) in some.iter().zip(self.import(some)) {
+        for batch in changed.chunks(MAX_PARALLEL_IMPORTS) {
+            for ((path, text), found) in batch.iter().zip(self.import(batch)) {
                 self.register_file(path, text.as_ref().ok(), found, registry);
             }
         }
@@ -79,7 +79,7 @@ impl ModFolder {
     /// Imports files in parallel.
     fn import(&self, files: &[(PathBuf, io::Result<String>)]) -> Vec<Result<Vec<Arc<dyn ModFactory>>, LoadError>> {
         let import = |path: &Path, text: &io::Result<String>| match text {
-            Ok(text) => self.python.text(mod_name(path), text.clone()),
+            Ok(text) => self.python.text(file_name(path), text.clone()),
             Err(error) => {
                 let source = io::Error::new(error.kind(), error.to_string());
                 Err(LoadError::Unreadable { path: path.display().to_string(), source })
@@ -99,7 +99,7 @@ impl ModFolder {
         found: Result<Vec<Arc<dyn ModFactory>>, LoadError>,
         registry: &ModRegistry,
     ) {
-        let file = mod_name(path);
+        let file = file_name(path);
         let source = ModSource::Text(text.cloned().unwrap_or_default());
         let known = self.files.entry(path.to_owned()).or_insert(FolderFile { text: None, names: Vec::new() });
         known.text = text.cloned();
@@ -191,14 +191,14 @@ pub struct FolderWatch {
     _watcher: RecommendedWatcher,
 }
 
-/// Returns the Python files of a folder in order, without `__init__.py`, hidden files, and tests beside the file that
-/// they test.
+/// Returns the Python files of a folder in order, without `__init__.py`, hidden files, and the files `test_NAME` of
+/// other files `NAME`.
 fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let unreadable = |source| LoadError::Unreadable { path: folder.display().to_string(), source };
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
-        let name = mod_name(&path);
+        let name = file_name(&path);
         let is_test = name.strip_prefix("test_").is_some_and(|tested| folder.join(tested).is_file());
         if path.extension().is_some_and(|kind| kind == "py") && !name.starts_with(['_', '.']) && !is_test {
             paths.push(path);
@@ -208,7 +208,7 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     Ok(paths)
 }
 
-fn mod_name(path: &Path) -> String {
+fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 

@@ -1,7 +1,8 @@
 //! Registry of mods: the current version of each, and whether it is enabled.
 //!
-//! A run takes the current version when it starts, and keeps it. Disabling or removing a mod also affects active runs:
-//! the call at their next event fails with the reason, and no further call follows.
+//! A run uses the version that is current when it starts, until it ends. Disabling or removing a mod also affects
+//! active runs: the call at their next event fails with the reason, and the mod is not called again until it is
+//! enabled.
 
 mod description;
 mod folder;
@@ -178,8 +179,8 @@ impl ModRegistry {
         self.python.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Registers a mod and replaces any mod of the same name. Returns true if it replaced one. Active runs keep the previous
-    /// version.
+    /// Registers a mod and replaces any mod of the same name. Returns true if it replaced one. Active runs keep the
+    /// previous version.
     pub fn insert(&self, factory: Arc<dyn ModFactory>) -> bool {
         let description = factory.describe();
         let version = RegisteredVersion {
@@ -194,7 +195,7 @@ impl ModRegistry {
     /// Registers a version of a mod. Returns true if it replaced another one. Active runs keep the previous version.
     ///
     /// # Errors
-    /// The name belongs to a built-in mod, to another file, or to a file while this mod was uploaded.
+    /// The name belongs to a built-in mod, to another file, or to a mod of another origin.
     pub fn register(&self, factory: Arc<dyn ModFactory>, version: RegisteredVersion) -> Result<bool, NameTaken> {
         let name = factory.describe().name;
         self.check_name(&name, version.origin, version.registered_by.as_deref())?;

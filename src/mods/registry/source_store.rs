@@ -1,9 +1,9 @@
-//! Sources of mods in the data directory, through which another program of the same user passes them to the server.
+//! Sources of mods that another program of the same user has written to the server's data directory.
 //!
-//! `thunder run` and `thunder chat` send their runs to the server that owns the database. The source of a mod file is not
-//! part of such a request, since permission to send runs does not imply permission to send code. Instead it is written to
-//! the server's data directory, which only its owner can write, under its hash. The server loads it when it receives a run
-//! that names the hash.
+//! `thunder run` and `thunder chat` send their runs to the server that owns the database. The source of a mod file is
+//! not part of such a request, since permission to send runs does not imply permission to send code. Instead, the
+//! program writes the source to the data directory, which only its owner can write. The name of the file is the hash of
+//! the source. The server loads the source when it receives a run that names the hash.
 
 use super::ModSource;
 use std::fs::{self, DirBuilder, File};
@@ -12,7 +12,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Folder within the data directory.
-const FOLDER: &str = "handed-mods";
+const FOLDER: &str = "mod-sources";
 /// Maximum size of a source file in bytes, as JSON.
 const MAX_BYTES: u64 = 64 << 20;
 
@@ -24,10 +24,10 @@ pub fn store(data_dir: &Path, source: &ModSource) -> io::Result<String> {
     let folder = data_dir.join(FOLDER);
     DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
     let hash = source.hash();
-    let unfinished = folder.join(format!("{hash}.{}", std::process::id()));
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    let partial_file = folder.join(format!("{hash}.{}", std::process::id()));
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial_file)?;
     file.write_all(&serde_json::to_vec(source)?)?;
-    fs::rename(unfinished, folder.join(&hash))?;
+    fs::rename(partial_file, folder.join(&hash))?;
     Ok(hash)
 }
 

@@ -1,6 +1,6 @@
 use super::{ModOrigin, ModProblem, ModRef, ModRegistry, RegisteredVersion};
 use crate::events::system;
-use crate::mods::builtin::testing::{Scene, run};
+use crate::mods::builtin::testing::{ModHarness, run};
 use crate::mods::{Call, EventSet, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -93,18 +93,18 @@ fn disabled_mod_fails_once_and_is_not_called_again() {
     let registry = ModRegistry::default();
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     let factory = registry.get("one").unwrap();
-    let mut scene = Scene::new(&*factory, &json!(null));
-    assert!(scene.forward(&[0.0; 4]).exception.is_none());
+    let mut harness = ModHarness::new(&*factory, &json!(null));
+    assert!(harness.forward(&[0.0; 4]).exception.is_none());
     registry.enable("one", false);
-    let exception = scene.forward(&[0.0; 4]).exception.unwrap();
+    let exception = harness.forward(&[0.0; 4]).exception.unwrap();
     assert!(exception.message.starts_with("the mod 'one' was disabled during the run"), "{}", exception.message);
     let mut instance = factory.start(&Value::Null, &run()).unwrap();
     assert_eq!(instance.handles(), EventSet::ALL, "the instance is not informed yet");
     instance.finished();
     registry.enable("one", true);
-    assert!(scene.forward(&[0.0; 4]).exception.is_none(), "it is called again at the next token");
+    assert!(harness.forward(&[0.0; 4]).exception.is_none(), "it is called again at the next token");
     assert!(registry.remove("one"));
-    assert!(scene.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
+    assert!(harness.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
     assert_eq!(registry.info("one").map(|shown| shown.stats.calls), None);
 }
 

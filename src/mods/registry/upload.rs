@@ -50,8 +50,8 @@ impl ModSource {
         Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone())).collect())
     }
 
-    /// Returns the SHA-256 in hexadecimal: of a text like `sha256sum`, of a package over path, length and text of each
-    /// file, in the order of the paths.
+    /// Returns the SHA-256 of the source in hexadecimal. For a text, it is the output of `sha256sum`. For a package, it
+    /// covers path, length and text of each file, in the order of the paths.
     #[must_use]
     pub fn hash(&self) -> String {
         let digest = match self {
@@ -95,11 +95,11 @@ pub struct ModUpload {
     pub source: ModSource,
 }
 
-/// Error in an upload.
+/// Invalid field of an upload.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct InvalidUpload {
-    /// Invalid field.
+    /// Name of the field.
     pub field: &'static str,
     /// Message with the found and the expected value.
     pub message: String,
@@ -221,12 +221,12 @@ fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
     format!("from thunder_mods.worker.package import load\nglobals().update(load({files}, \"{module}\"))\n")
 }
 
-fn check_text(total: usize, text: &str, place: &str) -> Result<(), InvalidUpload> {
+fn check_text(total: usize, text: &str, subject: &str) -> Result<(), InvalidUpload> {
     if total > MAX_BYTES {
         return Err(invalid("source", format!("source has {total} bytes; the maximum is {MAX_BYTES}")));
     }
     if text.contains('\0') {
-        return Err(invalid("source", format!("{place} contains a zero byte")));
+        return Err(invalid("source", format!("{subject} contains a zero byte")));
     }
     Ok(())
 }

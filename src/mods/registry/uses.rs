@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use tokio::sync::mpsc;
 
-/// First use of a version of a mod file by a run on a day.
+/// First use of a version of a mod file on a day.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModUse {
     /// Name of the mod.

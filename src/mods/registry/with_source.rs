@@ -32,12 +32,12 @@ impl WithSource {
 
 impl ModFactory for WithSource {
     fn describe(&self) -> ModDescription {
-        let mut with_description = self.inner.describe();
-        with_description.version = self.hash.chars().take(12).collect();
-        if let Some(description) = &self.description {
-            with_description.description.clone_from(description);
+        let mut description = self.inner.describe();
+        description.version = self.hash.chars().take(12).collect();
+        if let Some(text) = &self.description {
+            description.description.clone_from(text);
         }
-        with_description
+        description
     }
 
     fn source_hash(&self) -> Option<String> {

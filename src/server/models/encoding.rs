@@ -17,7 +17,7 @@ pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings 
             PoolingFlag::Last => DeclaredPooling::Embeds(Pooling::Last),
             PoolingFlag::Rank => DeclaredPooling::Ranks,
         }),
-        head: requested.classifier_head.map(|head| match head {
+        head_activation: requested.classifier_head.map(|head| match head {
             HeadFlag::Direct => Activation::Direct,
             HeadFlag::Tanh => Activation::Tanh,
             HeadFlag::Relu => Activation::Relu,

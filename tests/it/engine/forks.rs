@@ -111,7 +111,7 @@ fn fork_of(run: &CompletedRun, request: &Request, step: i32) -> Request {
             sampling: vec![(0, request.sampling.clone())],
             mods_repeat_from: vec![Some(0); request.mods.len()],
             tokens: Vec::new(),
-            earlier: Value::Null,
+            earlier_parameters: Value::Null,
             parent: RunParent { run_id: RunId::now(), sequence_order: kept.len() as i32, step, change: Value::Null },
         })),
         ..request.clone()

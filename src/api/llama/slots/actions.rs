@@ -184,7 +184,7 @@ impl From<SlotError> for ApiError {
             }
             SlotError::State(_) | SlotError::Rejected => Self::invalid("state", message),
             SlotError::Range { .. } => Self::invalid("n_discard", message),
-            SlotError::Failed(_) => Self::internal(message),
+            SlotError::NotSaved | SlotError::Failed(_) => Self::internal(message),
             SlotError::Hashing { retry_after_s, .. } => Self::unavailable(message).retry_after(retry_after_s),
             SlotError::Unidentified(_) | SlotError::Stopped => Self::unavailable(message),
         }

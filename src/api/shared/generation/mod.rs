@@ -34,8 +34,12 @@ pub(crate) fn failure(end: &RunEnd, run: RunId) -> Option<ApiError> {
         }
         FinishReason::Error => {
             let message = message.unwrap_or_else(|| format!("run {run} failed"));
-            if finish.cause == Some(EndCause::OutOfMemory) {
-                return Some(ApiError::new(ErrorKind::NoRoom, message).code(ErrorCode::OutOfMemory));
+            match finish.cause {
+                Some(EndCause::OutOfMemory) => {
+                    return Some(ApiError::new(ErrorKind::NoRoom, message).code(ErrorCode::OutOfMemory));
+                }
+                Some(EndCause::NotRecorded) => return Some(ApiError::unavailable(message).retry_after(1)),
+                _ => {}
             }
             let kind =
                 if finish.fault == Some(Fault::QuoteMod) { ErrorKind::BadRequest } else { ErrorKind::Unprocessable };

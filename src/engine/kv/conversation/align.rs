@@ -1,8 +1,8 @@
 //! Alignment of a prompt with the history of a slot.
 //!
 //! A client sends the whole conversation with each request, and chat templates render past answers without their
-//! reasoning. The slot's state has the reasoning. [`align`] restores the generated tokens of an answer if the client sends
-//! the text that it received. It also omits messages again that a full context has dropped.
+//! reasoning. The slot's state has the reasoning. [`align`] restores the generated tokens of an answer if the client
+//! sends the text that it received. It also omits the messages that were dropped earlier because the context was full.
 
 #[cfg(test)]
 mod tests;
@@ -24,8 +24,8 @@ pub struct Alignment {
     pub omitted: Vec<Range<usize>>,
 }
 
-/// Aligns a prompt with the `cached` tokens and the history of a slot. With `omit_dropped`, messages that the history lists
-/// as dropped are omitted. Returns `None` if nothing changes.
+/// Aligns a prompt with the `cached` tokens and the history of a slot. With `omit_dropped`, messages that the history
+/// lists as dropped are omitted. Returns `None` if nothing changes.
 pub fn align(
     prompt: &[TokenId],
     spans: &[Span],
@@ -95,7 +95,7 @@ impl Aligner<'_> {
         self.at += count;
     }
 
-    /// Replaces the prompt up to `end` by `tokens`.
+    /// Replaces the prompt up to `end` with `tokens`.
     fn replace(&mut self, end: usize, tokens: &[TokenId]) {
         self.edits.push((self.at..end, tokens.len()));
         self.tokens.extend_from_slice(tokens);

@@ -1,10 +1,10 @@
-//! Serialisation of a slot's history in snapshots. Bytes to read are not trusted.
+//! Serialisation of a slot's history in snapshots. The bytes come from a client or a file and are not trusted.
 
 use super::history::{DroppedGap, PastAnswer, SlotHistory};
 use crate::events::TokenId;
 
 impl SlotHistory {
-    /// Serialises the history: answers, then gaps, each list after its length; all numbers little-endian.
+    /// Serialises the history: answers, then gaps. The length of a list precedes it; all numbers are little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut put = |number: usize| bytes.extend_from_slice(&(number as u32).to_le_bytes());
@@ -29,8 +29,8 @@ impl SlotHistory {
         bytes
     }
 
-    /// Reads a history from the beginning of `bytes`, and advances them. Returns `None` if it is invalid or does not match
-    /// the tokens.
+    /// Reads a history from the beginning of `bytes`, and advances `bytes` past it. Returns `None` if the history is
+    /// invalid or does not match the tokens.
     pub fn from_bytes(bytes: &mut &[u8], tokens: &[TokenId], vocabulary: usize) -> Option<Self> {
         let mut history = Self::default();
         for _ in 0..number(bytes)? {
@@ -41,7 +41,7 @@ impl SlotHistory {
                 .iter()
                 .map(|&token| TokenId::from_le_bytes(token))
                 .collect();
-            // The last token of an answer is sampled but never decoded.
+            // The last token of an answer may be missing, since it is sampled but never decoded.
             let following = tokens.get(start..)?;
             let known = |&token: &TokenId| usize::try_from(token).is_ok_and(|token| token < vocabulary);
             let fits = !following.is_empty()

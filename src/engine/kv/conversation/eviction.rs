@@ -1,9 +1,9 @@
 //! Parts of a conversation that can be dropped from a full context, oldest first.
 //!
-//! Most parts are turns. A turn extends from the content of one user message to the content of the next. Templates write
-//! the same text before both, so after the removal the tokens are those of the conversation without the turn, whatever the
-//! template writes between messages. Within the last turn, tool calls can be dropped together with their results, if the
-//! template ends each message with an end-of-generation token.
+//! Most parts are turns. A turn extends from the content of one user message to the content of the next. Templates
+//! write the same text before both, so the remaining tokens equal the conversation rendered without the turn,
+//! regardless of the text that the template writes between messages. Within the last turn, tool calls can be dropped
+//! together with their results, if the template ends each message with an end-of-generation token.
 
 use crate::events::{EvictedMessage, Span, TokenId};
 use crate::model::{Vocabulary, common_prefix, printable};
@@ -47,9 +47,9 @@ fn evicted_message(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> 
     }
 }
 
-/// Returns the parts that can be dropped, in the order in which they should be dropped: whole turns from the oldest, then
-/// tool calls of the last turn with their results. System messages, the last user message and the last assistant message
-/// stay.
+/// Returns the parts that can be dropped, in the order in which they should be dropped: whole turns from the oldest,
+/// then tool calls of the last turn with their results. System messages, the last user message and the last assistant
+/// message stay.
 pub fn droppable_parts(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
     let message_spans: Vec<&Span> = spans.iter().filter(|span| span.role != "template").collect();
     let users: Vec<usize> = (0..message_spans.len()).filter(|&at| message_spans[at].role == "user").collect();
@@ -75,8 +75,8 @@ pub fn droppable_parts(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabula
     parts
 }
 
-/// Selects parts in order until no more than `target` of `len` tokens are left. Returns `None` if more than `max` tokens are
-/// left without all parts.
+/// Selects parts in order until `target` or fewer of `len` tokens are left. Returns `None` if more than `max` tokens
+/// are left after all parts are dropped.
 pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: usize) -> Option<Vec<DroppablePart>> {
     let mut left = len;
     let mut picked = Vec::new();
@@ -91,11 +91,12 @@ pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: u
     (left <= max).then_some(picked)
 }
 
-/// Returns the tool calls with their results in the last turn, except the last call. `message_spans` are those of the turn.
+/// Returns the tool calls with their results in the last turn, except the last call. `message_spans` are those of the
+/// turn.
 fn tool_pairs(tokens: &[TokenId], message_spans: &[&Span], vocabulary: &Vocabulary) -> Vec<DroppablePart> {
     let Some(user) = message_spans.first() else { return Vec::new() };
     let messages = messages(tokens, user.start as usize..tokens.len(), message_spans, vocabulary);
-    // The first message is the user's. A call is a message before that of a tool.
+    // The first message is the user's. A call is a message directly before that of a tool.
     let calls: Vec<usize> = (1..messages.len())
         .filter(|&at| {
             let is_tool = |message: &Range<usize>| {
@@ -111,8 +112,8 @@ fn tool_pairs(tokens: &[TokenId], message_spans: &[&Span], vocabulary: &Vocabula
         .collect()
 }
 
-/// Returns the messages within a range. A message ends with an end-of-generation token of the template and the whitespace
-/// after it.
+/// Returns the messages within a range. A message ends with an end-of-generation token of the template and the
+/// whitespace after it.
 fn messages(
     tokens: &[TokenId],
     within: Range<usize>,
@@ -143,8 +144,8 @@ fn is_blank(token: TokenId, vocabulary: &Vocabulary) -> bool {
     !vocabulary.is_control(token) && vocabulary.piece(token).trim_ascii().is_empty()
 }
 
-/// Creates a part from a range and the messages that start in it. A message without a span comes from an assistant and has
-/// only tool calls; its content is the text between the template's markers.
+/// Creates a part from a range and the messages that start in it. A message without a span comes from an assistant and
+/// has only tool calls; its content is the text between the template's markers.
 fn make_part(
     tokens: &[TokenId],
     range: Range<usize>,
@@ -174,7 +175,7 @@ fn tool_call_content(tokens: &[TokenId], message: Range<usize>, vocabulary: &Voc
         tokens[last_end + 1..].iter().copied().skip_while(|token| is_blank(*token, vocabulary)).collect();
     let message_tokens = &tokens[message.clone()];
     let header_len = common_prefix(message_tokens, &header);
-    // A header has a marker and the role; those of some models have only a marker.
+    // A header has a marker and the role; the headers of some models have only a marker.
     if header_len < header.len().min(2) {
         return None;
     }

@@ -1,6 +1,6 @@
 //! KV state of all slots: the llama context, the tokens of each of its sequences, and the host cache.
 //!
-//! The token list of a slot always equals the content of its sequence in the context; only this part changes either.
+//! The token list of a slot always equals the content of its sequence in the context; only this module changes them.
 //! Callers pass the tokens of a run, and get the number of tokens whose state is valid.
 
 mod prefix_match;
@@ -45,7 +45,8 @@ pub struct ReleasedState {
     pub kv_len: usize,
     /// Removals that the KV cache has not applied yet.
     pub removals: Vec<KvRemoval>,
-    /// True if the run captured attention, which needs every token in the cell of its position.
+    /// True if the run captured attention, which requires that each token is in the KV cell with the index of its
+    /// position.
     pub needs_exact_rows: bool,
     /// History of the conversation.
     pub history: SlotHistory,
@@ -103,8 +104,8 @@ impl<'model> KvSlots<'model> {
                     for range in removal.ranges.iter().rev() {
                         self.slots[index].tokens.drain(range.clone());
                     }
-                    // In layers with a sliding window, the shift leaves only the tokens of the window, and not in the
-                    // cells of their positions.
+                    // In layers with a sliding window, the shift leaves only the tokens of the window, in cells whose
+                    // indexes differ from the positions.
                     if needs_exact_rows && !self.context.has_exact_rows(index as i32) {
                         kv_len = 0;
                     }
@@ -140,7 +141,7 @@ impl<'model> KvSlots<'model> {
         self.slots[index].history = SlotHistory::default();
     }
 
-    /// Discards a slot's state that has values that are not numbers, and overwrites these values.
+    /// Discards a slot's state that contains NaN values, and overwrites its keys and values.
     pub fn wipe(&mut self, index: usize) {
         let tokens = std::mem::take(&mut self.slots[index].tokens);
         self.context.wipe(index as i32, &tokens);

@@ -10,10 +10,11 @@ use crate::model::{ShiftError, common_prefix};
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Minimum tokens of a chunk that is shifted after an eviction; decoding fewer again takes no longer.
+/// Minimum number of tokens of a chunk that is shifted after an eviction. Decoding fewer tokens again is as fast.
 const MIN_CHUNK_TOKENS: usize = 32;
 
-/// Minimum tokens whose decode a copy of another slot's state must save; decoding fewer takes no longer.
+/// Minimum number of tokens that a copy of another slot's state must save. Decoding fewer tokens is as fast as the
+/// copy.
 const MIN_COPY_TOKENS: usize = 64;
 
 /// Match of a prompt with one cached state.
@@ -22,8 +23,8 @@ struct PrefixMatch {
     aligned: Option<Alignment>,
     /// Tokens at the start that prompt and state have in common.
     matched: usize,
-    /// Matched tokens that the run can use: before evicted messages, if the prompt is longer than the context, and up
-    /// to a position at which the state can be truncated.
+    /// Matched tokens that the run can use: up to a position at which the state can be truncated, and only those before
+    /// the first evicted message if the prompt is longer than the context.
     reusable: usize,
 }
 
@@ -49,9 +50,10 @@ impl KvSlots<'_> {
                 let is_similar = similarity > 0.0 && prefix.reusable as f32 >= similarity * prompt_len;
                 (
                     if is_similar { prefix.reusable } else { 0 },
-                    // Prefer low slot numbers, since llama.cpp decodes neighbouring sequences together.
+                    // Empty slots first.
                     Reverse(slot.tokens.len().min(1)),
                     Reverse(slot.last_used),
+                    // Low numbers first, since llama.cpp decodes neighbouring sequences together.
                     Reverse(*index),
                 )
             })?;
@@ -70,8 +72,8 @@ impl KvSlots<'_> {
     }
 
     /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the host cache,
-    /// or a copy of another slot's state, which may be busy. Returns the number of tokens that need no decode, up to
-    /// `outputs_from`.
+    /// or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no decode, up
+    /// to `outputs_from`.
     pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
         let slot = &self.slots[index];
         let same_adapters = slot.adapters.as_ref() == prompt.adapters;
@@ -142,7 +144,7 @@ impl KvSlots<'_> {
     }
 
     /// Returns the other slot, except `except`, with the most usable tokens for the prompt, and their number. Returns
-    /// `None` if no copy saves time compared with using the `known` tokens of the own state.
+    /// `None` if no copy saves time compared with using the `known` tokens of the slot's own state.
     fn find_source(
         &self,
         index: usize,
@@ -177,7 +179,7 @@ impl KvSlots<'_> {
         prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.adapters, known, usable_prefix)).flatten()
     }
 
-    /// Replaces a slot's state by a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
+    /// Replaces a slot's state with a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
     ///
     /// The state is saved and restored: this copies only the used cells, and puts each token into the cell of its
     /// position. llama.cpp's copy between sequences would copy the whole KV stream.
@@ -307,8 +309,8 @@ fn is_worth_copying(usable: usize, known: usize, length: usize) -> bool {
     saved >= MIN_COPY_TOKENS && 4 * saved >= length
 }
 
-/// Returns chunks of the `cached` tokens, after the `matched` prefix, that continue the prompt in the same order. Each
-/// has `min_len` or more tokens.
+/// Returns the chunks of `min_len` or more `cached` tokens, after the `matched` prefix, that the prompt has in the same
+/// order after that prefix.
 fn common_chunks(cached: &[TokenId], prompt: &[TokenId], matched: usize, min_len: usize) -> Vec<Range<usize>> {
     let (mut at, mut prompt_at) = (matched, matched);
     let mut chunks = Vec::new();

@@ -26,13 +26,13 @@ impl KvSlots<'_> {
     /// Returns a copy of a slot's state.
     ///
     /// # Errors
-    /// [`SlotError::Stopped`] if llama.cpp cannot save it.
+    /// [`SlotError::NotSaved`].
     pub fn save(&self, index: usize) -> Result<Snapshot, SlotError> {
         let slot = &self.slots[index];
         let state = if slot.tokens.is_empty() { Ok(Vec::new()) } else { self.context.save(index as i32) };
         let state = state.map_err(|error| {
             tracing::error!(%error, slot = index, "slot state not saved");
-            SlotError::Stopped
+            SlotError::NotSaved
         })?;
         Ok(Snapshot {
             tokens: slot.tokens.clone(),
@@ -42,7 +42,7 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Replaces a slot's state by a validated one, which then belongs to `owner`. `arrival` is the number of the last
+    /// Replaces a slot's state with a validated one, which then belongs to `owner`. `arrival` is the number of the last
     /// run or slot task that arrived.
     ///
     /// # Errors
@@ -113,7 +113,7 @@ impl KvSlots<'_> {
         Err(SlotError::Rejected)
     }
 
-    /// Sets the tokens of a slot to those of a state that did not come from a run.
+    /// Replaces the tokens of a slot with the tokens of a state that did not come from a run.
     fn replace(&mut self, index: usize, tokens: Vec<TokenId>, adapters: AdapterSet) {
         let slot = &mut self.slots[index];
         slot.tokens = tokens;

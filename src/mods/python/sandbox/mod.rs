@@ -1,9 +1,9 @@
 //! Sandbox of uploaded mods: no network, no files except those that Python itself needs, read only, no other processes,
 //! no signals to other processes, and resource limits that the worker cannot raise.
 //!
-//! The server starts its own program as `thunder mod-worker PROFILE`. That process restricts itself irrevocably and then
-//! executes Python. Landlock restricts files, seccomp restricts system calls. A sandbox needs a kernel with both. If one is
-//! missing, [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
+//! The server starts its own program as `thunder mod-worker PROFILE`. That process restricts itself irrevocably and
+//! then executes Python. Landlock restricts files, seccomp restricts system calls. A sandbox needs a kernel with both.
+//! If one is missing, [`SandboxLauncher::support`] returns the reason, and uploaded source is refused.
 //!
 //! If the server runs as root, a worker gives up all capabilities. It also gives up root's user id, unless the
 //! interpreter is in a folder that only root can enter, such as a private home directory.
@@ -28,7 +28,7 @@ use std::sync::{Arc, OnceLock};
 /// Hidden command of the program that calls [`enter`].
 pub const COMMAND: &str = "mod-worker";
 
-/// Rule for the mods that run in the sandbox.
+/// Selection of the mods that run in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SandboxPolicy {
@@ -163,7 +163,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     use nix::unistd::{getppid, setsid};
     use std::os::unix::process::CommandExt;
 
-    // Fails only if the command is started by hand in a shell, where the process already leads its group.
+    // Fails only if a user starts the command in a shell, where the process already leads its group.
     let _ = setsid();
     // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));

@@ -19,7 +19,7 @@ if sysconfig.get_config_var('LDLIBRARY') and sysconfig.get_config_var('LIBDIR'):
 print('\n'.join(p for p in found if p and os.path.isabs(p) and os.path.realpath(p) != '/'))
 ";
 
-/// Paths of the system.
+/// Paths of the system's libraries and settings.
 const SYSTEM: &[&str] = &[
     "/lib",
     "/lib32",
@@ -35,10 +35,10 @@ const SYSTEM: &[&str] = &[
 
 /// Returns the paths to read and the files to execute for an interpreter.
 pub fn required_paths(python: &Path) -> (Vec<PathBuf>, Vec<PathBuf>) {
-    static KNOWN: OnceLock<Mutex<HashMap<PathBuf, Vec<PathBuf>>>> = OnceLock::new();
-    let mut known = KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
-    let own = known.entry(python.to_owned()).or_insert_with(|| list_paths(python));
-    let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).chain(own.iter().cloned()).collect();
+    static CACHE: OnceLock<Mutex<HashMap<PathBuf, Vec<PathBuf>>>> = OnceLock::new();
+    let mut cache = CACHE.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner);
+    let interpreter_paths = cache.entry(python.to_owned()).or_insert_with(|| list_paths(python));
+    let mut read: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).chain(interpreter_paths.iter().cloned()).collect();
     // On Nix and Guix every library has its own folder.
     read.extend(["/nix/store", "/gnu/store"].map(PathBuf::from).into_iter().filter(|store| python.starts_with(store)));
     let mut execute = vec![python.canonicalize().unwrap_or_else(|_| python.to_owned())];

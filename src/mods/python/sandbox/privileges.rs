@@ -1,4 +1,4 @@
-//! Removal of root's rights from a worker whose server runs as root: of its capabilities, and of its user id if other
+//! Removal of root's rights from a worker if the server runs as root: always its capabilities, and its user id if other
 //! accounts can reach the interpreter.
 
 use caps::{CapSet, Capability};

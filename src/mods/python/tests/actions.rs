@@ -1,8 +1,8 @@
 //! Actions of mods and their validation.
 
-use super::{VOCABULARY, load, logits, no_exception, raised, scene};
+use super::{VOCABULARY, harness, load, logits, no_exception, raised};
 use crate::events::Fault;
-use crate::mods::builtin::testing::Scene;
+use crate::mods::builtin::testing::ModHarness;
 use crate::mods::{Action, CallEvent, LogitEdit};
 use serde_json::json;
 
@@ -31,23 +31,23 @@ def edit(event, actions, tokenizer):
     if step == 10: return actions.adjust_logits(token_temp=-1)
 "#,
     );
-    let mut scene = scene(&factory);
-    let next = |scene: &mut Scene| {
-        let reply = scene.forward(&logits());
-        scene.sequence.push(65);
+    let mut harness = harness(&factory);
+    let next = |harness: &mut ModHarness| {
+        let reply = harness.forward(&logits());
+        harness.sequence.push(65);
         reply
     };
     let edited = |edit, temperature| Some(Action::AdjustedLogits { edit, temperature });
     let mut expected = logits();
     expected[97] = 7.5;
-    assert_eq!(next(&mut scene).action, edited(LogitEdit::Replace(expected), None));
-    assert_eq!(next(&mut scene).action, edited(LogitEdit::Keep, Some(0.25)));
+    assert_eq!(next(&mut harness).action, edited(LogitEdit::Replace(expected), None));
+    assert_eq!(next(&mut harness).action, edited(LogitEdit::Keep, Some(0.25)));
     let set = LogitEdit::Set(vec![(97, f32::NEG_INFINITY), (98, 2.0)]);
-    assert_eq!(next(&mut scene).action, edited(set, Some(0.0)));
-    assert_eq!(next(&mut scene).action, edited(LogitEdit::Add(vec![(97, 1.5)]), None));
+    assert_eq!(next(&mut harness).action, edited(set, Some(0.0)));
+    assert_eq!(next(&mut harness).action, edited(LogitEdit::Add(vec![(97, 1.5)]), None));
     let ramp = (0..VOCABULARY).map(|index| index as f32).collect();
-    assert_eq!(next(&mut scene).action, edited(LogitEdit::Replace(ramp), None));
-    let reply = next(&mut scene);
+    assert_eq!(next(&mut harness).action, edited(LogitEdit::Replace(ramp), None));
+    let reply = next(&mut harness);
     no_exception(&reply);
     assert_eq!(reply.action, None);
     for message in [
@@ -57,7 +57,7 @@ def edit(event, actions, tokenizer):
         "InvalidActionError at ForwardPass: token 999 is not in the vocabulary; ids must be from 0 to 264",
         "InvalidActionError: token_temp must be a number of 0 or more, got -1",
     ] {
-        assert_eq!(raised(&next(&mut scene)).0, message);
+        assert_eq!(raised(&next(&mut harness)).0, message);
     }
 }
 
@@ -71,7 +71,7 @@ def act(event, actions, tokenizer):
     return eval(event.config["do"])
 "#,
     );
-    let act = |what: &str, event: CallEvent<'_>| Scene::new(factory.as_ref(), &json!({ "do": what })).call(event);
+    let act = |what: &str, event: CallEvent<'_>| ModHarness::new(factory.as_ref(), &json!({ "do": what })).call(event);
     let prefilled = || CallEvent::Prefilled;
     let drawn = || CallEvent::Sampled { token: 65, text: "A", logprob: -1.0 };
     for (what, action) in [
@@ -123,9 +123,9 @@ def act(event, actions, tokenizer):
 "#,
     );
     let act = |what: &str| {
-        let mut scene = Scene::new(factory.as_ref(), &json!({ "do": what }));
-        let reply = scene.call(CallEvent::Sampled { token: 65, text: "A", logprob: -1.0 });
-        (reply, scene.instance.holdback())
+        let mut harness = ModHarness::new(factory.as_ref(), &json!({ "do": what }));
+        let reply = harness.call(CallEvent::Sampled { token: 65, text: "A", logprob: -1.0 });
+        (reply, harness.instance.holdback())
     };
     let all = Action::Backtrack { n: i32::MAX.unsigned_abs(), tokens: vec![] };
     assert_eq!(act("actions.backtrack(10**30)").0.action, Some(all));

@@ -1,6 +1,6 @@
 //! Contents of events for a mod, and its logs.
 
-use super::{HEADER, lines, load, logits, no_exception, raised, sampled, scene};
+use super::{HEADER, harness, lines, load, logits, no_exception, raised, sampled};
 use crate::events::LogLevel;
 use crate::mods::builtin::testing::word;
 use crate::mods::python::PythonMods;
@@ -30,22 +30,22 @@ def fields(event, actions, tokenizer):
     let description = factory.describe();
     assert_eq!((description.name.as_str(), description.description.as_str()), ("test", "First sentence."));
     assert_eq!((description.language.as_str(), description.version.len()), ("python", 12));
-    let mut scene = scene(&factory);
-    assert_eq!(scene.instance.handles(), EventSet::ALL);
-    let reply = scene.call(CallEvent::Prefilled);
+    let mut harness = harness(&factory);
+    assert_eq!(harness.instance.handles(), EventSet::ALL);
+    let reply = harness.call(CallEvent::Prefilled);
     assert_eq!(lines(&reply), ["Prefilled 0 100 [62, 32] 2 request", "[62, 32] >  2 None"]);
     assert!(reply.action.is_none() && reply.elapsed > Duration::ZERO);
-    let reply = scene.forward(&logits());
+    let reply = harness.forward(&logits());
     assert_eq!(lines(&reply)[1..], ["'> ' (1, 265) True -inf", "[-0.288, -1.386] [98, 97] 0.8113"]);
-    let reply = sampled(&mut scene, b'b');
+    let reply = sampled(&mut harness, b'b');
     assert_eq!(lines(&reply)[1..], ["98 b -0.5"]);
-    let reply = scene.append(&[word("Hello"), word(" the")], true);
+    let reply = harness.append(&[word("Hello"), word(" the")], true);
     assert_eq!(lines(&reply)[1..], ["[263, 257] Hello the True [263, 257]"]);
     // A long sequence outgrows its memory region, and a shorter one follows.
     let long = vec![65; 5000];
-    assert!(lines(&scene.append(&long, false))[0].ends_with("65] 2 request"));
-    scene.sequence.truncate(3);
-    assert!(lines(&scene.forward(&logits()))[0].contains("[62, 32, 263] 2"));
+    assert!(lines(&harness.append(&long, false))[0].ends_with("65] 2 request"));
+    harness.sequence.truncate(3);
+    assert!(lines(&harness.forward(&logits()))[0].contains("[62, 32, 263] 2"));
 }
 
 #[test]
@@ -64,9 +64,9 @@ fn quote_imports_use_quote_steps() {
     ] {
         let factory = PythonMods::default().source("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
         let seen = [
-            scene(&factory).forward(&logits()),
-            sampled(&mut scene(&factory), b'b'),
-            scene(&factory).append(&[65], false),
+            harness(&factory).forward(&logits()),
+            sampled(&mut harness(&factory), b'b'),
+            harness(&factory).append(&[65], false),
         ];
         let steps: Vec<&str> = seen.iter().flat_map(lines).collect();
         let expected = ["ForwardPass", "Sampled", "Added"].map(|kind| format!("{kind} {}", 1 - offset));
@@ -90,8 +90,8 @@ def talk(event, actions, tokenizer):
     os.write(1, b"past python")
 "#,
     );
-    let mut scene = scene(&factory);
-    let reply = scene.add(65);
+    let mut harness = harness(&factory);
+    let reply = harness.add(65);
     no_exception(&reply);
     let logs: Vec<(LogLevel, &str)> = reply.logs.iter().map(|log| (log.level, log.message.as_str())).collect();
     assert_eq!(
@@ -106,13 +106,13 @@ def talk(event, actions, tokenizer):
             (LogLevel::Warning, "to stderr ?"),
         ]
     );
-    assert!(lines(&sampled(&mut scene, b'a')).is_empty());
+    assert!(lines(&sampled(&mut harness, b'a')).is_empty());
 }
 
 #[test]
 fn log_of_call_is_limited() {
     let factory = load("@mod\ndef flood(event, actions):\n    for i in range(100000): print('x' * 100)\n");
-    let reply = scene(&factory).add(65);
+    let reply = harness(&factory).add(65);
     no_exception(&reply);
     assert!(reply.logs.len() < 3000, "{}", reply.logs.len());
     assert!(reply.logs.last().unwrap().message.ends_with("more lines were dropped; the maximum per call is 256 KiB"));
@@ -124,10 +124,10 @@ fn log_of_run_is_limited() {
     mods.limits.run_log_bytes = 1000;
     let source = format!("{HEADER}@mod\ndef talks(e, a): print('x' * 99)\n");
     let factory = mods.source("talks", &source, None).unwrap();
-    let mut talking = scene(&factory);
+    let mut talking = harness(&factory);
     let counts: Vec<usize> = (0..13).map(|_| lines(&talking.add(65)).len()).collect();
     assert_eq!(counts.iter().sum::<usize>(), 11, "ten lines and a notice: {counts:?}");
-    assert_eq!(lines(&scene(&factory).add(65)), ["x".repeat(99)], "another run has its own limit");
+    assert_eq!(lines(&harness(&factory).add(65)), ["x".repeat(99)], "another run has its own limit");
 }
 
 #[test]
@@ -142,15 +142,15 @@ def failing(event, actions, tokenizer):
     inner(event)
 "#,
     );
-    let mut scene = scene(&factory);
-    let reply = scene.add(65);
+    let mut harness = harness(&factory);
+    let reply = harness.add(65);
     let (message, traceback) = raised(&reply);
     assert_eq!(message, "ValueError: no such thing");
     assert!(traceback.contains("File \"test.py\", line 4, in inner"), "{traceback}");
     assert!(traceback.contains("raise ValueError(\"no such thing"), "the source line is shown: {traceback}");
     assert!(!traceback.contains("thunder/"), "{traceback}");
     assert_eq!(reply.logs[0].message, "before");
-    let reply = sampled(&mut scene, b'a');
+    let reply = sampled(&mut harness, b'a');
     assert_eq!(raised(&reply).0, "SystemExit: 3");
 }
 
@@ -169,7 +169,7 @@ def tokens(event, actions, tokenizer):
     return actions.force_tokens(tokenizer.encode(" bad"))
 "#,
     );
-    let reply = scene(&factory).add(65);
+    let reply = harness(&factory).add(65);
     assert_eq!(
         lines(&reply),
         [
@@ -196,9 +196,9 @@ def raises(event, actions):
     raise (Silent if isinstance(event, Sampled) else Long)()
 "#,
     );
-    let mut scene = scene(&factory);
-    assert_eq!(raised(&sampled(&mut scene, b'a')).0, "Silent: the text of the exception cannot be read");
-    let reply = scene.add(65);
+    let mut harness = harness(&factory);
+    assert_eq!(raised(&sampled(&mut harness, b'a')).0, "Silent: the text of the exception cannot be read");
+    let reply = harness.add(65);
     let (message, traceback) = raised(&reply);
     assert!(message.starts_with("Long: mmm") && message.len() < 10_000 && traceback.len() < 300_000);
 }

@@ -1,6 +1,6 @@
 //! Environment and limits of a worker.
 
-use super::{HEADER, lines, load, raised, scene};
+use super::{HEADER, harness, lines, load, raised};
 use crate::mods::ModOrigin;
 use crate::mods::python::sandbox::{SandboxLauncher, SandboxPolicy};
 use crate::mods::python::{LoadError, PythonMods};
@@ -20,8 +20,8 @@ def look(event, actions):
         "core": resource.getrlimit(resource.RLIMIT_CORE)[0], "stdin": sys.stdin.read(), "pid": os.getpid()}))
 "#,
     );
-    let mut scene = scene(&factory);
-    let reply = scene.add(65);
+    let mut harness = harness(&factory);
+    let reply = harness.add(65);
     let seen: Value = serde_json::from_str(lines(&reply)[0]).unwrap();
     let expected = [
         "HOME",
@@ -44,7 +44,7 @@ def look(event, actions):
     assert_eq!((&seen["pgid"], &seen["core"], &seen["stdin"]), (&json!(true), &json!(0), &json!("")));
     let cwd = PathBuf::from(seen["cwd"].as_str().unwrap());
     assert!(cwd.exists());
-    drop(scene);
+    drop(harness);
     drop(factory);
     let until = Instant::now() + Duration::from_secs(5);
     while cwd.exists() && Instant::now() < until {
@@ -60,7 +60,7 @@ fn worker_memory_is_limited() {
     let source = format!("{HEADER}@mod\ndef eat(e, a): x = bytearray(1 << 30)\n");
     let factory = mods.source("eat", &source, None).unwrap();
     if cfg!(target_os = "linux") {
-        assert!(raised(&scene(&factory).add(65)).0.starts_with("MemoryError"));
+        assert!(raised(&harness(&factory).add(65)).0.starts_with("MemoryError"));
     }
 }
 

@@ -1,8 +1,7 @@
 //! Loading of mods from source.
 
-use super::{HEADER, lines, load_error, scene};
-use crate::events::system;
-use crate::mods::python::{LoadError, PythonMods};
+use super::{HEADER, harness, lines, load_error};
+use crate::mods::python::PythonMods;
 use std::time::Duration;
 
 #[test]
@@ -36,27 +35,6 @@ fn load_error_states_reason() {
     let error = mods.source("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
     assert!(error.to_string().ends_with("the import failed: deadline of 2000 ms exceeded"), "{error}");
     assert!(error.traceback().unwrap().contains("slow.py"), "{:?}", error.traceback());
-    assert!(matches!(PythonMods::default().file("/nowhere/x.py"), Err(LoadError::Unreadable { .. })));
-}
-
-#[test]
-fn directory_loads_valid_files() {
-    let dir = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
-    std::fs::create_dir(&dir).unwrap();
-    let good = format!("{HEADER}@mod\ndef one(e, a): pass\n@mod(name='second')\ndef two(e, a): pass\n");
-    for (name, text) in
-        [("a.py", good.as_str()), ("b.py", "1/0"), ("c.py", good.as_str()), ("_d.py", "1/0"), ("e.txt", "")]
-    {
-        std::fs::write(dir.join(name), text).unwrap();
-    }
-    let loaded = PythonMods::default().dir(&dir).unwrap();
-    let names: Vec<String> = loaded.mods.iter().map(|found| found.describe().name).collect();
-    assert_eq!(names, ["one", "second"]);
-    let failed: Vec<String> = loaded.failed.iter().map(ToString::to_string).collect();
-    assert_eq!(failed.len(), 3, "{failed:?}");
-    assert_eq!(failed[0], "b.py: ZeroDivisionError: division by zero");
-    assert!(failed[1].contains("the mod 'one' already exists in"), "{failed:?}");
-    std::fs::remove_dir_all(dir).unwrap();
 }
 
 #[test]
@@ -68,5 +46,5 @@ fn sdk_works_with_oldest_supported_python() {
     let mods = PythonMods { python: Some(python.into()), ..PythonMods::default() };
     let source = format!("{HEADER}@mod\ndef v(e, a, t):\n    print(sys.version_info[:2], t.encode('Hello'), e.text)\n");
     let factory = mods.source("v", &source, None).unwrap();
-    assert_eq!(lines(&scene(&factory).add(65)), ["(3, 9) [263] A"]);
+    assert_eq!(lines(&harness(&factory).add(65)), ["(3, 9) [263] A"]);
 }

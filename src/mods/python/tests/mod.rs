@@ -7,7 +7,7 @@ mod limits;
 mod loading;
 mod workers;
 
-use crate::mods::builtin::testing::Scene;
+use crate::mods::builtin::testing::ModHarness;
 use crate::mods::python::{LoadError, PythonMods};
 use crate::mods::{CallEvent, ModFactory, Reply};
 use serde_json::Value;
@@ -36,8 +36,8 @@ fn load_error(source: &str, entrypoint: Option<&str>) -> LoadError {
     PythonMods::default().source("broken", source, entrypoint).err().expect("it was loaded")
 }
 
-fn scene(factory: &Arc<dyn ModFactory>) -> Scene {
-    Scene::new(factory.as_ref(), &Value::Null)
+fn harness(factory: &Arc<dyn ModFactory>) -> ModHarness {
+    ModHarness::new(factory.as_ref(), &Value::Null)
 }
 
 fn logits() -> Vec<f32> {
@@ -47,9 +47,9 @@ fn logits() -> Vec<f32> {
     logits
 }
 
-fn sampled(scene: &mut Scene, token: u8) -> Reply {
+fn sampled(harness: &mut ModHarness, token: u8) -> Reply {
     let text = char::from(token).to_string();
-    scene.call(CallEvent::Sampled { token: i32::from(token), text: &text, logprob: -0.5 })
+    harness.call(CallEvent::Sampled { token: i32::from(token), text: &text, logprob: -0.5 })
 }
 
 fn no_exception(reply: &Reply) {
@@ -69,7 +69,8 @@ fn raised(reply: &Reply) -> (&str, &str) {
 
 fn fixture(name: &str) -> Arc<dyn ModFactory> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/mods").join(name);
-    let mut mods = PythonMods::default().file(path).unwrap_or_else(|error| panic!("{error}"));
+    let source = std::fs::read_to_string(path).unwrap();
+    let mut mods = PythonMods::default().text(name.to_owned(), source).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(mods.len(), 1);
     mods.remove(0)
 }

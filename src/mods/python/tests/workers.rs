@@ -1,7 +1,7 @@
 //! Lifecycle of workers: assignment of runs, ends of workers, and the affected calls.
 
-use super::{HEADER, lines, load, logits, no_exception, raised, sampled, scene, with_call_limit};
-use crate::mods::builtin::testing::Scene;
+use super::{HEADER, harness, lines, load, logits, no_exception, raised, sampled, with_call_limit};
+use crate::mods::builtin::testing::ModHarness;
 use crate::mods::python::PythonMods;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ fn hanging_call_is_ended_and_other_runs_continue() {
         "    print(len(calls))\n    if isinstance(event, Sampled): spin()\n\ndef spin():\n    while True: pass\n",
     );
     let factory = with_call_limit(&source, Duration::from_millis(400));
-    let (mut first, mut second) = (scene(&factory), scene(&factory));
+    let (mut first, mut second) = (harness(&factory), harness(&factory));
     assert_eq!(lines(&first.add(65)), ["1"]);
     assert_eq!(lines(&second.add(65)), ["2"]);
     let began = Instant::now();
@@ -52,10 +52,10 @@ times = itertools.count(10**18, 10**15)
 def boasts(event, actions):
     time.perf_counter_ns = lambda: next(times)
 ";
-    let mut scene = scene(&load(source));
+    let mut harness = harness(&load(source));
     for _ in 0..2 {
         let began = Instant::now();
-        let reply = scene.add(65);
+        let reply = harness.add(65);
         no_exception(&reply);
         assert!(reply.elapsed <= began.elapsed(), "{:?}", reply.elapsed);
     }
@@ -68,13 +68,13 @@ fn dead_worker_is_replaced() {
         "    print(len(calls))\n    if isinstance(event, Sampled): os._exit(3)\n    if isinstance(event, ForwardPass): os.kill(os.getpid(), 9)",
     );
     let factory = load(&source);
-    let mut scene = scene(&factory);
-    let reply = sampled(&mut scene, b'a');
+    let mut harness = harness(&factory);
+    let reply = sampled(&mut harness, b'a');
     assert_eq!(raised(&reply).0, "the worker ended with exit code 3");
-    assert_eq!(lines(&scene.add(65)), ["1"]);
-    let reply = scene.forward(&logits());
+    assert_eq!(lines(&harness.add(65)), ["1"]);
+    let reply = harness.forward(&logits());
     assert_eq!(raised(&reply).0, "the worker was ended by signal 9 (SIGKILL)");
-    assert_eq!(lines(&scene.add(65)), ["1"]);
+    assert_eq!(lines(&harness.add(65)), ["1"]);
 }
 
 #[test]
@@ -88,10 +88,10 @@ def later(event, actions):
     print(event.step)
 ",
     );
-    let mut scene = scene(&factory);
-    no_exception(&sampled(&mut scene, b'a'));
+    let mut harness = harness(&factory);
+    no_exception(&sampled(&mut harness, b'a'));
     std::thread::sleep(Duration::from_millis(500));
-    no_exception(&scene.add(65));
+    no_exception(&harness.add(65));
 }
 
 #[test]
@@ -106,16 +106,16 @@ def halts(event, actions):
     if isinstance(event, ForwardPass): threading.Timer(0.1, halt).start()
 ";
     let factory = with_call_limit(source, Duration::from_millis(700));
-    let mut scene = scene(&factory);
-    let reply = sampled(&mut scene, b'a');
+    let mut harness = harness(&factory);
+    let reply = sampled(&mut harness, b'a');
     let (message, traceback) = raised(&reply);
     assert_eq!(message, format!("deadline of 700 ms exceeded{stopped}"));
     assert!(traceback.contains("in halt"), "{traceback}");
-    no_exception(&scene.add(65));
-    no_exception(&scene.forward(&logits()));
+    no_exception(&harness.add(65));
+    no_exception(&harness.forward(&logits()));
     std::thread::sleep(Duration::from_millis(400));
-    assert_eq!(raised(&scene.add(65)).0, format!("deadline of 700 ms exceeded{stopped}"), "between two calls");
-    no_exception(&scene.add(65));
+    assert_eq!(raised(&harness.add(65)).0, format!("deadline of 700 ms exceeded{stopped}"), "between two calls");
+    no_exception(&harness.add(65));
 
     let mut mods = PythonMods::default();
     mods.limits.import = Duration::from_secs(2);
@@ -130,20 +130,20 @@ def halts(event, actions):
 #[test]
 fn repeated_worker_failures_restart_after_delay() {
     let factory = load("@mod\ndef dies(e, a):\n    if isinstance(e, Sampled): os._exit(3)\n");
-    let mut scene = scene(&factory);
+    let mut harness = harness(&factory);
     for _ in 0..2 {
-        assert_eq!(raised(&sampled(&mut scene, b'a')).0, "the worker ended with exit code 3");
+        assert_eq!(raised(&sampled(&mut harness, b'a')).0, "the worker ended with exit code 3");
     }
-    let reply = scene.add(65);
+    let reply = harness.add(65);
     assert!(
         raised(&reply).0.starts_with("the worker ended with exit code 3; the next attempt is in "),
         "{:?}",
         reply.exception
     );
     std::thread::sleep(Duration::from_millis(600));
-    no_exception(&scene.add(65));
-    assert_eq!(raised(&sampled(&mut scene, b'a')).0, "the worker ended with exit code 3");
-    no_exception(&scene.add(65));
+    no_exception(&harness.add(65));
+    assert_eq!(raised(&sampled(&mut harness, b'a')).0, "the worker ended with exit code 3");
+    no_exception(&harness.add(65));
 }
 
 #[test]
@@ -160,8 +160,8 @@ def finished(request_id):
     ended.append(request_id)
 "#,
     );
-    let mut first = Scene::new(factory.as_ref(), &json!({"who": "a"}));
-    let mut second = Scene::new(factory.as_ref(), &json!({"who": "b"}));
+    let mut first = ModHarness::new(factory.as_ref(), &json!({"who": "a"}));
+    let mut second = ModHarness::new(factory.as_ref(), &json!({"who": "b"}));
     assert!(!first.instance.handles().contains(crate::events::EventType::ForwardPass));
     assert_eq!(lines(&first.add(65)), ["['A'] [] [] []"]);
     assert_eq!(lines(&second.add(66)), ["['B'] [] [] []"]);
@@ -176,10 +176,10 @@ fn many_parallel_runs_complete() {
     let factory = load("@mod\ndef echo(event, actions):\n    print(event.context_info.generated)\n");
     let threads: Vec<_> = (0..8)
         .map(|index| {
-            let mut scene = scene(&factory);
+            let mut harness = harness(&factory);
             std::thread::spawn(move || {
                 for count in 1..=20 {
-                    let reply = scene.add(index);
+                    let reply = harness.add(index);
                     assert_eq!(lines(&reply), [format!("{:?}", vec![index; count])]);
                 }
             })
@@ -194,16 +194,16 @@ fn many_parallel_runs_complete() {
 fn workers_yield_to_the_decoding_threads() {
     let factory = load("@mod\ndef says(e, a): print(os.getpriority(os.PRIO_PROCESS, 0))\n");
     let own = rustix::process::getpriority_process(None).unwrap();
-    assert_eq!(lines(&scene(&factory).add(65)), [(own + 5).min(19).to_string()]);
+    assert_eq!(lines(&harness(&factory).add(65)), [(own + 5).min(19).to_string()]);
 }
 
 #[test]
 fn runs_are_distributed_over_workers() {
     let factory = load("@mod(workers=2)\ndef who(e, a): print(os.getpid())\n");
-    let mut scenes: Vec<Scene> = (0..4).map(|_| scene(&factory)).collect();
-    let mut pids: Vec<String> = scenes.iter_mut().map(|scene| lines(&scene.add(65))[0].to_owned()).collect();
-    for (scene, pid) in scenes.iter_mut().zip(&pids) {
-        assert_eq!(lines(&scene.add(66)), [pid.as_str()], "a run stays with its worker");
+    let mut harnesses: Vec<ModHarness> = (0..4).map(|_| harness(&factory)).collect();
+    let mut pids: Vec<String> = harnesses.iter_mut().map(|harness| lines(&harness.add(65))[0].to_owned()).collect();
+    for (harness, pid) in harnesses.iter_mut().zip(&pids) {
+        assert_eq!(lines(&harness.add(66)), [pid.as_str()], "a run stays with its worker");
     }
     pids.sort();
     pids.dedup();
@@ -227,7 +227,7 @@ def asks(event, actions, tokenizer):
     print(wrong)
 "#,
     );
-    assert_eq!(lines(&scene(&factory).add(65)), ["[]"]);
+    assert_eq!(lines(&harness(&factory).add(65)), ["[]"]);
 }
 
 #[test]
@@ -248,8 +248,8 @@ def later(event, actions, tokenizer):
     threading.Thread(target=query).start()
 "#,
     );
-    let mut scene = scene(&factory);
-    no_exception(&sampled(&mut scene, b'a'));
+    let mut harness = harness(&factory);
+    no_exception(&sampled(&mut harness, b'a'));
     std::thread::sleep(Duration::from_millis(800));
-    assert_eq!(lines(&scene.add(65)), ["['the tokenizer can only query the server during a call']"]);
+    assert_eq!(lines(&harness.add(65)), ["['the tokenizer can only query the server during a call']"]);
 }

@@ -58,7 +58,7 @@ class Backtrack(ModAction):
 class AdjustedLogits(ModAction):
     """Edit the logits of this step: either all of them, as float32 of shape (1, vocabulary), or sparse edits `set` or
     `add` {token: value}, applied to the logits of the event. -inf bans a token. `token_temp` is the temperature of this
-    draw only; 0 = argmax."""
+    draw only; 0 takes the most probable token."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class ActionBuilder:
         return Noop()
 
     def adjust_prefill(self, tokens: Iterable[int], *, max_steps: Optional[int] = None) -> AdjustedPrefill:
-        """Prefilled: replaces the prompt by these tokens; `max_steps` is the new limit of generated tokens."""
+        """Prefilled: replaces the prompt with these tokens; `max_steps` is the new limit of generated tokens."""
         self._permit(AdjustedPrefill, "adjust_prefill")
         return AdjustedPrefill(_token_ids(tokens, "adjust_prefill"), None if max_steps is None else int(max_steps))
 
@@ -158,9 +158,9 @@ class ActionBuilder:
         set: Optional[Mapping[int, float]] = None,
         add: Optional[Mapping[int, float]] = None,
     ) -> AdjustedLogits:
-        """ForwardPass: replaces the logits by float32 of shape (1, vocabulary) or (vocabulary,), by default by
-        `event.logits` with its in-place changes; or applies the sparse edits `set` or `add` {token: value}. -inf bans a
-        token. `token_temp` is the temperature of this draw only; 0 = argmax."""
+        """ForwardPass: replaces the logits, or applies the sparse edits `set` or `add` {token: value}. `logits` are float32
+        of shape (1, vocabulary) or (vocabulary,); the default is `event.logits` with its in-place changes. -inf bans a
+        token. `token_temp` is the temperature of this draw only; 0 takes the most probable token."""
         self._permit(AdjustedLogits, "adjust_logits")
         if logits is not None and (set is not None or add is not None):
             raise InvalidActionError("adjust_logits takes either logits or sparse edits, not both")
@@ -185,8 +185,8 @@ class ActionBuilder:
         """Removes the last `steps` generated tokens, then appends `tokens`. At Sampled and Added, `steps` includes the
         drawn or just-added token."""
         self._permit(Backtrack, "backtrack")
-        if int(steps) < 0:
-            raise InvalidActionError("steps of backtrack must be 0 or more, got %s" % steps)
+        if int(steps) < 1:
+            raise InvalidActionError("steps of backtrack must be 1 or more, got %s; use force_tokens to append without removing" % steps)
         return Backtrack(steps, None if tokens is None else _token_ids(tokens, "backtrack"))
 
     def force_output(self, tokens: Iterable[int]) -> ForceOutput:

@@ -1,7 +1,7 @@
 """A question to the model within its answer: forces a prompt, constrains the reply, then erases or keeps both.
 
-All decisions are based on the tokens of the sequence at each event, not on counters. So they remain correct if another
-mod forces or removes tokens.
+All decisions are based on the tokens of the sequence at each event, not on counters, so that they remain correct if
+another mod forces or removes tokens.
 """
 
 from __future__ import annotations

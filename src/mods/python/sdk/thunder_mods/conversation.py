@@ -31,7 +31,7 @@ def get_conversation(request_id: Optional[str] = None) -> List[Message]:
 
 
 def get_schemas(request_id: Optional[str] = None) -> List[Dict[str, Any]]:
-    """Returns a copy of the schemas of the current run: first that of `response_format` (its `json_schema.schema`, or the
+    """Returns a copy of the schemas of the current run: first the schema of `response_format` (its `json_schema.schema`, or the
     whole object without one), then the tools as sent; [] if there are none."""
     schema = ((_run_field(request_id, "parameters") or {}).get("request") or {}).get("response_format")
     if isinstance(schema, dict) and isinstance(schema.get("json_schema"), dict):

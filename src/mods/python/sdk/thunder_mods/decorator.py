@@ -49,15 +49,15 @@ def mod(
 ) -> Any:
     """Turns `handler(event, actions, tokenizer)` into a mod.
 
-    events (or handles): event classes or names that the mod handles, by default all four. It is not called for others.
+    events (or handles): classes or names of the events that the mod handles, by default all four.
     name: registered name, by default the name of the function.
     description: one sentence, by default the first paragraph of the docstring.
     config: fields of the configuration, as a class with annotations (a dataclass, a TypedDict, or any other) or as a
     dictionary of defaults. The configuration of a request is validated before its run starts: unknown fields, missing
     fields (annotated, without a default) and values of another type are rejected. In a dictionary, the default
     determines the type of a field: string, number, boolean, array or object; None accepts anything.
-    holdback: maximum number of generated tokens that the mod may remove after they were added. The stream lags by as
-    many tokens, so that a client never sees removed text. `event.hold_back(n)` changes it during a run.
+    holdback: maximum number of generated tokens that the mod may remove after they were added. The stream is
+    delayed by as many tokens, so that a client never sees removed text. `event.hold_back(n)` changes it during a run.
     workers: maximum number of processes that serve the mod in parallel; by default the server's `--mod-workers`. A run
     stays in one process. Module-level state is separate in each process.
     """

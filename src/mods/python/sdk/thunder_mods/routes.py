@@ -24,9 +24,9 @@ class RouteKind(Enum):
     MESSAGE = auto()
     #: Like MESSAGE, with the summary of the answers built by the flow's definition.
     SUMMARY = auto()
-    #: Replaces the whole answer by a text.
+    #: Replaces the whole answer with a text.
     OUTPUT = auto()
-    #: Calls a function that returns an action.
+    #: Calls a function that returns an action or another route.
     TOOL = auto()
     #: Ends the flow; the model continues freely.
     NOOP = auto()
@@ -90,7 +90,7 @@ def route_message(text: str) -> FlowRoute[Any]:
 
 
 def route_output(text: str) -> FlowRoute[Any]:
-    """Returns a route that replaces the whole answer by the text and ends it."""
+    """Returns a route that replaces the whole answer with the text and ends it."""
     return FlowRoute(kind=RouteKind.OUTPUT, message=text)
 
 

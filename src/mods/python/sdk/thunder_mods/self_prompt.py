@@ -83,7 +83,7 @@ class SelfPrompt:
     def refresh_responses(
         self, responses: Optional[Sequence[str]], request_id: Optional[str] = None, idx: Optional[int] = None
     ) -> None:
-        """Replaces the choices, or those of element `idx` of a list strategy. The question of the run `request_id`
+        """Replaces the choices, or the choices of element `idx` of a list strategy. The question of the run `request_id`
         starts again."""
         target = self._strategy
         if isinstance(target, ListStrat):

@@ -9,10 +9,13 @@ from weakref import WeakKeyDictionary
 from .base import require_token_ids
 from .language import Config, Language
 
+#: State after bytes with which no text begins.
 _DEAD = -1
+#: Maximum cached masks of an automaton.
 _MAX_MASKS = 512
 #: Minimum tokens of a group for which the bytes that keep a state are computed. Smaller groups are checked token by token.
 _MIN_GROUP_SIZE = 40
+#: Maximum cached automata.
 _MAX_AUTOMATA = 128
 
 
@@ -31,7 +34,9 @@ class Pieces:
         for token in without_bytes:
             if 0 <= token < self.size:
                 self._pieces[token] = b""
+        #: Tokens of one byte: (token, byte).
         self.single: List[Tuple[int, int]] = []
+        #: Longer tokens by their first two bytes: (token, other bytes).
         self.groups: Dict[bytes, List[Tuple[int, bytes]]] = {}
         groups = self.groups
         for token, piece in enumerate(self._pieces):

@@ -1,4 +1,4 @@
-"""Tests of mods without a server and a model.
+"""Tests of mods without a server or a model.
 
     from thunder_mods.testing import run
 

@@ -19,15 +19,15 @@ class Answer:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Returns the text before the first stop string."""
-        return self._upto_stop(tokens)[0].decode("utf-8", "replace")
+        return self._before_stop(tokens)[0].decode("utf-8", "replace")
 
     def stopped(self, tokens: Sequence[int]) -> bool:
         """Returns True if the text contains a stop string."""
-        return self._upto_stop(tokens)[1]
+        return self._before_stop(tokens)[1]
 
     def send(self, tokens: Sequence[int], holdback: int) -> None:
         """Sends complete characters that cannot become part of a stop string, without the last `holdback` tokens."""
-        visible, stopped = self._upto_stop(tokens[: max(0, len(tokens) - holdback)])
+        visible, stopped = self._before_stop(tokens[: max(0, len(tokens) - holdback)])
         if not stopped:
             keep = max((n for stop in self._stop for n in range(1, len(stop)) if visible.endswith(stop[:n])), default=0)
             visible = visible[: len(visible) - keep]
@@ -53,7 +53,7 @@ class Answer:
             self.sent.append(text[len(self._sent) :].decode("utf-8", "replace"))
             self._sent = text
 
-    def _upto_stop(self, tokens: Sequence[int]) -> Tuple[bytes, bool]:
+    def _before_stop(self, tokens: Sequence[int]) -> Tuple[bytes, bool]:
         data = b"".join(self._piece(token) for token in tokens if not self._hidden(token))
         positions = [position for position in map(data.find, self._stop) if position >= 0]
         return (data[: min(positions)], True) if positions else (data, False)

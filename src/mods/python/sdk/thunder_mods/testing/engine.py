@@ -26,10 +26,10 @@ from ..actions import (
 from ..decorator import mod as _decorate
 from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat
+from .action_check import action_error
 from .answer import Answer
 from .capture import captured
 from .models import to_model
-from .problems import action_error
 from .result import Call, Event, Result
 from .vocabulary import WordTokenizer
 
@@ -211,16 +211,16 @@ class _Run:
     def _apply(self, kind: str, action: ModAction) -> None:
         """Applies the action that won an event."""
         step = self.step + 1 if kind == "Added" or self.step == 0 else self.step
-        self.drawn, drops_draw = None, kind == "Sampled"
+        self.drawn, removes_draw = None, kind == "Sampled"
         if isinstance(action, ForceTokens):
             self._force(action.tokens, step)
         elif isinstance(action, Backtrack):
-            self._remove(min(action.n - drops_draw, len(self._generated())))
+            self._remove(min(action.n - removes_draw, len(self._generated())))
             if action.tokens:
                 self._force(action.tokens, step)
         elif isinstance(action, ForceOutput):
             self._remove(len(self._generated()))
-            tokens = self._upto_end(action.tokens)
+            tokens = self._truncated_at_end(action.tokens)
             self.sequence.extend(tokens)
             if tokens:
                 self._record("Added", step, tokens, True)
@@ -234,7 +234,7 @@ class _Run:
             self._begin_step()
 
     def _force(self, tokens: Sequence[int], step: int) -> None:
-        forced = self._upto_end(tokens)
+        forced = self._truncated_at_end(tokens)
         room = min(self.max_tokens - len(self._generated()), self.context - len(self.sequence))
         ends = bool(forced) and forced[-1] in self.ends
         if len(forced) - ends > room:
@@ -270,9 +270,9 @@ class _Run:
     def _generated(self) -> List[int]:
         return self.sequence[self.prompt_len :]
 
-    def _upto_end(self, tokens: Sequence[int]) -> List[int]:
-        place = next((index for index, token in enumerate(tokens) if token in self.ends), len(tokens))
-        return list(tokens[: place + 1])
+    def _truncated_at_end(self, tokens: Sequence[int]) -> List[int]:
+        end = next((index for index, token in enumerate(tokens) if token in self.ends), len(tokens))
+        return list(tokens[: end + 1])
 
     # -- events ------------------------------------------------------------------------------------------------------
 
@@ -303,7 +303,7 @@ class _Run:
                 winner = call.action
         return winner
 
-    def _call(self, active: _Mod, record: Event, decided: bool) -> Call:
+    def _call(self, active: _Mod, record: Event, has_winner: bool) -> Call:
         call = Call(active.name, record, Noop())
         before = array("f", self.logits) if self.logits is not None else None
         mod_event = self._mod_event(record, active)
@@ -324,7 +324,7 @@ class _Run:
             _conversation.current = None
         if mod_event._held_back is not None:
             active.holdback = active.static_holdback if mod_event._held_back < 0 else mod_event._held_back
-        call.superseded = decided and not isinstance(call.action, (Noop, AdjustedLogits, AdjustedPrefill))
+        call.superseded = has_winner and not isinstance(call.action, (Noop, AdjustedLogits, AdjustedPrefill))
         if isinstance(call.action, Backtrack):
             requested, available = call.action.n - (record.kind == "Sampled"), len(self._generated())
             call.removed, call.clamped = min(requested, available), requested > available

@@ -127,9 +127,9 @@ class Channel:
         """Sends a frame whose header is already encoded."""
         if self._socket is None:
             return
-        for length, longest in zip((len(header), len(body)), _MAX_LENGTHS):
-            if length > longest:
-                raise ValueError("a message to the server has %d bytes; the maximum is %d" % (length, longest))
+        for length, maximum in zip((len(header), len(body)), _MAX_LENGTHS):
+            if length > maximum:
+                raise ValueError("a message to the server has %d bytes; the maximum is %d" % (length, maximum))
         try:
             with self._sending:
                 self._socket.sendall(_LENGTHS.pack(len(header), len(body)) + header + body)

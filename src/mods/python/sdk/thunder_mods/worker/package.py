@@ -11,7 +11,7 @@ import sys
 from types import ModuleType
 from typing import Any, Dict, Optional
 
-#: Names of packages that a mod cannot have.
+#: Names that a package of a mod must not have.
 _RESERVED = {"thunder_mods", "thunder", "quote_mod_sdk", "shared", "max"}
 
 

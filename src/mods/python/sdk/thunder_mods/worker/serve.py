@@ -43,7 +43,7 @@ _MAX_MESSAGE_CHARS = 2000
 _MAX_TRACEBACK_CHARS = 64 * 1024
 
 #: Hint for a missing module.
-_INTERPRETER = " (mods run on Python %d.%d, %s; set THUNDER_PYTHON=PATH to use another one, such as bin/python of a virtual environment)" % (
+_INTERPRETER_HINT = " (mods run on Python %d.%d, %s; set THUNDER_PYTHON=PATH to use another one, such as bin/python of a virtual environment)" % (
     sys.version_info[0],
     sys.version_info[1],
     sys.executable,
@@ -81,7 +81,8 @@ class Worker:
         self.is_quote = False
         self.runs: Dict[int, Run] = {}
         self.tokenizers: Dict[int, Tokenizer] = {}
-        # Threads of the mod may query, too. The lock keeps a query and its answer together, and a call open until its last query.
+        # Threads of the mod may query, too. The lock keeps a query and its answer together, and delays the end of a call
+        # until a query in progress is answered.
         self.query_lock = threading.Lock()
 
     def serve(self) -> None:
@@ -239,8 +240,8 @@ class Worker:
         step = quote.quote_step(header["step"]) if self.is_quote else header["step"]
         event: ModEvent
         if kind == "ForwardPass":
-            place, size = header["logits"]
-            event = ForwardPass(request_id, step, Logits(self.memory.view(place, size, "f")), context)
+            logits_offset, size = header["logits"]
+            event = ForwardPass(request_id, step, Logits(self.memory.view(logits_offset, size, "f")), context)
         elif kind == "Sampled":
             drawn = event = Sampled(request_id, step, header["token"], context)
             drawn._text, drawn.logprob = header["text"], header["logprob"]
@@ -266,7 +267,7 @@ class Worker:
         elif isinstance(action, (ForceTokens, ForceOutput)):
             fields = {"tokens": _ids(action.tokens)}
         elif isinstance(action, AdjustedPrefill):
-            # In mods written for Quote, 0 means unchanged.
+            # 0 means unchanged, as in Quote.
             fields = {"tokens": _ids(action.tokens), "max_steps": action.max_steps or None}
         elif isinstance(action, ToolCalls):
             fields = {"tool_calls": action.tool_calls}
@@ -327,7 +328,7 @@ class Worker:
         try:
             text = str(error).strip() or "no message"
             if isinstance(error, ModuleNotFoundError):
-                text = text.splitlines()[0] + _INTERPRETER
+                text = text.splitlines()[0] + _INTERPRETER_HINT
             if isinstance(error, SyntaxError):
                 text = "%s (%s, line %s)" % (error.msg, error.filename, error.lineno)
             trace = error.__traceback__

@@ -1,5 +1,6 @@
-//! Measurements of the model's full distribution: entropy, and probability and rank of tokens. They run for every
-//! generated token on the decode thread, and are written so that the compiler vectorises their loops over the vocabulary.
+//! Measurements of the distribution of logits: entropy, and probability and rank of tokens. They run for every
+//! generated token on the decode thread, and are written so that the compiler vectorises their loops over the
+//! vocabulary.
 
 use crate::events::TokenId;
 
@@ -123,8 +124,8 @@ impl TopEntries {
 /// polynomial on [−½, ½].
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    // 1.5 × 2^23: floats of this size have no fraction bits, so adding it rounds to an integer, which is then in the low
-    // bits. `floor` and `round` would call libm on baseline x86-64, which prevents vectorisation.
+    // 1.5 × 2^23: floats of this size have no fraction bits, so adding it rounds to an integer, which is then in the
+    // low bits. `floor` and `round` would call libm on baseline x86-64, which prevents vectorisation.
     const ROUND: f32 = 12_582_912.0;
     let t = x * std::f32::consts::LOG2_E;
     let rounded = t + ROUND;
@@ -211,6 +212,15 @@ mod tests {
                 prop_assert!((shifts[token as usize] - exact).abs() < 1e-5);
             }
         }
+    }
+
+    #[test]
+    fn entropy_matches_known_distributions() {
+        let uniform = TokenDistribution::new(&[3.0; 16]);
+        assert!((uniform.entropy - 4.0).abs() < 1e-4 && (uniform.prob(3.0) - 1.0 / 16.0).abs() < 1e-6);
+        let certain = TokenDistribution::new(&[f32::NEG_INFINITY, 1000.0, f32::NEG_INFINITY]);
+        assert!(certain.entropy.abs() < 1e-6);
+        assert!(top(&[f32::NEG_INFINITY; 3], 2).is_empty());
     }
 
     #[test]

@@ -24,20 +24,20 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
         if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
             return "token_temp must be a number of 0 or more, got %s" % temperature
         outside = [token for edits in (action.set, action.add) for token in edits or () if not 0 <= token < vocabulary]
-        return _unknown(outside[0], vocabulary) if outside else None
+        return _unknown_token_error(outside[0], vocabulary) if outside else None
     if isinstance(action, ToolCalls):
-        return _problem_in_tool_calls(action.tool_calls)
+        return _tool_calls_error(action.tool_calls)
     if isinstance(action, (Backtrack, ForceOutput, ForceTokens)) and len(action.tokens or ()) > context:
         shape = "%s has %d tokens; it must have at most the %d tokens of a slot's context"
         return shape % (type(action).__name__, len(action.tokens or ()), context)
     if isinstance(action, (AdjustedPrefill, Backtrack, ForceOutput, ForceTokens)):
         for token in action.tokens or ():
             if not 0 <= token < vocabulary:
-                return _unknown(token, vocabulary)
+                return _unknown_token_error(token, vocabulary)
     return None
 
 
-def _problem_in_tool_calls(payload: Any) -> Optional[str]:
+def _tool_calls_error(payload: Any) -> Optional[str]:
     if isinstance(payload, dict) and "tool_calls" in payload:
         payload = payload["tool_calls"]
     calls = list(payload) if isinstance(payload, (list, tuple)) else [payload]
@@ -53,5 +53,5 @@ def _problem_in_tool_calls(payload: Any) -> Optional[str]:
     return None
 
 
-def _unknown(token: int, vocabulary: int) -> str:
+def _unknown_token_error(token: int, vocabulary: int) -> str:
     return "token %d is not in the vocabulary; ids must be from 0 to %d" % (token, vocabulary - 1)
