@@ -124,7 +124,7 @@ impl ModBench {
                 (5, 5 * 1024),
                 1,
                 AttentionCapture::Off,
-                SpeculationOptions::default(),
+                (SpeculationOptions::default(), None),
                 recorder,
             )
             .await,

@@ -3,6 +3,7 @@
 
 mod attention;
 mod constraints;
+mod draft_model;
 mod forks;
 mod mods;
 mod recording;
@@ -10,6 +11,7 @@ mod retractions;
 mod runs;
 pub mod speculation;
 mod unread;
+mod widened;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -77,6 +79,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 64 << 20,
         speculation: SpeculationOptions::default(),
+        draft_model: None,
         hash_cache: None,
         max_tokens: None,
         encode_heads: thunder::trace::attention::encode_heads,
