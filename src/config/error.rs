@@ -31,6 +31,21 @@ pub enum ConfigError {
         /// The path.
         path: String,
     },
+    /// The draft model file does not exist.
+    #[error("no draft model file at {path}; --spec-draft-model takes the path of a GGUF file")]
+    DraftModelFile {
+        /// The path.
+        path: String,
+    },
+    /// Drafts of a draft model are enabled, but there is no draft model.
+    #[error("--spec-type draft-simple needs a draft model; set --spec-draft-model to the path of a GGUF file")]
+    NoDraftModel,
+    /// The probability is not between 0 and 1.
+    #[error("--spec-draft-p-min must be between 0 and 1, got {value}")]
+    DraftProbability {
+        /// The value.
+        value: f32,
+    },
     /// The server of models is not a URL.
     #[error("MODEL_ENDPOINT or HF_ENDPOINT must be an http or https URL, got \"{url}\"")]
     HubEndpoint {

@@ -42,7 +42,7 @@ pub use limits::{LimitFlags, RateConfig, RunTimeoutConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
 pub use security::{KeyHash, LOCALHOST, Rights, SecurityConfig};
-pub use speculation::{SpecTypeFlag, SpeculationConfig, SpeculationFlags};
+pub use speculation::{DraftModelConfig, SpecTypeFlag, SpeculationConfig, SpeculationFlags};
 pub use tls::{TlsConfig, TlsError, TlsFlags, certificates};
 pub use tuning::{LoadMode, NumaFlag, OverrideValue, RopeScalingFlag, TuningFlags};
 pub use vertex::VertexConfig;

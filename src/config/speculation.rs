@@ -1,23 +1,18 @@
 //! Speculative decoding: source and length of drafts. The spellings are llama-server's.
 
-use super::ConfigError;
+use super::{CacheTypeFlag, ConfigError, GpuLayersFlag};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
+use std::path::PathBuf;
 
 /// Speculative decoding.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationFlags {
     /// Source of draft tokens, which one decode verifies together: earlier occurrences of the last tokens in prompt and answer
-    /// (ngram-simple), or none; answers do not depend on it [also: --spec-default for ngram-simple]
-    #[arg(
-        long,
-        env = "THUNDER_SPEC_TYPE",
-        value_name = "TYPE",
-        value_delimiter = ',',
-        value_enum,
-        default_value = "none"
-    )]
+    /// (ngram-simple), a draft model (draft-simple), both (ngram-simple,draft-simple), or none; answers do not depend on it;
+    /// default: draft-simple with --spec-draft-model, otherwise none [also: --spec-default for ngram-simple]
+    #[arg(long, env = "THUNDER_SPEC_TYPE", value_name = "TYPE", value_delimiter = ',', value_enum)]
     pub spec_type: Vec<SpecTypeFlag>,
     /// Maximum tokens of a draft, 0 to 64; requests can override it with `speculative.n_max` [also: --draft-max]
     #[arg(long, aliases = ["draft-max", "draft", "draft-n", "spec-ngram-simple-size-m", "spec-ngram-size-m"],
@@ -37,6 +32,48 @@ pub struct SpeculationFlags {
         default_value_t = 3
     )]
     pub spec_ngram_simple_size_n: u32,
+    /// GGUF file of a smaller model with the same vocabulary, which drafts tokens [also: --model-draft, -md]
+    #[arg(long, alias = "model-draft", env = "THUNDER_SPEC_DRAFT_MODEL", value_name = "PATH")]
+    pub spec_draft_model: Option<PathBuf>,
+    /// Minimum probability of a draft model's token, 0 to 1; a draft ends before a less probable token; requests can
+    /// override it with `speculative.p_min` [also: --draft-p-min]
+    #[arg(long, alias = "draft-p-min", env = "THUNDER_SPEC_DRAFT_P_MIN", value_name = "P", default_value_t = 0.0)]
+    pub spec_draft_p_min: f32,
+    /// Number of the draft model's layers on GPUs, auto for as many as fit, or all [also: --gpu-layers-draft, -ngld]
+    #[arg(
+        long,
+        aliases = ["gpu-layers-draft", "n-gpu-layers-draft"],
+        env = "THUNDER_SPEC_DRAFT_NGL",
+        value_name = "auto|all|N",
+        default_value = "auto",
+        allow_negative_numbers = true
+    )]
+    pub spec_draft_ngl: GpuLayersFlag,
+    /// Threads with which the draft model drafts; default: those of --threads [also: --threads-draft, -td]
+    #[arg(long, alias = "threads-draft", env = "THUNDER_SPEC_DRAFT_THREADS", value_name = "N")]
+    pub spec_draft_threads: Option<u16>,
+    /// Threads with which the draft model reads prompts; default: those of --spec-draft-threads, or of --threads-batch
+    /// [also: --threads-batch-draft, -tbd]
+    #[arg(long, alias = "threads-batch-draft", env = "THUNDER_SPEC_DRAFT_THREADS_BATCH", value_name = "N")]
+    pub spec_draft_threads_batch: Option<u16>,
+    /// Data type of keys in the draft model's KV cache, as for --cache-type-k [also: --cache-type-k-draft, -ctkd]
+    #[arg(
+        long,
+        alias = "cache-type-k-draft",
+        env = "THUNDER_SPEC_DRAFT_TYPE_K",
+        value_name = "TYPE",
+        default_value = "f16"
+    )]
+    pub spec_draft_type_k: CacheTypeFlag,
+    /// Data type of values in the draft model's KV cache, as for --cache-type-v [also: --cache-type-v-draft, -ctvd]
+    #[arg(
+        long,
+        alias = "cache-type-v-draft",
+        env = "THUNDER_SPEC_DRAFT_TYPE_V",
+        value_name = "TYPE",
+        default_value = "f16"
+    )]
+    pub spec_draft_type_v: CacheTypeFlag,
 }
 
 /// Source of drafts, by llama-server's names.
@@ -47,13 +84,16 @@ pub enum SpecTypeFlag {
     /// Earlier occurrences of the last tokens.
     #[value(aliases = ["ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "ngram"])]
     NgramSimple,
-    /// A draft model or draft layers, which are not supported.
-    #[value(name = "draft-simple", aliases = ["draft", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-dspark"], hide = true)]
-    Draft,
+    /// A draft model.
+    #[value(alias = "draft")]
+    DraftSimple,
+    /// Draft layers, which are not supported.
+    #[value(name = "draft-mtp", aliases = ["draft-eagle3", "draft-dflash", "draft-dspark"], hide = true)]
+    DraftLayers,
 }
 
 /// Validated settings of speculative decoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct SpeculationConfig {
     /// True if drafts are made from n-grams.
     pub ngrams: bool,
@@ -63,15 +103,43 @@ pub struct SpeculationConfig {
     pub min_draft: u32,
     /// Minimum number of last tokens that must occur earlier.
     pub min_match: u32,
+    /// Minimum probability of a draft model's token.
+    pub min_probability: f32,
+    /// The draft model, if there is one.
+    pub draft_model: Option<DraftModelConfig>,
+}
+
+/// Settings of a draft model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DraftModelConfig {
+    /// Path of the GGUF file.
+    pub path: PathBuf,
+    /// Layers on GPUs.
+    pub gpu_layers: GpuLayersFlag,
+    /// Threads that draft; `None` for those of the main model.
+    pub threads: Option<i32>,
+    /// Threads that read prompts; `None` for those of the main model.
+    pub threads_batch: Option<i32>,
+    /// Data type of keys.
+    pub cache_type_k: CacheTypeFlag,
+    /// Data type of values.
+    pub cache_type_v: CacheTypeFlag,
 }
 
 impl Default for SpeculationFlags {
     fn default() -> Self {
         Self {
-            spec_type: vec![SpecTypeFlag::None],
+            spec_type: Vec::new(),
             spec_draft_n_max: 16,
             spec_draft_n_min: 0,
             spec_ngram_simple_size_n: 3,
+            spec_draft_model: None,
+            spec_draft_p_min: 0.0,
+            spec_draft_ngl: GpuLayersFlag::default(),
+            spec_draft_threads: None,
+            spec_draft_threads_batch: None,
+            spec_draft_type_k: CacheTypeFlag::default(),
+            spec_draft_type_v: CacheTypeFlag::default(),
         }
     }
 }
@@ -81,28 +149,44 @@ impl SpeculationFlags {
         self.spec_type.contains(&SpecTypeFlag::NgramSimple)
     }
 
-    /// Returns a warning about a source of drafts that is not supported.
+    fn has_model(&self) -> bool {
+        match self.spec_type[..] {
+            [] => self.spec_draft_model.is_some(),
+            ref types => types.contains(&SpecTypeFlag::DraftSimple),
+        }
+    }
+
+    /// Returns a warning about flags that have no effect.
     #[must_use]
     pub fn unsupported_note(&self) -> Option<&'static str> {
-        self.spec_type.contains(&SpecTypeFlag::Draft).then_some(
-            "a draft model in --spec-type has no effect: speculative decoding drafts only from the text of the run \
-             (--spec-type ngram-simple)",
-        )
+        if self.spec_type.contains(&SpecTypeFlag::DraftLayers) {
+            return Some(
+                "draft layers in --spec-type have no effect: drafts come from the text of the run (ngram-simple) or from a \
+                 draft model (draft-simple)",
+            );
+        }
+        (self.spec_draft_model.is_some() && !self.has_model())
+            .then_some("--spec-draft-model has no effect: --spec-type does not include draft-simple")
     }
 
     /// Returns the request defaults that the flags set.
     pub(super) fn defaults(&self) -> Map<String, Value> {
+        let sources = [(self.has_ngrams(), "ngram-simple"), (self.has_model(), "draft-simple")];
+        let names: Vec<&str> = sources.into_iter().filter_map(|(used, name)| used.then_some(name)).collect();
         let mut fields = Map::new();
-        if self.has_ngrams() {
-            fields.insert("speculative.types".into(), json!("ngram-simple"));
+        if !names.is_empty() {
+            fields.insert("speculative.types".into(), json!(names.join(",")));
             fields.insert("speculative.n_max".into(), json!(self.spec_draft_n_max));
             fields.insert("speculative.n_min".into(), json!(self.spec_draft_n_min));
+        }
+        if self.has_model() {
+            fields.insert("speculative.p_min".into(), json!(self.spec_draft_p_min));
         }
         fields
     }
 
     /// Validates the flags.
-    pub(super) fn config(&self) -> Result<SpeculationConfig, ConfigError> {
+    pub(super) fn config(self) -> Result<SpeculationConfig, ConfigError> {
         let check_range = |flag, value: u32, (min, max), range| {
             if (min..=max).contains(&value) {
                 Ok(value)
@@ -111,6 +195,9 @@ impl SpeculationFlags {
             }
         };
         let max = (0, SpeculationConfig::MAX_DRAFT);
+        if !(0.0..=1.0).contains(&self.spec_draft_p_min) {
+            return Err(ConfigError::DraftProbability { value: self.spec_draft_p_min });
+        }
         Ok(SpeculationConfig {
             ngrams: self.has_ngrams(),
             max_draft: check_range("--spec-draft-n-max", self.spec_draft_n_max, max, "between 0 and 64")?,
@@ -121,6 +208,25 @@ impl SpeculationFlags {
                 (1, 1024),
                 "between 1 and 1024",
             )?,
+            min_probability: self.spec_draft_p_min,
+            draft_model: if self.has_model() { Some(self.draft_model()?) } else { None },
+        })
+    }
+
+    fn draft_model(self) -> Result<DraftModelConfig, ConfigError> {
+        let path = self.spec_draft_model.ok_or(ConfigError::NoDraftModel)?;
+        if !path.is_file() {
+            return Err(ConfigError::DraftModelFile { path: path.display().to_string() });
+        }
+        let positive = |count: Option<u16>| count.filter(|&count| count > 0).map(i32::from);
+        let threads = positive(self.spec_draft_threads);
+        Ok(DraftModelConfig {
+            path,
+            gpu_layers: self.spec_draft_ngl,
+            threads,
+            threads_batch: positive(self.spec_draft_threads_batch).or(threads),
+            cache_type_k: self.spec_draft_type_k,
+            cache_type_v: self.spec_draft_type_v,
         })
     }
 }

@@ -7,6 +7,7 @@ use super::recording::Recording;
 use super::recording::attention_encoder::{AttentionEncoderThread, Encoders};
 use super::scheduler::Scheduler;
 use super::scheduler::command::Command;
+use super::speculation::draft_context::{DraftContext, MainSizes};
 use super::status::EngineStatus;
 use crate::events::Signal;
 use crate::model::llama::{AttentionCapture, AttentionSupport, Context, ContextOptions, StateLayout, Unsupported};
@@ -75,6 +76,10 @@ impl DecodeThread {
         };
         let state_bytes = layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
         let prefixes_usable = context.are_all_prefixes_usable();
+        let draft_context = match create_draft_context(&model, &options, &context) {
+            Ok(created) => created,
+            Err(error) => return drop(ready.send(Err(error))),
+        };
         let properties = ContextProperties {
             layout,
             attention_capture: context.attention_capture(),
@@ -85,7 +90,9 @@ impl DecodeThread {
             let host_cache = HostCache::new(options.cache_ram_bytes, state_bytes, prefixes_usable);
             let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
             let recording = Recording::new(recorder, attention_encoder);
-            Scheduler::new(kv, options, inbox, commands, recording, waiting, status).run();
+            Scheduler::new(kv, options.clone(), inbox, commands, recording, waiting, status)
+                .with_draft_model(draft_context)
+                .run();
         }
     }
 }
@@ -119,10 +126,36 @@ fn create_context<'model>(
     Ok((context, attention_encoder, layout))
 }
 
+/// Creates the context of the draft model, if runs use one.
+fn create_draft_context<'model>(
+    model: &Model,
+    options: &'model EngineOptions,
+    context: &Context<'_>,
+) -> Result<Option<DraftContext<'model>>, ModelError> {
+    let can_draft = options.speculation.is_enabled() && context.are_all_prefixes_usable();
+    let uses_model = options.speculation.drafter.uses_model() && can_draft;
+    let Some(draft) = options.draft_model.as_ref().filter(|_| uses_model) else { return Ok(None) };
+    let sizes = MainSizes {
+        ctx_size: options.ctx_size,
+        parallel: options.parallel,
+        ubatch_size: options.ubatch_size.min(options.batch_size),
+        threads: options.threads,
+        threads_batch: options.threads_batch,
+    };
+    DraftContext::new(draft, model, sizes, context).map(Some)
+}
+
 /// Logs the properties of a new context.
 pub fn log_start(model: &Model, options: &EngineOptions, properties: &ContextProperties) {
     let ContextProperties { attention_capture, speculates, .. } = properties;
-    tracing::info!(model = model.name(), attention = attention_capture.as_str(), speculates, "context created");
+    let draft_model = options.draft_model.as_ref().map(|draft| draft.model.name());
+    tracing::info!(
+        model = model.name(),
+        attention = attention_capture.as_str(),
+        speculates,
+        draft_model,
+        "context created"
+    );
     if options.speculation.is_enabled() && !speculates {
         tracing::warn!(
             model = model.name(),

@@ -41,7 +41,7 @@ pub use options::{AttentionEncodeFn, Clock, EngineOptions};
 pub use output::{EndReasoning, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta};
 pub use recorded_parameters::recorded_parameter;
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
-pub use speculation::{DraftLimits, DrafterKind, SpeculationOptions};
+pub use speculation::{DraftLimits, DraftModel, DrafterKind, SpeculationOptions};
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};

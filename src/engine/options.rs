@@ -1,6 +1,6 @@
 //! Settings of the engine.
 
-use crate::engine::speculation::SpeculationOptions;
+use crate::engine::speculation::{DraftModel, SpeculationOptions};
 use crate::events::StoredHeads;
 use crate::model::llama::{AttentionCapture, CacheType};
 use chrono::{DateTime, Utc};
@@ -34,6 +34,8 @@ pub struct EngineOptions {
     pub cache_ram_bytes: usize,
     /// Speculative decoding.
     pub speculation: SpeculationOptions,
+    /// Draft model of speculative decoding, if `speculation` uses one.
+    pub draft_model: Option<DraftModel>,
     /// Folder that caches the hashes of model files.
     pub hash_cache: Option<PathBuf>,
     /// Maximum tokens in the answer of any run; `None` for as many as the context holds.

@@ -58,6 +58,14 @@ pub enum ModelError {
         /// The reason.
         reason: String,
     },
+    /// A model cannot draft tokens for the main model.
+    #[error("cannot use {path} as the draft model: {reason}")]
+    Draft {
+        /// The path of the draft model.
+        path: String,
+        /// The reason.
+        reason: String,
+    },
     /// The bundled model cannot be written.
     #[error("cannot unpack the bundled model into {folder}: {source}")]
     Unpack {

@@ -121,7 +121,7 @@ async fn engine(setup: &Setup, streams: u32, attention: AttentionCapture, record
         (streams, context_size(setup)),
         setup.threads,
         attention,
-        SpeculationOptions::default(),
+        (SpeculationOptions::default(), None),
         recorder,
     )
     .await

@@ -121,7 +121,7 @@ impl ModBench {
                 (5, 5 * 1024),
                 1,
                 AttentionCapture::Off,
-                SpeculationOptions::default(),
+                (SpeculationOptions::default(), None),
                 recorder,
             )
             .await,

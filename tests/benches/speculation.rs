@@ -6,7 +6,11 @@
 //! - text: prompt and answer are consecutive parts of a handbook
 //! - random: no n-gram of the answer occurs earlier
 //!
-//! `cargo bench --bench speculation -- [MODEL.gguf] [--threads N] [--tokens N] [--rounds N]`
+//! With a draft model, its drafts are compared with none on the model's own answers to a text, most probable tokens
+//! (own) and sampled ones (sampled), and on the random answer, where the draft model is never right. `deepen.py` makes a
+//! slow model whose answers are those of a small one.
+//!
+//! `cargo bench --bench speculation -- [MODEL.gguf] [--draft-model FILE] [--threads N] [--tokens N] [--rounds N]`
 
 #[path = "shared/engine.rs"]
 mod engine;
@@ -35,16 +39,18 @@ struct Setup {
     threads: i32,
     tokens: usize,
     rounds: usize,
+    draft_model: Option<PathBuf>,
 }
 
 fn setup() -> Setup {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
-    let mut setup = Setup { model: root.join("demo.gguf"), threads: 1, tokens: 256, rounds: 9 };
+    let mut setup = Setup { model: root.join("demo.gguf"), threads: 1, tokens: 256, rounds: 9, draft_model: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().and_then(|value| value.parse().ok()).expect("a number");
         match argument.as_str() {
             "--bench" => {}
+            "--draft-model" => setup.draft_model = Some(arguments.next().expect("a file").into()),
             "--threads" => setup.threads = number() as i32,
             "--tokens" => setup.tokens = number(),
             "--rounds" => setup.rounds = number(),
@@ -88,9 +94,16 @@ impl ModInstance for FixedAnswer {
 }
 
 /// A prompt and its answer.
-type Task = (&'static str, Vec<TokenId>, Vec<TokenId>);
+struct Task {
+    name: &'static str,
+    prompt: Vec<TokenId>,
+    /// The tokens of the answer; `None` for the model's own.
+    answer: Option<Vec<TokenId>>,
+    temperature: f32,
+}
 
-fn tasks(engine: &Engine, tokens: usize) -> Vec<Task> {
+/// Returns the tasks for drafts from the text, or for those of a draft model.
+fn tasks(engine: &Engine, tokens: usize, has_draft_model: bool) -> Vec<Task> {
     let mut random = StdRng::seed_from_u64(7);
     let text = engine.model().vocabulary().encode(TEXT, false, true);
     let (first, second) = (text[..tokens].to_vec(), text[tokens..2 * tokens].to_vec());
@@ -98,28 +111,33 @@ fn tasks(engine: &Engine, tokens: usize) -> Vec<Task> {
     let mut anything = || random.random_range(10..500);
     edited.iter_mut().skip(11).step_by(20).for_each(|token| *token = anything());
     let random = (0..tokens).map(|_| anything()).collect();
+    let task = |name, answer, temperature| Task { name, prompt: first.clone(), answer, temperature };
+    if has_draft_model {
+        return vec![task("own", None, 0.0), task("sampled", None, 0.8), task("random", Some(random), 0.0)];
+    }
     vec![
-        ("copy", first.clone(), first.clone()),
-        ("edit", first.clone(), edited),
-        ("text", first.clone(), second),
-        ("random", first, random),
+        task("copy", Some(first.clone()), 0.0),
+        task("edit", Some(edited), 0.0),
+        task("text", Some(second), 0.0),
+        task("random", Some(random), 0.0),
     ]
 }
 
 /// Runs a task in every slot and returns the longest time from the first token to the last, and the drafts of all.
-async fn run(engine: &Engine, (_, prompt, answer): &Task) -> (f64, DraftUsage) {
+async fn run(engine: &Engine, task: &Task, tokens: usize) -> (f64, DraftUsage) {
     let mut generations = Vec::new();
-    let answer = Arc::new(answer.clone());
-    for _ in 0..engine.slots() {
-        let factory = Arc::new(FixedAnswer(Arc::clone(&answer)));
-        let tokens = answer.len() as u32;
-        let mod_ref = ModRef { name: "dictation".into(), config: serde_json::Value::Null };
+    let answer = task.answer.clone().map(Arc::new);
+    for seed in 0..engine.slots() {
+        let dictation = answer.iter().map(|answer| SelectedMod {
+            mod_ref: ModRef { name: "dictation".into(), config: serde_json::Value::Null },
+            factory: Arc::new(FixedAnswer(Arc::clone(answer))),
+        });
         let request = Request {
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            limits: Limits { ignore_eos: true, ..Limits::new(tokens) },
-            mods: vec![SelectedMod { mod_ref, factory }],
+            sampling: SamplingParams { temperature: task.temperature, seed, ..SamplingParams::default() },
+            limits: Limits { ignore_eos: true, ..Limits::new(tokens as u32) },
+            mods: dictation.collect(),
             record: RecordPolicy::BestEffort,
-            ..Request::new(prompt.clone(), Surface::Cli)
+            ..Request::new(task.prompt.clone(), Surface::Cli)
         };
         generations.push(engine.submit(request).await.expect("accepted"));
     }
@@ -130,7 +148,7 @@ async fn run(engine: &Engine, (_, prompt, answer): &Task) -> (f64, DraftUsage) {
                 break end;
             }
         };
-        assert_eq!(end.finish.usage.completion_tokens as usize, answer.len(), "{:?}", end.finish.message);
+        assert_eq!(end.finish.usage.completion_tokens as usize, tokens, "{:?}", end.finish.message);
         longest = longest.max(end.finish.generation_us);
         drafts.drafts += end.finish.drafts.drafts;
         drafts.drafted += end.finish.drafts.drafted;
@@ -141,7 +159,7 @@ async fn run(engine: &Engine, (_, prompt, answer): &Task) -> (f64, DraftUsage) {
 
 fn main() {
     let setup = setup();
-    let Setup { model, threads, tokens, rounds } = &setup;
+    let Setup { model, threads, tokens, rounds, draft_model } = &setup;
     println!("model {}, {threads} thread(s), {tokens} tokens, median of {rounds} rounds", model.display());
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
@@ -152,21 +170,23 @@ fn main() {
             let sizes = (streams, 2 * *tokens as u32 + 16);
             let start = |drafter| {
                 let speculation = SpeculationOptions { drafter, ..SpeculationOptions::default() };
-                engine::engine(model, sizes, *threads, AttentionCapture::Off, speculation, recorder.clone())
+                let draft = draft_model.as_deref().filter(|_| speculation.drafter.uses_model());
+                engine::engine(model, sizes, *threads, AttentionCapture::Off, (speculation, draft), recorder.clone())
             };
-            let (plain, drafting) = (start(DrafterKind::None).await, start(DrafterKind::Ngram).await);
-            for task in tasks(&plain, *tokens) {
+            let drafter = if draft_model.is_some() { DrafterKind::Model } else { DrafterKind::Ngram };
+            let (plain, drafting) = (start(DrafterKind::None).await, start(drafter).await);
+            for task in tasks(&plain, *tokens, draft_model.is_some()) {
                 let (mut ratios, mut rates, mut drafts) = (Vec::new(), Vec::new(), DraftUsage::default());
                 for _ in 0..*rounds {
-                    let (without, _) = run(&plain, &task).await;
-                    let (with, used) = run(&drafting, &task).await;
+                    let (without, _) = run(&plain, &task, *tokens).await;
+                    let (with, used) = run(&drafting, &task, *tokens).await;
                     ratios.push(without / with);
                     rates.push((tokens - 1) as f64 * f64::from(streams) / without);
                     drafts = used;
                 }
                 println!(
                     "{streams} stream(s)  {:<7} {:>8.1} tokens/s without drafts, ratio {:.3}; accepted {} of {} in {} drafts",
-                    task.0,
+                    task.name,
                     median(rates),
                     median(ratios),
                     drafts.accepted,

@@ -44,6 +44,7 @@ impl Lab {
             slot_prompt_similarity: 0.1,
             cache_ram_bytes: 0,
             speculation: SpeculationOptions::default(),
+            draft_model: None,
             hash_cache: None,
             max_tokens: None,
             encode_heads: thunder::trace::attention::encode_heads,

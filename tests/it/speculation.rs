@@ -2,7 +2,7 @@
 
 use super::builtins::recorded;
 use super::engine::speculation::described;
-use super::harness::{Server, folder};
+use super::harness::{Server, folder, thunder};
 use serde_json::{Value, json};
 use thunder::events::{ActionType, EventType, TraceItem};
 
@@ -85,6 +85,45 @@ async fn python_and_builtin_mods_see_and_change_the_same_run_with_drafts() {
         }
         assert!(accepted > 3, "{mods}: {accepted}");
     }
+}
+
+#[tokio::test]
+async fn draft_model_drafts_on_the_real_server() {
+    let fixture = |name: &str| format!("{}/fixtures/models/{name}", env!("CARGO_MANIFEST_DIR"));
+    let (tiny, demo) = (fixture("tiny.gguf"), fixture("demo.gguf"));
+    let drafting = Server::start(&["-np", "1", "-md", &tiny, "--draft-p-min", "0.01", "-td", "1", "-ctkd", "q8_0"]);
+    drafting.wait_ready().await;
+    let body = json!({"prompt": "the old fox", "n_predict": 120, "temperature": 0.0, "ignore_eos": true});
+    let (mut drafted, mut accepted) = (0, 0);
+    // A run drafts little, because this draft model takes as long as the main model.
+    for _ in 0..8 {
+        let answer = drafting.answer("/completion", &body).await;
+        assert_eq!(answer["tokens_predicted"], 120);
+        let settings = &answer["generation_settings"];
+        assert_eq!(
+            (&settings["speculative.types"], &settings["speculative.n_max"]),
+            (&json!("draft-simple"), &json!(16))
+        );
+        drafted += answer["timings"]["draft_n"].as_u64().unwrap_or_default();
+        accepted += answer["timings"]["draft_n_accepted"].as_u64().unwrap_or_default();
+        if accepted > 0 {
+            break;
+        }
+    }
+    assert!(accepted > 0 && drafted >= accepted, "{accepted} of {drafted}");
+    let mut without = body.clone();
+    without["speculative.n_max"] = json!(0);
+    assert_eq!(drafting.answer("/completion", &without).await["timings"]["draft_n"], Value::Null);
+    let (status, refused) = drafting.post("/completion", &json!({"prompt": "a", "speculative.p_min": "x"})).await;
+    assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("speculative.p_min"), "{refused}");
+    assert_eq!(drafting.get("/slots").await.1[0]["speculative"], true);
+
+    let output = thunder().args(["serve", "--data-dir"]).arg(folder()).args(["--model", &tiny, "-md", &demo]).output();
+    let error = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(
+        error.contains(&format!("cannot use {demo} as the draft model: its vocabulary has 2048 tokens")),
+        "{error}"
+    );
 }
 
 #[tokio::test]

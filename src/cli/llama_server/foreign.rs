@@ -51,8 +51,8 @@ const fn foreign(
 const DOWNLOAD: Verdict =
     Refused("download the model with --hf-repo or --model-url, or set --model to the path of its GGUF file");
 const DRAFT: Verdict = NoEffect(
-    "speculative decoding drafts only from the text of the run (--spec-type ngram-simple, --spec-draft-n-max, \
-     --spec-ngram-simple-size-n); answers do not depend on drafts",
+    "speculative decoding drafts from the text of the run (--spec-type ngram-simple) or with a draft model \
+     (--spec-draft-model), whose other settings are those of the main model; answers do not depend on drafts",
 );
 const BATCH: Verdict =
     NoEffect("the same threads process prompts and generate tokens; --poll, --prio and --cpu-mask configure them");
@@ -253,8 +253,12 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
         &["LLAMA_ARG_DRAFT_MAX", "LLAMA_ARG_DRAFT_MIN"],
         DRAFT,
     ),
-    foreign(&["--model-draft", "-md", "--spec-draft-model"], One, &["LLAMA_ARG_SPEC_DRAFT_MODEL"], DRAFT),
-    foreign(&["--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"], One, &["LLAMA_ARG_SPEC_DRAFT_HF_REPO"], DRAFT),
+    foreign(
+        &["--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"],
+        One,
+        &["LLAMA_ARG_SPEC_DRAFT_HF_REPO"],
+        NoEffect("draft models are not downloaded; set --spec-draft-model to the path of a GGUF file"),
+    ),
     foreign(
         &[
             "--spec-draft-cpu-moe",
@@ -269,12 +273,6 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     ),
     foreign(
         &[
-            "--spec-draft-threads",
-            "-td",
-            "--threads-draft",
-            "--spec-draft-threads-batch",
-            "-tbd",
-            "--threads-batch-draft",
             "--spec-draft-cpu-mask",
             "-Cd",
             "--cpu-mask-draft",
@@ -307,21 +305,9 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
             "--spec-synth-rates",
             "--spec-draft-p-split",
             "--draft-p-split",
-            "--spec-draft-p-min",
-            "--draft-p-min",
             "--spec-draft-device",
             "-devd",
             "--device-draft",
-            "--spec-draft-ngl",
-            "-ngld",
-            "--gpu-layers-draft",
-            "--n-gpu-layers-draft",
-            "--spec-draft-type-k",
-            "-ctkd",
-            "--cache-type-k-draft",
-            "--spec-draft-type-v",
-            "-ctvd",
-            "--cache-type-v-draft",
             "--spec-ngram-mod-n-min",
             "--spec-ngram-mod-n-max",
             "--spec-ngram-mod-n-match",
@@ -340,10 +326,6 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
             "LLAMA_ARG_SPEC_SYNTH_LEN",
             "LLAMA_ARG_SPEC_SYNTH_RATES",
             "LLAMA_ARG_SPEC_DRAFT_P_SPLIT",
-            "LLAMA_ARG_SPEC_DRAFT_P_MIN",
-            "LLAMA_ARG_N_GPU_LAYERS_DRAFT",
-            "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K",
-            "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V",
         ],
         DRAFT,
     ),

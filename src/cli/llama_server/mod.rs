@@ -46,6 +46,12 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-Cr", "--cpu-range"),
     ("-lm", "--load-mode"),
     ("--spec-default", "--spec-type=ngram-simple"),
+    ("-md", "--spec-draft-model"),
+    ("-ngld", "--spec-draft-ngl"),
+    ("-td", "--spec-draft-threads"),
+    ("-tbd", "--spec-draft-threads-batch"),
+    ("-ctkd", "--spec-draft-type-k"),
+    ("-ctvd", "--spec-draft-type-v"),
     ("-kvo", "--kv-offload"),
     ("-nkvo", "--kv-offload=off"),
     ("--no-kv-offload", "--kv-offload=off"),
@@ -86,6 +92,11 @@ const VARIABLES: &[(&str, &str)] = &[
     ("spec_type", "LLAMA_ARG_SPEC_TYPE"),
     ("spec_draft_n_max", "LLAMA_ARG_SPEC_DRAFT_N_MAX"),
     ("spec_draft_n_min", "LLAMA_ARG_SPEC_DRAFT_N_MIN"),
+    ("spec_draft_model", "LLAMA_ARG_SPEC_DRAFT_MODEL"),
+    ("spec_draft_p_min", "LLAMA_ARG_SPEC_DRAFT_P_MIN"),
+    ("spec_draft_ngl", "LLAMA_ARG_N_GPU_LAYERS_DRAFT"),
+    ("spec_draft_type_k", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K"),
+    ("spec_draft_type_v", "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_V"),
     ("kv_unified", "LLAMA_ARG_KV_UNIFIED"),
     ("context_shift", "LLAMA_ARG_CONTEXT_SHIFT"),
     ("mlock", "LLAMA_ARG_MLOCK"),
@@ -367,9 +378,9 @@ mod tests {
     fn removed_flag_takes_its_value_and_other_commands_are_unchanged() {
         let words = |line: &str| line.split_whitespace().map(OsString::from).collect::<Vec<_>>();
         let rest = |line| command_line(words(line).into_iter()).unwrap().words;
-        assert_eq!(rest("thunder --log info serve -md x.gguf --metrics"), words("thunder --log info serve --metrics"));
+        assert_eq!(rest("thunder --log info serve -devd none --metrics"), words("thunder --log info serve --metrics"));
         assert_eq!(rest("thunder serve --fit --metrics"), words("thunder serve --metrics"));
-        assert_eq!(rest("thunder serve --draft-p-min=5 -- --jinja"), words("thunder serve -- --jinja"));
+        assert_eq!(rest("thunder serve --draft-p-split=5 -- --jinja"), words("thunder serve -- --jinja"));
         assert_eq!(rest("thunder run --ui"), words("thunder run --ui"));
     }
 

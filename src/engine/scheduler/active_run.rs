@@ -92,7 +92,11 @@ impl ActiveRun {
     /// Begins the preparation of a decode. Returns true if it is the first one in the slot.
     pub fn begin_decode(&mut self) -> bool {
         self.speculation.lookahead.clear();
-        !std::mem::replace(&mut self.has_state, true)
+        let is_first = !std::mem::replace(&mut self.has_state, true);
+        if is_first {
+            self.speculation.free_tokens = self.run.sequence().len();
+        }
+        is_first
     }
 
     /// Returns true if the run needs a decode and nothing delays it.

@@ -17,7 +17,7 @@ pub fn decode(
     parts: Vec<BatchPart>,
     kv: &mut KvSlots<'_>,
     slots: &mut ActiveSlots,
-    drafter: &mut Drafter,
+    drafter: &mut Drafter<'_>,
     resources: &mut RunResources,
 ) -> bool {
     let start = Instant::now();

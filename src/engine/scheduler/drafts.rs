@@ -2,12 +2,15 @@
 
 use super::active_run::ActiveRun;
 use super::batch::BatchPart;
+use super::model_drafts::{ModelDrafter, ModelRequest};
 use super::slots::ActiveSlots;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::options::EngineOptions;
 use crate::engine::recording::Recording;
-use crate::engine::speculation::SpeculationOptions;
+use crate::engine::run::Run;
 use crate::engine::speculation::account::DecodeTimes;
+use crate::engine::speculation::draft_context::DraftContext;
+use crate::engine::speculation::{DraftLimits, SpeculationOptions};
 use crate::events::TokenId;
 use std::time::Instant;
 
@@ -15,15 +18,26 @@ use std::time::Instant;
 const MAX_CAPTURED_DRAFT: usize = 4;
 
 /// Drafter of all runs.
-pub struct Drafter {
+pub struct Drafter<'model> {
     is_enabled: bool,
     options: SpeculationOptions,
     /// Maximum tokens of a batch with drafts.
     max_tokens: usize,
     times: DecodeTimes,
+    model: Option<ModelDrafter<'model>>,
 }
 
-impl Drafter {
+/// Maximum tokens of a run's draft.
+struct MaxDraft {
+    /// Limit of the options, the request, the batch and the answer.
+    tokens: usize,
+    /// Minimum tokens of a draft; a draft with the maximum length may be shorter.
+    min: usize,
+    min_probability: f32,
+    captures_attention: bool,
+}
+
+impl<'model> Drafter<'model> {
     /// Creates the drafter. `can_truncate` is true if rejected tokens can be removed from the KV cache.
     pub fn new(options: &EngineOptions, can_truncate: bool) -> Self {
         Self {
@@ -31,13 +45,19 @@ impl Drafter {
             options: options.speculation,
             max_tokens: options.ubatch_size.min(options.batch_size) as usize,
             times: DecodeTimes::default(),
+            model: None,
         }
+    }
+
+    /// Sets the context of the draft model, if there is one.
+    pub fn set_model(&mut self, context: Option<DraftContext<'model>>) {
+        self.model = context.map(|context| ModelDrafter::new(context, self.options.adaptive));
     }
 
     /// Returns a draft for each of `parts`, which are slots and numbers of tokens. Batches with prompts get no drafts,
     /// since their time does not show the cost of a draft. `captures` is the number of runs that capture attention.
     pub fn draft(
-        &self,
+        &mut self,
         parts: &[(usize, usize)],
         slots: &mut ActiveSlots,
         recording: &Recording,
@@ -47,45 +67,97 @@ impl Drafter {
         if !self.is_enabled || parts.iter().any(|&(_, tokens)| tokens != 1) {
             return drafts;
         }
-        let options = self.options;
-        let token_cost = match self.times.token_cost(parts.len()) {
-            _ if !options.adaptive => 0.0,
-            Some(token_cost) => token_cost,
-            None => return drafts,
+        let Some(token_cost) = self.times.token_cost(parts.len()).or((!self.options.adaptive).then_some(0.0)) else {
+            return drafts;
         };
         let mut room = self.max_tokens.saturating_sub(parts.len());
         let mut rows = captures;
-        for (&(slot, _), draft) in parts.iter().zip(&mut drafts) {
-            let Some(ActiveRun { run, speculation, .. }) = slots.get_mut(slot) else { continue };
-            let limits = run.request().drafts;
-            let limit = limits.max.map_or(options.max_draft, |max| SpeculationOptions::MAX_DRAFT.min(max as usize));
-            let mut max = limit.min(run.max_draft()).min(room);
-            if options.adaptive {
-                max = max.min(speculation.account.max_draft(token_cost));
-            }
-            let captures_attention = run.request().attention;
-            if captures_attention {
-                max = max.min(MAX_CAPTURED_DRAFT);
-                if !recording.has_room_for_attention(rows + max) {
-                    continue;
-                }
-            }
-            if max == 0 {
+        let mut requests = Vec::new();
+        for (part, (&(slot, _), draft)) in parts.iter().zip(&mut drafts).enumerate() {
+            let Some(active) = slots.get_mut(slot) else { continue };
+            let max = self.max_draft(&active.run, room);
+            if max.tokens == 0 || max.captures_attention && !recording.has_room_for_attention(rows + max.tokens) {
                 continue;
             }
-            let sequence = run.sequence_mut();
-            let unchanged = sequence.take_unchanged();
-            speculation.ngrams.update(sequence.tokens(), unchanged);
-            *draft = speculation.ngrams.draft(sequence.tokens(), max);
-            let min = limits.min.map_or(options.min_draft, |min| min as usize);
-            // A draft that has the maximum length is used, even if that is less than the minimum.
-            if draft.len() < min.min(max) {
-                draft.clear();
+            *draft = self.ngram_draft(active, &max, token_cost);
+            let mut reserved = draft.len();
+            if draft.is_empty() && self.model.is_some() {
+                let cost = token_cost + self.times.step_cost(parts.len(), token_cost);
+                let tokens = self.affordable(active, cost).min(max.tokens);
+                if tokens > 0 {
+                    let min = max.min.min(tokens);
+                    requests.push(ModelRequest { part, slot, max: tokens, min, min_probability: max.min_probability });
+                }
+                reserved = tokens;
             }
-            room -= draft.len();
-            rows += if captures_attention { draft.len() } else { 0 };
+            room -= reserved;
+            rows += if max.captures_attention { reserved } else { 0 };
+        }
+        for (part, draft) in self.model_drafts(requests, slots, parts.len()) {
+            drafts[part] = draft;
         }
         drafts
+    }
+
+    /// Returns the limits of a run's draft, if the batch has room for `room` tokens.
+    fn max_draft(&self, run: &Run, room: usize) -> MaxDraft {
+        let options = &self.options;
+        let DraftLimits { max, min, min_probability } = run.request().drafts;
+        let limit = max.map_or(options.max_draft, |max| SpeculationOptions::MAX_DRAFT.min(max as usize));
+        let captures_attention = run.request().attention;
+        let limit = if captures_attention { limit.min(MAX_CAPTURED_DRAFT) } else { limit };
+        MaxDraft {
+            tokens: limit.min(run.max_draft()).min(room),
+            min: min.map_or(options.min_draft, |min| min as usize),
+            min_probability: min_probability.unwrap_or(options.min_probability),
+            captures_attention,
+        }
+    }
+
+    /// Returns the number of tokens that the account of a run can pay for.
+    fn affordable(&self, active: &mut ActiveRun, token_cost: f64) -> usize {
+        if self.options.adaptive { active.speculation.account.max_draft(token_cost) } else { usize::MAX }
+    }
+
+    /// Returns a draft from earlier tokens of the run; empty if there is none.
+    fn ngram_draft(&self, active: &mut ActiveRun, max: &MaxDraft, token_cost: f64) -> Vec<TokenId> {
+        if !self.options.drafter.uses_ngrams() {
+            return Vec::new();
+        }
+        let tokens = self.affordable(active, token_cost).min(max.tokens);
+        if tokens == 0 {
+            return Vec::new();
+        }
+        let ActiveRun { run, speculation, .. } = active;
+        let sequence = run.sequence_mut();
+        let unchanged = sequence.take_unchanged();
+        speculation.ngrams.update(sequence.tokens(), unchanged);
+        let draft = speculation.ngrams.draft(sequence.tokens(), tokens);
+        // A draft that has the maximum length is used, even if that is less than the minimum.
+        if draft.len() < max.min.min(tokens) { Vec::new() } else { draft }
+    }
+
+    /// Returns the drafts of the draft model with the numbers of their parts, before a decode of `runs` runs. Stops using
+    /// the model if llama.cpp fails.
+    fn model_drafts(
+        &mut self,
+        requests: Vec<ModelRequest>,
+        slots: &mut ActiveSlots,
+        runs: usize,
+    ) -> Vec<(usize, Vec<TokenId>)> {
+        let Some(model) = self.model.as_mut().filter(|_| !requests.is_empty()) else { return Vec::new() };
+        model.draft(requests, slots, &mut self.times, runs).unwrap_or_else(|error| {
+            tracing::error!(%error, "draft model disabled: its decode failed");
+            self.model = None;
+            Vec::new()
+        })
+    }
+
+    /// Parks the threads of the draft model until its next decode.
+    pub fn park_threads(&self) {
+        if let Some(model) = &self.model {
+            model.park_threads();
+        }
     }
 
     /// Measures a decode that started at `start`, and charges its runs for their drafts.

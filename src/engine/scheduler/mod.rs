@@ -2,13 +2,14 @@
 //!
 //! The thread never waits for a database, a disk, a socket or a mod. The [`Scheduler`] only connects its parts:
 //! [`runs`] has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for slots, [`plan`] and
-//! [`prefill`] select runs and tokens for a batch, [`drafts`] adds drafts, and [`decode`] decodes the batch.
+//! [`prefill`] select runs and tokens for a batch, [`drafts`] and [`model_drafts`] add drafts, and [`decode`] decodes the batch.
 
 mod active_run;
 mod batch;
 pub mod command;
 mod decode;
 mod drafts;
+mod model_drafts;
 mod plan;
 mod prefill;
 mod queue;
@@ -22,6 +23,7 @@ use super::options::EngineOptions;
 use super::recording::Recording;
 use super::request::RecordPolicy;
 use super::run::RunResources;
+use super::speculation::draft_context::DraftContext;
 use super::speculation::lookahead::RunSpeculation;
 use super::status::EngineStatus;
 use crate::events::{EndCause, RunId};
@@ -57,7 +59,7 @@ pub struct Scheduler<'model> {
     recording: Recording,
     resources: RunResources,
     planner: BatchPlanner,
-    drafter: Drafter,
+    drafter: Drafter<'model>,
     options: EngineOptions,
     /// Number of runs and tasks that have arrived.
     arrivals: u64,
@@ -91,6 +93,12 @@ impl<'model> Scheduler<'model> {
         }
     }
 
+    /// Sets the context of the draft model, if there is one.
+    pub fn with_draft_model(mut self, context: Option<DraftContext<'model>>) -> Self {
+        self.drafter.set_model(context);
+        self
+    }
+
     /// Runs until a stop command.
     pub fn run(mut self) {
         while self.take_commands() {
@@ -110,7 +118,7 @@ impl<'model> Scheduler<'model> {
             let parts = if self.recording.has_pending() {
                 Vec::new()
             } else {
-                self.planner.plan(&mut self.kv, &mut self.runs.slots, &self.recording, &self.drafter)
+                self.planner.plan(&mut self.kv, &mut self.runs.slots, &self.recording, &mut self.drafter)
             };
             self.publish_status();
             if !parts.is_empty() {
@@ -156,6 +164,7 @@ impl<'model> Scheduler<'model> {
     /// Waits for a command or until there may be work, and handles the command. Returns `false` to stop.
     fn wait(&mut self) -> bool {
         self.kv.park_threads();
+        self.drafter.park_threads();
         if let Some(command) = self.poll_mods() {
             return self.handle_command(command);
         }

@@ -57,7 +57,7 @@ impl BatchPlanner {
         kv: &mut KvSlots<'_>,
         slots: &mut ActiveSlots,
         recording: &Recording,
-        drafter: &Drafter,
+        drafter: &mut Drafter<'_>,
     ) -> Vec<BatchPart> {
         let policy = PrefillPolicy::select(kv.has_gpu());
         let mut ready: Vec<ReadyRun> = Vec::new();

@@ -2,7 +2,7 @@
 //!
 //! The unit of an account is the time of a token without drafts: the time of a decode divided by the number of its
 //! runs. A draft costs the time that it adds to its decode, and earns one unit for each accepted token. A run drafts
-//! only as many tokens as its account can pay for if all are rejected. The account starts with a small balance, and
+//! only as many tokens as its account can pay for if all are rejected. The time of a draft model is part of the cost. The account starts with a small balance, and
 //! every decode without drafts adds a small share, so that drafts are tried again from time to time. So a run whose
 //! drafts are always rejected loses little more than that share.
 
@@ -35,8 +35,18 @@ struct DecodeTime {
     plain: f64,
     /// Number of decodes with drafts until a decode without drafts is measured again; 0 if none was measured.
     valid_for: u32,
-    /// Cost of a drafted token; `None` before the first measurement.
+    /// Cost of a drafted token in the decode; `None` before the first measurement.
     token_cost: Option<f64>,
+    /// Cost of a draft model's step, which drafts a token; `None` before the first measurement.
+    step_cost: Option<f64>,
+    /// Cost of a token that a draft model reads in a catch-up; `None` before the first measurement.
+    catch_up_cost: Option<f64>,
+}
+
+/// Adds a cost to a moving average. The limit reduces the effect of decodes that another process delayed.
+fn add_cost(average: &mut Option<f64>, cost: f64) {
+    let known = average.unwrap_or(cost);
+    *average = Some(known + NEW_WEIGHT * (cost.min(2.0 * known.max(MIN_TOKEN_COST)) - known));
 }
 
 impl DecodeTimes {
@@ -60,9 +70,45 @@ impl DecodeTimes {
         let time = self.0.get_mut(runs).filter(|time| time.valid_for > 0)?;
         time.valid_for -= 1;
         let cost = (seconds / time.plain - 1.0) * runs as f64 / drafted.max(1) as f64;
-        let known = time.token_cost.unwrap_or(cost);
-        time.token_cost = Some(known + NEW_WEIGHT * (cost.min(2.0 * known.max(MIN_TOKEN_COST)) - known));
+        add_cost(&mut time.token_cost, cost);
         Some(cost)
+    }
+
+    /// Adds the time that a draft model took for `steps` steps of runs, before a decode of `runs` runs. Returns the cost
+    /// of a step; 0 if no decode without drafts was measured.
+    pub fn add_steps(&mut self, runs: usize, steps: usize, seconds: f64) -> f64 {
+        self.add_draft_model(runs, steps, seconds, |time| &mut time.step_cost)
+    }
+
+    /// Adds the time that a draft model took to read `tokens` tokens, before a decode of `runs` runs. Returns the cost of
+    /// a token; 0 if no decode without drafts was measured.
+    pub fn add_catch_up(&mut self, runs: usize, tokens: usize, seconds: f64) -> f64 {
+        self.add_draft_model(runs, tokens, seconds, |time| &mut time.catch_up_cost)
+    }
+
+    fn add_draft_model(
+        &mut self,
+        runs: usize,
+        count: usize,
+        seconds: f64,
+        average: impl Fn(&mut DecodeTime) -> &mut Option<f64>,
+    ) -> f64 {
+        let Some(time) = self.0.get_mut(runs).filter(|time| time.valid_for > 0) else { return 0.0 };
+        let cost = seconds / time.plain * runs as f64 / count.max(1) as f64;
+        add_cost(average(time), cost);
+        cost
+    }
+
+    /// Returns the expected cost of a draft model's step. Before the first measurement, a new run can pay for one drafted
+    /// token, which costs `token_cost` in the decode.
+    pub fn step_cost(&self, runs: usize, token_cost: f64) -> f64 {
+        let known = self.0.get(runs).and_then(|time| time.step_cost);
+        known.unwrap_or_else(|| (INITIAL_TOKEN_COST - token_cost).max(0.0))
+    }
+
+    /// Returns the expected cost of a token that a draft model reads; 0 before the first measurement.
+    pub fn catch_up_cost(&self, runs: usize) -> f64 {
+        self.0.get(runs).and_then(|time| time.catch_up_cost).unwrap_or_default()
     }
 
     /// Returns the expected cost of a drafted token; `None` if the next decode must have no drafts.
@@ -76,6 +122,8 @@ impl DecodeTimes {
 pub struct DraftAccount {
     /// Balance, in times of a token without drafts.
     balance: f64,
+    /// Income above the maximum balance. It pays for the tokens that a draft model must read again.
+    savings: f64,
     /// Maximum tokens of the next draft, which depends on the success of the last one.
     length: usize,
     /// Tokens of the last draft.
@@ -87,7 +135,7 @@ pub struct DraftAccount {
 impl DraftAccount {
     /// Creates the account of a new run.
     pub fn new() -> Self {
-        Self { balance: INITIAL_BALANCE, length: INITIAL_LENGTH, drafted: 0, accepted: 0 }
+        Self { balance: INITIAL_BALANCE, savings: 0.0, length: INITIAL_LENGTH, drafted: 0, accepted: 0 }
     }
 
     /// Returns the maximum tokens of the next draft, of which each costs `token_cost`.
@@ -114,7 +162,26 @@ impl DraftAccount {
     /// Adds the income from an accepted token of the draft.
     pub fn add_accepted(&mut self) {
         self.accepted += 1;
-        self.balance = (self.balance + 1.0).min(MAX_BALANCE);
+        self.balance += 1.0;
+        self.savings += (self.balance - MAX_BALANCE).max(0.0);
+        self.balance = self.balance.min(MAX_BALANCE);
+    }
+
+    /// Returns true if the account can pay for tokens that a draft model reads.
+    pub fn can_pay(&self, cost: f64) -> bool {
+        cost <= self.balance + self.savings
+    }
+
+    /// Charges tokens that a draft model has read.
+    pub fn add_catch_up(&mut self, cost: f64) {
+        let saved = cost.min(self.savings);
+        self.savings -= saved;
+        self.balance -= cost - saved;
+    }
+
+    /// Charges the steps of a draft model.
+    pub fn add_steps(&mut self, cost: f64) {
+        self.balance -= cost;
     }
 }
 
@@ -174,6 +241,46 @@ mod tests {
                 });
             assert!(speedup > 0.97, "{token_cost}: {speedup}");
         }
+    }
+
+    #[test]
+    fn draft_model_that_is_never_right_costs_less_than_three_percent() {
+        for (step_cost, catch_up_cost) in [(0.05, 0.01), (0.1, 0.03), (0.3, 0.1), (0.9, 0.9)] {
+            let (mut times, mut account) = (DecodeTimes::default(), DraftAccount::new());
+            let (mut elapsed, mut lag, tokens) = (0.0, 0_usize, 1000);
+            for _ in 0..tokens {
+                let expected = times.token_cost(1).map(|cost| cost + times.step_cost(1, cost));
+                let max = expected.map_or(0, |cost| account.max_draft(cost)).min(16);
+                let can_draft = max > 0 && account.can_pay(lag as f64 * times.catch_up_cost(1));
+                elapsed += 1.0;
+                if !can_draft {
+                    times.add_plain(1, 1.0);
+                    account.add_plain();
+                    lag += 1;
+                    continue;
+                }
+                let (read, drafted) = (lag as f64 * catch_up_cost, max as f64);
+                account.add_catch_up(lag as f64 * times.add_catch_up(1, lag, read));
+                account.add_steps(drafted * times.add_steps(1, max, drafted * step_cost));
+                account.add_draft(max, times.add_drafted(1, max, 1.0 + 0.2 * drafted).unwrap());
+                elapsed += read + drafted * (step_cost + 0.2);
+                lag = 1;
+            }
+            let slowdown = elapsed / f64::from(tokens);
+            assert!(slowdown < 1.03, "{step_cost} {catch_up_cost}: {slowdown}");
+        }
+    }
+
+    #[test]
+    fn savings_pay_only_for_tokens_read_again() {
+        let mut account = DraftAccount::new();
+        (0..40).for_each(|_| account.add_accepted());
+        assert!(account.can_pay(40.0) && !account.can_pay(41.0));
+        assert_eq!(account.max_draft(4.1), 0, "savings pay for no drafts");
+        account.add_catch_up(30.0);
+        assert!(account.can_pay(10.0) && !account.can_pay(11.0));
+        account.add_steps(4.0);
+        assert_eq!(account.max_draft(0.1), 0);
     }
 
     #[test]

@@ -28,11 +28,18 @@ pub struct RunSpeculation {
     pub account: DraftAccount,
     /// Decoded tokens of the draft after the position at which the run waits for a mod, with their logits.
     pub lookahead: VecDeque<(DraftedToken, Vec<f32>)>,
+    /// Number of tokens that a draft model may still read without a charge: those that the run had when it got its slot.
+    pub free_tokens: usize,
 }
 
 impl RunSpeculation {
     /// Creates the state of a new run. Drafts need a match of `min_match` tokens.
     pub fn new(min_match: usize) -> Self {
-        Self { ngrams: NgramIndex::new(min_match), account: DraftAccount::new(), lookahead: VecDeque::new() }
+        Self {
+            ngrams: NgramIndex::new(min_match),
+            account: DraftAccount::new(),
+            lookahead: VecDeque::new(),
+            free_tokens: 0,
+        }
     }
 }

@@ -23,6 +23,7 @@ use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
+use std::rc::Rc;
 
 /// Return value of `llama_decode` when the memory for a graph is not available.
 const DECODE_OUT_OF_MEMORY: i32 = -2;
@@ -60,7 +61,7 @@ pub struct ContextOptions {
 pub struct Context<'model> {
     // Dropped before `callback` and `pool`, whose addresses llama.cpp holds.
     llama: LlamaContext<'model>,
-    pool: Option<ThreadPool>,
+    pool: Option<Rc<ThreadPool>>,
     adapters: &'model Adapters,
     has_gpu: bool,
     batch: LlamaBatch<'static>,
@@ -140,7 +141,8 @@ impl<'model> Context<'model> {
             control.apply(&mut llama)?;
         }
         let memory = MemoryCapabilities::new(model, &mut llama, options.cache_type_k);
-        let pool = tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama));
+        let pool =
+            tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama)).map(Rc::new);
         if let (Some(callback), Some(pool)) = (&mut callback, &pool) {
             pool.compute_rows(callback, options.threads);
         }
@@ -162,6 +164,13 @@ impl<'model> Context<'model> {
             layout: None,
             attention_support: None,
         })
+    }
+
+    /// Replaces the decoding threads by those of another context. Only one of the contexts may decode at a time.
+    pub fn share_threads(&mut self, other: &Context<'_>) {
+        if let Some(pool) = other.pool.clone().filter(|pool| pool.attach(&mut self.llama)) {
+            self.pool = Some(pool);
+        }
     }
 
     /// Returns true if a GPU is used. Prompts use it even if it has no layers.

@@ -8,6 +8,7 @@ mod checkpoints;
 mod context;
 mod control;
 mod devices;
+mod draft_check;
 mod encoder;
 mod ffi;
 mod fingerprint;

@@ -5,7 +5,7 @@ use crate::config::{
     self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
 };
 use crate::engine::encoder::Encoder;
-use crate::engine::{Clock, DrafterKind, Engine, EngineOptions, SpeculationOptions};
+use crate::engine::{Clock, DraftModel, DrafterKind, Engine, EngineOptions, SpeculationOptions};
 use crate::events::Recorder;
 use crate::model::llama::{
     AttentionCapture, CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa,
@@ -136,9 +136,11 @@ impl ModelRegistry {
         };
         let config = &self.0.config.engine;
         self.probe_unless_probed(&entry.path).await?;
+        // The draft model comes first, so that the layers of the main model are placed in the memory that it leaves.
+        let draft_model = self.load_draft(entry).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;
         observe(&entry.name, LoadStep::Context);
-        let options = engine_options(&self.0.config, &model, self.0.clock);
+        let options = engine_options(&self.0.config, &model, draft_model, self.0.clock);
         let settings = super::encoding::settings(config, &model);
         let model = Arc::new(model);
         let engine = Engine::start(Arc::clone(&model), options, recorder).await?;
@@ -172,17 +174,13 @@ impl ModelRegistry {
     }
 }
 
-fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
+pub(super) fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
     let control = || ControlVectors { files: config.control.files.clone(), layers: config.control.layers.clone() };
     ModelOptions {
         name: Some(entry.name.clone()),
         adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
         control: if entry.default { control() } else { ControlVectors::default() },
-        gpu_layers: match config.gpu.layers {
-            config::GpuLayersFlag::Auto => GpuLayers::Auto,
-            config::GpuLayersFlag::All => GpuLayers::All,
-            config::GpuLayersFlag::Count(count) => GpuLayers::Count(count),
-        },
+        gpu_layers: gpu_layers(config.gpu.layers),
         devices: config.gpu.devices.clone(),
         split_mode: match config.gpu.split_mode {
             config::SplitModeFlag::None => SplitMode::None,
@@ -209,6 +207,14 @@ fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
             keys: cache_type(config.cache.type_k),
             values: cache_type(config.cache.type_v),
         },
+    }
+}
+
+pub(super) fn gpu_layers(layers: config::GpuLayersFlag) -> GpuLayers {
+    match layers {
+        config::GpuLayersFlag::Auto => GpuLayers::Auto,
+        config::GpuLayersFlag::All => GpuLayers::All,
+        config::GpuLayersFlag::Count(count) => GpuLayers::Count(count),
     }
 }
 
@@ -254,7 +260,12 @@ fn tuning(flags: &TuningFlags) -> Tuning {
     }
 }
 
-fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock: Clock) -> EngineOptions {
+fn engine_options(
+    Config { engine, server, data }: &Config,
+    model: &Model,
+    draft_model: Option<DraftModel>,
+    clock: Clock,
+) -> EngineOptions {
     EngineOptions {
         ctx_size: engine.slot_context(model.card().context_train),
         parallel: engine.parallel,
@@ -267,7 +278,8 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
         cache_ram_bytes: engine.cache.max_idle_bytes,
-        speculation: speculation(engine),
+        speculation: speculation(engine, draft_model.is_some()),
+        draft_model,
         hash_cache: Some(data.dir.join("cache").join("weights")),
         max_tokens: server.max_tokens,
         encode_heads: attention::encode_heads,
@@ -276,12 +288,18 @@ fn engine_options(Config { engine, server, data }: &Config, model: &Model, clock
     }
 }
 
-fn speculation(EngineConfig { speculation, .. }: &EngineConfig) -> SpeculationOptions {
+fn speculation(EngineConfig { speculation, .. }: &EngineConfig, has_draft_model: bool) -> SpeculationOptions {
     SpeculationOptions {
-        drafter: if speculation.ngrams { DrafterKind::Ngram } else { DrafterKind::None },
+        drafter: match (speculation.ngrams, has_draft_model) {
+            (false, false) => DrafterKind::None,
+            (true, false) => DrafterKind::Ngram,
+            (false, true) => DrafterKind::Model,
+            (true, true) => DrafterKind::NgramThenModel,
+        },
         max_draft: speculation.max_draft as usize,
         min_draft: speculation.min_draft as usize,
         min_match: speculation.min_match as usize,
+        min_probability: speculation.min_probability,
         adaptive: true,
     }
 }
@@ -295,7 +313,7 @@ fn capture(engine: &EngineConfig) -> AttentionCapture {
     }
 }
 
-fn cache_type(named: crate::config::CacheTypeFlag) -> CacheType {
+pub(super) fn cache_type(named: crate::config::CacheTypeFlag) -> CacheType {
     CacheType::ALL.into_iter().find(|kind| kind.as_str() == named.as_str()).unwrap_or_default()
 }
 

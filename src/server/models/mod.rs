@@ -4,6 +4,7 @@
 //! are never used as paths. A loaded model is a [`Loaded`]: an engine with its own decode thread and context, and the
 //! model's metadata. All engines send their signals to one recorder.
 
+mod draft;
 mod encoding;
 mod folder;
 mod load;

@@ -40,7 +40,7 @@ impl ModelRegistry {
 
     /// Loads a file in a separate process. Only a crash is an error here; errors that llama.cpp returns are reported by
     /// the load itself.
-    async fn probe_file(&self, path: &Path) -> Result<(), ModelError> {
+    pub(super) async fn probe_file(&self, path: &Path) -> Result<(), ModelError> {
         let Some(program) = self.0.probe_program.get() else { return Ok(()) };
         let mut command = Command::new(program);
         command.arg("probe").arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());

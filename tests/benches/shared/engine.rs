@@ -1,20 +1,21 @@
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, EngineOptions, SpeculationOptions};
+use thunder::engine::{DraftModel, Engine, EngineOptions, SpeculationOptions};
 use thunder::events::{Recorder, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 
-/// Returns the measured engine: `parallel` slots of `ctx_size` tokens each, no host cache.
+/// Returns the measured engine: `parallel` slots of `ctx_size` tokens each, no host cache. A draft model is used if the
+/// drafter is one.
 pub async fn engine(
     model: &Path,
     (parallel, ctx_size): (u32, u32),
     threads: i32,
     attention: AttentionCapture,
-    speculation: SpeculationOptions,
+    (speculation, draft_model): (SpeculationOptions, Option<&Path>),
     recorder: impl Into<Recorder>,
 ) -> Engine {
-    let model = Arc::new(Model::load(model, &ModelOptions::default(), |_| true).expect("the model loads"));
+    let load = |path: &Path| Arc::new(Model::load(path, &ModelOptions::default(), |_| true).expect("the model loads"));
     let options = EngineOptions {
         ctx_size,
         parallel,
@@ -28,6 +29,7 @@ pub async fn engine(
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 0,
         speculation,
+        draft_model: draft_model.map(|path| DraftModel::new(load(path))),
         hash_cache: None,
         max_tokens: None,
         encode_heads: thunder::trace::attention::encode_heads,
@@ -36,5 +38,5 @@ pub async fn engine(
         },
         clock: system::now,
     };
-    Engine::start(model, options, recorder).await.expect("the engine starts")
+    Engine::start(load(model), options, recorder).await.expect("the engine starts")
 }

@@ -4,6 +4,8 @@
 
 use super::{Bench, bench_of};
 use half::f16;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use thunder::engine::EngineOptions;
@@ -26,22 +28,31 @@ pub async fn exact_bench(parallel: u32, attention: bool, change: impl FnOnce(&mu
 pub fn exact_model() -> Arc<Model> {
     static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let mut model = MODEL.lock().unwrap();
-    let load = || {
-        let path = crate::harness::folder().join("tiny-f32.gguf");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
-        std::fs::write(&path, with_32_bit_weights(&source)).unwrap();
-        Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())
-    };
-    Arc::clone(model.get_or_insert_with(load))
+    Arc::clone(model.get_or_insert_with(|| widened(0.0)))
 }
 
-/// Returns a GGUF file with the same metadata and 32-bit weights.
-fn with_32_bit_weights(source: &Path) -> Vec<u8> {
+/// Loads a copy of the test model with 32-bit weights, to each of which noise of this relative size is added.
+pub fn widened(noise: f32) -> Arc<Model> {
+    let path = crate::harness::folder().join(format!("tiny-f32-{noise}.gguf"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
+    std::fs::write(&path, with_32_bit_weights(&source, noise)).unwrap();
+    load(&path)
+}
+
+/// Loads a model.
+pub fn load(path: &Path) -> Arc<Model> {
+    let options = ModelOptions { no_mmap: true, ..ModelOptions::default() };
+    Arc::new(Model::load(path, &options, |_| true).unwrap())
+}
+
+/// Returns a GGUF file with the same metadata, and the weights with 32 bits and noise.
+fn with_32_bit_weights(source: &Path, noise: f32) -> Vec<u8> {
     let (header, bytes) = (GgufHeader::read(source).unwrap(), std::fs::read(source).unwrap());
     let name_of = |name: &str| [&(name.len() as u64).to_le_bytes()[..], name.as_bytes()].concat();
     let first = name_of(&header.tensors[0].name);
     // The list of tensors follows the metadata.
     let metadata_end = bytes.windows(first.len()).position(|window| window == first).unwrap();
+    let mut random = StdRng::seed_from_u64(3);
     let (mut file, mut data) = (bytes[..metadata_end].to_vec(), Vec::new());
     for tensor in &header.tensors {
         let stored = &bytes[tensor.offset as usize..][..tensor.size_bytes as usize];
@@ -50,14 +61,13 @@ fn with_32_bit_weights(source: &Path) -> Vec<u8> {
         tensor.extents.iter().for_each(|extent| file.extend(extent.to_le_bytes()));
         file.extend(F32.to_le_bytes());
         file.extend((data.len() as u64).to_le_bytes());
-        match tensor.kind {
-            F32 => data.extend(stored),
-            F16 => {
-                let values = stored.chunks_exact(2).map(|value| f16::from_le_bytes(value.try_into().unwrap()).to_f32());
-                data.extend(values.flat_map(f32::to_le_bytes));
-            }
+        let values: Vec<f32> = match tensor.kind {
+            F32 => stored.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().unwrap())).collect(),
+            F16 => stored.chunks_exact(2).map(|value| f16::from_le_bytes(value.try_into().unwrap()).to_f32()).collect(),
             other => panic!("{} has the type {other}", tensor.name),
-        }
+        };
+        let mut noisy = |value: f32| value * (1.0 + noise * random.random_range(-1.0..1.0_f32));
+        data.extend(values.into_iter().flat_map(|value| noisy(value).to_le_bytes()));
         data.resize(data.len().next_multiple_of(32), 0);
     }
     file.resize(file.len().next_multiple_of(32), 0);

@@ -3,6 +3,7 @@
 
 mod attention;
 mod constraints;
+mod draft_model;
 pub mod exact_model;
 mod forks;
 mod mods;
@@ -78,6 +79,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         slot_prompt_similarity: 0.1,
         cache_ram_bytes: 64 << 20,
         speculation: SpeculationOptions::default(),
+        draft_model: None,
         hash_cache: None,
         max_tokens: None,
         encode_heads: thunder::trace::attention::encode_heads,

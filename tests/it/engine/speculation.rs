@@ -16,14 +16,20 @@ use thunder::model::llama::CacheType;
 use thunder::mods::{Action, Call, CallEvent, LogitEdit};
 
 /// Drafts as often as possible, after matches of one token: many are accepted and many are rejected.
-const ALWAYS: SpeculationOptions =
-    SpeculationOptions { drafter: DrafterKind::Ngram, max_draft: 7, min_draft: 0, min_match: 1, adaptive: false };
+const ALWAYS: SpeculationOptions = SpeculationOptions {
+    drafter: DrafterKind::Ngram,
+    max_draft: 7,
+    min_draft: 0,
+    min_match: 1,
+    min_probability: 0.0,
+    adaptive: false,
+};
 
 /// Maximum difference of two measurements of one position with different batch sizes: weights and the values multiplied
 /// with them have 16 bits.
 const TOLERANCE: f32 = 0.02;
 
-fn exact(options: &mut EngineOptions) {
+pub fn exact(options: &mut EngineOptions) {
     (options.cache_type_k, options.cache_type_v) = (CacheType::F32, CacheType::F32);
     options.cache_ram_bytes = 0;
 }
@@ -94,7 +100,7 @@ fn assert_same(plain: &CompletedRun, drafted: &CompletedRun, case: &str) {
 }
 
 /// Runs a request with and without drafts. Returns the accepted tokens.
-async fn compare(benches: &mut (Bench, Bench), case: &str, request: impl Fn() -> Request) -> u32 {
+pub async fn compare(benches: &mut (Bench, Bench), case: &str, request: impl Fn() -> Request) -> u32 {
     let expected = benches.0.run(request()).await;
     let found = benches.1.run(request()).await;
     assert_same(&expected, &found, case);
@@ -165,7 +171,7 @@ async fn every_limit_ends_a_run_within_a_draft() {
         compare(&mut benches, &format!("{overflow:?}"), at_the_end).await;
     }
     let accepted = compare(&mut benches, "no drafts", || Request {
-        drafts: DraftLimits { max: Some(0), min: None },
+        drafts: DraftLimits { max: Some(0), ..DraftLimits::default() },
         ..looping(60)
     });
     assert_eq!(accepted.await, 0);

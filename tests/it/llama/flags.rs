@@ -92,6 +92,11 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
         (&["--poll", "101"], "0..=100"),
         (&["-l", "5"], "15043+1"),
         (&["--log-file", "/nowhere/log"], "--log-file"),
+        (&["-md", "/nowhere.gguf"], "no draft model file at /nowhere.gguf"),
+        (&["--spec-type", "draft-simple"], "needs a draft model; set --spec-draft-model"),
+        (&["--draft-p-min", "2"], "--spec-draft-p-min must be between 0 and 1, got 2"),
+        (&["-ctkd", "q3"], "is not a KV cache type"),
+        (&["-ngld", "most"], "neither a number of layers nor auto or all"),
     ] {
         let printed = refused(arguments, &[]);
         assert!(printed.contains(expected), "{arguments:?}: {printed}");
@@ -131,7 +136,7 @@ async fn flags_without_effect_are_logged_and_answers_stay() {
         "--no-kv-offload",
         "-lm",
         "none",
-        "--draft-p-min",
+        "--draft-p-split",
         "0.5",
         "--reuse-port",
         "--no-cont-batching",
@@ -148,7 +153,7 @@ async fn flags_without_effect_are_logged_and_answers_stay() {
     assert_eq!(greedy(&tuned).await, greedy(server().await).await);
     let log = tuned.log();
     for note in [
-        "--draft-p-min has no effect: speculative decoding drafts only from the text of the run",
+        "--draft-p-split has no effect: speculative decoding drafts from the text of the run",
         "--reuse-port has no effect",
         "--no-cont-batching has no effect",
     ] {
@@ -186,13 +191,13 @@ async fn log_can_go_to_file_and_unused_variables_are_reported() {
     let log = folder.join("thunder.log");
     let mut command = thunder();
     command.args(["serve", "--model", "/nowhere.gguf", "--log-file"]).arg(&log).arg("--data-dir").arg(&folder);
-    command.envs([("LLAMA_ARG_SPEC_TYPE", "draft"), ("LLAMA_ARG_SPEC_DRAFT_MODEL", "x.gguf")]);
+    command.envs([("LLAMA_ARG_SPEC_TYPE", "draft-mtp"), ("LLAMA_ARG_SPEC_DRAFT_HF_REPO", "x/y")]);
     command.envs([("LLAMA_ARG_NEW", "1"), ("LLAMA_ARG_NO_KV_OFFLOAD", "1")]);
     assert!(!command.output().unwrap().status.success());
     let log = std::fs::read_to_string(log).unwrap();
     for note in [
-        "a draft model in --spec-type has no effect: speculative decoding drafts only from the text of the run",
-        "LLAMA_ARG_SPEC_DRAFT_MODEL has no effect: speculative decoding drafts only from the text of the run",
+        "draft layers in --spec-type have no effect: drafts come from the text of the run",
+        "LLAMA_ARG_SPEC_DRAFT_HF_REPO has no effect: draft models are not downloaded; set --spec-draft-model",
         "LLAMA_ARG_NEW has no effect: unknown variable",
         "use LLAMA_ARG_KV_OFFLOAD=0",
     ] {

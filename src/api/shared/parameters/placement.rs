@@ -45,6 +45,10 @@ pub(crate) fn placement(fields: Fields<'_>) -> Result<SlotPlacement, ApiError> {
         cache_prompt: fields.flag("cache_prompt")?.unwrap_or(true),
         cache_reuse: fields.integer("n_cache_reuse", 0..=i64::from(i32::MAX))?.unwrap_or(0) as usize,
         overflow,
-        drafts: DraftLimits { max: tokens("speculative.n_max")?, min: tokens("speculative.n_min")? },
+        drafts: DraftLimits {
+            max: tokens("speculative.n_max")?,
+            min: tokens("speculative.n_min")?,
+            min_probability: fields.number("speculative.p_min", 0.0..=1.0)?,
+        },
     })
 }

@@ -1,0 +1,148 @@
+//! Drafts of the draft model: first it reads the tokens that it lacks, then it drafts for several runs in shared decodes.
+//!
+//! In each batch, the draft model reads at most one physical batch of missing tokens, such as those of a new prompt, so
+//! that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for the
+//! tokens that it had when it got its slot.
+
+use super::active_run::ActiveRun;
+use super::slots::ActiveSlots;
+use crate::engine::speculation::account::DecodeTimes;
+use crate::engine::speculation::draft_context::{DraftContext, DraftRequest, MAX_STEP_TOKENS};
+use crate::events::TokenId;
+use crate::model::ModelError;
+use std::time::Instant;
+
+/// A run that needs a draft of the draft model.
+pub struct ModelRequest {
+    /// Number of the run's part in the batch.
+    pub part: usize,
+    /// Slot of the run.
+    pub slot: usize,
+    /// Maximum tokens of the draft; at least 1.
+    pub max: usize,
+    /// Minimum tokens of the draft; a shorter one is not used.
+    pub min: usize,
+    /// Minimum probability of each token.
+    pub min_probability: f32,
+}
+
+/// Drafter with a draft model.
+pub struct ModelDrafter<'model> {
+    context: DraftContext<'model>,
+    /// True if runs draft only what their accounts can pay for.
+    adaptive: bool,
+}
+
+impl<'model> ModelDrafter<'model> {
+    /// Creates the drafter.
+    pub fn new(context: DraftContext<'model>, adaptive: bool) -> Self {
+        Self { context, adaptive }
+    }
+
+    /// Parks the threads until the next decode.
+    pub fn park_threads(&self) {
+        self.context.park_threads();
+    }
+
+    /// Returns the drafts with the numbers of their parts, before a decode of `runs` runs. A run whose tokens the model
+    /// has not read completely gets no draft.
+    ///
+    /// # Errors
+    /// llama.cpp could not decode; the drafter is then unusable.
+    pub fn draft(
+        &mut self,
+        requests: Vec<ModelRequest>,
+        slots: &mut ActiveSlots,
+        times: &mut DecodeTimes,
+        runs: usize,
+    ) -> Result<Vec<(usize, Vec<TokenId>)>, ModelError> {
+        let requests = self.catch_up(requests, slots, times, runs)?;
+        if requests.is_empty() {
+            return Ok(Vec::new());
+        }
+        let start = Instant::now();
+        let drafts = {
+            let request = |request: &ModelRequest| {
+                let &ModelRequest { slot, max, min_probability, .. } = request;
+                let tokens = slots.get(slot).map_or(&[][..], |active| active.run.sequence().tokens());
+                DraftRequest { slot, tokens, max, min_probability }
+            };
+            self.context.draft(&requests.iter().map(request).collect::<Vec<_>>())?
+        };
+        let steps = drafts.iter().map(|draft| draft.steps).sum();
+        let step_cost = times.add_steps(runs, steps, start.elapsed().as_secs_f64());
+        let mut used = Vec::new();
+        for (request, draft) in requests.into_iter().zip(drafts) {
+            if let Some(active) = slots.get_mut(request.slot) {
+                active.speculation.account.add_steps(draft.steps as f64 * step_cost);
+            }
+            if draft.tokens.len() >= request.min {
+                used.push((request.part, draft.tokens));
+            }
+        }
+        Ok(used)
+    }
+
+    /// Reads the tokens that the model lacks. Returns the requests whose runs are complete enough for a draft.
+    fn catch_up(
+        &mut self,
+        requests: Vec<ModelRequest>,
+        slots: &mut ActiveSlots,
+        times: &mut DecodeTimes,
+        runs: usize,
+    ) -> Result<Vec<ModelRequest>, ModelError> {
+        let mut room = self.context.max_catch_up();
+        let token_cost = times.catch_up_cost(runs);
+        let (mut complete, mut parts) = (Vec::new(), Vec::new());
+        for request in requests {
+            let Some(active) = slots.get(request.slot) else { continue };
+            let Some(missing) = self.context.missing(request.slot, active.run.sequence().tokens()) else { continue };
+            if missing <= MAX_STEP_TOKENS {
+                complete.push(request);
+                continue;
+            }
+            // The step decodes the last token.
+            let (wanted, part) = (missing - 1, room.min(missing - 1));
+            if part == 0 || !self.can_pay(active, wanted, token_cost) {
+                continue;
+            }
+            room -= part;
+            parts.push((request.slot, part));
+            if missing - part <= MAX_STEP_TOKENS {
+                complete.push(request);
+            }
+        }
+        if !parts.is_empty() {
+            self.read(&parts, slots, times, runs)?;
+        }
+        Ok(complete)
+    }
+
+    /// Returns true if a run can pay for reading `tokens` tokens.
+    fn can_pay(&self, active: &ActiveRun, tokens: usize, token_cost: f64) -> bool {
+        let charged = tokens.saturating_sub(active.speculation.free_tokens);
+        !self.adaptive || active.speculation.account.can_pay(charged as f64 * token_cost)
+    }
+
+    /// Reads the next tokens of runs, and charges the runs. Each part has a slot and a number of tokens.
+    fn read(
+        &mut self,
+        parts: &[(usize, usize)],
+        slots: &mut ActiveSlots,
+        times: &mut DecodeTimes,
+        runs: usize,
+    ) -> Result<(), ModelError> {
+        let start = Instant::now();
+        let tokens = |slot| slots.get(slot).map_or(&[][..], |active| active.run.sequence().tokens());
+        self.context.catch_up(&parts.iter().map(|&(slot, count)| (slot, tokens(slot), count)).collect::<Vec<_>>())?;
+        let total = parts.iter().map(|&(_, count)| count).sum();
+        let token_cost = times.add_catch_up(runs, total, start.elapsed().as_secs_f64());
+        for &(slot, count) in parts {
+            let Some(active) = slots.get_mut(slot) else { continue };
+            let free = count.min(active.speculation.free_tokens);
+            active.speculation.free_tokens -= free;
+            active.speculation.account.add_catch_up((count - free) as f64 * token_cost);
+        }
+        Ok(())
+    }
+}

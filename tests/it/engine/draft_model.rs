@@ -1,0 +1,267 @@
+//! Speculative decoding with a draft model changes only the number of decodes. The main model has 32-bit weights, so that
+//! results do not depend on the size of a batch.
+
+use super::exact_model::{load, widened};
+use super::speculation::{compare, exact};
+use super::{Bench, bench_of, follow, model, options, request, request_tokens, with_mod};
+use proptest::prelude::*;
+use std::path::Path;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
+use thunder::engine::{
+    DraftLimits, DraftModel, DrafterKind, Engine, Overflow, Request, SamplingParams, SpeculationOptions,
+};
+use thunder::events::{EventType, TokenId, TraceItem};
+use thunder::model::Model;
+use thunder::mods::{Action, Call};
+use tokio::sync::mpsc;
+
+/// The main model, which is also a draft model that is always right.
+static MAIN: LazyLock<Arc<Model>> = LazyLock::new(|| widened(0.0));
+/// A draft model that is often right.
+static SIMILAR: LazyLock<Arc<Model>> = LazyLock::new(|| widened(0.2));
+
+/// Drafts as often as possible.
+fn always(drafter: DrafterKind) -> SpeculationOptions {
+    SpeculationOptions { drafter, max_draft: 6, min_match: 1, adaptive: false, ..SpeculationOptions::default() }
+}
+
+async fn plain(parallel: u32) -> Bench {
+    bench_of(Arc::clone(&MAIN), parallel, false, exact).await
+}
+
+async fn drafting_with(parallel: u32, draft: &Arc<Model>, speculation: SpeculationOptions) -> Bench {
+    bench_of(Arc::clone(&MAIN), parallel, false, |options| {
+        exact(options);
+        options.speculation = speculation;
+        options.draft_model = Some(DraftModel::new(Arc::clone(draft)));
+    })
+    .await
+}
+
+async fn drafting(parallel: u32, draft: &Arc<Model>) -> Bench {
+    drafting_with(parallel, draft, always(DrafterKind::Model)).await
+}
+
+/// Returns a prompt of this number of tokens.
+fn prompt(length: usize) -> Vec<TokenId> {
+    (0..length as TokenId).map(|index| 5 + (index * 7 + index / 9) % 200).collect()
+}
+
+fn sampled(request: Request, temperature: f32) -> Request {
+    Request { sampling: SamplingParams { temperature, seed: 11, ..SamplingParams::default() }, ..request }
+}
+
+#[tokio::test]
+async fn draft_model_changes_neither_text_nor_trace() {
+    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
+    let accepted = compare(&mut benches, "greedy", || request("the old fox", 120)).await;
+    assert!(accepted > 90, "{accepted}");
+    let sample = || sampled(request("the old fox", 120), 0.7);
+    compare(&mut benches, "sampled", sample).await;
+    let mut benches = (plain(1).await, drafting(1, &SIMILAR).await);
+    let (mut accepted, mut drafted) = (0, 0);
+    for text in ["the old fox", "one two three one two", "{\"a\": [1, 2"] {
+        let case = || request(text, 120);
+        accepted += compare(&mut benches, text, case).await;
+        drafted += benches.1.run(case()).await.end.finish.drafts.drafted;
+        compare(&mut benches, text, || sampled(case(), 0.5)).await;
+    }
+    assert!(accepted > 20 && accepted + 20 < drafted, "{accepted} of {drafted}");
+}
+
+#[tokio::test]
+async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
+    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
+    for length in [1, 4, 5, 64, 65, 66, 130, 400] {
+        let case = || Request { cache_prompt: false, ..request_tokens(prompt(length), 60) };
+        let accepted = compare(&mut benches, &format!("{length} tokens"), case).await;
+        assert!(accepted > 35, "{length}: {accepted}");
+    }
+    // The first draft follows one decode for each physical batch of 64 tokens.
+    let run = benches.1.run(Request { cache_prompt: false, ..request_tokens(prompt(300), 40) }).await;
+    let first_draft = run.items.iter().find_map(|item| match item {
+        TraceItem::Event(event) if event.event_type == EventType::Sampled => {
+            event.measured.as_ref()?.drafted.map(|_| event.step)
+        }
+        _ => None,
+    });
+    assert_eq!(first_draft, Some(5));
+}
+
+#[tokio::test]
+async fn mods_see_and_change_the_same_run_with_a_draft_model() {
+    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
+    let cases: [(&str, fn() -> Action); 5] = [
+        ("nothing", || Action::Noop),
+        ("force", || Action::ForceTokens(vec![40, 41, 40, 41, 42, 43])),
+        ("backtrack", || Action::Backtrack { n: 2, tokens: vec![44] }),
+        ("retract", || Action::Backtrack { n: 7, tokens: vec![] }),
+        ("output", || Action::ForceOutput(vec![50, 51])),
+    ];
+    for late in [false, true] {
+        for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
+            for (name, act) in cases {
+                for generated in [9, 12, 13] {
+                    let case = format!("{name} at {event:?} {generated}, late {late}");
+                    let accepted = compare(&mut benches, &case, || {
+                        let once = AtomicU32::new(0);
+                        with_mod(request("a b c", 40), late, move |call: &Call<'_>| {
+                            let now = call.event_type() == event && call.generated().len() == generated;
+                            if now && once.fetch_add(1, Ordering::Relaxed) == 0 { act() } else { Action::Noop }
+                        })
+                    })
+                    .await;
+                    assert!(accepted > 3, "{case}: {accepted}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let benches = runtime.block_on(async { (plain(2).await, drafting(2, &SIMILAR).await) });
+    let benches = std::cell::RefCell::new(benches);
+    let change = (0u32..5, proptest::collection::vec(40..60i32, 0..4));
+    let changes = proptest::collection::btree_map(3usize..120, change, 0..8);
+    let runs = (changes, any::<bool>(), any::<bool>(), 1u32..60, 1usize..90);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 40, ..ProptestConfig::default() });
+    let accepted = AtomicU32::new(0);
+    let result = runner.run(&runs, |(changes, samples, late, tokens, length)| {
+        let of = || {
+            let (changes, calls) = (changes.clone(), AtomicU32::new(0));
+            let request = sampled(request_tokens(prompt(length), tokens), if samples { 0.5 } else { 0.0 });
+            with_mod(request, late, move |call| {
+                let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
+                match (changes.get(&number), call.event_type()) {
+                    (_, EventType::Prefilled) | (None, _) => Action::Noop,
+                    (Some((0, tokens)), _) if tokens.is_empty() => Action::Noop,
+                    (Some((0, tokens)), _) => Action::ForceTokens(tokens.clone()),
+                    (Some((n, tokens)), _) => Action::Backtrack { n: *n, tokens: tokens.clone() },
+                }
+            })
+        };
+        let count = runtime.block_on(compare(&mut benches.borrow_mut(), "random", of));
+        accepted.fetch_add(count, Ordering::Relaxed);
+        Ok(())
+    });
+    result.unwrap();
+    assert!(accepted.load(Ordering::Relaxed) > 100, "{accepted:?}");
+}
+
+#[tokio::test]
+async fn shifted_context_is_read_again_by_the_draft_model() {
+    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
+    for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
+        let at_the_end = || Request { overflow, ..request_tokens(prompt(480), 90) };
+        let accepted = compare(&mut benches, &format!("{overflow:?}"), at_the_end).await;
+        assert!(accepted > 10, "{overflow:?}: {accepted}");
+    }
+}
+
+#[tokio::test]
+async fn runs_that_share_drafts_keep_them_apart() {
+    let mut alone = plain(1).await;
+    let prompts = ["a b c a b c a b", "one two one two one", "x", "1 2 3 4 5 6 7 8", "la la la la la", "{\"a\":"];
+    let of = |text: &str| request(text, 80);
+    let mut expected = Vec::new();
+    for text in prompts {
+        expected.push(alone.run(of(text)).await);
+    }
+    for draft in [&MAIN, &SIMILAR] {
+        let mut together = drafting(4, draft).await;
+        let runs = prompts.map(|text| {
+            let engine = together.engine.clone();
+            tokio::spawn(async move { follow(engine.submit(of(text)).await.unwrap().output).await })
+        });
+        let mut accepted = 0;
+        for (run, expected) in runs.into_iter().zip(&expected) {
+            let (text, end) = run.await.unwrap();
+            assert_eq!(text, expected.text);
+            accepted += end.finish.drafts.accepted;
+        }
+        assert!(accepted > 20, "{accepted}");
+        // The next run in a slot reuses what its prompt shares with the last one.
+        for _ in 0..2 {
+            let again = together.run(of(prompts[0])).await;
+            assert_eq!((again.generated(), &again.text), (expected[0].generated(), &expected[0].text));
+        }
+    }
+}
+
+#[tokio::test]
+async fn draft_model_drafts_where_no_earlier_tokens_match() {
+    let mut both = drafting_with(1, &MAIN, always(DrafterKind::NgramThenModel)).await;
+    let mut ngrams = drafting_with(1, &MAIN, always(DrafterKind::Ngram)).await;
+    let of = || request("the old fox", 100);
+    let (both, ngrams) = (both.run(of()).await, ngrams.run(of()).await);
+    assert_eq!(both.text, ngrams.text);
+    let (both, ngrams) = (both.end.finish.drafts, ngrams.end.finish.drafts);
+    assert!(both.accepted > ngrams.accepted, "{both:?} {ngrams:?}");
+}
+
+#[tokio::test]
+async fn limits_of_drafts_apply_to_a_draft_model() {
+    let mut bench = drafting(1, &MAIN).await;
+    let mut drafts = async |limits: DraftLimits| {
+        bench.run(Request { drafts: limits, ..request("the old fox", 60) }).await.end.finish.drafts
+    };
+    let none = drafts(DraftLimits { max: Some(0), ..DraftLimits::default() }).await;
+    assert_eq!((none.drafts, none.drafted), (0, 0));
+    let short = drafts(DraftLimits { max: Some(2), ..DraftLimits::default() }).await;
+    assert!(short.drafted > 20 && short.drafted <= 2 * short.drafts, "{short:?}");
+    let certain = drafts(DraftLimits { min_probability: Some(0.999), ..DraftLimits::default() }).await;
+    let any = drafts(DraftLimits::default()).await;
+    assert!(certain.drafted < any.drafted / 2, "{certain:?} {any:?}");
+    // Drafts that end early are shorter than the minimum.
+    let limits = DraftLimits { min: Some(6), min_probability: Some(0.999), ..DraftLimits::default() };
+    let long = drafts(limits).await;
+    assert!(long.drafted <= certain.drafted && long.drafted.is_multiple_of(6), "{long:?}");
+}
+
+#[tokio::test]
+async fn draft_model_that_does_not_pay_is_rarely_asked() {
+    // The draft model takes as long as the main model, so each draft costs more than it saves.
+    let mut bench = drafting_with(1, &MAIN, SpeculationOptions { adaptive: true, ..always(DrafterKind::Model) }).await;
+    let run = bench.run(request("the old fox", 400)).await;
+    assert!(run.end.finish.drafts.drafts < 200, "{:?}", run.end.finish.drafts);
+}
+
+#[tokio::test]
+async fn memory_of_the_draft_model_is_released_with_the_engine() {
+    let draft = widened(0.1);
+    let released = Arc::downgrade(&draft);
+    let mut bench = drafting(2, &draft).await;
+    assert!(bench.run(request("the old fox", 20)).await.end.finish.drafts.drafted > 0);
+    drop(draft);
+    bench.engine.stop().await;
+    assert!(released.upgrade().is_some());
+    drop(bench);
+    assert!(released.upgrade().is_none());
+}
+
+async fn start_error(draft: Arc<Model>) -> String {
+    let (recorder, _signals) = mpsc::channel(10);
+    let mut options = options(1, false);
+    options.speculation = always(DrafterKind::Model);
+    options.draft_model = Some(DraftModel::new(draft));
+    Engine::start(model(), options, recorder).await.err().unwrap().to_string()
+}
+
+#[tokio::test]
+async fn unusable_draft_model_is_named_at_start() {
+    let fixture = |path: &str| load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(path));
+    for (path, reason) in [
+        (
+            "models/demo.gguf",
+            "its vocabulary has 2048 tokens, but the main model's has 640; the maximum difference is 128",
+        ),
+        ("memories/recurrent.gguf", "recurrent layers or an attention window"),
+        ("memories/window.gguf", "recurrent layers or an attention window"),
+    ] {
+        let error = start_error(fixture(path)).await;
+        assert!(error.contains(path) && error.contains("as the draft model: ") && error.contains(reason), "{error}");
+    }
+}
