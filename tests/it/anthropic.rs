@@ -198,7 +198,10 @@ async fn errors_have_anthropic_format() {
     let server = server().await;
     for (body, word) in [
         (ask(json!({"messages": []})), "messages"),
-        (ask(json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]})), "messages[0].content[0].type"),
+        (
+            ask(json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]})),
+            "messages[0].content[0].source.type",
+        ),
         (ask(json!({"tools": [{"name": "f"}]})), "tools[0].input_schema"),
         (ask(json!({"tool_choice": {"type": "maybe"}})), "tool_choice.type"),
         (ask(json!({"temperature": "hot"})), "temperature"),

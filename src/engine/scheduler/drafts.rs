@@ -8,7 +8,7 @@ use crate::engine::options::EngineOptions;
 use crate::engine::recording::Recording;
 use crate::engine::speculation::SpeculationOptions;
 use crate::engine::speculation::account::DecodeTimes;
-use crate::events::TokenId;
+use crate::events::{TokenId, is_image_token};
 use std::time::Instant;
 
 /// Maximum drafted tokens of a run that captures attention, since each row waits in memory until it is recorded.
@@ -77,6 +77,9 @@ impl Drafter {
             let unchanged = sequence.take_unchanged();
             speculation.ngrams.update(sequence.tokens(), unchanged);
             *draft = speculation.ngrams.draft(sequence.tokens(), max);
+            if let Some(image) = draft.iter().position(|&token| is_image_token(token)) {
+                draft.truncate(image);
+            }
             let min = limits.min.map_or(options.min_draft, |min| min as usize);
             // A draft that has the maximum length is used, even if that is less than the minimum.
             if draft.len() < min.min(max) {
