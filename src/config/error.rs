@@ -67,6 +67,20 @@ pub enum ConfigError {
         /// The path.
         path: String,
     },
+    /// The projector does not exist.
+    #[error("no projector at {path}; --mmproj takes the path of the GGUF file with the model's image encoder")]
+    NoProjector {
+        /// The path.
+        path: String,
+    },
+    /// The minimum exceeds the maximum.
+    #[error("--image-min-tokens must not exceed --image-max-tokens, got {min} and {max}")]
+    ImageTokens {
+        /// Minimum.
+        min: u32,
+        /// Maximum.
+        max: u32,
+    },
     /// The range ends before it begins.
     #[error("--control-vector-layer-range must be FIRST LAST with FIRST <= LAST, got {first} {last}")]
     LayerRange {

@@ -6,8 +6,8 @@ use super::hub::HubFlags;
 use super::llama_server::{LogFlags, RequestFlags, RouteFlags};
 use super::vertex::VertexFlags;
 use super::{
-    AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, KeyHash, LimitFlags, ModFlags, Rights, SecurityConfig,
-    Size, SpeculationFlags, TlsFlags, TuningFlags,
+    AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, ImageFlags, KeyHash, LimitFlags, ModFlags, Rights,
+    SecurityConfig, Size, SpeculationFlags, TlsFlags, TuningFlags,
 };
 use clap::{Args, ValueEnum};
 use std::net::SocketAddr;
@@ -76,6 +76,9 @@ pub struct EngineFlags {
     /// Control vectors.
     #[command(flatten)]
     pub control: ControlFlags,
+    /// Images.
+    #[command(flatten)]
+    pub images: ImageFlags,
     /// GPUs.
     #[command(flatten)]
     pub gpu: GpuFlags,

@@ -14,6 +14,7 @@ mod error;
 pub mod flags;
 mod gpu;
 pub mod hub;
+mod images;
 mod limits;
 pub mod llama_server;
 mod mods;
@@ -38,6 +39,7 @@ pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use error::ConfigError;
 pub use gpu::{GpuConfig, GpuFlags, GpuLayersFlag, SplitModeFlag, TensorOverride};
+pub use images::{ImageConfig, ImageFlags};
 pub use limits::{LimitFlags, RateConfig, RunTimeoutConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};
@@ -112,6 +114,8 @@ pub struct EngineConfig {
     pub adapters: Vec<(PathBuf, f32)>,
     /// Control vectors of the default model.
     pub control: ControlConfig,
+    /// Image encoder of the default model; `None` for text only.
+    pub images: Option<ImageConfig>,
     /// The KV cache.
     pub cache: CacheConfig,
     /// Speculative decoding.
@@ -350,6 +354,7 @@ impl TryFrom<EngineFlags> for EngineConfig {
             chat_template: chat_template(flags.chat_template, flags.chat_template_file)?,
             adapters: flags.adapters.config()?,
             control: flags.control.config()?,
+            images: flags.images.config()?,
             cache: flags.cache.config(attention == OnOffAuto::On)?,
             speculation: flags.speculation.config()?,
             tuning: flags.tuning,

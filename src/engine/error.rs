@@ -2,7 +2,7 @@
 
 use crate::events::TokenId;
 use crate::model::grammar;
-use crate::model::llama::Unsupported;
+use crate::model::llama::{ImageError, Unsupported};
 
 /// Reason why a request was rejected.
 #[derive(Debug, thiserror::Error)]
@@ -56,6 +56,12 @@ pub enum SubmitError {
         /// Tokens in the vocabulary.
         vocabulary: usize,
     },
+    /// The prompt has a placeholder of an image that the server no longer has.
+    #[error("the prompt contains an image that is no longer cached; send the conversation with the image again")]
+    MissingImage,
+    /// An image could not be encoded.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Attention is turned off on this server.
     #[error("attention was requested, but the server runs with --attention off; start it with --attention auto or on")]
     AttentionOff,

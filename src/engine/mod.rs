@@ -12,6 +12,7 @@ pub mod encoder;
 mod error;
 mod fork;
 mod head_rows;
+mod images;
 mod kv;
 mod latencies;
 mod options;
@@ -81,6 +82,8 @@ struct Inner {
     unstored: Option<UnstoredRuns>,
     /// Weak, so that the recorder's channel closes when the decode thread ends.
     recorder: mpsc::WeakSender<Signal>,
+    /// Held while an image is encoded.
+    image_encoding: tokio::sync::Mutex<()>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -138,6 +141,7 @@ impl Engine {
                 durability_acks: recorder.durability_acks,
                 unstored: recorder.unstored,
                 recorder: recorder.signals.downgrade(),
+                image_encoding: tokio::sync::Mutex::default(),
                 thread: Mutex::new(thread),
             }),
         })

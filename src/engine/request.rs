@@ -7,7 +7,7 @@ use crate::events::{RunMetadata, Span, StoredHeads, Surface, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
-use crate::model::llama::{AdapterSet, SamplingParams};
+use crate::model::llama::{AdapterSet, Image, SamplingParams};
 use crate::mods::SelectedMod;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -32,6 +32,8 @@ pub struct Request {
     pub metadata: RunMetadata,
     /// Tokens of the prompt. Must not be empty, and must fit into the context; see `overflow`.
     pub prompt: Vec<TokenId>,
+    /// Images of the prompt, in any order. An image of an earlier request may be missing while it is cached.
+    pub images: Vec<Arc<Image>>,
     /// True if the prompt may fill the whole context. The answer then has only one token, which is sampled but never
     /// decoded.
     pub may_fill_context: bool,
@@ -101,6 +103,7 @@ impl Request {
             user_label: None,
             metadata: RunMetadata::default(),
             prompt,
+            images: Vec::new(),
             may_fill_context: false,
             spans: Vec::new(),
             prompt_preview: String::new(),

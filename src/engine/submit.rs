@@ -40,6 +40,7 @@ impl Engine {
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
         let Inner { model, options, commands, durability_acks, recorder, .. } = &*self.inner;
         self.validate(&mut request)?;
+        self.encode_images(&request.images).await?;
         let mut fork = request.fork.take();
         request.limits.ban_end_tokens(&mut request.sampling, model.vocabulary());
         for (_, sampling) in fork.iter_mut().flat_map(|fork| &mut fork.sampling) {

@@ -4,6 +4,7 @@ use super::error::SubmitError;
 use super::kv::conversation;
 use super::request::{Overflow, Request};
 use super::{Engine, Inner, head_rows};
+use crate::events::is_image_token;
 use std::sync::atomic::Ordering;
 
 /// Maximum runs that wait for a slot.
@@ -22,6 +23,7 @@ impl Engine {
         if let Some(slot) = request.slot.filter(|&slot| slot >= options.parallel) {
             return Err(SubmitError::NoSuchSlot { slot, slots: options.parallel });
         }
+        self.complete_images(request)?;
         self.validate_prompt(request)?;
         self.validate_attention(request)?;
         request.limits.apply_server_limit(options.max_tokens)?;
@@ -32,7 +34,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks that the prompt has only known tokens and fits into the context, possibly after messages are dropped.
+    /// Checks that the prompt has only known tokens and images and fits into the context, possibly after messages are dropped.
     fn validate_prompt(&self, request: &Request) -> Result<(), SubmitError> {
         let vocabulary = self.inner.model.vocabulary();
         let context = self.inner.options.ctx_size as usize;
@@ -40,7 +42,9 @@ impl Engine {
         if prompt_tokens == 0 {
             return Err(SubmitError::EmptyPrompt);
         }
-        if let Some(&token) = request.prompt.iter().find(|&&token| !vocabulary.contains(token)) {
+        if let Some(&token) =
+            request.prompt.iter().find(|&&token| !vocabulary.contains(token) && !is_image_token(token))
+        {
             return Err(SubmitError::UnknownToken { token, vocabulary: vocabulary.len() });
         }
         if prompt_tokens < context || request.context_limit(context).is_filled_by(prompt_tokens) {

@@ -50,6 +50,14 @@ pub enum ModelError {
         /// The reason.
         reason: String,
     },
+    /// A projector for images cannot be used with the model.
+    #[error("cannot load the projector {path} (--mmproj): {reason}")]
+    Projector {
+        /// The path.
+        path: String,
+        /// The reason.
+        reason: String,
+    },
     /// A control vector cannot be used with the model.
     #[error("cannot load the control vector {path}: {reason}")]
     ControlVector {

@@ -1,6 +1,6 @@
 pub(super) mod breakers;
 
-use crate::events::TokenId;
+use crate::events::{TokenId, is_image_token};
 use breakers::Breakers;
 use std::collections::HashSet;
 use std::ops::Range;
@@ -19,6 +19,9 @@ pub struct Vocabulary {
     /// Computed sequence breakers of DRY, the most recently used last.
     breakers: Mutex<Vec<(Vec<String>, Arc<Breakers>)>>,
 }
+
+/// Text for an image in a prompt.
+pub const IMAGE_TEXT: &str = "<image>";
 
 /// Number of breaker sets to keep.
 const MAX_CACHED_BREAKERS: usize = 4;
@@ -158,12 +161,22 @@ impl Vocabulary {
         usize::try_from(token).ok().and_then(|index| self.pieces.get(index)).map_or(&[], |piece| piece)
     }
 
-    /// Converts tokens to text, with special tokens as literals and invalid UTF-8 replaced.
+    /// Returns the bytes of the token at `index`; for the first placeholder of an image, [`IMAGE_TEXT`].
+    fn piece_at(&self, tokens: &[TokenId], index: usize) -> &[u8] {
+        let is_image = |index: usize| tokens.get(index).is_some_and(|&token| is_image_token(token));
+        match (is_image(index), index.checked_sub(1).is_some_and(is_image)) {
+            (false, _) => self.piece(tokens[index]),
+            (true, false) => IMAGE_TEXT.as_bytes(),
+            (true, true) => &[],
+        }
+    }
+
+    /// Converts tokens to text, with special tokens as literals, invalid UTF-8 replaced, and images as [`IMAGE_TEXT`].
     #[must_use]
     pub fn decode(&self, tokens: &[TokenId]) -> String {
         let mut bytes = Vec::with_capacity(8 * tokens.len());
-        for &token in tokens {
-            bytes.extend_from_slice(self.piece(token));
+        for index in 0..tokens.len() {
+            bytes.extend_from_slice(self.piece_at(tokens, index));
         }
         String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
@@ -174,11 +187,9 @@ impl Vocabulary {
     pub fn texts(&self, tokens: &[TokenId]) -> Vec<String> {
         let mut pending = Vec::new();
         let last = tokens.len().saturating_sub(1);
-        tokens
-            .iter()
-            .enumerate()
-            .map(|(index, &token)| {
-                pending.extend_from_slice(self.piece(token));
+        (0..tokens.len())
+            .map(|index| {
+                pending.extend_from_slice(self.piece_at(tokens, index));
                 let complete = complete_prefix(&pending);
                 let upto = if index == last { pending.len() } else { complete };
                 let text = printable(String::from_utf8_lossy(&pending[..upto]).into_owned());

@@ -27,6 +27,7 @@ mod handbook;
 mod harness;
 mod health;
 mod hub;
+mod images;
 mod ingest;
 mod kobold;
 mod llama;

@@ -261,6 +261,18 @@ mod tests {
     }
 
     #[test]
+    fn images_become_parts() {
+        let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}});
+        let result = json!({"type": "tool_result", "tool_use_id": "t", "is_error": true, "content": [image]});
+        let body = json!({"messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, image]}, {"role": "user", "content": [result]}]});
+        let part = json!({"type": "image_url", "image_url": {"url": "data:;base64,aGk="}});
+        let messages = &to_chat(&body).unwrap()["messages"];
+        assert_eq!(messages[0]["content"], json!([{"type": "text", "text": "a"}, part]));
+        assert_eq!(messages[1]["content"], json!([{"type": "text", "text": "Error: "}, part]));
+    }
+
+    #[test]
     fn invalid_block_is_named() {
         let message = |content: Value| json!({"max_tokens": 1, "messages": [{"role": "user", "content": content}]});
         for (body, pointer) in [
@@ -277,7 +289,9 @@ mod tests {
                 "output_config.format.schema",
             ),
             (message(json!(5)), "messages[0].content"),
-            (message(json!([{"type": "image"}])), "messages[0].content[0].type"),
+            (message(json!([{"type": "image"}])), "messages[0].content[0].source.type"),
+            (message(json!([{"type": "image", "source": {"type": "base64"}}])), "messages[0].content[0].source.data"),
+            (message(json!([{"type": "document"}])), "messages[0].content[0].type"),
             (message(json!([{"type": "text"}])), "messages[0].content[0].text"),
             (message(json!([{"type": "tool_result"}])), "messages[0].content[0].tool_use_id"),
         ] {

@@ -35,7 +35,7 @@ struct ApplyTemplateResponse {
     responses((status = 200, body = ApplyTemplateResponse),
               (status = 400, description = "The template rejected the messages")))]
 async fn apply_template(body: Result<ModelBody, ApiError>) -> Result<Json<ApplyTemplateResponse>, LlamaError> {
-    Ok(Json(ApplyTemplateResponse { prompt: prepare(body?)?.text }))
+    Ok(Json(ApplyTemplateResponse { prompt: prepare(body?).await?.text }))
 }
 
 /// Counts the prompt tokens of a chat completion.
@@ -44,10 +44,10 @@ async fn apply_template(body: Result<ModelBody, ApiError>) -> Result<Json<ApplyT
     responses((status = 200, body = InputTokensResponse),
               (status = 400, description = "The template rejected the messages")))]
 async fn input_tokens(body: Result<ModelBody, ApiError>) -> Result<Json<InputTokensResponse>, OpenAiError> {
-    Ok(Json(InputTokensResponse::new(&prepare(body?)?)))
+    Ok(Json(InputTokensResponse::new(&prepare(body?).await?)))
 }
 
 /// Parses and renders a conversation.
-fn prepare(ModelBody { app, body, loaded }: ModelBody) -> Result<PreparedChat, ApiError> {
-    Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded)
+async fn prepare(ModelBody { app, body, loaded }: ModelBody) -> Result<PreparedChat, ApiError> {
+    Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded).await
 }

@@ -1,19 +1,29 @@
 //! Converts the messages of a chat.
 
+use crate::api::shared::chat::images::{base64_part, image_part};
 use crate::api::shared::fields::invalid_value;
 use crate::server::ApiError;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 
-/// Rejects images.
-pub(super) fn refuse_images(images: Option<&Value>, at: &str) -> Result<(), ApiError> {
-    match images {
-        None | Some(Value::Null) => Ok(()),
-        Some(Value::Array(list)) if list.is_empty() => Ok(()),
-        Some(_) => {
-            Err(ApiError::invalid(at, format!("`{at}` must be absent or empty: the loaded models take text only")))
-        }
+/// Returns the content of a message: the text, with the images before it if there are any.
+pub(super) fn with_images(text: Value, images: Option<&Value>, at: &str) -> Result<Value, ApiError> {
+    let list = match images {
+        None | Some(Value::Null) => return Ok(text),
+        Some(Value::Array(list)) if list.is_empty() => return Ok(text),
+        Some(Value::Array(list)) => list,
+        Some(other) => return Err(invalid_value(at, "a list of images in base64", other)),
+    };
+    let part = |(index, image): (usize, &Value)| match image.as_str() {
+        Some(url) if url.starts_with("data:") => Ok(image_part(url)),
+        Some(data) => Ok(base64_part(data)),
+        None => Err(invalid_value(&format!("{at}[{index}]"), "an image in base64", image)),
+    };
+    let mut parts = list.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
+    if text.as_str().is_some_and(|text| !text.is_empty()) {
+        parts.push(json!({ "type": "text", "text": text }));
     }
+    Ok(parts.into())
 }
 
 /// Converts the messages. Ollama's tool calls have no ids: results belong to the calls in their order, and to the call of
@@ -23,7 +33,6 @@ pub(super) fn messages(list: &[Value]) -> Result<Vec<Value>, ApiError> {
     let convert = |(index, message): (usize, &Value)| {
         let at = format!("messages[{index}]");
         let fields = message.as_object().ok_or_else(|| invalid_value(&at, "an object", message))?;
-        refuse_images(fields.get("images"), &format!("{at}.images"))?;
         let mut converted = Map::new();
         for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
             match name.as_str() {
@@ -39,7 +48,8 @@ pub(super) fn messages(list: &[Value]) -> Result<Vec<Value>, ApiError> {
                 }
             }
         }
-        converted.entry("content").or_insert_with(|| "".into());
+        let content = converted.get("content").cloned().unwrap_or_else(|| "".into());
+        converted.insert("content".into(), with_images(content, fields.get("images"), &format!("{at}.images"))?);
         match fields.get("tool_calls") {
             None | Some(Value::Null) => {}
             Some(Value::Array(calls)) if calls.is_empty() => {}

@@ -107,7 +107,7 @@ async fn answer(
     let times = RequestTimes { begun, load: begun.elapsed() };
     let request = match request {
         OllamaRequest::Chat(body, context) => {
-            let mut request = ChatRequest::parse(app, &loaded, &body, Surface::Ollama)?;
+            let mut request = ChatRequest::parse(app, &loaded, &body, Surface::Ollama).await?;
             for engine_request in &mut request.requests {
                 engine_request.prompt = after_context(&context, &engine_request.prompt, &loaded);
                 if !context.is_empty() {

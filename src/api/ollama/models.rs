@@ -105,7 +105,7 @@ struct OllamaShowResponse {
     /// Properties of the file, under the names of GGUF.
     #[schema(value_type = Object)]
     model_info: serde_json::Map<String, serde_json::Value>,
-    /// `completion`, `embedding`, `tools`, `thinking`, `insert`.
+    /// `completion`, `vision`, `embedding`, `tools`, `thinking`, `insert`.
     capabilities: Vec<&'static str>,
     /// Time of the last change of the file.
     modified_at: String,
@@ -261,6 +261,7 @@ fn capabilities(loaded: &Loaded) -> Vec<&'static str> {
     let reasoning = template.map(|template| template.format().reasoning_markers.0.clone()).unwrap_or_default();
     [
         (loaded.model().generates(), "completion"),
+        (loaded.model().images().is_some(), "vision"),
         (loaded.encoder().embeddings().is_ok(), "embedding"),
         (has("tools"), "tools"),
         (has(&reasoning), "thinking"),

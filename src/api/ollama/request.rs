@@ -2,9 +2,9 @@
 //!
 //! Both shapes belong to clients, so the converted body is JSON and not a type of its own.
 
-use super::messages::{messages, refuse_images};
+use super::messages::{messages, with_images};
 use crate::api::shared::fields::{Fields, integer, invalid_value};
-use crate::events::TokenId;
+use crate::events::{TokenId, is_image_token};
 use crate::server::ApiError;
 use serde_json::{Map, Value, json};
 
@@ -83,7 +83,6 @@ pub(super) fn parse_chat(body: &Value) -> Result<OllamaRequest, ApiError> {
 /// Converts the body of a generation.
 pub(super) fn parse_generate(body: &Value) -> Result<OllamaRequest, ApiError> {
     let fields = Fields::new(body)?;
-    refuse_images(fields.get("images"), "images")?;
     if fields.text("template")?.is_some_and(|template| !template.is_empty()) {
         let detail = "`template` must be absent: prompts use the model's chat template; send the whole prompt with \"raw\": true to use another one";
         return Err(ApiError::invalid("template", detail));
@@ -94,17 +93,23 @@ pub(super) fn parse_generate(body: &Value) -> Result<OllamaRequest, ApiError> {
         return Ok(load_request(fields));
     }
     let mut converted = common(body)?;
+    let content = with_images(prompt.into(), fields.get("images"), "images")?;
     if fields.flag("raw")?.unwrap_or(false) || suffix.is_some() {
+        if content.is_array() {
+            let detail = "`images` need the model's chat template; omit `raw` and `suffix`, or send no images";
+            return Err(ApiError::invalid("images", detail));
+        }
         converted.insert("prompt".into(), prompt.into());
         converted.extend(suffix.map(|suffix| ("suffix".to_owned(), suffix.into())));
         return Ok(OllamaRequest::Raw(converted.into()));
     }
     let system = fields.text("system")?.filter(|system| !system.is_empty());
     let system = system.map(|system| json!({ "role": "system", "content": system }));
-    let messages: Vec<Value> = system.into_iter().chain([json!({ "role": "user", "content": prompt })]).collect();
+    let messages: Vec<Value> = system.into_iter().chain([json!({ "role": "user", "content": content })]).collect();
     converted.insert("messages".into(), messages.into());
     let token = |value: &Value| {
-        let token = integer(value).and_then(|token| TokenId::try_from(token).ok()).filter(|token| *token >= 0);
+        let token = integer(value).and_then(|token| TokenId::try_from(token).ok());
+        let token = token.filter(|&token| token >= 0 || is_image_token(token));
         token.ok_or_else(|| invalid_value("context", "the list of token ids of an earlier response", value))
     };
     let context = fields.list("context")?.into_iter().flatten().map(token).collect::<Result<_, _>>()?;
@@ -303,7 +308,8 @@ mod tests {
         for (body, pointer) in [
             (json!({"messages": 5}), "messages"),
             (message(json!(5)), "messages[0]"),
-            (message(json!({"role": "user", "content": "a", "images": ["aGk="]})), "messages[0].images"),
+            (message(json!({"role": "user", "content": "a", "images": "aGk="})), "messages[0].images"),
+            (message(json!({"role": "user", "content": "a", "images": [5]})), "messages[0].images[0]"),
             (
                 message(json!({"role": "assistant", "tool_calls": [{"name": "x"}]})),
                 "messages[0].tool_calls[0].function.name",
@@ -316,7 +322,8 @@ mod tests {
             assert_eq!(parse_chat(&body).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
         }
         for (body, pointer) in [
-            (json!({"prompt": "a", "images": ["aGk="]}), "images"),
+            (json!({"prompt": "a", "images": 5}), "images"),
+            (json!({"prompt": "a", "raw": true, "images": ["aGk="]}), "images"),
             (json!({"prompt": "a", "template": "{{ .Prompt }}"}), "template"),
             (json!({"prompt": "a", "context": [-1]}), "context"),
         ] {

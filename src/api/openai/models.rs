@@ -70,7 +70,7 @@ pub(super) struct OpenAiModel {
     /// Always `thunder`.
     owned_by: &'static str,
     status: ModelStatus,
-    /// Supported request types; `null` if it is not loaded.
+    /// Supported request types and inputs; `null` if it is not loaded.
     capabilities: Option<Vec<&'static str>>,
     /// Properties of the file; `null` if it is not loaded.
     meta: Option<ModelMetadata>,
@@ -131,8 +131,8 @@ pub(super) struct OllamaModel {
     description: &'static str,
     #[schema(value_type = Vec<String>)]
     tags: [&'static str; 1],
-    #[schema(value_type = Vec<String>)]
-    capabilities: [&'static str; 1],
+    /// `completion`, and `multimodal` for a model that sees images.
+    capabilities: &'static [&'static str],
     parameters: &'static str,
     details: OllamaModelDetails,
 }
@@ -244,7 +244,10 @@ impl OllamaModel {
             r#type: "model",
             description: "",
             tags: [""],
-            capabilities: ["completion"],
+            capabilities: match entry.ready().and_then(|loaded| loaded.model().images()) {
+                Some(_) => &["completion", "multimodal"],
+                None => &["completion"],
+            },
             parameters: "",
             details: OllamaModelDetails {
                 parent_model: "",

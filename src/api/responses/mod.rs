@@ -122,6 +122,6 @@ async fn input_tokens(
     let items = previous_items(&app, &scope, Fields::new(&body_json)?).await?;
     let body = request::to_chat(&body_json, &items)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
-    let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded)?;
+    let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded).await?;
     Ok(Json(InputTokensResponse::new(&prepared)))
 }

@@ -2,6 +2,7 @@
 //!
 //! Clients define both formats, so the converted body is JSON instead of a type.
 
+use crate::api::shared::chat::images;
 use crate::api::shared::fields::{Fields, invalid_value, join_text_parts, required_text};
 use crate::server::{ApiError, ErrorCode};
 use serde::Deserialize;
@@ -162,13 +163,13 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
                 let expected = "\"user\", \"assistant\", \"system\" or \"developer\"";
                 return Err(invalid_value(&format!("{at}.role"), expected, &item["role"]));
             };
-            let content = join_content(&item["content"], &format!("{at}.content"))?;
+            let content = content_of(&item["content"], &format!("{at}.content"))?;
             if role != "assistant" {
                 messages.push(json!({ "role": role, "content": content }));
                 return Ok(());
             }
             let message = assistant_message(messages, |last| last["content"] == "" && last.get("tool_calls").is_none());
-            message["content"] = content.into();
+            message["content"] = content;
         }
         Some("function_call") => {
             let call = json!({ "id": text("call_id")?, "type": "function",
@@ -180,7 +181,7 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
             }
         }
         Some("function_call_output") => {
-            let content = join_content(&item["output"], &format!("{at}.output"))?;
+            let content = content_of(&item["output"], &format!("{at}.output"))?;
             messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": content }));
         }
         Some("reasoning") => {
@@ -209,12 +210,35 @@ fn assistant_message(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool
     &mut messages[last]
 }
 
-fn join_content(value: &Value, at: &str) -> Result<String, ApiError> {
-    join_text_parts(value, at, |part| match part["type"].as_str() {
+/// Returns the content of a message: a text, or a list of parts if there are images.
+fn content_of(value: &Value, at: &str) -> Result<Value, ApiError> {
+    let is_image = |part: &Value| part["type"] == "input_image";
+    let Some(parts) = value.as_array().filter(|parts| parts.iter().any(is_image)) else {
+        return join_text_parts(value, at, part_text).map(Value::from);
+    };
+    let convert = |(index, part): (usize, &Value)| {
+        let at = format!("{at}[{index}]");
+        if !is_image(part) {
+            let text = part_text(part).ok_or_else(|| invalid_value(&at, "a part with text or an image", part))?;
+            return Ok(json!({ "type": "text", "text": text }));
+        }
+        if let Some(id) = part["file_id"].as_str() {
+            let detail = format!(
+                "{at}.file_id: the server stores no files, so '{id}' is unknown; send the image as a data URL in image_url"
+            );
+            return Err(ApiError::invalid(format!("{at}.file_id"), detail).code(ErrorCode::Unsupported));
+        }
+        Ok(images::image_part(&required_text(part, "image_url", &at)?))
+    };
+    parts.iter().enumerate().map(convert).collect()
+}
+
+fn part_text(part: &Value) -> Option<&str> {
+    match part["type"].as_str() {
         Some("input_text" | "output_text" | "text") => part["text"].as_str(),
         Some("refusal") => part["refusal"].as_str(),
         _ => None,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -286,6 +310,18 @@ mod tests {
     }
 
     #[test]
+    fn images_become_parts() {
+        let image = json!({"type": "input_image", "image_url": "data:image/png;base64,aGk=", "detail": "low"});
+        let body = json!({"input": [
+            {"role": "user", "content": [image, {"type": "input_text", "text": "a"}]},
+            {"type": "function_call_output", "call_id": "c1", "output": [image]}]});
+        let messages = &to_chat(&body, &[]).unwrap()["messages"];
+        let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}});
+        assert_eq!(messages[0]["content"], json!([part, {"type": "text", "text": "a"}]));
+        assert_eq!(messages[1]["content"], json!([part]));
+    }
+
+    #[test]
     fn hosted_tools_are_ignored() {
         let tools =
             json!([{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "custom", "name": "patch"}]);
@@ -302,7 +338,15 @@ mod tests {
             (json!({"input": "a", "background": true}), "background"),
             (json!({"input": "a", "tools": [{"name": "f"}]}), "tools[0].type"),
             (json!({"input": [{"role": "bot", "content": "a"}]}), "input[0].role"),
-            (json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}), "input[0].content[0]"),
+            (
+                json!({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
+                "input[0].content[0].image_url",
+            ),
+            (
+                json!({"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}),
+                "input[0].content[0].file_id",
+            ),
+            (json!({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}), "input[0].content[0]"),
             (json!({"input": [{"type": "function_call", "name": "f"}]}), "input[0].call_id"),
             (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
             (json!({"input": "a", "max_output_tokens": 0}), "max_output_tokens"),

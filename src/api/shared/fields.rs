@@ -126,7 +126,7 @@ pub(crate) fn join_text_parts<'a>(
         Value::Array(parts) => parts,
         other => return Err(invalid_value(at, "a string or a list of parts with text", other)),
     };
-    let expected = "a part with text, because the model accepts text only";
+    let expected = "a part with text";
     let texts: Result<Vec<&str>, ApiError> = parts
         .iter()
         .enumerate()

@@ -56,7 +56,8 @@ const DRAFT: Verdict = NoEffect(
 );
 const BATCH: Verdict =
     NoEffect("the same threads process prompts and generate tokens; --poll, --prio and --cpu-mask configure them");
-const MEDIA: Verdict = NoEffect("only text input is supported");
+const MEDIA: Verdict = NoEffect("clients send images in their requests; sound and video are not supported");
+const PROJECTOR: Verdict = NoEffect("images are encoded on the first GPU of the model, and one at a time");
 const AGENT: Verdict =
     Refused("the server does not run tools: clients run the tools that they offer, and mods can run some (--mods-dir)");
 const CORS: Verdict = NoEffect("--cors-origin alone determines the cross-origin requests that are allowed");
@@ -198,18 +199,14 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     ),
     foreign(&["--media-path"], One, &[], MEDIA),
     foreign(
-        &["--mmproj", "-mm"],
+        &["--mmproj-url", "-mmu"],
         One,
-        &["LLAMA_ARG_MMPROJ"],
-        Refused("images and sound are not supported: remove the flag to serve the model's text part"),
+        &["LLAMA_ARG_MMPROJ_URL"],
+        Refused("download the projector, and set --mmproj to the path of its GGUF file"),
     ),
-    foreign(&["--mmproj-url", "-mmu"], One, &["LLAMA_ARG_MMPROJ_URL"], DOWNLOAD),
     foreign(&["--mmproj-auto", "--no-mmproj", "--no-mmproj-auto"], NoValue, &["LLAMA_ARG_MMPROJ_AUTO"], Silent),
-    foreign(&["--mmproj-offload", "--no-mmproj-offload"], NoValue, &["LLAMA_ARG_MMPROJ_OFFLOAD"], MEDIA),
-    foreign(&["--mmproj-device", "-mmdev"], One, &[], MEDIA),
-    foreign(&["--image-min-tokens"], One, &["LLAMA_ARG_IMAGE_MIN_TOKENS"], MEDIA),
-    foreign(&["--image-max-tokens"], One, &["LLAMA_ARG_IMAGE_MAX_TOKENS"], MEDIA),
-    foreign(&["--mtmd-batch-max-tokens"], One, &["LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"], MEDIA),
+    foreign(&["--mmproj-device", "-mmdev"], One, &[], PROJECTOR),
+    foreign(&["--mtmd-batch-max-tokens"], One, &["LLAMA_ARG_MTMD_BATCH_MAX_TOKENS"], PROJECTOR),
     foreign(&["--video-fps"], One, &["LLAMA_ARG_VIDEO_FPS"], MEDIA),
     foreign(&["--video-timestamp-interval"], One, &["LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL"], MEDIA),
     foreign(&["--video-ffmpeg-dir"], One, &["LLAMA_ARG_VIDEO_FFMPEG_DIR"], MEDIA),

@@ -60,6 +60,8 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-nr", "--repack=off"),
     ("--no-webui", "--no-ui"),
     ("--mmap", "--load-mode=mmap"),
+    ("-mm", "--mmproj"),
+    ("--no-mmproj-offload", "--mmproj-offload=off"),
 ];
 
 /// Thunder's flags, each with llama-server's environment variable.
@@ -156,6 +158,10 @@ const VARIABLES: &[(&str, &str)] = &[
     ("no_host", "LLAMA_ARG_NO_HOST"),
     ("load_mode", "LLAMA_ARG_LOAD_MODE"),
     ("numa", "LLAMA_ARG_NUMA"),
+    ("mmproj", "LLAMA_ARG_MMPROJ"),
+    ("mmproj_offload", "LLAMA_ARG_MMPROJ_OFFLOAD"),
+    ("image_min_tokens", "LLAMA_ARG_IMAGE_MIN_TOKENS"),
+    ("image_max_tokens", "LLAMA_ARG_IMAGE_MAX_TOKENS"),
 ];
 
 /// A translated command line with notes for the log.

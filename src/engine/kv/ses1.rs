@@ -7,7 +7,7 @@
 
 use super::conversation::SlotHistory;
 use super::snapshot::{ModelIdentity, Snapshot};
-use crate::events::TokenId;
+use crate::events::{TokenId, is_image_token};
 use crate::model::llama::{AdapterSet, ScaledAdapter, StateError, StateLayout};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
@@ -182,7 +182,9 @@ pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &
     let bytes = block.get(HEADER_BYTES..kv_head).filter(|_| block.len() >= needed);
     let bytes = bytes.ok_or(Ses1Error::Truncated { found: block.len(), needed: needed as u64 })?;
     let tokens: Vec<TokenId> = bytes.as_chunks::<4>().0.iter().map(|bytes| TokenId::from_le_bytes(*bytes)).collect();
-    let outside = |token: TokenId| usize::try_from(token).map_or(true, |token| token >= snapshot_format.vocabulary);
+    let outside = |token: TokenId| {
+        !is_image_token(token) && usize::try_from(token).map_or(true, |token| token >= snapshot_format.vocabulary)
+    };
     if let Some(index) = tokens.iter().position(|&token| outside(token)) {
         return Err(Ses1Error::Token {
             index,

@@ -10,7 +10,7 @@ use crate::engine::output::{EndReasoning, Output, PromptProgress, RunMetrics};
 use crate::engine::request::{Limits, Overflow, Request};
 use crate::engine::status::{SlotProgress, SlotRun};
 use crate::events::{FinishReason, RunEnd, RunId, TokenId};
-use crate::model::llama::{AttentionRow, CheckpointPurpose, Sampler, SamplingParams};
+use crate::model::llama::{AttentionRow, CheckpointPurpose, EmbeddingRows, Sampler, SamplingParams};
 use crate::mods::ModInstance;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -154,9 +154,27 @@ impl Run {
     /// Returns the maximum number of tokens for the next decode. It is limited if every token needs a row of logits.
     pub fn max_decode_len(&self) -> usize {
         const MAX_LOGIT_ROWS: usize = 256;
-        let len = self.sequence.decode_len();
+        let len = match self.next_embeddings() {
+            Some(rows) => self.sequence.decode_len().min(rows.count()),
+            None => self.sequence.text_decode_len(),
+        };
         let needs_all_rows = self.request.report.prompt_probabilities && !self.has_decoded_prompt();
         if needs_all_rows { len.min(MAX_LOGIT_ROWS) } else { len }
+    }
+
+    /// Returns true if the next decode starts with an image.
+    pub fn next_is_image(&self) -> bool {
+        self.sequence.next_is_image()
+    }
+
+    /// Returns the embeddings of the image that the next decode starts with, up to the end of a chunk; `None` if it starts
+    /// with text, or if the request lacks the image.
+    pub fn next_embeddings(&self) -> Option<EmbeddingRows<'_>> {
+        if !self.sequence.next_is_image() {
+            return None;
+        }
+        let (tokens, position) = (self.sequence.tokens(), self.sequence.kv_len());
+        self.request.images.iter().find_map(|image| image.embeddings_at(tokens, position))
     }
 
     /// Returns the maximum number of tokens to draft for the next decode: as many as the answer has room for. Returns 0

@@ -8,7 +8,7 @@ use crate::engine::kv::conversation::spans::{cut_spans, shifted_index};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory};
 use crate::engine::kv::removal::KvRemoval;
 use crate::engine::request::{ContextLimit, Overflow, Request};
-use crate::events::{EvictedMessage, Eviction, Span, TokenId};
+use crate::events::{EvictedMessage, Eviction, Span, TokenId, is_image_token};
 use crate::model::Vocabulary;
 use crate::model::llama::CheckpointPurpose;
 use std::ops::Range;
@@ -206,6 +206,26 @@ impl Sequence {
         self.checkpoints.decode_limit(self.kv_len, self.tokens.len()) - self.kv_len
     }
 
+    /// Returns true if the next decode starts with a placeholder of an image.
+    pub fn next_is_image(&self) -> bool {
+        self.tokens.get(self.kv_len).is_some_and(|&token| is_image_token(token))
+    }
+
+    /// Returns the number of tokens for the next decode before the next image.
+    pub fn text_decode_len(&self) -> usize {
+        let rest = self.tokens.iter().skip(self.kv_len).take(self.decode_len());
+        rest.take_while(|&&token| !is_image_token(token)).count()
+    }
+
+    /// Returns the first position from `position` on that is not within an image.
+    fn outside_image(&self, mut position: usize) -> usize {
+        let is_image = |at: usize| self.tokens.get(at).is_some_and(|&token| is_image_token(token));
+        while position > 0 && is_image(position - 1) && is_image(position) {
+            position += 1;
+        }
+        position
+    }
+
     /// Takes the removals that the KV cache has not applied yet.
     pub fn take_kv_removals(&mut self) -> Vec<KvRemoval> {
         std::mem::take(&mut self.kv_removals)
@@ -293,8 +313,11 @@ impl Sequence {
                     .map_or(self.prompt_len, |keep| keep.saturating_add(bos))
                     .min(context.saturating_sub(4))
                     .min(len - 1);
+                // An image is kept or dropped as a whole, because its embeddings are decoded together.
+                let keep = self.outside_image(keep);
                 let left = len - keep;
                 let discard = if discard == 0 { left / 2 } else { discard }.max(len - max);
+                let discard = self.outside_image(keep + discard) - keep;
                 if discard >= left {
                     return Err(format!("the context of {context} tokens is full, and {keep} of them must be kept"));
                 }

@@ -11,7 +11,7 @@ use crate::engine::run::Run;
 use crate::engine::speculation::account::DecodeTimes;
 use crate::engine::speculation::draft_context::DraftContext;
 use crate::engine::speculation::{DraftLimits, SpeculationOptions};
-use crate::events::TokenId;
+use crate::events::{TokenId, is_image_token};
 use std::time::Instant;
 
 /// Maximum drafted tokens of a run that captures attention, since each row waits in memory until it is recorded.
@@ -81,7 +81,8 @@ impl<'model> Drafter<'model> {
             }
             *draft = self.ngram_draft(active, &max, token_cost);
             let mut reserved = draft.len();
-            if draft.is_empty() && self.model.is_some() {
+            // A draft model does not see images.
+            if draft.is_empty() && self.model.is_some() && active.run.request().images.is_empty() {
                 let cost = token_cost + self.times.step_cost(parts.len(), token_cost);
                 let tokens = self.affordable(active, cost).min(max.tokens);
                 if tokens > 0 {
@@ -132,7 +133,10 @@ impl<'model> Drafter<'model> {
         let sequence = run.sequence_mut();
         let unchanged = sequence.take_unchanged();
         speculation.ngrams.update(sequence.tokens(), unchanged);
-        let draft = speculation.ngrams.draft(sequence.tokens(), tokens);
+        let mut draft = speculation.ngrams.draft(sequence.tokens(), tokens);
+        if let Some(image) = draft.iter().position(|&token| is_image_token(token)) {
+            draft.truncate(image);
+        }
         // A draft that has the maximum length is used, even if that is less than the minimum.
         if draft.len() < max.min.min(tokens) { Vec::new() } else { draft }
     }

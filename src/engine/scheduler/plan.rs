@@ -22,6 +22,8 @@ struct ReadyRun {
     tokens: usize,
     /// True if the run has decoded its prompt.
     is_generating: bool,
+    /// True if these tokens belong to an image.
+    is_image: bool,
 }
 
 impl ReadyRun {
@@ -37,6 +39,8 @@ pub struct BatchPlanner {
     prefill_phase: PrefillPhase,
     /// Number of batches that could not include all ready runs, because these use different adapters.
     partial_batches: u64,
+    /// True if the last batch was an image.
+    was_image: bool,
 }
 
 impl BatchPlanner {
@@ -47,6 +51,7 @@ impl BatchPlanner {
             ubatch_size: options.ubatch_size as usize,
             prefill_phase: PrefillPhase::default(),
             partial_batches: 0,
+            was_image: false,
         }
     }
 
@@ -67,7 +72,12 @@ impl BatchPlanner {
                 continue;
             }
             prepare_slot(kv, slots, index);
-            let Some(active) = slots.get(index).filter(|active| active.is_ready()) else { continue };
+            let Some(active) = slots.get_mut(index).filter(|active| active.is_ready()) else { continue };
+            let is_image = active.run.next_is_image();
+            if is_image && active.run.next_embeddings().is_none() {
+                active.run.abort(EndCause::DecodeFailed, "the run lacks the embeddings of an image in its prompt");
+                continue;
+            }
             if active.run.request().attention {
                 captures += 1;
                 if !recording.has_room_for_attention(captures) {
@@ -79,6 +89,7 @@ impl BatchPlanner {
                 arrival: active.arrival(),
                 tokens: active.run.max_decode_len(),
                 is_generating: active.run.has_decoded_prompt(),
+                is_image,
             });
         }
         if let Err(error) = self.retain_same_adapters(kv, slots, &mut ready) {
@@ -89,10 +100,29 @@ impl BatchPlanner {
             }
             return Vec::new();
         }
+        if let Some(run) = self.take_image(&mut ready) {
+            let others = ready.iter().any(ReadyRun::is_short);
+            let budget = if others { self.ubatch_size } else { self.batch_size };
+            let tokens = even_chunk(run.tokens, budget.min(policy.max_chunk_tokens));
+            self.prefill_phase.plan(tokens);
+            return add_image(kv, slots, run.slot, tokens).into_iter().collect();
+        }
         let parts = self.select_tokens(ready, policy);
         let drafts = drafter.draft(&parts, slots, recording, captures);
         let planned = parts.into_iter().zip(drafts);
         planned.filter_map(|((slot, tokens), draft)| add_part(kv, slots, slot, tokens, &draft)).collect()
+    }
+
+    /// Removes the runs that continue with an image. Returns the one that arrived first if its image is decoded next: an
+    /// image cannot share a decode, so images and batches of other runs take turns.
+    fn take_image(&mut self, ready: &mut Vec<ReadyRun>) -> Option<ReadyRun> {
+        let (images, texts): (Vec<ReadyRun>, Vec<ReadyRun>) =
+            std::mem::take(ready).into_iter().partition(|run| run.is_image);
+        *ready = texts;
+        let turn = ready.is_empty() || !self.was_image;
+        let next = images.into_iter().filter(|_| turn).min_by_key(|run| run.arrival);
+        self.was_image = next.is_some();
+        next
     }
 
     /// Counts the planned batch after its decode.
@@ -218,6 +248,17 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
         // A run with unsent outputs is left out of the batch.
         active.flush_outbox();
     }
+}
+
+/// Makes the next `tokens` embeddings of a run the next decode.
+fn add_image(kv: &mut KvSlots<'_>, slots: &ActiveSlots, slot: usize, tokens: usize) -> Option<BatchPart> {
+    let run = &slots.get(slot)?.run;
+    let outputs_from = run.logits_from()?;
+    let from = run.sequence().kv_len();
+    let outputs: Vec<bool> = (from..from + tokens).map(|position| position >= outputs_from).collect();
+    kv.set_embeddings(slot, run.next_embeddings()?.first(tokens), from, &outputs);
+    let outputs = (0..tokens).zip(from..).filter(|&(_, position)| position >= outputs_from).collect();
+    Some(BatchPart { slot, from, end: from + tokens, outputs, draft: Vec::new() })
 }
 
 /// Adds the next `tokens` tokens of a run and its draft to the batch.

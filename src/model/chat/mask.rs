@@ -69,10 +69,23 @@ pub(super) fn unmasked(text: &str) -> String {
 
 /// Tokenizes a masked text: only unmarked literals become control tokens.
 pub(super) fn tokenize(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
-    // The tokenizer adds the tokens before and after every text.
-    let around = vocabulary.encode("", true, true);
-    let bos = usize::from(vocabulary.special().bos.is_some_and(|bos| around.first() == Some(&bos)));
-    let mut tokens = around[..bos].to_vec();
+    let (mut tokens, after) = surrounding_tokens(vocabulary);
+    tokens.extend(tokenize_part(text, vocabulary));
+    tokens.extend(after);
+    tokens
+}
+
+/// Returns the tokens that the tokenizer adds before and after every text.
+pub(super) fn surrounding_tokens(vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<TokenId>) {
+    let mut before = vocabulary.encode("", true, true);
+    let bos = usize::from(vocabulary.special().bos.is_some_and(|bos| before.first() == Some(&bos)));
+    let after = before.split_off(bos);
+    (before, after)
+}
+
+/// Tokenizes a part of a masked text, without tokens before and after it.
+pub(super) fn tokenize_part(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
+    let mut tokens = Vec::new();
     let mut at = 0;
     while let Some(found) = text[at..].find(MARK) {
         let mark = at + found;
@@ -84,6 +97,5 @@ pub(super) fn tokenize(text: &str, vocabulary: &Vocabulary) -> Vec<TokenId> {
         at = end;
     }
     tokens.extend(vocabulary.encode(&text[at..], false, true));
-    tokens.extend(&around[bos..]);
     tokens
 }

@@ -75,6 +75,17 @@ pub(super) fn adapt(messages: &mut [Value], format: &AnswerSyntax, arguments_as_
     }
 }
 
+/// Converts the text of every message to a list with one part.
+pub(super) fn with_typed_content(messages: &[Value]) -> Vec<Value> {
+    let mut typed = messages.to_vec();
+    for content in typed.iter_mut().filter_map(|message| message.get_mut("content")) {
+        if let Some(text) = content.as_str().filter(|text| !text.is_empty()) {
+            *content = serde_json::json!([{ "type": "text", "text": text }]);
+        }
+    }
+    typed
+}
+
 /// Prepends the system message to the next message, for a template that does not support system messages.
 pub(super) fn merge_system(messages: &mut Vec<Value>) {
     let system = messages.remove(0);
@@ -181,7 +192,7 @@ fn join_parts(parts: &[Value], pointer: &str) -> Result<String, ChatTemplateErro
                 return Err(ChatTemplateError::Message {
                     pointer: pointer.to_owned(),
                     message: format!(
-                        "{pointer} has a part of type '{}'; the model accepts only text parts",
+                        "{pointer} has a part of type '{}'; the server accepts text and image_url parts",
                         kind.unwrap_or("?")
                     ),
                 });

@@ -123,6 +123,7 @@ impl ChatTemplate {
         let mut template = Self::with(Renderer::Jinja(Box::new(environment)), text, bos, eos);
         template.literals = translation.literals;
         template.fallback = source.is_none();
+        template.abilities.typed_content = Abilities::needs_typed_content(&template);
         template.abilities = Abilities::detect(&template, text);
         template.set_fuel(derive::FUEL);
         let format = derive::format(&template);
@@ -143,7 +144,7 @@ impl ChatTemplate {
         };
         let mut template = Self::with(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
         name.clone_into(&mut template.source);
-        template.abilities = Abilities { tools: false, system: true, arguments_as_text: false };
+        template.abilities = Abilities { tools: false, ..template.abilities };
         template.format = Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools());
         Ok(template)
     }
@@ -164,7 +165,7 @@ impl ChatTemplate {
             source: text.to_owned(),
             fallback: false,
             format: Arc::new(AnswerSyntax::from_markers(text)),
-            abilities: Abilities { tools: true, system: true, arguments_as_text: false },
+            abilities: Abilities { tools: true, system: true, arguments_as_text: false, typed_content: false },
         }
     }
 
@@ -326,6 +327,8 @@ impl ChatTemplate {
                 });
             }
         };
+        let typed = self.abilities.typed_content.then(|| messages::with_typed_content(messages));
+        let messages = typed.as_deref().unwrap_or(messages);
         let now = options.now;
         // Variables that llama.cpp passes to every template.
         let mut variables = options.variables.clone();

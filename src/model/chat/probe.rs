@@ -16,21 +16,26 @@ pub(super) struct Abilities {
     pub(super) system: bool,
     /// True if it expects the arguments of a call as JSON text instead of an object.
     pub(super) arguments_as_text: bool,
+    /// True if it expects the content of a message as a list of parts instead of a text, like templates of some models
+    /// that see images.
+    pub(super) typed_content: bool,
 }
 
 impl Abilities {
+    /// Returns true if a template shows the content of a message only if it is a list of parts.
+    pub(super) fn needs_typed_content(template: &ChatTemplate) -> bool {
+        let shows = |content: Value| {
+            let messages = [json!({ "role": "user", "content": content })];
+            template.text(&messages, &probe_options(None)).is_ok_and(|text| text.contains(PROBE))
+        };
+        !shows(PROBE.into()) && shows(json!([{ "type": "text", "text": PROBE }]))
+    }
+
     /// Renders small conversations and examines the output.
     pub(super) fn detect(template: &ChatTemplate, source: &str) -> Self {
         let render = |messages: Value, tools: Option<Value>| {
             let list = messages.as_array().cloned().unwrap_or_default();
-            let options = RenderOptions {
-                tools,
-                add_generation_prompt: true,
-                continue_final: false,
-                variables: Map::new(),
-                now: DateTime::UNIX_EPOCH,
-            };
-            template.text(&list, &options).ok()
+            template.text(&list, &probe_options(tools)).ok()
         };
         let user = json!({ "role": "user", "content": "a" });
         let tool = json!([{ "type": "function", "function": { "name": PROBE, "description": "b",
@@ -51,6 +56,17 @@ impl Abilities {
         };
         let object = called(json!({ PROBE: 1 }));
         let arguments_as_text = !object && called(format!("{{\"{PROBE}\": 1}}").into());
-        Self { tools, system: system.is_some_and(|text| text.contains(PROBE)), arguments_as_text }
+        let system = system.is_some_and(|text| text.contains(PROBE));
+        Self { tools, system, arguments_as_text, typed_content: template.abilities.typed_content }
+    }
+}
+
+fn probe_options(tools: Option<Value>) -> RenderOptions {
+    RenderOptions {
+        tools,
+        add_generation_prompt: true,
+        continue_final: false,
+        variables: Map::new(),
+        now: DateTime::UNIX_EPOCH,
     }
 }

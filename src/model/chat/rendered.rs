@@ -1,8 +1,9 @@
 //! A rendered conversation and its tokenization.
 
-use super::{mask, messages, spans};
+use super::{ChatTemplateError, mask, messages, spans};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
+use std::ops::Range;
 
 /// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,20 +67,59 @@ impl RenderedPrompt {
         self.text.strip_prefix(bos.as_str()).unwrap_or(&self.text)
     }
 
-    /// Returns the tokens, and the spans of tokens with their roles. Tokens outside of messages belong to the template.
-    #[must_use]
-    pub fn tokenize(&self, vocabulary: &Vocabulary) -> (Vec<TokenId>, Vec<Span>) {
-        let mut tokens = match &self.masked {
-            Some(masked) => mask::tokenize(masked, vocabulary),
-            None => vocabulary.encode(&self.text, true, true),
+    /// Returns the tokens, and the spans of tokens with their roles. Tokens outside of messages belong to the template. The
+    /// tokens of each of the `images` replace one `marker` in the text.
+    ///
+    /// # Errors
+    /// [`ChatTemplateError::Rejected`] if the template did not render every image once.
+    pub fn tokenize(
+        &self,
+        vocabulary: &Vocabulary,
+        marker: &str,
+        images: &[&[TokenId]],
+    ) -> Result<(Vec<TokenId>, Vec<Span>), ChatTemplateError> {
+        let (mut tokens, mut inserted) = match &self.masked {
+            _ if !images.is_empty() => self.tokenize_around_images(vocabulary, marker, images)?,
+            Some(masked) => (mask::tokenize(masked, vocabulary), Vec::new()),
+            None => (vocabulary.encode(&self.text, true, true), Vec::new()),
         };
         // Avoids a second BOS if the template writes it.
         if let Some(bos) = vocabulary.special().bos
             && tokens.starts_with(&[bos, bos])
         {
             tokens.remove(0);
+            inserted.iter_mut().for_each(|range| *range = range.start - 1..range.end - 1);
         }
-        let spans = spans::over_tokens(&self.text, &self.parts, &tokens, vocabulary);
-        (tokens, spans)
+        let inserted = spans::Inserted { ranges: &inserted, text_len: marker.len() };
+        let spans = spans::over_tokens(&self.text, &self.parts, &tokens, &inserted, vocabulary);
+        Ok((tokens, spans))
+    }
+
+    /// Returns the tokens, and the ranges of those of images. Like llama.cpp, tokenizes the texts between images separately.
+    fn tokenize_around_images(
+        &self,
+        vocabulary: &Vocabulary,
+        marker: &str,
+        images: &[&[TokenId]],
+    ) -> Result<(Vec<TokenId>, Vec<Range<usize>>), ChatTemplateError> {
+        let text = self.masked.as_ref().unwrap_or(&self.text);
+        let mut texts = text.split(marker);
+        let (mut tokens, after) = mask::surrounding_tokens(vocabulary);
+        let mut inserted = Vec::with_capacity(images.len());
+        tokens.extend(mask::tokenize_part(texts.next().unwrap_or_default(), vocabulary));
+        for (index, image) in images.iter().enumerate() {
+            let Some(following) = texts.next() else {
+                let message = format!("it renders {index} of {} images", images.len());
+                return Err(ChatTemplateError::Rejected(message));
+            };
+            inserted.push(tokens.len()..tokens.len() + image.len());
+            tokens.extend_from_slice(image);
+            tokens.extend(mask::tokenize_part(following, vocabulary));
+        }
+        if texts.next().is_some() {
+            return Err(ChatTemplateError::Rejected("it renders an image more than once".into()));
+        }
+        tokens.extend(after);
+        Ok((tokens, inserted))
     }
 }

@@ -145,17 +145,30 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
     words
 }
 
+/// Tokens that replace a text of `text_len` bytes each, in order.
+pub(super) struct Inserted<'a> {
+    pub(super) ranges: &'a [Range<usize>],
+    pub(super) text_len: usize,
+}
+
+impl Inserted<'_> {
+    fn range_of(&self, index: usize) -> Option<&Range<usize>> {
+        self.ranges.iter().find(|range| range.contains(&index))
+    }
+}
+
 /// Converts parts of the text to spans of tokens. A token that crosses a border belongs to the part in which it starts.
 pub(super) fn over_tokens(
     text: &str,
     parts: &[RenderedMessage],
     tokens: &[TokenId],
+    inserted: &Inserted<'_>,
     vocabulary: &Vocabulary,
 ) -> Vec<Span> {
     if parts.is_empty() {
         return Vec::new();
     }
-    let Some(starts) = byte_starts(text, tokens, vocabulary) else { return Vec::new() };
+    let Some(starts) = byte_starts(text, tokens, inserted, vocabulary) else { return Vec::new() };
     let mut spans: Vec<Span> = Vec::new();
     let mut parts = parts.iter().peekable();
     for (index, start) in starts.into_iter().enumerate() {
@@ -176,19 +189,24 @@ pub(super) fn over_tokens(
 
 /// Returns the start of each token in the text; `None` if the tokens do not match the text, e.g. because the tokenizer
 /// normalises it. Tokens that the tokenizer put before the text start at 0.
-fn byte_starts(text: &str, tokens: &[TokenId], vocabulary: &Vocabulary) -> Option<Vec<usize>> {
+fn byte_starts(text: &str, tokens: &[TokenId], inserted: &Inserted<'_>, vocabulary: &Vocabulary) -> Option<Vec<usize>> {
     let bytes = text.as_bytes();
     let mut cursor = 0;
     let mut starts = Vec::with_capacity(tokens.len());
     for (index, &token) in tokens.iter().enumerate() {
         let piece = vocabulary.piece(token);
         starts.push(cursor);
+        if let Some(range) = inserted.range_of(index) {
+            if index + 1 == range.end {
+                cursor += inserted.text_len;
+            }
+            continue;
+        }
+        let is_first =
+            || index == 0 || vocabulary.is_control(tokens[index - 1]) || inserted.range_of(index - 1).is_some();
         if bytes[cursor..].starts_with(piece) {
             cursor += piece.len();
-        } else if (index == 0 || vocabulary.is_control(tokens[index - 1]))
-            && piece.first() == Some(&b' ')
-            && bytes[cursor..].starts_with(&piece[1..])
-        {
+        } else if is_first() && piece.first() == Some(&b' ') && bytes[cursor..].starts_with(&piece[1..]) {
             // SentencePiece adds a space before the first word, and before the first word after a control token.
             cursor += piece.len() - 1;
         } else if !vocabulary.is_control(token) {

@@ -170,7 +170,7 @@ fn tokens_have_the_role_of_their_author() {
     let source = "{% for m in messages %}[{{ m.content }}{% endfor %}]";
     let rendered =
         render(Some(source), &json!([{"role": "system", "content": "ab"}, {"role": "user", "content": "c"}]));
-    let (tokens, spans) = rendered.unwrap().tokenize(&vocabulary);
+    let (tokens, spans) = rendered.unwrap().tokenize(&vocabulary, "", &[]).unwrap();
     assert_eq!(tokens.len(), 6);
     let found: Vec<String> = spans.iter().map(|span| format!("{} {}..{}", span.role, span.start, span.end)).collect();
     assert_eq!(found, ["template 0..1", "system 1..3", "template 3..4", "user 4..5", "template 5..6"]);
@@ -312,7 +312,7 @@ fn only_the_template_produces_control_tokens() {
         .with_literal_masking(std::sync::Arc::clone(&vocabulary));
     let rendered = |messages: Value| template.render(&messages, &options()).unwrap();
     let controls = |messages: Value| {
-        let (tokens, spans) = rendered(messages).tokenize(&vocabulary);
+        let (tokens, spans) = rendered(messages).tokenize(&vocabulary, "", &[]).unwrap();
         let shown: String = tokens
             .iter()
             .map(|&token| if token > 255 { "#".to_owned() } else { vocabulary.decode(&[token]) })
@@ -342,4 +342,20 @@ fn unsupported_system_message_moves_into_the_first_user_message() {
     let rendered = render(Some(strict), &messages).unwrap();
     assert_eq!(rendered.text, "<user>Be short.\nHi</>");
     assert_eq!(slices(&rendered), [("system", "Be short."), ("user", "Hi")]);
+}
+#[test]
+fn template_that_only_shows_parts_gets_parts() {
+    let source = "{% for message in messages %}{{ message.role }}:{% for part in message.content %}{% if part.type == 'text' %}\
+        {{ part.text }}{% endif %}{% endfor %};{% endfor %}";
+    let template = ChatTemplate::new(Some(source), "", "").unwrap();
+    let options = RenderOptions {
+        tools: None,
+        add_generation_prompt: false,
+        continue_final: false,
+        variables: serde_json::Map::new(),
+        now: chrono::DateTime::UNIX_EPOCH,
+    };
+    let rendered = template.render(&json!([{"role": "user", "content": "a<__media__>b"}]), &options).unwrap();
+    assert_eq!(rendered.text, "user:a<__media__>b;");
+    assert_eq!((rendered.parts[0].start, rendered.parts[0].end), (5, 18));
 }

@@ -65,6 +65,8 @@ pub struct Context<'model> {
     adapters: &'model Adapters,
     has_gpu: bool,
     batch: LlamaBatch<'static>,
+    /// Embeddings to decode in place of the batch.
+    embeddings: Option<EmbeddingBatch>,
     callback: Option<Box<EvalCallback>>,
     sequences: Vec<i32>,
     requested: Vec<(usize, u32)>,
@@ -77,6 +79,16 @@ pub struct Context<'model> {
     layout: Option<StateLayout>,
     architecture: String,
     attention_support: Option<Result<AttentionSupport, Unsupported>>,
+}
+
+/// Embeddings of consecutive positions of a sequence, which are decoded without other tokens.
+struct EmbeddingBatch {
+    width: usize,
+    rows: Vec<f32>,
+    sequence: i32,
+    position: u32,
+    /// Nonzero for each position whose logits are requested.
+    outputs: Vec<i8>,
 }
 
 /// A captured attention row.
@@ -148,6 +160,7 @@ impl<'model> Context<'model> {
         }
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
+            embeddings: None,
             llama,
             pool,
             adapters,
@@ -217,11 +230,26 @@ impl<'model> Context<'model> {
         Ok(index)
     }
 
+    /// Sets embeddings that the next decode processes in place of the batch, which must be empty. `outputs` has one entry
+    /// per position: true requests its logits. Attention is not captured.
+    pub fn set_embeddings(&mut self, rows: &[f32], position: u32, sequence: i32, outputs: &[bool]) {
+        self.embeddings = (!outputs.is_empty()).then(|| EmbeddingBatch {
+            width: rows.len() / outputs.len(),
+            rows: rows.to_vec(),
+            sequence,
+            position,
+            outputs: outputs.iter().copied().map(i8::from).collect(),
+        });
+    }
+
     /// Decodes the batch and empties it. Returns the requested attention rows in the order of their tokens.
     ///
     /// # Errors
     /// [`ModelError::Decode`]; the sequences of the batch are then undefined and must be cleared.
     pub fn decode(&mut self) -> Result<Vec<AttentionRow>, ModelError> {
+        if let Some(embeddings) = self.embeddings.take() {
+            return self.decode_embeddings(embeddings);
+        }
         if let Some(callback) = &mut self.callback {
             let rows = if self.requested.is_empty() {
                 Vec::new()
@@ -270,6 +298,18 @@ impl<'model> Context<'model> {
                 values,
             })
             .collect())
+    }
+
+    fn decode_embeddings(&mut self, batch: EmbeddingBatch) -> Result<Vec<AttentionRow>, ModelError> {
+        let EmbeddingBatch { width, mut rows, sequence, position, mut outputs } = batch;
+        if let Some(callback) = &mut self.callback {
+            callback.request_rows(Vec::new());
+        }
+        match ffi::images::decode_embeddings(&mut self.llama, width, &mut rows, (sequence, position), &mut outputs) {
+            0 => Ok(Vec::new()),
+            DECODE_OUT_OF_MEMORY => Err(ModelError::OutOfMemory),
+            code => Err(ModelError::Decode(format!("the embeddings of an image were rejected with code {code}"))),
+        }
     }
 
     /// Parks the decoding threads to free their cores until the next decode.

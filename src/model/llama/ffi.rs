@@ -1,6 +1,6 @@
 //! The only unsafe code: the evaluation callback that captures attention while a graph runs, the state of a sequence as
-//! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`loading`], [`memory`], [`templates`], [`tensors`]
-//! and [`threads`].
+//! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`images`], [`loading`], [`memory`], [`templates`],
+//! [`tensors`] and [`threads`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
 //! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
@@ -11,6 +11,7 @@ pub(super) mod adapters;
 mod attention_rows;
 pub(super) mod cpu;
 pub(super) mod devices;
+pub(super) mod images;
 pub(super) mod loading;
 pub(super) mod memory;
 pub(super) mod templates;

@@ -14,6 +14,8 @@ mod ffi;
 mod fingerprint;
 mod gguf;
 mod head;
+mod image_header;
+mod images;
 mod memory;
 mod numa;
 mod probe;
@@ -40,6 +42,7 @@ pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::ThreadOptions;
 pub use gguf::GgufHeader;
 pub use head::{Activation, Head, HeadError};
+pub use images::{EmbeddingRows, Image, ImageError, ImageOptions, Images, first_unknown as first_unknown_image};
 pub use numa::Numa;
 pub use probe::probe;
 pub use rerank_template::RerankTemplate;
@@ -68,6 +71,8 @@ const INVALID_PATTERN: &str = "regular expression";
 
 /// A loaded model.
 pub struct Model {
+    // Dropped before `llama`, which it points to.
+    images: Option<Arc<Images>>,
     llama: Arc<LlamaModel>,
     adapters: Adapters,
     control: Option<ControlVector>,
@@ -112,6 +117,8 @@ pub struct ModelOptions {
     pub adapters: Vec<(PathBuf, f32)>,
     /// Control vectors.
     pub control: ControlVectors,
+    /// The image encoder; `None` for a model of text only.
+    pub images: Option<ImageOptions>,
     /// Compute settings.
     pub tuning: Tuning,
 }
@@ -254,7 +261,11 @@ impl Model {
             ^ control.as_ref().map_or(0, ControlVector::fingerprint);
         let fingerprint = fingerprint ^ settings;
         let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary)));
+        let has_gpu = !placement.devices.is_empty();
+        let load_images = |options| Images::load(options, &llama, &vocabulary, has_gpu).map(Arc::new);
+        let images = options.images.as_ref().filter(|_| card.generates).map(load_images).transpose()?;
         Ok(Self {
+            images,
             llama,
             adapters,
             control,

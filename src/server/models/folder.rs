@@ -47,22 +47,24 @@ fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     paths.sort();
     let mut found = BTreeMap::new();
     for path in paths.into_iter().filter(|path| path.is_file()) {
-        if let Some(name) = name_of(&path).filter(|_| !is_adapter(&path)) {
+        if let Some(name) = name_of(&path).filter(|_| !is_addition(&path)) {
             found.entry(name).or_insert(path);
         }
     }
     Ok(found)
 }
 
-/// Returns true if a file is a LoRA adapter, which is not a model. Converters store the type among the first keys.
-fn is_adapter(path: &Path) -> bool {
+/// Returns true if a file is a LoRA adapter or a projector for images, which is not a model. Converters store the type
+/// among the first keys.
+fn is_addition(path: &Path) -> bool {
     const HEAD_BYTES: u64 = 2048;
     // The key, the type of its value (8: string), its length and the value.
-    const ADAPTER_TYPE: &[u8] = b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter";
+    const TYPES: [&[u8]; 2] =
+        [b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0adapter", b"general.type\x08\0\0\0\x06\0\0\0\0\0\0\0mmproj"];
     let mut head = Vec::new();
     // A file that cannot be read is reported when it is loaded.
     let _ = std::fs::File::open(path).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
-    head.windows(ADAPTER_TYPE.len()).any(|bytes| bytes == ADAPTER_TYPE)
+    TYPES.iter().any(|kind| head.windows(kind.len()).any(|bytes| bytes == *kind))
 }
 
 /// Returns the name of a file's model, or `None` if the file is not a separate model, such as a later part of a split
@@ -98,15 +100,16 @@ pub(super) fn stem(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_adapter, models_in, name_of, stem};
+    use super::{is_addition, models_in, name_of, stem};
     use std::path::Path;
 
     #[test]
-    fn adapter_is_not_listed_as_model() {
+    fn adapters_and_projectors_are_not_listed_as_models() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
-        assert!(is_adapter(&folder.join("tiny-lora.gguf")) && !is_adapter(&folder.join("tiny.gguf")));
+        assert!(is_addition(&folder.join("tiny-lora.gguf")) && !is_addition(&folder.join("tiny.gguf")));
         let found = models_in(&folder).unwrap();
         assert!(found.contains_key("tiny") && !found.contains_key("tiny-lora"));
+        assert!(!found.contains_key("tiny-mmproj"));
     }
 
     #[test]

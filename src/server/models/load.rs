@@ -8,8 +8,8 @@ use crate::engine::encoder::Encoder;
 use crate::engine::{Clock, DraftModel, DrafterKind, Engine, EngineOptions, SpeculationOptions};
 use crate::events::Recorder;
 use crate::model::llama::{
-    AttentionCapture, CacheType, ContextRequirements, ControlVectors, GpuLayers, MetadataValue, ModelOptions, Numa,
-    RopeOptions, RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning,
+    AttentionCapture, CacheType, ContextRequirements, ControlVectors, GpuLayers, ImageOptions, MetadataValue,
+    ModelOptions, Numa, RopeOptions, RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning,
 };
 use crate::model::{Model, ModelError};
 use crate::server::ApiError;
@@ -179,6 +179,13 @@ pub(super) fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOption
     ModelOptions {
         name: Some(entry.name.clone()),
         adapters: if entry.default { config.adapters.clone() } else { Vec::new() },
+        images: config.images.as_ref().filter(|_| entry.default).map(|images| ImageOptions {
+            projector: images.projector.clone(),
+            gpu: images.gpu,
+            threads: config.threads_batch,
+            min_tokens: images.min_tokens,
+            max_tokens: images.max_tokens,
+        }),
         control: if entry.default { control() } else { ControlVectors::default() },
         gpu_layers: gpu_layers(config.gpu.layers),
         devices: config.gpu.devices.clone(),

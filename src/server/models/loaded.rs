@@ -73,7 +73,7 @@ impl Loaded {
         &self.0.encoder
     }
 
-    /// Returns the supported request types: `completion`, `embedding`, `rerank`, `classify`.
+    /// Returns the supported request types and inputs: `completion`, `vision`, `embedding`, `rerank`, `classify`.
     #[must_use]
     pub fn capabilities(&self) -> Vec<&'static str> {
         let scores = self.0.encoder.scores().ok();
@@ -81,6 +81,7 @@ impl Loaded {
         let classifies = scores.is_some_and(|scores| scores.labels.len() > 1);
         [
             (self.model().generates(), "completion"),
+            (self.model().images().is_some(), "vision"),
             (self.0.encoder.embeddings().is_ok(), "embedding"),
             (ranks, "rerank"),
             (classifies, "classify"),

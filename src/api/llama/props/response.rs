@@ -115,7 +115,7 @@ pub(in crate::api::llama) async fn describe(app: &App, loaded: &Loaded) -> Resul
         model_alias: loaded.name().to_owned(),
         model_path: path,
         model_ftype: card.file_type.clone(),
-        modalities: Modalities { vision: false, audio: false, video: false },
+        modalities: Modalities { vision: loaded.model().images().is_some(), audio: false, video: false },
         media_marker: "<__media__>",
         endpoint_slots: routes.slots,
         endpoint_props: routes.props,

@@ -1,6 +1,7 @@
 //! Turns messages, tools and response formats into a prompt, a constraint and the format of the answer.
 
 use super::functions::{parse_tool_choice, parse_tools};
+use super::images::{ConversationImages, take_images};
 use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::parameters;
@@ -11,6 +12,7 @@ use crate::model::chat::answer::{AnswerFormat, ToolDefinition};
 use crate::model::chat::tools::{self, ToolChoice};
 use crate::model::chat::{self, RenderOptions};
 use crate::model::grammar::Constraint;
+use crate::model::llama::Image;
 use crate::server::{ApiError, App, Loaded};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -42,6 +44,8 @@ pub(crate) struct PreparedChat {
     /// The prompt as text.
     pub(crate) text: String,
     pub(crate) tokens: Vec<TokenId>,
+    /// Images of the prompt.
+    pub(crate) images: Vec<Arc<Image>>,
     pub(crate) spans: Vec<Span>,
     pub(crate) preview: String,
     pub(crate) conversation: Value,
@@ -132,10 +136,11 @@ impl Conversation {
     }
 
     /// Renders the conversation with the model's template.
-    pub(crate) fn prepare(self, loaded: &Loaded) -> Result<PreparedChat, ApiError> {
+    pub(crate) async fn prepare(mut self, loaded: &Loaded) -> Result<PreparedChat, ApiError> {
         let template = loaded.template()?;
         let vocabulary = loaded.vocabulary();
-        let rendered = template.render(&self.messages, &self.options)?;
+        let (marked, ConversationImages { marker, images }) = take_images(&mut self.messages, loaded).await?;
+        let rendered = template.render(marked.as_ref().unwrap_or(&self.messages), &self.options)?;
         let format = template.format();
         let answer_format = AnswerFormat {
             format: Arc::clone(&format),
@@ -153,7 +158,8 @@ impl Conversation {
             self.text_constraint
                 .map(|constraint| tools::after_reasoning(constraint, &answer_format, may_think, vocabulary))
         });
-        let (tokens, spans) = rendered.tokenize(vocabulary);
+        let image_tokens: Vec<&[TokenId]> = images.iter().map(|image| image.tokens()).collect();
+        let (tokens, spans) = rendered.tokenize(vocabulary, &marker, &image_tokens)?;
         let (open, close) = &format.reasoning_markers;
         let reasoning_budget = self.budget.map(|(tokens, message)| ReasoningBudget {
             tokens,
@@ -172,6 +178,7 @@ impl Conversation {
         }
         Ok(PreparedChat {
             tokens,
+            images,
             spans,
             preview: parameters::preview(&preview_text(&self.messages)),
             conversation: self.messages,

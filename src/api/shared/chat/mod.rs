@@ -6,6 +6,7 @@
 
 mod conversation;
 mod functions;
+pub(crate) mod images;
 mod request;
 pub(crate) mod sse;
 mod stream;

@@ -59,9 +59,9 @@ pub(crate) struct VerboseDetails {
 
 impl ChatRequest {
     /// Parses the body of a chat completion.
-    pub(crate) fn parse(app: &App, loaded: &Loaded, body: &Value, surface: Surface) -> Result<Self, ApiError> {
+    pub(crate) async fn parse(app: &App, loaded: &Loaded, body: &Value, surface: Surface) -> Result<Self, ApiError> {
         let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
-        let prepared = Conversation::parse(app, fields)?.prepare(loaded)?;
+        let prepared = Conversation::parse(app, fields)?.prepare(loaded).await?;
         let stream = fields.flag("stream")?.unwrap_or(false);
         let verbose = fields.flag("verbose")?.unwrap_or(false);
         let mut options = ResponseOptions {
@@ -134,6 +134,7 @@ fn engine_request(
         request.limits.stop.extend(prepared.end_texts);
     }
     Ok(Request {
+        images: prepared.images,
         spans: prepared.spans,
         prompt_preview: prepared.preview,
         conversation: Some(prepared.conversation),

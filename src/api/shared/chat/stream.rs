@@ -111,7 +111,7 @@ impl ChatStream {
     /// The body is invalid, the model is not available, or the runs did not start.
     pub(crate) async fn parse_and_start(client: &RunClient, body: &Value, surface: Surface) -> Result<Self, ApiError> {
         let loaded = client.app.loaded(body.get("model").and_then(Value::as_str)).await?;
-        let request = ChatRequest::parse(&client.app, &loaded, body, surface)?;
+        let request = ChatRequest::parse(&client.app, &loaded, body, surface).await?;
         Self::start(client, &loaded, request).await
     }
 

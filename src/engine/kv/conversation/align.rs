@@ -8,7 +8,7 @@
 mod tests;
 
 use super::history::{DroppedGap, PastAnswer, SlotHistory, hash_tokens, message_hash, without_reasoning};
-use crate::events::{Span, TokenId};
+use crate::events::{Span, TokenId, is_image_token};
 use crate::model::Vocabulary;
 use std::ops::Range;
 
@@ -145,6 +145,9 @@ impl Aligner<'_> {
             .take(MAX_HEADER_TOKENS)
             .position(ends)
             .map_or(content_end, |more| content_end + more);
+        if rest[..end].iter().any(|&token| is_image_token(token)) {
+            return None;
+        }
         let mut generated = cached.get(here..answer.start)?.to_vec();
         generated.extend_from_slice(&answer.tokens);
         let (generated_text, received) = (self.vocabulary.decode(&generated), self.vocabulary.decode(&rest[..end]));

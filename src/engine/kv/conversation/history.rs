@@ -2,7 +2,7 @@
 //! to match the client's next request with the slot's state.
 
 use super::spans::shifted_index;
-use crate::events::{Span, TokenId};
+use crate::events::{Span, TokenId, is_image_token};
 use crate::model::Vocabulary;
 use std::ops::Range;
 use xxhash_rust::xxh3::xxh3_64;
@@ -111,9 +111,14 @@ pub fn without_reasoning(text: &str) -> &str {
 }
 
 pub fn message_hash(span: &Span, tokens: &[TokenId], vocabulary: &Vocabulary) -> u64 {
-    let text = vocabulary.decode(&tokens[span.start as usize..span.end as usize]);
+    let content = &tokens[span.start as usize..span.end as usize];
+    let text = vocabulary.decode(content);
     let text = if span.role == "assistant" { without_reasoning(&text) } else { &text };
-    xxh3_64(format!("{}\0{}", span.role, text.trim()).as_bytes())
+    let mut message = format!("{}\0{}", span.role, text.trim()).into_bytes();
+    // The text of all images is the same.
+    let images = content.iter().filter(|&&token| is_image_token(token));
+    message.extend(images.flat_map(|token| token.to_le_bytes()));
+    xxh3_64(&message)
 }
 
 pub fn hash_tokens(tokens: &[TokenId]) -> u64 {

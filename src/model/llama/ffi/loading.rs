@@ -204,6 +204,10 @@ pub fn capture_error_lines() {
         sys::llama_log_set(Some(on_line), address(LLAMA.get_or_init(|| llama)));
         // Setting llama.cpp's log also sets ggml's, so this comes second.
         sys::ggml_log_set(Some(on_line), address(GGML.get_or_init(|| ggml)));
+        // The image encoder's log has no getter; its lines go to llama.cpp's destination.
+        if let Some(llama) = LLAMA.get() {
+            sys::mtmd_helper_log_set(Some(on_line), address(llama));
+        }
     }
 }
 

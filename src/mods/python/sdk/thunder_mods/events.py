@@ -127,8 +127,22 @@ class Prefilled(ModEvent):
 
     @property
     def prompt_text(self) -> str:
-        """Text of the prompt."""
+        """Text of the prompt, with `<image>` for each image."""
         return self._decode(self.prompt_tokens)
+
+    @property
+    def images(self) -> List[Dict[str, int]]:
+        """Images of the prompt: `start` and `length` of the placeholder tokens of each, whose ids are below -1. Adjacent
+        images count as one."""
+        found: List[Dict[str, int]] = []
+        for index, token in enumerate(self.prompt_tokens):
+            if token >= -1:
+                continue
+            if found and found[-1]["start"] + found[-1]["length"] == index:
+                found[-1]["length"] += 1
+            else:
+                found.append({"start": index, "length": 1})
+        return found
 
 
 class ForwardPass(ModEvent):

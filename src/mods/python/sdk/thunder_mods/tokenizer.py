@@ -10,6 +10,8 @@ from . import conversation as _conversation
 _CACHED_TEXTS = 4096
 #: Maximum bytes of a text for one encoding; the server rejects longer texts.
 _MAX_TEXT_BYTES = 1 << 20
+#: Text of an image in a prompt.
+_IMAGE = b"<image>"
 
 
 class Tokenizer:
@@ -64,16 +66,21 @@ class Tokenizer:
         return {"input_ids": self.encode(text, add_special_tokens)}
 
     def decode(self, ids: Any, skip_special_tokens: bool = False, **_ignored: Any) -> str:
-        """Returns the text of the ids (or of one id); bytes that are not UTF-8 become U+FFFD."""
+        """Returns the text of the ids (or of one id); bytes that are not UTF-8 become U+FFFD, an image becomes `<image>`."""
         ids = [int(ids)] if not hasattr(ids, "__iter__") else [int(token) for token in ids]
         if skip_special_tokens:
             self._load()
             ids = [token for token in ids if token not in self._control]
-        return b"".join(map(self.piece, ids)).decode("utf-8", "replace")
+        starts = (token < -1 <= before for before, token in zip([0, *ids], ids))
+        pieces = (_IMAGE if starts_image else self.piece(token) for token, starts_image in zip(ids, starts))
+        return b"".join(pieces).decode("utf-8", "replace")
 
     def piece(self, token: int) -> bytes:
-        """Returns the bytes of one token; a character may span several tokens."""
+        """Returns the bytes of one token; a character may span several tokens. Placeholders of images, whose ids are below -1,
+        have none."""
         pieces = self._load()
+        if token < -1:
+            return b""
         if not 0 <= token < self._size:
             raise IndexError("token %s is not in the vocabulary; ids must be from 0 to %s" % (token, self._size - 1))
         return bytes(pieces[self._offsets[token] : self._offsets[token + 1]])

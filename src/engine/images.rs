@@ -1,0 +1,31 @@
+//! Images of a request: looked up and encoded before the run reaches the decode thread.
+
+use super::error::SubmitError;
+use super::request::Request;
+use super::{Engine, Inner};
+use crate::model::llama::{Image, first_unknown_image};
+use std::sync::Arc;
+
+impl Engine {
+    /// Adds the images of earlier requests whose placeholders are in the prompt, e.g. that of a recorded run.
+    pub(super) fn complete_images(&self, request: &mut Request) -> Result<(), SubmitError> {
+        if first_unknown_image(&request.images, &request.prompt).is_none() {
+            return Ok(());
+        }
+        let images = self.inner.model.images().ok_or(SubmitError::MissingImage)?;
+        if images.complete(&mut request.images, &request.prompt) { Ok(()) } else { Err(SubmitError::MissingImage) }
+    }
+
+    /// Encodes the images that were not encoded before, one at a time, on a blocking thread.
+    pub(super) async fn encode_images(&self, request: &[Arc<Image>]) -> Result<(), SubmitError> {
+        let Inner { model, image_encoding, .. } = &*self.inner;
+        let Some(images) = model.images() else { return Ok(()) };
+        for image in request.iter().filter(|image| !image.is_encoded()) {
+            let _turn = image_encoding.lock().await;
+            let (images, image) = (Arc::clone(images), Arc::clone(image));
+            let encode = move || images.encode(&image);
+            tokio::task::spawn_blocking(encode).await.map_err(|_| SubmitError::Stopped)??;
+        }
+        Ok(())
+    }
+}

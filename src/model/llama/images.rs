@@ -1,0 +1,437 @@
+//! Images in prompts: the projector that turns an image into embeddings, and the placeholder tokens of images.
+//!
+//! In a sequence of tokens, each embedding has a placeholder: a negative id derived from the image, the projector and the
+//! index of the embedding. So every comparison of tokens compares images, too: the prefix match, histories of slots, the
+//! host cache and snapshots need no other code for images.
+
+use super::ffi::images::{ImagePart, ImageParts, Projector, ProjectorParams};
+use super::{Model, fingerprint, image_header, reason};
+use crate::events::{TokenId, is_image_token};
+use crate::model::{ModelError, Vocabulary};
+use llama_cpp_2::model::LlamaModel;
+use sha2::{Digest, Sha256};
+use std::ffi::CString;
+use std::ops::Range;
+use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Maximum bytes of embeddings of recent images that are kept for later requests of the same conversation.
+const MAX_CACHE_BYTES: usize = 256 << 20;
+/// Maximum number of these images.
+const MAX_CACHED: usize = 256;
+
+/// Settings of the image encoder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageOptions {
+    /// Path of the projector.
+    pub projector: PathBuf,
+    /// True to use a GPU, if the model uses one.
+    pub gpu: bool,
+    /// Number of threads.
+    pub threads: i32,
+    /// Minimum tokens of an image; `None` for the projector's.
+    pub min_tokens: Option<u32>,
+    /// Maximum tokens of an image; `None` for the projector's.
+    pub max_tokens: Option<u32>,
+}
+
+/// The reason why an image cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ImageError {
+    /// Not an image, or an image in a format that is not supported.
+    #[error("the data is not an image in a supported format; send a PNG, JPEG, GIF or BMP image")]
+    Format,
+    /// llama.cpp does not decode `WebP`.
+    #[error("WebP images are not supported; send a PNG, JPEG, GIF or BMP image")]
+    WebP,
+    /// The header has no valid size.
+    #[error("the header of the {format} image is damaged; send a complete image")]
+    Damaged {
+        /// Name of the format.
+        format: &'static str,
+    },
+    /// Too many pixels.
+    #[error(
+        "the image has {width} × {height} pixels; an image may have up to {max} pixels on each edge and {all} pixels in all: send a smaller one",
+        max = image_header::MAX_EDGE, all = image_header::MAX_PIXELS
+    )]
+    TooLarge {
+        /// Width in pixels.
+        width: u32,
+        /// Height in pixels.
+        height: u32,
+    },
+    /// Too many bytes.
+    #[error(
+        "the image has {bytes} bytes; an image may have up to {} bytes: send a smaller one",
+        image_header::MAX_BYTES
+    )]
+    TooManyBytes {
+        /// Size of the file.
+        bytes: usize,
+    },
+    /// llama.cpp cannot decode it.
+    #[error("the image cannot be decoded; it is damaged or of an unusual kind: send a complete PNG or JPEG image")]
+    Decode,
+    /// The projector surrounds images with tokens that the model lacks.
+    #[error(
+        "the projector (--mmproj) needs tokens that the model lacks; start the server with the model's own projector"
+    )]
+    Vocabulary,
+    /// llama.cpp cannot encode it.
+    #[error("llama.cpp cannot encode the image; see llama.cpp's log")]
+    Encode,
+}
+
+/// The image encoder of a model.
+#[derive(Debug)]
+pub struct Images {
+    projector: Projector,
+    vocabulary: Arc<Vocabulary>,
+    /// Hash of the projector and of the settings that change embeddings.
+    fingerprint: u128,
+    /// Recent images, the most recently used last.
+    recent: Mutex<Vec<Arc<Image>>>,
+}
+
+/// An image that was split into tokens and is encoded when a run needs it.
+#[derive(Debug)]
+pub struct Image {
+    /// SHA-256 of the file.
+    sha256: [u8; 32],
+    /// Tokens of the image: placeholders, and the text that the projector puts around them.
+    tokens: Vec<TokenId>,
+    /// Ranges of placeholders in the tokens; each was encoded as one piece.
+    chunks: Vec<Range<usize>>,
+    /// Values per embedding.
+    width: usize,
+    /// Preprocessed pixels, until they are encoded.
+    parts: Mutex<Option<ImageParts>>,
+    /// An embedding for each placeholder.
+    embeddings: OnceLock<Vec<f32>>,
+}
+
+/// Embeddings of consecutive positions.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EmbeddingRows<'a> {
+    values: &'a [f32],
+    count: usize,
+}
+
+impl<'a> EmbeddingRows<'a> {
+    /// Returns the number of positions.
+    #[must_use]
+    pub fn count(self) -> usize {
+        self.count
+    }
+
+    /// Returns the values of the first `count` positions.
+    #[must_use]
+    pub fn first(self, count: usize) -> &'a [f32] {
+        &self.values[..self.values.len() / self.count.max(1) * count.min(self.count)]
+    }
+}
+
+impl Images {
+    /// Loads the projector of a model.
+    ///
+    /// # Errors
+    /// [`ModelError::Projector`].
+    pub(super) fn load(
+        options: &ImageOptions,
+        llama: &LlamaModel,
+        vocabulary: &Arc<Vocabulary>,
+        has_gpu: bool,
+    ) -> Result<Self, ModelError> {
+        let path = options.projector.display().to_string();
+        let error = |reason: String| ModelError::Projector { path: path.clone(), reason };
+        let unreadable = |source: std::io::Error| error(source.to_string());
+        let hash = fingerprint::hash_file(&options.projector).map_err(unreadable)?;
+        let file = CString::new(options.projector.as_os_str().as_bytes())
+            .map_err(|_| error("its path has a zero byte".into()))?;
+        let limit = |tokens: Option<u32>| tokens.and_then(|tokens| i32::try_from(tokens).ok());
+        let params = ProjectorParams {
+            gpu: options.gpu && has_gpu,
+            threads: options.threads,
+            min_tokens: limit(options.min_tokens),
+            max_tokens: limit(options.max_tokens),
+        };
+        let projector = Projector::load(&file, llama, &params).map_err(|lines| error(reason::reason(&lines)))?;
+        if !projector.has_vision() {
+            return Err(error("it has no image encoder; sound is not supported".into()));
+        }
+        if projector.has_mrope() {
+            return Err(error("the model needs M-RoPE positions for images, which are not supported".into()));
+        }
+        if projector.is_non_causal() {
+            return Err(error("its images need non-causal attention, which is not supported".into()));
+        }
+        let settings = format!("{:?} {:?}", options.min_tokens, options.max_tokens);
+        let fingerprint = hash ^ fingerprint::hash_text(&settings);
+        Ok(Self { projector, vocabulary: Arc::clone(vocabulary), fingerprint, recent: Mutex::default() })
+    }
+
+    /// Decodes an image file and splits it into tokens, unless it was encoded recently. Takes up to a second for a large
+    /// image.
+    ///
+    /// # Errors
+    /// [`ImageError`].
+    pub fn read(&self, file: &[u8]) -> Result<Arc<Image>, ImageError> {
+        let sha256: [u8; 32] = Sha256::digest(file).into();
+        if let Some(known) = self.take_recent(|image| image.sha256 == sha256) {
+            return Ok(known);
+        }
+        image_header::check(file)?;
+        let parts = self.projector.read(file).ok_or(ImageError::Decode)?;
+        let mut seed = Sha256::new();
+        seed.update(sha256);
+        seed.update(self.fingerprint.to_le_bytes());
+        let mut placeholders = Placeholders::new(seed.finalize().into());
+        let (mut tokens, mut chunks) = (Vec::new(), Vec::new());
+        for part in parts.list() {
+            match part {
+                ImagePart::Text(text) if text.iter().all(|&token| self.vocabulary.contains(token)) => {
+                    tokens.extend(text)
+                }
+                ImagePart::Text(_) | ImagePart::Other => return Err(ImageError::Vocabulary),
+                ImagePart::Pixels(count) => {
+                    let start = tokens.len();
+                    tokens.extend(placeholders.by_ref().take(count));
+                    chunks.push(start..tokens.len());
+                }
+            }
+        }
+        Ok(Arc::new(Image {
+            sha256,
+            tokens,
+            chunks,
+            width: self.projector.width(),
+            parts: Mutex::new(Some(parts)),
+            embeddings: OnceLock::new(),
+        }))
+    }
+
+    /// Encodes an image, unless that was done before, and keeps it for later requests. Takes seconds for a large projector; concurrent calls take turns.
+    ///
+    /// # Errors
+    /// [`ImageError::Encode`].
+    pub fn encode(&self, image: &Arc<Image>) -> Result<(), ImageError> {
+        let mut parts = image.parts.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(pixels) = parts.as_ref() else { return Ok(()) };
+        let embeddings = self.projector.encode(pixels).ok_or(ImageError::Encode)?;
+        if embeddings.len() != image.placeholders() * image.width {
+            return Err(ImageError::Encode);
+        }
+        // The cell is empty, because the pixels are removed with the first encoding.
+        let _ = image.embeddings.set(embeddings);
+        *parts = None;
+        self.keep(image);
+        Ok(())
+    }
+
+    /// Adds recent images until `images` has one for every placeholder of a prompt. Returns `false` if an image is no
+    /// longer cached.
+    #[must_use]
+    pub fn complete(&self, images: &mut Vec<Arc<Image>>, prompt: &[TokenId]) -> bool {
+        while let Some(at) = first_unknown(images, prompt) {
+            let Some(image) = self.take_recent(|image| image.chunk_at(prompt, at).is_some()) else { return false };
+            images.push(image);
+        }
+        true
+    }
+
+    /// Returns the cached image that fulfils a condition, and marks it as the most recently used.
+    fn take_recent(&self, matches: impl Fn(&Image) -> bool) -> Option<Arc<Image>> {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = recent.iter().position(|image| matches(image))?;
+        let image = recent.remove(at);
+        recent.push(Arc::clone(&image));
+        Some(image)
+    }
+
+    /// Adds an encoded image to the cache, and removes those that were not used for the longest time.
+    fn keep(&self, image: &Arc<Image>) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.push(Arc::clone(image));
+        let mut bytes: usize = recent.iter().map(|image| image.bytes()).sum();
+        while recent.len() > 1 && (recent.len() > MAX_CACHED || bytes > MAX_CACHE_BYTES) {
+            bytes -= recent.remove(0).bytes();
+        }
+    }
+}
+
+impl Image {
+    /// Returns the SHA-256 of the file.
+    #[must_use]
+    pub fn sha256(&self) -> &[u8; 32] {
+        &self.sha256
+    }
+
+    /// Returns the tokens of the image in a prompt.
+    #[must_use]
+    pub fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// Returns true if the embeddings are available.
+    #[must_use]
+    pub fn is_encoded(&self) -> bool {
+        self.embeddings.get().is_some()
+    }
+
+    /// Returns the embeddings for the placeholders from `position` on, up to the end of their chunk. `None` if the token at
+    /// `position` is not a placeholder of this image, or if the image is not encoded.
+    #[must_use]
+    pub fn embeddings_at(&self, sequence: &[TokenId], position: usize) -> Option<EmbeddingRows<'_>> {
+        let rows = self.chunk_at(sequence, position)?;
+        let values = self.embeddings.get()?.get(rows.start * self.width..rows.end * self.width)?;
+        Some(EmbeddingRows { values, count: rows.len() })
+    }
+
+    /// Returns the number of placeholders.
+    fn placeholders(&self) -> usize {
+        self.chunks.iter().map(Range::len).sum()
+    }
+
+    /// Returns the size of the embeddings.
+    fn bytes(&self) -> usize {
+        self.placeholders() * self.width * size_of::<f32>()
+    }
+
+    /// Returns the indexes of the embeddings for the placeholders from `position` on, up to the end of their chunk. The
+    /// sequence must have the whole chunk.
+    fn chunk_at(&self, sequence: &[TokenId], position: usize) -> Option<Range<usize>> {
+        let token = *sequence.get(position)?;
+        let mut first_row = 0;
+        for chunk in &self.chunks {
+            let ids = &self.tokens[chunk.clone()];
+            for (index, _) in ids.iter().enumerate().filter(|&(_, &id)| id == token) {
+                let whole = position.checked_sub(index).and_then(|start| sequence.get(start..start + ids.len()));
+                if whole == Some(ids) {
+                    return Some(first_row + index..first_row + ids.len());
+                }
+            }
+            first_row += ids.len();
+        }
+        None
+    }
+}
+
+/// Returns the position of the first placeholder in a prompt that belongs to none of the images.
+#[must_use]
+pub fn first_unknown(images: &[Arc<Image>], prompt: &[TokenId]) -> Option<usize> {
+    let mut at = 0;
+    while let Some(&token) = prompt.get(at) {
+        if is_image_token(token) {
+            let chunk = images.iter().find_map(|image| image.chunk_at(prompt, at));
+            let Some(chunk) = chunk else { return Some(at) };
+            at += chunk.len();
+        } else {
+            at += 1;
+        }
+    }
+    None
+}
+
+impl Model {
+    /// Returns the image encoder, if a projector is loaded.
+    #[must_use]
+    pub fn images(&self) -> Option<&Arc<Images>> {
+        self.images.as_ref()
+    }
+}
+
+/// The placeholders of an image.
+struct Placeholders {
+    seed: [u8; 32],
+    /// Number of hashes that were computed.
+    blocks: u64,
+    /// Ids of the last hash, in reverse order.
+    block: Vec<TokenId>,
+}
+
+impl Placeholders {
+    fn new(seed: [u8; 32]) -> Self {
+        Self { seed, blocks: 0, block: Vec::new() }
+    }
+}
+
+impl Iterator for Placeholders {
+    type Item = TokenId;
+
+    fn next(&mut self) -> Option<TokenId> {
+        if self.block.is_empty() {
+            let mut hash = Sha256::new();
+            hash.update(self.seed);
+            hash.update(self.blocks.to_le_bytes());
+            self.blocks += 1;
+            let hash: [u8; 32] = hash.finalize().into();
+            let ids = hash.as_chunks::<4>().0.iter().rev().map(|bytes| placeholder(u32::from_le_bytes(*bytes)));
+            self.block.extend(ids);
+        }
+        self.block.pop()
+    }
+}
+
+/// Returns an id below -1.
+fn placeholder(hash: u32) -> TokenId {
+    -2 - (hash % (i32::MAX as u32 - 2)) as TokenId
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Returns an image of two chunks, of 3 and 2 placeholders, whose embeddings are the numbers from 0.
+    fn image(seed: u8) -> Image {
+        let ids: Vec<TokenId> = Placeholders::new([seed; 32]).take(5).collect();
+        let tokens = [&[7], &ids[..3], &[8, 9], &ids[3..], &[7]].concat();
+        let embeddings = OnceLock::from((0..10u8).map(f32::from).collect::<Vec<_>>());
+        let parts = Mutex::default();
+        Image { sha256: [seed; 32], tokens, chunks: vec![1..4, 6..8], width: 2, parts, embeddings }
+    }
+
+    #[test]
+    fn embeddings_are_found_from_any_placeholder() {
+        let (one, other) = (image(1), image(2));
+        let sequence = [&[5, 5], one.tokens(), other.tokens(), one.tokens()].concat();
+        let values = |image: &Image, at| image.embeddings_at(&sequence, at).map(|rows| rows.values.to_vec());
+        assert_eq!(values(&one, 3).unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(values(&one, 4).unwrap(), [2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(values(&one, 8).unwrap(), [6.0, 7.0, 8.0, 9.0]);
+        assert_eq!(values(&other, 12).unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(one.embeddings_at(&sequence, 3).unwrap().first(1), [0.0, 1.0]);
+        assert_eq!(values(&one, 12), None, "a placeholder of the other image");
+        assert_eq!(values(&one, 2), None, "text of the image");
+        assert_eq!(values(&one, 99), None);
+        assert_eq!(one.embeddings_at(&sequence[..5], 3), None, "a part of a chunk");
+        assert_eq!(one.embeddings_at(&sequence[4..], 0), None, "a part of a chunk");
+    }
+
+    #[test]
+    fn placeholders_without_an_image_are_found() {
+        let (one, other) = (Arc::new(image(1)), Arc::new(image(2)));
+        let prompt = [&[5, 5], one.tokens(), other.tokens()].concat();
+        assert_eq!(first_unknown(&[Arc::clone(&one)], &prompt), Some(12));
+        assert_eq!(first_unknown(&[other, Arc::clone(&one)], &prompt), None);
+        assert_eq!(first_unknown(&[], &prompt), Some(3));
+        assert_eq!(first_unknown(&[one], &prompt[..5]), Some(3), "a part of a chunk");
+    }
+
+    proptest! {
+        #[test]
+        fn placeholders_are_negative_and_differ_between_images(one: [u8; 32], other: [u8; 32]) {
+            let ids = |seed| Placeholders::new(seed).take(64).collect::<Vec<_>>();
+            prop_assert!(ids(one).iter().all(|&id| is_image_token(id)));
+            prop_assert_eq!(ids(one), ids(one));
+            prop_assert_eq!(ids(one)[..2] == ids(other)[..2], one == other);
+        }
+
+        #[test]
+        fn every_hash_gives_a_negative_id(hash: u32) {
+            prop_assert!(is_image_token(placeholder(hash)));
+        }
+    }
+}
