@@ -9,9 +9,9 @@ export function targetOf(action, run, n, surprise, threshold) {
     return dir > 0 ? end : 0;
   };
   const next = (list, dir, name) => {
-    const ahead = list.filter((e) => (dir > 0 ? e > n : e < n));
-    if (!ahead.length) return list.length ? `No ${name} ${dir > 0 ? 'after' : 'before'} this.` : `No ${name} in this run.`;
-    return dir > 0 ? Math.min(...ahead) : Math.max(...ahead);
+    const candidates = list.filter((e) => (dir > 0 ? e > n : e < n));
+    if (!candidates.length) return list.length ? `No ${name} ${dir > 0 ? 'after' : 'before'} this.` : `No ${name} in this run.`;
+    return dir > 0 ? Math.min(...candidates) : Math.max(...candidates);
   };
   const marks = (kind) => run.marks.filter((m) => m.kind === kind).map((m) => m.seq);
   const removals = () => {

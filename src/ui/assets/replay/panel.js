@@ -79,7 +79,7 @@ export class Panel {
   }
 
   /** Opens the sampling stages and scrolls to them. */
-  why() {
+  showStages() {
     this.#alts.scrollIntoView({ block: 'nearest' });
   }
 
