@@ -27,8 +27,8 @@ export function targetOf(action, run, n, surprise, threshold) {
   switch (action) {
     case 'first': return 0;
     case 'last': return end;
-    case 'nextToken': return events((e) => run.kind(e) === 3, 1);
-    case 'prevToken': return events((e) => run.kind(e) === 3, -1);
+    case 'nextToken': return events((e) => run.type(e) === 'Added', 1);
+    case 'prevToken': return events((e) => run.type(e) === 'Added', -1);
     case 'nextEvent': return Math.min(end, n + 1);
     case 'prevEvent': return Math.max(0, n - 1);
     case 'nextAction': return next(marks('action'), 1, 'mod action');

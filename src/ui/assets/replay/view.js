@@ -280,7 +280,7 @@ export class Replay {
     if (!run.eventCount) return null;
     const e = Math.min(this.n, run.eventCount - 1);
     if (!this.#follow) return e;
-    for (let back = e; back > Math.max(-1, e - 8); back -= 1) if (run.kind(back) === 3) return back;
+    for (let back = e; back > Math.max(-1, e - 8); back -= 1) if (run.type(back) === 'Added') return back;
     return e;
   }
 
