@@ -268,7 +268,7 @@ export class Text {
   }
 
   /** Highlights the rows of one match. */
-  ring(rows) {
+  highlight(rows) {
     this.#ensure(rows.at(-1) ?? -1);
     const old = this.#hits;
     this.#hits = rows;

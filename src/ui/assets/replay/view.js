@@ -393,7 +393,7 @@ export class Replay {
     this.#hit = -1;
     this.#nextHit(1);
     if (!this.#hits.length) {
-      text.ring([]);
+      text.highlight([]);
       this.#el('found').textContent = needle ? 'none' : '';
     }
   }
@@ -402,7 +402,7 @@ export class Replay {
     if (!this.#hits.length) return;
     this.#hit = (this.#hit + step + this.#hits.length) % this.#hits.length;
     const [from, to] = this.#hits[this.#hit];
-    this.#parts.text.ring(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter((i) => this.#parts.text.isShown(i)));
+    this.#parts.text.highlight(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter((i) => this.#parts.text.isShown(i)));
     this.#el('found').textContent = `${this.#hit + 1}/${this.#hits.length}`;
   }
 
