@@ -13,8 +13,8 @@ use uuid::Uuid;
 /// Feedback to store.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewFeedback {
-    /// Score from -1 (bad) to 1 (good); `None` for a note.
-    pub rating: Option<f32>,
+    /// Score from -1 (bad) to 1 (good).
+    pub rating: f32,
     /// Comment text.
     pub text: Option<String>,
     /// Index of the token in the answer that the feedback refers to, from 0.
@@ -30,8 +30,8 @@ pub struct Feedback {
     pub feedback_id: Uuid,
     /// Time of the feedback.
     pub created_at: DateTime<Utc>,
-    /// Score from -1 (bad) to 1 (good); `None` for a note.
-    pub rating: Option<f32>,
+    /// Score from -1 (bad) to 1 (good).
+    pub rating: f32,
     /// Comment text.
     pub text: Option<String>,
     /// Index of the token in the answer that the feedback refers to, from 0.
@@ -40,24 +40,22 @@ pub struct Feedback {
     pub user_label: Option<String>,
 }
 
-/// The sign of a rating, or a note. Runs with such feedback have it among their labels.
+/// The sign of a rating. Runs with such feedback have it among their labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum FeedbackKind {
     Good,
     Bad,
     Neutral,
-    Note,
 }
 
 impl FeedbackKind {
-    pub(super) const ALL: [Self; 4] = [Self::Good, Self::Bad, Self::Neutral, Self::Note];
+    pub(super) const ALL: [Self; 3] = [Self::Good, Self::Bad, Self::Neutral];
 
-    fn from_rating(rating: Option<f32>) -> Self {
+    fn from_rating(rating: f32) -> Self {
         match rating {
-            None => Self::Note,
-            Some(rating) if rating > 0.0 => Self::Good,
-            Some(rating) if rating < 0.0 => Self::Bad,
-            Some(_) => Self::Neutral,
+            rating if rating > 0.0 => Self::Good,
+            rating if rating < 0.0 => Self::Bad,
+            _ => Self::Neutral,
         }
     }
 
@@ -66,7 +64,6 @@ impl FeedbackKind {
             Self::Good => "good",
             Self::Bad => "bad",
             Self::Neutral => "neutral",
-            Self::Note => "note",
         }
     }
 

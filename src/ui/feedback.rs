@@ -7,9 +7,9 @@ use crate::store::{Feedback, RunSummary};
 
 /// The fields of one feedback entry for the templates.
 pub(super) struct FeedbackView {
-    /// `good`, `bad`, `plain` or `remark`.
+    /// `good`, `bad` or `plain`.
     pub(super) tone: &'static str,
-    /// e.g. `+1`, `−0.5`; `note` without a rating.
+    /// e.g. `+1`, `−0.5`.
     pub(super) rating: String,
     pub(super) text: String,
     /// Index of the token in the answer that it refers to, from 0.
@@ -28,16 +28,15 @@ pub(super) async fn list(app: &App, scope: &Scope, run: &RunSummary) -> Vec<Feed
 
 impl FeedbackView {
     pub(super) fn new(feedback: &Feedback) -> Self {
-        let (tone, sign) = match feedback.rating {
-            None => ("remark", "note"),
-            Some(rating) if rating > 0.0 => ("good", "+"),
-            Some(rating) if rating < 0.0 => ("bad", "\u{2212}"),
-            Some(_) => ("plain", ""),
+        let rating = feedback.rating;
+        let (tone, sign) = match rating {
+            r if r > 0.0 => ("good", "+"),
+            r if r < 0.0 => ("bad", "\u{2212}"),
+            _ => ("plain", ""),
         };
-        let size = feedback.rating.map(|rating| rating.abs().to_string()).unwrap_or_default();
         Self {
             tone,
-            rating: sign.to_owned() + &size,
+            rating: format!("{sign}{}", rating.abs()),
             text: feedback.text.clone().unwrap_or_default(),
             position: feedback.position,
             user: feedback.user_label.clone().unwrap_or_default(),
@@ -58,10 +57,8 @@ mod tests {
             let (feedback_id, text, user_label) = (uuid::Uuid::nil(), None, None);
             FeedbackView::new(&Feedback { feedback_id, created_at, rating, text, position: None, user_label })
         };
-        let shown = |rating| (view(rating).rating, view(rating).tone);
-        assert_eq!(shown(Some(1.0)), ("+1".into(), "good"));
-        assert_eq!(shown(Some(-0.5)), ("\u{2212}0.5".into(), "bad"));
-        assert_eq!(shown(Some(0.0)), ("0".into(), "plain"));
-        assert_eq!(shown(None), ("note".into(), "remark"));
+        assert_eq!((view(1.0).rating.as_str(), view(1.0).tone), ("+1", "good"));
+        assert_eq!((view(-0.5).rating.as_str(), view(-0.5).tone), ("\u{2212}0.5", "bad"));
+        assert_eq!((view(0.0).rating.as_str(), view(0.0).position), ("0", None));
     }
 }

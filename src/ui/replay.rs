@@ -38,7 +38,7 @@ struct ReplayPage {
     /// The list of all of them.
     forks_href: String,
     /// Values and labels of the feedback form.
-    ratings: [(&'static str, &'static str); 6],
+    ratings: [(&'static str, &'static str); 5],
     prev_href: String,
     next_href: String,
     pane: Pane,
@@ -164,14 +164,7 @@ impl ReplayPage {
             feedback,
             forks,
             forks_href: runs_href(&forks_filter(run)),
-            ratings: [
-                ("-1", "Bad"),
-                ("-0.5", "Rather bad"),
-                ("0", "Neither"),
-                ("0.5", "Rather good"),
-                ("1", "Good"),
-                ("", "Note only"),
-            ],
+            ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
             prev_href: neighbour("newer"),
             next_href: neighbour("older"),
             pane: Pane {
@@ -273,7 +266,7 @@ mod tests {
         Feedback {
             feedback_id: uuid::Uuid::nil(),
             created_at: chrono::DateTime::default(),
-            rating: Some(1.0),
+            rating: 1.0,
             text: Some("Great <b>response</b>!".into()),
             position: Some(120),
             user_label: None,

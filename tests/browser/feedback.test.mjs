@@ -17,7 +17,7 @@ after(() => browser?.close());
 /** Stores a run with feedback. */
 async function rated(id) {
   assert.equal((await post('/ingest', trace(id))).status, 201);
-  for (const feedback of [{ rating: 1, position: 2, text: 'a <b>good</b> word' }, { rating: -0.5, position: 7 }, { rating: 0.5, position: 4000 }, { rating: 1 }, { position: 9, text: 'a note' }]) {
+  for (const feedback of [{ rating: 1, position: 2, text: 'a <b>good</b> word' }, { rating: -0.5, position: 7 }, { rating: 0.5, position: 4000 }, { rating: 1 }]) {
     assert.equal((await post(`/api/v1/runs/${id}/feedback`, feedback)).status, 201);
   }
 }
@@ -32,10 +32,9 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     // The tokens of the answer: those that are neither the prompt's nor erased.
     const answer = await page.locator('.t:not(.p, .x)').allTextContents();
     const marked = page.locator('.t.note');
-    assert.equal(await marked.count(), 3, 'one entry names a token beyond the answer, one names none');
+    assert.equal(await marked.count(), 2, 'one entry names a token beyond the answer, one names none');
     assert.equal(await page.locator('.t.note.good').textContent(), answer[2]);
     assert.equal(await page.locator('.t.note.bad').textContent(), answer[7]);
-    assert.equal(await page.locator('.t.note.remark').textContent(), answer[9]);
     assert.match(await page.locator('.t.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 2 /);
     const place = page.locator('[data-feedback] button', { hasText: 'at token 7' });
     await place.focus();
@@ -55,18 +54,8 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     assert.equal(await page.inputValue('[name=position]'), '8');
     await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });
     await page.click('[data-feedback-dialog] [value=send]');
-    await page.waitForFunction(() => document.querySelectorAll('.t.note').length === 4);
+    await page.waitForFunction(() => document.querySelectorAll('.t.note').length === 3);
     assert.ok((await page.locator('.t.note.good').allTextContents()).includes(next));
-    // A note needs a text and no rating.
-    await page.keyboard.press('ArrowRight');
-    await page.keyboard.press('ArrowRight');
-    await page.click('[data-act=feedback]');
-    await page.waitForSelector('[data-feedback-dialog][open]');
-    await page.locator('[data-feedback-dialog] [value=""]').check({ force: true });
-    await page.fill('[data-feedback-dialog] [name=text]', 'look here');
-    await page.click('[data-feedback-dialog] [value=send]');
-    await page.waitForFunction(() => document.querySelectorAll('.t.note.remark').length === 2);
-    assert.match(await page.locator('[data-feedback] li').last().textContent(), /^note look here at token 10/);
     await page.context().close();
     await quiet();
   });

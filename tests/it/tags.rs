@@ -1,7 +1,7 @@
 //! Tags of runs, and the filters for tags and for kinds of feedback.
 
 use super::harness::{ErrorTable, Server, server};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const ROUTE: &str = "/api/v1/runs/tags";
 
@@ -86,13 +86,10 @@ async fn running_run_keeps_tags_and_feedback_when_it_ends() {
         let (status, body) = server.post(&format!("/api/v1/runs/{id}/feedback"), &json!({"rating": rating})).await;
         assert_eq!(status, 201, "{body}");
     }
-    let note = json!({"text": "Why this token?", "position": 3});
-    let (status, body) = server.post(&format!("/api/v1/runs/{id}/feedback"), &note).await;
-    assert_eq!((status, &body["rating"], &body["text"]), (201, &Value::Null, &note["text"]), "{body}");
     response.bytes().await.unwrap();
     let run = server.finished(&id).await;
     assert_eq!((&run["run"]["status"], &run["run"]["tags"]), (&json!("done"), &json!(["early"])));
-    assert_eq!(found(server, "tag:early feedback:good feedback:bad feedback:note").await, [id]);
+    assert_eq!(found(server, "tag:early feedback:good feedback:bad").await, [id]);
     assert_eq!(found(server, "tag:early feedback:neutral").await, Vec::<String>::new());
     let (status, body) = server.get("/api/v1/runs?q=feedback:goods").await;
     assert_eq!((status, &body["pointer"], &body["did_you_mean"]), (400, &json!("q"), &json!("good")));

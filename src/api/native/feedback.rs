@@ -13,12 +13,12 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Feedback on a run: a rating, a note, or both.
+/// Feedback on a run.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub struct FeedbackRequest {
-    /// Rating from -1 (bad) to 1 (good); required without a `text`.
-    rating: Option<f32>,
+    /// Rating from -1 (bad) to 1 (good).
+    rating: f32,
     /// Comment, up to 10 000 characters.
     text: Option<String>,
     /// Index of the token in the answer that it refers to, from 0.

@@ -120,13 +120,12 @@ pub(super) enum ControlAction {
     Modify,
 }
 
-/// Rates a run or adds a note to it; stored with the run and shown in the dashboard.
+/// Rates a run; stored with the run and shown in the dashboard.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) struct FeedbackMessage {
-    /// Required without a `text`.
     #[schema(minimum = -1, maximum = 1)]
-    rating: Option<f64>,
+    rating: f64,
     /// Comment, up to 10 000 characters.
     text: Option<String>,
     /// Index of the token in the answer, from 0.

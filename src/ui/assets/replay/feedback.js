@@ -3,12 +3,11 @@ import { ask, h, toast } from '../dom.js';
 
 /** Returns the line of one feedback entry, as rendered by the server. */
 function line({ rating, text, position, user_label: user, created_at: at }) {
-  const isNote = rating === null;
-  const tone = isNote ? 'remark' : rating > 0 ? 'good' : rating < 0 ? 'bad' : 'plain';
-  const sign = { good: '+', bad: '\u2212' }[tone] ?? '';
+  const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'plain';
+  const sign = { good: '+', bad: '\u2212', plain: '' }[tone];
   const hint = (words, props) => words && [' ', h('span', { class: 'hint', ...props }, words)];
   return h('li', { 'data-position': position, 'data-tone': tone },
-    h('span', { class: `rating ${tone} num` }, isNote ? 'note' : sign + Math.abs(rating)),
+    h('span', { class: `rating ${tone} num` }, sign + Math.abs(rating)),
     text && [' ', h('q', {}, text)],
     hint(Number.isInteger(position) && `at token ${position}`, { 'data-place': true }),
     hint(user),
@@ -18,8 +17,8 @@ function line({ rating, text, position, user_label: user, created_at: at }) {
 /** Returns the form's fields without empty ones. */
 function filledFields(form) {
   const fields = new FormData(form);
-  const [text, position, rating] = [fields.get('text').trim(), fields.get('position'), fields.get('rating')];
-  return { ...(rating && { rating: Number(rating) }), ...(text && { text }), ...(position && { position: Number(position) }) };
+  const [text, position] = [fields.get('text').trim(), fields.get('position')];
+  return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) }) };
 }
 
 /**

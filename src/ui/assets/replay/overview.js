@@ -66,7 +66,7 @@ export class Overview {
     for (const { row, tone } of this.notes) {
       g.beginPath();
       g.arc((run.born(row) / Math.max(1, run.eventCount)) * w, 5, 4, 0, 2 * Math.PI);
-      g.fillStyle = c[{ good: 'ok', bad: 'erased', plain: 'accent', remark: 'accent' }[tone]];
+      g.fillStyle = c[{ good: 'ok', bad: 'erased', plain: 'accent' }[tone]];
       g.fill();
       g.lineWidth = 1.5;
       g.strokeStyle = c.bg;
