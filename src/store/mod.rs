@@ -51,7 +51,7 @@ pub use attention::{AttentionParts, HeadRowsPart, ValueRow};
 pub use connect::Database;
 pub use deletions::Deletion;
 pub use error::{BadFilter, EmbeddedError, Error, ErrorCounts, IngestError};
-pub use experiments::{CellRecord, CellState, Experiment, ExperimentCell, ExperimentState, NewExperiment};
+pub use experiments::{CellOutcome, CellRecord, CellState, Experiment, ExperimentCell, ExperimentState, NewExperiment};
 pub use extras::Reported;
 pub use family::{Family, FamilyRun};
 pub use feedback::{Feedback, NewFeedback};

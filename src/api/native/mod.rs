@@ -47,6 +47,8 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(columns::show))
         .routes(routes!(experiments::show, experiments::remove))
         .routes(routes!(experiments::cancel))
+        .routes(routes!(experiments::csv::export))
+        .routes(routes!(experiments::score))
         .routes(routes!(family::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))
