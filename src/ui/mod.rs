@@ -18,6 +18,7 @@ mod experiments;
 mod export;
 mod feedback;
 mod mods;
+mod notes;
 mod playground;
 mod replay;
 mod replay_text;

@@ -34,6 +34,7 @@ mod models;
 mod mods;
 mod mods_faults;
 mod native;
+mod notes;
 mod observability;
 mod ollama;
 mod openai;

@@ -64,6 +64,7 @@ export const TABLE = [
     [['w'], 'show the sampling stages of this token', 'why', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
     [['t'], 'tags of the run', 'tags', 'replay'],
+    [['n'], 'note on the run or on the selected token', 'note', 'replay'],
     [['f'], 'continue in the playground from here', 'fork', 'replay'],
   ]],
   ['Compare', [

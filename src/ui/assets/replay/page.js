@@ -111,9 +111,9 @@ dialog.addEventListener('close', async () => {
   }
 });
 
-/** Marks the tokens that the feedback names, and links to them. */
+/** Marks the tokens that notes and feedback name, and links to them. */
 function markFeedback() {
-  const entries = [...document.querySelectorAll('[data-feedback] [data-position]')].map((line) => ({
+  const entries = [...document.querySelectorAll('[data-notes] [data-position], [data-feedback] [data-position]')].map((line) => ({
     line, token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
   }));
   view.feedback = entries;
@@ -134,6 +134,9 @@ function giveFeedback() {
     toast(`The form could not be loaded: ${error.message}`);
   });
 }
+
+/** Opens the note on the selected token, or on the run. */
+const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id, view.token ?? -1, markFeedback)).catch((error) => toast(`The notes could not be loaded: ${error.message}`));
 
 /** Opens the run's tags. */
 async function changeTags() {
@@ -157,6 +160,7 @@ function act(action, key) {
       return true;
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
     case 'feedback': giveFeedback(); return true;
+    case 'note': writeNote(); return true;
     case 'tags': changeTags(); return true;
     case 'nextBranch': case 'prevBranch': {
       const href = family?.next(action === 'nextBranch' ? 1 : -1);
