@@ -11,6 +11,7 @@ mod config_file;
 mod db;
 mod doctor;
 mod events;
+mod experiment;
 mod export;
 mod fork;
 mod hub;
@@ -87,6 +88,7 @@ enum Command {
     Mods(Box<mods::Args>),
     Replay(Box<replay::Args>),
     Fork(Box<fork::Args>),
+    Experiment(experiment::Args),
     Config(config::Args),
     Doctor(Box<doctor::Args>),
     Completions(completions::Args),
@@ -183,6 +185,7 @@ async fn execute(command: Command, matches: &clap::ArgMatches, file: Option<&Con
         Command::Fork(args) => {
             Box::pin(fork::fork(*args, |id| is_given(matches, "fork", id), EndSignals::new()?)).await
         }
+        Command::Experiment(args) => Box::pin(experiment::experiment(args, EndSignals::new()?)).await,
         Command::Ingest(args) => until_signal(ingest::ingest(args)).await,
         Command::Export(args) => until_signal(export::export(args)).await,
         Command::Db(args) => until_signal(db::db(args)).await,

@@ -110,6 +110,9 @@ pub enum Error {
     /// A run would have more tags than [`MAX_TAGS`](super::MAX_TAGS).
     #[error("run {0} would have {1} tags, and may have at most {max}; remove some of them", max = super::MAX_TAGS)]
     TooManyTags(RunId, usize),
+    /// A run would have more notes than [`MAX_NOTES`](super::MAX_NOTES).
+    #[error("run {0} would have {1} notes, and may have at most {max}; remove some of them", max = super::MAX_NOTES)]
+    TooManyNotes(RunId, usize),
     /// The run is recorded, but its rows are not in the database yet.
     #[error(
         "run {0} cannot be read yet: the database is unavailable or slow; the recorded data is kept until the database accepts it"

@@ -16,7 +16,7 @@ pub(super) use sql::Branch;
 use uuid::Uuid;
 
 /// The fields, in display order.
-pub const FIELDS: [&str; 19] = [
+pub const FIELDS: [&str; 20] = [
     "model",
     "mod",
     "status",
@@ -27,6 +27,7 @@ pub const FIELDS: [&str; 19] = [
     "session",
     "tag",
     "feedback",
+    "note",
     "metadata",
     "parent",
     "experiment",
@@ -96,7 +97,7 @@ enum Condition {
     Mods(Vec<String>, String),
     /// The whole label of a user.
     User(String),
-    /// A session, an entry of the metadata, the parent of a fork, a tag, or a kind of feedback, as in `runs.labels`.
+    /// A session, an entry of the metadata, the parent of a fork, a tag, or a kind of feedback or note, as in `runs.labels`.
     Label(String),
     Status(RunStatus),
     Surface(Surface),

@@ -12,9 +12,13 @@ mod compare;
 mod docs;
 mod editor;
 mod error;
+mod experiment;
+mod experiment_form;
+mod experiments;
 mod export;
 mod feedback;
 mod mods;
+mod notes;
 mod playground;
 mod replay;
 mod replay_text;
@@ -44,7 +48,8 @@ pub const fn pages() -> Pages {
 }
 
 fn protocol(openapi: Bytes) -> Protocol {
-    const PREFIXES: &[&str] = &["/runs", "/playground", "/mods", "/stats", "/compare", "/docs", "/assets"];
+    const PREFIXES: &[&str] =
+        &["/runs", "/playground", "/mods", "/stats", "/experiments", "/compare", "/docs", "/assets"];
     let pages = router(openapi).layer(axum::middleware::map_response(add_headers));
     let assets = assets().layer(axum::middleware::map_response(add_headers));
     Protocol::native(PREFIXES).routes(Access::Key, pages).routes(Access::Public, assets)
@@ -61,6 +66,9 @@ fn router(openapi: Bytes) -> Router<App> {
         .route("/compare", get(compare::page))
         .route("/playground", get(playground::page))
         .route("/stats", get(stats::page))
+        .route("/experiments", get(experiments::page))
+        .route("/experiments/-new", get(experiment_form::page))
+        .route("/experiments/{id}", get(experiment::page))
         .route("/mods", get(mods::page))
         .route("/mods/-new", get(editor::new_page).post(editor::save_new))
         .route("/mods/{name}", get(editor::page).post(editor::save))

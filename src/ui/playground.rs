@@ -3,6 +3,7 @@
 use super::error::show;
 use super::replay::Pane;
 use super::shell::{Shell, curl_chat};
+use crate::events::Scope;
 use crate::mods::ModDescription;
 use crate::server::App;
 use askama::Template;
@@ -22,6 +23,8 @@ struct PlaygroundPage {
     mods: Vec<ModView>,
     curl_chat: String,
     pane: Pane,
+    /// True if there are no runs to look at.
+    is_empty: bool,
 }
 
 struct ModView {
@@ -45,7 +48,7 @@ impl From<ModDescription> for ModView {
 }
 
 /// `GET /playground`: renders the playground.
-pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
+pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMap) -> Response {
     let (model, not_ready) = match app.engine() {
         Ok(engine) if engine.model().generates() => (engine.model().name().to_owned(), String::new()),
         Ok(engine) => (engine.model().name().to_owned(), encoder_sentence(engine.model().name())),
@@ -59,6 +62,7 @@ pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         curl_chat: curl_chat(&headers),
         pane: Pane::idle(),
+        is_empty: super::runs::is_empty(&app, &scope).await,
     };
     show(StatusCode::OK, &page)
 }
@@ -92,10 +96,11 @@ mod tests {
             mods: vec![known.into()],
             curl_chat: String::new(),
             pane: Pane::idle(),
+            is_empty: true,
         };
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);
-        assert!(html.contains("--attention off"));
+        assert!(html.contains("--attention off") && html.contains("Open a sample run"));
         assert!(!html.contains("<x>"));
     }
 }

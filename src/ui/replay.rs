@@ -3,6 +3,7 @@
 use super::assets;
 use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
+use super::notes::{self, NoteView};
 use super::replay_text;
 use super::reported::{self, ReportedView};
 use super::run::{Banner, RunPageView, banners};
@@ -33,6 +34,7 @@ struct ReplayPage {
     banners: Vec<Banner>,
     reported: ReportedView,
     feedback: Vec<FeedbackView>,
+    notes: Vec<NoteView>,
     /// The newest forks of the run.
     forks: Vec<RunPageView>,
     /// The list of all of them.
@@ -106,9 +108,14 @@ pub(super) async fn page(
     if params.view == "text" {
         return replay_text::page(&app, &scope, &run, params.from.unwrap_or(0), &headers).await;
     }
-    let (reported, feedback, forks) =
-        tokio::join!(reported::find(&app, &scope, &run), feedback::list(&app, &scope, &run), forks(&app, &scope, &run));
-    show(StatusCode::OK, &ReplayPage::new(&run, reported, feedback, forks, &params.q, &headers))
+    let (reported, feedback, notes, forks) = tokio::join!(
+        reported::find(&app, &scope, &run),
+        feedback::list(&app, &scope, &run),
+        notes::list(&app, &scope, &run),
+        forks(&app, &scope, &run)
+    );
+    let page = ReplayPage { feedback, notes, ..ReplayPage::new(&run, reported, forks, &params.q, &headers) };
+    show(StatusCode::OK, &page)
 }
 
 /// Returns the requests that the replay component makes for a run that has ended, before it shows anything: the columns
@@ -144,14 +151,7 @@ fn href(id: &str, query: Option<&str>, retry: u32) -> String {
 }
 
 impl ReplayPage {
-    fn new(
-        run: &RunSummary,
-        reported: ReportedView,
-        feedback: Vec<FeedbackView>,
-        forks: Vec<RunPageView>,
-        q: &str,
-        headers: &HeaderMap,
-    ) -> Self {
+    fn new(run: &RunSummary, reported: ReportedView, forks: Vec<RunPageView>, q: &str, headers: &HeaderMap) -> Self {
         let id = run.run_id;
         let neighbour = |way: &str| match q {
             "" => format!("/runs/{id}/{way}"),
@@ -161,7 +161,8 @@ impl ReplayPage {
             shell: Shell::new(headers, "runs"),
             banners: banners(run),
             reported,
-            feedback,
+            feedback: Vec::new(),
+            notes: Vec::new(),
             forks,
             forks_href: runs_href(&forks_filter(run)),
             ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
@@ -278,16 +279,10 @@ mod tests {
         let change = serde_json::json!({"text": "<i>so</i>"});
         let parent = RunParent { run_id: sample().run_id, sequence_order: 7, step: 3, change };
         let fork = RunSummary { parent: Some(parent), ..sample() };
-        let html = ReplayPage::new(
-            &sample(),
-            ReportedView::default(),
-            vec![FeedbackView::new(&sample_feedback())],
-            vec![RunPageView::new(&fork, "")],
-            "status:failed",
-            &HeaderMap::new(),
-        )
-        .render()
-        .unwrap();
+        let forks = vec![RunPageView::new(&fork, "")];
+        let page = ReplayPage::new(&sample(), ReportedView::default(), forks, "status:failed", &HeaderMap::new());
+        let feedback = vec![FeedbackView::new(&sample_feedback())];
+        let html = ReplayPage { feedback, ..page }.render().unwrap();
         crate::ui::checks::page(&html);
         assert!(html.contains("data-fork") && html.contains("step 3: “") && !html.contains("<i>so"), "{html}");
         assert!(

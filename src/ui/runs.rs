@@ -125,12 +125,16 @@ pub(super) struct RunListParams {
 
 /// `GET /`: redirects to the runs, or to the playground if there are none.
 pub(super) async fn start(State(app): State<App>, scope: Scope) -> Redirect {
+    Redirect::temporary(if is_empty(&app, &scope).await { "/playground" } else { "/runs" })
+}
+
+/// Returns true if there are no runs in the scope; false if this is unknown.
+pub(super) async fn is_empty(app: &App, scope: &Scope) -> bool {
     let query = RunQuery { limit: 1, ..RunQuery::default() };
-    let is_empty = match app.store() {
-        Ok(store) => store.runs(&scope, &query).await.is_ok_and(|page| page.runs.is_empty()),
+    match app.store() {
+        Ok(store) => store.runs(scope, &query).await.is_ok_and(|page| page.runs.is_empty()),
         Err(_) => false,
-    };
-    Redirect::temporary(if is_empty { "/playground" } else { "/runs" })
+    }
 }
 
 /// `GET /runs`: renders the list; with `X-Fragment: list` only the part that depends on the filter.

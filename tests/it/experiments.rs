@@ -1,6 +1,6 @@
 //! `/api/v1/experiments` on the real server.
 
-use super::harness::{Server, folder, server};
+use super::harness::{Server, folder, server, thunder};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -76,6 +76,39 @@ async fn grid_is_run_scored_and_found() {
     assert_ne!(column(&again, "run_id"), column(&done, "run_id"));
     assert_ne!(done["grid"][0]["output_preview"], done["grid"][1]["output_preview"]);
 
+    let counts = &done["summary"]["counts"];
+    assert_eq!((&counts["done"], &counts["pending"], &counts["failed"]), (&json!(8), &json!(0), &json!(0)));
+    let variants: Vec<_> =
+        done["summary"]["variants"].as_array().unwrap().iter().map(|one| (&one["mods"], &one["mean_score"])).collect();
+    assert_eq!(variants, [(&json!(0), &json!(0.0)), (&json!(1), &json!(1.0))]);
+    assert_eq!((&done["ended"], &done["mean_score"]), (&json!(8), &json!(0.5)));
+
+    let response = server.request(Method::GET, &format!("{ROUTE}/{id}/cells.csv")).send().await.unwrap();
+    assert_eq!(response.headers()["content-type"], "text/csv; charset=utf-8");
+    let csv = response.text().await.unwrap();
+    let lines: Vec<&str> = csv.split("\r\n").collect();
+    assert_eq!((lines.len(), lines[9]), (10, ""), "{csv}");
+    assert_eq!(
+        lines[0],
+        "cell,prompt,mods,parameters,seed,state,run_id,finish_reason,completion_tokens,mean_logprob,score,output_preview,error"
+    );
+    let run = done["grid"][2]["run_id"].as_str().unwrap();
+    let row = format!(
+        "2,Hello,\"[{{\"\"name\"\":\"\"force-prefix\"\",\"\"config\"\":{{\"\"text\"\":\"\"{{}} \"\"}}}}]\",\"{{\"\"max_tokens\"\":6,\"\"temperature\"\":1.0}}\",1,done,{run},"
+    );
+    assert!(lines[3].starts_with(&row), "{csv}\n{row}");
+
+    let score = async |cell: i32, body: Value| {
+        let path = format!("{ROUTE}/{id}/cells/{cell}");
+        server.request(Method::PATCH, &path).json(&body).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(score(0, json!({"score": 0.25})).await, 204);
+    assert_eq!(score(1, json!({"score": null})).await, 204);
+    assert_eq!((score(0, json!({"score": 1.5})).await, score(8, json!({"score": 1})).await), (400, 404));
+    let (_, scored) = server.get(&format!("{ROUTE}/{id}")).await;
+    assert_eq!(column(&scored, "score")[..2], [&json!(0.25), &Value::Null]);
+    assert_eq!(scored["summary"]["variants"][0]["mean_score"], json!(0.25 / 3.0));
+
     for ended in ["cancel", "resume"] {
         assert_eq!(action(server, &id, ended).await.0, 409, "{ended}");
     }
@@ -97,26 +130,34 @@ async fn invalid_experiment_starts_nothing() {
         definition[field] = value;
         definition
     };
-    for (definition, status, detail) in [
-        (with("name", json!("")), 400, "`name` must have 1 to 64 characters"),
-        (with("prompts", json!([])), 400, "`prompts` must not be empty"),
-        (with("seeds", json!([-1])), 400, "-1"),
-        (with("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004"),
-        (with("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: "),
+    for (definition, status, detail, pointer) in [
+        (with("name", json!("")), 400, "`name` must have 1 to 64 characters", "name"),
+        (with("prompts", json!([])), 400, "`prompts` must not be empty", "prompts"),
+        (with("seeds", json!([-1])), 400, "-1", ""),
+        (with("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004", "seeds"),
+        (with("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: ", "mods[1]"),
         (
             with("parameters", json!([{}, {"temperature": -3}])),
             400,
             "prompts[0], mods[0], parameters[1]: temperature must be a number",
+            "parameters[1].temperature",
         ),
-        (with("parameters", json!([{"seed": 3}])), 400, "`parameters[0].seed` is not allowed"),
-        (with("prompts", json!(["a", "long ".repeat(20_000)])), 400, "prompts[1], mods[0], parameters[0]: "),
-        (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression"),
-        (with("score", json!({"json": false})), 400, "must be true"),
-        (with("colour", json!(1)), 400, "unknown field `colour`"),
+        (with("parameters", json!([{"seed": 3}])), 400, "`parameters[0].seed` is not allowed", "parameters[0].seed"),
+        (
+            with("prompts", json!(["a", "long ".repeat(20_000)])),
+            400,
+            "prompts[1], mods[0], parameters[0]: ",
+            "prompts[1]",
+        ),
+        (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
+        (with("score", json!({"json": false})), 400, "must be true", "score.json"),
+        (with("colour", json!(1)), 400, "unknown field `colour`", ""),
     ] {
         let (found, problem) = server.post(ROUTE, &definition).await;
         let text = problem["detail"].as_str().unwrap();
         assert!(found == status && text.contains(detail), "{found} {problem}, expected {status} {detail}");
+        let found = problem["pointer"].as_str().unwrap_or_default();
+        assert!(if pointer.is_empty() { found.is_empty() } else { found.starts_with(pointer) }, "{problem}");
     }
     let (_, list) = server.get(ROUTE).await;
     assert!(list["experiments"].as_array().unwrap().iter().all(|one| one["name"] != "invalid"), "{list}");
@@ -230,4 +271,69 @@ async fn experiment_belongs_to_its_tenant() {
         assert_eq!(list["experiments"].as_array().unwrap().len(), count, "{key}");
     }
     assert_eq!(send("admin-key", Method::GET, &path, None).await.0, 200);
+}
+
+/// Runs `thunder experiment` with a definition in a file.
+async fn command(server: &Server, definition: &str, words: &[&str]) -> (Option<i32>, String, String) {
+    let file = folder().join("greetings.toml");
+    std::fs::write(&file, definition).unwrap();
+    let mut command = thunder();
+    command.args(["experiment", file.to_str().unwrap(), "--server", &server.base]).args(words);
+    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[tokio::test]
+async fn command_runs_definition_and_prints_cells() {
+    let server = server().await;
+    let definition = "prompts = [\"Hello\"]\nseeds = [1, 2]\nmods = [[], [{ name = \"force-prefix\", config = { text = \"{} \" } }]]\n\
+                      parameters = [{ max_tokens = 6 }]\nscore = { json = true }\n";
+    let csv = folder().join("cells.csv");
+    let (code, out, err) = command(server, definition, &["--csv", csv.to_str().unwrap()]).await;
+    assert_eq!(code, Some(0), "{out}{err}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert_eq!(lines.len(), 5, "{out}");
+    let head: Vec<&str> = lines[0].split_whitespace().collect();
+    assert_eq!(head, ["CELL", "MODS", "SEED", "STATE", "TOKENS", "SCORE", "ANSWER"]);
+    assert!(lines[3].contains("force-prefix {\"text\":\"{} \"}") && lines[3].contains("done"), "{out}");
+    assert!(err.contains("4 cells: 4 done; mean score"), "{err}");
+    assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 5);
+    let (_, list) = server.get(ROUTE).await;
+    assert_eq!(list["experiments"][0]["name"], "greetings");
+
+    let (code, out, _) = command(server, definition, &["--json"]).await;
+    assert_eq!(code, Some(0));
+    assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["grid"].as_array().unwrap().len(), 4);
+
+    for (definition, message) in [
+        ("prompts = [", "is not TOML"),
+        ("prompts = []\nseeds = [1]", "`prompts` must not be empty"),
+        ("seeds = [1]", "prompts"),
+    ] {
+        let (code, _, err) = command(server, definition, &[]).await;
+        assert!(code == Some(1) && err.contains(message), "{code:?} {err}");
+    }
+}
+
+/// A mod that was disabled after the cells had been checked makes a cell fail.
+#[tokio::test]
+async fn command_fails_if_a_cell_failed() {
+    let server = Server::start(&["--parallel", "1"]);
+    server.wait_ready().await;
+    let definition = "prompts = [\"Hello\"]\nseeds = [1, 2, 3]\nmods = [[], [\"log-top\"]]\nparameters = [{ max_tokens = 200, ignore_eos = true }]\n";
+    let disabling = async {
+        loop {
+            let (_, list) = server.get(ROUTE).await;
+            if !list["experiments"].as_array().unwrap().is_empty() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        server.post("/v1/mods/log-top/disable", &json!({})).await
+    };
+    let ((code, out, err), (status, _)) = tokio::join!(command(&server, definition, &[]), disabling);
+    assert_eq!(status, 200);
+    assert_eq!(code, Some(1), "{out}{err}");
+    assert!(out.contains("failed") && err.contains("failed"), "{out}{err}");
 }

@@ -35,6 +35,7 @@ mod models;
 mod mods;
 mod mods_command;
 mod native;
+mod notes;
 mod observability;
 mod ollama;
 mod openai;

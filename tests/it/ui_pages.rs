@@ -64,6 +64,9 @@ async fn pages_satisfy_rules_and_links_resolve() {
         "/mods".to_owned(),
         "/mods/-new".to_owned(),
         "/mods/ban-phrases".to_owned(),
+        "/stats".to_owned(),
+        "/experiments".to_owned(),
+        "/experiments/-new".to_owned(),
     ];
     let mut links = BTreeSet::new();
     for path in &pages {

@@ -15,6 +15,7 @@ impl From<Error> for ApiError {
             }
             Error::StillRunning(_) => Self::conflict(error.to_string()),
             Error::TooManyTags(..) => Self::invalid("add", error.to_string()),
+            Error::TooManyNotes(..) => Self::bad_request(error.to_string()),
             Error::NotStored(_) => Self::unavailable(error.to_string()).retry_after(RETRY_AFTER_S),
             Error::Unavailable(_) => {
                 tracing::warn!(%error, "database unavailable");

@@ -18,6 +18,7 @@ mod follow;
 mod forks;
 mod live;
 mod map;
+mod notes;
 mod position;
 mod recorded;
 mod reruns;
@@ -44,9 +45,12 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(runs::show, runs::delete))
         .routes(routes!(cancel::cancel))
         .routes(routes!(feedback::list, feedback::add))
+        .routes(routes!(notes::list, notes::set))
         .routes(routes!(columns::show))
         .routes(routes!(experiments::show, experiments::remove))
         .routes(routes!(experiments::cancel))
+        .routes(routes!(experiments::csv::export))
+        .routes(routes!(experiments::score))
         .routes(routes!(family::show))
         .routes(routes!(events::list))
         .routes(routes!(alternatives::list))

@@ -3,6 +3,7 @@
 use super::{Comparison, Condition, CountField, FIELDS, Term};
 use crate::events::{RunMetadata, RunStatus, Surface};
 use crate::store::feedback::FeedbackKind;
+use crate::store::notes::NoteKind;
 use crate::store::{BadFilter, tags};
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 
@@ -173,6 +174,10 @@ fn condition(
             let find = |name: &str| FeedbackKind::ALL.into_iter().find(|kind| kind.as_str() == name);
             Condition::Label(parse_name(name, &value, find, FeedbackKind::ALL.map(FeedbackKind::as_str))?.label())
         }
+        "note" => {
+            let find = |name: &str| NoteKind::ALL.into_iter().find(|kind| kind.as_str() == name);
+            Condition::Label(parse_name(name, &value, find, NoteKind::ALL.map(NoteKind::as_str))?.label().to_owned())
+        }
         "model" => Condition::Model(value.text),
         "mod" => Condition::Mod(value.text),
         "error" => Condition::Error(value.text),
@@ -200,6 +205,7 @@ fn example(field: &str) -> &'static str {
         "session" => "session:abc",
         "tag" => "tag:interesting",
         "feedback" => "feedback:bad",
+        "note" => "note:run",
         "metadata" => "metadata.project:demo",
         "parent" => "parent:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",
         "experiment" => "experiment:01936d3a-7c4e-7d31-8c7d-0d9a5e1b2f60",

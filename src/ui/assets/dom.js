@@ -56,12 +56,14 @@ export async function ask(path, options = {}) {
 export async function problem(response) {
   const text = await response.text().catch(() => '');
   let message = `${response.status} ${response.statusText}`;
+  let pointer = null;
   try {
     const body = JSON.parse(text);
+    pointer = body.pointer ?? null;
     message = body.error?.message ?? body.detail?.msg ?? body.detail ?? body.title ?? message;
     if (body.request_id) message += ` (request ${body.request_id})`;
   } catch { /* not JSON: the status line is the message */ }
-  return Object.assign(new Error(message), { status: response.status });
+  return Object.assign(new Error(message), { status: response.status, pointer });
 }
 
 /** Returns the style sheet's colours for a canvas; the browser resolves `light-dark()`. */

@@ -8,7 +8,7 @@ export function destination(text, here) {
   const [, kind, number] = /^(event|token|e|t)?\s*#?(\d{1,9})$/i.exec(wanted) ?? [];
   if (here && number) return kind?.[0].toLowerCase() === 't' ? { token: Number(number) } : { event: Number(number) };
   if (/^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$/i.test(wanted)) return { href: `/runs/${wanted}`, what: 'open this run' };
-  const page = ['runs', 'playground', 'mods', 'stats', 'docs'].find((name) => name === wanted.toLowerCase());
+  const page = ['runs', 'playground', 'mods', 'experiments', 'stats', 'docs'].find((name) => name === wanted.toLowerCase());
   if (page) return { href: `/${page}`, what: `open ${page}` };
   return { href: `/runs?${new URLSearchParams({ q: wanted })}`, what: 'search runs' };
 }

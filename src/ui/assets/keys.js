@@ -9,6 +9,7 @@ export const TABLE = [
     [['g r'], 'runs', 'goRuns'],
     [['g p'], 'playground', 'goPlayground'],
     [['g m'], 'mods', 'goMods'],
+    [['g e'], 'experiments', 'goExperiments'],
     [['g s'], 'statistics', 'goStats'],
     [['g d'], 'handbook', 'goDocs'],
     [['Escape'], 'close, clear, stop generating', 'escape'],
@@ -63,6 +64,7 @@ export const TABLE = [
     [['w'], 'show the sampling stages of this token', 'stages', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
     [['t'], 'tags of the run', 'tags', 'replay'],
+    [['n'], 'note on the run or on the selected token', 'note', 'replay'],
     [['f'], 'continue in the playground from here', 'fork', 'replay'],
   ]],
   ['Compare', [
@@ -71,6 +73,15 @@ export const TABLE = [
     [['.'], 'next difference', 'nextChange', 'compare'],
     [[','], 'previous difference', 'prevChange', 'compare'],
     [['o'], 'only differences', 'only', 'compare'],
+  ]],
+  ['Experiments', [
+    [['j', 'ArrowDown'], 'next experiment or cell', 'nextRow', 'experiments'],
+    [['k', 'ArrowUp'], 'previous experiment or cell', 'prevRow', 'experiments'],
+    [['x'], 'select the cell', 'pick', 'experiments'],
+    [['c'], 'compare the selected cells, or the focused one with the first mods and parameters', 'compare', 'experiments'],
+    [['s'], 'score of the cell', 'score', 'experiments'],
+    [['n'], 'new experiment', 'create', 'experiments'],
+    [['Ctrl+Enter'], 'start the experiment', 'start', 'experimentForm'],
   ]],
   ['Playground', [
     [['Ctrl+Enter'], 'generate', 'generate', 'playground'],

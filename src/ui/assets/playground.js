@@ -391,3 +391,6 @@ const first = able && starters(offered, (chosen) => {
   generate();
 });
 if (first) pane.querySelector('[data-text]').append(first);
+recorded.addEventListener('click', async (event) => {
+  if (event.target.matches('[data-sample]')) (await import('./sample.js')).openSample(event.target);
+});

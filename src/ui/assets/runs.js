@@ -83,7 +83,12 @@ box.form.addEventListener('submit', (event) => {
   load(address(box.value.trim()));
 });
 
-document.addEventListener('click', (event) => {
+document.addEventListener('click', async (event) => {
+  if (event.target.matches('[data-sample]')) {
+    const { openSample } = await import('./sample.js');
+    openSample(event.target);
+    return;
+  }
   const link = event.target.closest('a[data-q]');
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
   event.preventDefault();

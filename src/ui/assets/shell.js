@@ -50,6 +50,7 @@ listen(['anywhere'], (action) => {
   else if (action === 'goRuns') location.assign(`${base}/runs`);
   else if (action === 'goPlayground') location.assign(`${base}/playground`);
   else if (action === 'goMods') location.assign(`${base}/mods`);
+  else if (action === 'goExperiments') location.assign(`${base}/experiments`);
   else if (action === 'goStats') location.assign(`${base}/stats`);
   else if (action === 'goDocs') location.assign(`${base}/docs`);
   else return false;
@@ -60,6 +61,10 @@ let open = null;
 
 /** Registers the function that moves the open run to an event or token of Ctrl+K. */
 export const registerRunNavigation = (go) => { open = go; };
+
+// On a narrow screen, the navigation scrolls.
+const here = document.querySelector('.bar nav [aria-current]');
+if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
 
 for (const time of document.querySelectorAll('time[datetime]')) localise(time);
 

@@ -157,7 +157,7 @@ const UNDO_MIGRATIONS: [&str; 15] = [
     "drop index runs_displaced",
     "alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions,
         drop column end_cause, drop column parent_run, drop column parent_event, drop column parent_step,
-        drop column parent_change, drop column deletion",
+        drop column parent_change, drop column deletion, drop column user_notes",
     "drop table run_stats, first_token_stats, run_stats_days",
     "drop table experiment_cells, experiments, saved_filters",
     "alter table attention drop column head_rows",

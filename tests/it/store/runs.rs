@@ -232,7 +232,7 @@ async fn older_database_is_migrated_and_logged() {
     psql(
         &url,
         "delete from refinery_schema_history where version >= 7; alter table runs drop column deletion, drop column request_extras, drop column owner, drop column end_cause,
-            drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change;
+            drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change, drop column user_notes;
         alter table attention drop column head_rows;
         insert into runs (run_id, request_id, created_at, status, finish_reason, message, surface, mods, prompt_preview,
                 output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
@@ -262,7 +262,7 @@ async fn older_database_is_migrated_and_logged() {
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes"
         ]
     );
 }

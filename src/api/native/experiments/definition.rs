@@ -5,6 +5,7 @@ use crate::api::shared::fields::Fields;
 use crate::api::shared::{engine_request, parameters};
 use crate::engine::Request;
 use crate::events::{RunMetadata, Surface, TokenId};
+use crate::server::experiments::{CellPosition, Grid};
 use crate::server::{ApiError, App, Loaded};
 use regex::{Regex, RegexBuilder};
 use serde::{Deserialize, Serialize};
@@ -90,19 +91,6 @@ impl Scorer {
     }
 }
 
-/// The position of a cell in each list of the definition.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
-pub struct CellPosition {
-    /// Index of the prompt.
-    prompt: usize,
-    /// Index of the list of mods.
-    mods: usize,
-    /// Index of the set of parameters.
-    parameters: usize,
-    /// The seed.
-    seed: u32,
-}
-
 impl ExperimentDefinition {
     /// Returns the number of cells.
     pub(super) fn cells(&self) -> usize {
@@ -110,12 +98,19 @@ impl ExperimentDefinition {
         lengths.into_iter().fold(1, usize::saturating_mul)
     }
 
+    /// Returns the lists of the definition.
+    pub(super) fn grid(&self) -> Grid<'_> {
+        Grid { mods: self.mods.len(), parameters: self.parameters.len(), seeds: &self.seeds }
+    }
+
     /// Returns the position of a cell.
     pub(super) fn position(&self, cell: usize) -> CellPosition {
-        let (rest, seed) = (cell / self.seeds.len(), cell % self.seeds.len());
-        let (rest, parameters) = (rest / self.parameters.len(), rest % self.parameters.len());
-        let (prompt, mods) = (rest / self.mods.len(), rest % self.mods.len());
-        CellPosition { prompt, mods, parameters, seed: self.seeds[seed] }
+        self.grid().position(cell)
+    }
+
+    /// Returns prompt, mods and parameters of a position.
+    pub(super) fn values(&self, at: CellPosition) -> (&str, &[Value], &Map<String, Value>) {
+        (&self.prompts[at.prompt], &self.mods[at.mods], &self.parameters[at.parameters])
     }
 
     /// Returns the scorer.
@@ -195,9 +190,17 @@ impl ExperimentDefinition {
         Ok(())
     }
 
-    /// Names the cell in an error.
+    /// Names the cell in an error, and points to the field of the definition.
     fn in_cell(&self, error: ApiError, cell: usize) -> ApiError {
         let CellPosition { prompt, mods, parameters, .. } = self.position(cell);
+        let field = error.pointer().map(str::to_owned);
+        let error = match field {
+            _ if error.exceeded().is_some() => error.at(format!("prompts[{prompt}]")),
+            Some(name) if name.starts_with("mods") => error.at(format!("mods[{mods}]{}", &name["mods".len()..])),
+            Some(name) if name.starts_with("prompt") => error.at(format!("prompts[{prompt}]")),
+            Some(name) => error.at(format!("parameters[{parameters}].{name}")),
+            None => error,
+        };
         error.prefixed(&format!("prompts[{prompt}], mods[{mods}], parameters[{parameters}]: "))
     }
 

@@ -1,16 +1,17 @@
 //! `/api/v1/experiments`: grids of runs.
 
+pub(super) mod csv;
 mod definition;
 mod execution;
 
 use crate::events::{Scope, system};
-use crate::server::experiments::{MAX_ACTIVE_EXPERIMENTS, NotAdded};
+use crate::server::experiments::{CellPosition, ExperimentSummary, MAX_ACTIVE_EXPERIMENTS, NotAdded};
 use crate::server::extract::{Json, Path, Query};
 use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
 use crate::store::{CellState, Experiment, ExperimentCell, ExperimentState, NewExperiment};
 use axum::extract::State;
 use axum::http::StatusCode;
-pub use definition::{CellPosition, ExperimentDefinition};
+pub use definition::ExperimentDefinition;
 use execution::Execution;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -44,6 +45,7 @@ pub struct ExperimentResponse {
     #[serde(flatten)]
     experiment: Experiment,
     definition: ExperimentDefinition,
+    summary: ExperimentSummary,
     /// Up to 500 cells.
     grid: Vec<GridCell>,
     /// `from` of the next part of the grid; null after the last one.
@@ -103,11 +105,13 @@ pub async fn create(
     (status = 200, body = ExperimentList)))]
 pub async fn list(State(app): State<App>, scope: Scope) -> Result<axum::Json<ExperimentList>, ApiError> {
     let mut experiments = app.store()?.experiments(&scope).await?;
-    experiments.iter_mut().try_for_each(|experiment| check_active(&app, experiment))?;
+    let server_id = app.store()?.server_id();
+    experiments.iter_mut().for_each(|experiment| app.experiments().update_state(server_id, experiment));
     Ok(axum::Json(ExperimentList { experiments }))
 }
 
-/// Returns an experiment with up to 500 cells of its grid: state, run, tokens, log-probability and score of each.
+/// Returns an experiment with its summary and up to 500 cells of its grid: state, run, tokens, log-probability and score
+/// of each.
 #[utoipa::path(get, path = "/api/v1/experiments/{id}", operation_id = "show_experiment", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment"), CellRange), responses(
     (status = 200, body = ExperimentResponse),
@@ -132,8 +136,10 @@ pub async fn show(
         GridCell { position, cell }
     });
     let grid = grid.collect();
+    let outcomes = app.store()?.cell_outcomes(&scope, experiment.experiment_id).await?;
+    let summary = ExperimentSummary::new(definition.grid(), definition.cells(), &outcomes);
     let next = (end < experiment.cells).then_some(end);
-    Ok(axum::Json(ExperimentResponse { experiment, definition, grid, next }))
+    Ok(axum::Json(ExperimentResponse { experiment, definition, summary, grid, next }))
 }
 
 /// Cancels a running experiment. Its active runs end at once, and its other cells are not started.
@@ -208,12 +214,48 @@ pub async fn remove(State(app): State<App>, scope: Scope, Path(id): Path<String>
     Ok(StatusCode::NO_CONTENT)
 }
 
+/// A change of a cell.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CellChange {
+    /// Score from 0 to 1; null removes it.
+    #[schema(minimum = 0, maximum = 1)]
+    score: Option<f32>,
+}
+
+/// Sets the score of a cell that has ended, in place of the scorer's.
+#[utoipa::path(patch, path = "/api/v1/experiments/{id}/cells/{cell}", operation_id = "score_cell", tag = "experiments",
+    params(("id" = String, Path, description = "Id of the experiment"), ("cell" = i32, Path, description = "Number of the cell")),
+    request_body = CellChange, responses(
+    (status = 204),
+    (status = 400, body = Problem, description = "The score is not from 0 to 1"),
+    (status = 404, body = Problem),
+    (status = 409, body = Problem, description = "The cell has not ended")))]
+pub async fn score(
+    State(app): State<App>,
+    scope: Scope,
+    Path((id, cell)): Path<(String, i32)>,
+    Json(change): Json<CellChange>,
+) -> Result<StatusCode, ApiError> {
+    if let Some(score) = change.score.filter(|score| !(0.0..=1.0).contains(score)) {
+        return Err(ApiError::invalid("score", format!("`score` must be a number from 0 to 1 or null, got {score}")));
+    }
+    let experiment = find(&app, &scope, &id).await?;
+    if !(0..experiment.cells).contains(&cell) {
+        return Err(ApiError::not_found("cell", cell));
+    }
+    if !app.store()?.set_score(experiment.experiment_id, cell, change.score).await? {
+        return Err(ApiError::conflict(format!("cell {cell} of experiment '{id}' has not ended")));
+    }
+    Ok(StatusCode::NO_CONTENT)
+}
+
 /// Returns the experiment with an id.
 async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError> {
     let unknown = || ApiError::not_found("experiment", id);
     let experiment_id: Uuid = id.parse().map_err(|_| unknown())?;
     let mut experiment = app.store()?.experiment(scope, experiment_id).await?.ok_or_else(unknown)?;
-    check_active(app, &mut experiment)?;
+    app.experiments().update_state(app.store()?.server_id(), &mut experiment);
     Ok(experiment)
 }
 
@@ -239,14 +281,4 @@ fn not_added(id: Uuid, reason: NotAdded) -> ApiError {
 
 fn parse_stored(experiment: &Experiment) -> Result<ExperimentDefinition, ApiError> {
     serde_json::from_str(&experiment.definition).map_err(ApiError::internal)
-}
-
-/// Marks an experiment of this server as interrupted if its execution failed.
-fn check_active(app: &App, experiment: &mut Experiment) -> Result<(), ApiError> {
-    let is_own = experiment.server_id == app.store()?.server_id();
-    if experiment.state == ExperimentState::Running && is_own && !app.experiments().is_active(experiment.experiment_id)
-    {
-        experiment.state = ExperimentState::Interrupted;
-    }
-    Ok(())
 }

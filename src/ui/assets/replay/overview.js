@@ -1,4 +1,4 @@
-// The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for feedback.
+// The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
 import { palette, surface } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './rows.js';
@@ -23,7 +23,7 @@ export class Overview {
   #canvas;
   #scrub;
   #run;
-  /** Feedback on tokens: `{row, tone}`. */
+  /** Notes and feedback on tokens: `{row, tone}`. */
   notes = [];
 
   /** `box` contains a canvas and, above it, a range input as the slider. */
@@ -66,7 +66,7 @@ export class Overview {
     for (const { row, tone } of this.notes) {
       g.beginPath();
       g.arc((run.born(row) / Math.max(1, run.eventCount)) * w, 5, 4, 0, 2 * Math.PI);
-      g.fillStyle = c[{ good: 'ok', bad: 'erased', plain: 'accent' }[tone]];
+      g.fillStyle = c[{ good: 'ok', bad: 'erased', plain: 'accent', remark: 'accent' }[tone]];
       g.fill();
       g.lineWidth = 1.5;
       g.strokeStyle = c.bg;

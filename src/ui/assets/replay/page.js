@@ -122,9 +122,9 @@ dialog.addEventListener('close', async () => {
   }
 });
 
-/** Marks the tokens with feedback, and links to them. */
+/** Marks the tokens with notes or feedback, and links to them. */
 function markFeedback() {
-  const entries = [...document.querySelectorAll('[data-feedback] [data-position]')].map((line) => ({
+  const entries = [...document.querySelectorAll('[data-notes] [data-position], [data-feedback] [data-position]')].map((line) => ({
     line, token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
   }));
   view.feedback = entries;
@@ -145,6 +145,9 @@ function giveFeedback() {
     toast(`The form could not be loaded: ${error.message}`);
   });
 }
+
+/** Opens the note on the selected token, or on the run. */
+const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id, view.token ?? -1, markFeedback)).catch((error) => toast(`The notes could not be loaded: ${error.message}`));
 
 /** Opens the run's tags. */
 async function changeTags() {
@@ -168,6 +171,7 @@ function act(action, key) {
       return true;
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
     case 'feedback': giveFeedback(); return true;
+    case 'note': writeNote(); return true;
     case 'tags': changeTags(); return true;
     case 'nextBranch': case 'prevBranch': {
       const href = family?.next(action === 'nextBranch' ? 1 : -1);

@@ -278,14 +278,15 @@ export class Text {
     this.#reveal(this.#target);
   }
 
-  /** Marks the rows with feedback: `{row, tone, text}`. */
+  /** Marks the rows with notes or feedback: `{row, tone, text}`. */
   note(entries) {
+    const old = [...this.#notes.keys()];
     this.#notes.clear();
     for (const { row, tone, text } of entries) {
       const other = this.#notes.get(row);
       this.#notes.set(row, other ? { tone: other.tone === tone ? tone : 'plain', text: `${other.text}\n${text}` } : { tone, text });
     }
-    for (const row of this.#notes.keys()) if (this.#spans[row]) this.#write(row);
+    for (const row of new Set([...old, ...this.#notes.keys()])) if (this.#spans[row]) this.#write(row);
   }
 
   /** Returns the text of a row for places outside of the answer. */

@@ -201,7 +201,7 @@ export class Replay {
     this.#root.classList.toggle('idle', !this.live && this.#run.eventCount === 0);
   }
 
-  /** Marks the tokens that feedback names: `{token, tone, text}`, with the index of the token in the answer. */
+  /** Marks the tokens that notes and feedback name: `{token, tone, text}`, with the index of the token in the answer. */
   set feedback(entries) {
     this.#feedback = entries;
     this.#note();
@@ -210,7 +210,7 @@ export class Replay {
 
   #note() {
     const { text, overview } = this.#parts;
-    if (!overview || !this.#feedback.length) return;
+    if (!overview || !(this.#feedback.length || overview.notes.length)) return;
     const answer = this.#answer();
     const notes = this.#feedback.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
     overview.notes = notes;

@@ -1,7 +1,11 @@
-//! The experiments that this server runs.
+//! Experiments: those that this server runs, and the positions and the summary of their cells.
 
+mod summary;
+
+use crate::store::{Experiment, ExperimentState};
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+pub(crate) use summary::{CellCounts, CellPosition, ExperimentSummary, Grid, VariantSummary};
 use tokio::sync::watch;
 use uuid::Uuid;
 
@@ -55,6 +59,14 @@ impl ActiveExperiments {
     /// Returns true if this server runs the experiment.
     pub(crate) fn is_active(&self, id: Uuid) -> bool {
         self.lock().contains_key(&id)
+    }
+
+    /// Marks an experiment of this server as interrupted if its execution failed.
+    pub(crate) fn update_state(&self, server_id: Uuid, experiment: &mut Experiment) {
+        let is_own = experiment.server_id == server_id;
+        if experiment.state == ExperimentState::Running && is_own && !self.is_active(experiment.experiment_id) {
+            experiment.state = ExperimentState::Interrupted;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, watch::Sender<bool>>> {

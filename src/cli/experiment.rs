@@ -1,0 +1,246 @@
+use super::client::{Server, ServerArgs};
+use super::printer::escape_control_characters;
+use super::progress::Progress;
+use super::signals::EndSignals;
+use anyhow::{Context, bail};
+use reqwest::Method;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
+
+/// Time between two requests for the progress.
+const POLL_INTERVAL: Duration = Duration::from_millis(300);
+
+/// Maximum columns of a value in the table.
+const MAX_COLUMNS: usize = 36;
+
+/// Names of the table's columns.
+const COLUMNS: [&str; 9] = ["CELL", "PROMPT", "MODS", "PARAMETERS", "SEED", "STATE", "TOKENS", "SCORE", "ANSWER"];
+
+/// Run an experiment: a grid of prompts, mods, parameters and seeds
+///
+/// The file has the fields of POST /api/v1/experiments; without a name, the experiment has that of the file. It runs on a
+/// running server. Ctrl-C cancels it. The exit code is 1 if a cell failed.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Definition of the experiment
+    #[arg(value_name = "FILE.toml")]
+    file: PathBuf,
+    /// File for the cells as comma-separated values
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Print the experiment as JSON instead of a table
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    server: ServerArgs,
+}
+
+/// Runs an experiment and prints its cells.
+pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
+    let definition = read(&args.file)?;
+    let server = match signals.run_until_signal(args.server.find()).await {
+        Ok(found) => found?.context("no server runs; start one with `thunder serve`, or name one with --server URL")?,
+        Err(code) => return Ok(code),
+    };
+    let created = server.send(server.request(Method::POST, "/api/v1/experiments").json(&definition)).await?;
+    let created: Value = created.json().await.context("the server's response is not JSON")?;
+    let id = created["experiment_id"].as_str().context("the server's response has no experiment_id")?;
+    eprintln!("experiment: {}/experiments/{id}", server.base());
+    let path = format!("/api/v1/experiments/{id}");
+    let progress = Progress::new(None);
+    let ended = signals.run_until_signal(wait(&server, &path, &progress)).await;
+    progress.end();
+    match ended {
+        Ok(ended) => ended?,
+        Err(code) => {
+            server.send(server.request(Method::POST, &format!("{path}/cancel"))).await?;
+            eprintln!("thunder: the experiment was cancelled; the dashboard can resume it");
+            return Ok(code);
+        }
+    }
+    let experiment = load(&server, &path).await?;
+    if let Some(file) = &args.csv {
+        let csv = server.send(server.request(Method::GET, &format!("{path}/cells.csv"))).await?.bytes().await?;
+        std::fs::write(file, csv).with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    if args.json {
+        println!("{experiment}");
+    } else {
+        print!("{}", table(&experiment));
+    }
+    let counts = &experiment["summary"]["counts"];
+    let done = counts["done"].as_u64() == experiment["cells"].as_u64() && experiment["state"] == "done";
+    eprintln!("{}", outcome(&experiment));
+    Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Reads a definition. Without a name, it gets that of the file.
+fn read(file: &Path) -> anyhow::Result<Value> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let table: toml::Table = toml::from_str(&text).with_context(|| format!("{} is not TOML", file.display()))?;
+    let mut definition = serde_json::to_value(table)?;
+    if definition.get("name").is_none() {
+        let name = file.file_stem().map(|name| name.to_string_lossy().into_owned());
+        definition["name"] = name.context("the file has no name")?.into();
+    }
+    Ok(definition)
+}
+
+/// Waits until an experiment is not running any more.
+async fn wait(server: &Server, path: &str, progress: &Progress) -> anyhow::Result<()> {
+    loop {
+        let experiment = page(server, path, 0).await?;
+        if experiment["state"] != "running" {
+            return Ok(());
+        }
+        let number = |name: &str| experiment[name].as_f64().unwrap_or(0.0);
+        let step = format!("{} of {} cells", experiment["ended"], experiment["cells"]);
+        progress.advance(&step, (number("ended") / number("cells").max(1.0)) as f32);
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+async fn page(server: &Server, path: &str, from: u64) -> anyhow::Result<Value> {
+    let answer = server.send(server.request(Method::GET, &format!("{path}?from={from}"))).await?;
+    answer.json().await.context("the server's response is not JSON")
+}
+
+/// Returns an experiment with all of its cells.
+async fn load(server: &Server, path: &str) -> anyhow::Result<Value> {
+    let mut experiment = page(server, path, 0).await?;
+    while let Some(from) = experiment["next"].as_u64() {
+        let mut next = page(server, path, from).await?;
+        let (Some(grid), Some(more)) = (experiment["grid"].as_array_mut(), next["grid"].as_array_mut()) else {
+            bail!("the server's response has no grid");
+        };
+        grid.append(more);
+        experiment["next"] = next["next"].take();
+    }
+    Ok(experiment)
+}
+
+/// Returns the counts and the mean score in one line.
+fn outcome(experiment: &Value) -> String {
+    let counts = experiment["summary"]["counts"].as_object().into_iter().flatten();
+    let counts: Vec<String> =
+        counts.filter(|(_, count)| **count != 0).map(|(state, count)| format!("{count} {state}")).collect();
+    let score = experiment["mean_score"].as_f64().map(|score| format!("; mean score {score:.2}")).unwrap_or_default();
+    format!("{} cells: {}{score}", experiment["cells"], counts.join(", "))
+}
+
+/// Returns the table of the cells. Columns without different values are omitted, except the last ones.
+fn table(experiment: &Value) -> String {
+    let rows: Vec<[String; COLUMNS.len()]> =
+        experiment["grid"].as_array().into_iter().flatten().map(|cell| row(&experiment["definition"], cell)).collect();
+    let shown = |column: usize| match COLUMNS[column] {
+        "CELL" | "STATE" | "TOKENS" | "ANSWER" => true,
+        "SCORE" => rows.iter().any(|row| !row[column].is_empty()),
+        _ => rows.iter().any(|row| row[column] != rows[0][column]),
+    };
+    let columns: Vec<usize> = (0..COLUMNS.len()).filter(|column| shown(*column)).collect();
+    let width = |column: usize| {
+        rows.iter().map(|row| row[column].width()).chain([COLUMNS[column].width()]).max().unwrap_or_default()
+    };
+    let widths: Vec<usize> = columns.iter().map(|column| width(*column)).collect();
+    let head = COLUMNS.map(str::to_owned);
+    let mut text = String::new();
+    for row in std::iter::once(&head).chain(&rows) {
+        let mut line = String::new();
+        for (column, width) in columns.iter().zip(&widths) {
+            line.push_str(&row[*column]);
+            line.push_str(&" ".repeat(width - row[*column].width() + 2));
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+fn row(definition: &Value, cell: &Value) -> [String; COLUMNS.len()] {
+    let index = |name: &str| cell[name].as_u64().map_or(usize::MAX, |index| index as usize);
+    let number = |value: &Value| if value.is_null() { String::new() } else { value.to_string() };
+    let answer = cell["error"].as_str().or(cell["output_preview"].as_str()).unwrap_or_default();
+    [
+        cell["cell"].to_string(),
+        short(definition["prompts"][index("prompt")].as_str().unwrap_or_default()),
+        short(&mods(&definition["mods"][index("mods")])),
+        short(&parameters(&definition["parameters"][index("parameters")])),
+        cell["seed"].to_string(),
+        cell["state"].as_str().unwrap_or_default().to_owned(),
+        cell["completion_tokens"].to_string(),
+        number(&cell["score"]),
+        short(answer),
+    ]
+}
+
+/// Returns a list of mods as text.
+fn mods(mods: &Value) -> String {
+    let label = |one: &Value| match one["name"].as_str().or(one.as_str()) {
+        Some(name) if one["config"].is_object() => format!("{name} {}", one["config"]),
+        Some(name) => name.to_owned(),
+        None => one.to_string(),
+    };
+    let all: Vec<String> = mods.as_array().into_iter().flatten().map(label).collect();
+    if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+}
+
+/// Returns a set of parameters as text.
+fn parameters(set: &Value) -> String {
+    let all: Vec<String> =
+        set.as_object().into_iter().flatten().map(|(name, value)| format!("{name}={value}")).collect();
+    if all.is_empty() { "default".to_owned() } else { all.join(" ") }
+}
+
+/// Shortens a text to one line of the maximum width.
+fn short(text: &str) -> String {
+    let line = escape_control_characters(text).replace(['\n', '\t'], " ");
+    let line = line.trim();
+    if line.width() <= MAX_COLUMNS {
+        return line.to_owned();
+    }
+    let mut columns = 0;
+    let fits = |c: &char| {
+        columns += c.width().unwrap_or(0);
+        columns < MAX_COLUMNS
+    };
+    let mut short: String = line.chars().take_while(fits).collect();
+    short.push('…');
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn experiment() -> Value {
+        let cell = |cell: u32, mods: u32, state: &str, score: Value| {
+            json!({"prompt": 0, "mods": mods, "parameters": 0, "seed": 1, "cell": cell, "state": state,
+                "completion_tokens": 6, "score": score, "output_preview": "a\nb \u{1b}[31m", "error": null})
+        };
+        json!({
+            "cells": 2, "state": "done", "mean_score": 0.5,
+            "definition": {"prompts": ["Hello"], "mods": [[], [{"name": "a", "config": {"x": 1}}, "b"]], "parameters": [{}]},
+            "summary": {"counts": {"pending": 0, "done": 1, "failed": 1}},
+            "grid": [cell(0, 0, "done", json!(1.0)), cell(1, 1, "failed", Value::Null)],
+        })
+    }
+
+    #[test]
+    fn table_has_columns_that_differ() {
+        let expected = "CELL  MODS          STATE   TOKENS  SCORE  ANSWER\n\
+                        0     none          done    6       1.0    a b ␛[31m\n\
+                        1     a {\"x\":1}, b  failed  6              a b ␛[31m\n";
+        assert_eq!(table(&experiment()), expected);
+        assert_eq!(outcome(&experiment()), "2 cells: 1 done, 1 failed; mean score 0.50");
+    }
+
+    #[test]
+    fn long_values_are_shortened() {
+        assert_eq!(short(&"x".repeat(36)), "x".repeat(36));
+        assert_eq!(short(&"é".repeat(99)), format!("{}…", "é".repeat(35)));
+    }
+}

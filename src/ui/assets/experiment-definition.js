@@ -1,0 +1,239 @@
+// The definition of an experiment and the texts of its form. Pure: errors have the name of their field.
+
+/** Maximum cells of an experiment. */
+export const MAX_CELLS = 10000;
+const MAX_SEED = 0xFFFFFFFF;
+
+/** Returns an error of a field. */
+const invalid = (field, message) => Object.assign(new Error(message), { field });
+
+/** Returns the numbers of a text such as `1, 2, 10-15`. */
+export function seedsOf(text) {
+  const seeds = [];
+  for (const part of text.split(/[\s,]+/).filter(Boolean)) {
+    const [, from, to = from] = /^(\d+)(?:-(\d+))?$/.exec(part) ?? [];
+    const [first, last] = [Number(from), Number(to)];
+    if (from === undefined || last > MAX_SEED || first > last) throw invalid('seeds', `Seeds must be integers from 0 to ${MAX_SEED} or ranges such as 1-4, got “${part}”.`);
+    if (seeds.length + last - first >= MAX_CELLS) throw invalid('seeds', `An experiment has at most ${MAX_CELLS} cells; the range ${part} has too many seeds.`);
+    for (let seed = first; seed <= last; seed += 1) seeds.push(seed);
+  }
+  if (!seeds.length) throw invalid('seeds', 'Give at least one seed, e.g. 1.');
+  return seeds;
+}
+
+/** Returns seeds as text; three and more consecutive ones become a range. */
+export function seedsText(seeds) {
+  const parts = [];
+  for (let at = 0; at < seeds.length;) {
+    let end = at;
+    while (seeds[end + 1] === seeds[end] + 1) end += 1;
+    if (end - at >= 2) parts.push(`${seeds[at]}-${seeds[end]}`);
+    else parts.push(...seeds.slice(at, end + 1));
+    at = end + 1;
+  }
+  return parts.join(', ');
+}
+
+/** Returns the position after the JSON object that begins at a position, or -1 if it does not end. */
+function objectEnd(text, start) {
+  let depth = 0;
+  let quoted = false;
+  for (let at = start; at < text.length; at += 1) {
+    const c = text[at];
+    if (quoted && c === '\\') at += 1;
+    else if (c === '"') quoted = !quoted;
+    else if (!quoted && '{['.includes(c)) depth += 1;
+    else if (!quoted && '}]'.includes(c)) {
+      depth -= 1;
+      if (depth === 0) return at + 1;
+    }
+  }
+  return -1;
+}
+
+/** Returns the mods of one line: names with optional configurations, or a JSON array. */
+function modsOfLine(line, number) {
+  const fail = (message) => invalid('mods', `Line ${number} of the mods: ${message}`);
+  if (line === 'none') return [];
+  if (line.startsWith('[')) {
+    try {
+      return JSON.parse(line);
+    } catch (error) {
+      throw fail(`it must be JSON: ${error.message}.`);
+    }
+  }
+  const mods = [];
+  let rest = line;
+  while (rest) {
+    const [, name] = /^([^\s,{[]+)\s*/.exec(rest) ?? [];
+    if (!name) throw fail(`expected the name of a mod at “${rest}”.`);
+    rest = rest.slice(name.length).trimStart();
+    if (rest.startsWith('{')) {
+      const end = objectEnd(rest, 0);
+      if (end < 0) throw fail(`the configuration of ${name} has no end.`);
+      try {
+        mods.push({ name, config: JSON.parse(rest.slice(0, end)) });
+      } catch (error) {
+        throw fail(`the configuration of ${name} must be JSON: ${error.message}.`);
+      }
+      rest = rest.slice(end).trimStart();
+    } else mods.push({ name });
+    if (!rest) break;
+    if (!rest.startsWith(',')) throw fail(`expected a comma before “${rest}”.`);
+    rest = rest.slice(1).trimStart();
+  }
+  return mods;
+}
+
+/** Returns lines that are not empty, with their numbers from 1. */
+const lines = (text) => text.split('\n').map((line, at) => [line.trim(), at + 1]).filter(([line]) => line);
+
+/** Returns the lists of mods, one per line. */
+export function modsOf(text) {
+  const lists = lines(text).map(([line, number]) => modsOfLine(line, number));
+  return lists.length ? lists : [[]];
+}
+
+/** Returns lists of mods as text. */
+export function modsText(lists) {
+  const label = (mod) => (typeof mod === 'string' ? mod : `${mod.name}${mod.config ? ` ${JSON.stringify(mod.config)}` : ''}`);
+  const isSimple = (mod) => typeof mod === 'string' || Object.keys(mod).every((name) => ['name', 'config'].includes(name));
+  return lists.map((mods) => (mods.length === 0 ? 'none' : mods.every(isSimple) ? mods.map(label).join(', ') : JSON.stringify(mods))).join('\n');
+}
+
+/** Returns the parameters of one line: `name=value` pairs, or a JSON object. */
+function parametersOfLine(line, number) {
+  const fail = (message) => invalid('parameters', `Line ${number} of the parameters: ${message}`);
+  if (line === 'default') return {};
+  if (line.startsWith('{')) {
+    try {
+      return JSON.parse(line);
+    } catch (error) {
+      throw fail(`it must be JSON: ${error.message}.`);
+    }
+  }
+  const set = {};
+  for (const pair of line.split(/\s+/)) {
+    const [, name, value] = /^(\w+)=(.+)$/.exec(pair) ?? [];
+    if (!name) throw fail(`expected name=value, got “${pair}”.`);
+    try {
+      set[name] = JSON.parse(value);
+    } catch {
+      set[name] = value;
+    }
+  }
+  return set;
+}
+
+/** Returns the sets of parameters, one per line. */
+export function parametersOf(text) {
+  const sets = lines(text).map(([line, number]) => parametersOfLine(line, number));
+  return sets.length ? sets : [{}];
+}
+
+/** Returns sets of parameters as text. */
+export function parametersText(sets) {
+  const isSimple = (value) => ['number', 'boolean'].includes(typeof value) || (typeof value === 'string' && /^[A-Za-z_]\w*$/.test(value) && !['true', 'false', 'null'].includes(value));
+  return sets.map((set) => {
+    const pairs = Object.entries(set);
+    if (!pairs.length) return 'default';
+    return pairs.every(([name, value]) => /^\w+$/.test(name) && isSimple(value)) ? pairs.map(([name, value]) => `${name}=${value}`).join(' ') : JSON.stringify(set);
+  }).join('\n');
+}
+
+/** Returns the rows of comma-separated values (RFC 4180). */
+export function csvRows(text) {
+  const rows = [];
+  let row = [];
+  let value = '';
+  let quoted = false;
+  const endRow = () => {
+    row.push(value);
+    if (row.length > 1 || row[0] !== '') rows.push(row);
+    row = [];
+    value = '';
+  };
+  for (let at = 0; at < text.length; at += 1) {
+    const c = text[at];
+    if (quoted) {
+      if (c !== '"') value += c;
+      else if (text[at + 1] === '"') {
+        value += '"';
+        at += 1;
+      } else quoted = false;
+    } else if (c === '"' && value === '') quoted = true;
+    else if (c === ',') {
+      row.push(value);
+      value = '';
+    } else if (c === '\n') endRow();
+    else if (c !== '\r') value += c;
+  }
+  if (quoted) throw invalid('prompts', 'The CSV has a quotation mark without its end.');
+  endRow();
+  return rows;
+}
+
+/** Returns the prompts of a text: one per line, or the column `prompt`, else the first column, of a CSV. */
+export function promptsOf(text, format) {
+  let prompts;
+  if (format === 'csv') {
+    const rows = csvRows(text);
+    const column = rows[0]?.findIndex((name) => name.trim().toLowerCase() === 'prompt') ?? -1;
+    prompts = (column < 0 ? rows : rows.slice(1)).map((row) => row[Math.max(0, column)] ?? '').filter(Boolean);
+  } else {
+    prompts = text.split('\n').map((line) => line.replace(/\r$/, '')).filter((line) => line.trim());
+  }
+  if (!prompts.length) throw invalid('prompts', 'Write at least one prompt.');
+  return prompts;
+}
+
+/** Returns prompts as a form's text and format. */
+export function promptsText(prompts) {
+  const isLine = (prompt) => !/[\n\r]/.test(prompt) && prompt.trim();
+  if (prompts.every(isLine)) return { text: prompts.join('\n'), format: 'lines' };
+  return { text: ['prompt', ...prompts.map((prompt) => `"${prompt.replaceAll('"', '""')}"`)].join('\n'), format: 'csv' };
+}
+
+/** Returns the definition of a form `{name, model, prompts, format, seeds, mods, parameters, scorer, regex}`. */
+export function definitionOf(form) {
+  const definition = {
+    name: form.name.trim(),
+    ...(form.model && { model: form.model }),
+    prompts: promptsOf(form.prompts, form.format),
+    seeds: seedsOf(form.seeds),
+    mods: modsOf(form.mods),
+    parameters: parametersOf(form.parameters),
+    ...(form.scorer === 'json' && { score: { json: true } }),
+    ...(form.scorer === 'regex' && { score: { regex: form.regex } }),
+  };
+  if (!definition.name) throw invalid('name', 'Give the experiment a name of 1 to 64 characters.');
+  if (form.scorer === 'regex' && !form.regex) throw invalid('score', 'Write the regular expression, or choose another score.');
+  const cells = cellsOf(definition);
+  if (cells > MAX_CELLS) throw invalid('seeds', `An experiment has at most ${MAX_CELLS} cells, got ${cells}; give fewer seeds, prompts, mods or parameters.`);
+  return definition;
+}
+
+/** Returns the number of cells of a definition. */
+export const cellsOf = ({ prompts, seeds, mods, parameters }) => prompts.length * seeds.length * mods.length * parameters.length;
+
+/** Returns the form of a definition. */
+export function formOf(definition) {
+  const { text, format } = promptsText(definition.prompts);
+  return {
+    name: definition.name,
+    model: definition.model ?? '',
+    prompts: text,
+    format,
+    seeds: seedsText(definition.seeds),
+    mods: modsText(definition.mods ?? [[]]),
+    parameters: parametersText(definition.parameters ?? [{}]),
+    scorer: Object.keys(definition.score ?? {})[0] ?? 'none',
+    regex: definition.score?.regex ?? '',
+  };
+}
+
+/** Returns the field of the form that a server's pointer names, or null. */
+export function fieldOf(pointer) {
+  const [, name] = /^(\w+)/.exec(pointer ?? '') ?? [];
+  return ['name', 'model', 'prompts', 'seeds', 'mods', 'parameters', 'score'].includes(name) ? name : null;
+}

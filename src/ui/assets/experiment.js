@@ -1,0 +1,113 @@
+// The page of an experiment: progress, cancel and resume, and the comparison of cells.
+import { ask, base, toast } from './dom.js';
+import { listen } from './keys.js';
+import { moveFocus, refresh, refreshWhile } from './parts.js';
+
+const place = document.querySelector('[data-grid]');
+const problem = document.querySelector('[data-problem]');
+const bulk = document.querySelector('[data-bulk]');
+const dialog = document.querySelector('[data-remove-dialog]');
+const path = `/api/v1/experiments/${place.dataset.experiment}`;
+
+const isRunning = () => place.querySelector('[data-part=progress]').dataset.state === 'running';
+refreshWhile(place, { fragment: 'grid', isRunning, changed: showPicked });
+
+function fail(message) {
+  problem.hidden = false;
+  problem.textContent = message;
+}
+
+/** Calls a function, and shows its error. */
+async function attempt(what, call) {
+  problem.hidden = true;
+  try {
+    await call();
+  } catch (error) {
+    fail(`${what}: ${error.message}`);
+  }
+}
+
+async function act(name, button) {
+  button.disabled = true;
+  await attempt(name === 'cancel' ? 'Not cancelled' : 'Not resumed', async () => {
+    await ask(`${path}/${name}`, { method: 'POST' });
+    await refresh(place, 'grid');
+    place.querySelector('[data-part=progress] button')?.focus();
+    toast(name === 'cancel' ? 'Experiment cancelled' : 'Experiment resumed');
+  });
+  button.disabled = false;
+}
+
+document.addEventListener('click', (event) => {
+  const name = event.target.closest('[data-act]')?.dataset.act;
+  if (name === 'cancel' || name === 'resume') act(name, event.target);
+  else if (name === 'remove') dialog.showModal();
+});
+dialog.addEventListener('close', () => {
+  if (dialog.returnValue !== 'remove') return;
+  attempt('Not removed', async () => {
+    await ask(path, { method: 'DELETE' });
+    location.assign(`${base}/experiments`);
+  });
+});
+
+/** Stores a score that was typed in; an empty one removes it. */
+place.addEventListener('change', (event) => {
+  const box = event.target;
+  if (!box.matches('[data-score]')) return;
+  attempt('Not scored', async () => {
+    if (!box.validity.valid) throw new Error('a score is a number from 0 to 1');
+    const score = box.value === '' ? null : Number(box.value);
+    await ask(`${path}/cells/${Number(box.dataset.score) - 1}`, { method: 'PATCH', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
+    await refresh(place, 'grid');
+  });
+});
+
+// Selected cells are compared, with the first one as A.
+const picked = () => [...place.querySelectorAll('[data-pick]:checked')].map((box) => box.value);
+
+function showPicked() {
+  const [a, b, ...others] = picked();
+  bulk.hidden = !a;
+  bulk.querySelector('[data-bulk-text]').textContent = b ? `${others.length + 2} cells selected` : '1 cell selected; select another one to compare';
+  const link = bulk.querySelector('[data-bulk-compare]');
+  link.hidden = !b;
+  if (b) link.href = `${base}/compare?${new URLSearchParams({ a, b, ...(others.length && { with: [b, ...others].join(',') }) })}`;
+}
+place.addEventListener('change', showPicked);
+bulk.querySelector('[data-bulk-clear]').addEventListener('click', () => {
+  for (const box of place.querySelectorAll('[data-pick]:checked')) box.checked = false;
+  showPicked();
+});
+
+listen(['experiments'], (action) => {
+  const row = document.activeElement?.closest?.('tr');
+  switch (action) {
+    case 'nextRow': return moveFocus(place, 1);
+    case 'prevRow': return moveFocus(place, -1);
+    case 'create': location.assign(`${base}/experiments/-new`); return true;
+    case 'pick': {
+      const box = row?.querySelector('[data-pick]');
+      if (!box) return false;
+      box.checked = !box.checked;
+      showPicked();
+      return true;
+    }
+    case 'score': {
+      const box = row?.querySelector('[data-score]');
+      box?.focus();
+      box?.select();
+      return Boolean(box);
+    }
+    case 'compare': {
+      const link = picked().length > 1 ? bulk.querySelector('[data-bulk-compare]') : row?.querySelector('[data-compare]');
+      link?.click();
+      return Boolean(link);
+    }
+    case 'escape':
+      if (!picked().length) return false;
+      bulk.querySelector('[data-bulk-clear]').click();
+      return true;
+    default: return false;
+  }
+});

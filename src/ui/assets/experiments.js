@@ -1,0 +1,16 @@
+// The list of experiments: keyboard, and the progress of running ones.
+import { base } from './dom.js';
+import { listen } from './keys.js';
+import { moveFocus, refreshWhile } from './parts.js';
+
+const list = document.querySelector('[data-list]');
+
+refreshWhile(list, { fragment: null, isRunning: () => list.querySelector('tr[data-state=running]') });
+
+listen(['experiments'], (action) => {
+  if (action === 'nextRow') return moveFocus(list, 1);
+  if (action === 'prevRow') return moveFocus(list, -1);
+  if (action !== 'create') return false;
+  location.assign(`${base}/experiments/-new`);
+  return true;
+});

@@ -1,0 +1,58 @@
+// Notes on a run and on tokens of its answer: the dialog, and the list without a reload. The server's `notes.html` has the
+// same format.
+import { ask, h, toast } from '../dom.js';
+
+/** Returns the line of one note. */
+const line = ({ position, text, updated_at: at, user_label: user }) => h('li', { 'data-position': position, 'data-tone': 'remark' },
+  h('span', { class: 'note-text' }, text),
+  Number.isInteger(position) && [' ', h('span', { class: 'hint', 'data-place': true }, `at token ${position}`)],
+  user && [' ', h('span', { class: 'hint' }, user)],
+  ' ', h('time', { class: 'hint', datetime: at }, new Date(at).toLocaleString()));
+
+/** Opens the note on a token, or on the run if `token` is negative. `changed()` is called after the list has changed. */
+export async function editNote(id, token, changed) {
+  const path = `/api/v1/runs/${encodeURIComponent(id)}/notes`;
+  let { notes } = await (await ask(path)).json();
+  const box = h('textarea', { rows: 4, maxlength: 10000, name: 'text' });
+  const place = h('select', { name: 'place' }, h('option', { value: '' }, 'the run'), token < 0 ? '' : h('option', { value: String(token) }, `token ${token}`));
+  place.value = token < 0 ? '' : String(token);
+  const show = () => { box.value = notes.find((note) => String(note.position ?? '') === place.value)?.text ?? ''; };
+  place.addEventListener('change', show);
+  show();
+  const problem = h('p', { class: 'filter-error', role: 'alert' });
+  const save = h('button', { value: 'save', class: 'primary', title: 'Ctrl+Enter' }, 'Save');
+  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+    h('h2', { id: 'note-title' }, 'Note'),
+    h('label', {}, 'On', place),
+    h('label', {}, 'Text; empty to remove the note', box),
+    problem,
+    h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
+  const dialog = h('dialog', { class: 'dialog', 'data-note-dialog': true, 'aria-labelledby': 'note-title' }, form);
+  box.addEventListener('keydown', (event) => {
+    if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(save);
+  });
+  form.addEventListener('submit', async (event) => {
+    if (event.submitter?.value === 'cancel') return;
+    event.preventDefault();
+    save.disabled = true;
+    problem.textContent = '';
+    const body = JSON.stringify({ text: box.value, position: place.value === '' ? null : Number(place.value) });
+    try {
+      ({ notes } = await (await ask(path, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body })).json());
+      const section = document.querySelector('[data-notes]');
+      section.querySelector('ul').replaceChildren(...notes.map(line));
+      section.hidden = notes.length === 0;
+      changed();
+      dialog.close();
+      toast(box.value.trim() ? 'Note saved' : 'Note removed');
+    } catch (error) {
+      problem.textContent = `Not saved: ${error.message}`;
+    } finally {
+      save.disabled = false;
+    }
+  });
+  dialog.addEventListener('close', () => dialog.remove());
+  document.body.append(dialog);
+  dialog.showModal();
+  box.focus();
+}

@@ -1,0 +1,82 @@
+//! The form that starts an experiment.
+
+use super::error::show;
+use super::shell::{Shell, encoded, origin};
+use crate::mods::ModDescription;
+use crate::server::App;
+use askama::Template;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::Response;
+
+#[derive(Template)]
+#[template(path = "experiment_form.html")]
+struct FormPage {
+    shell: Shell,
+    mods: Vec<ModView>,
+    /// Names of the models; the first one is the default.
+    models: Vec<String>,
+    curl: String,
+}
+
+struct ModView {
+    name: String,
+    description: String,
+    href: String,
+    /// Example configuration as JSON; empty if the mod has none.
+    config: String,
+}
+
+impl From<ModDescription> for ModView {
+    fn from(known: ModDescription) -> Self {
+        Self {
+            href: format!("/mods/{}", encoded(&known.name)),
+            name: known.name,
+            description: known.description,
+            config: if known.config.is_null() { String::new() } else { known.config.to_string() },
+        }
+    }
+}
+
+/// `GET /experiments/-new`: renders the form. Its script fills it from the experiment of the query parameter `from`.
+pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
+    let mut entries = app.models().list();
+    entries.sort_by_key(|entry| !entry.default);
+    let models = entries.into_iter().map(|entry| entry.name).collect();
+    show(StatusCode::OK, &FormPage::new(&headers, app.registry().list(), models))
+}
+
+impl FormPage {
+    fn new(headers: &HeaderMap, mods: Vec<ModDescription>, models: Vec<String>) -> Self {
+        let body = r#"{"name": "greetings", "prompts": ["Hello", "The sky"], "seeds": [1, 2], "parameters": [{"max_tokens": 20}]}"#;
+        let curl = format!(
+            "curl {}/api/v1/experiments \\\n  -H 'Content-Type: application/json' \\\n  -d '{body}'",
+            origin(headers)
+        );
+        Self {
+            shell: Shell::new(headers, "experiments"),
+            mods: mods.into_iter().map(ModView::from).collect(),
+            models,
+            curl,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn form_lists_mods_of_server() {
+        let known = ModDescription {
+            name: "ban-phrases".into(),
+            description: "Removes \"it\".".into(),
+            config: json!({"phrase": "<x>"}),
+            ..ModDescription::default()
+        };
+        let html = FormPage::new(&HeaderMap::new(), vec![known], vec!["demo".into()]).render().unwrap();
+        crate::ui::checks::page(&html);
+        assert!(!html.contains("<x>") && html.contains("ban-phrases"));
+    }
+}

@@ -1,0 +1,177 @@
+// Experiments by keyboard: the form and its errors, live progress, cancel and resume, cells, comparison, export.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { URL_, launch, open, quiet } from './browser.mjs';
+
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+const mark = `e${Date.now()}`;
+let browser;
+
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+async function check(page, name) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
+  assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html}`), []);
+  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), name);
+  if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${name}.png`, fullPage: true });
+}
+
+const progress = (page, text) => page.waitForFunction((wanted) => document.querySelector('[data-part=progress]')?.textContent.replace(/\s+/g, ' ').includes(wanted), text);
+const json = async (path, options) => (await fetch(URL_ + path, options)).json();
+
+async function create(definition) {
+  const body = JSON.stringify({ name: `${mark} <b>`, prompts: ['Hello'], seeds: [1, 2], ...definition });
+  return (await json('/api/v1/experiments', { method: 'POST', headers: { 'content-type': 'application/json' }, body })).experiment_id;
+}
+
+for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
+  test(`experiment is started by keyboard and its cells are compared (${scheme}, ${width} px)`, async () => {
+    const page = await open('/experiments', { scheme, width });
+    await page.keyboard.press('n');
+    await page.waitForURL((url) => url.pathname === '/experiments/-new');
+    await page.waitForSelector('#name:focus');
+    const fields = [`${mark} ${width}`, 'Hello\nThe sky', null, '1, 2', 'none\nforce-prefix {"text": "{} "}', 'max_tokens=6 temperature=1'];
+    await check(page, `form-${scheme}-${width}`);
+    await page.keyboard.type(fields[0]);
+    for (const [name, text] of [['prompts', fields[1]], ['seeds', fields[3]], ['mods', fields[4]], ['parameters', fields[5]]]) {
+      await page.focus(`#${name}`);
+      await page.keyboard.press('Control+a');
+      await page.keyboard.insertText(text);
+    }
+    await page.focus('#regex');
+    await page.keyboard.insertText('^\\{\\}');
+    assert.equal(await page.isChecked('[value=regex]'), true);
+    assert.equal(await page.textContent('[data-cells]'), '8 runs');
+    await page.keyboard.press('Control+Enter');
+    await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
+    await progress(page, '8 of 8 cells');
+    await page.waitForSelector('[data-part=progress][data-state=done]');
+    assert.equal(await page.textContent('h1'), fields[0]);
+    const scores = await page.locator('.variants [data-name=Score]').allTextContents();
+    assert.deepEqual(scores, ['0.00', '1.00']);
+    assert.equal(await page.locator('.cells tbody tr').count(), 8);
+    await check(page, `experiment-${scheme}-${width}`);
+
+    // A score is changed by hand.
+    await page.keyboard.press('j');
+    await page.keyboard.press('s');
+    await page.keyboard.type('0.6');
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => document.querySelector('.variants [data-name=Score]').textContent === '0.15');
+    await page.evaluate(() => document.activeElement.blur());
+
+    // The keys j, x and c compare two cells; c alone compares a cell with the one without mods.
+    for (let row = 0; row < 2; row += 1) {
+      await page.keyboard.press('j');
+      await page.keyboard.press('x');
+    }
+    await page.waitForSelector('[data-bulk]:not([hidden]) [data-bulk-compare]:not([hidden])');
+    await check(page, `selected-${scheme}-${width}`);
+    await page.keyboard.press('Escape');
+    assert.ok(await page.isHidden('[data-bulk]'));
+    await page.keyboard.press('j');
+    await page.keyboard.press('c');
+    await page.waitForURL(/\/compare\?a=.*&b=/);
+    await page.goBack();
+    await page.waitForSelector('.cells');
+    const [download] = await Promise.all([page.waitForEvent('download'), page.click('a[download]')]);
+    const csv = readFileSync(await download.path(), 'utf8');
+    assert.equal(csv.trimEnd().split('\r\n').length, 9);
+    await page.locator('.cells [data-row]').first().click();
+    await page.waitForURL(/\/runs\//);
+    await page.goto(`${URL_}/experiments`);
+    await page.waitForSelector('tbody tr');
+    await check(page, `list-${scheme}-${width}`);
+    await page.context().close();
+    await quiet();
+  });
+}
+
+test('errors are shown at their fields', async () => {
+  const page = await open('/experiments/-new', { width: 375, expected: (what) => what.startsWith('400') });
+  const error = async (field, pattern) => {
+    await page.waitForFunction(([name, source]) => new RegExp(source).test(document.querySelector(`#${name}-error`).textContent), [field, pattern.source]);
+    assert.equal(await page.locator('.field-error:not(:empty)').count(), 1);
+  };
+  const send = () => page.keyboard.press('Control+Enter');
+  await page.focus('#name');
+  await send();
+  await error('prompts', /at least one prompt/);
+  await page.keyboard.type('Hello');
+  await send();
+  await error('name', /1 to 64 characters/);
+  await page.keyboard.type(mark);
+  await page.fill('#seeds', '5-1');
+  await send();
+  await error('seeds', /5-1/);
+  await page.fill('#seeds', '1');
+  await page.fill('#mods', 'none\nunknown-mod');
+  await send();
+  await error('mods', /prompts\[0\], mods\[1\], parameters\[0\]: .*unknown-mod/);
+  assert.equal(await page.evaluate(() => document.activeElement.id), 'mods');
+  await check(page, 'form-error');
+  await page.fill('#mods', '');
+  await page.fill('#parameters', 'max_tokens=4\ntemperature=-3');
+  await send();
+  await error('parameters', /parameters\[1\]: temperature/);
+  await page.fill('#parameters', 'max_tokens=4');
+  await page.fill('#regex', '(');
+  await send();
+  await error('score', /regular expression/);
+  await page.context().close();
+  await quiet();
+});
+
+test('running experiment is cancelled, resumed, changed and removed', async () => {
+  const id = await create({ seeds: [1, 2, 3, 4, 5, 6, 7, 8], parameters: [{ max_tokens: 400, ignore_eos: true }] });
+  const page = await open(`/experiments/${id}`, { scheme: 'dark', expected: (what) => what.startsWith('409') });
+  assert.equal(await page.textContent('h1'), `${mark} <b>`);
+  await page.waitForSelector('[data-state=running] [data-act=cancel]');
+  await page.waitForFunction(() => Number(document.querySelector('progress').value) > 0);
+  await page.focus('[data-act=cancel]');
+  await page.keyboard.press('Enter');
+  await page.waitForSelector('[data-act=resume]');
+  await check(page, 'cancelled');
+  // The execution may still be ending.
+  for (;;) {
+    await page.focus('[data-act=resume]');
+    await page.keyboard.press('Enter');
+    await page.waitForFunction(() => document.querySelector('[data-part=progress]').dataset.state !== 'cancelled' || !document.querySelector('[data-problem]').hidden);
+    if (await page.isHidden('[data-problem]')) break;
+  }
+  await progress(page, '8 of 8 cells');
+  await page.waitForSelector('[data-part=progress][data-state=done]');
+  assert.deepEqual([...new Set(await page.locator('.cells [data-name=State]').allTextContents())], ['done']);
+
+  await page.getByText('Change and start').click();
+  await page.waitForFunction(() => document.querySelector('#name').value !== '');
+  assert.equal(await page.inputValue('#seeds'), '1-8');
+  assert.equal(await page.inputValue('#parameters'), 'max_tokens=400 ignore_eos=true');
+  await page.goBack();
+  await page.click('[data-act=remove]');
+  await page.click('[data-remove-dialog] [value=remove]');
+  await page.waitForURL((url) => url.pathname === '/experiments');
+  assert.equal((await fetch(`${URL_}/api/v1/experiments/${id}`)).status, 404);
+  assert.equal((await json(`/api/v1/runs?q=experiment:${id}`)).runs.length, 8, 'the runs remain');
+  await page.context().close();
+  await quiet();
+});
+
+test('prompts are read from a CSV file', async () => {
+  const page = await open('/experiments/-new');
+  await page.fill('#name', mark);
+  await page.setInputFiles('input[type=file]', { name: 'prompts.csv', mimeType: 'text/csv', buffer: Buffer.from('id,prompt\r\n1,"Hello, ""you"""\r\n2,"two\nlines"\r\n') });
+  await page.fill('#seeds', '1');
+  await page.fill('#parameters', 'max_tokens=2');
+  assert.equal(await page.textContent('[data-cells]'), '2 runs');
+  await page.keyboard.press('Control+Enter');
+  await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
+  const id = page.url().split('/').at(-1);
+  assert.deepEqual((await json(`/api/v1/experiments/${id}`)).definition.prompts, ['Hello, "you"', 'two\nlines']);
+  await page.context().close();
+  await quiet();
+});

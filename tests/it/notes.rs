@@ -1,0 +1,83 @@
+//! `/api/v1/runs/{id}/notes` on the real server.
+
+use super::harness::{Server, folder, server};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+async fn put(server: &Server, run: &str, note: &Value) -> (u16, Value) {
+    let path = format!("/api/v1/runs/{run}/notes");
+    let response = server.request(Method::PUT, &path).json(note).send().await.unwrap();
+    (response.status().as_u16(), response.json().await.unwrap_or_default())
+}
+
+async fn run(server: &Server) -> String {
+    let answer = server.answer("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 3})).await;
+    answer["id"].as_str().unwrap().to_owned()
+}
+
+async fn found(server: &Server, filter: &str, run: &str) -> usize {
+    let (_, list) = server.get(&format!("/api/v1/runs?q={filter} request:{run}")).await;
+    list["runs"].as_array().unwrap().len()
+}
+
+#[tokio::test]
+async fn notes_are_written_found_and_removed() {
+    let server = server().await;
+    let run = run(server).await;
+    let (status, body) = put(server, &run, &json!({"text": " looks <b>odd</b>\n", "position": 1})).await;
+    assert_eq!((status, &body["notes"][0]["text"]), (200, &json!("looks <b>odd</b>")), "{body}");
+    let (_, body) = put(server, &run, &json!({"text": "the whole run"})).await;
+    let positions: Vec<_> = body["notes"].as_array().unwrap().iter().map(|note| &note["position"]).collect();
+    assert_eq!(positions, [&Value::Null, &json!(1)], "{body}");
+    assert_eq!((found(server, "note:run", &run).await, found(server, "note:token", &run).await), (1, 1));
+
+    let (_, body) = put(server, &run, &json!({"text": "changed", "position": 1})).await;
+    assert_eq!((&body["notes"][1]["text"], body["notes"].as_array().unwrap().len()), (&json!("changed"), 2));
+    assert_eq!(server.get(&format!("/api/v1/runs/{run}/notes")).await, (200, body));
+    let page = server.request(Method::GET, &format!("/runs/{run}")).send().await.unwrap().text().await.unwrap();
+    assert!(page.contains("the whole run") && page.contains("at token 1"), "{page}");
+
+    put(server, &run, &json!({"text": ""})).await;
+    let (_, body) = put(server, &run, &json!({"text": " ", "position": 1})).await;
+    assert_eq!(body["notes"], json!([]));
+    assert_eq!((found(server, "note:run", &run).await, found(server, "note:token", &run).await), (0, 0));
+}
+
+#[tokio::test]
+async fn invalid_notes_are_rejected() {
+    let server = server().await;
+    let run = run(server).await;
+    for (note, detail) in [
+        (json!({"text": "x".repeat(10_001)}), "at most 10000 characters, got 10001"),
+        (json!({"text": "x", "position": 4_000_000_000_u32}), "`position` must be at most"),
+        (json!({"text": "x", "position": -1}), "-1"),
+        (json!({"position": 1}), "text"),
+    ] {
+        let (status, problem) = put(server, &run, &note).await;
+        assert!(status == 400 && problem["detail"].as_str().unwrap().contains(detail), "{status} {problem}");
+    }
+    assert_eq!(put(server, "no-run", &json!({"text": "x"})).await.0, 404);
+}
+
+#[tokio::test]
+async fn notes_belong_to_the_tenant_of_the_run() {
+    let keys = folder().join("keys.txt");
+    std::fs::write(&keys, "ann-key name=ann\nbob-key name=bob\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
+    server.wait_ready().await;
+    let send = async |key: &str, method: Method, path: &str, body: Option<Value>| {
+        let mut request = server.request(method, path).bearer_auth(key);
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let response = request.send().await.unwrap();
+        (response.status().as_u16(), response.json::<Value>().await.unwrap_or_default())
+    };
+    let body = json!({"prompt": "Hello", "max_tokens": 2});
+    let (_, answer) = send("ann-key", Method::POST, "/v1/completions", Some(body)).await;
+    let path = format!("/api/v1/runs/{}/notes", answer["id"].as_str().unwrap());
+    let (status, notes) = send("ann-key", Method::PUT, &path, Some(json!({"text": "mine"}))).await;
+    assert_eq!((status, &notes["notes"][0]["user_label"]), (200, &json!("ann")));
+    assert_eq!(send("bob-key", Method::GET, &path, None).await.0, 404);
+    assert_eq!(send("bob-key", Method::PUT, &path, Some(json!({"text": "x"}))).await.0, 404);
+}
