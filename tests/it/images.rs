@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
-const PROJECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-mmproj.gguf");
+pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
+pub const PROJECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-mmproj.gguf");
 /// Embeddings of every image.
 const IMAGE_TOKENS: u64 = 64;
 
