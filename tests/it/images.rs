@@ -1,7 +1,7 @@
 //! Images in prompts, with the demo model and a projector of random weights: answers have no meaning, but their
 //! probabilities depend on the image.
 
-use super::harness::{Server, folder, thunder};
+use super::harness::{Server, folder};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use llama_cpp_2::context::params::LlamaContextParams;
@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use std::num::NonZeroU32;
 use std::sync::LazyLock;
 
-const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
-const PROJECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-mmproj.gguf");
+pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
+pub const PROJECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-mmproj.gguf");
 /// Embeddings of every image.
 const IMAGE_TOKENS: u64 = 64;
 
@@ -374,7 +374,7 @@ async fn recorded_run_with_an_image_can_be_read_and_forked() {
     let answer = server.answer("/v1/chat/completions", &about(&bmp(11), &further)).await;
     let id = answer["thunder"]["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned();
     let run = server.finished(&id).await;
-    assert_eq!(run["run"]["status"], "completed", "{run}");
+    assert_eq!(run["run"]["status"], "done", "{run}");
     let prefilled = &run["events"][0]["details"]["prompt"];
     let tokens = prefilled["tokens"].as_array().unwrap();
     assert_eq!(tokens.iter().filter(|token| token.as_i64() < Some(-1)).count() as u64, IMAGE_TOKENS);
@@ -386,13 +386,12 @@ async fn recorded_run_with_an_image_can_be_read_and_forked() {
         let response = server.request(Method::GET, &path).send().await.unwrap();
         assert_eq!(response.status(), 200, "{path}");
     }
-    let logs: Vec<&str> =
-        run["mod_logs"].as_array().unwrap().iter().filter_map(|log| log["log_message"].as_str()).collect();
-    assert!(logs.iter().any(|log| log.contains("What is this?<image>") && log.contains("'length': 64")), "{logs:?}");
+    let logs = run["mod_logs"].to_string();
+    assert!(logs.contains("What is this?<image>") && logs.contains("{'start': 8, 'length': 64}"), "{logs}");
     let (status, fork) = server.post(&format!("/api/v1/runs/{id}/forks"), &json!({"at": {"step": 3}})).await;
     assert_eq!(status, 201, "{fork}");
     let forked = fork["runs"][0]["run_id"].as_str().unwrap();
-    assert_eq!(server.finished(forked).await["run"]["status"], "completed");
+    assert_eq!(server.finished(forked).await["run"]["status"], "done");
     let rerun = server.answer("/api/v1/reruns", &json!({"prompt": prefilled})).await;
     assert!(rerun["run_id"].is_string(), "{rerun}");
     // After a restart, the image is no longer known.
@@ -427,12 +426,8 @@ async fn unsuitable_projector_is_rejected() {
         (DEMO.to_owned(), DEMO, "cannot load the projector"),
         (DEMO.to_owned(), concat!(env!("CARGO_MANIFEST_DIR"), "/README.md"), "cannot load the projector"),
     ] {
-        let data = folder();
-        let mut command = thunder();
-        command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data);
-        command.args(["--database-url", "postgres://127.0.0.1:1/none", "--model", &model, "--mmproj", projector]);
-        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-        let printed = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(!output.status.success() && printed.contains(expected), "{printed}");
+        let server = Server::start(&["--model", &model, "--mmproj", projector]);
+        let code = server.exited().await;
+        assert!(code != Some(0) && server.log().contains(expected), "{code:?}: {}", server.log());
     }
 }

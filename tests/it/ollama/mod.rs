@@ -3,6 +3,7 @@
 
 use super::chat::forced_answer;
 use super::harness::{ErrorTable, Server, server};
+use super::images::{DEMO, PROJECTOR};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::io::Write;
@@ -206,19 +207,21 @@ async fn official_clients_work() {
     std::fs::create_dir_all(&folder).unwrap();
     let server = Server::start(&["--embedding", "--pooling", "mean"]);
     server.wait_ready().await;
+    let seeing = Server::start(&["--model", DEMO, "--mmproj", PROJECTOR]);
+    seeing.wait_ready().await;
     let base = server.base.clone();
     let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/ollama");
     let run = tokio::task::spawn_blocking(move || {
         let python = install_python(&folder);
         let node = install_node(&folder);
-        let run_client = |program: &Path, file: &str| {
-            let output =
-                Command::new(program).arg(clients.join(file)).arg(&base).current_dir(&folder).output().unwrap();
+        let run_client = |program: &Path, file: &str, base: &str| {
+            let output = Command::new(program).arg(clients.join(file)).arg(base).current_dir(&folder).output().unwrap();
             assert!(output.status.success(), "{file}: {}", printed(&output));
         };
         if let Some(python) = python {
-            run_client(&python, "client.py");
-            run_client(&python, "litellm_client.py");
+            run_client(&python, "client.py", &base);
+            run_client(&python, "litellm_client.py", &base);
+            run_client(&python, "image_client.py", &seeing.base);
         }
         if let Some(node) = node {
             std::fs::copy(clients.join("client.mjs"), folder.join("client.mjs")).unwrap();
