@@ -43,10 +43,13 @@ struct DecodeTime {
     catch_up_cost: Option<f64>,
 }
 
-/// Adds a cost to a moving average. The limit reduces the effect of decodes that another process delayed.
-fn add_cost(average: &mut Option<f64>, cost: f64) {
+/// Adds a cost to a moving average, and returns the cost. The limit reduces the effect of decodes that another process
+/// delayed.
+fn add_cost(average: &mut Option<f64>, cost: f64) -> f64 {
     let known = average.unwrap_or(cost);
-    *average = Some(known + NEW_WEIGHT * (cost.min(2.0 * known.max(MIN_TOKEN_COST)) - known));
+    let cost = cost.min(2.0 * known.max(MIN_TOKEN_COST));
+    *average = Some(known + NEW_WEIGHT * (cost - known));
+    cost
 }
 
 impl DecodeTimes {
@@ -70,8 +73,7 @@ impl DecodeTimes {
         let time = self.0.get_mut(runs).filter(|time| time.valid_for > 0)?;
         time.valid_for -= 1;
         let cost = (seconds / time.plain - 1.0) * runs as f64 / drafted.max(1) as f64;
-        add_cost(&mut time.token_cost, cost);
-        Some(cost)
+        Some(add_cost(&mut time.token_cost, cost))
     }
 
     /// Adds the time that a draft model took for `steps` steps of runs, before a decode of `runs` runs. Returns the cost
@@ -95,8 +97,7 @@ impl DecodeTimes {
     ) -> f64 {
         let Some(time) = self.0.get_mut(runs).filter(|time| time.valid_for > 0) else { return 0.0 };
         let cost = seconds / time.plain * runs as f64 / count.max(1) as f64;
-        add_cost(average(time), cost);
-        cost
+        add_cost(average(time), cost)
     }
 
     /// Returns the expected cost of a draft model's step. Before the first measurement, a new run can pay for one drafted
@@ -269,6 +270,27 @@ mod tests {
             let slowdown = elapsed / f64::from(tokens);
             assert!(slowdown < 1.03, "{step_cost} {catch_up_cost}: {slowdown}");
         }
+    }
+
+    #[test]
+    fn delayed_decodes_do_not_end_right_drafts() {
+        let mut decodes = 0;
+        let (mut times, mut account) = (DecodeTimes::default(), DraftAccount::new());
+        let mut drafted = 0;
+        for _ in 0..200 {
+            decodes += 1;
+            let delay = if decodes % 7 == 0 { 8.0 } else { 1.0 };
+            let max = times.token_cost(1).map_or(0, |cost| account.max_draft(cost)).min(16);
+            if max == 0 {
+                times.add_plain(1, delay);
+                account.add_plain();
+                continue;
+            }
+            account.add_draft(max, times.add_drafted(1, max, delay * (1.0 + 0.2 * max as f64)).unwrap());
+            (0..max).for_each(|_| account.add_accepted());
+            drafted += max;
+        }
+        assert!(drafted > 1000, "{drafted}");
     }
 
     #[test]
