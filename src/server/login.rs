@@ -125,7 +125,7 @@ fn form(base: &str, next: &str, notice: &str) -> Response {
 }
 
 /// Finds the key from which the request's login cookie was derived.
-pub(crate) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
+pub(crate) fn find_key<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
     let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
     })?;
@@ -136,7 +136,7 @@ pub(crate) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Op
 ///
 /// # Errors
 /// The database failed.
-pub async fn share_logins(store: &Store) -> Result<(), crate::store::Error> {
+pub async fn load_login_secret(store: &Store) -> Result<(), crate::store::Error> {
     let secret = store.shared_secret("login").await?;
     // A second call reads the same secret.
     let _ = SECRET.set(secret);

@@ -1,4 +1,4 @@
-//! Detection of a template's abilities by rendering probes, because templates do not declare them.
+//! Detection of a template's capabilities by rendering probes, because templates do not declare them.
 
 use super::{ChatTemplate, RenderOptions};
 use chrono::DateTime;
@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 /// A word that no template contains.
 const PROBE: &str = "probe_7f3a";
 
-/// The abilities of a template.
+/// The capabilities of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Abilities {
+pub(super) struct TemplateCapabilities {
     /// True if it describes tools.
     pub(super) tools: bool,
     /// True if it supports a system message.
@@ -18,7 +18,7 @@ pub(super) struct Abilities {
     pub(super) arguments_as_text: bool,
 }
 
-impl Abilities {
+impl TemplateCapabilities {
     /// Renders small conversations and examines the output.
     pub(super) fn detect(template: &ChatTemplate, source: &str) -> Self {
         let render = |messages: Value, tools: Option<Value>| {

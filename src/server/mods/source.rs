@@ -63,14 +63,14 @@ pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result
     if wanted.len() < 6 || !wanted.chars().all(|c| c.is_ascii_hexdigit()) {
         return Err(ApiError::invalid("version", "version must be 6 to 64 hexadecimal digits"));
     }
-    let is_websocket_request = |hash: &str| hash.starts_with(&wanted.to_ascii_lowercase());
-    if let Some(factory) = current.filter(|factory| is_websocket_request(&mods::version_of(&**factory)))
+    let is_selected = |hash: &str| hash.starts_with(&wanted.to_ascii_lowercase());
+    if let Some(factory) = current.filter(|factory| is_selected(&mods::version_of(&**factory)))
         && let Some(text) = factory.source_text()
     {
         return serde_json::from_value(text).map_err(ApiError::internal);
     }
     let mut stored = app.store()?.mod_versions(name).await?;
-    stored.retain(|version| is_websocket_request(&version.hash));
+    stored.retain(|version| is_selected(&version.hash));
     match (stored.pop(), stored.len()) {
         (Some(mut version), 0) => serde_json::from_value(version.upload["source"].take()).map_err(ApiError::internal),
         (Some(_), others) => {
