@@ -139,7 +139,7 @@ impl RunStatus {
     }
 }
 
-/// Metadata that the client gave a run: keys and values in their order.
+/// Metadata that the client sent for a run: keys and values in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunMetadata(pub Vec<(String, String)>);
 

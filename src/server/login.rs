@@ -22,10 +22,11 @@ pub(crate) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
 /// Maximum body size of a login. It is read before the client is authenticated, so it is smaller than `--max-body`.
 const MAX_BODY_BYTES: usize = 16 << 10;
-/// The page contains only a form.
+/// Content Security Policy of the login page, which contains only a form.
 const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Shared by all servers of the database, so that a login is valid on all of them; empty until it is read.
+/// The secret that cookies are derived from; empty until it is read. All servers of the database have the same one, so a
+/// login is valid on all of them.
 static SECRET: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Query of the login page.

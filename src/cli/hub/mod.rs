@@ -1,5 +1,5 @@
-//! Download of models from the Hugging Face Hub, a server with its routes, or a URL, into the cache that Hugging Face's tools
-//! and llama.cpp share.
+//! Download of models from the Hugging Face Hub, a server with the same API, or a URL, into the cache that Hugging Face's
+//! tools and llama.cpp share.
 //!
 //! The crate hf-hub would add 90 crates, among them a second TLS implementation and the Xet protocol, and neither resumes nor
 //! verifies a download; this needs two routes of the hub and the HTTP client of the other commands.
@@ -68,7 +68,7 @@ pub async fn download(flags: &HubFlags, or_cached: bool, progress: &Progress) ->
         for file in chosen {
             paths.push(folder.add(file, |partial| download::complete(&remote, file, partial, progress)).await?);
         }
-        // Only now, so that an incomplete download never replaces a complete version.
+        // This comes last, so that an incomplete download never replaces a complete version.
         folder.set_current()?;
         anyhow::Ok(paths)
     };

@@ -163,7 +163,7 @@ impl TaggedReader {
 }
 
 impl Argument {
-    /// Searches the end of the value, starting after the searched text.
+    /// Searches for the end of the value, starting after the searched text.
     fn find_end(&mut self, text: &str) -> Option<usize> {
         loop {
             let rest = &text[self.searched..];
