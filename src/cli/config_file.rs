@@ -39,8 +39,8 @@ pub(super) struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Reads the file that `--config-file` or `THUNDER_CONFIG_FILE` names, else the user's, else the machine's. An empty name means
-    /// no file.
+    /// Reads the file that `--config-file` or `THUNDER_CONFIG_FILE` names, else the user's, else the machine's. An empty
+    /// name means no file.
     pub fn read(name: Option<&OsStr>) -> Result<Option<Self>, ConfigFileError> {
         let path = match name {
             Some(path) if path.is_empty() => return Ok(None),
@@ -57,7 +57,7 @@ impl ConfigFile {
         }
     }
 
-    /// Path of the file.
+    /// Returns the path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -27,7 +27,7 @@ pub struct Args {
     server: ServerFlags,
 }
 
-/// Result of a check.
+/// The effect of a check's result on the start of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
     Works,
@@ -37,7 +37,7 @@ enum Verdict {
     Fails,
 }
 
-/// Result of a check, with its reason.
+/// The result of a check, with its reason.
 #[derive(Debug)]
 struct Finding {
     verdict: Verdict,

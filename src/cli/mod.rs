@@ -139,7 +139,7 @@ pub fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         let result = Box::pin(execute(cli.command, &given, file.as_ref())).await;
-        // Stops PostgreSQL after every end of the command.
+        // PostgreSQL must stop even if the command fails.
         Store::stop_servers().await;
         result
     });
@@ -257,8 +257,8 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
         None => BoxMakeWriter::new(std::io::stderr),
         Some(path) => {
             let opened = std::fs::File::options().create(true).append(true).open(path);
-            let opened = opened
-                .with_context(|| format!("cannot write the log to {}, which --log-file names", path.display()))?;
+            let opened =
+                opened.with_context(|| format!("cannot write to the file {} of --log-file", path.display()))?;
             BoxMakeWriter::new(std::sync::Mutex::new(opened))
         }
     };

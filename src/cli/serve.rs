@@ -9,7 +9,7 @@ use crate::config::{Config, Credentials};
 use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
 use crate::server::mods::{ModSync, store_used_versions};
-use crate::server::{App, Listeners, State, announce, share_logins};
+use crate::server::{App, Listeners, State, announce, load_login_secret};
 use crate::store::Store;
 use crate::ui;
 use sd_notify::NotifyState;
@@ -138,7 +138,7 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
         }
     }
     let store = open_store_and_probe(app, progress).await?;
-    share_logins(&store).await?;
+    load_login_secret(&store).await?;
     let (recorder, live) = store.recorder();
     app.set_database(store, live);
     let folder = startup::register_mods(app.registry(), config, progress).await?;

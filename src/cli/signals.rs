@@ -21,8 +21,8 @@ impl EndSignals {
         Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, hangup })
     }
 
-    /// Returns SIGHUP to a service, which reloads on it. A service is a program with neither standard input nor standard error
-    /// on a terminal. Returns `None` for other programs, which SIGHUP ends.
+    /// Returns the SIGHUP handler if the program runs as a service, that is, with neither standard input nor standard error on
+    /// a terminal: a service reloads on SIGHUP. Returns `None` for other programs, which SIGHUP ends.
     pub fn take_reload_signal(&mut self) -> Option<Signal> {
         let on_terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
         if on_terminal { None } else { self.hangup.take() }

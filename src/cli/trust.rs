@@ -11,14 +11,14 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// Creates a client for the server at an address. Over https it trusts the certificates in the file, else the system's
-/// authorities.
+/// Creates a client for the server at an address. Over https it trusts the certificates in the file, else the system's CA
+/// certificates.
 pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
     // An error means that a provider is already installed.
     let _ = ring::default_provider().install_default();
     let builder = Client::builder();
     let builder = match authority {
-        // The system may have no certificates of authorities.
+        // The system may have no CA certificates.
         _ if !base.starts_with("https://") => builder.tls_certs_only([]),
         None => builder,
         Some(path) => builder.tls_backend_preconfigured(trusting_config(path)?),
@@ -26,7 +26,7 @@ pub fn client(base: &str, authority: Option<&Path>) -> anyhow::Result<Client> {
     builder.build().map_err(|error| {
         let error = anyhow::Error::new(error);
         error.context(
-            "https needs certificates of authorities, and the system has none; name the server's certificate with --server-ca FILE",
+            "https needs CA certificates, and the system has none; pass the server's certificate with --server-ca FILE",
         )
     })
 }

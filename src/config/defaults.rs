@@ -56,8 +56,8 @@ pub(super) fn memory_bytes() -> Option<usize> {
     kib.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
-/// Returns the number of physical cores. llama.cpp's threads wait for each other at barriers, so all other processes
-/// run at a lower priority during a generation.
+/// Returns the number of physical cores. llama.cpp's threads wait for each other at barriers, so another process on one of
+/// their cores delays all of them. PostgreSQL and the workers of mods therefore run at a lower priority.
 pub(super) fn threads() -> i32 {
     let logical = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let cores: BTreeSet<String> = (0..1024)

@@ -53,7 +53,7 @@ pub enum ConfigError {
         url: String,
     },
     /// No folder for downloaded models is known.
-    #[error("there is no folder for downloaded models: HOME is not set; HF_HUB_CACHE names a folder")]
+    #[error("there is no folder for downloaded models, because HOME is not set; set HF_HUB_CACHE to a folder")]
     NoModelCache,
     /// The LoRA adapter does not exist.
     #[error("no LoRA adapter at {path}; --lora takes the path of a GGUF file")]

@@ -198,7 +198,7 @@ pub struct RouteFlags {
     pub sse_ping_interval: i64,
 }
 
-/// Logging, as llama-server's flags describe it.
+/// Log settings, with llama-server's flags.
 #[derive(Debug, Clone, Default, Args)]
 pub struct LogFlags {
     /// File that the log is appended to instead of standard error.
@@ -224,7 +224,7 @@ impl LogFlags {
         self.verbose
     }
 
-    /// Returns the log filter that the flags describe.
+    /// Returns the log filter that the flags select.
     #[must_use]
     pub fn log_filter(&self) -> Option<&'static str> {
         match (self.log_disable, self.verbose, self.verbosity) {
@@ -317,7 +317,7 @@ impl RequestFlags {
         set("reasoning_budget", json!(self.reasoning_budget));
         set("reasoning_budget_message", json!(self.reasoning_budget_message));
         if let Some(variables) = &self.chat_template_kwargs {
-            let variables = parsed("--chat-template-kwargs", variables)?;
+            let variables = parse_json("--chat-template-kwargs", variables)?;
             if !variables.is_object() {
                 let text = variables.to_string();
                 return Err(ConfigError::Parameter { flag: "--chat-template-kwargs", text });
@@ -356,15 +356,19 @@ impl RequestFlags {
         set("logit_bias", json!(Some(biases).filter(|biases| !biases.is_empty())));
         set("spm_infill", json!(further.spm_infill.then_some(true)));
         set("embd_normalize", json!(further.embd_normalize));
-        set("grammar", json!(text("--grammar-file", further.grammar.as_ref(), further.grammar_file.as_deref())?));
-        let schema = text("--json-schema-file", further.json_schema.as_ref(), further.json_schema_file.as_deref())?;
-        set("json_schema", schema.map_or(Ok(Value::Null), |schema| parsed("--json-schema", &schema))?);
+        set(
+            "grammar",
+            json!(text_or_file("--grammar-file", further.grammar.as_ref(), further.grammar_file.as_deref())?),
+        );
+        let schema =
+            text_or_file("--json-schema-file", further.json_schema.as_ref(), further.json_schema_file.as_deref())?;
+        set("json_schema", schema.map_or(Ok(Value::Null), |schema| parse_json("--json-schema", &schema))?);
         for parameter in &self.parameters {
             let (name, value) = parameter
                 .split_once('=')
                 .filter(|(name, _)| !name.trim().is_empty())
                 .ok_or_else(|| ConfigError::Parameter { flag: "--parameter", text: parameter.clone() })?;
-            set(name.trim(), parsed("--parameter", value)?);
+            set(name.trim(), parse_json("--parameter", value)?);
         }
         Ok(fields)
     }
@@ -375,12 +379,13 @@ fn number(value: Option<f32>) -> Value {
     value.and_then(|value| value.to_string().parse::<f64>().ok()).map_or(Value::Null, Value::from)
 }
 
-fn parsed(flag: &'static str, text: &str) -> Result<Value, ConfigError> {
+fn parse_json(flag: &'static str, text: &str) -> Result<Value, ConfigError> {
     serde_json::from_str(text).map_err(|_| ConfigError::Parameter { flag, text: text.to_owned() })
 }
 
-fn text(flag: &'static str, path: Option<&String>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
-    let Some(path) = file else { return Ok(path.cloned()) };
+/// Returns the contents of a file if one is given, else the text.
+fn text_or_file(flag: &'static str, text: Option<&String>, file: Option<&Path>) -> Result<Option<String>, ConfigError> {
+    let Some(path) = file else { return Ok(text.cloned()) };
     std::fs::read_to_string(path).map(Some).map_err(|source| ConfigError::File {
         flag,
         path: path.display().to_string(),

@@ -55,8 +55,9 @@ pub const DEFAULT_PORT: u16 = 6767;
 pub const DEFAULT_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), DEFAULT_PORT);
 /// Default context per slot in tokens, for models that were trained with it or a larger one.
 pub const DEFAULT_SLOT_CONTEXT: u32 = 8192;
-/// Default number of slots, and the maximum of their tokens in total.
+/// Default number of slots.
 const DEFAULT_SLOTS: u32 = 4;
+/// Maximum tokens of all slots together, for the default number of slots.
 const DEFAULT_CELLS: u32 = DEFAULT_SLOTS * DEFAULT_SLOT_CONTEXT;
 
 /// The ChatML template, which many models share.
@@ -180,7 +181,7 @@ pub struct ServerConfig {
     pub vertex: Option<VertexConfig>,
     /// Several servers on one database.
     pub cluster: ClusterConfig,
-    /// True if authorised clients may upload mods, and uploaded mods run.
+    /// True if authorised clients may upload mods, and uploaded mods may run.
     pub allow_mod_upload: bool,
 }
 

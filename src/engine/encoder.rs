@@ -267,19 +267,19 @@ impl EncoderCapabilities {
         let declared = settings.pooling.or_else(|| model.declared_pooling());
         let nothing_requested = !settings.embeddings && !settings.reranking;
         let scores = if settings.reranking
-            || nothing_requested && (declared == Some(DeclaredPooling::Ranks) || !model.generates())
+            || nothing_requested && (declared == Some(DeclaredPooling::Scores) || !model.generates())
         {
             model.head(settings.head_activation).map_err(EncoderUnavailable::Head)
         } else {
             Err(EncoderUnavailable::Scores)
         };
-        let is_encoder = !model.generates() || matches!(declared, Some(DeclaredPooling::Embeds(_)));
+        let is_encoder = !model.generates() || matches!(declared, Some(DeclaredPooling::Embedding(_)));
         let embeddings = if settings.embeddings || nothing_requested && is_encoder {
             match (declared, settings.pooling) {
-                (_, Some(DeclaredPooling::Ranks)) => Err(EncoderUnavailable::Ranked),
-                (Some(DeclaredPooling::Embeds(pooling)), _) => Ok(pooling),
+                (_, Some(DeclaredPooling::Scores)) => Err(EncoderUnavailable::Ranked),
+                (Some(DeclaredPooling::Embedding(pooling)), _) => Ok(pooling),
                 // The head requires the pooling of its training.
-                (Some(DeclaredPooling::Ranks), _) => Ok(model.head_pooling()),
+                (Some(DeclaredPooling::Scores), _) => Ok(model.head_pooling()),
                 (None, _) => Ok(Pooling::Mean),
             }
         } else {

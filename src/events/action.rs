@@ -37,7 +37,7 @@ impl ActionType {
         Self::EmitError,
     ];
 
-    /// Returns the name used on the wire and in the database.
+    /// Returns the name used in JSON and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -59,9 +59,9 @@ impl ActionType {
     }
 }
 
-/// A recorded action, in the shape of the `/ingest` document.
+/// A recorded action, in the format of the `/ingest` document.
 ///
-/// Our engine adds these keys to `details`: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
+/// Thunder adds these keys to `details`: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
 /// (number of tokens that a Backtrack removed from the sequence, after clamping and without a sampled token that was
 /// not appended), `clamped` (true if the mod requested more), `superseded` (true if the action of an earlier mod took
 /// precedence), `moved` (for `AdjustedLogits`: the tokens with the largest change of probability, `[{token, text,
@@ -96,7 +96,7 @@ pub struct ActionRecord {
     pub logits_shape: Option<String>,
     /// `AdjustedLogits`: temperature for this draw only.
     pub temperature: Option<f64>,
-    /// `ToolCalls`: true if the payload holds tool calls.
+    /// `ToolCalls`: true if the payload contains tool calls.
     pub has_tool_calls: Option<bool>,
     /// `ToolCalls`: the payload.
     pub tool_calls: Option<RawJson>,

@@ -57,7 +57,7 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// Returns the name used on the wire and in the database.
+    /// Returns the name used in JSON and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

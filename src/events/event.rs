@@ -20,7 +20,7 @@ impl EventType {
     /// All four types, in the order in which they occur within a step.
     pub const ALL: [Self; 4] = [Self::Prefilled, Self::ForwardPass, Self::Sampled, Self::Added];
 
-    /// Returns the name used on the wire and in the database.
+    /// Returns the name used in JSON and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -38,7 +38,7 @@ impl EventType {
     }
 }
 
-/// One event, in the shape of the `/ingest` document. Fields that do not apply to its type are usually absent.
+/// One event, in the format of the `/ingest` document. Fields that do not apply to its type are usually absent.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Event {
     /// The type of the event.
@@ -49,7 +49,7 @@ pub struct Event {
     pub sequence_order: i32,
     /// Time of the event; `None` if the payload of another engine has no time.
     pub created_at: Option<DateTime<Utc>>,
-    /// The full event object of another engine. Our engine leaves it empty and fills `measured`.
+    /// The full event object of another engine. Thunder leaves it empty and fills `measured`.
     pub details: Option<RawJson>,
     /// Tokens in the prompt (`Prefilled`).
     pub prompt_length: Option<i32>,
@@ -59,7 +59,7 @@ pub struct Event {
     pub max_steps: Option<i32>,
     /// The last 70 characters of the sequence (`ForwardPass`).
     pub input_text: Option<String>,
-    /// Most probable next tokens in the payload of another engine (`ForwardPass`). Our engine uses `measured.model`.
+    /// Most probable next tokens in the payload of another engine (`ForwardPass`). Thunder uses `measured.model`.
     pub top_tokens: Option<RawJson>,
     /// The sampled token (`Sampled`).
     pub sampled_token: Option<TokenId>,
@@ -71,7 +71,7 @@ pub struct Event {
     pub added_token_count: Option<i32>,
     /// True if a mod forced the tokens (`Added`).
     pub forced: Option<bool>,
-    /// Measurements of our engine. For stored or ingested events they are parsed from `details`.
+    /// Thunder's measurements. For ingested events they are parsed from `details`.
     pub measured: Option<Box<Measurements>>,
 }
 

@@ -2,7 +2,7 @@ use super::{EvictedMessage, RawJson, TokenId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Measurements of our engine at an event; their JSON is the event's `details`.
+/// Thunder's measurements at an event; their JSON is the event's `details`.
 ///
 /// All fields are optional: `details` of another engine may have any content and parse as empty measurements.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -1,11 +1,11 @@
-//! The data types of a run: events, mod calls, logs and actions, in the shape of the `/ingest` document.
+//! The data types of a run: events, mod calls, logs and actions, in the format of the `/ingest` document.
 //!
 //! The engine emits these values, mods receive them, the store writes them and the trace fold reads them; the APIs
 //! convert them. A payload of another engine parses into the same types and is processed in the same way. This module
 //! does no I/O and imports no other module of the crate.
 //!
 //! A [`TraceItem`] is one entry of a run. The items of a run form one ordered list: an event, then the mod calls it
-//! caused, each with its logs and its action. Measurements of our engine beyond the document (log-probabilities,
+//! caused, each with its logs and its action. Thunder's measurements beyond the document (log-probabilities,
 //! alternatives, texts) are in [`Measurements`], the typed form of an event's `details`.
 
 mod action;

@@ -120,7 +120,7 @@ impl RunStatus {
     /// All statuses.
     pub const ALL: [Self; 5] = [Self::Running, Self::Done, Self::Cancelled, Self::Failed, Self::Interrupted];
 
-    /// Returns the name used on the wire and in the database.
+    /// Returns the name used in JSON and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -139,7 +139,7 @@ impl RunStatus {
     }
 }
 
-/// Metadata that the client gave a run: keys and values in their order.
+/// Metadata that the client sent for a run: keys and values in their order.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunMetadata(pub Vec<(String, String)>);
 
@@ -177,9 +177,9 @@ pub struct RunParent {
 /// The data known when a run starts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct RunStart {
-    /// Our id of the run.
+    /// Thunder's id of the run.
     pub run_id: RunId,
-    /// The client's id, which is unique; our id as text if the client sent none.
+    /// The client's id, which is unique; `run_id` as text if the client sent none.
     pub request_id: String,
     /// Start time.
     pub created_at: DateTime<Utc>,
@@ -227,7 +227,7 @@ pub enum FinishReason {
 }
 
 impl FinishReason {
-    /// Returns the name used on the wire and in the database.
+    /// Returns the name used in JSON and in the database.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

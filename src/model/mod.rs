@@ -1,6 +1,6 @@
 //! Model weights and their text conventions: loading, vocabulary, chat templates, grammars.
 //!
-//! Only [`llama`] names `llama_cpp`, and only `llama/ffi.rs` and its submodules contain unsafe code. This module
+//! Only [`llama`] uses `llama_cpp`, and only `llama/ffi.rs` and its submodules contain unsafe code. This module
 //! returns plain numbers and text and does not depend on runs or mods.
 
 pub mod chat;
@@ -10,7 +10,7 @@ pub mod llama;
 mod vocabulary;
 
 pub use llama::Model;
-pub use vocabulary::{InfillTokens, SpecialTokens, Vocabulary, common_prefix, complete_prefix, printable};
+pub use vocabulary::{InfillTokens, SpecialTokens, Vocabulary, common_prefix, complete_prefix, without_nul};
 
 /// The reason why a model or a context cannot be created.
 #[derive(Debug, thiserror::Error)]
@@ -109,10 +109,10 @@ pub enum ModelError {
         width: u32,
     },
     /// The state of a sequence cannot be written or read.
-    #[error("llama.cpp cannot {doing} the state of a sequence; see llama.cpp's log")]
+    #[error("llama.cpp cannot {operation} the state of a sequence; see llama.cpp's log")]
     State {
         /// `write` or `read`.
-        doing: &'static str,
+        operation: &'static str,
     },
     /// A decode ran out of memory.
     #[error("llama.cpp cannot decode: out of memory; use a smaller --ctx-size, --parallel or --ubatch-size")]

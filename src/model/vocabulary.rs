@@ -72,7 +72,7 @@ pub struct SpecialTokens {
     /// True if every prompt starts with `bos`.
     pub add_bos: bool,
     /// Infill tokens; `None` if the model was not trained for infilling.
-    pub fill_in: Option<InfillTokens>,
+    pub infill: Option<InfillTokens>,
 }
 
 impl SpecialTokens {
@@ -192,7 +192,7 @@ impl Vocabulary {
                 pending.extend_from_slice(self.piece_at(tokens, index));
                 let complete = complete_prefix(&pending);
                 let upto = if index == last { pending.len() } else { complete };
-                let text = printable(String::from_utf8_lossy(&pending[..upto]).into_owned());
+                let text = without_nul(String::from_utf8_lossy(&pending[..upto]).into_owned());
                 pending.drain(..upto);
                 text
             })
@@ -260,7 +260,7 @@ impl Vocabulary {
 
 /// Replaces NUL characters, which PostgreSQL's text cannot store.
 #[must_use]
-pub fn printable(text: String) -> String {
+pub fn without_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
 }
 

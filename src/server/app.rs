@@ -286,7 +286,7 @@ impl App {
 
     fn not_ready(&self) -> ApiError {
         match self.state() {
-            State::Loading(doing) => ApiError::unavailable(format!("the server is not ready yet: {doing}")),
+            State::Loading(step) => ApiError::unavailable(format!("the server is not ready yet: {step}")),
             State::Ready => ApiError::unavailable("the default model is not loaded"),
             State::Stopping | State::Stopped => ApiError::unavailable("the server is stopping"),
         }

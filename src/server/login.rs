@@ -22,10 +22,11 @@ pub(crate) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
 /// Maximum body size of a login. It is read before the client is authenticated, so it is smaller than `--max-body`.
 const MAX_BODY_BYTES: usize = 16 << 10;
-/// The page contains only a form.
+/// Content Security Policy of the login page, which contains only a form.
 const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// Shared by all servers of the database, so that a login is valid on all of them; empty until it is read.
+/// The secret that cookies are derived from; empty until it is read. All servers of the database have the same one, so a
+/// login is valid on all of them.
 static SECRET: OnceLock<Vec<u8>> = OnceLock::new();
 
 /// Query of the login page.
@@ -125,7 +126,7 @@ fn form(base: &str, next: &str, notice: &str) -> Response {
 }
 
 /// Finds the key from which the request's login cookie was derived.
-pub(crate) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
+pub(crate) fn find_key<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Option<&'a KeyHash> {
     let sent = headers.get_all(header::COOKIE).iter().filter_map(|value| value.to_str().ok()).find_map(|cookies| {
         cookies.split(';').find_map(|cookie| cookie.trim().strip_prefix(COOKIE)?.strip_prefix('='))
     })?;
@@ -136,7 +137,7 @@ pub(crate) fn known<'a>(security: &'a SecurityConfig, headers: &HeaderMap) -> Op
 ///
 /// # Errors
 /// The database failed.
-pub async fn share_logins(store: &Store) -> Result<(), crate::store::Error> {
+pub async fn load_login_secret(store: &Store) -> Result<(), crate::store::Error> {
     let secret = store.shared_secret("login").await?;
     // A second call reads the same secret.
     let _ = SECRET.set(secret);

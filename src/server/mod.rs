@@ -25,7 +25,7 @@ pub use app::{App, State};
 pub use auth::Caller;
 pub use error::{ApiError, ErrorCode, ErrorKind, Problem, request_id, with_request_id, with_run_id};
 pub use listener::{BindError, Listeners};
-pub use login::share_logins;
+pub use login::load_login_secret;
 pub use models::{Entry, LoadStep, Loaded, ModelRegistry, ModelState};
 pub use peers::announce;
 pub use prefix::base;

@@ -31,7 +31,7 @@ pub enum Database {
     Url {
         /// `postgres://user:password@host:port/name`, or several hosts with commas between them.
         url: String,
-        /// Address of the same database without the pooler behind `url`.
+        /// Address of the same database that bypasses the pooler at `url`.
         direct_url: Option<String>,
         /// Directory of the spool.
         data_dir: PathBuf,
@@ -102,7 +102,7 @@ impl Store {
         };
         let (pool, recorder_pool) = (pool(MAX_CONNECTIONS, 4), pool(2, 1));
         migrate::make_partitions(&pool, system::now().date_naive()).await?;
-        let copies = addresses.is_local();
+        let uses_copy = addresses.is_local();
         let folder = data_dir.join("spool");
         // The servers of these spool files are dead. An embedded database has no other server, so all listed ones are dead.
         let mut dead: Vec<Uuid> = listed.into_iter().map(|(server, _)| server).filter(|_| is_embedded).collect();
@@ -136,7 +136,7 @@ impl Store {
         let tasks = vec![tokio::spawn(link.run()), tokio::spawn(maintenance)];
         let inner = Inner {
             pool,
-            copies,
+            uses_copy,
             recorder_pool,
             server_id,
             live,

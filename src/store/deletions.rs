@@ -56,8 +56,8 @@ fn first_id(time: DateTime<Utc>) -> Uuid {
 }
 
 impl Store {
-    /// Hides stored runs and schedules their removal: of all runs, or of none after an error. Runs outside the scope are
-    /// left out.
+    /// Hides stored runs and schedules their removal. After an error, none of them is hidden. Runs outside the scope are left
+    /// out.
     ///
     /// # Errors
     /// [`Error::StillRunning`], or the database failed.
@@ -103,7 +103,7 @@ impl Store {
         Ok(rows.into_iter().map(|(id, runs)| Deletion::new(id, runs.unsigned_abs(), now)).collect())
     }
 
-    /// Shows the runs of a deletion again and returns them in order of their ids. Returns none if the scope has no such
+    /// Makes the runs of a deletion visible again and returns them in order of their ids. Returns none if the scope has no such
     /// deletion, or if its time is over.
     ///
     /// # Errors

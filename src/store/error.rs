@@ -161,7 +161,7 @@ pub enum EmbeddedError {
     /// No server programs were found.
     #[error(
         "no PostgreSQL server programs were found (looked in {searched}); install PostgreSQL 14 or newer (for example \
-         `apt install postgresql` or `brew install postgresql`), name its folder in THUNDER_PG_BIN, or give the address \
+         `apt install postgresql` or `brew install postgresql`), set THUNDER_PG_BIN to its folder, or give the address \
          of a running server with --database-url or DATABASE_URL"
     )]
     NoPrograms {
@@ -170,8 +170,8 @@ pub enum EmbeddedError {
     },
     /// The data belongs to another major version than any of the programs found.
     #[error(
-        "{} was created by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or name its \
-         folder in THUNDER_PG_BIN", data_dir.display()
+        "{} was created by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or set \
+         THUNDER_PG_BIN to its folder", data_dir.display()
     )]
     WrongVersion {
         /// The database's folder.
@@ -270,8 +270,8 @@ pub enum IngestError {
         /// Seconds after which a new attempt is useful.
         retry_after_s: u32,
     },
-    /// PostgreSQL cannot hold a value of the document, e.g. JSON nested too deeply.
-    #[error("the database cannot hold this document: {0}")]
+    /// PostgreSQL cannot store a value of the document, e.g. JSON nested too deeply.
+    #[error("the database cannot store this document: {0}")]
     Refused(String),
     /// The database failed.
     #[error("the database failed: {0}")]
@@ -284,7 +284,7 @@ fn hint(error: &sqlx::Error) -> &'static str {
     if error.to_string().contains("UnsupportedCertVersion") {
         return "; the server's certificate has the format X.509 version 1, and version 3 is needed: create one with \
                 `openssl req -x509 -nodes -newkey rsa:2048 -subj /CN=HOST -addext subjectAltName=DNS:HOST -keyout server.key \
-                -out server.crt` and name it in the server's `ssl_cert_file`";
+                -out server.crt` and set the server's `ssl_cert_file` to it";
     }
     ""
 }

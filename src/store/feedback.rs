@@ -1,4 +1,4 @@
-//! Feedback of people and programs on runs.
+//! Feedback on runs from people and programs.
 
 use super::rows::clean;
 use super::scope::{covers, owners, visible};

@@ -57,7 +57,7 @@ impl Store {
         *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
         let ingested = ingested?;
         if ingested.created {
-            self.inner.live.changed(run_id, owner.clone(), RunStatus::Done);
+            self.inner.live.report_change(run_id, owner.clone(), RunStatus::Done);
             let change = RunNotification { run_id, status: Some(RunStatus::Done), owner };
             // The link receives as long as the store is open.
             let _ = self.inner.changes.send(change);
@@ -97,7 +97,7 @@ impl Store {
                 (None, _) => Err(IngestError::Unavailable { retry_after_s: 1 }),
             };
         }
-        let mut rows = Rows::new(if self.inner.copies { InsertMode::Copy } else { InsertMode::New });
+        let mut rows = Rows::new(if self.inner.uses_copy { InsertMode::Copy } else { InsertMode::New });
         for event in &document.events {
             rows.event(run_id, event);
             rows.insert_if_large(connection).await?;
@@ -122,7 +122,7 @@ impl Store {
 }
 
 fn summary(run_id: RunId, owner: Option<Tenant>, document: &Document) -> RunRow {
-    let mut summary = RunSummaryBuilder::ingested(run_id, &document.request, owner, system::now());
+    let mut summary = RunSummaryBuilder::from_request(run_id, &document.request, owner, system::now());
     for item in document.items() {
         summary.apply(&item);
     }

@@ -270,7 +270,7 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows:
     Ok(Progress::merge(examined.into_iter().map(progress).collect(), wanted))
 }
 
-/// Decides for which terms the search uses an index. Returns the maximum share of runs that match all of these terms.
+/// Selects the terms for which the search uses an index. Returns the maximum share of runs that match all of these terms.
 async fn choose_indexes(connection: &mut PgConnection, filter: &mut Filter) -> Result<f64, Error> {
     let wanted = filter.frequency_terms();
     let mut shares = newest_shares(connection, &wanted).await?;
@@ -379,7 +379,8 @@ fn growth(found: usize, missing: usize) -> u128 {
     (200 * missing).checked_div(found).map_or(u128::MAX, |growth| growth as u128)
 }
 
-/// Returns the same size for candidates that need no check, or [`u128::MAX`] for a window of all remaining runs.
+/// Returns [`growth`] for candidates that need no check, or [`u128::MAX`] for a window of all remaining runs if the growth
+/// exceeds [`MAX_GROWTH`].
 fn unchecked_growth(found: usize, missing: usize) -> u128 {
     Some(growth(found, missing)).filter(|growth| *growth <= MAX_GROWTH).unwrap_or(u128::MAX)
 }
@@ -390,7 +391,7 @@ fn next_window(upper: Uuid, end: Uuid, growth: u128) -> Uuid {
     Uuid::from_u128(end.as_u128().saturating_sub(width))
 }
 
-/// Ids at which windows begin and end.
+/// The ids at the ends of windows.
 struct WindowEnds {
     newest: Uuid,
     /// First id of the first window.

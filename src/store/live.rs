@@ -132,22 +132,22 @@ impl Live {
     }
 
     /// Reports that another server has stored more of a run. `status` is the new status, if it changed.
-    pub(super) fn remote_changed(&self, run_id: RunId, owner: Option<Tenant>, status: Option<RunStatus>) {
+    pub(super) fn report_remote_change(&self, run_id: RunId, owner: Option<Tenant>, status: Option<RunStatus>) {
         if let Some(follower) = self.followers().get(&run_id) {
             follower.send_replace(());
         }
         // A lookup may have reported the status before the notification arrived.
         if let Some(status) = status.filter(|status| self.statuses().runs.get(&run_id) != Some(status)) {
-            self.changed(run_id, owner, status);
+            self.report_change(run_id, owner, status);
         }
     }
 
     /// Reports the status of a run in the database.
-    pub(super) fn looked_up(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
+    pub(super) fn report_status(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
         let is_known = self.statuses().runs.get(&run_id) == Some(&status);
         // Runs of this server are reported when they are stored.
         if !is_known && !self.lock().contains_key(&run_id) {
-            self.changed(run_id, owner, status);
+            self.report_change(run_id, owner, status);
         }
     }
 
@@ -163,16 +163,16 @@ impl Live {
     }
 
     /// Requests all subscribers to load the run list again.
-    pub(super) fn missed(&self) {
+    pub(super) fn request_reload(&self) {
         let _ = self.changes.send(RunListUpdate::Missed);
     }
 
-    pub(super) fn started(&self, run_id: RunId, owner: Option<Tenant>) {
+    pub(super) fn add_run(&self, run_id: RunId, owner: Option<Tenant>) {
         let running = LiveRun { owner, backlog: Vec::new(), updates: broadcast::Sender::new(MAX_LAG) };
         self.lock().insert(run_id, running);
     }
 
-    pub(super) fn items(&self, run_id: RunId, items: &Arc<Vec<TraceItem>>) {
+    pub(super) fn add_items(&self, run_id: RunId, items: &Arc<Vec<TraceItem>>) {
         if let Some(running) = self.lock().get_mut(&run_id) {
             running.backlog.push(Arc::clone(items));
             let _ = running.updates.send(LiveUpdate::Items(Arc::clone(items)));
@@ -180,22 +180,22 @@ impl Live {
     }
 
     /// Removes stored batches from the backlog, up to their last event.
-    pub(super) fn stored(&self, run_id: RunId, stored: &[Arc<Vec<TraceItem>>]) {
+    pub(super) fn remove_stored_items(&self, run_id: RunId, stored: &[Arc<Vec<TraceItem>>]) {
         if let Some(running) = self.lock().get_mut(&run_id) {
             running.forget(stored);
         }
     }
 
-    pub(super) fn ended(&self, run_id: RunId, status: RunStatus) {
+    pub(super) fn end_run(&self, run_id: RunId, status: RunStatus) {
         let running = self.lock().remove(&run_id);
         let owner = running.and_then(|running| {
             let _ = running.updates.send(LiveUpdate::Ended(status));
             running.owner
         });
-        self.changed(run_id, owner, status);
+        self.report_change(run_id, owner, status);
     }
 
-    pub(super) fn changed(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
+    pub(super) fn report_change(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
         self.statuses().set(run_id, status);
         let _ = self.changes.send(RunListUpdate::Changed(RunChange { run_id, status, owner }));
     }
@@ -272,18 +272,18 @@ mod tests {
     async fn backlog_begins_with_the_last_stored_event() {
         let live = Live::new();
         let run_id = RunId::now();
-        live.started(run_id, None);
+        live.add_run(run_id, None);
         let first = Arc::new(vec![event(0), event(1), log()]);
         let second = Arc::new(vec![log(), event(2)]);
-        live.items(run_id, &first);
-        live.items(run_id, &second);
-        live.stored(run_id, &[Arc::clone(&first)]);
+        live.add_items(run_id, &first);
+        live.add_items(run_id, &second);
+        live.remove_stored_items(run_id, &[Arc::clone(&first)]);
         let (backlog, mut updates) = live.subscribe(&Scope::All, run_id).unwrap();
         assert_eq!(orders(&backlog), [Some(1), None, None, Some(2)]);
-        live.stored(run_id, &[Arc::clone(&second)]);
+        live.remove_stored_items(run_id, &[Arc::clone(&second)]);
         let (backlog, _) = live.subscribe(&Scope::All, run_id).unwrap();
         assert_eq!(orders(&backlog), [Some(2)]);
-        live.ended(run_id, RunStatus::Done);
+        live.end_run(run_id, RunStatus::Done);
         assert!(matches!(updates.recv().await, Ok(LiveUpdate::Ended(RunStatus::Done))));
         assert!(live.subscribe(&Scope::All, run_id).is_none());
     }

@@ -33,7 +33,8 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
         {
             tracing::warn!(%error, "cannot create the partitions of the next days");
         }
-        // Also soon after the start, because the server may not have run at the end of the day. Before the removal of runs.
+        // The count is also due soon after the start, because the server may not have run at the end of the day. It precedes
+        // the removal of runs, which would otherwise not be counted.
         if check % CHECKS_PER_MAINTENANCE == 1
             && let Err(error) = statistics::count_days(&pool, system::now().date_naive()).await
         {

@@ -100,7 +100,7 @@ pub struct Store {
 struct Inner {
     pool: PgPool,
     /// True if rows of ingested runs are written with COPY.
-    copies: bool,
+    uses_copy: bool,
     /// The recorder's own connections.
     recorder_pool: PgPool,
     server_id: Uuid,
@@ -203,7 +203,7 @@ impl Store {
     }
 
     /// Stops every embedded server of this process, including one whose start was cancelled, and waits until they have
-    /// ended. Call it at the end of the program: no other server can be started.
+    /// ended. Call it at the end of the program, because no other server can be started afterwards.
     pub async fn stop_servers() {
         embedded::stop_all().await;
     }

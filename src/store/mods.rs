@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 
 /// Maximum stored versions of a mod. Older ones are deleted.
 const MAX_VERSIONS: i64 = 100;
-/// Channel for changes of mods.
+/// PostgreSQL's notification channel for changes of mods.
 pub(super) const MODS_CHANNEL: &str = "thunder_mods";
 /// Maximum time between two lookups, for databases that deliver no notifications.
 const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);

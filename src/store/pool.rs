@@ -165,7 +165,7 @@ impl PgConnection {
         }
     }
 
-    async fn run<'q, E: Execute<'q, Postgres> + 'q>(&mut self, query: E) -> Result<Vec<Step>, Error> {
+    async fn run<'q, E: Execute<'q, Postgres> + 'q>(&mut self, query: E) -> Result<Vec<QueryOutput>, Error> {
         if self.in_transaction || self.statements != Statements::InTransaction {
             return self.raw().fetch_many(Unnamed(query)).try_collect().await;
         }
@@ -212,7 +212,7 @@ impl DerefMut for Transaction {
     }
 }
 
-type Step = Either<PgQueryResult, PgRow>;
+type QueryOutput = Either<PgQueryResult, PgRow>;
 
 /// A query that is prepared as an unnamed statement.
 struct Unnamed<E>(E);
@@ -240,7 +240,7 @@ impl<'q, E: Execute<'q, Postgres>> Execute<'q, Postgres> for Unnamed<E> {
 impl<'c> Executor<'c> for &'c mut PgConnection {
     type Database = Postgres;
 
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Step, Error>>
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<QueryOutput, Error>>
     where
         'c: 'e,
         E: 'q + Execute<'q, Postgres>,
@@ -281,13 +281,15 @@ impl<'c> Executor<'c> for &'c mut PgConnection {
 impl<'p> Executor<'p> for &'p PgPool {
     type Database = Postgres;
 
-    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<Step, Error>>
+    fn fetch_many<'e, 'q: 'e, E>(self, query: E) -> BoxStream<'e, Result<QueryOutput, Error>>
     where
         'p: 'e,
         E: 'q + Execute<'q, Postgres>,
     {
         let steps =
-            stream::once(async move { self.acquire().await?.fetch_many(query).try_collect::<Vec<Step>>().await });
+            stream::once(
+                async move { self.acquire().await?.fetch_many(query).try_collect::<Vec<QueryOutput>>().await },
+            );
         steps.map_ok(|steps| stream::iter(steps.into_iter().map(Ok))).try_flatten().boxed()
     }
 

@@ -75,8 +75,8 @@ impl Store {
         Ok(ItemPage { numbering, items, next })
     }
 
-    /// Returns the whole run as a document. An ingested run is returned unchanged, a run of this server in the same shape. Returns
-    /// `None` if there is no such run in the scope.
+    /// Returns the whole run as a document. An ingested run is returned unchanged, a run of this server in the same format.
+    /// Returns `None` if there is no such run in the scope.
     ///
     /// # Errors
     /// The database failed, or the stored data is damaged.
@@ -127,7 +127,7 @@ impl Store {
         }
         let Some(run) = by_id(&mut connection, scope, run_id).await? else { return Ok(None) };
         let finished = run.status != RunStatus::Running;
-        let mut summary = RunSummaryBuilder::resumed(run, None);
+        let mut summary = RunSummaryBuilder::from_stored(run, None);
         for item in items(&mut connection, run_id, 0..i32::MAX).await?.1 {
             summary.apply(&item);
         }

@@ -226,10 +226,10 @@ impl Recorder {
         match signal {
             Signal::Started(start) => {
                 let run_id = start.run_id;
-                let summary = RunSummaryBuilder::started(&start, self.target.server_id);
+                let summary = RunSummaryBuilder::from_start(&start, self.target.server_id);
                 let recording = Recording { summary, numbering: Numbering::default(), changed: false };
                 self.runs.insert(run_id, recording);
-                self.target.live.started(run_id, start.owner.clone());
+                self.target.live.add_run(run_id, start.owner.clone());
                 self.push(Record::Started(start, self.target.server_id));
             }
             Signal::Items(run_id, items) => {
@@ -248,7 +248,7 @@ impl Recorder {
                 }
                 run.changed = true;
                 if has_live_items(&items) {
-                    self.target.live.items(run_id, &items);
+                    self.target.live.add_items(run_id, &items);
                 }
                 self.push(Record::Items(run_id, numbering, items));
             }
@@ -257,7 +257,7 @@ impl Recorder {
                     self.ignored.remove(&run_id);
                     return;
                 };
-                run.summary.ended(&end);
+                run.summary.end(&end);
                 run.changed = true;
                 self.push(Record::Ended(run_id, end));
             }
@@ -286,7 +286,7 @@ impl Recorder {
         let changed =
             self.runs.values_mut().filter_map(|run| std::mem::take(&mut run.changed).then(|| run.summary.row()));
         let mut rows: Vec<RunRow> = std::mem::take(&mut self.ended).into_iter().chain(changed).collect();
-        // Changes of several runs by clients lock them in the same order.
+        // Changes of several runs by clients lock the rows in this order, too. Another order could cause a deadlock.
         rows.sort_unstable_by_key(|row| row.summary.run_id);
         self.runs.retain(|_, run| run.summary.status() == RunStatus::Running);
         Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
@@ -327,7 +327,7 @@ impl Recorder {
                 }
             }
             for (run_id, items) in &stored {
-                live.stored(*run_id, items);
+                live.remove_stored_items(*run_id, items);
             }
         }
         if result.outcome == PersistOutcome::Lost {
@@ -344,9 +344,9 @@ impl Recorder {
         }
         for record in result.records.iter().filter(|record| !lost.contains(&record.run_id())) {
             match record {
-                Record::Started(start, _) => live.changed(start.run_id, start.owner.clone(), RunStatus::Running),
+                Record::Started(start, _) => live.report_change(start.run_id, start.owner.clone(), RunStatus::Running),
                 Record::Ended(run_id, end) => {
-                    live.ended(*run_id, end.status);
+                    live.end_run(*run_id, end.status);
                     self.target.durability_acks.resolve(*run_id, Ok(()));
                     self.spooled.push(*run_id);
                 }
@@ -385,7 +385,7 @@ impl Recorder {
         self.abandoned.push(run_id);
         self.target.durability_acks.resolve(run_id, Err(reason));
         self.target.unstored.remove(run_id);
-        self.target.live.ended(run_id, RunStatus::Interrupted);
+        self.target.live.end_run(run_id, RunStatus::Interrupted);
     }
 }
 

@@ -333,7 +333,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Replaces NUL, which a model can generate and which PostgreSQL's `text` cannot hold, by `U+2400`.
+/// Replaces NUL, which a model can generate and which PostgreSQL's `text` cannot store, with `U+2400`.
 pub fn clean(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{2400}")) } else { Cow::Borrowed(text) }
 }

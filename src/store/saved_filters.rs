@@ -29,7 +29,7 @@ fn owner(tenant: Option<&Tenant>) -> String {
 }
 
 impl Store {
-    /// Saves a filter, also in place of an earlier one with that name. Returns `None` if the tenant has
+    /// Saves a filter; it replaces an earlier one with the same name. Returns `None` if the tenant has
     /// [`MAX_SAVED_FILTERS`] others.
     ///
     /// # Errors

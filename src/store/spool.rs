@@ -109,7 +109,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Returns the next records, about `items` items in total, and the offset after them for [`Spool::drained`].
+    /// Returns the next records, about `items` items in total, and the offset after them for [`Spool::mark_drained`].
     pub fn next(&mut self, items: usize) -> Result<(Vec<Record>, u64), Error> {
         let mut records: Vec<Record> = Vec::new();
         let (mut at, mut count) = (self.read, 0);
@@ -135,7 +135,7 @@ impl Spool {
     }
 
     /// Marks all records before the offset `at` as stored, and empties the file when none is left.
-    pub fn drained(&mut self, at: u64) -> Result<(), Error> {
+    pub fn mark_drained(&mut self, at: u64) -> Result<(), Error> {
         self.read = at;
         if self.is_drained() {
             self.file.set_len(0).map_err(disk("cannot empty", &self.path))?;
@@ -292,12 +292,12 @@ mod tests {
         spool.append(&records[..2]).unwrap();
         spool.append(&records[2..]).unwrap();
         let (first, at) = spool.next(2).unwrap();
-        spool.drained(at).unwrap();
+        spool.mark_drained(at).unwrap();
         let (second, at) = spool.next(100).unwrap();
         let decoded: Vec<Record> = first.into_iter().chain(second).collect();
         assert_eq!(format!("{decoded:?}"), format!("{records:?}"));
         assert!(!spool.is_drained());
-        spool.drained(at).unwrap();
+        spool.mark_drained(at).unwrap();
         assert!(spool.is_drained());
         assert_eq!(spool.file.metadata().unwrap().len(), 0);
     }
@@ -313,7 +313,7 @@ mod tests {
         let mut orphans = Spool::orphans(&folder.0);
         let (read, at) = orphans[0].next(100).unwrap();
         assert_eq!(read.len(), records().len() - 1);
-        orphans[0].drained(at).unwrap();
+        orphans[0].mark_drained(at).unwrap();
         assert!(orphans[0].is_drained());
     }
 

@@ -7,7 +7,7 @@ macro_rules! insert_statements {
     };
 }
 
-/// Inserts events.
+/// Statements that insert events.
 pub const INSERT_EVENTS: [&str; 2] = insert_statements!(
     "
     insert into events (run_id, sequence_order, event_type, step, created_at, prompt_length, tokens_so_far_len, max_steps,
@@ -24,7 +24,7 @@ pub const INSERT_EVENTS: [&str; 2] = insert_statements!(
             logprob, rank, entropy, measured, details, top_tokens)"
 );
 
-/// Inserts mod calls.
+/// Statements that insert mod calls.
 pub const INSERT_CALLS: [&str; 2] = insert_statements!(
     "
     insert into mod_calls (run_id, call_index, event_sequence_order, mod_name, event_type, step, created_at,
@@ -33,14 +33,14 @@ pub const INSERT_CALLS: [&str; 2] = insert_statements!(
         $7::timestamptz[], $8::double precision[], $9::boolean[], $10::text[], $11::text[])"
 );
 
-/// Inserts log lines.
+/// Statements that insert log lines.
 pub const INSERT_LOGS: [&str; 2] = insert_statements!(
     "
     insert into mod_logs (run_id, log_index, mod_call_sequence, mod_name, log_message, log_level, created_at)
     select * from unnest($1::uuid[], $2::integer[], $3::integer[], $4::text[], $5::text[], $6::text[], $7::timestamptz[])"
 );
 
-/// Inserts actions.
+/// Statements that insert actions.
 pub const INSERT_ACTIONS: [&str; 2] = insert_statements!(
     "
     insert into actions (run_id, action_index, mod_call_sequence, action_type, action_order, created_at, details,
@@ -57,7 +57,7 @@ pub const INSERT_ACTIONS: [&str; 2] = insert_statements!(
             logits_shape, temperature, has_tool_calls, tool_calls, error_message)"
 );
 
-/// Inserts attention.
+/// Statements that insert attention.
 pub const INSERT_ATTENTION: [&str; 2] = insert_statements!(
     "
     insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1, head_rows)

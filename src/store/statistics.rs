@@ -76,7 +76,7 @@ pub struct RunCounts {
     pub failed: i64,
     /// Runs that their client cancelled.
     pub cancelled: i64,
-    /// Runs that the end of their server interrupted.
+    /// Runs that were interrupted because their server ended.
     pub interrupted: i64,
     /// Runs that ended with an end-of-generation token or a stop string.
     pub finish_stop: i64,
@@ -105,7 +105,7 @@ pub struct RunCounts {
 }
 
 impl RunCounts {
-    /// Returns the counts with those of another group, `sign` times.
+    /// Returns the sum of these counts and `sign` times the counts of another group.
     fn plus(mut self, other: &Self, sign: i64) -> Self {
         let Self { runs, failed, cancelled, interrupted, finish_stop, finish_length, finish_tool_calls, .. } = other;
         self.runs += sign * runs;
@@ -148,7 +148,7 @@ pub struct GroupStatistics {
 /// Statistics of the runs in a time step.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct TimeStep {
-    /// Begin of the hour or day.
+    /// Start of the hour or day.
     pub at: DateTime<Utc>,
     /// Statistics of its runs.
     #[serde(flatten)]
@@ -180,7 +180,7 @@ pub struct ModStatistics {
 /// Statistics of ended runs.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Statistics {
-    /// Begin of the first day.
+    /// Start of the first day.
     pub from: DateTime<Utc>,
     /// Length of a time step.
     pub unit: StatisticsUnit,

@@ -58,7 +58,7 @@ pub struct RunRow {
 
 impl RunSummaryBuilder {
     /// Creates a builder for a run that starts on this server.
-    pub fn started(start: &RunStart, server_id: Uuid) -> Self {
+    pub fn from_start(start: &RunStart, server_id: Uuid) -> Self {
         let mut summary = empty_summary(start.run_id, start.request_id.clone(), start.created_at, start.surface);
         summary.model = Some(start.model.clone());
         summary.owner.clone_from(&start.owner);
@@ -71,11 +71,11 @@ impl RunSummaryBuilder {
         summary.seed = start.seed;
         summary.prompt_preview = truncate(&start.prompt_preview, MAX_PREVIEW_CHARS);
         summary.parent.clone_from(&start.parent);
-        Self::resumed(summary, Some(server_id))
+        Self::from_stored(summary, Some(server_id))
     }
 
     /// Creates a builder for an ingested run, which has finished.
-    pub fn ingested(run_id: RunId, meta: &RequestMeta, owner: Option<Tenant>, now: DateTime<Utc>) -> Self {
+    pub fn from_request(run_id: RunId, meta: &RequestMeta, owner: Option<Tenant>, now: DateTime<Utc>) -> Self {
         let surface = meta.surface.unwrap_or(Surface::Ingest);
         let mut summary = empty_summary(run_id, meta.request_id.clone(), meta.created_at.unwrap_or(now), surface);
         summary.owner = owner;
@@ -87,11 +87,11 @@ impl RunSummaryBuilder {
         summary.temperature = meta.temperature;
         summary.mod_text.clone_from(&meta.mod_text);
         summary.prompt_preview = truncate(meta.extras.user_prompt.as_deref().unwrap_or_default(), MAX_PREVIEW_CHARS);
-        Self { finished: true, ingested: true, reported: meta.extras.clone(), ..Self::resumed(summary, None) }
+        Self { finished: true, ingested: true, reported: meta.extras.clone(), ..Self::from_stored(summary, None) }
     }
 
     /// Creates a builder for a stored run. The caller applies the run's items again, beginning with the first.
-    pub fn resumed(summary: RunSummary, server_id: Option<Uuid>) -> Self {
+    pub fn from_stored(summary: RunSummary, server_id: Option<Uuid>) -> Self {
         Self {
             summary,
             server_id,
@@ -119,12 +119,12 @@ impl RunSummaryBuilder {
                     mods.push(call.mod_name.clone());
                 }
                 if let Some(message) = &call.exception_message {
-                    self.error(&call.mod_name, message);
+                    self.add_error(&call.mod_name, message);
                 }
             }
             TraceItem::Action(action) => {
                 if let Some(message) = &action.error_message {
-                    self.error("EmitError", message);
+                    self.add_error("EmitError", message);
                 }
             }
             TraceItem::Attention(_) => self.summary.has_attention = true,
@@ -133,7 +133,7 @@ impl RunSummaryBuilder {
     }
 
     /// Records the end of the run.
-    pub fn ended(&mut self, end: &RunEnd) {
+    pub fn end(&mut self, end: &RunEnd) {
         let (summary, finish) = (&mut self.summary, &end.finish);
         summary.status = end.status;
         summary.completed_at = Some(end.completed_at);
@@ -148,7 +148,7 @@ impl RunSummaryBuilder {
     }
 
     /// Records that the run's server ended before the run did.
-    pub fn interrupted(&mut self, at: DateTime<Utc>) {
+    pub fn interrupt(&mut self, at: DateTime<Utc>) {
         self.summary.status = RunStatus::Interrupted;
         self.summary.completed_at = Some(at);
         self.finished = true;
@@ -202,7 +202,7 @@ impl RunSummaryBuilder {
         columns::encode(&self.fold)
     }
 
-    fn error(&mut self, source: &str, message: &str) {
+    fn add_error(&mut self, source: &str, message: &str) {
         if self.error_text.len() < MAX_ERROR_CHARS {
             self.error_text.push_str(&truncate(&format!("{source}: {message}\n"), MAX_ERROR_CHARS));
         }

@@ -37,8 +37,8 @@ pub(super) fn tags(labels: &[String]) -> Vec<String> {
 }
 
 impl Store {
-    /// Removes and adds tags of stored runs, of all or of none. Returns their tags in order of their ids; runs outside the
-    /// scope are left out.
+    /// Removes and adds tags of stored runs; after an error, no run is changed. Returns the tags of the runs in order of
+    /// their ids, without runs outside the scope.
     ///
     /// # Errors
     /// [`Error::TooManyTags`], or the database failed.

@@ -45,7 +45,7 @@ impl Record {
     }
 }
 
-/// The number of the attempt to write a batch.
+/// The first or a later attempt to write a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attempt {
     /// The first attempt: none of its rows exists.
@@ -97,7 +97,7 @@ pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<
     write_records(&mut transaction, records, Attempt::Retry).await?;
     for record in records {
         if let Record::Ended(run_id, end) = record {
-            refold(&mut transaction, *run_id, |summary| summary.ended(end)).await?;
+            refold(&mut transaction, *run_id, |summary| summary.end(end)).await?;
         }
     }
     notify(&mut transaction, server, changes(records)).await?;
@@ -108,7 +108,8 @@ pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<
 /// false if the run is not running.
 pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<Utc>) -> Result<bool, Error> {
     let mut transaction = pool.begin().await?;
-    // The server may still be alive. The row lock keeps this write from overwriting its rows; its later writes replace this one.
+    // The server may still be alive. The row lock keeps this write from overwriting a row that the server is writing, and the
+    // later writes of the server replace this one.
     let running = sqlx::query_scalar::<_, bool>("select status = 'running' from runs where run_id = $1 for update");
     if running.bind(run_id.0).fetch_optional(&mut *transaction).await? != Some(true) {
         return Ok(false);
@@ -118,7 +119,7 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
     let orphans = "delete from attention t where t.run_id = $1 and not exists \
                    (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
     sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
-    let failure = match refold(&mut transaction, run_id, |summary| summary.interrupted(at)).await {
+    let failure = match refold(&mut transaction, run_id, |summary| summary.interrupt(at)).await {
         Ok(()) => {
             notify(&mut transaction, server, vec![change]).await?;
             transaction.commit().await?;
@@ -140,7 +141,7 @@ async fn write_records(connection: &mut PgConnection, records: &[Record], attemp
     let mut rows = Rows::new(if attempt == Attempt::First { InsertMode::New } else { InsertMode::SkipExisting });
     for record in records {
         match record {
-            Record::Started(start, server_id) => begin(connection, start, *server_id, attempt).await?,
+            Record::Started(start, server_id) => insert_run(connection, start, *server_id, attempt).await?,
             Record::Items(run_id, numbering, items) => {
                 let mut numbering = *numbering;
                 for item in items.iter() {
@@ -156,7 +157,7 @@ async fn write_records(connection: &mut PgConnection, records: &[Record], attemp
 
 /// Reserves the `request_id` and inserts the run's first row. If a client uses a `request_id` twice, the run is recorded
 /// with the id `REQUEST_ID~RUN_ID`.
-async fn begin(
+async fn insert_run(
     connection: &mut PgConnection,
     start: &RunStart,
     server_id: Uuid,
@@ -174,7 +175,7 @@ async fn begin(
         return Ok(());
     }
     let start = RunStart { request_id, ..start.clone() };
-    save(connection, &RunSummaryBuilder::started(&start, server_id).row()).await
+    save(connection, &RunSummaryBuilder::from_start(&start, server_id).row()).await
 }
 
 /// Folds the stored items of a run again, applies `change`, and writes its row.
@@ -184,7 +185,7 @@ async fn refold(
     change: impl FnOnce(&mut RunSummaryBuilder),
 ) -> Result<(), Error> {
     let Some(run) = by_id(connection, &Scope::All, run_id).await? else { return Ok(()) };
-    let mut summary = RunSummaryBuilder::resumed(run, None);
+    let mut summary = RunSummaryBuilder::from_stored(run, None);
     for item in read::items(connection, run_id, 0..i32::MAX).await?.1 {
         summary.apply(&item);
     }

@@ -258,14 +258,14 @@ fn model_info(loaded: &Loaded) -> serde_json::Map<String, serde_json::Value> {
 fn capabilities(loaded: &Loaded) -> Vec<&'static str> {
     let template = loaded.template().ok();
     let has = |text: &str| template.is_some_and(|template| !text.is_empty() && template.source().contains(text));
-    let reasoning = template.map(|template| template.format().reasoning_markers.0.clone()).unwrap_or_default();
+    let reasoning = template.map(|template| template.syntax().reasoning_markers.0.clone()).unwrap_or_default();
     [
         (loaded.model().generates(), "completion"),
         (loaded.model().images().is_some(), "vision"),
         (loaded.encoder().embeddings().is_ok(), "embedding"),
         (has("tools"), "tools"),
         (has(&reasoning), "thinking"),
-        (loaded.vocabulary().special().fill_in.is_some(), "insert"),
+        (loaded.vocabulary().special().infill.is_some(), "insert"),
     ]
     .into_iter()
     .filter_map(|(can, name)| can.then_some(name))

@@ -9,7 +9,7 @@ use crate::server::ApiError;
 /// # Errors
 /// 501 if the model has none.
 pub(crate) fn infill_tokens(vocabulary: &Vocabulary) -> Result<InfillTokens, ApiError> {
-    vocabulary.special().fill_in.ok_or_else(|| {
+    vocabulary.special().infill.ok_or_else(|| {
         ApiError::not_supported(
             "the model was not trained for infilling: its vocabulary has no tokens for prefix, suffix \
              and middle",

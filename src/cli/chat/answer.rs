@@ -22,9 +22,9 @@ pub struct ChatAnswer {
     pub finish_reason: Option<String>,
     /// The error that interrupted the answer.
     pub interrupted: Option<String>,
-    /// Token counts, in OpenAI's shape.
+    /// Token counts, in OpenAI's format.
     pub usage: Value,
-    /// Durations, in llama-server's shape.
+    /// Durations, in llama-server's format.
     pub timings: Value,
     /// Id of the slot that generated it.
     pub slot: Option<u64>,
@@ -92,7 +92,7 @@ impl StreamedAnswer {
         if chunk.get("error").is_some() {
             bail!("{}", error_message(&chunk.to_string()).unwrap_or_else(|| "the run failed".into()));
         }
-        let retracted = |what: &str| chunk.pointer(&format!("/thunder/retract/{what}")).and_then(Value::as_u64);
+        let retracted = |field: &str| chunk.pointer(&format!("/thunder/retract/{field}")).and_then(Value::as_u64);
         if let Some(chars) = retracted("chars").filter(|&chars| chars > 0) {
             screen.retract(chars as usize)?;
             self.retract(chars as usize);

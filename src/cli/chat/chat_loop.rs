@@ -349,12 +349,12 @@ fn mod_name(entry: &Value) -> &str {
     entry.as_str().or_else(|| entry["name"].as_str()).unwrap_or_default()
 }
 
-/// Reads tools from a file: a list of definitions in OpenAI's shape, or of their functions only.
+/// Reads tools from a file: a list of definitions in OpenAI's format, or of their functions only.
 pub fn tools(path: &Path) -> anyhow::Result<Vec<Value>> {
     let path_text = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path_text}"))?;
     let list: Value = serde_json::from_str(&text).with_context(|| format!("{path_text} is not JSON"))?;
-    let list = list.as_array().with_context(|| format!("{path_text} must hold a list of tools"))?;
+    let list = list.as_array().with_context(|| format!("{path_text} must contain a list of tools"))?;
     list.iter()
         .enumerate()
         .map(|(index, tool)| {

@@ -43,7 +43,7 @@ pub enum ChatCommand {
     ToolsOff,
     /// Lists parameters.
     Parameters,
-    /// Sets a parameter; `None` removes it.
+    /// Sets a parameter; `None` removes it, and `Some(Null)` shows it.
     Parameter(String, Option<Value>),
     /// Generates the last answer again.
     Regenerate,

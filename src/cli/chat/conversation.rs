@@ -8,7 +8,7 @@ use std::path::Path;
 /// Version of the file format.
 const VERSION: u32 = 1;
 
-/// A conversation: messages, and the settings that shape its answers.
+/// A conversation: messages, and the settings of its requests.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ChatTranscript {
     /// Name of the model.
@@ -20,7 +20,7 @@ pub struct ChatTranscript {
     /// Mods in order, as requests name them: a name, or `{"name", "config"}`.
     #[serde(default)]
     pub mods: Vec<Value>,
-    /// Tools in OpenAI's shape.
+    /// Tools in OpenAI's format.
     #[serde(default)]
     pub tools: Vec<Value>,
     /// Sampling parameters and other request fields.
@@ -34,7 +34,7 @@ pub struct ChatTranscript {
 /// A message with its metadata.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ChatMessage {
-    /// The message in OpenAI's shape.
+    /// The message in OpenAI's format.
     #[serde(flatten)]
     pub fields: Map<String, Value>,
     /// Ids of an answer's generated tokens.

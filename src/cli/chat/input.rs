@@ -27,7 +27,7 @@ pub enum Input {
     End,
 }
 
-/// Reads messages.
+/// A reader of messages.
 pub struct InputReader {
     /// `None` for a pipe, and while a line is being read.
     editor: Option<Box<Editor<Rules, FileHistory>>>,
@@ -132,7 +132,7 @@ fn join_lines(text: &str) -> String {
     }
 }
 
-/// Support for messages of several lines, and for completion of commands.
+/// The line editor's rules for messages of several lines and for completion of commands.
 struct Rules;
 
 impl Validator for Rules {

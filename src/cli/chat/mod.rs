@@ -38,7 +38,7 @@ pub struct Args {
     /// File with a conversation to continue, saved by /save
     #[arg(long, value_name = "FILE")]
     restore: Option<PathBuf>,
-    /// Tools that the model may call, in OpenAI's shape
+    /// Tools that the model may call, in OpenAI's format
     #[arg(long, value_name = "FILE.json")]
     tools: Option<PathBuf>,
     /// Maximum tokens of an answer; default: as many as fit into the context

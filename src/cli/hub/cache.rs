@@ -82,7 +82,7 @@ impl Cache {
         let repository = self.repository(repository);
         for folder in [repository.join("blobs"), repository.join("refs"), repository.join("snapshots").join(commit)] {
             fs::create_dir_all(&folder).with_context(|| {
-                format!("cannot create {}; HF_HOME names another folder for the cache", folder.display())
+                format!("cannot create {}; set HF_HOME to use another folder for the cache", folder.display())
             })?;
         }
         Ok(VersionFolder { repository, commit: commit.to_owned() })

@@ -14,7 +14,7 @@ const MAX_ATTEMPTS: u32 = 5;
 /// Delay before the second attempt without a new byte; doubled for each further one.
 const RETRY_DELAY: Duration = Duration::from_millis(250);
 
-/// The end of a failed attempt.
+/// The failure of a download attempt.
 enum Failure {
     /// Another attempt may succeed.
     Temporary(anyhow::Error),
@@ -30,7 +30,7 @@ impl From<std::io::Error> for Failure {
 /// Completes a partial file and verifies it.
 ///
 /// # Errors
-/// The server does not answer, or the file is another one. Then `partial` is empty or holds a valid beginning.
+/// The server does not answer, or the file has another checksum. `partial` is then empty or a valid beginning.
 pub async fn complete(
     remote: &Remote,
     file: &RemoteFile,
@@ -66,7 +66,7 @@ pub async fn complete(
     if !found.eq_ignore_ascii_case(expected) {
         partial.set_len(0)?;
         bail!(
-            "{} was received with the SHA-256 checksum {found} in place of {expected}; the bytes were removed, try again",
+            "{} was received with the SHA-256 checksum {found}, expected {expected}; the downloaded bytes were removed, try again",
             file.path
         );
     }
@@ -102,9 +102,9 @@ async fn receive(remote: &Remote, file: &RemoteFile, partial: &mut File, progres
     progress.begin(&step);
     while let Some(chunk) = response.chunk().await.map_err(temporary)? {
         received += chunk.len() as u64;
-        if size.is_some_and(|size| received > size) {
+        if let Some(size) = size.filter(|&size| received > size) {
             partial.set_len(0)?;
-            return Err(Failure::Permanent(anyhow!("the server sends more than the {size:?} bytes of {}", file.path)));
+            return Err(Failure::Permanent(anyhow!("the server sends more than the {size} bytes of {}", file.path)));
         }
         partial.write_all(&chunk)?;
         if let Some(size) = size {

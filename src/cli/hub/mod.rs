@@ -1,5 +1,5 @@
-//! Download of models from the Hugging Face Hub, a server with its routes, or a URL, into the cache that Hugging Face's tools
-//! and llama.cpp share.
+//! Download of models from the Hugging Face Hub, a server with the same API, or a URL, into the cache that Hugging Face's
+//! tools and llama.cpp share.
 //!
 //! The crate hf-hub would add 90 crates, among them a second TLS implementation and the Xet protocol, and neither resumes nor
 //! verifies a download; this needs two routes of the hub and the HTTP client of the other commands.
@@ -17,13 +17,13 @@ use crate::config::hub::HubFlags;
 use anyhow::{Context as _, bail};
 use cache::Cache;
 use remote::Remote;
-use selection::{HasPath as _, Wanted};
+use selection::{FileSelector, HasPath as _};
 use std::path::{Path, PathBuf};
 
 /// Downloads the model that the flags name, unless it is in the cache, and sets it as the model file.
 pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
     if engine.hub.hf_file.is_some() && engine.hub.hf_repo.is_none() {
-        bail!("--hf-file names a file of a repository; name the repository with --hf-repo");
+        bail!("--hf-file needs a repository; set it with --hf-repo");
     }
     if engine.hub.names_model() {
         let progress = Progress::new(None);
@@ -39,9 +39,9 @@ pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
 pub async fn download(flags: &HubFlags, or_cached: bool, progress: &Progress) -> anyhow::Result<Vec<PathBuf>> {
     let cache = Cache::new(HubFlags::cache_dir()?);
     let (repository, wanted) = match (&flags.hf_repo, &flags.model_url) {
-        (Some(name), _) => Wanted::in_repository(name, flags.hf_file.as_deref())?,
-        (None, Some(url)) => (remote::repository_of_url(url), Wanted::Any),
-        (None, None) => bail!("no model to download; name one with --hf-repo or --model-url"),
+        (Some(name), _) => FileSelector::in_repository(name, flags.hf_file.as_deref())?,
+        (None, Some(url)) => (remote::repository_of_url(url), FileSelector::Any),
+        (None, None) => bail!("no model to download; select one with --hf-repo or --model-url"),
     };
     let cached = || -> anyhow::Result<Option<Vec<PathBuf>>> {
         let files = cache.files(&repository)?;
@@ -61,14 +61,14 @@ pub async fn download(flags: &HubFlags, or_cached: bool, progress: &Progress) ->
             None => remote.files_of_repository(&repository).await?,
         };
         let chosen = wanted.choose(&version.files).with_context(|| {
-            format!("{repository} has no model{wanted}; it has {}", selection::listed(&version.files))
+            format!("{repository} has no model{wanted}; it has {}", selection::list_models(&version.files))
         })??;
         let folder = cache.version(&repository, &version.commit)?;
         let mut paths = Vec::new();
         for file in chosen {
             paths.push(folder.add(file, |partial| download::complete(&remote, file, partial, progress)).await?);
         }
-        // Only now, so that an incomplete download never replaces a complete version.
+        // This comes last, so that an incomplete download never replaces a complete version.
         folder.set_current()?;
         anyhow::Ok(paths)
     };
@@ -102,7 +102,7 @@ pub fn cached_models() -> anyhow::Result<(PathBuf, Vec<CachedModel>)> {
     for repository in cache.repositories()? {
         let files = cache.files(&repository)?;
         for first in files.iter().filter(|file| selection::is_model(file.path())) {
-            let Some(Ok(parts)) = Wanted::File(first.path().to_owned()).choose(&files) else { continue };
+            let Some(Ok(parts)) = FileSelector::File(first.path().to_owned()).choose(&files) else { continue };
             let quantization = selection::quantization(first.path());
             models.push(CachedModel {
                 name: quantization.map_or_else(|| repository.clone(), |word| format!("{repository}:{word}")),

@@ -1,4 +1,4 @@
-//! The routes of the hub, and files behind a URL.
+//! Requests to the hub, and to servers of files by URL.
 
 use super::is_safe_path;
 use super::selection::{HasPath, SplitName, is_gguf, split_name};
@@ -13,13 +13,14 @@ use std::fmt::Write as _;
 use std::time::Duration;
 use tokio_rustls::rustls::crypto::ring;
 
-/// Maximum time to connect, and without any byte from the server.
+/// Maximum time to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum time without a byte from the server.
 const READ_TIMEOUT: Duration = Duration::from_mins(1);
 /// Maximum size of a list of files or branches.
 const MAX_LIST_BYTES: usize = 32 << 20;
 
-/// A server of models.
+/// A server to download models from.
 #[derive(Debug)]
 pub struct Remote {
     http: Client,
@@ -89,11 +90,9 @@ impl Remote {
         let _ = ring::default_provider().install_default();
         let build = |redirects: redirect::Policy| {
             let builder = Client::builder().redirect(redirects).connect_timeout(CONNECT_TIMEOUT);
-            // Ranges and checksums are those of the file, not of a compressed form of it.
+            // Ranges and checksums refer to the uncompressed file.
             let builder = builder.read_timeout(READ_TIMEOUT).no_gzip().no_zstd();
-            builder
-                .build()
-                .context("https needs certificates of authorities, and the system has none; install ca-certificates")
+            builder.build().context("https needs CA certificates, and the system has none; install ca-certificates")
         };
         Ok(Self {
             http: build(redirect::Policy::limited(10))?,
@@ -126,7 +125,7 @@ impl Remote {
         Ok(RemoteVersion { commit, files })
     }
 
-    /// Returns the file behind a URL, with the other parts of a split model.
+    /// Returns the file at a URL, with the other parts of a split model.
     pub async fn files_of_url(&self, url: &str) -> anyhow::Result<RemoteVersion> {
         let parsed = Url::parse(url).ok().filter(|url| matches!(url.scheme(), "http" | "https") && url.has_host());
         let first = parsed.with_context(|| format!("--model-url must be an http or https URL, got \"{url}\""))?;
@@ -165,7 +164,7 @@ impl Remote {
         let (etag, size) = if linked { ("x-linked-etag", "x-linked-size") } else { ("etag", "content-length") };
         let etag = text(headers, etag).map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
         let sha256 = etag.clone().filter(|etag| etag.len() == 64 && is_hash(etag));
-        // Without an ETag the URL is the only sign of a version.
+        // Without an ETag, only the URL identifies the version.
         let version = etag.unwrap_or_default();
         let hash = sha256.clone().unwrap_or_else(|| digest([url.as_str(), version.as_str()].into_iter()));
         let size = text(headers, size).and_then(|size| size.parse().ok());
@@ -221,7 +220,7 @@ impl Remote {
             .with_context(|| format!("{url} is not a hub: its list of {repository} is invalid"))
     }
 
-    /// Returns a URL below the endpoint. The parts may hold slashes.
+    /// Returns a URL below the endpoint. The parts may contain slashes.
     fn url(&self, parts: &[&str]) -> Url {
         let mut url = self.endpoint.clone();
         if let Ok(mut segments) = url.path_segments_mut() {
@@ -231,7 +230,7 @@ impl Remote {
     }
 }
 
-/// Returns the name of the repository in the cache for a URL, which is no name on a hub.
+/// Returns the name of the cached repository for a URL. No repository on a hub can have this name.
 pub fn repository_of_url(url: &str) -> String {
     let name = Url::parse(url).ok().and_then(|url| file_name(&url)).unwrap_or_default();
     let stem: String = name.trim_end_matches(".gguf").chars().filter(char::is_ascii_alphanumeric).take(40).collect();

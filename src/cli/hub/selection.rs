@@ -7,7 +7,7 @@ use std::path::Path;
 /// Quantizations that are preferred if none is requested.
 const PREFERRED: [&str; 2] = ["Q4_K_M", "Q8_0"];
 
-/// Parts of the names of files that belong to a model, but are not one.
+/// Words in the names of files that accompany a model, such as image encoders.
 const COMPANIONS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
 
 /// A file with a path in a repository.
@@ -16,9 +16,9 @@ pub trait HasPath {
     fn path(&self) -> &str;
 }
 
-/// The requested files of a repository.
+/// A selection of a model in a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum FileSelector {
     /// A preferred quantization, else the first model.
     Any,
     /// A quantization, e.g. `Q8_0`.
@@ -27,7 +27,7 @@ pub enum Wanted {
     File(String),
 }
 
-impl Wanted {
+impl FileSelector {
     /// Splits `user/model[:QUANT]` into the repository and the requested file.
     pub fn in_repository(name: &str, file: Option<&str>) -> anyhow::Result<(String, Self)> {
         let (repository, quantization) = match name.split_once(':') {
@@ -51,7 +51,7 @@ impl Wanted {
     /// Parts are missing.
     pub fn choose<'a, F: HasPath>(&self, files: &'a [F]) -> Option<anyhow::Result<Vec<&'a F>>> {
         let models = || files.iter().filter(|file| is_model(file.path()));
-        let with = |quantization: &str| {
+        let with_quantization = |quantization: &str| {
             let quantization = quantization.to_ascii_lowercase();
             models().find(|file| {
                 let path = file.path().to_ascii_lowercase();
@@ -61,14 +61,16 @@ impl Wanted {
         };
         let first = match self {
             Self::File(path) => files.iter().find(|file| file.path() == path),
-            Self::Quantization(quantization) => with(quantization),
-            Self::Any => PREFERRED.iter().find_map(|quantization| with(quantization)).or_else(|| models().next()),
+            Self::Quantization(quantization) => with_quantization(quantization),
+            Self::Any => {
+                PREFERRED.iter().find_map(|quantization| with_quantization(quantization)).or_else(|| models().next())
+            }
         }?;
         Some(parts(first, files))
     }
 }
 
-impl fmt::Display for Wanted {
+impl fmt::Display for FileSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Any => Ok(()),
@@ -79,7 +81,7 @@ impl fmt::Display for Wanted {
 }
 
 /// Returns the models among the files, for an error.
-pub fn listed<F: HasPath>(files: &[F]) -> String {
+pub fn list_models<F: HasPath>(files: &[F]) -> String {
     const MAX_LISTED: usize = 12;
     let models: Vec<&str> = files.iter().map(HasPath::path).filter(|path| is_model(path)).collect();
     match models.len() {
@@ -138,7 +140,7 @@ pub fn is_gguf(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|extension| extension == "gguf")
 }
 
-/// Returns true for a model, and of a split model for its first part.
+/// Returns true for a model file; of a split model, only for the first part.
 pub fn is_model(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     let is_companion = COMPANIONS.iter().any(|word| name.contains(word));
@@ -156,7 +158,7 @@ pub fn is_repository(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{HasPath, Wanted, is_repository, quantization};
+    use super::{FileSelector, HasPath, is_repository, quantization};
 
     impl HasPath for &str {
         fn path(&self) -> &str {
@@ -165,7 +167,7 @@ mod tests {
     }
 
     fn chosen(name: &str, files: &[&'static str]) -> Option<Result<Vec<&'static str>, String>> {
-        let (_, wanted) = Wanted::in_repository(name, None).unwrap();
+        let (_, wanted) = FileSelector::in_repository(name, None).unwrap();
         let chosen = wanted.choose(files)?;
         Some(chosen.map(|files| files.into_iter().copied().collect()).map_err(|error| error.to_string()))
     }
@@ -188,7 +190,7 @@ mod tests {
         assert_eq!(chosen("u/m", &files), Some(Ok(vec![files[1], files[0], files[2]])));
         let missing = chosen("u/m", &files[..2]).unwrap().unwrap_err();
         assert!(missing.contains("part 3 of 3 is missing"), "{missing}");
-        let none = Wanted::File("m-00001-of-00000.gguf".to_owned());
+        let none = FileSelector::File("m-00001-of-00000.gguf".to_owned());
         assert!(none.choose(&["m-00001-of-00000.gguf"]).unwrap().is_err());
     }
 
@@ -209,8 +211,8 @@ mod tests {
         assert!(is_repository("ggml-org/gemma-3.1-it_GGUF"));
         for wrong in ["gemma", "a/b/c", "../x", "a/..", "a//b", "/a", "a/", "a/-b", "a/b-", "a/b c", ""] {
             assert!(!is_repository(wrong), "{wrong}");
-            assert!(Wanted::in_repository(wrong, None).is_err(), "{wrong}");
+            assert!(FileSelector::in_repository(wrong, None).is_err(), "{wrong}");
         }
-        assert!(Wanted::in_repository("a/b:", None).is_err());
+        assert!(FileSelector::in_repository("a/b:", None).is_err());
     }
 }

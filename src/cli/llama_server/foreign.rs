@@ -11,7 +11,7 @@ pub(super) struct ForeignFlag {
     /// llama-server's environment variables for the flag.
     pub variables: &'static [&'static str],
     /// Treatment of the flag.
-    pub verdict: Verdict,
+    pub treatment: FlagTreatment,
 }
 
 /// The values that follow a flag.
@@ -27,7 +27,7 @@ pub(super) enum Values {
 
 /// The treatment of a flag.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Verdict {
+pub(super) enum FlagTreatment {
     /// Accepted, because Thunder always behaves like this, or the flag has no visible effect.
     Silent,
     /// Accepted and logged, with the reason for having no effect.
@@ -36,35 +36,35 @@ pub(super) enum Verdict {
     Refused(&'static str),
 }
 
+use FlagTreatment::{NoEffect, Refused, Silent};
 use Values::{None as NoValue, One, Optional};
-use Verdict::{NoEffect, Refused, Silent};
 
 const fn foreign(
     names: &'static [&'static str],
     values: Values,
     variables: &'static [&'static str],
-    verdict: Verdict,
+    treatment: FlagTreatment,
 ) -> ForeignFlag {
-    ForeignFlag { names, values, variables, verdict }
+    ForeignFlag { names, values, variables, treatment }
 }
 
-const DOWNLOAD: Verdict =
+const DOWNLOAD: FlagTreatment =
     Refused("download the model with --hf-repo or --model-url, or set --model to the path of its GGUF file");
-const DRAFT: Verdict = NoEffect(
+const DRAFT: FlagTreatment = NoEffect(
     "speculative decoding drafts from the text of the run (--spec-type ngram-simple) or with a draft model \
      (--spec-draft-model), whose other settings are those of the main model; answers do not depend on drafts",
 );
-const BATCH: Verdict =
+const BATCH: FlagTreatment =
     NoEffect("the same threads process prompts and generate tokens; --poll, --prio and --cpu-mask configure them");
-const MEDIA: Verdict = NoEffect("clients send images in their requests; sound and video are not supported");
-const PROJECTOR: Verdict = NoEffect("images are encoded on the first GPU of the model, and one at a time");
-const AGENT: Verdict =
+const MEDIA: FlagTreatment = NoEffect("clients send images in their requests; sound and video are not supported");
+const PROJECTOR: FlagTreatment = NoEffect("images are encoded on the first GPU of the model, and one at a time");
+const AGENT: FlagTreatment =
     Refused("the server does not run tools: clients run the tools that they offer, and mods can run some (--mods-dir)");
-const CORS: Verdict = NoEffect("--cors-origin alone determines the cross-origin requests that are allowed");
-const FIT: Verdict =
+const CORS: FlagTreatment = NoEffect("--cors-origin alone determines the cross-origin requests that are allowed");
+const FIT: FlagTreatment =
     NoEffect("--gpu-layers auto fits the layers into the memory of the GPUs, and the context is never reduced");
-const STATES: Verdict = NoEffect("--cache-ram alone determines which slot states are kept");
-const LINES: Verdict = NoEffect("log lines always have a time and a level");
+const STATES: FlagTreatment = NoEffect("--cache-ram alone determines which slot states are kept");
+const LINES: FlagTreatment = NoEffect("log lines always have a time and a level");
 
 pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
     foreign(&["--docker-repo", "-dr"], One, &["LLAMA_ARG_DOCKER_REPO"], DOWNLOAD),
@@ -86,13 +86,8 @@ pub(super) const FOREIGN_FLAGS: &[ForeignFlag] = &[
         &[],
         DOWNLOAD,
     ),
-    foreign(&["--cache-list", "-cl"], NoValue, &[], Refused("nothing is downloaded, so there is no cache to list")),
-    foreign(
-        &["--completion-bash"],
-        NoValue,
-        &[],
-        Refused("there is no completion script; thunder serve --help lists the flags"),
-    ),
+    foreign(&["--cache-list", "-cl"], NoValue, &[], Refused("use thunder models list")),
+    foreign(&["--completion-bash"], NoValue, &[], Refused("use thunder completions bash")),
     foreign(
         &["--rpc"],
         One,

@@ -3,7 +3,7 @@
 mod foreign;
 
 use clap::Command;
-use foreign::{FOREIGN_FLAGS, ForeignFlag, Values, Verdict};
+use foreign::{FOREIGN_FLAGS, FlagTreatment, ForeignFlag, Values};
 use std::ffi::OsString;
 
 /// Spellings of flags in clap's form: those with one dash and several letters, which clap would parse as several flags,
@@ -211,10 +211,10 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
         for _ in 0..values {
             rest.next();
         }
-        match foreign.verdict {
-            Verdict::Silent => {}
-            Verdict::NoEffect(reason) => translated.notes.push(format!("{name} has no effect: {reason}")),
-            Verdict::Refused(remedy) => return Err(UnsupportedFlag { flag: name.to_owned(), remedy }),
+        match foreign.treatment {
+            FlagTreatment::Silent => {}
+            FlagTreatment::NoEffect(reason) => translated.notes.push(format!("{name} has no effect: {reason}")),
+            FlagTreatment::Refused(remedy) => return Err(UnsupportedFlag { flag: name.to_owned(), remedy }),
         }
     }
     Ok(translated)
@@ -243,13 +243,13 @@ fn note(name: &str) -> Option<String> {
     if VARIABLES.iter().any(|(_, llama_variable)| *llama_variable == name) {
         return None;
     }
-    if let Some(ForeignFlag { names: [first, ..], verdict, .. }) =
+    if let Some(ForeignFlag { names: [first, ..], treatment, .. }) =
         FOREIGN_FLAGS.iter().find(|foreign| foreign.variables.contains(&name))
     {
-        return match verdict {
-            Verdict::Silent => None,
-            Verdict::NoEffect(reason) => Some(format!("{name} has no effect: {reason}")),
-            Verdict::Refused(remedy) => {
+        return match treatment {
+            FlagTreatment::Silent => None,
+            FlagTreatment::NoEffect(reason) => Some(format!("{name} has no effect: {reason}")),
+            FlagTreatment::Refused(remedy) => {
                 Some(format!("{name} has no effect, because {first} is not supported; {remedy}"))
             }
         };

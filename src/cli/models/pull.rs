@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 /// Download a model into the cache of Hugging Face's tools, and print the path of its file
 ///
-/// Resumes a broken download, verifies the checksum, and does nothing if the newest version is in the cache. `HF_HOME` or
-/// `HF_HUB_CACHE` names another cache, `HF_ENDPOINT` another server with the routes of the Hugging Face Hub.
+/// Resumes an interrupted download, verifies the checksum, and does nothing if the newest version is in the cache. `HF_HOME`
+/// or `HF_HUB_CACHE` sets another cache, `HF_ENDPOINT` another server with the API of the Hugging Face Hub.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Hugging Face repository, e.g. `ggml-org/gemma-3-1b-it-GGUF:Q8_0`

@@ -11,9 +11,9 @@ use std::path::Path;
 
 /// Prints a report as text.
 pub fn print(report: &DryRunReport) {
-    let known = if report.recorded { "" } else { "; the recorded run did not use the mod" };
+    let note = if report.recorded { "" } else { "; the recorded run did not use the mod" };
     let effects = report.events.iter().filter(|reply| reply.has_effect());
-    println!("{}: {} calls, {} with an effect{known}", report.run, report.calls, effects.clone().count());
+    println!("{}: {} calls, {} with an effect{note}", report.run, report.calls, effects.clone().count());
     for reply in effects {
         println!("  step {:4}  {:11}  {}", reply.step, reply.event, reply.now);
         for line in &reply.logs {

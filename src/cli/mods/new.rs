@@ -68,7 +68,7 @@ pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
         bail!("'{name}' is not a valid name; expected a letter followed by up to 63 letters, digits and '_'");
     }
     if RESERVED_NAMES.contains(&name.as_str()) || name.starts_with("test_") {
-        bail!("'{name}' is a name of Python; choose another name");
+        bail!("'{name}' is a Python keyword or the name of a Python module; choose another name");
     }
     let files = [(format!("{name}.py"), TEMPLATE), (format!("test_{name}.py"), TESTS)];
     if let Some((file, _)) = files.iter().find(|(file, _)| args.dir.join(file).exists()) {

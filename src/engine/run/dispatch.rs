@@ -6,7 +6,7 @@ use crate::engine::latencies::ModCalls;
 use crate::engine::recording::event_buffer::EventBuffer;
 use crate::engine::request::shortest_f64;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
-use crate::model::{Vocabulary, printable};
+use crate::model::{Vocabulary, without_nul};
 use crate::mods::{Action, Call, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
 use serde_json::json;
 use std::sync::Arc;
@@ -269,7 +269,7 @@ impl Dispatch {
             Action::Noop => {}
             Action::AdjustedPrefill { tokens, max_steps } => {
                 put_tokens(tokens);
-                record.new_prompt = Some(printable(vocabulary.decode(tokens)));
+                record.new_prompt = Some(without_nul(vocabulary.decode(tokens)));
                 record.new_length = Some(tokens.len() as i32);
                 record.adjusted_max_steps = max_steps.map(saturating_i32);
             }
@@ -290,7 +290,7 @@ impl Dispatch {
             Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => {
                 put_tokens(tokens);
                 record.token_count = Some(tokens.len() as i32);
-                record.tokens_preview = Some(printable(vocabulary.decode(&tokens[..tokens.len().min(10)])));
+                record.tokens_preview = Some(without_nul(vocabulary.decode(&tokens[..tokens.len().min(10)])));
             }
             Action::Backtrack { n, tokens } => {
                 put_tokens(tokens);

@@ -4,7 +4,7 @@ use super::{Run, RunState};
 use crate::engine::output::Output;
 use crate::engine::recording::Recording;
 use crate::events::{EndCause, Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
-use crate::model::printable;
+use crate::model::without_nul;
 use std::sync::Arc;
 
 impl Run {
@@ -60,7 +60,7 @@ impl Run {
                 reason,
                 message,
                 stop_string: (reason == FinishReason::Stop).then(|| text.stopped_by()).flatten(),
-                text: printable(text.text()),
+                text: without_nul(text.text()),
                 tool_calls,
                 fault: self.fault,
                 cause: self.cause,

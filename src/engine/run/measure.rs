@@ -3,7 +3,7 @@
 use crate::events::{Alternative, TokenId, TokenMeasurement};
 use crate::model::distribution::{self, TokenDistribution};
 use crate::model::llama::{Candidates, Draw};
-use crate::model::{Vocabulary, printable};
+use crate::model::{Vocabulary, without_nul};
 use std::sync::Arc;
 
 /// Measures tokens of one run.
@@ -53,6 +53,6 @@ impl TokenMeasurer {
     }
 
     fn text(&self, token: TokenId) -> String {
-        printable(self.vocabulary.decode(&[token]))
+        without_nul(self.vocabulary.decode(&[token]))
     }
 }

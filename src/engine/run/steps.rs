@@ -8,7 +8,7 @@ use crate::engine::output::{Output, TextDelta};
 use crate::events::{Alternative, EventType, Fault, FinishReason, Measurements, StageCount, TokenId, TokenMeasurement};
 use crate::model::distribution::TokenDistribution;
 use crate::model::llama::Candidates;
-use crate::model::printable;
+use crate::model::without_nul;
 
 /// Maximum characters of the sequence's end that are recorded with a `ForwardPass` event.
 const INPUT_TEXT_CHARS: usize = 70;
@@ -174,7 +174,7 @@ impl Run {
             let vocabulary = &self.view.vocabulary;
             let text = self.answer.push(vocabulary.piece(measured.token), hidden);
             measured.text = if hidden { vocabulary.decode(&[measured.token]) } else { text };
-            measured.text = printable(std::mem::take(&mut measured.text));
+            measured.text = without_nul(std::mem::take(&mut measured.text));
         }
         let reasoning_note = self.update_reasoning(tokens, forced);
         self.accept_tokens(tokens).or(reasoning_note)
@@ -254,5 +254,5 @@ fn tail_text(vocabulary: &crate::model::Vocabulary, sequence: &[TokenId]) -> Str
     }
     let text = vocabulary.decode(&sequence[from..]);
     let skip = text.chars().count().saturating_sub(INPUT_TEXT_CHARS);
-    printable(text.chars().skip(skip).collect())
+    without_nul(text.chars().skip(skip).collect())
 }

@@ -1,5 +1,5 @@
 //! Tools for a model without tools in its template: they are described in the system message, and calls and results
-//! become text in the form of the Hermes family, which other models also understand.
+//! become text in the format of the Hermes family, which other models also understand.
 
 use serde_json::{Map, Value, json};
 
@@ -47,31 +47,31 @@ pub(super) fn describe_tools(messages: &mut Vec<Value>, tools: &Value, system: b
 
 /// Converts calls and results in the messages to text.
 pub(super) fn render_calls_as_text(messages: Vec<Value>) -> Vec<Value> {
-    let mut spelt: Vec<Value> = Vec::with_capacity(messages.len());
-    let mut results = false;
+    let mut converted: Vec<Value> = Vec::with_capacity(messages.len());
+    let mut follows_result = false;
     for mut message in messages {
         let is_result = message["role"] == "tool";
         if is_result {
             let text =
                 format!("<tool_response>\n{}\n</tool_response>", message["content"].as_str().unwrap_or_default());
-            match spelt.last_mut().filter(|_| results) {
+            match converted.last_mut().filter(|_| follows_result) {
                 // Consecutive results are one turn.
                 Some(last) => {
                     let before = last["content"].as_str().unwrap_or_default();
                     last["content"] = format!("{before}\n{text}").into();
                 }
-                None => spelt.push(json!({ "role": "user", "content": text })),
+                None => converted.push(json!({ "role": "user", "content": text })),
             }
         } else {
             let calls = message.as_object_mut().and_then(|fields| fields.remove("tool_calls"));
             if let Some(Value::Array(calls)) = calls {
                 message["content"] = with_calls(message["content"].as_str().unwrap_or_default(), &calls).into();
             }
-            spelt.push(message);
+            converted.push(message);
         }
-        results = is_result;
+        follows_result = is_result;
     }
-    spelt
+    converted
 }
 
 fn with_calls(content: &str, calls: &[Value]) -> String {

@@ -4,8 +4,8 @@
 //! freely. If the template supports no tools, Thunder describes them in the system message, and the model answers like
 //! the Hermes family.
 
-use super::format::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
 use super::pattern::{Hole, Pattern};
+use super::syntax::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
 use serde::Serialize;
 
 /// A family of models with the same answer syntax.
@@ -76,7 +76,7 @@ impl ModelFamily {
 
     /// Returns the answer syntax that is known without a template.
     #[must_use]
-    pub fn format(self) -> AnswerSyntax {
+    pub fn syntax(self) -> AnswerSyntax {
         let (open, close) = match self {
             Self::Mistral => ("[THINK]", "[/THINK]"),
             Self::CommandR => ("<|START_THINKING|>", "<|END_THINKING|>"),
@@ -199,22 +199,22 @@ impl AnswerSyntax {
     /// Returns the answer syntax for the markers in a template.
     #[must_use]
     pub fn from_markers(template: &str) -> Self {
-        let mut format = ModelFamily::from_template(template).format();
-        if format.family == ModelFamily::Mistral && !template.contains("[ARGS]") {
+        let mut syntax = ModelFamily::from_template(template).syntax();
+        if syntax.family == ModelFamily::Mistral && !template.contains("[ARGS]") {
             // Older Mistral templates use a list instead of name and arguments.
-            format.calls.reverse();
+            syntax.calls.reverse();
         }
-        if format.family == ModelFamily::DeepSeek && !template.contains("```json") {
-            // The first DeepSeek models write the arguments in a code fence.
-            format.calls.reverse();
+        if syntax.family == ModelFamily::DeepSeek && !template.contains("```json") {
+            // Only the first DeepSeek models write the arguments in a code fence.
+            syntax.calls.reverse();
         }
         if template.contains("<response>") && template.contains("</response>") {
-            format.ignored_markers.extend(["<response>".to_owned(), "</response>".to_owned()]);
+            syntax.ignored_markers.extend(["<response>".to_owned(), "</response>".to_owned()]);
         }
         if template.contains("[BEGIN FINAL RESPONSE]") {
-            format.reasoning_markers = ("Here are my reasoning steps:".to_owned(), "[BEGIN FINAL RESPONSE]".to_owned());
+            syntax.reasoning_markers = ("Here are my reasoning steps:".to_owned(), "[BEGIN FINAL RESPONSE]".to_owned());
         }
-        format
+        syntax
     }
 
     /// Adapts the syntax for a template without tools: the model follows the description in the system message, or its
@@ -252,7 +252,7 @@ mod tests {
         ] {
             assert_eq!(ModelFamily::from_template(template), family, "{template}");
         }
-        assert_eq!(ModelFamily::Glm4.format().tool_role, "observation");
-        assert_eq!(ModelFamily::Llama3.format().tool_role, "ipython");
+        assert_eq!(ModelFamily::Glm4.syntax().tool_role, "observation");
+        assert_eq!(ModelFamily::Llama3.syntax().tool_role, "ipython");
     }
 }

@@ -2,7 +2,7 @@
 
 use super::ChatTemplateError;
 use super::family::ModelFamily;
-use super::format::AnswerSyntax;
+use super::syntax::AnswerSyntax;
 use serde_json::{Map, Value};
 use xxhash_rust::xxh3::xxh3_64;
 

@@ -8,7 +8,7 @@ pub mod answer;
 mod derive;
 mod describe_tools;
 pub mod family;
-pub mod format;
+mod jinja_syntax;
 mod mask;
 mod messages;
 pub mod pattern;
@@ -16,21 +16,21 @@ mod probe;
 mod python;
 mod rendered;
 mod spans;
-mod syntax;
+pub mod syntax;
 pub mod tools;
 
 pub use rendered::{RenderedMessage, RenderedPrompt};
 
 use crate::model::{Vocabulary, llama};
 use chrono::{DateTime, Utc};
-use format::AnswerSyntax;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
-use probe::Abilities;
+use probe::TemplateCapabilities;
 use serde_json::{Map, Value, json};
 use spans::Marked;
 use std::sync::Arc;
+use syntax::AnswerSyntax;
 
 /// The default template for a model without one.
 const CHATML: &str = "{% for message in messages %}\
@@ -64,14 +64,14 @@ pub struct ChatTemplate {
     source: String,
     /// True for the fallback template of a model without one.
     fallback: bool,
-    format: Arc<AnswerSyntax>,
-    abilities: Abilities,
+    syntax: Arc<AnswerSyntax>,
+    capabilities: TemplateCapabilities,
 }
 
 /// Options of a rendering.
 #[derive(Debug, Clone)]
 pub struct RenderOptions {
-    /// The tools, in OpenAI's form.
+    /// The tools, in OpenAI's format.
     pub tools: Option<Value>,
     /// True to end the text with the start of the assistant's answer.
     pub add_generation_prompt: bool,
@@ -92,7 +92,7 @@ pub enum ChatTemplateError {
     /// The template called `raise_exception`, or failed on the messages.
     #[error("the model's chat template rejects these messages: {0}")]
     Rejected(String),
-    /// A message is not in OpenAI's form.
+    /// A message is not in OpenAI's format.
     #[error("{message}")]
     Message {
         /// JSON path, e.g. `messages[2].content`.
@@ -116,19 +116,19 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
         let text = source.unwrap_or(CHATML);
-        let translation = syntax::translate(text);
+        let translation = jinja_syntax::translate(text);
         environment
             .add_template_owned(NAME, translation.source)
             .map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
-        let mut template = Self::with(Renderer::Jinja(Box::new(environment)), text, bos, eos);
+        let mut template = Self::from_renderer(Renderer::Jinja(Box::new(environment)), text, bos, eos);
         template.literals = translation.literals;
         template.fallback = source.is_none();
-        template.abilities.typed_content = Abilities::needs_typed_content(&template);
-        template.abilities = Abilities::detect(&template, text);
+        template.capabilities.typed_content = TemplateCapabilities::needs_typed_content(&template);
+        template.capabilities = TemplateCapabilities::detect(&template, text);
         template.set_fuel(derive::FUEL);
-        let format = derive::format(&template);
+        let syntax = derive::derive_syntax(&template);
         template.set_fuel(FUEL);
-        template.format = Arc::new(if template.abilities.tools { format } else { format.without_own_tools() });
+        template.syntax = Arc::new(if template.capabilities.tools { syntax } else { syntax.without_own_tools() });
         Ok(template)
     }
 
@@ -142,10 +142,10 @@ impl ChatTemplate {
         let Some(sample) = llama::apply_chat_template(name, &sent, true) else {
             return Err(ChatTemplateError::Template(format!("llama.cpp has no chat template '{name}'")));
         };
-        let mut template = Self::with(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
+        let mut template = Self::from_renderer(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
         name.clone_into(&mut template.source);
-        template.abilities = Abilities { tools: false, ..template.abilities };
-        template.format = Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools());
+        template.capabilities = TemplateCapabilities { tools: false, ..template.capabilities };
+        template.syntax = Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools());
         Ok(template)
     }
 
@@ -155,7 +155,7 @@ impl ChatTemplate {
         }
     }
 
-    fn with(renderer: Renderer, text: &str, bos: &str, eos: &str) -> Self {
+    fn from_renderer(renderer: Renderer, text: &str, bos: &str, eos: &str) -> Self {
         Self {
             renderer,
             literals: Vec::new(),
@@ -164,8 +164,13 @@ impl ChatTemplate {
             eos: eos.to_owned(),
             source: text.to_owned(),
             fallback: false,
-            format: Arc::new(AnswerSyntax::from_markers(text)),
-            abilities: Abilities { tools: true, system: true, arguments_as_text: false, typed_content: false },
+            syntax: Arc::new(AnswerSyntax::from_markers(text)),
+            capabilities: TemplateCapabilities {
+                tools: true,
+                system: true,
+                arguments_as_text: false,
+                typed_content: false,
+            },
         }
     }
 
@@ -184,14 +189,14 @@ impl ChatTemplate {
 
     /// Returns the syntax of the model's answers.
     #[must_use]
-    pub fn format(&self) -> Arc<AnswerSyntax> {
-        Arc::clone(&self.format)
+    pub fn syntax(&self) -> Arc<AnswerSyntax> {
+        Arc::clone(&self.syntax)
     }
 
     /// Returns true if the template describes tools; otherwise they are described in the system message.
     #[must_use]
     pub fn supports_tools(&self) -> bool {
-        self.abilities.tools
+        self.capabilities.tools
     }
 
     /// Returns true for the fallback template of a model without one.
@@ -200,7 +205,7 @@ impl ChatTemplate {
         self.fallback
     }
 
-    /// Renders a conversation in OpenAI's form: an array of messages with `role` and `content`.
+    /// Renders a conversation in OpenAI's format: an array of messages with `role` and `content`.
     ///
     /// # Errors
     /// [`ChatTemplateError::Message`] and [`ChatTemplateError::Rejected`].
@@ -221,7 +226,7 @@ impl ChatTemplate {
             let start = std::mem::replace(&mut part.start, (end + 1).min(part.end));
             parts.insert(0, RenderedMessage { role: "system".into(), start, end });
         }
-        let (open, close) = (self.format.reasoning_markers.0.as_str(), self.format.reasoning_markers.1.as_str());
+        let (open, close) = (self.syntax.reasoning_markers.0.as_str(), self.syntax.reasoning_markers.1.as_str());
         let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
@@ -235,18 +240,18 @@ impl ChatTemplate {
         Ok(rendered)
     }
 
-    /// Adapts messages in OpenAI's form to the template.
+    /// Adapts messages in OpenAI's format to the template.
     fn adapt(&self, mut messages: Vec<Value>, tools: Option<&Value>) -> Vec<Value> {
-        if !self.abilities.tools {
+        if !self.capabilities.tools {
             messages = describe_tools::render_calls_as_text(messages);
             if let Some(tools) = tools {
-                describe_tools::describe_tools(&mut messages, tools, self.abilities.system);
+                describe_tools::describe_tools(&mut messages, tools, self.capabilities.system);
             }
         }
         if self.merged_system(&messages).is_some() {
             messages::merge_system(&mut messages);
         }
-        messages::adapt(&mut messages, &self.format, self.abilities.arguments_as_text, &self.source);
+        messages::adapt(&mut messages, &self.syntax, self.capabilities.arguments_as_text, &self.source);
         messages
     }
 
@@ -255,11 +260,11 @@ impl ChatTemplate {
     fn merged_system<'a>(&self, messages: &'a [Value]) -> Option<&'a str> {
         let [first, _, ..] = messages else { return None };
         let is_system = first["role"] == "system" || first["role"] == "developer";
-        first["content"].as_str().filter(|_| is_system && !self.abilities.system)
+        first["content"].as_str().filter(|_| is_system && !self.capabilities.system)
     }
 
-    /// Renders the conversation with marks in its literals of control tokens, and marks them in `last`. Returns `None`
-    /// if there are none.
+    /// Renders the conversation again with marks in the literals of control tokens from messages, and adds marks to `last`.
+    /// Sets `text` to this rendering without marks. Returns `None` if no message has such a literal.
     fn masked(
         &self,
         messages: &[Value],
@@ -279,7 +284,7 @@ impl ChatTemplate {
             let messages = self.adapt(messages, tools.as_ref());
             self.text(&messages, &RenderOptions { tools, ..options.clone() }).ok()
         };
-        let (open, close) = (self.format.reasoning_markers.0.as_str(), self.format.reasoning_markers.1.as_str());
+        let (open, close) = (self.syntax.reasoning_markers.0.as_str(), self.syntax.reasoning_markers.1.as_str());
         let same = |masked: &String| mask::unmasked(masked) == *text;
         let whole = attempt(&[]);
         let masked = match whole {
@@ -287,17 +292,17 @@ impl ChatTemplate {
             Some(whole) if !same(&whole) => Some(attempt(&[open, close]).filter(same).unwrap_or(whole)),
             whole => whole,
         };
-        let mut continues = false;
+        let mut last_has_marks = false;
         for sent in last.into_iter().flat_map(|last| [&mut last.reasoning, &mut last.content]) {
             if let Some(masked) = mask::masked(sent, vocabulary, &[]) {
-                continues = true;
+                last_has_marks = true;
                 *sent = masked;
             }
         }
         if let Some(masked) = &masked {
             *text = mask::unmasked(masked);
         }
-        masked.or_else(|| continues.then(|| text.clone()))
+        masked.or_else(|| last_has_marks.then(|| text.clone()))
     }
 
     /// Locates each message's content in `text`.
@@ -327,7 +332,7 @@ impl ChatTemplate {
                 });
             }
         };
-        let typed = self.abilities.typed_content.then(|| messages::with_typed_content(messages));
+        let typed = self.capabilities.typed_content.then(|| messages::with_typed_content(messages));
         let messages = typed.as_deref().unwrap_or(messages);
         let now = options.now;
         // Variables that llama.cpp passes to every template.

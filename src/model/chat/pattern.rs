@@ -39,7 +39,7 @@ pub enum PatternMatch {
     /// A match of this length in bytes.
     Whole(usize),
     /// The text is a prefix of a match and may become one.
-    Begun,
+    Partial,
     /// No match.
     No,
 }
@@ -141,7 +141,9 @@ impl Pattern {
                     at += expected.len();
                     upto = at;
                 }
-                PatternPart::Text(expected) if expected.starts_with(rest) => return (PatternMatch::Begun, hole, upto),
+                PatternPart::Text(expected) if expected.starts_with(rest) => {
+                    return (PatternMatch::Partial, hole, upto);
+                }
                 PatternPart::Text(_) => return (PatternMatch::No, hole, upto),
                 PatternPart::Hole(_) => {
                     let len = rest.bytes().position(|byte| !is_hole_byte(byte)).unwrap_or(rest.len());
@@ -149,7 +151,7 @@ impl Pattern {
                         return (PatternMatch::No, hole, upto);
                     }
                     if len == rest.len() {
-                        return (PatternMatch::Begun, hole, upto);
+                        return (PatternMatch::Partial, hole, upto);
                     }
                     hole = Some(&rest[..len]);
                     at += len;
@@ -180,7 +182,7 @@ mod tests {
         assert_eq!(pattern.fit("<call><id=a-1>x"), PatternMatch::Whole(14));
         assert_eq!(pattern.fit("<call> \n <id=b> x"), PatternMatch::Whole(15));
         for begun in ["", "<ca", "<call> ", "<call><id=ab"] {
-            assert_eq!(pattern.fit(begun), PatternMatch::Begun, "{begun}");
+            assert_eq!(pattern.fit(begun), PatternMatch::Partial, "{begun}");
         }
         for other in ["x", "<call>x", "<call><id=>", "<call><id=a b>"] {
             assert_eq!(pattern.fit(other), PatternMatch::No, "{other}");

@@ -1,4 +1,4 @@
-//! Detection of a template's abilities by rendering probes, because templates do not declare them.
+//! Detection of a template's capabilities by rendering probes, because templates do not declare them.
 
 use super::{ChatTemplate, RenderOptions};
 use chrono::DateTime;
@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 /// A word that no template contains.
 const PROBE: &str = "probe_7f3a";
 
-/// The abilities of a template.
+/// The capabilities of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Abilities {
+pub(super) struct TemplateCapabilities {
     /// True if it describes tools.
     pub(super) tools: bool,
     /// True if it supports a system message.
@@ -21,7 +21,7 @@ pub(super) struct Abilities {
     pub(super) typed_content: bool,
 }
 
-impl Abilities {
+impl TemplateCapabilities {
     /// Returns true if a template shows the content of a message only if it is a list of parts.
     pub(super) fn needs_typed_content(template: &ChatTemplate) -> bool {
         let shows = |content: Value| {
@@ -57,7 +57,7 @@ impl Abilities {
         let object = called(json!({ PROBE: 1 }));
         let arguments_as_text = !object && called(format!("{{\"{PROBE}\": 1}}").into());
         let system = system.is_some_and(|text| text.contains(PROBE));
-        Self { tools, system, arguments_as_text, typed_content: template.abilities.typed_content }
+        Self { tools, system, arguments_as_text, typed_content: template.capabilities.typed_content }
     }
 }
 

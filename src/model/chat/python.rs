@@ -16,7 +16,7 @@ const MAX_INDENT: usize = 16;
 /// The error type of `raise_exception`, which distinguishes it from minijinja's own errors.
 #[derive(Debug, thiserror::Error)]
 #[error("raised by the template")]
-struct Raised;
+struct TemplateException;
 
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(methods::call);
@@ -24,7 +24,7 @@ pub(super) fn install(environment: &mut Environment<'static>) {
     environment.add_filter("indent", indent);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
-    environment.add_function(super::syntax::LIST, |values: &Value| list::list_of(values));
+    environment.add_function(super::jinja_syntax::LIST, |values: &Value| list::list_of(values));
     environment.add_function("joiner", |separator: Option<String>| {
         let separator = separator.unwrap_or_else(|| ", ".to_owned());
         Value::from_object(Joiner { separator, calls: AtomicUsize::new(0) })
@@ -36,13 +36,13 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         Ok(Value::from_object(Cycler { values: values.0, at: AtomicUsize::new(0) }))
     });
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-        Err(Error::new(ErrorKind::InvalidOperation, message).with_source(Raised))
+        Err(Error::new(ErrorKind::InvalidOperation, message).with_source(TemplateException))
     });
 }
 
 /// Returns true if the error came from `raise_exception`.
 pub(super) fn is_raised(error: &Error) -> bool {
-    std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<Raised>)
+    std::error::Error::source(error).is_some_and(<dyn std::error::Error>::is::<TemplateException>)
 }
 
 /// Returns `datetime.now().strftime(format)`.
@@ -55,7 +55,7 @@ pub(super) fn strftime(now: DateTime<Utc>, format: &str) -> Result<String, Error
     Ok(now.format_with_items(items.iter()).to_string())
 }
 
-/// Puts spaces before every line, or before all but the first; blank lines stay blank unless `blank` is true. minijinja
+/// Indents every line, or all but the first; blank lines stay blank unless `blank` is true. minijinja
 /// drops a final line break, which Python keeps.
 #[expect(clippy::needless_pass_by_value, reason = "minijinja passes keyword arguments by value")]
 fn indent(

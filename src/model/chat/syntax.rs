@@ -1,335 +1,195 @@
-//! Translation of Python's Jinja syntax to minijinja's.
-//!
-//! minijinja lacks some constructs of chat templates: the `generation` block of transformers, which marks the model's
-//! text and prints its body unchanged; `'…' % value`; lists that methods such as `append` change; a string plus an
-//! undefined value. Text outside of tags is not parsed and stays unchanged.
+//! The syntax of a model's answers: the markers of reasoning and text, and the forms of a tool call.
 
-/// Methods that change a list in place. A template without them keeps its list literals.
-const CHANGING_METHODS: [&str; 7] = [".append(", ".extend(", ".insert(", ".pop(", ".remove(", ".reverse(", ".clear("];
+use super::family::ModelFamily;
+use super::pattern::{Hole, Pattern};
 
-/// Keywords after which a bracket starts a list.
-const KEYWORDS: [&str; 9] = ["in", "not", "and", "or", "is", "if", "elif", "else", "recursive"];
-
-/// Name of the function that creates a mutable list.
-pub(super) const LIST: &str = "list_of";
-
-/// A template in minijinja's syntax.
-#[derive(Debug)]
-pub(super) struct Translation {
-    pub(super) source: String,
-    /// Quoted texts, which the template may search in a message.
-    pub(super) literals: Vec<String>,
+/// The syntax of a model's answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AnswerSyntax {
+    /// The family.
+    pub family: ModelFamily,
+    /// Forms of a call. All are parsed; the first is used for required calls.
+    pub calls: Vec<CallForm>,
+    /// Markers before and after reasoning.
+    pub reasoning_markers: (String, String),
+    /// Markers around ordinary text, which are not part of it.
+    pub ignored_markers: Vec<String>,
+    /// Marker before an answer's text, which is not part of it.
+    pub lead: Option<String>,
+    /// The template's role for a tool's result.
+    pub tool_role: &'static str,
+    /// Tokens that end a turn, in addition to the vocabulary's end-of-generation tokens.
+    pub end_of_turn: &'static [&'static str],
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Name,
-    Number,
-    Text,
-    Open,
-    Close,
-    Operator,
+/// One form of a tool call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallForm {
+    /// Text before the first call of a block.
+    pub open: Pattern,
+    /// True if the calls of a block are in brackets.
+    pub list: bool,
+    /// Text before each call, up to its name or its object.
+    pub before: Pattern,
+    /// The name and the arguments.
+    pub shape: CallShape,
+    /// Text after each call.
+    pub after: Pattern,
+    /// Text between two calls.
+    pub separator: Pattern,
+    /// Text after the last call of a block.
+    pub close: Pattern,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct Token<'a> {
-    kind: Kind,
-    start: usize,
-    text: &'a str,
+/// The name and the arguments of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CallShape {
+    /// An object with both.
+    Json(Keys),
+    /// The name, a text, then the arguments as an object.
+    Named {
+        /// Between name and arguments.
+        middle: Pattern,
+    },
+    /// The name and each argument in tags.
+    Tagged(Tags),
+    /// `name{key:value}`, with strings in these quotes.
+    Braces {
+        /// Text before and after a string.
+        quote: String,
+    },
+    /// `name(key=value)`, in Python's syntax.
+    Python,
+    /// An object, or code for a tool that runs it.
+    Code,
+    /// A message to the function, on a separate channel.
+    Channel,
 }
 
-impl Token<'_> {
-    fn end(&self) -> usize {
-        self.start + self.text.len()
+/// The keys of an object that is a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keys {
+    /// Key of the name; `None` if the name itself is the key of the arguments.
+    pub name: Option<String>,
+    /// Key of the arguments.
+    pub arguments: String,
+    /// The object up to the arguments.
+    pub head: Pattern,
+    /// The object after the arguments.
+    pub tail: Pattern,
+}
+
+/// Tags around a call's arguments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tags {
+    /// Text after the name.
+    pub after_name: Pattern,
+    /// Text before an argument's key.
+    pub before_key: Pattern,
+    /// Text between key and value.
+    pub middle: Pattern,
+    /// Text after the value, with [`Hole::Key`] in place of the key.
+    pub after_value: String,
+    /// Text for [`Hole::Kind`] in `middle`, by JSON type; empty if `middle` has no such hole.
+    pub kinds: Vec<(&'static str, String)>,
+    /// True if a value is on separate lines.
+    pub lines: bool,
+}
+
+impl AnswerSyntax {
+    /// Returns true if answers are written in channels.
+    #[must_use]
+    pub fn is_channels(&self) -> bool {
+        self.calls.iter().any(|form| form.shape == CallShape::Channel)
     }
 
-    fn is(&self, text: &str) -> bool {
-        self.text == text
-    }
-}
-
-/// Translates a template. Invalid parts stay unchanged, and minijinja reports their error.
-pub(super) fn translate(source: &str) -> Translation {
-    let lists_change = CHANGING_METHODS.iter().any(|method| source.contains(method));
-    let mut edits: Vec<Edit> = Vec::new();
-    let mut literals = Vec::new();
-    let mut at = 0;
-    while let Some(found) = source[at..].find('{') {
-        let start = at + found;
-        let close = match source.as_bytes().get(start + 1) {
-            Some(b'%') => "%}",
-            Some(b'{') => "}}",
-            Some(b'#') => {
-                at = source[start..].find("#}").map_or(source.len(), |end| start + end + 2);
-                continue;
+    /// Returns the texts that structure an answer. A control token that is part of a marker belongs to the answer's
+    /// text, unlike other control tokens.
+    #[must_use]
+    pub fn markers(&self) -> Vec<&str> {
+        let mut markers: Vec<&str> = self.ignored_markers.iter().map(String::as_str).collect();
+        for form in &self.calls {
+            for pattern in [&form.open, &form.before, &form.after, &form.separator, &form.close] {
+                markers.extend(pattern.texts());
             }
-            _ => {
-                at = start + 1;
-                continue;
-            }
-        };
-        let Some((tokens, end)) = tokens(source, start + 2, close) else { break };
-        at = end;
-        match tokens.first() {
-            Some(first) if close == "%}" && first.is("raw") => at = end_of_raw(source, end),
-            Some(first) if close == "%}" && first.is("generation") => edits.push(Edit::replace(first, "with")),
-            Some(first) if close == "%}" && first.is("endgeneration") => edits.push(Edit::replace(first, "endwith")),
-            _ => rewrite(&tokens, lists_change, &mut edits),
-        }
-        literals.extend(tokens.iter().filter(|token| token.kind == Kind::Text).map(|token| unquoted(token.text)));
-    }
-    literals.sort_unstable();
-    literals.dedup();
-    Translation { source: apply_edits(source, edits), literals }
-}
-
-/// A change of the source: the replaced bytes and the new text.
-#[derive(Debug)]
-struct Edit {
-    start: usize,
-    end: usize,
-    text: String,
-}
-
-impl Edit {
-    fn replace(token: &Token<'_>, text: &str) -> Self {
-        Self { start: token.start, end: token.end(), text: text.to_owned() }
-    }
-
-    fn insert(at: usize, text: &str) -> Self {
-        Self { start: at, end: at, text: text.to_owned() }
-    }
-}
-
-fn apply_edits(source: &str, mut edits: Vec<Edit>) -> String {
-    // The sort is stable: of two insertions at one position, the first stays the first.
-    edits.sort_by_key(|edit| edit.start);
-    let mut result = String::with_capacity(source.len() + 16 * edits.len());
-    let mut at = 0;
-    for edit in edits {
-        result.push_str(&source[at..edit.start]);
-        result.push_str(&edit.text);
-        at = edit.end;
-    }
-    result.push_str(&source[at..]);
-    result
-}
-
-fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
-    for (index, token) in tokens.iter().enumerate() {
-        let before = index.checked_sub(1).map(|before| &tokens[before]);
-        if token.is("%") && before.is_some_and(|before| before.kind == Kind::Text) {
-            let operand = &tokens[index + 1..];
-            let end = operand_end(operand);
-            let Some(last) = end.checked_sub(1).map(|last| &operand[last]) else { continue };
-            let is_tuple = operand[0].is("(") && closing(operand, 0) == Some(end - 1);
-            edits.push(Edit::replace(token, if is_tuple { "|format" } else { "|format(" }));
-            if !is_tuple {
-                edits.push(Edit::insert(last.end(), ")"));
-            }
-        }
-        // Templates add undefined values to strings. Python fails, but llama.cpp treats them as empty.
-        let joins_text = token.is("+")
-            && before.is_some_and(|before| !begins_operand(before) && !before.is("."))
-            && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbour| neighbour.kind == Kind::Text);
-        if joins_text {
-            edits.push(Edit::replace(token, "~"));
-        }
-        if lists_change && token.is("[") && before.is_none_or(begins_operand) {
-            let Some(close) = closing(tokens, index) else { continue };
-            edits.push(Edit::insert(token.start, &format!("{LIST}(")));
-            edits.push(Edit::insert(tokens[close].end(), ")"));
-        }
-    }
-}
-
-/// Returns true if an operand follows the token, rather than a subscript.
-fn begins_operand(before: &Token<'_>) -> bool {
-    match before.kind {
-        Kind::Operator => !before.is("."),
-        Kind::Open => true,
-        Kind::Name => KEYWORDS.contains(&before.text),
-        Kind::Number | Kind::Text | Kind::Close => false,
-    }
-}
-
-/// Returns the number of tokens of the operand at the start: a value, its subscripts, calls and filters.
-fn operand_end(tokens: &[Token<'_>]) -> usize {
-    let kind = |at: usize| tokens.get(at).map(|token| token.kind);
-    let mut at = tokens.iter().take_while(|token| token.is("-") || token.is("+")).count();
-    at = match kind(at) {
-        Some(Kind::Open) => closing(tokens, at).map_or(tokens.len(), |close| close + 1),
-        Some(Kind::Text) => at + tokens[at..].iter().take_while(|token| token.kind == Kind::Text).count(),
-        Some(_) => at + 1,
-        None => return 0,
-    };
-    while let Some(token) = tokens.get(at) {
-        at = match token.text {
-            "." | "|" if kind(at + 1) == Some(Kind::Name) => at + 2,
-            "(" | "[" => closing(tokens, at).map_or(tokens.len(), |close| close + 1),
-            _ => break,
-        };
-    }
-    at
-}
-
-/// Returns the index of the bracket that closes the one at `open`.
-fn closing(tokens: &[Token<'_>], open: usize) -> Option<usize> {
-    let mut depth = 0usize;
-    for (index, token) in tokens.iter().enumerate().skip(open) {
-        match token.kind {
-            Kind::Open => depth += 1,
-            Kind::Close => {
-                depth = depth.checked_sub(1)?;
-                if depth == 0 {
-                    return Some(index);
+            match &form.shape {
+                CallShape::Json(_) | CallShape::Python | CallShape::Code => {}
+                CallShape::Named { middle } => markers.extend(middle.texts()),
+                CallShape::Tagged(tags) => {
+                    markers.extend(
+                        [&tags.after_name, &tags.before_key, &tags.middle].into_iter().flat_map(Pattern::texts),
+                    );
+                    markers.extend(tags.after_value.split(Hole::Key.mark()));
                 }
-            }
-            _ => {}
-        }
-    }
-    None
-}
-
-/// Parses the tokens of a tag, and returns the position after it. Returns `None` if the tag has no end.
-fn tokens<'a>(source: &'a str, start: usize, close: &str) -> Option<(Vec<Token<'a>>, usize)> {
-    let mut found = Vec::new();
-    let mut depth = 0usize;
-    let mut at = start + usize::from(source[start..].starts_with(['-', '+']));
-    loop {
-        let rest = &source[at..];
-        let first = rest.chars().next()?;
-        if depth == 0 {
-            let without_sign = rest.strip_prefix(['-', '+']).unwrap_or(rest);
-            if without_sign.starts_with(close) {
-                return Some((found, source.len() - without_sign.len() + close.len()));
+                CallShape::Braces { quote } => markers.push(quote),
+                CallShape::Channel => markers.extend(super::answer::CHANNEL_MARKERS),
             }
         }
-        let (kind, len) = match first {
-            _ if first.is_whitespace() => {
-                at += first.len_utf8();
-                continue;
-            }
-            '\'' | '"' => (Kind::Text, quoted(rest)?),
-            '(' | '[' | '{' => (Kind::Open, 1),
-            ')' | ']' | '}' => (Kind::Close, 1),
-            _ if first.is_alphabetic() || first == '_' => {
-                (Kind::Name, length(rest, |letter| letter.is_alphanumeric() || letter == '_'))
-            }
-            _ if first.is_ascii_digit() => (Kind::Number, length(rest, |digit| digit.is_ascii_alphanumeric())),
-            _ => (Kind::Operator, first.len_utf8()),
-        };
-        match kind {
-            Kind::Open => depth += 1,
-            Kind::Close => depth = depth.saturating_sub(1),
-            _ => {}
+        if !self.is_channels() {
+            markers.extend([self.reasoning_markers.0.as_str(), self.reasoning_markers.1.as_str()]);
         }
-        found.push(Token { kind, start: at, text: &rest[..len] });
-        at += len;
+        markers.retain(|marker| !marker.is_empty());
+        markers
     }
 }
 
-fn length(text: &str, belongs: impl Fn(char) -> bool) -> usize {
-    text.find(|letter| !belongs(letter)).unwrap_or(text.len())
-}
-
-/// Returns the length of the quoted text at the start, including its quotes.
-fn quoted(text: &str) -> Option<usize> {
-    let quote = text.chars().next()?;
-    let mut escaped = false;
-    for (at, letter) in text.char_indices().skip(1) {
-        match letter {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            _ if letter == quote => return Some(at + 1),
-            _ => {}
-        }
-    }
-    None
-}
-
-fn unquoted(text: &str) -> String {
-    let inner = &text[1..text.len() - 1];
-    let mut result = String::with_capacity(inner.len());
-    let mut letters = inner.chars();
-    while let Some(letter) = letters.next() {
-        result.push(match letter {
-            '\\' => match letters.next() {
-                Some('n') => '\n',
-                Some('t') => '\t',
-                Some('r') => '\r',
-                Some(other) => other,
-                None => '\\',
-            },
-            other => other,
-        });
-    }
-    result
-}
-
-/// Returns the end of a raw block that starts at `from`.
-fn end_of_raw(source: &str, from: usize) -> usize {
-    let mut at = from;
-    while let Some(found) = source[at..].find("{%") {
-        let start = at + found + 2;
-        match tokens(source, start, "%}") {
-            Some((tokens, end)) if tokens.first().is_some_and(|token| token.is("endraw")) => return end,
-            _ => at = start,
-        }
-    }
-    source.len()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::translate;
-
-    fn translated(source: &str) -> String {
-        translate(source).source
-    }
-
-    #[test]
-    fn generation_blocks_print_their_body() {
-        assert_eq!(
-            translated("{%- generation -%} a {%- endgeneration %}{{ generation }}"),
-            "{%- with -%} a {%- endwith %}{{ generation }}"
-        );
-        let untouched = "{% generation";
-        assert_eq!(translated(untouched), untouched, "a tag without an end stays as it is");
-    }
-
-    #[test]
-    fn percent_after_text_formats() {
-        for (source, expected) in [
-            ("{{ '%s' % x }}", "{{ '%s' |format( x) }}"),
-            ("{{ '%s-%d' % (a.b, 2) ~ 'c' }}", "{{ '%s-%d' |format (a.b, 2) ~ 'c' }}"),
-            ("{{ 'a' ~ '%s' % x.y[0](1)|upper + 1 }}", "{{ 'a' ~ '%s' |format( x.y[0](1)|upper) + 1 }}"),
-            ("{{ a + b + 'c' + d }}{{ 'a' + -1 }}{{ 1 + 1 }}", "{{ a + b ~ 'c' ~ d }}{{ 'a' ~ -1 }}{{ 1 + 1 }}"),
-            ("{{ '%s' % (a)[0] }}", "{{ '%s' |format( (a)[0]) }}"),
-            ("{{ (i + 1) % 2 }}{{ i % 2 }}", "{{ (i + 1) % 2 }}{{ i % 2 }}"),
-            ("'%s' % x {# '%s' % x #}", "'%s' % x {# '%s' % x #}"),
-            (
-                "{% raw %}{{ '%s' % x }}{% endraw %}{{ '%s' % x }}",
-                "{% raw %}{{ '%s' % x }}{% endraw %}{{ '%s' |format( x) }}",
-            ),
-            ("{{ '%s' % }}", "{{ '%s' % }}"),
-        ] {
-            assert_eq!(translated(source), expected, "{source}");
+impl CallForm {
+    /// Creates a form whose blocks are a sequence of calls, with text before and after each.
+    #[must_use]
+    pub fn new(before: &str, shape: CallShape, after: &str, separator: &str) -> Self {
+        Self {
+            open: Pattern::default(),
+            list: false,
+            before: before.into(),
+            shape,
+            after: after.into(),
+            separator: separator.into(),
+            close: Pattern::default(),
         }
     }
 
-    #[test]
-    fn lists_are_changeable_where_a_method_changes_one() {
-        assert_eq!(
-            translated("{% set a = [1, [2]] %}{% set _ = a.append(m['x'][0]) %}{% if 1 in [1] %}{% endif %}"),
-            "{% set a = list_of([1, list_of([2])]) %}{% set _ = a.append(m['x'][0]) %}{% if 1 in list_of([1]) %}{% endif %}"
-        );
-        assert_eq!(translated("{% set a = [1] %}"), "{% set a = [1] %}");
+    /// Adds text before and after the calls of a block.
+    #[must_use]
+    pub fn in_block(self, open: &str, close: &str) -> Self {
+        Self { open: open.into(), close: close.into(), ..self }
     }
 
-    #[test]
-    fn quoted_texts_in_tags_are_collected() {
-        let literals = translate(r#"'a' {{ '</think>' ~ "x\n\"" }}{% if '}}' in b %}{# 'c' #}"#).literals;
-        assert_eq!(literals, ["</think>", "x\n\"", "}}"]);
+    /// Puts the calls of a block in brackets.
+    #[must_use]
+    pub fn in_list(self, open: &str, close: &str) -> Self {
+        Self { list: true, ..self.in_block(open, close) }
+    }
+
+    /// Returns true if a call needs no marker at the start of an answer.
+    #[must_use]
+    pub fn is_bare(&self) -> bool {
+        self.open.is_blank() && self.before.is_blank() && !self.list && self.shape != CallShape::Channel
+    }
+
+    /// Returns the text that identifies a block.
+    #[must_use]
+    pub fn marker(&self) -> Option<&str> {
+        let patterns = [&self.open, &self.before, &self.separator];
+        let first = patterns.into_iter().find(|pattern| !pattern.is_blank())?;
+        first.marker().filter(|marker| marker.chars().any(|c| !matches!(c, ',' | ';' | '[')))
+    }
+}
+
+impl CallShape {
+    /// Creates an object with the name and the arguments under these keys, in this order.
+    #[must_use]
+    pub fn object(name: &str, arguments: &str) -> Self {
+        Self::Json(Keys {
+            name: Some(name.to_owned()),
+            arguments: arguments.to_owned(),
+            head: Pattern::new(&format!("{{\"{name}\": \"{}\", \"{arguments}\": ", Hole::Name.mark())),
+            tail: "}".into(),
+        })
+    }
+
+    /// Creates the shape of a name, a text, then the arguments as an object.
+    #[must_use]
+    pub fn named(middle: &str) -> Self {
+        Self::Named { middle: middle.into() }
     }
 }

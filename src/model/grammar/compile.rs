@@ -21,12 +21,12 @@ const MAX_SOURCE_BYTES: usize = 256 * 1024;
 /// rule.
 const MAX_LINES: usize = 4000;
 /// Stack of the compiling thread; the system only allocates the used part.
-const STACK: usize = 256 << 20;
+const STACK_BYTES: usize = 256 << 20;
 /// Time limit of a compilation.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent compilations, including those that timed out.
 const MAX_CONCURRENT: usize = 4;
-/// Number of compiled grammars to cache.
+/// Maximum number of cached grammars.
 const MAX_CACHED: usize = 32;
 
 /// Compiles grammars for one model. Cheap to create: the vocabulary is prepared at the first grammar.
@@ -59,7 +59,7 @@ impl GrammarCompiler {
     }
 
     /// Returns a matcher at the start of a constraint's grammar, which is compiled or cached. Compiling takes
-    /// milliseconds, at most seconds, so do not call it on an async thread.
+    /// milliseconds, in rare cases seconds, so do not call this on an async thread.
     ///
     /// # Errors
     /// [`GrammarError`], with a message for the author of the grammar.
@@ -151,7 +151,7 @@ impl GrammarCompiler {
             let mut matcher = Matcher::new(factory.create_parser(grammar));
             let checked = match matcher.get_error() {
                 Some(error) => Err(GrammarError::Unsupported(user_message(&error))),
-                // Reject a grammar that no token can start here, not during the run.
+                // A grammar that no token can start is rejected here instead of during the run.
                 None => match matcher.compute_mask_or_eos() {
                     Ok(mask) if mask.num_set() > 0 => Ok(matcher),
                     Ok(_) => {
@@ -165,7 +165,7 @@ impl GrammarCompiler {
         };
         std::thread::Builder::new()
             .name("thunder-grammar".into())
-            .stack_size(STACK)
+            .stack_size(STACK_BYTES)
             .spawn(work)
             .map_err(|error| GrammarError::unsupported(format!("the grammar cannot be compiled now: {error}")))?;
         match result.recv_timeout(COMPILE_TIMEOUT) {
@@ -198,7 +198,7 @@ impl GrammarCompiler {
     }
 }
 
-/// Returns llguidance's default limits, which bound the time of a mask to a few milliseconds, with short error
+/// Returns llguidance's default limits, which bound the time of a mask, with fewer lexer states and short error
 /// messages.
 fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }

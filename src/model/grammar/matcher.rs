@@ -8,8 +8,8 @@ use llguidance::toktrie::{SimpleVob, TokEnv};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Minimum duration of the last mask computation to prefetch the next mask on the mask worker. Waking the thread alone
-/// costs some ten microseconds.
+/// Minimum duration of the last mask computation for which the next mask is prefetched on the mask worker. Waking that
+/// thread alone takes tens of microseconds.
 const MIN_COST_TO_PREFETCH: Duration = Duration::from_micros(80);
 
 /// The tokens permitted next, one bit each.
@@ -20,7 +20,7 @@ pub struct GrammarMatcher {
     core: Arc<Mutex<Core>>,
     environment: TokEnv,
     mask_worker: MaskWorker,
-    /// Searches the trigger of a lazy constraint. Kept after the trigger for rewinding.
+    /// Search for the trigger of a lazy constraint. Kept after the trigger for rewinding.
     trigger_matcher: Option<TriggerMatcher>,
     /// The effect of each appended token, in order.
     effects: Vec<TokenEffect>,
@@ -28,7 +28,7 @@ pub struct GrammarMatcher {
     trigger: Option<usize>,
 }
 
-/// The state of the grammar, and its next mask if it is computed.
+/// The state of the grammar, and its next mask if it was computed.
 struct Core {
     matcher: Matcher,
     mask: Option<Result<Arc<TokenMask>, String>>,
@@ -157,7 +157,7 @@ impl GrammarMatcher {
         let effect = match self.effects.last() {
             Some(TokenEffect::Rejected | TokenEffect::Unconstrained) => TokenEffect::Unconstrained,
             _ if self.has_begun() => self.consume(token),
-            _ => self.before(token, piece),
+            _ => self.accept_before_trigger(token, piece),
         };
         if matches!(effect, TokenEffect::Trigger(_)) {
             self.trigger = Some(self.effects.len());
@@ -191,7 +191,7 @@ impl GrammarMatcher {
         let removed = self.effects.split_off(self.effects.len().saturating_sub(count));
         let steps = removed
             .iter()
-            .map(|effects| match effects {
+            .map(|effect| match effect {
                 TokenEffect::Trigger(tokens) => *tokens,
                 TokenEffect::Accepted => 1,
                 TokenEffect::BeforeTrigger | TokenEffect::Rejected | TokenEffect::Unconstrained | TokenEffect::End => 0,
@@ -224,7 +224,7 @@ impl GrammarMatcher {
         }
     }
 
-    fn before(&mut self, token: TokenId, piece: &[u8]) -> TokenEffect {
+    fn accept_before_trigger(&mut self, token: TokenId, piece: &[u8]) -> TokenEffect {
         let Some(trigger_matcher) = &mut self.trigger_matcher else { return TokenEffect::BeforeTrigger };
         let Some(text_after_trigger) = trigger_matcher.text_after_trigger(token, piece) else {
             trigger_matcher.push(piece);

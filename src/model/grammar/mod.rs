@@ -67,7 +67,7 @@ impl Constraint {
     }
 }
 
-/// The conditions that activate a lazy constraint; the first one counts.
+/// The conditions that activate a lazy constraint: any of them is enough.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Trigger {
@@ -75,14 +75,14 @@ pub struct Trigger {
     pub tokens: Vec<TokenId>,
     /// Any of these texts, however they are tokenized.
     pub texts: Vec<String>,
-    /// Any of these texts at the start of the answer, ignoring white space. The grammar also describes the opening,
-    /// including white space inside.
+    /// Any of these texts at the start of the answer, ignoring white space. Unlike the other triggers, an opening is part
+    /// of the text that the grammar describes, including the white space in it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub openings: Vec<String>,
-    /// Text that an opening may follow; empty for none.
+    /// Text after which an opening counts too, such as `</think>`; empty for none.
     #[serde(rename = "behind", skip_serializing_if = "String::is_empty")]
     pub after: String,
-    /// True if an opening counts only after that text.
+    /// True if an opening counts only after that text, and not at the start of the answer.
     #[serde(rename = "only_behind", skip_serializing_if = "std::ops::Not::not")]
     pub only_after: bool,
 }

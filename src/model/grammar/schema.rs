@@ -24,7 +24,8 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
             let found = match other {
                 Value::Array(_) => "an array",
                 Value::String(_) => "a string",
-                _ => "something else",
+                Value::Number(_) => "a number",
+                _ => "null",
             };
             return Err(GrammarError::unsupported(format!("a schema must be an object, got {found}")));
         }

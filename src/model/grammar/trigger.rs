@@ -3,10 +3,11 @@
 use super::Trigger;
 use crate::events::TokenId;
 
-/// The generated text, and the trigger to search for.
+/// A search for a trigger in the text generated so far.
 #[derive(Debug, Clone)]
 pub(super) struct TriggerMatcher {
     trigger: Trigger,
+    /// Length in bytes of the longest text to search for.
     longest: usize,
     text: Vec<u8>,
     /// Start of each token's text in `text`.

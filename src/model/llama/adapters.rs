@@ -146,7 +146,8 @@ impl Adapter {
         let display_path = path.display().to_string();
         let invalid = |reason: String| ModelError::Adapter { path: display_path.clone(), reason };
         let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
-        let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| invalid("its path has a zero byte".into()))?;
+        let file =
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| invalid("its path contains a NUL byte".into()))?;
         let weights = WeightFile::new(path).map_err(unreadable)?;
         let header = GgufHeader::read(path).map_err(|error| match error {
             gguf::GgufError::Io(source) => unreadable(source),

@@ -48,18 +48,18 @@ impl ControlVector {
                         .to_owned();
                 return Err(ModelError::ControlVector { path: path.display().to_string(), reason });
             }
-            add(path, *scale, width, &mut values)?;
+            add_directions(path, *scale, width, &mut values)?;
         }
         let layers = control.layers.clone().unwrap_or(1..=card.layers);
         let vector = Self { values, width, layers };
-        let adds = vector.added().next().is_some();
+        let adds = vector.effective_values().next().is_some();
         Ok(adds.then_some(vector))
     }
 
     /// Returns a hash that is equal for control vectors with the same effect.
     pub(super) fn fingerprint(&self) -> u128 {
         let mut hash = Xxh3::new();
-        for (at, value) in self.added() {
+        for (at, value) in self.effective_values() {
             hash.update(&(at as u64).to_le_bytes());
             hash.update(&value.to_le_bytes());
         }
@@ -67,7 +67,7 @@ impl ControlVector {
     }
 
     /// Returns the effective values with their indexes.
-    fn added(&self) -> impl Iterator<Item = (usize, f32)> {
+    fn effective_values(&self) -> impl Iterator<Item = (usize, f32)> {
         let is_effective = |&(at, value): &(usize, f32)| value != 0.0 && self.layers.contains(&layer(at, self.width));
         self.values.iter().copied().enumerate().filter(is_effective)
     }
@@ -92,7 +92,7 @@ fn layer(at: usize, width: usize) -> u32 {
 }
 
 /// Adds the directions of a file, times `scale`, to `values`.
-fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), ModelError> {
+fn add_directions(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), ModelError> {
     let display_path = path.display().to_string();
     let invalid = |reason: String| ModelError::ControlVector { path: display_path.clone(), reason };
     let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
@@ -106,7 +106,7 @@ fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), 
     let mut file = File::open(path).map_err(unreadable)?;
     let mut bytes = vec![0; width * size_of::<f32>()];
     for tensor in &header.tensors {
-        let number = direction(tensor, width).map_err(invalid)? - 1;
+        let number = direction_layer(tensor, width).map_err(invalid)? - 1;
         let Some(sum) = values.get_mut(number * width..(number + 1) * width) else {
             tracing::warn!("{display_path} has a tensor {}, but the model has no such layer", tensor.name);
             continue;
@@ -123,7 +123,7 @@ fn add(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), 
 }
 
 /// Returns the layer of a direction tensor, 1 or more.
-fn direction(tensor: &GgufTensor, width: usize) -> Result<usize, String> {
+fn direction_layer(tensor: &GgufTensor, width: usize) -> Result<usize, String> {
     let name = &tensor.name;
     let layer = name.strip_prefix(PREFIX).and_then(|number| number.parse::<u16>().ok()).filter(|&layer| layer > 0);
     let Some(layer) = layer else {

@@ -74,7 +74,7 @@ pub enum PlacementError {
         available: String,
     },
     /// There is no such buffer type.
-    #[error("--override-tensor names the unknown buffer '{name}'; the buffers are {available}")]
+    #[error("--override-tensor has the unknown buffer '{name}'; the buffers are {available}")]
     Buffer {
         /// The name.
         name: String,

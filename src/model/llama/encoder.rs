@@ -55,9 +55,9 @@ pub enum Pooling {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeclaredPooling {
     /// Embeddings with this pooling.
-    Embeds(Pooling),
+    Embedding(Pooling),
     /// Scores of the classification head.
-    Ranks,
+    Scores,
 }
 
 /// Settings of an encoder context.
@@ -105,11 +105,11 @@ impl Model {
     #[must_use]
     pub fn declared_pooling(&self) -> Option<DeclaredPooling> {
         Some(match self.number("pooling_type")? as u32 {
-            0 => DeclaredPooling::Embeds(Pooling::None),
-            1 => DeclaredPooling::Embeds(Pooling::Mean),
-            2 => DeclaredPooling::Embeds(Pooling::Cls),
-            3 => DeclaredPooling::Embeds(Pooling::Last),
-            4 => DeclaredPooling::Ranks,
+            0 => DeclaredPooling::Embedding(Pooling::None),
+            1 => DeclaredPooling::Embedding(Pooling::Mean),
+            2 => DeclaredPooling::Embedding(Pooling::Cls),
+            3 => DeclaredPooling::Embedding(Pooling::Last),
+            4 => DeclaredPooling::Scores,
             _ => return None,
         })
     }

@@ -146,7 +146,7 @@ impl EvalCallback {
 
 /// Makes llama.cpp call `callback` for every graph node of contexts created with `params`.
 ///
-/// As long as such a context exists, the caller must not move `callback`, and must access it only between decodes.
+/// While such a context exists, the caller must not move `callback`, and must access it only between decodes.
 pub fn set_callback(params: &mut LlamaContextParams, callback: &EvalCallback) {
     // SAFETY: the assertion above ensures that the wrapper has the size of its only field, which is therefore at offset
     // 0.
@@ -210,7 +210,7 @@ fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
     }
 }
 
-/// Handles a call of ggml's scheduler: first with `ask`, which queries if a node is needed; then, for a needed node,
+/// Handles a call of ggml's scheduler: first with `ask`, which queries whether a node is needed; then, for a needed node,
 /// with its data.
 unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data: *mut c_void) -> bool {
     // SAFETY: `user_data` is the state of the callback given in `set_callback`, which outlives the context; llama.cpp

@@ -252,7 +252,7 @@ impl<F: Read + Seek> Reader<F> {
             6 => GgufScalar::Float(f64::from(f32::from_le_bytes(self.bytes(within)?))),
             7 => match self.bytes::<1>(within)?[0] {
                 bit @ (0 | 1) => GgufScalar::Integer(i128::from(bit)),
-                other => return Err(damaged(format!("{within} is neither true nor false but {other}"))),
+                other => return Err(damaged(format!("{within} is a Boolean, which must be 0 or 1, got {other}"))),
             },
             8 => match self.text(within, MAX_TEXT_BYTES)? {
                 Some(text) => GgufScalar::Text(text),

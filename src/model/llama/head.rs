@@ -36,7 +36,7 @@ pub enum Activation {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeadError {
     /// The model is not a classifier.
-    #[error("the model has no classification head: its file holds no tensor cls.output.weight")]
+    #[error("the model has no classification head: its file has no tensor cls.output.weight")]
     None,
     /// The model is split, and another file holds the head.
     #[error(
@@ -49,7 +49,7 @@ pub enum HeadError {
     )]
     MissingPooler,
     /// The requested activation needs a part that the file does not have.
-    #[error("--classifier-head {0} needs a dense layer, and the file holds no tensor cls.weight")]
+    #[error("--classifier-head {0} needs a dense layer, and the file has no tensor cls.weight")]
     NoDense(&'static str),
     /// The file is damaged or inconsistent.
     #[error("the classification head cannot be read: {0}")]

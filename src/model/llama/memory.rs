@@ -11,7 +11,7 @@ use std::ops::Range;
 const BLOCK: u32 = 32;
 
 /// Reason why tokens cannot be removed from a recurrent state.
-pub(super) const RECURRENT: &str = "a recurrent model's state cannot forget tokens";
+pub(super) const RECURRENT: &str = "tokens cannot be removed from the state of a recurrent model";
 /// Reason why a part of a state is unusable: window layers have dropped tokens that it needs.
 pub(super) const OUT_OF_WINDOW: &str = "layers with an attention window have dropped the tokens that would re-enter it";
 
@@ -23,13 +23,17 @@ pub(super) struct MemoryCapabilities {
     /// True if there is a state that only represents the end of a sequence.
     pub recurrent: bool,
     /// The reason why tokens cannot be removed from the middle of a sequence.
-    pub fixed: Option<&'static str>,
+    pub shift_obstacle: Option<&'static str>,
 }
 
 impl MemoryCapabilities {
     pub fn new(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType) -> Self {
         let recurrent = model.is_recurrent() || model.is_hybrid();
-        Self { window: ffi::memory::window(model), recurrent, fixed: fixed(model, context, keys, recurrent) }
+        Self {
+            window: ffi::memory::window(model),
+            recurrent,
+            shift_obstacle: find_shift_obstacle(model, context, keys, recurrent),
+        }
     }
 
     /// Returns the first position that a token at `position` attends to in any layer.
@@ -70,7 +74,12 @@ pub(super) fn head_width(model: &LlamaModel, key: &str) -> u32 {
     super::parameter(model, key).unwrap_or_else(|| model.n_embd().unsigned_abs() / model.n_head().max(1))
 }
 
-fn fixed(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType, recurrent: bool) -> Option<&'static str> {
+fn find_shift_obstacle(
+    model: &LlamaModel,
+    context: &mut LlamaContext<'_>,
+    keys: CacheType,
+    recurrent: bool,
+) -> Option<&'static str> {
     if recurrent {
         return Some(RECURRENT);
     }
@@ -99,7 +108,7 @@ mod tests {
 
     #[test]
     fn window_must_be_complete_to_be_continued() {
-        let plain = MemoryCapabilities { window: 0, recurrent: false, fixed: None };
+        let plain = MemoryCapabilities { window: 0, recurrent: false, shift_obstacle: None };
         let window = MemoryCapabilities { window: 10, ..plain };
         let recurrent = MemoryCapabilities { recurrent: true, ..plain };
         assert!(

@@ -201,7 +201,7 @@ impl Model {
         backend()?;
         let load_error = |reason| ModelError::Load { path: display_path.clone(), reason };
         let file =
-            CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path has a zero byte".into()))?;
+            CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path contains a NUL byte".into()))?;
         let header = GgufHeader::read(path).map_err(|error| match error {
             gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
             other => load_error(other.to_string()),
@@ -232,7 +232,7 @@ impl Model {
         if kind == "wpm" && (llama.vocab().bos().0 < 0 || llama.vocab().sep().0 < 0) {
             // llama.cpp would abort the process at the first text.
             let reason = "its vocabulary lacks [CLS] or [SEP]; tokenizer.ggml.bos_token_id and \
-                          tokenizer.ggml.seperator_token_id must name them";
+                          tokenizer.ggml.seperator_token_id must be their ids";
             return Err(load_error(reason.into()));
         }
         let card = ModelCard {
@@ -379,7 +379,7 @@ pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
         .map_err(|reason| ModelError::Load { path: "its backend".into(), reason: reason.clone() })
 }
 
-/// Loads llama.cpp's CPU code for this processor, and the code of other devices, from the folder `lib` beside the
+/// Loads llama.cpp's CPU code for this processor, and the code of other devices, from the folder `lib` next to the
 /// program.
 #[cfg(feature = "portable")]
 fn load_libraries() -> Result<(), String> {
@@ -391,7 +391,7 @@ fn load_libraries() -> Result<(), String> {
     llama_cpp_2::llama_backend::load_backends_from_path(&folder);
     if ffi::cpu::device().is_null() {
         let folder = folder.display();
-        return Err(format!("no usable libggml-cpu-*.so in {folder}; keep the folder `lib` beside the program"));
+        return Err(format!("no usable libggml-cpu-*.so in {folder}; keep the folder `lib` next to the program"));
     }
     Ok(())
 }
@@ -401,7 +401,7 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
     let count = vocab.n_tokens();
     let tokens = || (0..count).map(LlamaToken::new);
     let valid = |token: LlamaToken| (token.0 >= 0).then_some(token.0);
-    let fill_in = match (valid(vocab.fim_pre()), valid(vocab.fim_suf()), valid(vocab.fim_mid())) {
+    let infill = match (valid(vocab.fim_pre()), valid(vocab.fim_suf()), valid(vocab.fim_mid())) {
         (Some(prefix), Some(suffix), Some(middle)) => {
             let (repository, file) = (valid(vocab.fim_rep()), valid(vocab.fim_sep()));
             Some(InfillTokens { prefix, suffix, middle, repository, file })
@@ -414,7 +414,7 @@ fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
         eot: valid(vocab.eot()),
         pad: valid(vocab.pad()),
         add_bos: vocab.should_add_bos(),
-        fill_in,
+        infill,
     };
     let owner = Arc::clone(llama);
     Vocabulary::new(

@@ -19,7 +19,8 @@ const TOKENS: u32 = 64;
 pub fn probe(path: &Path) -> Result<(), ModelError> {
     let display_path = path.display().to_string();
     let load_error = |reason| ModelError::Load { path: display_path.clone(), reason };
-    let file = CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path has a zero byte".into()))?;
+    let file =
+        CString::new(path.as_os_str().as_bytes()).map_err(|_| load_error("its path contains a NUL byte".into()))?;
     GgufHeader::read(path).map_err(|error| match error {
         gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
         other => load_error(other.to_string()),

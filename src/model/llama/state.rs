@@ -79,7 +79,7 @@ pub enum StateError {
         expected: String,
     },
     /// The number of cells differs from the number of tokens.
-    #[error("the KV data holds {cells} cells for {tokens} tokens")]
+    #[error("the KV data has {cells} cells for {tokens} tokens")]
     Cells {
         /// Cells in the KV data.
         cells: usize,
@@ -87,7 +87,7 @@ pub enum StateError {
         tokens: usize,
     },
     /// A wrong number of recurrent states.
-    #[error("the KV data holds {0} recurrent states, expected one")]
+    #[error("the KV data has {0} recurrent states, expected one")]
     RecurrentStates(usize),
     /// A cell at the wrong position.
     #[error("cell {cell} of the KV data has position {position}; the cells must be in the order of the tokens")]

@@ -5,7 +5,7 @@ use crate::events::TokenId;
 use std::collections::HashMap;
 
 /// llama.cpp's maximum length of a breaker in bytes.
-const MAX_BREAKER: usize = 40;
+const MAX_BREAKER_BYTES: usize = 40;
 /// llama.cpp's maximum number of tokens after the first token of a breaker.
 pub(in crate::model) const MAX_TAIL: usize = 20;
 
@@ -18,7 +18,7 @@ impl Breakers {
     pub(in crate::model) fn new(vocabulary: &Vocabulary, texts: &[String]) -> Self {
         let mut heads: HashMap<TokenId, Vec<Vec<TokenId>>> = HashMap::new();
         for text in texts {
-            let text = &text.as_bytes()[..text.len().min(MAX_BREAKER)];
+            let text = &text.as_bytes()[..text.len().min(MAX_BREAKER_BYTES)];
             let Some(&first) = text.first() else { continue };
             let mut tails: HashMap<usize, Vec<TokenId>> = HashMap::new();
             for token in 0..vocabulary.len() as TokenId {
@@ -46,7 +46,8 @@ impl Breakers {
         Self(heads)
     }
 
-    pub(in crate::model) fn is_single(&self, token: TokenId) -> bool {
+    /// Returns true if the token contains a whole breaker.
+    pub(in crate::model) fn has_whole_breaker(&self, token: TokenId) -> bool {
         self.0.get(&token).is_some_and(|tails| tails.iter().any(Vec::is_empty))
     }
 }

@@ -28,7 +28,7 @@ pub struct RemovedText {
 impl AnswerText {
     /// Creates an empty text for a run.
     pub fn new(run: &RunView) -> Self {
-        let mut visible = run.vocabulary.control_tokens_in(&run.answer_format.format.markers());
+        let mut visible = run.vocabulary.control_tokens_in(&run.answer_format.syntax.markers());
         visible.retain(|&token| !run.vocabulary.is_end_of_generation(token));
         Self { bytes: Vec::new(), ends: Vec::new(), visible }
     }

@@ -41,7 +41,7 @@ impl ReasoningState {
     /// Creates the state for a run whose answer has not begun. `markers` replace those of the model's family.
     pub fn new(call: &Call<'_>, markers: Option<(&str, &str)>) -> Self {
         let answer_format = &call.run.answer_format;
-        let (own_open, own_close) = &answer_format.format.reasoning_markers;
+        let (own_open, own_close) = &answer_format.syntax.reasoning_markers;
         let (open, close) = markers.unwrap_or((own_open, own_close));
         let prompt = &call.sequence[..call.prompt_len];
         let tail = call.run.vocabulary.decode(&prompt[prompt.len().saturating_sub(open.len() + 4)..]);
@@ -50,7 +50,7 @@ impl ReasoningState {
         Self {
             open: open.as_bytes().to_vec(),
             close: close.as_bytes().to_vec(),
-            channels: markers.is_none() && answer_format.format.is_channels(),
+            channels: markers.is_none() && answer_format.syntax.is_channels(),
             changes: vec![Change { tokens: 0, from: 0, reasoning_tokens: 0, state }],
             checked_bytes: 0,
         }
@@ -183,7 +183,7 @@ mod tests {
     fn answer_with_channels_has_several_reasoning_parts() {
         let mut view = (*run()).clone();
         let mut answer_format = (*view.answer_format).clone();
-        answer_format.format = ModelFamily::Harmony.format().into();
+        answer_format.syntax = ModelFamily::Harmony.syntax().into();
         view.answer_format = answer_format.into();
         let run = Arc::new(view);
         let (mut reasoning, mut answer) = begin(&run);

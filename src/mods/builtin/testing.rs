@@ -63,7 +63,7 @@ pub fn run() -> Arc<RunView> {
         conversation: None,
         tools: None,
         answer_format: Arc::new(AnswerFormat {
-            format: ModelFamily::Hermes.format().into(),
+            syntax: ModelFamily::Hermes.syntax().into(),
             tools: Vec::new(),
             separates_reasoning: true,
             thinking: false,

@@ -78,7 +78,7 @@ struct Budget {
 impl Budget {
     /// Returns the text that ends reasoning.
     fn end(&self, call: &Call<'_>) -> String {
-        let format = &call.run.answer_format.format;
+        let format = &call.run.answer_format.syntax;
         match &self.markers {
             Some((_, end)) => end.clone(),
             // Begins the next message. If that one was reasoning, too, the next one is forced to the final channel.
@@ -162,7 +162,7 @@ mod tests {
         ] {
             let mut view = (*run()).clone();
             let mut answer_format = (*view.answer_format).clone();
-            answer_format.format = family.format().into();
+            answer_format.syntax = family.syntax().into();
             answer_format.thinking = true;
             view.answer_format = answer_format.into();
             let simulation = Simulation { run: view.into(), script: "abcdef".into(), ..Simulation::default() };

@@ -172,7 +172,7 @@ impl Guard {
     }
 
     fn find_invalid(&self, pieces: &[AnswerDelta], from: usize, is_unparsed: bool) -> Option<InvalidCall> {
-        let from = if self.answer_format.format.is_channels() {
+        let from = if self.answer_format.syntax.is_channels() {
             // The parser reports a channel as a whole, so the call begins with the last channel header.
             rfind(&self.answer.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
         } else {
@@ -275,7 +275,7 @@ impl ModInstance for Guard {
 
     /// Returns the number of tokens from the start of a call, or of a possible call.
     fn holdback(&self) -> usize {
-        let from = if self.answer_format.format.is_channels() {
+        let from = if self.answer_format.syntax.is_channels() {
             rfind(self.answer.bytes(), b"<|channel|>").unwrap_or(0)
         } else {
             self.parser.unsent_from()

@@ -70,7 +70,7 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
         (request, admitted) = match body_key::read(request).await {
             Ok((request, None)) => (request, admitted),
             Ok((request, Some(sent))) => {
-                let known = guard.access.known(security, &sent);
+                let known = guard.access.find_key(security, &sent);
                 (request, known.map(|key| Some(Caller::new(security, Some(key)))).ok_or_else(unknown_key))
             }
             Err(error) => return format(error),
@@ -143,7 +143,7 @@ impl Access {
         }
     }
 
-    fn known<'a>(self, security: &'a SecurityConfig, sent: &str) -> Option<&'a KeyHash> {
+    fn find_key<'a>(self, security: &'a SecurityConfig, sent: &str) -> Option<&'a KeyHash> {
         match self {
             Self::Ingest => security.find_ingest_key(sent),
             _ => security.find_key(sent),
@@ -233,8 +233,8 @@ fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Res
     // Clients of Quote send their key in addition to the placeholder key of OpenAI's library.
     let sent: Vec<&str> = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text)).collect();
     let known = match sent.as_slice() {
-        [] => login::known(security, headers),
-        sent => sent.iter().find_map(|sent| access.known(security, sent)),
+        [] => login::find_key(security, headers),
+        sent => sent.iter().find_map(|sent| access.find_key(security, sent)),
     };
     match known {
         Some(key) => Ok(Caller::new(security, Some(key))),

@@ -41,7 +41,7 @@ pub enum ErrorCode {
 }
 
 impl ErrorCode {
-    /// Returns the name used on the wire.
+    /// Returns the name used in JSON.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

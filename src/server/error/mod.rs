@@ -226,7 +226,7 @@ impl ApiError {
         self.kind.status()
     }
 
-    /// Puts a text before the detail.
+    /// Prepends a text to the detail.
     #[must_use]
     pub(crate) fn prefixed(mut self, text: &str) -> Self {
         self.detail.insert_str(0, text);

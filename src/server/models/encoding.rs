@@ -11,11 +11,11 @@ pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings 
         embeddings: requested.embedding,
         reranking: requested.reranking,
         pooling: requested.pooling.map(|pooling| match pooling {
-            PoolingFlag::None => DeclaredPooling::Embeds(Pooling::None),
-            PoolingFlag::Mean => DeclaredPooling::Embeds(Pooling::Mean),
-            PoolingFlag::Cls => DeclaredPooling::Embeds(Pooling::Cls),
-            PoolingFlag::Last => DeclaredPooling::Embeds(Pooling::Last),
-            PoolingFlag::Rank => DeclaredPooling::Ranks,
+            PoolingFlag::None => DeclaredPooling::Embedding(Pooling::None),
+            PoolingFlag::Mean => DeclaredPooling::Embedding(Pooling::Mean),
+            PoolingFlag::Cls => DeclaredPooling::Embedding(Pooling::Cls),
+            PoolingFlag::Last => DeclaredPooling::Embedding(Pooling::Last),
+            PoolingFlag::Rank => DeclaredPooling::Scores,
         }),
         head_activation: requested.classifier_head.map(|head| match head {
             HeadFlag::Direct => Activation::Direct,

@@ -74,7 +74,7 @@ fn name_of(path: &Path) -> Option<String> {
     if stem.starts_with("mmproj") || stem.is_empty() {
         return None;
     }
-    match split(stem) {
+    match split_part_name(stem) {
         Some((name, 1)) => Some(name.to_owned()),
         Some(_) => None,
         None => Some(stem.to_owned()),
@@ -82,7 +82,7 @@ fn name_of(path: &Path) -> Option<String> {
 }
 
 /// Returns name and number of a part named `name-00001-of-00003`.
-fn split(stem: &str) -> Option<(&str, u32)> {
+fn split_part_name(stem: &str) -> Option<(&str, u32)> {
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (name, number) = rest.rsplit_once('-')?;
     let five = |digits: &str| digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -90,9 +90,9 @@ fn split(stem: &str) -> Option<(&str, u32)> {
 }
 
 /// Returns the default name of a model: its file's name without the extension.
-pub(super) fn stem(path: &Path) -> String {
+pub(super) fn default_name(path: &Path) -> String {
     let stem = path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned());
-    match split(&stem) {
+    match split_part_name(&stem) {
         Some((name, 1)) => name.to_owned(),
         _ => stem,
     }
@@ -100,7 +100,7 @@ pub(super) fn stem(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_addition, models_in, name_of, stem};
+    use super::{default_name, is_addition, models_in, name_of};
     use std::path::Path;
 
     #[test]
@@ -120,6 +120,6 @@ mod tests {
         for other in ["/m/Kimi-K2-00002-of-00006.gguf", "/m/mmproj-F16.gguf", "/m/notes.txt", "/m/.gguf", "/m/tiny"] {
             assert_eq!(named(other), None, "{other}");
         }
-        assert_eq!(stem(Path::new("/m/a-of-b.gguf")), "a-of-b");
+        assert_eq!(default_name(Path::new("/m/a-of-b.gguf")), "a-of-b");
     }
 }

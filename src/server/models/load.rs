@@ -40,7 +40,7 @@ impl ModelRegistry {
         // llama-server names a model after its file, including the extension. Clients may have stored this name.
         let file = path.file_name().map(|file| file.to_string_lossy().into_owned());
         let mut names = self.0.config.engine.alias.clone();
-        for name in std::iter::once(folder::stem(&path)).chain(file) {
+        for name in std::iter::once(folder::default_name(&path)).chain(file) {
             if !names.contains(&name) {
                 names.push(name);
             }
@@ -60,7 +60,7 @@ impl ModelRegistry {
         observe: impl Fn(&str, LoadStep) + Send + Sync + 'static,
     ) -> Result<(), ModelError> {
         let entry = self.lock().entries.first().cloned();
-        let entry = entry.ok_or_else(|| rejected(Path::new("no model"), "the model registry is not open"))?;
+        let entry = entry.ok_or_else(|| load_error(Path::new("no model"), "the model registry is not open"))?;
         self.change(&entry.name, |entry| entry.state = ModelState::Loading(0.0));
         self.load(&entry, Arc::new(observe)).await
     }
@@ -116,7 +116,7 @@ impl ModelRegistry {
         let (state, result) = match started {
             Ok(loaded) if load_cancelled => {
                 loaded.stop().await;
-                (ModelState::Unloaded, Err(rejected(&entry.path, "the load was cancelled")))
+                (ModelState::Unloaded, Err(load_error(&entry.path, "the load was cancelled")))
             }
             Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
             Err(error) if load_cancelled => (ModelState::Unloaded, Err(error)),
@@ -132,7 +132,7 @@ impl ModelRegistry {
     async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, ModelError> {
         let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(recorder) = recorder else {
-            return Err(rejected(&entry.path, "the model registry is not open"));
+            return Err(load_error(&entry.path, "the model registry is not open"));
         };
         let config = &self.0.config.engine;
         self.probe_unless_probed(&entry.path).await?;
@@ -170,7 +170,7 @@ impl ModelRegistry {
                 !load_cancelled.load(Ordering::Acquire)
             })
         };
-        tokio::task::spawn_blocking(read).await.map_err(|_| rejected(&entry.path, "the loader panicked"))?
+        tokio::task::spawn_blocking(read).await.map_err(|_| load_error(&entry.path, "the loader panicked"))?
     }
 }
 
@@ -331,10 +331,10 @@ pub(super) async fn default_path(config: &Config) -> Result<PathBuf, ModelError>
     let cache = config.data.dir.join("cache");
     let shown = cache.display().to_string();
     let unpacked = tokio::task::spawn_blocking(move || bundled_model(&cache)).await;
-    let unpacked = unpacked.map_err(|_| rejected(Path::new(&shown), "the bundled model could not be unpacked"))?;
+    let unpacked = unpacked.map_err(|_| load_error(Path::new(&shown), "the bundled model could not be unpacked"))?;
     unpacked.map_err(|source| ModelError::Unpack { folder: shown, source })
 }
 
-fn rejected(path: &Path, reason: &str) -> ModelError {
+fn load_error(path: &Path, reason: &str) -> ModelError {
     ModelError::Load { path: path.display().to_string(), reason: reason.into() }
 }

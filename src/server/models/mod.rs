@@ -100,6 +100,7 @@ enum ModelLookup {
 struct Models {
     /// The default model first.
     entries: Vec<Entry>,
+    /// Number of requests so far.
     uses: u64,
 }
 
@@ -165,7 +166,7 @@ impl ModelRegistry {
     /// `--models-max` models are in use.
     pub async fn loaded(&self, requested: Option<&str>) -> Result<Loaded, ApiError> {
         let mut changed = self.changes();
-        let mut looked = self.0.config.server.models.dir.is_none();
+        let mut rescanned = self.0.config.server.models.dir.is_none();
         loop {
             changed.mark_unchanged();
             match self.look_up(requested) {
@@ -174,8 +175,8 @@ impl ModelRegistry {
                 // The sender is part of `self`, so waiting cannot fail.
                 Ok(ModelLookup::Changing) => drop(changed.changed().await),
                 // The file may have been added after the last scan.
-                Err(error) if error.kind() == ErrorKind::NotFound && !looked => {
-                    looked = true;
+                Err(error) if error.kind() == ErrorKind::NotFound && !rescanned => {
+                    rescanned = true;
                     self.refresh().await;
                 }
                 Err(error) => return Err(error),

@@ -15,7 +15,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_mins(1);
 const MAX_REASON_CHARS: usize = 400;
 
 impl ModelRegistry {
-    /// Sets the program that checks files: `program probe FILE` loads a file and must not be killed by a signal.
+    /// Sets the program that checks files: `program probe FILE` loads a file. If a signal kills
+    /// the program, the file would also crash the server.
     pub fn set_probe_program(&self, program: std::path::PathBuf) {
         // Only start-up calls this; the first program is kept.
         let _ = self.0.probe_program.set(program);

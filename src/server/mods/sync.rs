@@ -71,7 +71,7 @@ impl ModSync {
                 match factory {
                     // The next synchronization retries it.
                     Err(error) if error.status() == ErrorKind::Busy.status() => return Ok(()),
-                    made => Some((version, made)),
+                    result => Some((version, result)),
                 }
             }
         };
@@ -79,8 +79,8 @@ impl ModSync {
         let state = store.mod_states().await?.into_iter().find(|state| state.name == name);
         let hash = state.as_ref().and_then(|state| state.hash.as_deref());
         match imported {
-            Some((version, made)) if hash == Some(&*version.hash) => {
-                let registered = made.map_err(|error| error.problem().detail).and_then(|factory| {
+            Some((version, result)) if hash == Some(&*version.hash) => {
+                let registered = result.map_err(|error| error.problem().detail).and_then(|factory| {
                     let version = uploaded_version(version.hash, version.created_at, version.created_by);
                     registry.register(factory, version).map_err(|taken| taken.to_string())
                 });

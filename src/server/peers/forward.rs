@@ -21,7 +21,7 @@ static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new
     // An error means that a provider is already installed.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let builder = || reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(Policy::none()).no_proxy();
-    // Plain http also works on a system without certificate authorities.
+    // Plain http also works on a system without CA certificates.
     builder().build().or_else(|_| builder().tls_certs_only([]).build())
 });
 

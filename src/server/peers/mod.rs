@@ -51,11 +51,11 @@ pub(crate) struct ForwardHeaders {
 
 impl ForwardHeaders {
     pub(crate) fn from_headers(headers: &HeaderMap) -> Self {
-        let forwarded_keys = FORWARDED_HEADERS.into_iter().filter_map(|name| {
+        let forwarded = FORWARDED_HEADERS.into_iter().filter_map(|name| {
             let value = headers.get(&name)?.clone();
             Some((name, value))
         });
-        Self { headers: forwarded_keys.collect(), is_forwarded: headers.contains_key(FORWARDED_BY) }
+        Self { headers: forwarded.collect(), is_forwarded: headers.contains_key(FORWARDED_BY) }
     }
 
     /// Adds a key that the client has sent in a message.

@@ -18,7 +18,7 @@ pub(super) struct Assembler {
 struct PartialMessage {
     text: bool,
     bytes: BytesMut,
-    at: Instant,
+    started_at: Instant,
 }
 
 impl Assembler {
@@ -46,7 +46,7 @@ impl Assembler {
         if last {
             return if text { utf8(payload.into()).map(Some) } else { Ok(Some(Message::Binary(payload))) };
         }
-        self.partial = Some(PartialMessage { text, bytes: BytesMut::from(payload), at: Instant::now() });
+        self.partial = Some(PartialMessage { text, bytes: BytesMut::from(payload), started_at: Instant::now() });
         Ok(None)
     }
 
@@ -55,7 +55,7 @@ impl Assembler {
             return Err(protocol("a continuation frame arrived without a started message"));
         };
         self.check_size(partial.bytes.len() + piece.len())?;
-        if partial.at.elapsed() > MESSAGE_TIMEOUT {
+        if partial.started_at.elapsed() > MESSAGE_TIMEOUT {
             return Err(Close::policy("a fragmented message took more than 30 seconds"));
         }
         partial.bytes.extend_from_slice(piece);

@@ -14,7 +14,8 @@ const EXPECTED: &str = "an API key is required: send it as the header 'Authoriza
                         message as \"api_key\", e.g. {\"type\": \"auth\", \"api_key\": \"KEY\"}";
 
 /// Reads the key from the first message: any message of the protocol with an `api_key` field, or `{"type": "auth",
-/// "api_key": …}`. The former is passed on without the key.
+/// "api_key": …}`. The handler receives a message of the protocol without
+/// the key.
 ///
 /// # Errors
 /// The key is missing or unknown.

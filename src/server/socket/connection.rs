@@ -310,7 +310,7 @@ async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
 /// Waits until the connection was idle for too long.
 async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing) {
     let Some(limit) = config.idle else { return std::future::pending().await };
-    let mut work = outgoing.work();
+    let mut work = outgoing.activity_count();
     loop {
         // The sender is part of `outgoing`, so waiting cannot fail.
         let _ = work.wait_for(|&count| count == 0).await;
@@ -324,7 +324,7 @@ async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing
 /// Waits until the server stops and all activity has ended or its grace period is over.
 async fn stopped(app: &App, outgoing: &Outgoing) {
     app.stopping().await;
-    let mut work = outgoing.work();
+    let mut work = outgoing.activity_count();
     tokio::select! {
         _ = work.wait_for(|&count| count == 0) => {}
         // Interrupted runs still send their last message.

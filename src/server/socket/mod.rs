@@ -99,17 +99,17 @@ impl Close {
         Self { code, reason: reason[..end].to_owned() }
     }
 
-    /// Returns close code 1000: normal closure.
+    /// Returns a close frame with code 1000: normal closure.
     pub(crate) fn normal() -> Self {
         Self::new(CloseCode::Normal, "")
     }
 
-    /// Returns close code 1008: policy violation.
+    /// Returns a close frame with code 1008: policy violation.
     pub(crate) fn policy(reason: &str) -> Self {
         Self::new(CloseCode::Policy, reason)
     }
 
-    /// Returns close code 1009: a message is too large.
+    /// Returns a close frame with code 1009: a message is too large.
     fn too_large(reason: &str) -> Self {
         Self::new(CloseCode::Size, reason)
     }
@@ -118,7 +118,7 @@ impl Close {
         self.code == CloseCode::Size
     }
 
-    /// Returns close code 1001: the server closes the connection without an error.
+    /// Returns a close frame with code 1001: the server closes the connection without an error.
     fn away(reason: &str) -> Self {
         Self::new(CloseCode::Away, reason)
     }

@@ -16,7 +16,7 @@ pub(crate) struct ConnectionClosed;
 /// Queue of messages to a client, shared by its runs; cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Outgoing {
-    room: Arc<Semaphore>,
+    free_bytes: Arc<Semaphore>,
     queue: mpsc::UnboundedSender<QueuedMessage>,
     active: watch::Sender<usize>,
 }
@@ -24,12 +24,12 @@ pub(crate) struct Outgoing {
 /// A queued message with its permit.
 pub(super) struct QueuedMessage {
     pub(super) message: Message,
-    _place: OwnedSemaphorePermit,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// The receiving end of [`Outgoing`].
 pub(super) struct Queue {
-    room: Arc<Semaphore>,
+    free_bytes: Arc<Semaphore>,
     pub(super) unsent: mpsc::UnboundedReceiver<QueuedMessage>,
 }
 
@@ -40,9 +40,9 @@ pub(crate) struct ActivityGuard(watch::Sender<usize>);
 /// Creates a queue for about 1 MiB, or one larger message.
 pub(super) fn queue() -> (Outgoing, Queue) {
     let (queue, unsent) = mpsc::unbounded_channel();
-    let room = Arc::new(Semaphore::new(MAX_QUEUED_BYTES));
-    let outgoing = Outgoing { room: Arc::clone(&room), queue, active: watch::Sender::new(0) };
-    (outgoing, Queue { room, unsent })
+    let free_bytes = Arc::new(Semaphore::new(MAX_QUEUED_BYTES));
+    let outgoing = Outgoing { free_bytes: Arc::clone(&free_bytes), queue, active: watch::Sender::new(0) };
+    (outgoing, Queue { free_bytes, unsent })
 }
 
 impl Outgoing {
@@ -53,8 +53,8 @@ impl Outgoing {
     pub(crate) async fn send(&self, message: impl Into<Message>) -> Result<(), ConnectionClosed> {
         let message = message.into();
         let cost = (message.len() + MESSAGE_OVERHEAD).min(MAX_QUEUED_BYTES) as u32;
-        let place = Arc::clone(&self.room).acquire_many_owned(cost).await.map_err(|_| ConnectionClosed)?;
-        self.queue.send(QueuedMessage { message, _place: place }).map_err(|_| ConnectionClosed)
+        let permit = Arc::clone(&self.free_bytes).acquire_many_owned(cost).await.map_err(|_| ConnectionClosed)?;
+        self.queue.send(QueuedMessage { message, _permit: permit }).map_err(|_| ConnectionClosed)
     }
 
     /// Marks the connection as active until the result is dropped.
@@ -64,7 +64,7 @@ impl Outgoing {
     }
 
     /// Returns the number of activities.
-    pub(super) fn work(&self) -> watch::Receiver<usize> {
+    pub(super) fn activity_count(&self) -> watch::Receiver<usize> {
         self.active.subscribe()
     }
 }
@@ -72,7 +72,7 @@ impl Outgoing {
 impl Queue {
     /// Rejects new messages; queued ones can still be received.
     pub(super) fn close(&mut self) {
-        self.room.close();
+        self.free_bytes.close();
         self.unsent.close();
     }
 }

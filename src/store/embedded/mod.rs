@@ -3,7 +3,7 @@
 //! `initdb` runs once. The server accepts only local, private connections (see `listen`), and fsync stays on. A supervisor
 //! task restarts the server when it ends or when another process stops it. The server has its own process group, so
 //! Ctrl-C reaches only Thunder, which stores its remaining data and then stops the server. If Thunder is killed with
-//! SIGKILL, the server keeps running; the next Thunder on the directory stops it before it starts its own.
+//! SIGKILL, the server keeps running; the next Thunder process with this directory stops it before it starts its own.
 
 mod account;
 mod listen;

@@ -1,4 +1,4 @@
-//! PostgreSQL processes that an earlier Thunder left running.
+//! PostgreSQL processes that an earlier Thunder process left running.
 //!
 //! The process id in `postmaster.pid` is not enough: another process may have that id by now, or it may be a zombie. So
 //! processes are recognised by their command lines: the server's contains our data directory, and those of its children
@@ -32,7 +32,7 @@ enum Role {
 
 impl Processes {
     /// Stops all processes on the data directory and removes `postmaster.pid`. The caller holds the directory's lock, so
-    /// none of them belongs to a running Thunder. Returns true if there were any.
+    /// none of them belongs to a running Thunder process. Returns true if there were any.
     pub async fn clear(&self) -> bool {
         let found_any = !self.find().is_empty();
         if found_any {

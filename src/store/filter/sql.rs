@@ -234,7 +234,7 @@ impl Condition {
         }
     }
 
-    /// Appends the condition in the form that its index finds.
+    /// Appends the condition in a form that can use its index.
     fn push_indexed(&self, negated: bool, query: &mut QueryBuilder<Postgres>) {
         match self {
             Self::Status(status) if negated => {

@@ -124,7 +124,7 @@ pub async fn drain_some(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resul
         }
         Err(_) => return Err(unavailable()),
     }
-    spool.drained(at)
+    spool.mark_drained(at)
 }
 
 /// Stores each run separately. Returns the runs that could be neither stored nor spooled.

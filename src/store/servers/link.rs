@@ -135,10 +135,10 @@ impl Link {
 
     fn on_notification(&self, payload: &str, state: &mut State) {
         let Ok(Notification { server, runs }) = serde_json::from_str(payload) else {
-            return tracing::debug!(payload, "received a notification of an unknown form");
+            return tracing::debug!(payload, "received a notification in an unknown format");
         };
         if server != self.server_id {
-            runs.into_iter().for_each(|run| self.live.remote_changed(run.run_id, run.owner, run.status));
+            runs.into_iter().for_each(|run| self.live.report_remote_change(run.run_id, run.owner, run.status));
         } else if runs.is_empty() {
             state.unreceived = 0;
         }
@@ -164,14 +164,14 @@ impl Link {
         if state.unreceived == MAX_UNRECEIVED + 1 {
             tracing::warn!(
                 "the database delivers no notifications, possibly because of a pooler in transaction mode: changes of other \
-                 servers are looked up every second; --database-direct-url names the server behind the pooler"
+                 servers are looked up every second; set --database-direct-url to the address of the server behind the pooler"
             );
         }
         let others = counts.into_iter().filter(|(server, _)| *server != self.server_id);
         let dead = state.monitor.check(others, Instant::now());
         if state.monitor.has_left() {
             // The server may have ended between a change and its notification.
-            self.live.missed();
+            self.live.request_reload();
             self.live.wake_followers();
         }
         if !dead.is_empty() && state.interrupting.as_ref().is_none_or(JoinHandle::is_finished) {
@@ -213,12 +213,12 @@ impl Link {
         rows.extend(ended.bind(known).fetch_all(&mut *connection).await?);
         for (run_id, owner, status) in rows {
             if let Some(status) = RunStatus::from_name(&status) {
-                self.live.looked_up(RunId(run_id), owner.map(Tenant::from), status);
+                self.live.report_status(RunId(run_id), owner.map(Tenant::from), status);
             }
         }
         self.live.wake_followers();
         if !complete {
-            self.live.missed();
+            self.live.request_reload();
         }
         state.received_until = Some(now);
         Ok(())

@@ -156,7 +156,7 @@ pub(super) async fn interrupt_runs_of(
     let mut marked = 0;
     for (run_id, owner) in runs.into_iter().map(|(run_id, owner)| (RunId(run_id), owner.map(Tenant::from))) {
         if writer::interrupt(pool, own, run_id, now).await? {
-            live.changed(run_id, owner, RunStatus::Interrupted);
+            live.report_change(run_id, owner, RunStatus::Interrupted);
             marked += 1;
         }
     }

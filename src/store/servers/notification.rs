@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use uuid::Uuid;
 
-/// Channel for changes of runs, and for heartbeats.
+/// PostgreSQL's notification channel for changes of runs, and for heartbeats.
 pub const RUNS_CHANNEL: &str = "thunder_runs";
 /// Maximum size of a payload; PostgreSQL refuses 8000 bytes.
 const MAX_PAYLOAD_BYTES: usize = 7900;

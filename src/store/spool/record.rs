@@ -49,10 +49,14 @@ struct ItemsOut<'a> {
 
 #[derive(Serialize)]
 enum ItemOut<'a> {
-    E(&'a Event),
-    C(&'a ModCall),
-    L(&'a ModLog),
-    A(&'a ActionRecord),
+    #[serde(rename = "E")]
+    Event(&'a Event),
+    #[serde(rename = "C")]
+    Call(&'a ModCall),
+    #[serde(rename = "L")]
+    Log(&'a ModLog),
+    #[serde(rename = "A")]
+    Action(&'a ActionRecord),
 }
 
 #[derive(Deserialize)]
@@ -66,10 +70,14 @@ struct ItemsIn {
 
 #[derive(Deserialize)]
 enum ItemIn {
-    E(Event),
-    C(ModCall),
-    L(ModLog),
-    A(ActionRecord),
+    #[serde(rename = "E")]
+    Event(Event),
+    #[serde(rename = "C")]
+    Call(ModCall),
+    #[serde(rename = "L")]
+    Log(ModLog),
+    #[serde(rename = "A")]
+    Action(ActionRecord),
 }
 
 /// Appends an encoded record to `out`.
@@ -80,10 +88,10 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
         Record::Items(run_id, numbering, items) => {
             let plain = items.iter().filter_map(|item| {
                 Some(match item {
-                    TraceItem::Event(event) => ItemOut::E(event),
-                    TraceItem::ModCall(call) => ItemOut::C(call),
-                    TraceItem::ModLog(log) => ItemOut::L(log),
-                    TraceItem::Action(action) => ItemOut::A(action),
+                    TraceItem::Event(event) => ItemOut::Event(event),
+                    TraceItem::ModCall(call) => ItemOut::Call(call),
+                    TraceItem::ModLog(log) => ItemOut::Log(log),
+                    TraceItem::Action(action) => ItemOut::Action(action),
                     TraceItem::Attention(_) => return None,
                 })
             });
@@ -162,10 +170,10 @@ pub(super) fn decode(body: &[u8]) -> Option<Record> {
             let read: ItemsIn = serde_json::from_slice(body).ok()?;
             let numbering = Numbering { mod_calls: read.calls, mod_logs: read.logs, actions: read.actions };
             let items = read.items.into_iter().map(|item| match item {
-                ItemIn::E(event) => TraceItem::Event(event),
-                ItemIn::C(call) => TraceItem::ModCall(call),
-                ItemIn::L(log) => TraceItem::ModLog(log),
-                ItemIn::A(action) => TraceItem::Action(action),
+                ItemIn::Event(event) => TraceItem::Event(event),
+                ItemIn::Call(call) => TraceItem::ModCall(call),
+                ItemIn::Log(log) => TraceItem::ModLog(log),
+                ItemIn::Action(action) => TraceItem::Action(action),
             });
             Record::Items(read.run_id, numbering, Arc::new(items.collect()))
         }

@@ -156,7 +156,7 @@ pub(super) fn uncounted_spans(
     counted: &[NaiveDate],
 ) -> Vec<(NaiveDate, NaiveDate)> {
     let mut spans: Vec<(NaiveDate, NaiveDate)> = Vec::new();
-    // The id of a run may be from a clock that is ahead.
+    // Ids contain times from the clocks of servers, which may be ahead.
     for day in first.iter_days().take_while(|day| *day <= today + Days::new(1)) {
         if counted.contains(&day) {
             continue;
@@ -189,7 +189,7 @@ pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Res
 /// Counts the runs of a day, unless as many are already counted.
 async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
-    // Servers count the same days.
+    // All servers count the same days, so only one of them may count at a time.
     sqlx::query("select pg_advisory_xact_lock(7237120550118)").execute(&mut *transaction).await?;
     let until = day + Days::new(1);
     let runs: i64 = sqlx::query_scalar(

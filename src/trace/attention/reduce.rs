@@ -74,8 +74,8 @@ pub fn entropy(row: &[f32]) -> f32 {
 /// Returns log₂ of a positive number with an error below 4e-5; about −127 for 0. Contains no calls or branches, so that
 /// it compiles to vector code.
 ///
-/// The exponent is read from the bits; the mantissa m in [1, 2) is computed by the series of atanh in (m − 1) / (m +
-/// 1).
+/// The exponent is read from the bits. For the mantissa m in [1, 2), log₂ m = 2 atanh(t) / ln 2 with t = (m − 1) / (m + 1),
+/// computed as a series in t.
 #[inline]
 fn log2(x: f32) -> f32 {
     let bits = x.to_bits() as i32;
@@ -83,7 +83,7 @@ fn log2(x: f32) -> f32 {
     let mantissa = f32::from_bits((bits & 0x007f_ffff | 0x3f80_0000) as u32);
     let t = (mantissa - 1.0) / (mantissa + 1.0);
     let square = t * t;
-    // 2 / ln 2 · (t + t³/3 + t⁵/5 + t⁷/7)
+    // 2 / ln 2 · (t + t³/3 + t⁵/5 + t⁷/7).
     let series = t * (2.885_39 + square * (0.961_796_7 + square * (0.577_078 + square * 0.412_198_6)));
     exponent + series
 }

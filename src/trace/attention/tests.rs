@@ -58,19 +58,13 @@ fn rows_of_zeros_and_nan_are_encoded() {
     }
 }
 
-/// The budget beside a small model's decode loop is about 3 ms per token.
 #[test]
-fn encoding_a_step_at_1k_context_takes_under_5_ms() {
-    if cfg!(debug_assertions) {
-        return;
-    }
+fn encoder_with_used_buffers_returns_the_same_bytes() {
     let rows: Vec<f32> = (0..24 * 14 * 1024).map(|i| 1.0 / (1.0 + (i % 1024) as f32)).collect();
     let mut encoder = super::AttentionEncoder::new();
-    let began = std::time::Instant::now();
-    (0..20).for_each(|_| drop(encoder.encode(&rows, 24, 14, 1024).unwrap()));
-    let each = began.elapsed() / 20;
-    println!("{each:?} per step");
-    assert!(each.as_millis() < 5, "{each:?}");
+    let first = encoder.encode(&rows, 24, 14, 1024).unwrap();
+    encoder.encode(&rows[..2 * 2 * 100], 2, 2, 100).unwrap();
+    assert_eq!(encoder.encode(&rows, 24, 14, 1024).unwrap(), first);
 }
 
 proptest! {

@@ -1,7 +1,7 @@
 //! The `/ingest` document: parsing, with JSON paths in every error, and serialisation.
 //!
-//! Only this module contains the wire names. A whole run is one [`Document`]; single [`TraceItem`]s are lines of
-//! streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are ignored,
+//! Only this module contains the names of the JSON fields. A whole run is one [`Document`]; single [`TraceItem`]s are
+//! lines of streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are ignored,
 //! `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for byte,
 //! except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
@@ -25,7 +25,7 @@ use wire::Storable;
 /// Maximum length of a request id; PostgreSQL cannot index much longer texts.
 const MAX_REQUEST_ID_BYTES: usize = 1024;
 
-/// A whole run in the form of `/ingest`.
+/// A whole run in the format of `/ingest`.
 #[derive(Debug, Clone)]
 pub struct Document {
     /// The request.

@@ -1,4 +1,4 @@
-//! Times on the wire: ISO 8601 text, or a number of seconds or milliseconds since 1970. Precision is the microsecond,
+//! Times in JSON: ISO 8601 text, or a number of seconds or milliseconds since 1970. Precision is the microsecond,
 //! as in PostgreSQL.
 
 use chrono::{DateTime, NaiveDateTime, SecondsFormat, SubsecRound, Utc};

@@ -71,7 +71,7 @@ fn serialise(json: &mut Vec<u8>, object: &impl Serialize) {
     serde_json::to_writer(json, object).expect("keys are strings, and writing to memory does not fail");
 }
 
-/// A value with its wire names.
+/// A value whose fields are written with the names of the document.
 struct Wire<'a, T: ?Sized>(&'a T);
 
 /// A writer of the fields of a JSON object.

@@ -4,7 +4,7 @@ use super::{Fold, MarkKind, flags};
 use crate::events::{ActionRecord, ActionType, EventType, RawJson, TokenId};
 use serde::Deserialize;
 
-/// The part of an action's `details` that the fold needs; details of another form parse as empty.
+/// The part of an action's `details` that the fold needs; other details parse as empty.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Details {
@@ -53,10 +53,10 @@ impl Fold {
             }
             ActionType::ForceOutput => self.end_rows(self.alive.len() - self.prompt_rows, after),
             ActionType::AdjustedPrefill => self.adjust_prefill(action, &details, after),
-            ActionType::ToolCalls => self.touch_last(flags::TOUCHED),
+            ActionType::ToolCalls => self.flag_last_token(flags::TOUCHED),
             ActionType::EmitError => {
                 self.counters.errors += 1;
-                self.touch_last(flags::TOUCHED | flags::ERROR);
+                self.flag_last_token(flags::TOUCHED | flags::ERROR);
             }
         }
     }
@@ -79,7 +79,7 @@ impl Fold {
     }
 
     /// Sets flags of the last visible generated token.
-    fn touch_last(&mut self, bits: u8) {
+    fn flag_last_token(&mut self, bits: u8) {
         if let Some(&row) = self.alive[self.prompt_rows..].last() {
             self.rows[row as usize].flags |= bits;
         }

@@ -48,7 +48,7 @@ pub struct Fold {
     caller: String,
     /// Event type of the newest call. In Quote's traces it may differ from the type of the event that the call refers
     /// to.
-    called_at: Option<EventType>,
+    call_event_type: Option<EventType>,
     /// True if the newest event is an `Added` and further tokens come from Quote's queue; see [`quote`].
     queued: bool,
     /// Texts of tokens that actions mention.
@@ -180,18 +180,18 @@ impl Fold {
         let drawn = self.step.drawn(event.step);
         let drawn_text = drawn.as_ref().and_then(|drawn| drawn.text.as_deref());
         let shared = drawn_text.is_some_and(|text| text.chars().nth(MAX_LABEL_CHARS).is_none());
-        let invented: Vec<TokenId>;
+        let assumed_tokens: Vec<TokenId>;
         let tokens = match quote::listed_tokens(event) {
             Some(tokens) => tokens,
             None if !measures.is_empty() => {
-                invented = measures.iter().map(|measure| measure.token).collect();
-                &invented
+                assumed_tokens = measures.iter().map(|measure| measure.token).collect();
+                &assumed_tokens
             }
             None => {
                 let token = drawn.as_ref().and_then(|drawn| drawn.token).unwrap_or(-1);
                 let count = event.added_token_count.unwrap_or_else(|| i32::from(drawn.is_some()));
-                invented = vec![token; self.reserve_placeholders(count.max(0) as u32).unwrap_or(0) as usize];
-                &invented
+                assumed_tokens = vec![token; self.reserve_placeholders(count.max(0) as u32).unwrap_or(0) as usize];
+                &assumed_tokens
             }
         };
         let origin = if forced { flags::FORCED | flags::TOUCHED } else { flags::SAMPLED };
@@ -295,7 +295,7 @@ impl Fold {
 
     fn apply_call(&mut self, call: &ModCall) {
         self.calls += 1;
-        self.called_at = Some(call.event_type);
+        self.call_event_type = Some(call.event_type);
         self.caller.clone_from(&call.mod_name);
         if !call.exception_occurred {
             return;

@@ -50,7 +50,7 @@ impl Fold {
             }
         }
         let after = self.event_count();
-        let at_prefilled = self.called_at == Some(EventType::Prefilled);
+        let at_prefilled = self.call_event_type == Some(EventType::Prefilled);
         match kind {
             ActionType::AdjustedPrefill if self.newest == Some(EventType::Prefilled) => {
                 self.replace_prompt(&details.tokens, &details.tokens_as_text, after, flags::TOUCHED);
@@ -72,7 +72,7 @@ impl Fold {
     }
 
     fn at_added(&self) -> bool {
-        self.called_at == Some(EventType::Added) && self.newest == Some(EventType::Added)
+        self.call_event_type == Some(EventType::Added) && self.newest == Some(EventType::Added)
     }
 
     /// Returns the indexes of the visible rows since the newest `Added`.
@@ -95,7 +95,7 @@ impl Fold {
         let steps = details.backtrack_steps.unwrap_or(0).max(0) as usize;
         let replaces = !details.tokens.is_empty();
         if !self.at_added() {
-            let sampled = self.called_at == Some(EventType::Sampled);
+            let sampled = self.call_event_type == Some(EventType::Sampled);
             let removed = if replaces { steps + usize::from(!sampled) } else { steps.saturating_sub(sampled.into()) };
             return self.remove_generated(removed, after);
         }

@@ -8,7 +8,7 @@ use serde::Deserialize;
 pub struct StepState {
     /// Flags for the rows that this step will append.
     pub pending: u8,
-    /// True after a `ForceTokens`. Quote accepts one per step.
+    /// True after a `ForceTokens` action. Quote accepts one per step.
     pub forced: bool,
     /// Entropy of the model's distribution, in bits.
     entropy: Option<f32>,
@@ -28,7 +28,7 @@ pub struct SampledToken {
     pub entropy: Option<f32>,
 }
 
-/// An entry of `top_tokens` in a supported form; other entries are ignored.
+/// An entry of `top_tokens` in a supported format; other entries are ignored.
 #[derive(Debug, Clone, Deserialize)]
 struct Candidate {
     token: TokenId,
@@ -40,9 +40,9 @@ struct Candidate {
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged)]
 enum Weight {
-    /// The specified form.
+    /// The format of the `/ingest` specification.
     Probability { prob: f64 },
-    /// The form of Quote's traces.
+    /// The format of Quote's traces.
     Logarithm { logprob: f64 },
 }
 
@@ -62,7 +62,7 @@ impl Weight {
 }
 
 impl StepState {
-    /// Creates the state at a `ForwardPass`.
+    /// Creates the state at a `ForwardPass` event.
     pub fn begin(event: &Event) -> Self {
         let measured = event.measured.as_ref();
         let top = event.top_tokens.as_ref().filter(|_| measured.is_none_or(|measured| measured.model.is_empty()));
@@ -73,7 +73,7 @@ impl StepState {
         }
     }
 
-    /// Records a `Sampled`.
+    /// Records a `Sampled` event.
     pub fn sampled(&mut self, event: &Event) {
         let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
         let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));

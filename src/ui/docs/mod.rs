@@ -138,7 +138,7 @@ async fn image(Path(name): Path<String>, headers: HeaderMap) -> Response {
             let kind = file.metadata.mimetype().to_owned();
             ([(header::CONTENT_TYPE, kind)], file.data.into_owned()).into_response()
         }
-        None => error::render(&headers, &ApiError::not_found("picture", name)),
+        None => error::render(&headers, &ApiError::not_found("image", name)),
     }
 }
 

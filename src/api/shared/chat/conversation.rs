@@ -141,9 +141,9 @@ impl Conversation {
         let vocabulary = loaded.vocabulary();
         let (marked, ConversationImages { marker, images }) = take_images(&mut self.messages, loaded).await?;
         let rendered = template.render(marked.as_ref().unwrap_or(&self.messages), &self.options)?;
-        let format = template.format();
+        let syntax = template.syntax();
         let answer_format = AnswerFormat {
-            format: Arc::clone(&format),
+            syntax: Arc::clone(&syntax),
             tools: self.functions,
             separates_reasoning: self.separate_reasoning,
             thinking: rendered.thinking,
@@ -152,7 +152,7 @@ impl Conversation {
         let schema = self.text_constraint.as_ref().and_then(tools::schema);
         // Models with answer channels always start with reasoning. Other models could reason without end instead of
         // calling.
-        let may_think = self.may_think.unwrap_or(format.is_channels());
+        let may_think = self.may_think.unwrap_or(syntax.is_channels());
         let calls = tools::constraint(&answer_format, &self.choice, schema.as_ref(), may_think, vocabulary);
         let constraint = calls.or_else(|| {
             self.text_constraint
@@ -160,7 +160,7 @@ impl Conversation {
         });
         let image_tokens: Vec<&[TokenId]> = images.iter().map(|image| image.tokens()).collect();
         let (tokens, spans) = rendered.tokenize(vocabulary, &marker, &image_tokens)?;
-        let (open, close) = &format.reasoning_markers;
+        let (open, close) = &syntax.reasoning_markers;
         let reasoning_budget = self.budget.map(|(tokens, message)| ReasoningBudget {
             tokens,
             open: open.clone(),
@@ -169,7 +169,7 @@ impl Conversation {
             starts_in_reasoning: rendered.thinking,
         });
         // The end marker of reasoning does not end the turn.
-        let ends = format.end_of_turn.iter().filter(|text| **text != format.reasoning_markers.1);
+        let ends = syntax.end_of_turn.iter().filter(|text| **text != syntax.reasoning_markers.1);
         let ends: Vec<(&str, Option<TokenId>)> = ends.map(|text| (*text, control_token(text, vocabulary))).collect();
         let mut end_texts: Vec<String> = Vec::new();
         // A model without its own template never learned the fallback's marker as a token and may write it as text.
@@ -187,7 +187,7 @@ impl Conversation {
             reasoning_budget,
             end_tokens: ends.into_iter().filter_map(|(_, token)| token).collect(),
             end_texts,
-            visible: vocabulary.control_tokens_in(&format.markers()),
+            visible: vocabulary.control_tokens_in(&syntax.markers()),
             answer_format: Arc::new(answer_format),
             text: rendered.without_bos(vocabulary).to_owned(),
         })

@@ -101,7 +101,7 @@ impl ChatStream {
             created,
             vocabulary: Arc::clone(loaded.vocabulary()),
             answers,
-            family: request.answer_format.format.family,
+            family: request.answer_format.syntax.family,
         })
     }
 

@@ -6,7 +6,7 @@
 //! together with their results, if the template ends each message with an end-of-generation token.
 
 use crate::events::{EvictedMessage, Span, TokenId, is_image_token};
-use crate::model::{Vocabulary, common_prefix, printable};
+use crate::model::{Vocabulary, common_prefix, without_nul};
 use std::ops::Range;
 
 /// Maximum characters of a dropped message that are reported to the client.
@@ -43,7 +43,7 @@ fn evicted_message(role: &str, content: &[TokenId], vocabulary: &Vocabulary) -> 
     EvictedMessage {
         role: role.to_owned(),
         tokens: content.len() as u32,
-        text: printable(vocabulary.decode(content).chars().take(PREVIEW_CHARS).collect()),
+        text: without_nul(vocabulary.decode(content).chars().take(PREVIEW_CHARS).collect()),
     }
 }
 

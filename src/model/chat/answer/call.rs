@@ -5,8 +5,8 @@ use super::member_list::MemberListReader;
 use super::object::Object;
 use super::tagged::TaggedReader;
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end};
-use crate::model::chat::format::{CallForm, CallShape};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
+use crate::model::chat::syntax::{CallForm, CallShape};
 use serde_json::Value;
 
 /// Maximum length of the text before the arguments.
@@ -18,7 +18,7 @@ const CODE_TOOLS: &[&str] = &["python", "ipython", "code_interpreter"];
 
 /// Progress of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum CallProgress {
     /// More text is needed.
     More,
     /// The call ends before this byte.
@@ -132,7 +132,7 @@ impl Block<'_> {
                         }
                         return PartialMatch::Found(true);
                     }
-                    PatternMatch::Begun if !answer_end => return PartialMatch::More,
+                    PatternMatch::Partial if !answer_end => return PartialMatch::More,
                     _ => {}
                 }
             }
@@ -186,7 +186,7 @@ pub(super) fn name_before<'t>(
         match pattern.fit(&rest[len..]) {
             PatternMatch::Whole(_) if pattern.is_blank() && len < run => break,
             PatternMatch::Whole(end) => return PartialMatch::Found((&rest[..len], from + len + end)),
-            PatternMatch::Begun if !answer_end => return PartialMatch::More,
+            PatternMatch::Partial if !answer_end => return PartialMatch::More,
             _ => {}
         }
     }
@@ -208,7 +208,7 @@ enum Kind {
     Json(Object),
     Named(Option<Arguments>),
     Tagged(TaggedReader),
-    MemberListReader(MemberListReader),
+    MemberList(MemberListReader),
     Code,
 }
 
@@ -226,8 +226,8 @@ impl CallReader {
             _ if rest.starts_with('{') => Kind::Json(Object::new(&form.shape)),
             CallShape::Named { .. } => Kind::Named(None),
             CallShape::Tagged(_) => Kind::Tagged(TaggedReader::new(at)),
-            CallShape::Braces { quote } => Kind::MemberListReader(MemberListReader::braces(at, quote)),
-            CallShape::Python => Kind::MemberListReader(MemberListReader::python(at)),
+            CallShape::Braces { quote } => Kind::MemberList(MemberListReader::braces(at, quote)),
+            CallShape::Python => Kind::MemberList(MemberListReader::python(at)),
             CallShape::Json(_) | CallShape::Code | CallShape::Channel => Kind::Code,
         };
         Self { from: at, at, bare, sent: false, kind }
@@ -253,35 +253,35 @@ impl CallReader {
         (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
         answer_end: Option<EndOfAnswer>,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
-    ) -> Step {
-        let step = match &mut self.kind {
+    ) -> CallProgress {
+        let progress = match &mut self.kind {
             Kind::Json(object) => {
-                object.read(answer_format, text, &mut self.at, self.bare, &mut self.sent, pieces, message)
+                object.read(answer_format, text, &mut self.at, self.bare, &mut self.sent, deltas, message)
             }
             Kind::Named(None) => match self.head(answer_format, form, text, answer_end.is_some()) {
-                PartialMatch::More => Step::More,
-                PartialMatch::No => Step::Failed(self.from),
+                PartialMatch::More => CallProgress::More,
+                PartialMatch::No => CallProgress::Failed(self.from),
                 PartialMatch::Found((name, brace)) => {
-                    emit_call(pieces, message, name);
+                    emit_call(deltas, message, name);
                     self.sent = true;
                     self.at = brace;
                     self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
-                    return self.read((answer_format, form), text, answer_end, pieces, message);
+                    return self.read((answer_format, form), text, answer_end, deltas, message);
                 }
             },
-            Kind::Named(Some(arguments)) => arguments.read(text, &mut self.at, pieces, message),
+            Kind::Named(Some(arguments)) => arguments.read(text, &mut self.at, deltas, message),
             Kind::Tagged(tagged) => {
-                tagged.read((answer_format, form), text, answer_end, &mut self.sent, pieces, message)
+                tagged.read((answer_format, form), text, answer_end, &mut self.sent, deltas, message)
             }
-            Kind::MemberListReader(loose) => loose.read(text, answer_end.is_some(), &mut self.sent, pieces, message),
-            Kind::Code => code(answer_format, text, self.from, answer_end, &mut self.sent, pieces, message),
+            Kind::MemberList(members) => members.read(text, answer_end.is_some(), &mut self.sent, deltas, message),
+            Kind::Code => code(answer_format, text, self.from, answer_end, &mut self.sent, deltas, message),
         };
-        match (step, answer_end) {
-            (Step::More, Some(answer_end)) if answer_end.cut && self.sent => Step::Done(text.len()),
-            (Step::More, Some(_)) => Step::Failed(text.len()),
-            _ => step,
+        match (progress, answer_end) {
+            (CallProgress::More, Some(answer_end)) if answer_end.cut && self.sent => CallProgress::Done(text.len()),
+            (CallProgress::More, Some(_)) => CallProgress::Failed(text.len()),
+            _ => progress,
         }
     }
 
@@ -315,25 +315,31 @@ impl CallReader {
 
 impl Arguments {
     /// Parses arguments from the byte `at` on.
-    fn read(&mut self, text: &str, at: &mut usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Step {
+    fn read(
+        &mut self,
+        text: &str,
+        at: &mut usize,
+        deltas: &mut Vec<AnswerDelta>,
+        message: &mut AnswerMessage,
+    ) -> CallProgress {
         let sent = *at;
         for byte in text[*at..].bytes() {
             match self.scanner.push(byte) {
-                Err(NotJson) => return Step::Failed(*at),
+                Err(NotJson) => return CallProgress::Failed(*at),
                 Ok(ByteEffect::End) => {
                     *at += 1;
                     if serde_json::from_str::<Value>(&text[self.from..*at]).is_err() {
-                        return Step::Failed(*at);
+                        return CallProgress::Failed(*at);
                     }
-                    emit_arguments(pieces, message, &text[sent..*at]);
-                    emit_call_end(pieces, message);
-                    return Step::Done(*at);
+                    emit_arguments(deltas, message, &text[sent..*at]);
+                    emit_call_end(deltas, message);
+                    return CallProgress::Done(*at);
                 }
                 Ok(_) => *at += 1,
             }
         }
-        emit_arguments(pieces, message, &text[sent..*at]);
-        Step::More
+        emit_arguments(deltas, message, &text[sent..*at]);
+        CallProgress::More
     }
 }
 
@@ -358,10 +364,10 @@ fn code(
     from: usize,
     answer_end: Option<EndOfAnswer>,
     sent: &mut bool,
-    pieces: &mut Vec<AnswerDelta>,
+    deltas: &mut Vec<AnswerDelta>,
     message: &mut AnswerMessage,
-) -> Step {
-    let Some(answer_end) = answer_end else { return Step::More };
+) -> CallProgress {
+    let Some(answer_end) = answer_end else { return CallProgress::More };
     let written = &text[from..];
     let call = builtin(written.trim()).filter(|(name, _)| answer_format.tools.iter().any(|tool| tool.name == *name));
     let call = call.or_else(|| {
@@ -370,13 +376,13 @@ fn code(
     });
     match call {
         Some((name, arguments)) if !answer_end.cut => {
-            emit_call(pieces, message, &name);
+            emit_call(deltas, message, &name);
             *sent = true;
-            emit_arguments(pieces, message, &arguments);
-            emit_call_end(pieces, message);
-            Step::Done(text.len())
+            emit_arguments(deltas, message, &arguments);
+            emit_call_end(deltas, message);
+            CallProgress::Done(text.len())
         }
-        _ => Step::Failed(text.len()),
+        _ => CallProgress::Failed(text.len()),
     }
 }
 

@@ -4,7 +4,7 @@
 use super::json::{ByteEffect, NotJson, Scanner};
 use super::{
     AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end, emit_content,
-    emit_reasoning, retract_calls, safe,
+    emit_reasoning, len_before_partial_marker, retract_calls,
 };
 use serde_json::Value;
 use std::ops::Range;
@@ -63,14 +63,14 @@ impl Channels {
         answer_format: &AnswerFormat,
         text: &str,
         answer_end: Option<EndOfAnswer>,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) {
         loop {
             let continues = if self.body.is_some() {
-                self.read_body(text, answer_end, pieces, message)
+                self.read_body(text, answer_end, deltas, message)
             } else {
-                self.read_header(answer_format, text, answer_end, pieces, message)
+                self.read_header(answer_format, text, answer_end, deltas, message)
             };
             if !continues {
                 return;
@@ -89,7 +89,7 @@ impl Channels {
         answer_format: &AnswerFormat,
         text: &str,
         answer_end: Option<EndOfAnswer>,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> bool {
         let rest = &text[self.at..];
@@ -112,7 +112,7 @@ impl Channels {
             let marker = markers.into_iter().find(|marker| rest.starts_with(marker)).unwrap_or_default();
             let from = self.at;
             self.at += marker.len().min(rest.len());
-            emit_content(pieces, message, &text[from..self.at]);
+            emit_content(deltas, message, &text[from..self.at]);
             self.body = Some(Body { header: from, kind: Kind::Text });
             return true;
         };
@@ -126,7 +126,7 @@ impl Channels {
         let kind = match recipient {
             Some(_) if calls && answer_format.single && !message.calls.is_empty() => Kind::Suppressed,
             Some(name) if calls => {
-                emit_call(pieces, message, name);
+                emit_call(deltas, message, name);
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
@@ -135,7 +135,7 @@ impl Channels {
                 Kind::Text
             }
             None if channel.starts_with("analysis") && answer_format.separates_reasoning => {
-                separate(&message.reasoning.clone(), |gap| emit_reasoning(pieces, message, gap));
+                separate(&message.reasoning.clone(), |gap| emit_reasoning(deltas, message, gap));
                 Kind::Reasoning
             }
             None if channel.starts_with("analysis") => {
@@ -143,7 +143,7 @@ impl Channels {
                 Kind::Text
             }
             None => {
-                separate(&message.content.clone(), |gap| emit_content(pieces, message, gap));
+                separate(&message.content.clone(), |gap| emit_content(deltas, message, gap));
                 Kind::Text
             }
         };
@@ -151,7 +151,7 @@ impl Channels {
         self.at = from;
         if from == header_from {
             let shown = &text[header_from..header_from + len + MESSAGE.len()];
-            emit_content(pieces, message, shown);
+            emit_content(deltas, message, shown);
             self.at = header_from + shown.len();
         }
         self.body = Some(Body { header: header_from, kind });
@@ -162,7 +162,7 @@ impl Channels {
         &mut self,
         text: &str,
         answer_end: Option<EndOfAnswer>,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> bool {
         let Some(body) = &mut self.body else { return false };
@@ -171,15 +171,15 @@ impl Channels {
         let upto = match end {
             Some((at, _)) => at,
             None if answer_end.is_some() => rest.len(),
-            None => safe(rest, &ENDS),
+            None => len_before_partial_marker(rest, &ENDS),
         };
         let part = &rest[..upto];
         let mut retracted = false;
         match &mut body.kind {
-            Kind::Reasoning => emit_reasoning(pieces, message, part),
-            Kind::Text => emit_content(pieces, message, part),
+            Kind::Reasoning => emit_reasoning(deltas, message, part),
+            Kind::Text => emit_content(deltas, message, part),
             Kind::Suppressed => {}
-            Kind::Call { scanner, complete } => retracted = !take_arguments(scanner, complete, part, pieces, message),
+            Kind::Call { scanner, complete } => retracted = !take_arguments(scanner, complete, part, deltas, message),
         }
         self.at += upto;
         let ended = end.is_some() || answer_end.is_some();
@@ -191,12 +191,12 @@ impl Channels {
             let cut = answer_end.is_some_and(|answer_end| answer_end.cut) && end.is_none();
             retracted = if *complete { serde_json::from_str::<Value>(arguments).is_err() } else { !cut };
             if *complete && !retracted {
-                emit_call_end(pieces, message);
+                emit_call_end(deltas, message);
             }
         }
         if retracted {
-            retract_calls(pieces, message, 1);
-            emit_content(pieces, message, &text[body.header..self.at]);
+            retract_calls(deltas, message, 1);
+            emit_content(deltas, message, &text[body.header..self.at]);
             body.kind = Kind::Text;
             return true;
         }
@@ -219,7 +219,7 @@ fn take_arguments(
     scanner: &mut Scanner,
     complete: &mut bool,
     part: &str,
-    pieces: &mut Vec<AnswerDelta>,
+    deltas: &mut Vec<AnswerDelta>,
     message: &mut AnswerMessage,
 ) -> bool {
     let mut begin = 0;
@@ -237,13 +237,13 @@ fn take_arguments(
             Err(NotJson) => return false,
             Ok(ByteEffect::End) => {
                 *complete = true;
-                emit_arguments(pieces, message, &part[begin..=at]);
+                emit_arguments(deltas, message, &part[begin..=at]);
             }
             Ok(_) => {}
         }
     }
     if !*complete {
-        emit_arguments(pieces, message, &part[begin..]);
+        emit_arguments(deltas, message, &part[begin..]);
     }
     true
 }

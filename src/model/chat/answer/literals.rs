@@ -11,17 +11,17 @@ pub(super) fn emit_member(
     count: usize,
     key: &str,
     value: &Value,
-    pieces: &mut Vec<AnswerDelta>,
+    deltas: &mut Vec<AnswerDelta>,
     message: &mut AnswerMessage,
 ) {
     let before = if count == 0 { "{" } else { ", " };
-    emit_arguments(pieces, message, &format!("{before}{}: {value}", Value::from(key)));
+    emit_arguments(deltas, message, &format!("{before}{}: {value}", Value::from(key)));
 }
 
 /// Emits the end of arguments with this number of members.
-pub(super) fn emit_end(count: usize, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
-    emit_arguments(pieces, message, if count == 0 { "{}" } else { "}" });
-    emit_call_end(pieces, message);
+pub(super) fn emit_end(count: usize, deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
+    emit_arguments(deltas, message, if count == 0 { "{}" } else { "}" });
+    emit_call_end(deltas, message);
 }
 
 /// Parses a whole text as JSON, or as a Python literal other than a string.

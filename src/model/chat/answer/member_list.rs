@@ -1,9 +1,9 @@
 //! Parser of a call as a list of members: `name{key:value}` with strings in the family's quotes, or Python's
 //! `name(key=value)`. A member is sent when it is complete.
 
-use super::call::{PartialMatch, Step, name_before, skip_space};
+use super::call::{CallProgress, PartialMatch, name_before, skip_space};
 use super::literals::{self, emit_end, emit_member};
-use super::{AnswerDelta, AnswerMessage, Match, emit_call, literal};
+use super::{AnswerDelta, AnswerMessage, Match, emit_call, match_literal};
 use crate::model::chat::pattern::Pattern;
 
 /// Maximum nesting.
@@ -70,25 +70,25 @@ impl MemberListReader {
         text: &str,
         answer_end: bool,
         sent: &mut bool,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
-    ) -> Step {
+    ) -> CallProgress {
         if !self.named {
             let pattern = Pattern::new(&self.open.to_string());
             match name_before(&pattern, text, self.at, answer_end) {
                 PartialMatch::Found((name, end)) => {
-                    emit_call(pieces, message, name);
+                    emit_call(deltas, message, name);
                     (*sent, self.named) = (true, true);
                     (self.at, self.from) = (end, end);
                 }
-                PartialMatch::More => return Step::More,
-                PartialMatch::No => return Step::Failed(self.at),
+                PartialMatch::More => return CallProgress::More,
+                PartialMatch::No => return CallProgress::Failed(self.at),
             }
         }
         while let Some(&byte) = text.as_bytes().get(self.at) {
             let own_quote = match self.within {
                 Within::Plain | Within::Quote if !self.quote.is_empty() && byte == self.quote.as_bytes()[0] => {
-                    literal(&text[self.at..], &self.quote)
+                    match_literal(&text[self.at..], &self.quote)
                 }
                 _ => Match::No,
             };
@@ -98,7 +98,7 @@ impl MemberListReader {
                     self.within = if self.within == Within::Plain { Within::Quote } else { Within::Plain };
                     continue;
                 }
-                Match::Begun if !answer_end => return Step::More,
+                Match::Partial if !answer_end => return CallProgress::More,
                 _ => {}
             }
             let here = self.at;
@@ -118,22 +118,22 @@ impl MemberListReader {
                             _ => b'}',
                         });
                     }
-                    b'[' | b'(' | b'{' => return Step::Failed(here),
+                    b'[' | b'(' | b'{' => return CallProgress::Failed(here),
                     b']' | b')' | b'}' if self.brackets.last() == Some(&byte) => {
                         self.brackets.pop();
                     }
                     _ if byte == self.close && self.brackets.is_empty() => {
                         let last = skip_space(text, self.from) < here;
-                        if last && self.emit(&text[self.from..here], pieces, message).is_none() {
-                            return Step::Failed(here);
+                        if last && self.emit(&text[self.from..here], deltas, message).is_none() {
+                            return CallProgress::Failed(here);
                         }
-                        emit_end(self.count, pieces, message);
-                        return Step::Done(self.at);
+                        emit_end(self.count, deltas, message);
+                        return CallProgress::Done(self.at);
                     }
-                    b']' | b')' | b'}' => return Step::Failed(here),
+                    b']' | b')' | b'}' => return CallProgress::Failed(here),
                     b',' if self.brackets.is_empty() => {
-                        if self.emit(&text[self.from..here], pieces, message).is_none() {
-                            return Step::Failed(here);
+                        if self.emit(&text[self.from..here], deltas, message).is_none() {
+                            return CallProgress::Failed(here);
                         }
                         self.from = self.at;
                     }
@@ -141,13 +141,13 @@ impl MemberListReader {
                 },
             }
         }
-        Step::More
+        CallProgress::More
     }
 
-    fn emit(&mut self, member: &str, pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
+    fn emit(&mut self, member: &str, deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
         let (key, value) = literals::read_key(member, &self.quote, self.assign)?;
         let value = literals::read_quoted(&member[value..], &self.quote)?;
-        emit_member(self.count, &key, &value, pieces, message);
+        emit_member(self.count, &key, &value, deltas, message);
         self.count += 1;
         Some(())
     }

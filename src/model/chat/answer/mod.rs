@@ -17,7 +17,7 @@ pub use parser::AnswerParser;
 
 pub(super) use channel::MARKERS as CHANNEL_MARKERS;
 
-use super::format::AnswerSyntax;
+use super::syntax::AnswerSyntax;
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct AnswerFormat {
     /// The model's syntax.
-    pub format: Arc<AnswerSyntax>,
+    pub syntax: Arc<AnswerSyntax>,
     /// The offered functions; if empty, all text stays text.
     pub tools: Vec<ToolDefinition>,
     /// True to separate reasoning from the text; false to leave it in the text with its markers.
@@ -138,52 +138,52 @@ struct EndOfAnswer {
     cut: bool,
 }
 
-fn emit_reasoning(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
+fn emit_reasoning(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if !text.is_empty() {
         message.reasoning.push_str(text);
-        match pieces.last_mut() {
+        match deltas.last_mut() {
             Some(AnswerDelta::Reasoning(last)) => last.push_str(text),
-            _ => pieces.push(AnswerDelta::Reasoning(text.to_owned())),
+            _ => deltas.push(AnswerDelta::Reasoning(text.to_owned())),
         }
     }
 }
 
-fn emit_content(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
+fn emit_content(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if !text.is_empty() {
         message.content.push_str(text);
-        match pieces.last_mut() {
+        match deltas.last_mut() {
             Some(AnswerDelta::Content(last)) => last.push_str(text),
-            _ => pieces.push(AnswerDelta::Content(text.to_owned())),
+            _ => deltas.push(AnswerDelta::Content(text.to_owned())),
         }
     }
 }
 
-fn emit_call(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, name: &str) {
+fn emit_call(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, name: &str) {
     message.calls.push(ToolCall { name: name.to_owned(), arguments: String::new(), complete: false });
-    pieces.push(AnswerDelta::Call(name.to_owned()));
+    deltas.push(AnswerDelta::Call(name.to_owned()));
 }
 
-fn emit_arguments(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
+fn emit_arguments(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, text: &str) {
     if let Some(call) = message.calls.last_mut().filter(|_| !text.is_empty()) {
         call.arguments.push_str(text);
-        match pieces.last_mut() {
+        match deltas.last_mut() {
             Some(AnswerDelta::Arguments(last)) => last.push_str(text),
-            _ => pieces.push(AnswerDelta::Arguments(text.to_owned())),
+            _ => deltas.push(AnswerDelta::Arguments(text.to_owned())),
         }
     }
 }
 
-fn emit_call_end(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
+fn emit_call_end(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     if let Some(call) = message.calls.last_mut() {
         call.complete = true;
-        pieces.push(AnswerDelta::Called);
+        deltas.push(AnswerDelta::Called);
     }
 }
 
-fn retract_calls(pieces: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, count: usize) {
+fn retract_calls(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, count: usize) {
     if count > 0 {
         message.calls.truncate(message.calls.len().saturating_sub(count));
-        pieces.push(AnswerDelta::Retract(Retraction { calls: count, ..Retraction::default() }));
+        deltas.push(AnswerDelta::Retract(Retraction { calls: count, ..Retraction::default() }));
     }
 }
 
@@ -197,26 +197,26 @@ fn difference(old: &AnswerMessage, new: &AnswerMessage) -> Vec<AnswerDelta> {
         content: old.content[content..].chars().count(),
         calls: old.calls.len() - calls,
     };
-    let mut pieces = Vec::new();
+    let mut deltas = Vec::new();
     if retraction != Retraction::default() {
-        pieces.push(AnswerDelta::Retract(retraction));
+        deltas.push(AnswerDelta::Retract(retraction));
     }
     if reasoning < new.reasoning.len() {
-        pieces.push(AnswerDelta::Reasoning(new.reasoning[reasoning..].to_owned()));
+        deltas.push(AnswerDelta::Reasoning(new.reasoning[reasoning..].to_owned()));
     }
     if content < new.content.len() {
-        pieces.push(AnswerDelta::Content(new.content[content..].to_owned()));
+        deltas.push(AnswerDelta::Content(new.content[content..].to_owned()));
     }
     for call in &new.calls[calls..] {
-        pieces.push(AnswerDelta::Call(call.name.clone()));
+        deltas.push(AnswerDelta::Call(call.name.clone()));
         if !call.arguments.is_empty() {
-            pieces.push(AnswerDelta::Arguments(call.arguments.clone()));
+            deltas.push(AnswerDelta::Arguments(call.arguments.clone()));
         }
         if call.complete {
-            pieces.push(AnswerDelta::Called);
+            deltas.push(AnswerDelta::Called);
         }
     }
-    pieces
+    deltas
 }
 
 fn common_prefix(a: &str, b: &str) -> usize {
@@ -228,22 +228,22 @@ fn common_prefix(a: &str, b: &str) -> usize {
 enum Match {
     Whole,
     /// The text is a prefix of the literal and may become it.
-    Begun,
+    Partial,
     No,
 }
 
-fn literal(text: &str, literal: &str) -> Match {
+fn match_literal(text: &str, literal: &str) -> Match {
     if text.starts_with(literal) {
         Match::Whole
     } else if literal.starts_with(text) {
-        Match::Begun
+        Match::Partial
     } else {
         Match::No
     }
 }
 
 /// Returns the length of the start of the text that cannot be part of an incomplete marker at its end.
-fn safe(text: &str, markers: &[&str]) -> usize {
+fn len_before_partial_marker(text: &str, markers: &[&str]) -> usize {
     let partial = |marker: &&str| {
         (1..marker.len()).rev().find(|&len| marker.is_char_boundary(len) && text.ends_with(&marker[..len])).unwrap_or(0)
     };

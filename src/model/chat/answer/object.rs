@@ -1,9 +1,9 @@
 //! Parser of a call that is an object with name and arguments.
 
-use super::call::Step;
+use super::call::CallProgress;
 use super::json::{ByteEffect, Scanner};
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, emit_arguments, emit_call, emit_call_end};
-use crate::model::chat::format::CallShape;
+use crate::model::chat::syntax::CallShape;
 use serde_json::Value;
 
 /// Keys that models use for the name.
@@ -61,11 +61,11 @@ impl Object {
         at: &mut usize,
         bare: bool,
         sent: &mut bool,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
-    ) -> Step {
+    ) -> CallProgress {
         for byte in text[*at..].bytes() {
-            let Ok(seen) = self.scanner.push(byte) else { return Step::Failed(*at) };
+            let Ok(seen) = self.scanner.push(byte) else { return CallProgress::Failed(*at) };
             let here = *at;
             *at += 1;
             let taken = match seen {
@@ -90,16 +90,16 @@ impl Object {
                         Some(_) => self.take_value(answer_format, text, here, bare),
                         None => Some(()),
                     };
-                    let done = taken.and_then(|()| self.end(&text[..*at], sent, pieces, message));
-                    return done.map_or(Step::Failed(here), |()| Step::Done(*at));
+                    let done = taken.and_then(|()| self.end(&text[..*at], sent, deltas, message));
+                    return done.map_or(CallProgress::Failed(here), |()| CallProgress::Done(*at));
                 }
             };
             if taken.is_none() {
-                return Step::Failed(here);
+                return CallProgress::Failed(here);
             }
         }
-        self.emit(text, *at, sent, pieces, message);
-        Step::More
+        self.emit(text, *at, sent, deltas, message);
+        CallProgress::More
     }
 
     fn no_arguments(&self) -> bool {
@@ -169,18 +169,18 @@ impl Object {
         text: &str,
         upto: usize,
         sent: &mut bool,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) {
         let Some(name) = &self.name else { return };
         if let Some((_, sent_upto)) = &mut self.arguments {
             if !*sent {
-                emit_call(pieces, message, name);
+                emit_call(deltas, message, name);
                 *sent = true;
             }
             let upto = self.arguments_end.unwrap_or(upto);
             if upto > *sent_upto {
-                emit_arguments(pieces, message, &text[*sent_upto..upto]);
+                emit_arguments(deltas, message, &text[*sent_upto..upto]);
                 *sent_upto = upto;
             }
         }
@@ -190,11 +190,11 @@ impl Object {
         &mut self,
         text: &str,
         sent: &mut bool,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) -> Option<()> {
         if self.name.is_none() {
-            // OpenAI's form: {"type": "function", "function": {…}}.
+            // OpenAI's format: {"type": "function", "function": {…}}.
             let from = self.object_start(text)?;
             let whole: Value = serde_json::from_str(&text[from..]).ok()?;
             let function = &whole["function"];
@@ -203,13 +203,13 @@ impl Object {
             let arguments = ARGUMENTS.iter().find_map(|key| function.get(key)).cloned().unwrap_or(Value::Null);
             self.converted = Some(as_object(arguments)?);
         }
-        self.emit(text, text.len(), sent, pieces, message);
+        self.emit(text, text.len(), sent, deltas, message);
         if !*sent {
-            emit_call(pieces, message, self.name.as_deref()?);
+            emit_call(deltas, message, self.name.as_deref()?);
             *sent = true;
-            emit_arguments(pieces, message, self.converted.as_deref().unwrap_or("{}"));
+            emit_arguments(deltas, message, self.converted.as_deref().unwrap_or("{}"));
         }
-        emit_call_end(pieces, message);
+        emit_call_end(deltas, message);
         Some(())
     }
 

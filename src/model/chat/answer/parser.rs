@@ -1,8 +1,8 @@
-use super::call::{self, CallReader, NextCall, Step};
+use super::call::{self, CallProgress, CallReader, NextCall};
 use super::channel::Channels;
 use super::{
     AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, Retraction, difference, emit_content, emit_reasoning,
-    literal, retract_calls, safe,
+    len_before_partial_marker, match_literal, retract_calls,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ pub struct AnswerParser {
     blank: usize,
     state: State,
     message: AnswerMessage,
-    pieces: Vec<AnswerDelta>,
+    deltas: Vec<AnswerDelta>,
     /// Byte range of reasoning in the text; its end is unknown until it is complete.
     reasoning_range: Option<(usize, Option<usize>)>,
 }
@@ -72,15 +72,15 @@ impl AnswerParser {
     #[must_use]
     pub fn new(answer_format: Arc<AnswerFormat>) -> Self {
         let state = match () {
-            () if answer_format.format.is_channels() => State::Channels(Channels::default()),
+            () if answer_format.syntax.is_channels() => State::Channels(Channels::default()),
             () if !answer_format.separates_reasoning => State::Text { search: 0, start: true },
             () if answer_format.thinking => State::Reasoning { search: 0 },
             () => State::Begin,
         };
         let reasoning_range = matches!(state, State::Reasoning { .. }).then_some((0, None));
         let ignored_markers =
-            answer_format.format.ignored_markers.iter().map(|text| Marker { text: text.clone(), form: None });
-        let forms = if answer_format.tools.is_empty() { &[][..] } else { &answer_format.format.calls };
+            answer_format.syntax.ignored_markers.iter().map(|text| Marker { text: text.clone(), form: None });
+        let forms = if answer_format.tools.is_empty() { &[][..] } else { &answer_format.syntax.calls };
         let calls = forms
             .iter()
             .enumerate()
@@ -94,7 +94,7 @@ impl AnswerParser {
             blank: 0,
             state,
             message: AnswerMessage::default(),
-            pieces: Vec::new(),
+            deltas: Vec::new(),
             reasoning_range,
         }
     }
@@ -103,7 +103,7 @@ impl AnswerParser {
     pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         self.text.push_str(text);
         self.advance(None);
-        std::mem::take(&mut self.pieces)
+        std::mem::take(&mut self.deltas)
     }
 
     /// Removes the last `chars` characters of the text.
@@ -113,15 +113,15 @@ impl AnswerParser {
         let mut again = Self::new(Arc::clone(&self.answer_format));
         again.text.push_str(&self.text[..keep]);
         again.advance(None);
-        again.pieces = difference(&self.message, &again.message);
+        again.deltas = difference(&self.message, &again.message);
         *self = again;
-        std::mem::take(&mut self.pieces)
+        std::mem::take(&mut self.deltas)
     }
 
     /// Ends the answer. `cut` is true if a limit ended it; an incomplete call then stays a call.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
         self.advance(Some(EndOfAnswer { cut }));
-        std::mem::take(&mut self.pieces)
+        std::mem::take(&mut self.deltas)
     }
 
     /// Retracts the text of the answer, but not its reasoning and calls.
@@ -162,6 +162,8 @@ impl AnswerParser {
         matches!(&self.state, State::Block(block) if !block.marker.is_empty() && (block.last.is_none() || block.reader.is_some()))
     }
 
+    /// Parses as much text as possible. The function for each state returns true if it changed the state, and false if more
+    /// text is needed.
     fn advance(&mut self, answer_end: Option<EndOfAnswer>) {
         loop {
             let is_active = match &self.state {
@@ -181,14 +183,14 @@ impl AnswerParser {
     fn begin(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let from = self.skip_blank();
         let answer_format = Arc::clone(&self.answer_format);
-        let (open, close) = &answer_format.format.reasoning_markers;
+        let (open, close) = &answer_format.syntax.reasoning_markers;
         let rest = &self.text[from..];
-        let (opened, closed) = (literal(rest, open), literal(rest, close));
+        let (opened, closed) = (match_literal(rest, open), match_literal(rest, close));
         if opened == Match::Whole && !open.is_empty() {
             self.at = from + open.len();
             self.reasoning_range = Some((from, None));
             self.state = State::Reasoning { search: self.at };
-        } else if (opened == Match::Begun || closed == Match::Begun) && answer_end.is_none() {
+        } else if (opened == Match::Partial || closed == Match::Partial) && answer_end.is_none() {
             return false;
         } else if closed == Match::Whole {
             // With thinking disabled, some prompts leave the end marker to the model.
@@ -202,17 +204,17 @@ impl AnswerParser {
 
     fn parse_reasoning(&mut self, search: usize, answer_end: Option<EndOfAnswer>) -> bool {
         let answer_format = Arc::clone(&self.answer_format);
-        let (open, close) = &answer_format.format.reasoning_markers;
+        let (open, close) = &answer_format.syntax.reasoning_markers;
         if self.message.reasoning.is_empty() {
             let from = self.skip_blank();
             // Some models repeat the start marker that the prompt already contains.
             let may_open = answer_format.thinking && !open.is_empty() && self.text[..self.at].trim().is_empty();
-            match literal(&self.text[from..], open) {
+            match match_literal(&self.text[from..], open) {
                 Match::Whole if may_open => {
                     self.at = from + open.len();
                     return true;
                 }
-                Match::Begun if answer_end.is_none() => return false,
+                Match::Partial if answer_end.is_none() => return false,
                 _ => self.at = from,
             }
         }
@@ -226,7 +228,11 @@ impl AnswerParser {
             self.state = State::Gap;
             return true;
         }
-        let upto = if answer_end.is_some() { self.text.len() } else { search + safe(&self.text[search..], &[close]) };
+        let upto = if answer_end.is_some() {
+            self.text.len()
+        } else {
+            search + len_before_partial_marker(&self.text[search..], &[close])
+        };
         let sent = if answer_end.is_some() { upto } else { self.without_blank(upto) };
         let reasoning = self.text[self.at..sent].to_owned();
         self.at = sent;
@@ -242,13 +248,13 @@ impl AnswerParser {
             return false;
         }
         // A model may repeat the end marker after its reasoning was ended by a limit.
-        let close = &self.answer_format.format.reasoning_markers.1;
-        match literal(words, close) {
+        let close = &self.answer_format.syntax.reasoning_markers.1;
+        match match_literal(words, close) {
             Match::Whole if self.answer_format.separates_reasoning => {
                 self.at += close.len();
                 return true;
             }
-            Match::Begun if self.answer_format.separates_reasoning && answer_end.is_none() => return false,
+            Match::Partial if self.answer_format.separates_reasoning && answer_end.is_none() => return false,
             _ => {}
         }
         self.state = State::Text { search: self.at, start: true };
@@ -267,7 +273,8 @@ impl AnswerParser {
             .filter_map(|marker| rest.find(&marker.text).map(|at| (search + at, marker.text.len(), marker.form)))
             .min_by_key(|&(at, len, form)| (at, std::cmp::Reverse(len), form));
         let texts: Vec<&str> = self.markers.iter().map(|marker| marker.text.as_str()).collect();
-        let upto = if answer_end.is_some() { self.text.len() } else { search + safe(rest, &texts) };
+        let upto =
+            if answer_end.is_some() { self.text.len() } else { search + len_before_partial_marker(rest, &texts) };
         // Another marker may start earlier, or be longer.
         if let Some((at, len, form)) = found.filter(|&(at, ..)| at < upto) {
             if let Some(form) = form {
@@ -305,15 +312,15 @@ impl AnswerParser {
     fn parse_lead(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
         let fresh = self.message.content.is_empty() && self.message.calls.is_empty();
-        let lead = answer_format.format.lead.as_ref().filter(|_| fresh)?;
+        let lead = answer_format.syntax.lead.as_ref().filter(|_| fresh)?;
         let first = self.skip_blank();
-        match literal(&self.text[first..], lead) {
+        match match_literal(&self.text[first..], lead) {
             Match::Whole => {
                 self.at = first + lead.len();
                 self.state = State::Text { search: self.at, start: false };
                 Some(true)
             }
-            Match::Begun if answer_end.is_none() => Some(false),
+            Match::Partial if answer_end.is_none() => Some(false),
             _ => None,
         }
     }
@@ -321,7 +328,7 @@ impl AnswerParser {
     /// Searches for a call without a marker; `None` if the text has no such call.
     fn parse_bare(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
-        let mut forms = answer_format.format.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
+        let mut forms = answer_format.syntax.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
         if answer_format.tools.is_empty() || forms.peek().is_none() {
             return None;
         }
@@ -353,23 +360,23 @@ impl AnswerParser {
     fn parse_block(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let answer_format = Arc::clone(&self.answer_format);
         let State::Block(block) = &mut self.state else { return false };
-        let form = &answer_format.format.calls[block.form];
+        let form = &answer_format.syntax.calls[block.form];
         if let Some(reader) = &mut block.reader {
-            let of = (&*answer_format, form);
-            let step = if block.suppressed {
-                reader.read(of, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
+            let syntax = (&*answer_format, form);
+            let progress = if block.suppressed {
+                reader.read(syntax, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
             } else {
-                reader.read(of, &self.text, answer_end, &mut self.pieces, &mut self.message)
+                reader.read(syntax, &self.text, answer_end, &mut self.deltas, &mut self.message)
             };
-            match step {
-                Step::More => return false,
-                Step::Done(end) => {
+            match progress {
+                CallProgress::More => return false,
+                CallProgress::Done(end) => {
                     block.last = Some(end);
                     block.reader = None;
                     block.tried = 0;
                     self.at = end;
                 }
-                Step::Failed(at) => {
+                CallProgress::Failed(at) => {
                     let retracted = usize::from(reader.is_sent() && !block.suppressed);
                     self.retract_calls(retracted);
                     self.reject_call(at);
@@ -439,23 +446,23 @@ impl AnswerParser {
 
     fn parse_channels(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let State::Channels(mut channels) = std::mem::replace(&mut self.state, State::Begin) else { return false };
-        channels.read(&self.answer_format, &self.text, answer_end, &mut self.pieces, &mut self.message);
+        channels.read(&self.answer_format, &self.text, answer_end, &mut self.deltas, &mut self.message);
         self.state = State::Channels(channels);
         false
     }
 
     fn emit_reasoning(&mut self, text: &str) {
-        emit_reasoning(&mut self.pieces, &mut self.message, text);
+        emit_reasoning(&mut self.deltas, &mut self.message, text);
     }
 
     fn emit_content_upto(&mut self, upto: usize) {
         if upto > self.at {
-            emit_content(&mut self.pieces, &mut self.message, &self.text[self.at..upto]);
+            emit_content(&mut self.deltas, &mut self.message, &self.text[self.at..upto]);
             self.at = upto;
         }
     }
 
     fn retract_calls(&mut self, count: usize) {
-        retract_calls(&mut self.pieces, &mut self.message, count);
+        retract_calls(&mut self.deltas, &mut self.message, count);
     }
 }

@@ -1,10 +1,10 @@
 //! Parser of a call with arguments in tags. Each complete argument becomes a member of the JSON arguments.
 
-use super::call::{MAX_NAME, PartialMatch, Step, name_before, skip_space};
+use super::call::{CallProgress, MAX_NAME, PartialMatch, name_before, skip_space};
 use super::literals::{self, emit_end, emit_member};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, literal};
-use crate::model::chat::format::{CallForm, CallShape, Tags};
+use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, match_literal};
 use crate::model::chat::pattern::{Hole, PatternMatch};
+use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value};
 
 /// Maximum nesting of values that are also written in tags.
@@ -48,20 +48,20 @@ impl TaggedReader {
         text: &str,
         answer_end: Option<EndOfAnswer>,
         sent: &mut bool,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
-    ) -> Step {
-        let CallShape::Tagged(tags) = &form.shape else { return Step::Failed(self.at) };
+    ) -> CallProgress {
+        let CallShape::Tagged(tags) = &form.shape else { return CallProgress::Failed(self.at) };
         if self.name.is_none() {
             match name_before(&tags.after_name, text, self.at, answer_end.is_some()) {
                 PartialMatch::Found((name, end)) => {
-                    emit_call(pieces, message, name);
+                    emit_call(deltas, message, name);
                     *sent = true;
                     self.name = Some(name.to_owned());
                     self.at = end;
                 }
-                PartialMatch::More => return Step::More,
-                PartialMatch::No => return Step::Failed(self.at),
+                PartialMatch::More => return CallProgress::More,
+                PartialMatch::No => return CallProgress::Failed(self.at),
             }
         }
         loop {
@@ -69,24 +69,24 @@ impl TaggedReader {
                 match self.next(form, tags, text, answer_end) {
                     PartialMatch::Found(true) => {}
                     PartialMatch::Found(false) => {
-                        emit_end(self.count, pieces, message);
-                        return Step::Done(self.at);
+                        emit_end(self.count, deltas, message);
+                        return CallProgress::Done(self.at);
                     }
-                    PartialMatch::More => return Step::More,
-                    PartialMatch::No => return Step::Failed(self.at),
+                    PartialMatch::More => return CallProgress::More,
+                    PartialMatch::No => return CallProgress::Failed(self.at),
                 }
             }
-            let Some(argument) = &mut self.open else { return Step::More };
+            let Some(argument) = &mut self.open else { return CallProgress::More };
             let Some(end) = argument.find_end(text) else {
                 if answer_end.is_some_and(|answer_end| answer_end.cut) {
-                    self.emit_cut(answer_format, tags, text, pieces, message);
+                    self.emit_cut(answer_format, tags, text, deltas, message);
                 }
-                return Step::More;
+                return CallProgress::More;
             };
             let written = lines(&text[argument.from..end], tags);
             let schema = schema(answer_format, self.name.as_deref(), &argument.key);
             let value = value(tags, schema, argument.kind.as_deref(), written);
-            emit_member(self.count, &argument.key, &value, pieces, message);
+            emit_member(self.count, &argument.key, &value, deltas, message);
             self.count += 1;
             self.at = end + argument.close.len();
             self.open = None;
@@ -111,14 +111,14 @@ impl TaggedReader {
         }
         // Check for the end first, because it may start like another argument.
         let end = form.after.marker().unwrap_or_default();
-        match literal(rest, end) {
+        match match_literal(rest, end) {
             Match::Whole if !end.is_empty() => return PartialMatch::Found(false),
-            Match::Begun if answer_end.is_none() => return PartialMatch::More,
+            Match::Partial if answer_end.is_none() => return PartialMatch::More,
             _ => {}
         }
         let from = match tags.before_key.fit(rest) {
             PatternMatch::Whole(len) => start + len,
-            PatternMatch::Begun if answer_end.is_none() => return PartialMatch::More,
+            PatternMatch::Partial if answer_end.is_none() => return PartialMatch::More,
             _ => return if end.is_empty() { PartialMatch::Found(false) } else { PartialMatch::No },
         };
         let marker = tags.middle.marker().unwrap_or_default();
@@ -131,7 +131,7 @@ impl TaggedReader {
         }
         let (fit, kind) = tags.middle.fit_hole(&text[from + len..]);
         let PatternMatch::Whole(middle) = fit else {
-            return if fit == PatternMatch::Begun { PartialMatch::More } else { PartialMatch::No };
+            return if fit == PatternMatch::Partial { PartialMatch::More } else { PartialMatch::No };
         };
         let from = from + len + middle;
         let close = tags.after_value.replace(Hole::Key.mark(), key);
@@ -147,7 +147,7 @@ impl TaggedReader {
         answer_format: &AnswerFormat,
         tags: &Tags,
         text: &str,
-        pieces: &mut Vec<AnswerDelta>,
+        deltas: &mut Vec<AnswerDelta>,
         message: &mut AnswerMessage,
     ) {
         let Some(argument) = self.open.take() else { return };
@@ -157,13 +157,13 @@ impl TaggedReader {
         let is_text = is_text(tags, schema, argument.kind.as_deref()) == Some(true);
         let begun = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
         let before = if self.count == 0 { "{" } else { ", " };
-        emit_arguments(pieces, message, &format!("{before}{}: {begun}", Value::from(argument.key)));
+        emit_arguments(deltas, message, &format!("{before}{}: {begun}", Value::from(argument.key)));
         self.at = text.len();
     }
 }
 
 impl Argument {
-    /// Searches the end of the value, starting after the searched text.
+    /// Searches for the end of the value, starting after the searched text.
     fn find_end(&mut self, text: &str) -> Option<usize> {
         loop {
             let rest = &text[self.searched..];

@@ -11,7 +11,7 @@ fn answer_format(family: ModelFamily) -> AnswerFormat {
         strict: false,
     };
     AnswerFormat {
-        format: family.format().into(),
+        syntax: family.syntax().into(),
         tools: vec![tool("get_weather"), tool("add")],
         separates_reasoning: true,
         thinking: false,
@@ -20,13 +20,13 @@ fn answer_format(family: ModelFamily) -> AnswerFormat {
 }
 
 /// Applies deltas like a client.
-fn apply(client: &mut AnswerMessage, pieces: Vec<AnswerDelta>) {
+fn apply(client: &mut AnswerMessage, deltas: Vec<AnswerDelta>) {
     let cut = |text: &mut String, chars: usize| {
         for _ in 0..chars {
             text.pop().expect("the text is not empty");
         }
     };
-    for piece in pieces {
+    for piece in deltas {
         match piece {
             AnswerDelta::Reasoning(text) => client.reasoning.push_str(&text),
             AnswerDelta::Content(text) => client.content.push_str(&text),
@@ -150,7 +150,7 @@ fn answers_of_every_family_are_parsed() {
 #[test]
 fn arguments_are_streamed() {
     let mut parser = AnswerParser::new(Arc::new(answer_format(ModelFamily::Hermes)));
-    let shown = |pieces: Vec<AnswerDelta>| format!("{pieces:?}");
+    let shown = |deltas: Vec<AnswerDelta>| format!("{deltas:?}");
     assert_eq!(parser.push("<tool_call>\n{\"name\": \"add\", \"argu"), []);
     assert_eq!(
         shown(parser.push("ments\": {\"days\"")),

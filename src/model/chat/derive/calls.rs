@@ -1,9 +1,9 @@
 //! Derivation of the form of calls from renderings of known calls: the text before, inside, between and after calls.
 
-use super::probe::{IDS, KEYS, Known, NAMES, Probe, VALUES, call, typed, with_arguments};
+use super::probe::{IDS, KEYS, KnownCall, NAMES, Probe, VALUES, call, typed, with_arguments};
 use super::segments::{common_end, common_start, segments};
-use crate::model::chat::format::{CallForm, CallShape, Keys, Tags};
 use crate::model::chat::pattern::{Hole, Pattern};
+use crate::model::chat::syntax::{CallForm, CallShape, Keys, Tags};
 use serde_json::{Value, json};
 
 /// Maximum positions to search for an object.
@@ -278,7 +278,7 @@ fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (Str
 }
 
 /// Returns renderings of known calls to test a form with.
-pub(super) fn samples(probe: &Probe<'_>) -> Vec<(String, Vec<Known>)> {
+pub(super) fn samples(probe: &Probe<'_>) -> Vec<(String, Vec<KnownCall>)> {
     let both = json!({ KEYS[0]: VALUES[0], KEYS[1]: VALUES[1] });
     let samples = [
         vec![call(0)],

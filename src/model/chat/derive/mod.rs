@@ -11,8 +11,8 @@ mod segments;
 use super::ChatTemplate;
 use super::answer::{AnswerFormat, AnswerParser};
 use super::family::ModelFamily;
-use super::format::{AnswerSyntax, CallForm};
-use probe::{CONTENT, Known, Probe, REASONING};
+use super::syntax::{AnswerSyntax, CallForm};
+use probe::{CONTENT, KnownCall, Probe, REASONING};
 use segments::{common_end, common_start, is_marker, segments};
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -23,8 +23,8 @@ use xxhash_rust::xxh3::xxh3_128;
 pub(super) const FUEL: u64 = 400_000;
 /// Maximum length of a marker around ordinary text.
 const MAX_MARKER: usize = 80;
-/// Number of cached formats.
-const MAX_CACHED_FORMATS: usize = 16;
+/// Number of cached syntaxes.
+const MAX_CACHED: usize = 16;
 
 /// Fields in which templates look for reasoning.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
@@ -34,7 +34,7 @@ impl AnswerFormat {
     #[must_use]
     pub fn plain(template: &str) -> Self {
         Self {
-            format: derive_cached(template),
+            syntax: derive_cached(template),
             tools: Vec::new(),
             separates_reasoning: true,
             thinking: false,
@@ -49,48 +49,48 @@ pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {
     static CACHE: Mutex<VecDeque<(u128, Arc<AnswerSyntax>)>> = Mutex::new(VecDeque::new());
     let hash = xxh3_128(source.as_bytes());
     let kept = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, format)) = kept().iter().find(|(of, _)| *of == hash) {
-        return Arc::clone(format);
+    if let Some((_, syntax)) = kept().iter().find(|(of, _)| *of == hash) {
+        return Arc::clone(syntax);
     }
-    let format = match ChatTemplate::new(Some(source).filter(|source| !source.is_empty()), "", "") {
-        Ok(template) => template.format(),
+    let syntax = match ChatTemplate::new(Some(source).filter(|source| !source.is_empty()), "", "") {
+        Ok(template) => template.syntax(),
         Err(_) => Arc::new(AnswerSyntax::from_markers(source)),
     };
     let mut kept = kept();
-    kept.truncate(MAX_CACHED_FORMATS - 1);
-    kept.push_front((hash, Arc::clone(&format)));
-    format
+    kept.truncate(MAX_CACHED - 1);
+    kept.push_front((hash, Arc::clone(&syntax)));
+    syntax
 }
 
 /// Derives the answer syntax from a template. Parts that cannot be derived come from the family.
-pub(super) fn format(template: &ChatTemplate) -> AnswerSyntax {
-    let mut format = AnswerSyntax::from_markers(&template.source);
-    if format.family == ModelFamily::Harmony {
-        return format;
+pub(super) fn derive_syntax(template: &ChatTemplate) -> AnswerSyntax {
+    let mut syntax = AnswerSyntax::from_markers(&template.source);
+    if syntax.family == ModelFamily::Harmony {
+        return syntax;
     }
     let probe = Probe::new(template);
     let (Some(begun), Some(plain)) = (probe.after_user(None), probe.answer(CONTENT, None, &[])) else {
-        return format;
+        return syntax;
     };
     let turns = Turns { begun, plain };
-    turns.derive_reasoning(&probe, &mut format);
-    turns.derive_text(&mut format);
+    turns.derive_reasoning(&probe, &mut syntax);
+    turns.derive_text(&mut syntax);
     let tail = turns.plain.split_once(CONTENT).map(|(_, tail)| tail);
-    Turns::derive_end(&probe, tail, &mut format);
-    let markers = markers_before(&format);
+    Turns::derive_end(&probe, tail, &mut syntax);
+    let markers = markers_before(&syntax);
     let rest = |text: &str| turns.rest(text, &markers).to_owned();
     if let Some(form) = calls::derive(&probe, &rest, tail) {
-        let derived = AnswerSyntax { calls: vec![form], ..format.clone() };
+        let derived = AnswerSyntax { calls: vec![form], ..syntax.clone() };
         if parses_known_calls(&derived, &probe, &rest) {
-            format.calls = add_family_forms(derived.calls, std::mem::take(&mut format.calls), format.family);
-            if let Some(lead) = &format.lead
-                && let Some(separator) = format.calls[0].separator.marker()
+            syntax.calls = add_family_forms(derived.calls, std::mem::take(&mut syntax.calls), syntax.family);
+            if let Some(lead) = &syntax.lead
+                && let Some(separator) = syntax.calls[0].separator.marker()
             {
-                format.ignored_markers.push(format!("{separator}{lead}"));
+                syntax.ignored_markers.push(format!("{separator}{lead}"));
             }
         }
     }
-    format
+    syntax
 }
 
 /// Adds the forms known for the family to the derived ones.
@@ -107,16 +107,16 @@ fn add_family_forms(mut derived: Vec<CallForm>, known: Vec<CallForm>, family: Mo
 }
 
 /// Returns true if the form parses the known calls in their renderings.
-fn parses_known_calls(format: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
+fn parses_known_calls(syntax: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&str) -> String) -> bool {
     let answer_format = Arc::new(AnswerFormat {
-        format: Arc::new(format.clone()),
+        syntax: Arc::new(syntax.clone()),
         tools: probe::tools(),
         separates_reasoning: true,
         thinking: false,
         single: false,
     });
     let samples = calls::samples(probe);
-    let reads = |(text, known): &(String, Vec<Known>)| {
+    let reads = |(text, known): &(String, Vec<KnownCall>)| {
         let mut parser = AnswerParser::new(Arc::clone(&answer_format));
         parser.push(&rest(text));
         parser.finish(false);
@@ -159,7 +159,7 @@ impl Turns {
         }
     }
 
-    fn derive_reasoning(&self, probe: &Probe<'_>, format: &mut AnswerSyntax) {
+    fn derive_reasoning(&self, probe: &Probe<'_>, syntax: &mut AnswerSyntax) {
         let found = REASONING_FIELDS.iter().find_map(|field| {
             let plain = probe.answer(CONTENT, Some(field), &[]);
             let there = |text: &String| text.contains(REASONING);
@@ -181,28 +181,28 @@ impl Turns {
         // The prompt may start the reasoning with a different text.
         let words = self.begun.get(header..).unwrap_or_default().trim();
         let open = if open.is_empty() { words } else { open };
-        format.reasoning_markers = (open.to_owned(), close.to_owned());
+        syntax.reasoning_markers = (open.to_owned(), close.to_owned());
         // A separate message may follow, whose header is not part of the text.
         let Some((_, rest)) = after.split_once(close) else { return };
         let Some((between, _)) = rest.split_once(CONTENT) else { return };
         let text_open = self.plain.split_once(CONTENT).map_or("", |(before, _)| &before[self.header(before)..]);
         let between = between.strip_suffix(text_open).unwrap_or(between);
-        add_ignored_text(format, between);
+        add_ignored_text(syntax, between);
     }
 
     /// Derives the markers before an answer's text.
-    fn derive_text(&self, format: &mut AnswerSyntax) {
+    fn derive_text(&self, syntax: &mut AnswerSyntax) {
         let Some((before, _)) = self.plain.split_once(CONTENT) else { return };
-        let open = self.rest(before, &markers_before(format));
+        let open = self.rest(before, &markers_before(syntax));
         if open.contains('<') || open.contains('[') {
-            add_ignored_text(format, open);
+            add_ignored_text(syntax, open);
         } else if open.ends_with('\n') && !open.trim().is_empty() && open.len() <= MAX_MARKER {
-            format.lead = Some(open.to_owned());
+            syntax.lead = Some(open.to_owned());
         }
     }
 
     /// Derives the markers after an answer's text: those before the token that ends the turn.
-    fn derive_end(probe: &Probe<'_>, tail: Option<&str>, format: &mut AnswerSyntax) {
+    fn derive_end(probe: &Probe<'_>, tail: Option<&str>, syntax: &mut AnswerSyntax) {
         let (Some(tail), Some(called)) = (tail, probe.calls(&[probe::call(0)])) else { return };
         let (own, common) = tail.split_at(tail.len() - common_end(tail, &called));
         let mut ends: Vec<&str> = segments(own).into_iter().filter(|segment| is_marker(segment)).collect();
@@ -211,27 +211,27 @@ impl Turns {
             ends.push(common[0]);
         }
         for end in ends {
-            add_ignored_text(format, end);
+            add_ignored_text(syntax, end);
         }
     }
 }
 
 /// Returns texts that may precede an answer's text or its calls.
-fn markers_before(format: &AnswerSyntax) -> Vec<String> {
-    let reasoning = [&format.reasoning_markers.0, &format.reasoning_markers.1];
-    reasoning.into_iter().chain(&format.ignored_markers).filter(|marker| !marker.is_empty()).cloned().collect()
+fn markers_before(syntax: &AnswerSyntax) -> Vec<String> {
+    let reasoning = [&syntax.reasoning_markers.0, &syntax.reasoning_markers.1];
+    reasoning.into_iter().chain(&syntax.ignored_markers).filter(|marker| !marker.is_empty()).cloned().collect()
 }
 
 /// Adds a text that is not part of the answer's text.
-fn add_ignored_text(format: &mut AnswerSyntax, text: &str) {
+fn add_ignored_text(syntax: &mut AnswerSyntax, text: &str) {
     let text = text.trim();
     let is_short = text.len() > 2 && text.len() <= MAX_MARKER;
     if is_short
         && segments(text).into_iter().any(is_marker)
-        && format.reasoning_markers.0 != text
-        && !format.ignored_markers.iter().any(|known| known == text)
+        && syntax.reasoning_markers.0 != text
+        && !syntax.ignored_markers.iter().any(|known| known == text)
     {
-        format.ignored_markers.push(text.to_owned());
+        syntax.ignored_markers.push(text.to_owned());
     }
 }
 

@@ -20,7 +20,7 @@ const COST_OF_FAILURE: u32 = 3;
 
 /// A call with known name, id and arguments.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Known {
+pub(super) struct KnownCall {
     pub(super) name: &'static str,
     pub(super) id: &'static str,
     pub(super) arguments: Value,
@@ -33,13 +33,13 @@ pub(super) const KEYS: [&str; 2] = ["kexa", "wobby"];
 pub(super) const VALUES: [&str; 2] = ["trillian", "fordprefect"];
 
 /// Returns the first or the second call with its own argument.
-pub(super) fn call(index: usize) -> Known {
+pub(super) fn call(index: usize) -> KnownCall {
     with_arguments(index, json!({ KEYS[index]: VALUES[index] }))
 }
 
 /// Returns the first or the second call with other arguments.
-pub(super) fn with_arguments(index: usize, arguments: Value) -> Known {
-    Known { name: NAMES[index], id: IDS[index], arguments }
+pub(super) fn with_arguments(index: usize, arguments: Value) -> KnownCall {
+    KnownCall { name: NAMES[index], id: IDS[index], arguments }
 }
 
 /// Returns arguments of each type.
@@ -119,7 +119,7 @@ impl<'a> Probe<'a> {
     }
 
     /// Renders an answer with this text, reasoning and calls.
-    pub(super) fn answer(&self, content: &str, reasoning_field: Option<&str>, calls: &[Known]) -> Option<String> {
+    pub(super) fn answer(&self, content: &str, reasoning_field: Option<&str>, calls: &[KnownCall]) -> Option<String> {
         let content = if content.is_empty() && self.null.get() { Value::Null } else { content.into() };
         let mut message = json!({ "role": "assistant", "content": content });
         if let Some(field) = reasoning_field {
@@ -132,7 +132,7 @@ impl<'a> Probe<'a> {
     }
 
     /// Renders calls; a template may require null for missing text.
-    pub(super) fn calls(&self, calls: &[Known]) -> Option<String> {
+    pub(super) fn calls(&self, calls: &[KnownCall]) -> Option<String> {
         let there = |text: &String| calls.iter().all(|call| text.contains(call.name));
         let first = self.answer("", None, calls).filter(there);
         if first.is_some() || self.null.get() {
@@ -144,8 +144,8 @@ impl<'a> Probe<'a> {
         second
     }
 
-    fn rendered(&self, call: &Known) -> Value {
-        let as_text = self.template.abilities.arguments_as_text;
+    fn rendered(&self, call: &KnownCall) -> Value {
+        let as_text = self.template.capabilities.arguments_as_text;
         let arguments = if as_text { call.arguments.to_string().into() } else { call.arguments.clone() };
         json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })
     }

@@ -6,7 +6,7 @@ pub(super) fn segments(text: &str) -> Vec<&str> {
     let mut segments = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        let (segment, after) = rest.split_at(len(rest));
+        let (segment, after) = rest.split_at(first_segment_len(rest));
         segments.push(segment);
         rest = after;
     }
@@ -18,18 +18,19 @@ pub(super) fn is_marker(segment: &str) -> bool {
     segment.len() > 2 && (segment.starts_with('<') || segment.starts_with('['))
 }
 
-fn len(text: &str) -> usize {
+/// Returns the length of the first segment of a text.
+fn first_segment_len(text: &str) -> usize {
     let first = text.chars().next().unwrap_or_default();
     match first {
-        '<' => tag(text),
-        '[' => word_in_brackets(text).unwrap_or(1),
+        '<' => tag_len(text),
+        '[' => bracketed_word_len(text).unwrap_or(1),
         ']' => 1,
         c if c.is_whitespace() => text.len() - text.trim_start().len(),
         _ => text.find(|c: char| c.is_whitespace() || matches!(c, '<' | '[' | ']')).unwrap_or(text.len()),
     }
 }
 
-fn tag(text: &str) -> usize {
+fn tag_len(text: &str) -> usize {
     let next = text[1..].find('<').map_or(text.len(), |next| next + 1);
     let end = text.find('>').map_or(next, |end| (end + 1).min(next));
     // Kimi K3 writes its tags as three tokens: `<|open|>name<|sep|>`.
@@ -39,7 +40,7 @@ fn tag(text: &str) -> usize {
     end
 }
 
-fn word_in_brackets(text: &str) -> Option<usize> {
+fn bracketed_word_len(text: &str) -> Option<usize> {
     let end = text.find(']')?;
     let word = &text[1..end];
     let is_word =

@@ -1,6 +1,6 @@
 use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
 use crate::model::chat::family::ModelFamily;
-use crate::model::chat::format::CallShape;
+use crate::model::chat::syntax::CallShape;
 use crate::model::chat::{ChatTemplate, RenderOptions};
 use chrono::DateTime;
 use proptest::prelude::*;
@@ -32,7 +32,7 @@ fn answer_format(template: &ChatTemplate, single: bool) -> AnswerFormat {
         strict: false,
     };
     AnswerFormat {
-        format: template.format(),
+        syntax: template.syntax(),
         tools: tools.iter().map(tool).collect(),
         separates_reasoning: true,
         thinking: false,
@@ -152,12 +152,12 @@ fn problems(source: &str) -> Vec<String> {
             continue;
         }
         // Some templates do not render calls, but describe them in the system message or rely on training.
-        let text = match template.format().family {
+        let text = match template.syntax().family {
             ModelFamily::Lfm2 if unrendered => PYTHON[..known.len()].concat(),
             ModelFamily::Phi if unrendered => OBJECTS[..known.len()].concat(),
             _ => text,
         };
-        let known = match &template.format().family {
+        let known = match &template.syntax().family {
             ModelFamily::Lfm2 | ModelFamily::Phi if unrendered => {
                 vec![plain.clone(), add.clone()][..known.len()].to_vec()
             }
@@ -279,10 +279,10 @@ fn source(calls: &str) -> String {
 }
 
 /// Returns the formats of templates with different forms of calls.
-pub(in crate::model::chat) fn formats() -> Vec<(&'static str, Arc<crate::model::chat::format::AnswerSyntax>)> {
+pub(in crate::model::chat) fn formats() -> Vec<(&'static str, Arc<crate::model::chat::syntax::AnswerSyntax>)> {
     FORMS
         .iter()
-        .map(|(name, calls)| (*name, ChatTemplate::new(Some(&source(calls)), "", "").unwrap().format()))
+        .map(|(name, calls)| (*name, ChatTemplate::new(Some(&source(calls)), "", "").unwrap().syntax()))
         .collect()
 }
 
@@ -347,10 +347,10 @@ fn hostile_templates_are_derived_in_bounded_time() {
     let keys = "{% for c in m.tool_calls %}{{ c.function.name }}{% for k in c.function.arguments %}{{ k }}{% endfor %}{% endfor %}";
     for calls in [loops, braces, nested, echo, marks, keys] {
         let template = ChatTemplate::new(Some(&source(calls)), "", "").unwrap();
-        assert!(!template.format().calls.is_empty());
+        assert!(!template.syntax().calls.is_empty());
     }
     for whole in [loops, "{{ messages }}", "{{ messages[1].content }}", "", "{{ tools }}{{ messages[-1] }}"] {
-        assert!(!ChatTemplate::new(Some(whole), "", "").unwrap().format().calls.is_empty());
+        assert!(!ChatTemplate::new(Some(whole), "", "").unwrap().syntax().calls.is_empty());
     }
 }
 

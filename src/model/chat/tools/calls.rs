@@ -2,8 +2,8 @@
 
 use super::grammar::{GrammarWriter, REPEATED, with_bounded_whitespace};
 use crate::model::chat::answer::ToolDefinition;
-use crate::model::chat::format::{CallForm, CallShape, Tags};
 use crate::model::chat::pattern::{Hole, Pattern, PatternPart};
+use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value, json};
 
 /// Maximum nesting of values that are not written as JSON.
@@ -22,7 +22,7 @@ impl GrammarWriter<'_> {
     /// Adds rules for the calls; returns the expression for one or several of them. `opened` is true if the grammar
     /// includes the marker before the calls.
     pub(super) fn calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
-        let form = self.answer_format.format.calls[0].clone();
+        let form = self.answer_format.syntax.calls[0].clone();
         let (_, rest) = call_marker(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
         for (index, tool) in tools.iter().enumerate() {

@@ -52,14 +52,15 @@ impl<'a> GrammarWriter<'a> {
         parts.join(" ")
     }
 
-    /// Returns the text before the calls: the rest of the reasoning, or optional reasoning.
+    /// Adds a rule for the text before the calls: the rest of the reasoning, or optional reasoning. Returns a reference to
+    /// the rule, or nothing if there is no such text.
     pub(super) fn lead(&mut self, may_think: bool) -> String {
         let answer_format = self.answer_format;
-        let (open, close) = &answer_format.format.reasoning_markers;
+        let (open, close) = &answer_format.syntax.reasoning_markers;
         if !self.answer_format.thinking && !may_think {
             return String::new();
         }
-        if answer_format.format.is_channels() {
+        if answer_format.syntax.is_channels() {
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let start = self.literal("<|start|>");
             self.text_until("reasoning", "<|end|>");
@@ -78,7 +79,7 @@ impl<'a> GrammarWriter<'a> {
 
     /// Adds a rule for an answer without calls: JSON that follows the schema. Returns the rule's name.
     pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
-        if self.answer_format.format.is_channels() {
+        if self.answer_format.syntax.is_channels() {
             self.rule("final_json", &format!("%json {}", with_bounded_whitespace(schema)));
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let constrain = self.literal("<|constrain|>");

@@ -3,7 +3,7 @@
 use super::calls::{call_marker, parameters};
 use super::grammar::{GrammarWriter, REPEATED, SPACE, control, with_bounded_whitespace};
 use crate::model::chat::answer::ToolDefinition;
-use crate::model::chat::format::CallShape;
+use crate::model::chat::syntax::CallShape;
 use crate::model::grammar::Trigger;
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 impl GrammarWriter<'_> {
     /// Adds rules for the text of optional calls after the trigger.
     pub(super) fn lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
-        let form = self.answer_format.format.calls[0].clone();
+        let form = self.answer_format.syntax.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
             let body = match form.shape {
@@ -49,14 +49,14 @@ impl GrammarWriter<'_> {
 
     /// Returns the trigger for a block of calls or a bare call.
     pub(super) fn trigger(&self, tools: &[&ToolDefinition]) -> Trigger {
-        let format = &self.answer_format.format;
-        if format.is_channels() {
+        let syntax = &self.answer_format.syntax;
+        if syntax.is_channels() {
             let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
             return Trigger { texts: texts.map(str::to_owned).into(), ..Trigger::default() };
         }
-        let form = &format.calls[0];
+        let form = &syntax.calls[0];
         if !form.is_bare() {
-            return self.announced(&call_marker(form).0);
+            return self.marker_trigger(&call_marker(form).0);
         }
         let names = tools.iter().map(|tool| tool.name.as_str());
         let openings: Vec<String> = match &form.shape {
@@ -69,18 +69,18 @@ impl GrammarWriter<'_> {
                 })
                 .collect(),
         };
-        let marked = format.calls.iter().find(|form| !form.is_bare());
-        let block = marked.map(|form| self.announced(&call_marker(form).0));
+        let marked = syntax.calls.iter().find(|form| !form.is_bare());
+        let block = marked.map(|form| self.marker_trigger(&call_marker(form).0));
         Trigger {
             openings,
-            after: format.reasoning_markers.1.clone(),
+            after: syntax.reasoning_markers.1.clone(),
             only_after: self.answer_format.thinking,
             ..block.unwrap_or_default()
         }
     }
 
     /// Returns the trigger for the marker before calls, a token or a text.
-    fn announced(&self, text: &str) -> Trigger {
+    fn marker_trigger(&self, text: &str) -> Trigger {
         match control(text, self.vocabulary) {
             Some(token) => Trigger::token(token),
             None => Trigger::text(text),

@@ -84,13 +84,13 @@ pub fn after_reasoning(
     if form.trigger.is_some() {
         return form;
     }
-    if answer_format.format.is_channels() {
+    if answer_format.syntax.is_channels() {
         return in_final_channel(form, answer_format, may_think, vocabulary);
     }
     if !answer_format.thinking {
         return form;
     }
-    let close = answer_format.format.reasoning_markers.1.as_str();
+    let close = answer_format.syntax.reasoning_markers.1.as_str();
     let trigger = match control(close, vocabulary) {
         Some(token) => Trigger::token(token),
         None => Trigger::text(close),
@@ -117,8 +117,8 @@ fn in_final_channel(
 
 /// Returns the schema if a constraint requires JSON text.
 #[must_use]
-pub fn schema(form: &Constraint) -> Option<Value> {
-    match &form.source {
+pub fn schema(constraint: &Constraint) -> Option<Value> {
+    match &constraint.source {
         GrammarSource::JsonSchema(schema) => Some(schema.clone()),
         GrammarSource::JsonObject => Some(json!({ "type": "object" })),
         GrammarSource::Gbnf(_) | GrammarSource::Lark(_) | GrammarSource::Regex(_) => None,

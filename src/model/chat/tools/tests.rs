@@ -1,7 +1,7 @@
 use super::{ToolChoice, after_reasoning, constraint};
 use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
 use crate::model::chat::family::ModelFamily;
-use crate::model::chat::format::AnswerSyntax;
+use crate::model::chat::syntax::AnswerSyntax;
 use crate::model::grammar::{Constraint, GrammarCompiler, GrammarSource};
 use crate::model::{SpecialTokens, Vocabulary};
 use proptest::prelude::*;
@@ -26,7 +26,7 @@ fn vocabulary(literals: &[&str]) -> Arc<Vocabulary> {
 fn answer_format(format: &AnswerSyntax) -> AnswerFormat {
     let tool = |name: &str, parameters: Value| ToolDefinition { name: name.into(), parameters, strict: true };
     AnswerFormat {
-        format: format.clone().into(),
+        syntax: format.clone().into(),
         tools: vec![
             tool(
                 "weather",
@@ -108,7 +108,7 @@ fn formats() -> Vec<AnswerSyntax> {
         ModelFamily::Gemma,
         ModelFamily::Plain,
     ];
-    let mut formats: Vec<AnswerSyntax> = families.iter().map(|family| family.format()).collect();
+    let mut formats: Vec<AnswerSyntax> = families.iter().map(|family| family.syntax()).collect();
     formats.extend([AnswerSyntax::from_markers("[TOOL_CALLS]"), AnswerSyntax::from_markers("<｜tool▁calls▁begin｜>")]);
     formats.extend(crate::model::chat::derive::tests::formats().into_iter().map(|(_, format)| (*format).clone()));
     formats
@@ -151,7 +151,7 @@ fn named_function_is_called_once() {
 #[test]
 fn open_reasoning_precedes_the_call() {
     for vocabulary in [vocabulary(&[]), vocabulary(&["<think>", "</think>"])] {
-        let answer_format = AnswerFormat { thinking: true, ..answer_format(&ModelFamily::Hermes.format()) };
+        let answer_format = AnswerFormat { thinking: true, ..answer_format(&ModelFamily::Hermes.syntax()) };
         let constraint = constraint(&answer_format, &ToolChoice::Required, None, false, &vocabulary).unwrap();
         let grammars = GrammarCompiler::new(Arc::clone(&vocabulary));
         let mut follower = grammars.start_matcher(&constraint).unwrap();
@@ -169,7 +169,7 @@ fn open_reasoning_precedes_the_call() {
 #[test]
 fn auto_choice_constrains_only_strict_functions() {
     let vocabulary = vocabulary(&["<tool_call>"]);
-    let mut answer_format = answer_format(&ModelFamily::Hermes.format());
+    let mut answer_format = answer_format(&ModelFamily::Hermes.syntax());
     let auto = constraint(&answer_format, &ToolChoice::Auto, None, false, &vocabulary).unwrap();
     assert_eq!(auto.trigger.unwrap().tokens.len(), 1);
     assert_eq!(constraint(&answer_format, &ToolChoice::None, None, false, &vocabulary), None);
@@ -234,7 +234,7 @@ fn strict_function_constrains_bare_calls() {
             vec!["<|channel|>", "final", "<|message|>", "to=functions.add {"],
         ),
     ] {
-        let format = family.format();
+        let format = family.syntax();
         let mut markers = format.markers();
         markers.retain(|marker| !marker.trim().is_empty());
         for vocabulary in [vocabulary(&[]), vocabulary(&markers)] {
@@ -256,7 +256,7 @@ fn strict_function_constrains_bare_calls() {
 #[test]
 fn constraint_begins_after_the_reasoning() {
     let vocabulary = vocabulary(&[]);
-    let mut answer_format = answer_format(&ModelFamily::Hermes.format());
+    let mut answer_format = answer_format(&ModelFamily::Hermes.syntax());
     let form = Constraint::new("json_schema", GrammarSource::JsonObject);
     assert!(after_reasoning(form.clone(), &answer_format, true, &vocabulary).trigger.is_none());
     answer_format.thinking = true;
@@ -270,7 +270,7 @@ fn constraint_applies_to_the_final_channel() {
     let announced = ["<|channel|>", "final ", "<|constrain|>", "json", "<|message|>", "{\"ok\": true}"];
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"],
                         "additionalProperties": false});
-    let format = ModelFamily::Harmony.format();
+    let format = ModelFamily::Harmony.syntax();
     for vocabulary in [vocabulary(&[]), vocabulary(&format.markers())] {
         let answer_format = answer_format(&format);
         let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));

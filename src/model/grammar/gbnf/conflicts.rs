@@ -2,18 +2,19 @@
 //!
 //! GBNF has no terminals: any division of the text that fits the rules is valid. llguidance's lexer always takes the
 //! longest match of all terminals that are possible at a position. Both are equivalent if, after a match of a terminal
-//! or of an alternative, no terminal can continue with a byte that may also start the next symbol. Terminals that can
-//! continue so are split, down to single characters if necessary.
+//! or of an alternative, no terminal can continue with a byte that may also start the next symbol. Other terminals are
+//! split, down to single characters if necessary.
 
 use super::lower::{Productions, Symbol, is_divisible};
 use super::nfa::{ALL, Bytes, NONE, add_all, have_common_byte};
 use super::parse::Node;
 use std::collections::HashMap;
 
-/// Maximum number of terminals to analyse. With more, every pair of terminals counts as alternatives.
+/// Maximum number of terminals to analyse. With more, all pairs of terminals are assumed to be possible at the same
+/// position.
 const MAX_ANALYSED_TERMINALS: usize = 300;
 
-/// A byte that never starts a text.
+/// The byte 0xFF, which never starts UTF-8 text.
 const MARKER: Bytes = [0, 0, 0, 1 << 63];
 
 /// Finds the terminals that must be split.
@@ -62,7 +63,7 @@ impl Pairs<'_> {
 /// A set of terminals.
 type Set = Vec<u64>;
 
-/// First and following sets, in bytes and in terminals.
+/// First and follow sets, in bytes and in terminals.
 struct Sets {
     /// Bytes that may follow each terminal.
     followers: Vec<Bytes>,
@@ -104,7 +105,7 @@ impl Sets {
                 let mut first = First::nothing(width);
                 insert(&mut first.terminals, index);
                 (first.bytes, first.nullable) = match &terminal.nfa {
-                    Some(nfa) => (nfa.first(), nfa.nullable()),
+                    Some(nfa) => (nfa.first_bytes(), nfa.nullable()),
                     None => (ALL, true),
                 };
                 first
@@ -122,7 +123,7 @@ impl Sets {
             }
         }
         let start = rules[0].terminals.clone();
-        let mut start_matcher = Follow {
+        let mut follow = Follow {
             rules: &rules,
             own: &own,
             width,
@@ -130,15 +131,15 @@ impl Sets {
             followers: vec![First::nothing(width); grammar.terminals.len()],
             changed: true,
         };
-        while std::mem::take(&mut start_matcher.changed) {
+        while std::mem::take(&mut follow.changed) {
             for (index, alternatives) in grammar.rules.iter().enumerate() {
                 for items in alternatives {
-                    let after = start_matcher.rule_followers[index].clone();
-                    start_matcher.walk(items, &after);
+                    let after = follow.rule_followers[index].clone();
+                    follow.walk(items, &after);
                 }
             }
         }
-        let (followers, next) = start_matcher.followers.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
+        let (followers, next) = follow.followers.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
         Self { followers, next, start }
     }
 
@@ -148,26 +149,26 @@ impl Sets {
         if count > MAX_ANALYSED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
             return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
         }
-        let mut together: Vec<Set> = vec![vec![0; self.start.len()]; count];
+        let mut coexisting: Vec<Set> = vec![vec![0; self.start.len()]; count];
         let mut todo = Vec::new();
-        let mut meet_all = |one: &Set, other: &Set, todo: &mut Vec<(usize, usize)>| {
+        let mut add_pairs = |one: &Set, other: &Set, todo: &mut Vec<(usize, usize)>| {
             for a in members(one) {
                 for b in members(other) {
-                    if !contains(&together[a], b) {
-                        insert(&mut together[a], b);
+                    if !contains(&coexisting[a], b) {
+                        insert(&mut coexisting[a], b);
                         todo.push((a, b));
                     }
                 }
             }
         };
-        meet_all(&self.start, &self.start, &mut todo);
+        add_pairs(&self.start, &self.start, &mut todo);
         let mut found = Vec::new();
         while let Some((a, b)) = todo.pop() {
             found.push((a, b));
             // If both match the same text, their followers are possible at the same position.
             if a == b || pairs.conflicts_with(a, b).1 {
-                meet_all(&self.next[a], &self.next[b], &mut todo);
-                meet_all(&self.next[b], &self.next[a], &mut todo);
+                add_pairs(&self.next[a], &self.next[b], &mut todo);
+                add_pairs(&self.next[b], &self.next[a], &mut todo);
             }
         }
         found.sort_unstable();

@@ -173,13 +173,13 @@ impl Lowering<'_> {
                 let mut at = 0;
                 while at < nodes.len() {
                     // Adjacent regular nodes form one terminal.
-                    let run = nodes[at..].iter().take_while(|node| self.is_regular(node)).count();
-                    let row =
-                        if run == nodes.len() { None } else { Some(Node::Sequence(nodes[at..at + run].to_vec())) };
-                    match row {
-                        Some(row) if run > 1 && self.is_single_terminal(&row) => {
-                            items.extend(self.terminal(&row));
-                            at += run;
+                    let count = nodes[at..].iter().take_while(|node| self.is_regular(node)).count();
+                    let merged =
+                        if count == nodes.len() { None } else { Some(Node::Sequence(nodes[at..at + count].to_vec())) };
+                    match merged {
+                        Some(merged) if count > 1 && self.is_single_terminal(&merged) => {
+                            items.extend(self.terminal(&merged));
+                            at += count;
                         }
                         _ => {
                             items.extend(self.items(&nodes[at]));

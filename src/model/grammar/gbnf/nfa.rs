@@ -4,7 +4,7 @@ use super::parse::Node;
 
 /// Maximum states; larger parts are not analysed.
 const MAX_STATES: usize = 4000;
-/// Maximum pairs of states to visit when comparing two parts.
+/// Maximum pairs of edges to examine when comparing two parts.
 const MAX_PAIRS: usize = 400_000;
 
 /// A set of first bytes of characters.
@@ -17,6 +17,7 @@ pub(super) const ALL: Bytes = [u64::MAX; 4];
 pub(super) struct Nfa {
     /// Character edges of each state, with their targets.
     edges: Vec<Vec<((u32, u32), usize)>>,
+    /// Targets of the empty edges of each state.
     empty: Vec<Vec<usize>>,
     /// States reachable from the start by empty edges.
     start: Vec<usize>,
@@ -27,8 +28,8 @@ impl Nfa {
     /// Builds the automaton; `None` if it would be too large.
     pub(super) fn from_node(node: &Node, rules: &[Node]) -> Option<Self> {
         let mut nfa = Self { edges: Vec::new(), empty: Vec::new(), start: Vec::new(), accepts: Vec::new() };
-        let first = nfa.state()?;
-        let last = nfa.add(node, rules, first)?;
+        let first = nfa.add_state()?;
+        let last = nfa.add_node(node, rules, first)?;
         nfa.start = nfa.closure(first);
         nfa.accepts = (0..nfa.edges.len()).map(|state| nfa.closure(state).contains(&last)).collect();
         // Replace every edge by edges to all states that it reaches without further characters.
@@ -55,11 +56,11 @@ impl Nfa {
     }
 
     /// Returns the first bytes of its matches.
-    pub(super) fn first(&self) -> Bytes {
+    pub(super) fn first_bytes(&self) -> Bytes {
         let mut bytes = NONE;
         for &state in &self.start {
             for &(range, _) in &self.edges[state] {
-                add(&mut bytes, range);
+                add_first_bytes(&mut bytes, range);
             }
         }
         bytes
@@ -97,7 +98,7 @@ impl Nfa {
             if self.accepts[a] {
                 common |= other.accepts[b];
                 for &(range, _) in &other.edges[b] {
-                    add(&mut bytes, range);
+                    add_first_bytes(&mut bytes, range);
                 }
             }
             work += step(a, b, &mut todo, &mut seen);
@@ -108,7 +109,7 @@ impl Nfa {
         (bytes, common)
     }
 
-    fn state(&mut self) -> Option<usize> {
+    fn add_state(&mut self) -> Option<usize> {
         if self.edges.len() == MAX_STATES {
             return None;
         }
@@ -118,27 +119,27 @@ impl Nfa {
     }
 
     /// Adds the states of `node` after `from`, and returns the final state.
-    fn add(&mut self, node: &Node, rules: &[Node], from: usize) -> Option<usize> {
+    fn add_node(&mut self, node: &Node, rules: &[Node], from: usize) -> Option<usize> {
         match node {
             Node::Text(text) => text.chars().try_fold(from, |from, character| {
-                let to = self.state()?;
+                let to = self.add_state()?;
                 self.edges[from].push(((character.into(), character.into()), to));
                 Some(to)
             }),
             Node::Class(ranges) => {
-                let to = self.state()?;
+                let to = self.add_state()?;
                 self.edges[from].extend(ranges.iter().map(|&range| (range, to)));
                 Some(to)
             }
-            Node::Rule(index) => self.add(&rules[*index], rules, from),
+            Node::Rule(index) => self.add_node(&rules[*index], rules, from),
             Node::Token { .. } => None,
-            Node::Sequence(items) => items.iter().try_fold(from, |from, item| self.add(item, rules, from)),
+            Node::Sequence(items) => items.iter().try_fold(from, |from, item| self.add_node(item, rules, from)),
             Node::Either(alternatives) => {
-                let to = self.state()?;
+                let to = self.add_state()?;
                 for alternative in alternatives {
-                    let begin = self.state()?;
+                    let begin = self.add_state()?;
                     self.empty[from].push(begin);
-                    let end = self.add(alternative, rules, begin)?;
+                    let end = self.add_node(alternative, rules, begin)?;
                     self.empty[end].push(to);
                 }
                 Some(to)
@@ -146,26 +147,26 @@ impl Nfa {
             Node::Repeat(inner, min, max) => {
                 let mut at = from;
                 for _ in 0..*min {
-                    at = self.add(inner, rules, at)?;
+                    at = self.add_node(inner, rules, at)?;
                 }
                 if let Some(max) = max {
-                    let to = self.state()?;
+                    let to = self.add_state()?;
                     for _ in *min..*max {
                         self.empty[at].push(to);
-                        let begin = self.state()?;
+                        let begin = self.add_state()?;
                         self.empty[at].push(begin);
-                        at = self.add(inner, rules, begin)?;
+                        at = self.add_node(inner, rules, begin)?;
                     }
                     self.empty[at].push(to);
                     Some(to)
                 } else {
-                    let hub = self.state()?;
+                    let hub = self.add_state()?;
                     self.empty[at].push(hub);
-                    let begin = self.state()?;
+                    let begin = self.add_state()?;
                     self.empty[hub].push(begin);
-                    let end = self.add(inner, rules, begin)?;
+                    let end = self.add_node(inner, rules, begin)?;
                     self.empty[end].push(hub);
-                    let to = self.state()?;
+                    let to = self.add_state()?;
                     self.empty[hub].push(to);
                     Some(to)
                 }
@@ -189,7 +190,7 @@ impl Nfa {
 }
 
 /// Adds the first bytes of a range of characters.
-fn add(bytes: &mut Bytes, (first, last): (u32, u32)) {
+fn add_first_bytes(bytes: &mut Bytes, (first, last): (u32, u32)) {
     let lead = |code: u32| match code {
         0..=0x7f => code as u8,
         0x80..=0x7ff => 0xc0 | (code >> 6) as u8,

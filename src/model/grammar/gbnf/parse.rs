@@ -14,7 +14,7 @@ const MAX_RULES: usize = 4000;
 /// llama.cpp's limit. A larger minimum is an error; a larger maximum means unlimited.
 const MAX_REPETITIONS: u32 = 2000;
 
-/// A grammar's rules; the first one is `root`.
+/// The rules of a grammar, and the index of its start rule.
 #[derive(Debug, Clone)]
 pub(super) struct GbnfGrammar {
     /// Rules by index, see [`Node::Rule`].
@@ -44,7 +44,7 @@ pub(super) enum Node {
 /// Parses a grammar. `token` resolves a token reference.
 pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Result<GbnfGrammar, GrammarError> {
     let mut parser = Parser {
-        rest: source.chars().collect(),
+        chars: source.chars().collect(),
         at: 0,
         line: 1,
         column: 1,
@@ -52,7 +52,7 @@ pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Re
         rules: HashMap::new(),
         token,
     };
-    parser.space(true);
+    parser.skip_space(true);
     while parser.peek().is_some() {
         parser.rule()?;
     }
@@ -60,7 +60,7 @@ pub(super) fn parse(source: &str, token: &dyn Fn(&str) -> Option<TokenId>) -> Re
 }
 
 struct Parser<'a> {
-    rest: Vec<char>,
+    chars: Vec<char>,
     at: usize,
     line: usize,
     column: usize,
@@ -74,15 +74,15 @@ impl Parser<'_> {
     fn rule(&mut self) -> Result<(), GrammarError> {
         let name = self.name()?;
         let index = self.index(&name)?;
-        self.space(false);
+        self.skip_space(false);
         if !self.take_text("::=") {
             return Err(self.syntax_error(&format!("expected ::= after the name '{name}'")));
         }
-        self.space(true);
+        self.skip_space(true);
         let body = self.alternatives(0)?;
         match self.peek() {
             None => {}
-            Some('\n' | '\r') => self.space(true),
+            Some('\n' | '\r') => self.skip_space(true),
             Some(other) => {
                 return Err(self.syntax_error(&format!("expected the end of the rule '{name}', found '{other}'")));
             }
@@ -121,7 +121,7 @@ impl Parser<'_> {
         }
         let mut alternatives = vec![self.sequence(depth)?];
         while self.take('|') {
-            self.space(true);
+            self.skip_space(true);
             alternatives.push(self.sequence(depth)?);
         }
         Ok(if alternatives.len() == 1 { alternatives.swap_remove(0) } else { Node::Either(alternatives) })
@@ -137,7 +137,7 @@ impl Parser<'_> {
                 '<' | '!' => self.token_literal()?,
                 '(' => {
                     self.advance();
-                    self.space(true);
+                    self.skip_space(true);
                     let inner = self.alternatives(depth + 1)?;
                     if !self.take(')') {
                         return Err(self.syntax_error("expected ')'"));
@@ -162,7 +162,7 @@ impl Parser<'_> {
                 _ => break,
             };
             items.push(item);
-            self.space(nested);
+            self.skip_space(nested);
         }
         Ok(if items.len() == 1 { items.swap_remove(0) } else { Node::Sequence(items) })
     }
@@ -198,7 +198,7 @@ impl Parser<'_> {
                 Some(_) => {
                     let first = self.character()?;
                     let mut last = first;
-                    if self.peek() == Some('-') && self.rest.get(self.at + 1) != Some(&']') {
+                    if self.peek() == Some('-') && self.chars.get(self.at + 1) != Some(&']') {
                         self.advance();
                         if self.peek().is_none() {
                             return Err(self.syntax_error("the class ends without its closing ']'"));
@@ -206,15 +206,15 @@ impl Parser<'_> {
                         last = self.character()?;
                     }
                     if last < first {
-                        return Err(self.syntax_error("the range ends before it starts"));
+                        return Err(self.syntax_error("the last character of the range is before the first"));
                     }
                     ranges.push((first, last));
                 }
             }
         }
-        let ranges = normal(ranges, negated);
+        let ranges = normalize(ranges, negated);
         if ranges.is_empty() {
-            return Err(self.syntax_error("the class holds no character"));
+            return Err(self.syntax_error("the character class is empty"));
         }
         self.advance();
         Ok(Node::Class(ranges))
@@ -233,7 +233,7 @@ impl Parser<'_> {
                 Some(_) => {}
             }
         }
-        let text: String = self.rest[start..self.at].iter().collect();
+        let text: String = self.chars[start..self.at].iter().collect();
         let number = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>"));
         let id = match number {
             Some(number) => number.trim().parse().ok().filter(|id| (self.token)(&format!("<[{id}]>")).is_some()),
@@ -252,14 +252,14 @@ impl Parser<'_> {
             Some('?') => return Ok((0, Some(1))),
             _ => {}
         }
-        self.space(nested);
+        self.skip_space(nested);
         let min = self.number()?;
-        self.space(nested);
+        self.skip_space(nested);
         let mut max = Some(min);
         if self.take(',') {
-            self.space(nested);
+            self.skip_space(nested);
             max = if self.peek().is_some_and(|next| next.is_ascii_digit()) { Some(self.number()?) } else { None };
-            self.space(nested);
+            self.skip_space(nested);
         }
         if !self.take('}') {
             return Err(self.syntax_error("expected '}', as in {2}, {2,} or {2,5}"));
@@ -268,7 +268,7 @@ impl Parser<'_> {
             return Err(self.syntax_error(&format!("{min} repetitions are too many; the maximum is {MAX_REPETITIONS}")));
         }
         if max.is_some_and(|max| max < min) {
-            return Err(self.syntax_error("the maximum of repetitions is below the minimum"));
+            return Err(self.syntax_error("the maximum number of repetitions is below the minimum"));
         }
         Ok((min, max.filter(|&max| max <= MAX_REPETITIONS)))
     }
@@ -281,7 +281,7 @@ impl Parser<'_> {
         if start == self.at {
             return Err(self.syntax_error("expected a number, as in {2}, {2,} or {2,5}"));
         }
-        let digits: String = self.rest[start..self.at].iter().collect();
+        let digits: String = self.chars[start..self.at].iter().collect();
         Ok(digits.parse().unwrap_or(u32::MAX))
     }
 
@@ -332,7 +332,7 @@ impl Parser<'_> {
                 self.syntax_error(&format!("expected the name of a rule (letters, digits and -), found {found}"))
             );
         }
-        Ok(self.rest[start..self.at].iter().collect())
+        Ok(self.chars[start..self.at].iter().collect())
     }
 
     fn index(&mut self, name: &str) -> Result<usize, GrammarError> {
@@ -347,7 +347,8 @@ impl Parser<'_> {
         Ok(self.names.len() - 1)
     }
 
-    fn space(&mut self, lines: bool) {
+    /// Skips spaces and comments, and also line breaks if `lines` is true.
+    fn skip_space(&mut self, lines: bool) {
         while let Some(next) = self.peek() {
             match next {
                 ' ' | '\t' => {
@@ -375,7 +376,7 @@ impl Parser<'_> {
     }
 
     fn take_text(&mut self, wanted: &str) -> bool {
-        let found = wanted.chars().enumerate().all(|(index, wanted)| self.rest.get(self.at + index) == Some(&wanted));
+        let found = wanted.chars().enumerate().all(|(index, wanted)| self.chars.get(self.at + index) == Some(&wanted));
         if found {
             wanted.chars().for_each(|_| {
                 self.advance();
@@ -385,7 +386,7 @@ impl Parser<'_> {
     }
 
     fn peek(&self) -> Option<char> {
-        self.rest.get(self.at).copied()
+        self.chars.get(self.at).copied()
     }
 
     fn advance(&mut self) -> Option<char> {
@@ -410,7 +411,7 @@ fn is_name(character: char) -> bool {
 }
 
 /// Returns sorted and disjoint ranges without surrogates, complemented if `negated`.
-fn normal(mut ranges: Vec<(u32, u32)>, negated: bool) -> Vec<(u32, u32)> {
+fn normalize(mut ranges: Vec<(u32, u32)>, negated: bool) -> Vec<(u32, u32)> {
     ranges.sort_unstable();
     let mut merged: Vec<(u32, u32)> = Vec::with_capacity(ranges.len());
     for (first, last) in ranges {

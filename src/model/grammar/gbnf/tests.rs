@@ -28,10 +28,13 @@ fn errors_report_line_and_column() {
         "line 1, column 13: unknown escape \\q; expected one of \\n \\r \\t \\\\ \\\" \\[ \\] \\- \\x41 \\u0041 \\U00000041"
     );
     assert_eq!(error("root ::= *"), "line 1, column 11: '*' has nothing before it to repeat");
-    assert_eq!(error("root ::= \"a\"{3,2}"), "line 1, column 18: the maximum of repetitions is below the minimum");
+    assert_eq!(
+        error("root ::= \"a\"{3,2}"),
+        "line 1, column 18: the maximum number of repetitions is below the minimum"
+    );
     assert_eq!(error("root ::= \"a\"{3000}"), "line 1, column 19: 3000 repetitions are too many; the maximum is 2000");
     assert_eq!(error("root ::= <unknown>"), "line 1, column 19: <unknown> is not a single token of this model");
-    assert_eq!(error("root ::= [z-a]"), "line 1, column 14: the range ends before it starts");
+    assert_eq!(error("root ::= [z-a]"), "line 1, column 14: the last character of the range is before the first");
     assert_eq!(error("root ::= \"é\" ("), "line 1, column 15: expected ')'");
     assert_eq!(error("root ::= _"), "line 1, column 10: expected the end of the rule 'root', found '_'");
 }

@@ -124,7 +124,7 @@ impl Context<'_> {
     /// # Errors
     /// [`ModelError::State`].
     pub fn save(&self, sequence: i32) -> Result<Vec<u8>, ModelError> {
-        ffi::sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { doing: "write" })
+        ffi::sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { operation: "write" })
     }
 
     /// Replaces a sequence and its checkpoints by a state with `tokens` tokens, which [`Context::save`] wrote or which
@@ -142,11 +142,11 @@ impl Context<'_> {
             return Ok(());
         }
         self.clear(sequence);
-        Err(ModelError::State { doing: "read" })
+        Err(ModelError::State { operation: "read" })
     }
 
     /// Removes ranges of positions from a sequence of `length` tokens, and shifts the later tokens to close the gaps.
-    /// Ranges must be in order and must not touch. Keys and values of the remaining tokens are not computed again.
+    /// Ranges must be sorted and must neither overlap nor adjoin. Keys and values of the remaining tokens are not computed again.
     /// Returns the new length.
     ///
     /// # Errors
@@ -163,7 +163,7 @@ impl Context<'_> {
                 _ => Err(ShiftError::Failed),
             };
         }
-        if let Some(reason) = self.memory.fixed {
+        if let Some(reason) = self.memory.shift_obstacle {
             return Err(ShiftError::Fixed(reason));
         }
         if !self.memory.can_remove(self.first_position(sequence), ranges, left) {
@@ -213,7 +213,7 @@ impl Context<'_> {
     /// Returns true if tokens can be removed from the middle of sequences.
     #[must_use]
     pub fn can_shift(&self) -> bool {
-        self.memory.fixed.is_none()
+        self.memory.shift_obstacle.is_none()
     }
 
     /// Returns true if every cell of a sequence is at its position, in all layers.

@@ -8,7 +8,7 @@ use std::ffi::CString;
 /// llama.cpp's maximum number of layers.
 const MAX_LAYERS: u64 = 512;
 /// llama.cpp's name of CPU memory.
-const PROCESSOR: &str = "CPU";
+const CPU: &str = "CPU";
 /// Pattern of the names of expert weights, after the number of their layer.
 const EXPERTS: &str = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps";
 /// Pattern of the names of feed-forward weights without experts, after the number of their layer.
@@ -27,7 +27,7 @@ pub struct TensorPlacement {
     pub feed_forward_of_first: u32,
 }
 
-/// A rule in llama.cpp's form.
+/// A rule in llama.cpp's format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorRule {
     /// Regular expression to search for in names.
@@ -55,11 +55,11 @@ impl TensorPlacement {
             first(self.experts_of_first, EXPERTS),
             first(self.feed_forward_of_first, FEED_FORWARD),
         ];
-        let ours = ours.into_iter().flatten().map(|pattern| Ok((pattern, PROCESSOR.to_owned())));
+        let ours = ours.into_iter().flatten().map(|pattern| Ok((pattern, CPU.to_owned())));
         let rule = |named: Result<(String, String), PlacementError>| {
             let (pattern, buffer) = named?;
-            let no_text = |_| PlacementError::Pattern { reason: "it has a zero byte".into() };
-            Ok(TensorRule { pattern: CString::new(pattern).map_err(no_text)?, buffer })
+            let contains_nul = |_| PlacementError::Pattern { reason: "it contains a NUL byte".into() };
+            Ok(TensorRule { pattern: CString::new(pattern).map_err(contains_nul)?, buffer })
         };
         named.chain(ours).map(rule).collect()
     }
@@ -71,8 +71,8 @@ pub(super) fn without_cpu_tensors(header: &GgufHeader, rules: &[TensorRule]) -> 
     let rules: Vec<_> =
         rules.iter().filter_map(|rule| Some((Regex::new(rule.pattern.to_str().ok()?).ok()?, &rule.buffer))).collect();
     let stays = |tensor: &GgufTensor| {
-        let holds = rules.iter().find(|(pattern, _)| pattern.is_match(&tensor.name));
-        holds.is_some_and(|(_, buffer)| *buffer == PROCESSOR)
+        let first_match = rules.iter().find(|(pattern, _)| pattern.is_match(&tensor.name));
+        first_match.is_some_and(|(_, buffer)| *buffer == CPU)
     };
     let mut header = header.clone();
     header.tensors.retain(|tensor| !stays(tensor));

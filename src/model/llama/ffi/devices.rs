@@ -40,14 +40,15 @@ pub fn list() -> Vec<RawDevice> {
                 let mut props: sys::ggml_backend_dev_props = std::mem::zeroed();
                 sys::ggml_backend_dev_get_props(device, &raw mut props);
                 let backend = sys::ggml_backend_dev_backend_reg(device);
-                let cut = sys::ggml_backend_reg_get_proc_address(backend, c"ggml_backend_split_buffer_type".as_ptr());
+                let split_buffer_type =
+                    sys::ggml_backend_reg_get_proc_address(backend, c"ggml_backend_split_buffer_type".as_ptr());
                 RawDevice {
                     name: text(props.name).unwrap_or_default(),
                     description: text(props.description).unwrap_or_default(),
                     backend: text(sys::ggml_backend_reg_name(backend)).unwrap_or_default(),
                     buffer: text(sys::ggml_backend_buft_name(sys::ggml_backend_dev_buffer_type(device)))
                         .unwrap_or_default(),
-                    splits_rows: !cut.is_null(),
+                    splits_rows: !split_buffer_type.is_null(),
                     kind: props.type_,
                     id: text(props.device_id),
                     memory_bytes: props.memory_total as u64,

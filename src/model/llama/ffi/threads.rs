@@ -62,13 +62,13 @@ unsafe impl Send for ThreadPool {}
 
 impl ThreadPool {
     /// Starts `threads - 1` threads; the decoding thread is the last. Returns `None` if llama.cpp cannot create a pool.
-    pub fn start(threads: i32, how: &ThreadOptions) -> Option<Self> {
+    pub fn start(threads: i32, options: &ThreadOptions) -> Option<Self> {
         // SAFETY: fills a plain structure.
         let mut params = unsafe { sys::ggml_threadpool_params_default(threads) };
-        params.poll = how.poll;
-        params.prio = how.priority;
-        params.strict_cpu = how.strict;
-        for &processor in &how.processors {
+        params.poll = options.poll;
+        params.prio = options.priority;
+        params.strict_cpu = options.strict;
+        for &processor in &options.processors {
             if let Some(used) = params.cpumask.get_mut(processor) {
                 *used = true;
             }

@@ -105,7 +105,7 @@ impl Dry {
         let max_exponent = if self.base > 1.000_001 { (f32::MAX.ln() / self.base.ln()) as i32 } else { 0 };
         let mut penalties: Vec<(TokenId, f32)> = longest
             .into_iter()
-            .filter(|&(token, _)| !self.breakers.is_single(token))
+            .filter(|&(token, _)| !self.breakers.has_whole_breaker(token))
             .map(|(token, length)| {
                 let over = (length - allowed) as i32;
                 let over = if max_exponent > 0 { over.min(max_exponent) } else { over };
@@ -215,7 +215,7 @@ mod tests {
             let long_enough = |back: &usize| recent.len() > allowed && repetition_lengths(recent)[*back].min(breaker_distance) >= allowed;
             for back in (1..recent.len()).filter(long_enough) {
                 let token = recent[recent.len() - back];
-                if !dry.breakers.is_single(token) {
+                if !dry.breakers.has_whole_breaker(token) {
                     let known = plain.entry(token).or_default();
                     *known = repetition_lengths(recent)[back].min(breaker_distance).max(*known);
                 }

@@ -97,7 +97,7 @@ fn state_errors_name_the_difference() {
     let (layout, tokens) = (layout(1, false, false), [5, 6, 7]);
     let packed = layout.pack(&written(&tokens, 0, 1, false, false), &tokens).unwrap();
     let error = |bytes: &[u8], tokens: &[TokenId]| layout.unpack(bytes, tokens).unwrap_err().to_string();
-    assert_eq!(error(&packed, &[5, 6]), "the KV data holds 3 cells for 2 tokens");
+    assert_eq!(error(&packed, &[5, 6]), "the KV data has 3 cells for 2 tokens");
     assert_eq!(
         error(&packed[..packed.len() - 1], &tokens),
         format!("the KV data is truncated after byte {}", packed.len() - 1)

@@ -1,0 +1,335 @@
+//! Translation of Python's Jinja syntax to minijinja's.
+//!
+//! minijinja lacks some constructs of chat templates: the `generation` block of transformers, which marks the model's
+//! text and prints its body unchanged; `'…' % value`; lists that methods such as `append` change; a string plus an
+//! undefined value. Text outside of tags is not parsed and stays unchanged.
+
+/// Methods that change a list in place. A template without them keeps its list literals.
+const CHANGING_METHODS: [&str; 7] = [".append(", ".extend(", ".insert(", ".pop(", ".remove(", ".reverse(", ".clear("];
+
+/// Keywords after which a bracket starts a list.
+const KEYWORDS: [&str; 9] = ["in", "not", "and", "or", "is", "if", "elif", "else", "recursive"];
+
+/// Name of the function that creates a mutable list.
+pub(super) const LIST: &str = "list_of";
+
+/// A template in minijinja's syntax.
+#[derive(Debug)]
+pub(super) struct Translation {
+    pub(super) source: String,
+    /// Quoted texts, which the template may search in a message.
+    pub(super) literals: Vec<String>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Name,
+    Number,
+    Text,
+    Open,
+    Close,
+    Operator,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Token<'a> {
+    kind: Kind,
+    start: usize,
+    text: &'a str,
+}
+
+impl Token<'_> {
+    fn end(&self) -> usize {
+        self.start + self.text.len()
+    }
+
+    fn is(&self, text: &str) -> bool {
+        self.text == text
+    }
+}
+
+/// Translates a template. Invalid parts stay unchanged, and minijinja reports their error.
+pub(super) fn translate(source: &str) -> Translation {
+    let lists_change = CHANGING_METHODS.iter().any(|method| source.contains(method));
+    let mut edits: Vec<Edit> = Vec::new();
+    let mut literals = Vec::new();
+    let mut at = 0;
+    while let Some(found) = source[at..].find('{') {
+        let start = at + found;
+        let close = match source.as_bytes().get(start + 1) {
+            Some(b'%') => "%}",
+            Some(b'{') => "}}",
+            Some(b'#') => {
+                at = source[start..].find("#}").map_or(source.len(), |end| start + end + 2);
+                continue;
+            }
+            _ => {
+                at = start + 1;
+                continue;
+            }
+        };
+        let Some((tokens, end)) = tokens(source, start + 2, close) else { break };
+        at = end;
+        match tokens.first() {
+            Some(first) if close == "%}" && first.is("raw") => at = end_of_raw(source, end),
+            Some(first) if close == "%}" && first.is("generation") => edits.push(Edit::replace(first, "with")),
+            Some(first) if close == "%}" && first.is("endgeneration") => edits.push(Edit::replace(first, "endwith")),
+            _ => rewrite(&tokens, lists_change, &mut edits),
+        }
+        literals.extend(tokens.iter().filter(|token| token.kind == Kind::Text).map(|token| unquoted(token.text)));
+    }
+    literals.sort_unstable();
+    literals.dedup();
+    Translation { source: apply_edits(source, edits), literals }
+}
+
+/// A change of the source: the replaced bytes and the new text.
+#[derive(Debug)]
+struct Edit {
+    start: usize,
+    end: usize,
+    text: String,
+}
+
+impl Edit {
+    fn replace(token: &Token<'_>, text: &str) -> Self {
+        Self { start: token.start, end: token.end(), text: text.to_owned() }
+    }
+
+    fn insert(at: usize, text: &str) -> Self {
+        Self { start: at, end: at, text: text.to_owned() }
+    }
+}
+
+fn apply_edits(source: &str, mut edits: Vec<Edit>) -> String {
+    // The sort is stable: of two insertions at one position, the first stays the first.
+    edits.sort_by_key(|edit| edit.start);
+    let mut result = String::with_capacity(source.len() + 16 * edits.len());
+    let mut at = 0;
+    for edit in edits {
+        result.push_str(&source[at..edit.start]);
+        result.push_str(&edit.text);
+        at = edit.end;
+    }
+    result.push_str(&source[at..]);
+    result
+}
+
+fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
+    for (index, token) in tokens.iter().enumerate() {
+        let before = index.checked_sub(1).map(|before| &tokens[before]);
+        if token.is("%") && before.is_some_and(|before| before.kind == Kind::Text) {
+            let operand = &tokens[index + 1..];
+            let end = operand_end(operand);
+            let Some(last) = end.checked_sub(1).map(|last| &operand[last]) else { continue };
+            let is_tuple = operand[0].is("(") && closing(operand, 0) == Some(end - 1);
+            edits.push(Edit::replace(token, if is_tuple { "|format" } else { "|format(" }));
+            if !is_tuple {
+                edits.push(Edit::insert(last.end(), ")"));
+            }
+        }
+        // Templates add undefined values to strings. Python fails, but llama.cpp treats them as empty.
+        let joins_text = token.is("+")
+            && before.is_some_and(|before| !begins_operand(before) && !before.is("."))
+            && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbour| neighbour.kind == Kind::Text);
+        if joins_text {
+            edits.push(Edit::replace(token, "~"));
+        }
+        if lists_change && token.is("[") && before.is_none_or(begins_operand) {
+            let Some(close) = closing(tokens, index) else { continue };
+            edits.push(Edit::insert(token.start, &format!("{LIST}(")));
+            edits.push(Edit::insert(tokens[close].end(), ")"));
+        }
+    }
+}
+
+/// Returns true if an operand follows the token, rather than a subscript.
+fn begins_operand(before: &Token<'_>) -> bool {
+    match before.kind {
+        Kind::Operator => !before.is("."),
+        Kind::Open => true,
+        Kind::Name => KEYWORDS.contains(&before.text),
+        Kind::Number | Kind::Text | Kind::Close => false,
+    }
+}
+
+/// Returns the number of tokens of the operand at the start: a value, its subscripts, calls and filters.
+fn operand_end(tokens: &[Token<'_>]) -> usize {
+    let kind = |at: usize| tokens.get(at).map(|token| token.kind);
+    let mut at = tokens.iter().take_while(|token| token.is("-") || token.is("+")).count();
+    at = match kind(at) {
+        Some(Kind::Open) => closing(tokens, at).map_or(tokens.len(), |close| close + 1),
+        Some(Kind::Text) => at + tokens[at..].iter().take_while(|token| token.kind == Kind::Text).count(),
+        Some(_) => at + 1,
+        None => return 0,
+    };
+    while let Some(token) = tokens.get(at) {
+        at = match token.text {
+            "." | "|" if kind(at + 1) == Some(Kind::Name) => at + 2,
+            "(" | "[" => closing(tokens, at).map_or(tokens.len(), |close| close + 1),
+            _ => break,
+        };
+    }
+    at
+}
+
+/// Returns the index of the bracket that closes the one at `open`.
+fn closing(tokens: &[Token<'_>], open: usize) -> Option<usize> {
+    let mut depth = 0usize;
+    for (index, token) in tokens.iter().enumerate().skip(open) {
+        match token.kind {
+            Kind::Open => depth += 1,
+            Kind::Close => {
+                depth = depth.checked_sub(1)?;
+                if depth == 0 {
+                    return Some(index);
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// Parses the tokens of a tag, and returns the position after it. Returns `None` if the tag has no end.
+fn tokens<'a>(source: &'a str, start: usize, close: &str) -> Option<(Vec<Token<'a>>, usize)> {
+    let mut found = Vec::new();
+    let mut depth = 0usize;
+    let mut at = start + usize::from(source[start..].starts_with(['-', '+']));
+    loop {
+        let rest = &source[at..];
+        let first = rest.chars().next()?;
+        if depth == 0 {
+            let without_sign = rest.strip_prefix(['-', '+']).unwrap_or(rest);
+            if without_sign.starts_with(close) {
+                return Some((found, source.len() - without_sign.len() + close.len()));
+            }
+        }
+        let (kind, len) = match first {
+            _ if first.is_whitespace() => {
+                at += first.len_utf8();
+                continue;
+            }
+            '\'' | '"' => (Kind::Text, quoted(rest)?),
+            '(' | '[' | '{' => (Kind::Open, 1),
+            ')' | ']' | '}' => (Kind::Close, 1),
+            _ if first.is_alphabetic() || first == '_' => {
+                (Kind::Name, length(rest, |letter| letter.is_alphanumeric() || letter == '_'))
+            }
+            _ if first.is_ascii_digit() => (Kind::Number, length(rest, |digit| digit.is_ascii_alphanumeric())),
+            _ => (Kind::Operator, first.len_utf8()),
+        };
+        match kind {
+            Kind::Open => depth += 1,
+            Kind::Close => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        found.push(Token { kind, start: at, text: &rest[..len] });
+        at += len;
+    }
+}
+
+fn length(text: &str, belongs: impl Fn(char) -> bool) -> usize {
+    text.find(|letter| !belongs(letter)).unwrap_or(text.len())
+}
+
+/// Returns the length of the quoted text at the start, including its quotes.
+fn quoted(text: &str) -> Option<usize> {
+    let quote = text.chars().next()?;
+    let mut escaped = false;
+    for (at, letter) in text.char_indices().skip(1) {
+        match letter {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            _ if letter == quote => return Some(at + 1),
+            _ => {}
+        }
+    }
+    None
+}
+
+fn unquoted(text: &str) -> String {
+    let inner = &text[1..text.len() - 1];
+    let mut result = String::with_capacity(inner.len());
+    let mut letters = inner.chars();
+    while let Some(letter) = letters.next() {
+        result.push(match letter {
+            '\\' => match letters.next() {
+                Some('n') => '\n',
+                Some('t') => '\t',
+                Some('r') => '\r',
+                Some(other) => other,
+                None => '\\',
+            },
+            other => other,
+        });
+    }
+    result
+}
+
+/// Returns the end of a raw block that starts at `from`.
+fn end_of_raw(source: &str, from: usize) -> usize {
+    let mut at = from;
+    while let Some(found) = source[at..].find("{%") {
+        let start = at + found + 2;
+        match tokens(source, start, "%}") {
+            Some((tokens, end)) if tokens.first().is_some_and(|token| token.is("endraw")) => return end,
+            _ => at = start,
+        }
+    }
+    source.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::translate;
+
+    fn translated(source: &str) -> String {
+        translate(source).source
+    }
+
+    #[test]
+    fn generation_blocks_print_their_body() {
+        assert_eq!(
+            translated("{%- generation -%} a {%- endgeneration %}{{ generation }}"),
+            "{%- with -%} a {%- endwith %}{{ generation }}"
+        );
+        let untouched = "{% generation";
+        assert_eq!(translated(untouched), untouched, "a tag without an end stays as it is");
+    }
+
+    #[test]
+    fn percent_after_text_formats() {
+        for (source, expected) in [
+            ("{{ '%s' % x }}", "{{ '%s' |format( x) }}"),
+            ("{{ '%s-%d' % (a.b, 2) ~ 'c' }}", "{{ '%s-%d' |format (a.b, 2) ~ 'c' }}"),
+            ("{{ 'a' ~ '%s' % x.y[0](1)|upper + 1 }}", "{{ 'a' ~ '%s' |format( x.y[0](1)|upper) + 1 }}"),
+            ("{{ a + b + 'c' + d }}{{ 'a' + -1 }}{{ 1 + 1 }}", "{{ a + b ~ 'c' ~ d }}{{ 'a' ~ -1 }}{{ 1 + 1 }}"),
+            ("{{ '%s' % (a)[0] }}", "{{ '%s' |format( (a)[0]) }}"),
+            ("{{ (i + 1) % 2 }}{{ i % 2 }}", "{{ (i + 1) % 2 }}{{ i % 2 }}"),
+            ("'%s' % x {# '%s' % x #}", "'%s' % x {# '%s' % x #}"),
+            (
+                "{% raw %}{{ '%s' % x }}{% endraw %}{{ '%s' % x }}",
+                "{% raw %}{{ '%s' % x }}{% endraw %}{{ '%s' |format( x) }}",
+            ),
+            ("{{ '%s' % }}", "{{ '%s' % }}"),
+        ] {
+            assert_eq!(translated(source), expected, "{source}");
+        }
+    }
+
+    #[test]
+    fn lists_are_changeable_where_a_method_changes_one() {
+        assert_eq!(
+            translated("{% set a = [1, [2]] %}{% set _ = a.append(m['x'][0]) %}{% if 1 in [1] %}{% endif %}"),
+            "{% set a = list_of([1, list_of([2])]) %}{% set _ = a.append(m['x'][0]) %}{% if 1 in list_of([1]) %}{% endif %}"
+        );
+        assert_eq!(translated("{% set a = [1] %}"), "{% set a = [1] %}");
+    }
+
+    #[test]
+    fn quoted_texts_in_tags_are_collected() {
+        let literals = translate(r#"'a' {{ '</think>' ~ "x\n\"" }}{% if '}}' in b %}{# 'c' #}"#).literals;
+        assert_eq!(literals, ["</think>", "x\n\"", "}}"]);
+    }
+}
