@@ -37,7 +37,11 @@ async fn invalid_field_is_named() {
         (json!({"attention": 1}), "attention"),
         (json!({"messages": []}), "messages"),
         (json!({"messages": null}), "messages"),
-        (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "messages[0].content"),
+        (json!({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}), "messages[0].content"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+            "messages[0].content[0].image_url",
+        ),
         (json!({"response_format": {"type": "xml"}}), "response_format"),
         (json!({"tool_choice": "required"}), "tool_choice"),
     ] {
