@@ -8,7 +8,7 @@ use crate::store::{Feedback, NewFeedback};
 /// Maximum length of the text in characters.
 const MAX_TEXT_CHARS: usize = 10_000;
 
-/// Parses feedback; without a `rating` it is a note, which needs a `text`.
+/// Parses feedback. Without a `rating` it is a note, which requires a `text`.
 ///
 /// # Errors
 /// A field is missing or invalid; the error names it.
