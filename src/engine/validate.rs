@@ -4,7 +4,6 @@ use super::error::SubmitError;
 use super::kv::conversation;
 use super::request::{Overflow, Request};
 use super::{Engine, Inner, head_rows};
-use crate::events::is_image_token;
 use std::sync::atomic::Ordering;
 
 /// Maximum runs that wait for a slot.
@@ -42,9 +41,7 @@ impl Engine {
         if prompt_tokens == 0 {
             return Err(SubmitError::EmptyPrompt);
         }
-        if let Some(&token) =
-            request.prompt.iter().find(|&&token| !vocabulary.contains(token) && !is_image_token(token))
-        {
+        if let Some(&token) = request.prompt.iter().find(|&&token| !vocabulary.is_prompt_token(token)) {
             return Err(SubmitError::UnknownToken { token, vocabulary: vocabulary.len() });
         }
         if prompt_tokens < context || request.context_limit(context).is_filled_by(prompt_tokens) {

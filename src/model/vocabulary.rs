@@ -245,6 +245,12 @@ impl Vocabulary {
         self.special
     }
 
+    /// Returns true if a prompt can have the id: it is in the vocabulary, or it is a placeholder of an image.
+    #[must_use]
+    pub fn is_prompt_token(&self, token: TokenId) -> bool {
+        self.contains(token) || is_image_token(token)
+    }
+
     /// Returns true if the id is in the vocabulary.
     #[must_use]
     pub fn contains(&self, token: TokenId) -> bool {

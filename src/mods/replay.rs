@@ -77,7 +77,7 @@ impl RecordedSequence {
             self.max_steps = event.max_steps.unwrap_or(0).max(0) as u32;
         }
         self.tokens.extend(event.added_tokens.iter().flatten());
-        match self.tokens.iter().find(|&&token| !vocabulary.contains(token)) {
+        match self.tokens.iter().find(|&&token| !vocabulary.is_prompt_token(token)) {
             Some(token) => Err(format!("event {}: {token} is not a token of the model", event.sequence_order)),
             None => Ok(()),
         }

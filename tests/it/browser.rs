@@ -22,7 +22,7 @@ async fn dashboard_works_in_browser() {
             return report_skipped("the packages of npm install");
         }
     }
-    // The default: the demo model.
+    // The model of a server without flags; the harness would start the tiny one.
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
     let server = Server::start(&["--model", demo, "--attention", "on"]);
     server.wait_ready().await;

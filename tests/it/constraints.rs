@@ -160,7 +160,10 @@ async fn backtracking_mods_respect_constraint() {
     requested["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["e"]}}]);
     let (status, refused) = server.post(CHAT, &requested).await;
     assert_eq!(status, 422, "{refused}");
-    assert_eq!(message_of(&refused), "NO_TOKEN");
+    assert_eq!(
+        message_of(&refused),
+        "no token can be drawn: mods, bans and biases leave no token that the constraint permits"
+    );
     let mut ends = 0;
     for seed in 0..10 {
         let mut requested = body(seed, format());

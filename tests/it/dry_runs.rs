@@ -99,6 +99,9 @@ async fn edited_mod_is_compared_with_recorded_run() {
         "mod_calls": [], "mod_logs": [], "actions": []});
     assert_eq!(send(&server, BOSS, "/ingest", &document).await.0, 201);
     let (status, problem) = send(&server, BOSS, ROUTE, &body("elsewhere")).await;
-    assert_eq!((status, message_of(&problem)), (400, "NO_PROMPT"));
+    assert_eq!(
+        (status, message_of(&problem)),
+        (400, "the run cannot be replayed: its prompt is not recorded, because it comes from another engine")
+    );
     server.stop("TERM").await;
 }

@@ -129,7 +129,7 @@ async fn run_with_required_recording_fails_without_recorder() {
     let requested = Instant::now();
     let (status, reported) = complete("required").await;
     assert_eq!(status, 503, "{reported}");
-    assert_eq!(message_of(&reported), "MUST_RECORD");
+    assert_eq!(message_of(&reported), "the run must be recorded, but neither the database nor the disk accepts it");
     assert!(requested.elapsed() < Duration::from_secs(30), "{:?}", requested.elapsed());
     let (status, reported) = complete("best-effort").await;
     assert_eq!(status, 200, "{reported}");

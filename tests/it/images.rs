@@ -255,6 +255,25 @@ async fn cached_tokens_belong_to_the_same_image() {
 }
 
 #[tokio::test]
+async fn full_context_drops_images_with_their_messages() {
+    let server = server().await;
+    let turn = |number: u32| {
+        let parts = json!([part(&bmp(30 + number % 5)), {"type": "text", "text": format!("Number {number}?")}]);
+        [json!({"role": "user", "content": parts}), json!({"role": "assistant", "content": "Yes."})]
+    };
+    let mut messages: Vec<Value> = (0..30).flat_map(turn).collect();
+    messages.push(json!({"role": "user", "content": "And now?"}));
+    for policy in ["evict", "shift"] {
+        let keep = if policy == "evict" { 61 } else { 21 };
+        let body = json!({"messages": messages[61 - keep..], "max_tokens": 1500, "temperature": 0, "ignore_eos": true,
+            "context_policy": policy, "n_keep": 40});
+        let answer = server.answer("/v1/chat/completions", &body).await;
+        assert_eq!(answer["usage"]["completion_tokens"], 1500, "{policy}: {answer}");
+        assert!(answer["timings"]["evicted_n"].as_u64() > Some(IMAGE_TOKENS), "{policy}: {answer}");
+    }
+}
+
+#[tokio::test]
 async fn image_is_split_over_small_batches() {
     let small = Server::start(&arguments(&["-b", "24", "-ub", "16", "--parallel", "2"]));
     small.wait_ready().await;
@@ -311,11 +330,11 @@ async fn invalid_images_are_rejected() {
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(status == 400 && message.contains(expected), "{url}: {answer}");
     }
-    let many = json!([part(&bmp(1))].as_array().unwrap().repeat(65));
+    let many = vec![part(&bmp(1)); 65];
     let (status, answer) =
         server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": many}]})).await;
     assert!(status == 400 && answer.to_string().contains("up to 64 images"), "{answer}");
-    let many = json!([part(&bmp(1))].as_array().unwrap().repeat(40));
+    let many = vec![part(&bmp(1)); 40];
     let (status, answer) =
         server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": many}]})).await;
     assert!(status == 400 && answer["error"]["code"] == "context_length_exceeded", "{answer}");

@@ -116,7 +116,7 @@ async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
 
     let body = json!({"state": saved["state"]});
     let (code, answer) = server.post("/slots/0?action=restore-state&model=two", &body).await;
-    assert_eq!((code, message_of(&answer)), (400, "OTHER_MODEL"));
+    assert_eq!((code, message_of(&answer)), (400, "the state was saved with another model"));
     assert_eq!(status(&server, "one").await["value"], "unloaded", "only one model was loaded");
     assert_eq!(server.get("/sessions?model=one").await.1[0]["id"], 7, "its stored sessions remain");
     assert_eq!(status(&server, "one").await["value"], "unloaded");

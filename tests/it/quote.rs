@@ -38,7 +38,7 @@ async fn schemas_begin_with_the_response_format() {
         let answer = server.answer(CHAT, &body).await;
         let content = answer["choices"][0]["message"]["content"].as_str().unwrap();
         assert_eq!(serde_json::from_str::<Value>(content).unwrap(), expected, "{further}");
-        // A rerun shows its mods the same.
+        // The mods of a rerun receive the same schemas.
         let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
         let prompt = &run["events"][0]["details"]["prompt"];
         let again = server.answer("/api/v1/reruns", &json!({"prompt": prompt})).await;
@@ -49,7 +49,7 @@ async fn schemas_begin_with_the_response_format() {
 }
 
 #[tokio::test]
-async fn emit_error_of_a_quote_mod_is_a_400() {
+async fn emit_error_of_a_quote_mod_returns_status_400() {
     let server = server().await;
     for (stream, path) in [(false, CHAT), (true, CHAT), (false, "/v1/messages"), (false, "/v1/responses")] {
         let body = chat("quote_refuse", &json!({"stream": stream, "input": "Hello!"}));
@@ -116,8 +116,8 @@ async fn active_runs_have_distinct_request_ids() {
     }
 }
 
-/// Returns a request of the server without the key that the harness sends.
-fn bare(server: &Server, method: Method, path: &str) -> RequestBuilder {
+/// Returns a request without the key that the harness sends.
+fn without_key(server: &Server, method: Method, path: &str) -> RequestBuilder {
     crate::harness::http().request(method, format!("{}{path}", server.base))
 }
 
@@ -139,7 +139,7 @@ async fn keys_of_quote_clients_are_accepted() {
     let server = Server::start(&keys);
     // The harness has no key; health needs none.
     server.wait_ready().await;
-    let header = |name: &str, key: &str| bare(&server, Method::GET, "/v1/models").header(name, key);
+    let header = |name: &str, key: &str| without_key(&server, Method::GET, "/v1/models").header(name, key);
     for (name, key, expected) in [
         ("x-user-api-key", USER, 200),
         ("x-user-api-key", "wrong", 401),
@@ -150,7 +150,7 @@ async fn keys_of_quote_clients_are_accepted() {
     }
     assert_eq!(status(header("authorization", "Bearer none").header("x-user-api-key", USER)).await, 200);
 
-    let post = |path: &str, body: &Value| bare(&server, Method::POST, path).json(body);
+    let post = |path: &str, body: &Value| without_key(&server, Method::POST, path).json(body);
     let prompt = |key: Value| json!({"prompt": "a", "max_tokens": 1, "user_api_key": key});
     for (key, expected) in
         [(json!(USER), 200), (json!("wrong"), 401), (json!(TRACE), 401), (json!(7), 401), (Value::Null, 401)]
@@ -161,10 +161,10 @@ async fn keys_of_quote_clients_are_accepted() {
     long["padding"] = "x".repeat(1 << 20).into();
     let refused = post("/v1/completions", &long).send().await.unwrap();
     assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
-    // Without a length it is known only when it has been read.
+    // Without a Content-Length, the size of a body is known only after it was read.
     let endless = futures::stream::iter((0..20).map(|_| Ok::<_, std::io::Error>("x".repeat(1 << 16))));
     let body = reqwest::Body::wrap_stream(endless);
-    let refused = bare(&server, Method::POST, "/v1/completions").body(body).send().await.unwrap();
+    let refused = without_key(&server, Method::POST, "/v1/completions").body(body).send().await.unwrap();
     assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
     assert!(refused.text().await.unwrap().contains("X-User-Api-Key"), "the remedy");
 
@@ -185,7 +185,7 @@ async fn keys_of_quote_clients_are_accepted() {
     let answer: Value = post("/v1/completions", &body).send().await.unwrap().json().await.unwrap();
     let path = format!("/api/v1/runs/{}", answer["thunder"]["run_id"].as_str().unwrap());
     let seen = |path: String| {
-        let request = bare(&server, Method::GET, &path).header("x-user-api-key", USER);
+        let request = without_key(&server, Method::GET, &path).header("x-user-api-key", USER);
         async move { request.send().await.unwrap().text().await.unwrap() }
     };
     let begun = Instant::now();
@@ -210,16 +210,17 @@ async fn traces_need_no_key_with_open_ingest() {
     let server = Server::start(&[&format!("--api-key={USER}"), "--ingest-open"]);
     server.wait_ready().await;
     for path in ["/ingest", "/v1/ingest"] {
-        assert_eq!(status(bare(&server, Method::POST, path).json(&trace(path, None))).await, 201, "{path}");
+        assert_eq!(status(without_key(&server, Method::POST, path).json(&trace(path, None))).await, 201, "{path}");
     }
     assert_eq!(
-        status(bare(&server, Method::POST, "/ingest").header("x-api-key", "x").json(&trace("x", None))).await,
+        status(without_key(&server, Method::POST, "/ingest").header("x-api-key", "x").json(&trace("x", None))).await,
         201
     );
-    assert_eq!(status(bare(&server, Method::GET, "/v1/models")).await, 401);
+    assert_eq!(status(without_key(&server, Method::GET, "/v1/models")).await, 401);
     // A page of another site must not send a key.
-    let page =
-        bare(&server, Method::POST, "/ingest").header("origin", "https://evil.example").json(&trace("page", None));
+    let page = without_key(&server, Method::POST, "/ingest")
+        .header("origin", "https://evil.example")
+        .json(&trace("page", None));
     assert_eq!(status(page).await, 403);
 }
 

@@ -21,8 +21,8 @@ fn tools() -> Value {
     ])
 }
 
-/// Removes run-specific values.
-fn bare(items: &Value) -> Value {
+/// Removes the ids.
+fn without_ids(items: &Value) -> Value {
     let mut items = items.clone();
     for item in items.as_array_mut().unwrap() {
         for field in ["id", "call_id"] {
@@ -45,7 +45,7 @@ async fn response_consists_of_items() {
     assert_eq!((&response["object"], &response["status"]), (&json!("response"), &json!("completed")));
     assert_eq!(response["metadata"], json!({"a": "b"}));
     assert!(response["usage"]["total_tokens"].as_u64().unwrap() > 20);
-    insta::assert_json_snapshot!(bare(&response["output"]), @r#"
+    insta::assert_json_snapshot!(without_ids(&response["output"]), @r#"
     [
       {
         "type": "reasoning",
@@ -121,7 +121,7 @@ async fn streamed_response_equals_complete_response() {
     assert_eq!(pieces("response.output_text.delta", 1), "I look.");
     assert_eq!(pieces("response.function_call_arguments.delta", 3), "{\"a\": 2}");
     let whole = server.answer(RESPONSES, &ask(json!({"tools": tools(), "mods": body["mods"]}))).await;
-    assert_eq!(bare(output), bare(&whole["output"]));
+    assert_eq!(without_ids(output), without_ids(&whole["output"]));
 }
 
 #[tokio::test]

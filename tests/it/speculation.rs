@@ -91,7 +91,7 @@ async fn python_and_builtin_mods_see_and_change_the_same_run_with_drafts() {
 async fn draft_model_drafts_on_the_real_server() {
     let fixture = |name: &str| format!("{}/fixtures/models/{name}", env!("CARGO_MANIFEST_DIR"));
     let (tiny, demo) = (fixture("tiny.gguf"), fixture("demo.gguf"));
-    let drafting = Server::start(&["-np", "1", "-md", &tiny, "--draft-p-min", "0.01", "-td", "1", "-ctkd", "q8_0"]);
+    let drafting = Server::start(&["-np", "1", "-md", &tiny, "--draft-p-min", "0.01", "-td", "1", "-ctkd", "bf16"]);
     drafting.wait_ready().await;
     let body = json!({"prompt": "the old fox", "n_predict": 120, "temperature": 0.0, "ignore_eos": true});
     let (mut drafted, mut accepted) = (0, 0);

@@ -61,8 +61,7 @@ test('template text is attributed to its message', () => {
 const run = {
   eventCount: 7,
   count: 3,
-  kinds: [0, 1, 2, 3, 1, 2, 3],
-  kind(e) { return this.kinds[e]; },
+  type: (e) => ['Prefilled', 'ForwardPass', 'Sampled', 'Added', 'ForwardPass', 'Sampled', 'Added'][e],
   born: (i) => [0, 3, 6][i],
   died: (i) => [NEVER, 5, NEVER][i],
   isPrompt: (i) => i === 0,

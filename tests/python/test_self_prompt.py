@@ -15,9 +15,9 @@ MODEL = Scripted("Hello world", {"(yes/no): ": "no"})
 def ask(**options):
     got = []
     options.setdefault("strategy", YES_NO)
-    made = self_prompt_mod(prompt=" Sure (yes/no): ", on_answer=lambda _, answer: got.append(answer), **options)
-    made.got = got
-    return made
+    question = self_prompt_mod(prompt=" Sure (yes/no): ", on_answer=lambda _, answer: got.append(answer), **options)
+    question.got = got
+    return question
 
 
 class Erasing(unittest.TestCase):
@@ -42,17 +42,17 @@ class Erasing(unittest.TestCase):
 
     def test_prompt_can_be_tokens_or_none(self):
         for prompt in ([ord("?")], {"tokens": [ord("?")]}, {"text": "?"}, "?"):
-            made = self_prompt_mod(prompt=prompt, strategy=YES_NO)
-            self.assertRegex(run(made, model=RandomWeights(1), max_tokens=12).check().text, r"^\?(yes|no)")
-        made = self_prompt_mod(strategy=YES_NO)
-        self.assertRegex(run(made, model=RandomWeights(1), max_tokens=12).check().text, r"^(yes|no)")
+            question = self_prompt_mod(prompt=prompt, strategy=YES_NO)
+            self.assertRegex(run(question, model=RandomWeights(1), max_tokens=12).check().text, r"^\?(yes|no)")
+        question = self_prompt_mod(strategy=YES_NO)
+        self.assertRegex(run(question, model=RandomWeights(1), max_tokens=12).check().text, r"^(yes|no)")
 
     def test_argmax_takes_most_probable_allowed_token(self):
         for seed in range(5):
-            made = ask(erase="all", argmax_sampling=True)
-            first = run(made, model=RandomWeights(3), temperature=1.0, seed=seed).check()
+            question = ask(erase="all", argmax_sampling=True)
+            first = run(question, model=RandomWeights(3), temperature=1.0, seed=seed).check()
             self.assertTrue(any(action.token_temp == 0 for action in first.actions("AdjustedLogits")))
-            self.assertEqual(made.got[0], ask_once(made))
+            self.assertEqual(question.got[0], ask_once(question))
 
     def test_end_token_of_shorter_choice_is_not_in_answer(self):
         for erase, text in (("prompt", "no"), (None, " Sure (yes/no): no"), ("all", "........")):
@@ -82,10 +82,10 @@ class EndsAfterNo:
         return logits
 
 
-def ask_once(made):
-    made.got.clear()
-    run(made, model=RandomWeights(3), temperature=1.0, seed=99).check()
-    return made.got[0]
+def ask_once(question):
+    question.got.clear()
+    run(question, model=RandomWeights(3), temperature=1.0, seed=99).check()
+    return question.got[0]
 
 
 class Interference(unittest.TestCase):
@@ -137,7 +137,8 @@ class Interference(unittest.TestCase):
 
 class QuoteUsage(unittest.TestCase):
     def test_mod_may_ignore_result_of_handle_added(self):
-        question = SelfPrompt(prompt={"text": " Choose (yes/no): "}, strategy=YES_NO, erase=EraseMode.ALL, mask_value=-1e9)
+        prompt = {"text": " Choose (yes/no): "}
+        question = SelfPrompt(prompt=prompt, strategy=YES_NO, erase=EraseMode.ALL, mask_value=-1e9)
         seen = []
 
         @quote_mod_sdk.mod

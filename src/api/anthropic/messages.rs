@@ -91,8 +91,8 @@ fn image_part(block: &Value, at: &str) -> Result<Value, ApiError> {
     let source = &block["source"];
     let text = |field: &str| required_text(source, field, &format!("{at}.source"));
     match source["type"].as_str() {
-        Some("base64") => Ok(images::base64_part(&text("data")?)),
-        Some("url") => Ok(images::image_part(&text("url")?)),
+        Some("base64") => Ok(images::base64_part(&text("data")?, &format!("{at}.source.data"))),
+        Some("url") => Ok(images::image_part(&text("url")?, &format!("{at}.source.url"))),
         _ => Err(invalid_value(&format!("{at}.source.type"), "\"base64\"", &source["type"])),
     }
 }

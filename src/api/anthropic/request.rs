@@ -266,10 +266,13 @@ mod tests {
         let result = json!({"type": "tool_result", "tool_use_id": "t", "is_error": true, "content": [image]});
         let body = json!({"messages": [
             {"role": "user", "content": [{"type": "text", "text": "a"}, image]}, {"role": "user", "content": [result]}]});
-        let part = json!({"type": "image_url", "image_url": {"url": "data:;base64,aGk="}});
+        let part = |at: &str| crate::api::shared::chat::images::base64_part("aGk=", at);
         let messages = &to_chat(&body).unwrap()["messages"];
-        assert_eq!(messages[0]["content"], json!([{"type": "text", "text": "a"}, part]));
-        assert_eq!(messages[1]["content"], json!([{"type": "text", "text": "Error: "}, part]));
+        let expected = json!([{"type": "text", "text": "a"}, part("messages[0].content[1].source.data")]);
+        assert_eq!(messages[0]["content"], expected);
+        let expected =
+            json!([{"type": "text", "text": "Error: "}, part("messages[1].content[0].content[0].source.data")]);
+        assert_eq!(messages[1]["content"], expected);
     }
 
     #[test]

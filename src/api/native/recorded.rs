@@ -4,7 +4,7 @@ use crate::api::shared::fields::Fields;
 use crate::api::shared::mods::MAX_RUN_MODS;
 use crate::api::shared::{lora, parameters};
 use crate::engine::{Limits, Overflow, ReasoningBudget, Request, SamplingParams, recorded_parameter};
-use crate::events::{PromptRecord, Surface, TokenId, is_image_token};
+use crate::events::{PromptRecord, Surface, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
@@ -44,7 +44,7 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
             "the recording lacks the prompt's tokens, sampling or limits: it comes from another engine or is too old";
         return Err(ApiError::invalid("prompt", detail));
     }
-    if let Some(token) = prompt.tokens.iter().find(|&&token| !vocabulary.contains(token) && !is_image_token(token)) {
+    if let Some(token) = prompt.tokens.iter().find(|&&token| !vocabulary.is_prompt_token(token)) {
         let detail = format!("`prompt.tokens` must be token ids between 0 and {}, got {token}", vocabulary.len() - 1);
         return Err(ApiError::invalid("prompt.tokens", detail));
     }

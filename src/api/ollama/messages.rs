@@ -14,10 +14,13 @@ pub(super) fn with_images(text: Value, images: Option<&Value>, at: &str) -> Resu
         Some(Value::Array(list)) => list,
         Some(other) => return Err(invalid_value(at, "a list of images in base64", other)),
     };
-    let part = |(index, image): (usize, &Value)| match image.as_str() {
-        Some(url) if url.starts_with("data:") => Ok(image_part(url)),
-        Some(data) => Ok(base64_part(data)),
-        None => Err(invalid_value(&format!("{at}[{index}]"), "an image in base64", image)),
+    let part = |(index, image): (usize, &Value)| {
+        let at = format!("{at}[{index}]");
+        match image.as_str() {
+            Some(url) if url.starts_with("data:") => Ok(image_part(url, &at)),
+            Some(data) => Ok(base64_part(data, &at)),
+            None => Err(invalid_value(&at, "an image in base64", image)),
+        }
     };
     let mut parts = list.iter().enumerate().map(part).collect::<Result<Vec<_>, _>>()?;
     if text.as_str().is_some_and(|text| !text.is_empty()) {

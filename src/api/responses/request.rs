@@ -230,7 +230,7 @@ fn content_of(value: &Value, at: &str) -> Result<Value, ApiError> {
             );
             return Err(ApiError::invalid(format!("{at}.file_id"), detail).code(ErrorCode::Unsupported));
         }
-        Ok(images::image_part(&required_text(part, "image_url", &at)?))
+        Ok(images::image_part(&required_text(part, "image_url", &at)?, &format!("{at}.image_url")))
     };
     parts.iter().enumerate().map(convert).collect()
 }
@@ -318,9 +318,10 @@ mod tests {
             {"role": "user", "content": [image, {"type": "input_text", "text": "a"}]},
             {"type": "function_call_output", "call_id": "c1", "output": [image]}]});
         let messages = &to_chat(&body, &[]).unwrap()["messages"];
-        let part = json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}});
-        assert_eq!(messages[0]["content"], json!([part, {"type": "text", "text": "a"}]));
-        assert_eq!(messages[1]["content"], json!([part]));
+        let part = |at: &str| crate::api::shared::chat::images::image_part("data:image/png;base64,aGk=", at);
+        let expected = json!([part("input[0].content[0].image_url"), {"type": "text", "text": "a"}]);
+        assert_eq!(messages[0]["content"], expected);
+        assert_eq!(messages[1]["content"], json!([part("input[1].output[0].image_url")]));
     }
 
     #[test]

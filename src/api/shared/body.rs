@@ -234,7 +234,7 @@ pub(crate) struct ChunkOptions {
 struct ChatMessageBody {
     /// `system`, `developer`, `user`, `assistant` or `tool`.
     role: String,
-    /// A text, or a list of parts with text.
+    /// A text, or a list of parts: `{type: "text", text}`, and `{type: "image_url", image_url: {url}}` with a data URL.
     #[schema(value_type = Option<Value>)]
     content: Option<Value>,
     /// Tool calls of the assistant: `{id, type: "function", function: {name, arguments}}`.

@@ -171,6 +171,7 @@ pub(super) fn over_tokens(
     let Some(starts) = byte_starts(text, tokens, inserted, vocabulary) else { return Vec::new() };
     let mut spans: Vec<Span> = Vec::new();
     let mut parts = parts.iter().peekable();
+    let mut previous = None;
     for (index, start) in starts.into_iter().enumerate() {
         while parts.next_if(|part| part.end <= start).is_some() {}
         let (role, own) = match parts.peek() {
@@ -178,9 +179,12 @@ pub(super) fn over_tokens(
             _ => (TEMPLATE, usize::MAX),
         };
         let index = index as u32;
+        // All tokens of an image start at the same byte.
+        let begins_message = start == own && previous != Some(start);
+        previous = Some(start);
         match spans.last_mut() {
             // Adjacent messages with the same role stay separate spans.
-            Some(last) if last.role == role && start != own => last.end = index + 1,
+            Some(last) if last.role == role && !begins_message => last.end = index + 1,
             _ => spans.push(Span { role: role.to_owned(), start: index, end: index + 1 }),
         }
     }

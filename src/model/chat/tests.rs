@@ -359,3 +359,34 @@ fn template_that_only_shows_parts_gets_parts() {
     assert_eq!(rendered.text, "user:a<__media__>b;");
     assert_eq!((rendered.parts[0].start, rendered.parts[0].end), (5, 18));
 }
+
+#[test]
+fn tokens_of_an_image_belong_to_its_message() {
+    let vocabulary = byte_vocabulary();
+    let template = ChatTemplate::new(Some("{% for m in messages %}[{{ m.content }}]{% endfor %}"), "", "").unwrap();
+    let options = RenderOptions {
+        tools: None,
+        add_generation_prompt: false,
+        continue_final: false,
+        variables: Map::new(),
+        now: DateTime::UNIX_EPOCH,
+    };
+    let messages = json!([{"role": "user", "content": "<M>a"}, {"role": "user", "content": "b<M><M>"}]);
+    let rendered = template.render(&messages, &options).unwrap();
+    let images: [&[i32]; 3] = [&[-5, -6, -7], &[-8, -9], &[-5, -6, -7]];
+    let (tokens, spans) = rendered.tokenize(&vocabulary, "<M>", &images).unwrap();
+    let text = |text: &str| text.bytes().map(i32::from).collect::<Vec<_>>();
+    let expected = [text("["), vec![-5, -6, -7], text("a][b"), vec![-8, -9, -5, -6, -7], text("]")].concat();
+    assert_eq!(tokens, expected);
+    let found: Vec<_> = spans.iter().map(|span| (span.role.as_str(), span.start, span.end)).collect();
+    assert_eq!(found, [("template", 0, 1), ("user", 1, 5), ("template", 5, 7), ("user", 7, 13), ("template", 13, 14)]);
+    assert!(rendered.tokenize(&vocabulary, "<M>", &images[..2]).is_err());
+    assert!(rendered.tokenize(&vocabulary, "<M>", &[images[0]; 4]).is_err());
+}
+
+/// Returns a vocabulary with one token per byte.
+fn byte_vocabulary() -> Vocabulary {
+    let pieces: Vec<Box<[u8]>> = (0..=255u8).map(|byte| vec![byte].into_boxed_slice()).collect();
+    let tokenize = |text: &str, _: bool, _: bool| text.bytes().map(i32::from).collect::<Vec<_>>();
+    Vocabulary::new(pieces, vec![false; 256], Vec::new(), crate::model::SpecialTokens::default(), tokenize)
+}

@@ -192,7 +192,7 @@ impl Images {
         for part in parts.list() {
             match part {
                 ImagePart::Text(text) if text.iter().all(|&token| self.vocabulary.contains(token)) => {
-                    tokens.extend(text)
+                    tokens.extend(text);
                 }
                 ImagePart::Text(_) | ImagePart::Other => return Err(ImageError::Vocabulary),
                 ImagePart::Pixels(count) => {
@@ -212,7 +212,8 @@ impl Images {
         }))
     }
 
-    /// Encodes an image, unless that was done before, and keeps it for later requests. Takes seconds for a large projector; concurrent calls take turns.
+    /// Encodes an image, unless that was done before, and keeps it for later requests. Takes seconds for a large
+    /// projector; concurrent calls take turns.
     ///
     /// # Errors
     /// [`ImageError::Encode`].

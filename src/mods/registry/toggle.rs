@@ -180,11 +180,11 @@ impl ModInstance for ToggledInstance {
         let (run_id, toggle, started) = (call.run.run_id, Arc::clone(&self.toggle), Instant::now());
         let elapsed_of = move |reply: &Reply| if reply.elapsed.is_zero() { started.elapsed() } else { reply.elapsed };
         let done = done.inspected_by(move |reply| toggle.count(reply, elapsed_of(reply), run_id));
-        let answer = self.inner.call(call, done);
-        if let Ok(reply) = &answer {
+        let result = self.inner.call(call, done);
+        if let Ok(reply) = &result {
             self.toggle.count(reply, elapsed_of(reply), run_id);
         }
-        answer
+        result
     }
 
     fn poll_reply(&mut self) {

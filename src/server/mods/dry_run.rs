@@ -169,7 +169,7 @@ pub fn dry_run(
 fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> Result<(), String> {
     let named = run.request.model.as_deref().unwrap_or("another model");
     let vocabulary = model.vocabulary();
-    let has_tokens = prompt.tokens.iter().all(|&token| vocabulary.contains(token))
+    let has_tokens = prompt.tokens.iter().all(|&token| vocabulary.is_prompt_token(token))
         && (prompt.texts.len() != prompt.tokens.len() || vocabulary.texts(&prompt.tokens) == prompt.texts);
     if !has_tokens {
         return Err(format!(

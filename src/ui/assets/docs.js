@@ -49,7 +49,7 @@ async function show() {
   }
   if (query !== box.value) return undefined;
   const found = search(entries, query);
-  status.textContent = found.length ? `${found.length} sections` : 'Nothing found';
+  status.textContent = found.length ? `${found.length} section${found.length === 1 ? '' : 's'}` : 'Nothing found';
   list.replaceChildren(...(found.length ? found.map((entry, i) => h('li', { id: `docs-found-${i}`, role: 'option', 'aria-selected': 'false' },
     h('a', { href: `${entry.slug}#${entry.anchor}`, tabindex: '-1', onclick: close },
       h('b', {}, emphasised(entry.heading, wanted)), entry.heading === entry.page ? '' : ` · ${entry.page}`,

@@ -27,7 +27,7 @@ export const TABLE = [
     [['e'], 'export the selected runs as JSON', 'export', 'runs'],
     [['Delete'], 'delete the selected runs', 'delete', 'runs'],
     [['z'], 'undo the last deletion', 'undo', 'runs'],
-    [['n'], 'show new runs', 'news', 'runs'],
+    [['n'], 'show new runs', 'showNew', 'runs'],
     [[']'], 'older', 'older', 'runs'],
     [['['], 'newest', 'newest', 'runs'],
     [['y'], 'copy a link to this list', 'copy', 'runs'],
@@ -57,10 +57,10 @@ export const TABLE = [
     [['+'], 'faster', 'faster', 'replay'],
     [['-'], 'slower', 'slower', 'replay'],
     [['1', '2', '3', '4', '5', '6'], 'colour: surprise, entropy, rank, time, mods, plain', 'colour', 'replay'],
-    [['d'], 'show removed tokens', 'dead', 'replay'],
-    [['v'], 'show later tokens, dimmed', 'ahead', 'replay'],
+    [['d'], 'show removed tokens', 'showRemoved', 'replay'],
+    [['v'], 'show later tokens, dimmed', 'showLater', 'replay'],
     [['a'], 'attention', 'attention', 'replay'],
-    [['w'], 'show the sampling stages of this token', 'why', 'replay'],
+    [['w'], 'show the sampling stages of this token', 'stages', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
     [['t'], 'tags of the run', 'tags', 'replay'],
     [['f'], 'continue in the playground from here', 'fork', 'replay'],
@@ -81,11 +81,11 @@ export const TABLE = [
   ]],
 ];
 
-const OFF = 'thunder.keys';
+const STORAGE_KEY = 'thunder.keys';
 
 /** Returns true if single-key shortcuts are enabled (WCAG 2.1.4 requires a way to disable them). */
-export const enabled = () => localStorage.getItem(OFF) !== 'off';
-export const setEnabled = (on) => (on ? localStorage.removeItem(OFF) : localStorage.setItem(OFF, 'off'));
+export const enabled = () => localStorage.getItem(STORAGE_KEY) !== 'off';
+export const setEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
 
 /** Returns the name of a pressed key in the table's notation. */
 export function nameOf(event) {

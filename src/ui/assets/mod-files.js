@@ -20,7 +20,7 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
   let path = null;
   let problems = [];
   const select = h('select', { onchange: () => show(select.value) });
-  const added = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
+  const newPath = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
   const remove = h('button', { type: 'button', onclick: () => {
     texts.delete(path);
     path = null;
@@ -29,17 +29,17 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
     changed();
   } }, 'Remove file');
   const add = h('button', { type: 'button', onclick: () => {
-    const next = added.value.trim();
-    if (!next || !added.reportValidity()) return added.focus();
+    const next = newPath.value.trim();
+    if (!next || !newPath.reportValidity()) return newPath.focus();
     if (!texts.has(next)) texts.set(next, '');
-    added.value = '';
+    newPath.value = '';
     list();
     show(next);
     changed();
   } }, 'Add file');
   // Enter in the field adds the file and does not save the mod.
-  added.addEventListener('keydown', (event) => { if (event.key === 'Enter') { event.preventDefault(); add.click(); } });
-  bar.replaceChildren(h('label', {}, 'File ', select), ...(canSave ? [remove, added, add] : []));
+  newPath.addEventListener('keydown', (event) => { if (event.key === 'Enter') { event.preventDefault(); add.click(); } });
+  bar.replaceChildren(h('label', {}, 'File ', select), ...(canSave ? [remove, newPath, add] : []));
 
   function list() {
     select.replaceChildren(...[...texts.keys()].sort().map((name) => h('option', { value: name }, name)));

@@ -326,7 +326,7 @@ listen(['runs'], (action, key) => {
       return true;
     case 'undo': deletions.then((list) => list.undoLast()); return true;
     case 'export': return withChosen((ids) => exportAs('json', ids));
-    case 'news': return showNew() !== false;
+    case 'showNew': return showNew() !== false;
     case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;
     case 'copy': copy(location.href, 'link'); return true;

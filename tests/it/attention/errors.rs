@@ -114,7 +114,10 @@ async fn model_without_attention_is_reported() {
         let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [40, 41], asks: true})).await;
         assert_eq!((status, &error["error_code"]), (400, &json!("ATTENTION_UNAVAILABLE")), "{error}");
         assert_eq!(error["field"], asks);
-        assert_eq!(message_of(&error), "NO_ATTENTION");
+        assert_eq!(
+            message_of(&error),
+            "attention was requested, but the attention of the model 'recurrent' cannot be captured: its layers are recurrent and do not attend to tokens"
+        );
     }
     let body = json!({"input_ids": [40, 41], "max_new_tokens": 2, "ignore_eos": true});
     assert_eq!(server.answer("/api/v1/generate", &body).await["generated_tokens"].as_array().unwrap().len(), 2);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// A literal of a control token of the tests' model.
 const CONTROL: &str = "<|im_end|>";
 
-/// Returns the number of tokens by which a control token's literal makes a prompt longer than a letter in its place.
+/// Returns how many more tokens a prompt has if its text "a" is followed by the literal of a control token.
 async fn more_tokens(path: &str, body: impl Fn(&str) -> Value) -> u64 {
     let server = server().await;
     let mut counts = Vec::new();

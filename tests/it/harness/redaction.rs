@@ -29,14 +29,15 @@ fn event_json(event: &super::SseEvent) -> Value {
     if event.name.is_empty() { json!({"data": data}) } else { json!({"event": event.name, "data": data}) }
 }
 
-/// Replaces ids, times, addresses, and lists of mods, which grow with each new mod.
+/// Replaces ids, times, addresses, and lists of mods and models, which grow with the tests.
 pub fn redact_text(text: &str) -> String {
-    static PATTERNS: LazyLock<[(Regex, &str); 4]> = LazyLock::new(|| {
+    static PATTERNS: LazyLock<[(Regex, &str); 5]> = LazyLock::new(|| {
         [
             (r"[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?", "[id]"),
             (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z", "[time]"),
             (r"127\.0\.0\.1:\d+", "[address]"),
             (r"known mods: [\w, -]+", "known mods: [mods]"),
+            (r"known models: [\w, -]+", "known models: [models]"),
         ]
         .map(|(pattern, replacement)| (Regex::new(pattern).unwrap(), replacement))
     });

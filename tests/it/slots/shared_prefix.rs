@@ -10,7 +10,7 @@ use thunder::events::{RunEnd, TokenId};
 use thunder::model::Model;
 use thunder::model::llama::{AdapterSet, ModelOptions, ScaledAdapter};
 
-/// A prompt of 300 common tokens and 20 own ones.
+/// Returns a prompt of 300 tokens that all prompts share and 20 tokens that depend on `own`.
 fn branch(own: i32) -> Vec<TokenId> {
     [long(1, 300), long(own, 20)].concat()
 }

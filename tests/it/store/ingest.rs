@@ -139,9 +139,9 @@ async fn acknowledged_documents_survive_killed_database() {
     for poster in posters {
         all.extend(poster.await.unwrap());
     }
-    let back = Instant::now();
+    let begun = Instant::now();
     while store.ready().await.is_err() {
-        assert!(back.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < Duration::from_secs(20));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     for request_id in &all {
@@ -155,7 +155,7 @@ async fn acknowledged_documents_survive_killed_database() {
 }
 
 #[tokio::test]
-async fn large_documents_use_several_statements() {
+async fn document_larger_than_one_statement_round_trips() {
     let data = Data::new();
     let store = data.open().await;
     let payload = payload("large", 9000);

@@ -99,7 +99,7 @@ impl Data {
             }
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
-        panic!("the database server never came back");
+        panic!("the database server was not restarted");
     }
 
     /// Returns the address of the database for a second, independent client.

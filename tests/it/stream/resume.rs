@@ -82,7 +82,7 @@ async fn abandoned_run_ends_and_is_stored() {
     assert_eq!(kept["generated_text"], reported["generated_text"]);
     assert_eq!((&kept["usage"], &kept["finish_reason"]), (&reported["usage"], &reported["finish_reason"]));
     client.send(&json!({"type": "resume", "request_id": "nobody"})).await;
-    assert_eq!(client.message().await["message"], "NO_RUN");
+    assert_eq!(client.message().await["message"], "no run 'nobody' exists");
 }
 
 #[tokio::test]

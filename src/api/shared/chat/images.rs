@@ -33,14 +33,17 @@ pub(super) struct ConversationImages {
     pub(super) images: Vec<Arc<Image>>,
 }
 
-/// Returns a part of a chat completion's message with an image.
-pub(crate) fn image_part(url: &str) -> Value {
-    json!({ "type": "image_url", "image_url": { "url": url } })
+/// Key of the path of the field from which a part was converted, for errors.
+const SENT_AS: &str = "thunder_sent_as";
+
+/// Returns a part of a chat completion's message with an image, which the client sent in the field `at`.
+pub(crate) fn image_part(url: &str, at: &str) -> Value {
+    json!({ "type": "image_url", "image_url": { "url": url }, SENT_AS: at })
 }
 
-/// Returns a part of a chat completion's message with an image in base64.
-pub(crate) fn base64_part(data: &str) -> Value {
-    image_part(&format!("data:;base64,{data}"))
+/// Returns a part of a chat completion's message with an image in base64, which the client sent in the field `at`.
+pub(crate) fn base64_part(data: &str, at: &str) -> Value {
+    image_part(&format!("data:;base64,{data}"), at)
 }
 
 /// Takes the images out of `messages`, in which the hash of its file replaces each image. Returns the messages for the
@@ -59,7 +62,10 @@ pub(super) async fn take_images(
     for (index, message) in list.iter_mut().enumerate() {
         let parts = message["content"].as_array_mut().into_iter().flatten().enumerate();
         for (part_index, part) in parts.filter(|(_, part)| is_image(part)) {
-            let at = format!("messages[{index}].content[{part_index}]");
+            let at = match part[SENT_AS].as_str() {
+                Some(at) => at.to_owned(),
+                None => format!("messages[{index}].content[{part_index}].image_url"),
+            };
             if loaded.model().images().is_none() {
                 return Err(no_projector(&at, loaded));
             }
@@ -68,18 +74,21 @@ pub(super) async fn take_images(
                 return Err(ApiError::invalid(at, message));
             }
             let image = SentImage { file: decode(part, &at)?, at };
-            let hash: String = Sha256::digest(&image.file).iter().map(|byte| format!("{byte:02x}")).collect();
-            *part = image_part(&format!("sha256:{hash}"));
+            let hash = Sha256::digest(&image.file);
+            let hash = hash.iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
+            *part = json!({ "type": "image_url", "image_url": { "url": format!("sha256:{hash}") } });
             sent.push(image);
         }
     }
     let marker = free_marker(messages);
     let mut marked = messages.clone();
     for message in marked.as_array_mut().into_iter().flatten() {
-        if has_image(message)
-            && let Some(text) = message["content"].as_array().and_then(|parts| join(parts, &marker))
-        {
+        let Some(parts) = message["content"].as_array().filter(|parts| parts.iter().any(is_image)) else { continue };
+        if let Some(text) = join(parts, &marker) {
             message["content"] = text.into();
+        } else if let Some(parts) = message["content"].as_array_mut() {
+            // The template's parser names the part that is neither text nor an image.
+            parts.retain(|part| !is_image(part));
         }
     }
     Ok((Some(marked), ConversationImages { images: read(sent, loaded).await?, marker }))
@@ -118,8 +127,7 @@ fn has_image(message: &Value) -> bool {
 /// Returns the file in the data URL of a part.
 fn decode(part: &Value, at: &str) -> Result<Vec<u8>, ApiError> {
     let url = part["image_url"].as_str().or_else(|| part["image_url"]["url"].as_str());
-    let at = format!("{at}.image_url.url");
-    let url = url.ok_or_else(|| invalid_value(&at, "a data URL, e.g. data:image/png;base64,…", &part["image_url"]))?;
+    let url = url.ok_or_else(|| invalid_value(at, "a data URL, e.g. data:image/png;base64,…", &part["image_url"]))?;
     let Some(data) = url.strip_prefix("data:") else {
         let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
         let message = format!(
@@ -129,8 +137,7 @@ fn decode(part: &Value, at: &str) -> Result<Vec<u8>, ApiError> {
         return Err(ApiError::invalid(at, message));
     };
     let data = data.split_once(',').filter(|(head, _)| head.ends_with(";base64")).map(|(_, data)| data);
-    let invalid =
-        || ApiError::invalid(at.as_str(), format!("{at}: the data URL of an image must be data:TYPE;base64,DATA"));
+    let invalid = || ApiError::invalid(at, format!("{at}: the data URL of an image must be data:TYPE;base64,DATA"));
     let data = data.ok_or_else(invalid)?;
     // Some clients break lines.
     let data: std::borrow::Cow<'_, str> = if data.contains(|c: char| c.is_ascii_whitespace()) {
@@ -140,7 +147,7 @@ fn decode(part: &Value, at: &str) -> Result<Vec<u8>, ApiError> {
     };
     BASE64
         .decode(data.as_bytes())
-        .map_err(|error| ApiError::invalid(at.as_str(), format!("{at}: the data of the image is not base64: {error}")))
+        .map_err(|error| ApiError::invalid(at, format!("{at}: the data of the image is not base64: {error}")))
 }
 
 /// Returns a marker that the messages do not contain.
@@ -183,7 +190,7 @@ mod tests {
 
     #[test]
     fn images_are_joined_without_line_breaks() {
-        let (image, text) = (image_part("x"), |text: &str| json!({"type": "text", "text": text}));
+        let (image, text) = (image_part("x", "p"), |text: &str| json!({"type": "text", "text": text}));
         assert_eq!(text_of(&json!([text("a"), image, text("b"), text("c")])).unwrap(), "a<M>b\nc");
         assert_eq!(text_of(&json!([image, image, {"text": "b"}])).unwrap(), "<M><M>b");
         assert_eq!(text_of(&json!([image, {"type": "input_audio"}])), None);
@@ -197,7 +204,7 @@ mod tests {
 
     #[test]
     fn data_urls_are_decoded() {
-        let file = |url: &str| decode(&image_part(url), "p").map_err(|error| error.problem().detail);
+        let file = |url: &str| decode(&image_part(url, "p"), "p").map_err(|error| error.problem().detail);
         assert_eq!(file("data:image/png;base64,aGk=").unwrap(), b"hi");
         assert_eq!(file("data:;base64,aG\nk").unwrap(), b"hi");
         assert_eq!(decode(&json!({"type": "image_url", "image_url": "data:;base64,aGk"}), "p").unwrap(), b"hi");

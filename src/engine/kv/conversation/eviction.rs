@@ -5,7 +5,7 @@
 //! regardless of the text that the template writes between messages. Within the last turn, tool calls can be dropped
 //! together with their results, if the template ends each message with an end-of-generation token.
 
-use crate::events::{EvictedMessage, Span, TokenId};
+use crate::events::{EvictedMessage, Span, TokenId, is_image_token};
 use crate::model::{Vocabulary, common_prefix, printable};
 use std::ops::Range;
 
@@ -141,7 +141,7 @@ fn begins_in(span: &Span, range: &Range<usize>) -> bool {
 }
 
 fn is_blank(token: TokenId, vocabulary: &Vocabulary) -> bool {
-    !vocabulary.is_control(token) && vocabulary.piece(token).trim_ascii().is_empty()
+    !vocabulary.is_control(token) && !is_image_token(token) && vocabulary.piece(token).trim_ascii().is_empty()
 }
 
 /// Creates a part from a range and the messages that start in it. A message without a span comes from an assistant and

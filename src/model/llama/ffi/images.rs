@@ -91,7 +91,9 @@ impl Projector {
         let context = self.context.as_ptr();
         // SAFETY: the context exists, and the buffer is read only during the call.
         let bitmap = unsafe {
-            let options = sys::mtmd_helper_init_opt_default();
+            let mut options = sys::mtmd_helper_init_opt_default();
+            // llama.cpp would pass a damaged image, which could be a video, to ffmpeg; this folder cannot have programs.
+            options.video_params.ffmpeg_bin_dir = c"/dev/null".as_ptr();
             sys::mtmd_helper_bitmap_init_from_buf(context, image.as_ptr(), image.len(), false, options)
         };
         let bitmap = Bitmap(NonNull::new(bitmap.bitmap)?);
@@ -174,6 +176,7 @@ impl ImageParts {
         let list = self.0.as_ptr();
         // SAFETY: the list exists, and indexes are below its length.
         let len = unsafe { sys::mtmd_input_chunks_size(list) };
+        // SAFETY: as above.
         (0..len).map(move |index| unsafe { sys::mtmd_input_chunks_get(list, index) })
     }
 

@@ -201,7 +201,7 @@ export class Attention {
   /** Returns the last ForwardPass at or before event `n`, or null. */
   #forwardAt(n) {
     const run = this.#run;
-    for (let e = Math.min(n, run.eventCount - 1); e >= 0; e -= 1) if (run.kind(e) === 1) return e;
+    for (let e = Math.min(n, run.eventCount - 1); e >= 0; e -= 1) if (run.type(e) === 'ForwardPass') return e;
     return null;
   }
 

@@ -57,7 +57,7 @@ export class Family {
       this.#list.replaceChildren(h('li', { class: 'err' }, `The branches could not be loaded: ${error.message}.`));
       return;
     }
-    this.#fill();
+    this.#loadTokens();
   }
 
   /** Shows started forks; a single fork also beside the text. */
@@ -136,7 +136,7 @@ export class Family {
   }
 
   /** Loads the tokens of the branches, repeatedly for active ones. */
-  async #fill() {
+  async #loadTokens() {
     clearTimeout(this.#timer);
     this.#loadId += 1;
     const loadId = this.#loadId;
@@ -161,7 +161,7 @@ export class Family {
           this.#facts(m);
         }
       } catch { /* the next poll tries again */ }
-      return this.#fill();
+      return this.#loadTokens();
     }, POLL_MS);
   }
 }

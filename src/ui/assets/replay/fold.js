@@ -2,9 +2,8 @@
 // Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
 
 import { Step, detailsOf, isQuote, labelOf, listedTokens, measuredOf } from './items.js';
-import { COLUMNS, EVENT_COLUMNS, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
+import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
 
-const KINDS = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];
 
 const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
@@ -89,7 +88,7 @@ export class RunState extends Rows {
     const measured = measuredOf(event);
     const us = this.#timeUs(event, measured);
     this.#grow(EVENT_COLUMNS, seq);
-    this.kinds[seq] = KINDS.indexOf(event.event_type);
+    this.kinds[seq] = EVENT_TYPES.indexOf(event.event_type);
     this.steps[seq] = nonNegative(event.step);
     this.times[seq] = us === undefined ? 0 : Math.min(NEVER, Math.floor(us / 1000));
     this.eventCount += 1;

@@ -9,9 +9,9 @@ export function targetOf(action, run, n, surprise, threshold) {
     return dir > 0 ? end : 0;
   };
   const next = (list, dir, name) => {
-    const ahead = list.filter((e) => (dir > 0 ? e > n : e < n));
-    if (!ahead.length) return list.length ? `No ${name} ${dir > 0 ? 'after' : 'before'} this.` : `No ${name} in this run.`;
-    return dir > 0 ? Math.min(...ahead) : Math.max(...ahead);
+    const candidates = list.filter((e) => (dir > 0 ? e > n : e < n));
+    if (!candidates.length) return list.length ? `No ${name} ${dir > 0 ? 'after' : 'before'} this.` : `No ${name} in this run.`;
+    return dir > 0 ? Math.min(...candidates) : Math.max(...candidates);
   };
   const marks = (kind) => run.marks.filter((m) => m.kind === kind).map((m) => m.seq);
   const removals = () => {
@@ -27,8 +27,8 @@ export function targetOf(action, run, n, surprise, threshold) {
   switch (action) {
     case 'first': return 0;
     case 'last': return end;
-    case 'nextToken': return events((e) => run.kind(e) === 3, 1);
-    case 'prevToken': return events((e) => run.kind(e) === 3, -1);
+    case 'nextToken': return events((e) => run.type(e) === 'Added', 1);
+    case 'prevToken': return events((e) => run.type(e) === 'Added', -1);
     case 'nextEvent': return Math.min(end, n + 1);
     case 'prevEvent': return Math.max(0, n - 1);
     case 'nextAction': return next(marks('action'), 1, 'mod action');

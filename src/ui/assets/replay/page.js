@@ -14,8 +14,8 @@ const at = params.get('at');
 const state = {
   at: at !== null && /^\d+$/.test(at) ? Number(at) : null,
   ...(params.has('color') && { color: params.get('color') }),
-  dead: params.get('erased') === '1',
-  ahead: params.get('ahead') !== '0',
+  showRemoved: params.get('erased') === '1',
+  showLater: params.get('ahead') !== '0',
   attention: params.has('attention'),
   layer: params.get('attention') || 'mean',
   later: params.has('later'),
@@ -27,8 +27,8 @@ function address(s, path = location.pathname, besideId = beside?.id) {
   if (params.has('q')) next.set('q', params.get('q'));
   if (s.at !== null) next.set('at', s.at);
   if (s.color !== 'surprise') next.set('color', s.color);
-  if (s.dead) next.set('erased', '1');
-  if (!s.ahead) next.set('ahead', '0');
+  if (s.showRemoved) next.set('erased', '1');
+  if (!s.showLater) next.set('ahead', '0');
   if (s.attention) next.set('attention', s.layer);
   if (s.attention && s.later) next.set('later', '1');
   if (besideId) next.set('beside', besideId);

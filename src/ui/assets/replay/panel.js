@@ -2,7 +2,6 @@
 import { h, toast } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './rows.js';
-import { KINDS } from './run.js';
 import { show } from './glyphs.js';
 import { explain, measured, percent } from './why.js';
 
@@ -79,7 +78,7 @@ export class Panel {
   }
 
   /** Opens the sampling stages and scrolls to them. */
-  why() {
+  showStages() {
     this.#alts.scrollIntoView({ block: 'nearest' });
   }
 
@@ -88,7 +87,7 @@ export class Panel {
     const steps = e === null ? [] : run.stepEvents(e);
     const eventButtons = steps.length ? h('div', { class: 'steps' }, steps.map((s) => h('button', {
       type: 'button', 'aria-pressed': String(s === e), title: `Event ${s}`, onclick: () => this.#go(s),
-    }, KINDS[run.kind(s)]))) : null;
+    }, run.type(s)))) : null;
     if (row === null) {
       this.#token.replaceChildren(eventButtons ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
       return;

@@ -70,7 +70,7 @@ export class Player {
     while (this.#elapsedMs >= each && n < this.#run.eventCount) {
       this.#elapsedMs -= each;
       n += 1;
-      while (n < this.#run.eventCount && this.#run.kind(n) !== 3) n += 1;
+      while (n < this.#run.eventCount && this.#run.type(n) !== 'Added') n += 1;
     }
     return n;
   }

@@ -19,6 +19,10 @@ export const COLUMNS = {
   flags: Uint8Array,
   dt: Uint16Array,
 };
+
+/** The event types in the order of their numbers in the column `kinds`. */
+export const EVENT_TYPES = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];
+
 export const EVENT_COLUMNS = { kinds: Uint8Array, steps: Uint32Array, times: Uint32Array };
 
 /**

@@ -1,5 +1,6 @@
 // A run of the page: rows, events and marks, from stored columns or from items of a live run.
 import { parseColumns } from './columns.js';
+import { EVENT_TYPES } from './rows.js';
 
 export class Run {
   #s;
@@ -33,8 +34,8 @@ export class Run {
   isError(i) { return (this.#s.flags[i] & 32) !== 0; }
   isSampled(i) { return (this.#s.flags[i] & 64) !== 0; }
 
-  /** Returns the type of an event: 0 Prefilled, 1 ForwardPass, 2 Sampled, 3 Added. */
-  kind(e) { return this.#s.kinds[e]; }
+  /** Returns the type of an event, such as `ForwardPass`. */
+  type(e) { return EVENT_TYPES[this.#s.kinds[e]]; }
   step(e) { return this.#s.steps[e]; }
   /** True if the trace has times. */
   get isTimed() { return this.eventCount > 0 && this.time(this.eventCount - 1) > 0; }
@@ -88,5 +89,3 @@ export class Run {
     return [lo, end];
   }
 }
-
-export const KINDS = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];

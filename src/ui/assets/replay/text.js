@@ -41,7 +41,7 @@ export class Text {
   #notes = new Map();
 
   /**
-   * The text at event `n`; `options.ahead` shows later rows, `options.dead` removed ones. `onPick(row)` and
+   * The text at event `n`; `options.showLater` shows later rows, `options.showRemoved` removed ones. `onPick(row)` and
    * `onRemovedClick(row)` are called on clicks. No rows are built after `signal` aborts.
    */
   constructor(root, run, { n, options, signal, onPick, onRemovedClick }) {
@@ -138,7 +138,7 @@ export class Text {
   /** Returns the state of a row at the current event. */
   #stateAt(i) {
     const died = this.#run.died(i);
-    if (this.#run.born(i) > this.#n) return this.#options.ahead && died === NEVER ? LATER : 0;
+    if (this.#run.born(i) > this.#n) return this.#options.showLater && died === NEVER ? LATER : 0;
     return died <= this.#n ? REMOVED : VISIBLE;
   }
 
@@ -204,8 +204,8 @@ export class Text {
 
   /** Shows the chips of the current event, and hides empty blocks and parts. */
   #hideEmpty() {
-    this.#root.dataset.dead = this.#options.dead ? 'show' : 'fold';
-    const isOpen = (removal) => this.#options.dead || this.#open.has(removal.died);
+    this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
+    const isOpen = (removal) => this.#options.showRemoved || this.#open.has(removal.died);
     for (const block of this.#blocks) if (block) block.chips = 0;
     for (const removal of this.#removals) {
       const chip = this.#chips.get(removal.died);
@@ -264,11 +264,11 @@ export class Text {
   /** Returns true if the row is visible as text, for the search. */
   isShown(i) {
     const state = this.#state[i] ?? this.#stateAt(i);
-    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.dead || this.#open.has(this.#run.died(i))));
+    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#open.has(this.#run.died(i))));
   }
 
   /** Highlights the rows of one match. */
-  ring(rows) {
+  highlight(rows) {
     this.#ensure(rows.at(-1) ?? -1);
     const old = this.#hits;
     this.#hits = rows;

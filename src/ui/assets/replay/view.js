@@ -14,7 +14,7 @@ import { Text } from './text.js';
 import { targetOf } from './moves.js';
 
 /** Initial state of a view, which links contain. */
-const INITIAL_STATE = { at: null, color: 'surprise', dead: false, ahead: true, attention: false, layer: 'mean', later: false, q: '' };
+const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, layer: 'mean', later: false, q: '' };
 
 export class Replay {
   n = 0;
@@ -118,7 +118,7 @@ export class Replay {
     const textBox = replaced(this.#el('text'));
     const text = new Text(textBox, run, {
       n: this.n,
-      options: { ahead: this.#state.ahead, dead: this.#state.dead },
+      options: { showLater: this.#state.showLater, showRemoved: this.#state.showRemoved },
       signal: this.#closed.signal,
       onPick: (row) => this.pick(row),
       onRemovedClick: (row) => go(run.died(row) - 1),
@@ -257,7 +257,7 @@ export class Replay {
       if (this.live) this.#follow = this.n === run.eventCount;
     }
     const { text, overview, lanes, panel, attention } = this.#parts;
-    text.show(this.n, { ahead: this.#state.ahead && !playing && !this.#follow, dead: this.#state.dead });
+    text.show(this.n, { showLater: this.#state.showLater && !playing && !this.#follow, showRemoved: this.#state.showRemoved });
     const e = this.#event();
     const row = this.#row(e);
     text.cursor(this.n === run.eventCount && this.#picked === null ? null : row, this.#picked, !this.#follow);
@@ -280,7 +280,7 @@ export class Replay {
     if (!run.eventCount) return null;
     const e = Math.min(this.n, run.eventCount - 1);
     if (!this.#follow) return e;
-    for (let back = e; back > Math.max(-1, e - 8); back -= 1) if (run.kind(back) === 3) return back;
+    for (let back = e; back > Math.max(-1, e - 8); back -= 1) if (run.type(back) === 'Added') return back;
     return e;
   }
 
@@ -379,7 +379,7 @@ export class Replay {
   }
 
   #toggles() {
-    for (const name of ['dead', 'ahead', 'attention']) {
+    for (const name of ['showRemoved', 'showLater', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
     // The text has one colouring at a time, so no metric is selected while attention is shown.
@@ -393,7 +393,7 @@ export class Replay {
     this.#hit = -1;
     this.#nextHit(1);
     if (!this.#hits.length) {
-      text.ring([]);
+      text.highlight([]);
       this.#el('found').textContent = needle ? 'none' : '';
     }
   }
@@ -402,7 +402,7 @@ export class Replay {
     if (!this.#hits.length) return;
     this.#hit = (this.#hit + step + this.#hits.length) % this.#hits.length;
     const [from, to] = this.#hits[this.#hit];
-    this.#parts.text.ring(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter((i) => this.#parts.text.isShown(i)));
+    this.#parts.text.highlight(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter((i) => this.#parts.text.isShown(i)));
     this.#el('found').textContent = `${this.#hit + 1}/${this.#hits.length}`;
   }
 
@@ -465,7 +465,7 @@ export class Replay {
         return true;
       }
       case 'colour': this.colour(MODES[Number(key) - 1].id); return true;
-      case 'dead': case 'ahead': case 'attention':
+      case 'showRemoved': case 'showLater': case 'attention':
         this.#state[action] = !this.#state[action];
         this.#toggles();
         this.#updateAttention();
@@ -473,7 +473,7 @@ export class Replay {
         this.#paint();
         this.#notify();
         return true;
-      case 'why': panel.why(); return true;
+      case 'stages': panel.showStages(); return true;
       case 'find': this.#el('find').focus(); this.#el('find').select(); return true;
       case 'focus': textBox.focus(); return true;
       default: return false;
