@@ -1,4 +1,4 @@
-//! Health of the server: `/health`, `/healthz` and llama-server's `/v1/health`, public.
+//! Health of the server: `/health`, `/healthz` and llama-server's `/v1/health`, without an API key.
 
 use crate::api::shared::error::{LlamaError, LlamaErrorBody};
 use crate::server::{Access, ApiError, App, Protocol, State};
@@ -27,7 +27,7 @@ pub struct Health {
     pub version: &'static str,
 }
 
-/// Returns the health routes; `path` is a further one that the configuration names.
+/// Returns the health routes. `path` is an additional path from the configuration.
 pub(super) fn protocols(path: Option<&str>) -> [Protocol; 2] {
     let native = OpenApiRouter::new().routes(routes!(healthz));
     let llama = OpenApiRouter::new().route("/health", get(healthz)).route("/v1/health", get(healthz));

@@ -1,8 +1,8 @@
 //! `POST /ingest`: stores a complete run of another engine, as specified by the `/ingest` document.
 //!
-//! The body is JSON whatever its content type, plain or compressed. A 201 response has an empty body and means that the
-//! run is committed. Posting the same document again returns 201 again, so that a client that lost the response can
-//! repeat; another document with the same `request_id` is a conflict.
+//! The body is JSON, plain or compressed; its content type is ignored. A 201 response has an empty body and means that
+//! the run is committed. The same document returns 201 again, so that a client that lost the response can repeat the
+//! request; another document with the same `request_id` is a conflict.
 
 use crate::events::Surface;
 use crate::server::mods;
@@ -20,12 +20,13 @@ use utoipa_axum::routes;
 const SURFACE: HeaderName = HeaderName::from_static("x-thunder-surface");
 /// Maximum size of a document after decompression.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
-/// Maximum bytes of a too large document that are read and discarded: a client that is still sending would otherwise
-/// see a broken connection instead of the response.
+/// Maximum bytes of a too large document that are read and discarded. Without that, a client that is still sending
+/// would see a broken connection instead of the response.
 const MAX_DISCARDED_BYTES: usize = 4 * MAX_BYTES;
-/// Documents above this size are parsed on a blocking thread.
+/// Size above which documents are parsed on a blocking thread.
 const LARGE_BYTES: usize = 256 * 1024;
-/// Permits to parse and store documents, one per started MiB, because a document needs several times its size in memory.
+/// Permits to parse and store documents, one per MiB or part of it, because a document needs several times its size in
+/// memory.
 static MIB_PERMITS: Semaphore = Semaphore::const_new(4 * (MAX_BYTES >> 20));
 
 /// Returns the routes.
@@ -54,7 +55,7 @@ pub(super) fn protocol() -> Protocol {
             "actions": [{"mod_call_sequence": 0, "action_type": "Noop", "action_order": 0}]})),
     responses(
         (status = 201, description = "Stored, or the same document was stored before; the body is empty"),
-        (status = 400, body = Problem, description = "Not JSON, a wrong type or a broken link; `pointer` is its JSON path"),
+        (status = 400, body = Problem, description = "The body is not JSON, a field has the wrong type, or an entry refers to a missing one; `pointer` is the JSON path"),
         (status = 401, body = Problem, description = "The API key is missing or unknown; see --ingest-key and --ingest-open"),
         (status = 409, body = Problem, description = "Another document has this request_id"),
         (status = 413, body = Problem), (status = 503, body = Problem, description = "The database is unavailable; see Retry-After")))]
@@ -77,7 +78,7 @@ async fn ingest(
     if let Some(sent) = &mut document.request.user_api_key
         && let Some(key) = credentials.security.find_ingest_key(sent)
     {
-        // Quote's engine sends its client's key in this field.
+        // Quote's engine sends its client's key in this field; the key's label is stored instead.
         *sent = key.label();
     }
     if headers.get(SURFACE).is_some_and(|surface| surface == "cli") {
@@ -85,9 +86,9 @@ async fn ingest(
     }
     let files = mods::used_files(&document);
     store.ingest(&caller.scope, caller.tenant, document).await?;
-    // The run is stored; an error response would claim the opposite.
+    // The run is stored, so a failure here must not become an error response.
     if let Err(error) = mods::store_local_sources(&app, files).await {
-        tracing::warn!(?error, "mod sources of a run not stored: it cannot be run again with them");
+        tracing::warn!(?error, "mod sources of a run not stored; the run cannot be repeated with them");
     }
     Ok(StatusCode::CREATED)
 }

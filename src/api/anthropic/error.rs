@@ -10,7 +10,7 @@ protocol_error! {
     AnthropicError, anthropic, "application/json"
 }
 
-/// An error for clients of Anthropic.
+/// An error response in Anthropic's format.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct AnthropicErrorResponse {
     /// Always `error`.
@@ -20,7 +20,7 @@ pub struct AnthropicErrorResponse {
     request_id: Option<String>,
 }
 
-/// The cause of an error for clients of Anthropic.
+/// An error in Anthropic's format.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct AnthropicErrorBody {
     r#type: &'static str,
@@ -30,7 +30,7 @@ pub struct AnthropicErrorBody {
 }
 
 impl ApiError {
-    /// Returns the error for clients of Anthropic. Logs the cause of an internal error.
+    /// Returns the error in Anthropic's format. Logs the cause of an internal error.
     #[must_use]
     pub fn anthropic(&self) -> AnthropicErrorResponse {
         let kind = match self.kind() {

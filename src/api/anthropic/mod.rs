@@ -51,7 +51,7 @@ async fn messages(client: RunClient, body: Result<Bytes, BytesRejection>) -> Res
     let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Anthropic).await?;
     let run = chat.run();
     let response = if chat.options.stream {
-        respond(chat, stream::MessageEvents::new(stop_sequences))
+        respond(chat, stream::MessageEventWriter::new(stop_sequences))
     } else {
         while chat.next().await?.is_some() {}
         Json(MessageResponse::complete(&chat, &stop_sequences)).into_response()
@@ -59,7 +59,7 @@ async fn messages(client: RunClient, body: Result<Bytes, BytesRejection>) -> Res
     Ok(generation::with_run_id(response, run))
 }
 
-/// Counts the tokens of a message's prompt without running it.
+/// Counts the prompt tokens of a request without running it.
 #[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "anthropic",
     request_body(content = MessagesBody, content_type = "application/json"),
     responses((status = 200, body = CountTokensResponse),

@@ -1,6 +1,6 @@
 //! Converts the body of Anthropic's Messages to that of a chat completion.
 //!
-//! Clients define both formats, so the converted body is JSON instead of a type.
+//! Other APIs define both formats, so the converted body is JSON instead of a type.
 
 use super::messages::{join_texts, push_message};
 use super::tools::{convert_tool, convert_tool_choice};
@@ -69,8 +69,8 @@ pub(super) fn stop_sequences(body: &Value) -> Result<Vec<String>, ApiError> {
     list.iter().map(text).collect()
 }
 
-/// Converts the body to that of a chat completion. Without `max_tokens` the answer may fill the context; only
-/// Anthropic's own server requires the field.
+/// Converts the body to that of a chat completion. Unlike on Anthropic's server, `max_tokens` is optional; without it
+/// the answer may fill the context.
 pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     let fields = Fields::new(body)?;
     let mut chat = fields.without(CONVERTED);
@@ -130,15 +130,15 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
 /// Converts `output_config`: the answer's format and the reasoning effort.
 fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let config = fields.object("output_config")?;
-    let within = |name: &str| config.and_then(|config| config.get(name)).filter(|value| !value.is_null());
-    if let Some(effort) = within("effort") {
+    let member = |name: &str| config.and_then(|config| config.get(name)).filter(|value| !value.is_null());
+    if let Some(effort) = member("effort") {
         let level = effort
             .as_str()
             .ok_or_else(|| invalid_value("output_config.effort", "a level such as \"low\" or \"high\"", effort))?;
         chat.insert("reasoning_effort".into(), level.into());
     }
-    // Beta clients send the format at the top level.
-    let (at, format) = match (within("format"), fields.get("output_format")) {
+    // Clients of the beta API send the format at the top level.
+    let (at, format) = match (member("format"), fields.get("output_format")) {
         (Some(format), _) => ("output_config.format", format),
         (None, Some(format)) => ("output_format", format),
         (None, None) => return Ok(()),
@@ -149,8 +149,8 @@ fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> R
     if !format["schema"].is_object() {
         return Err(invalid_value(&format!("{at}.schema"), "a JSON schema, an object", &format["schema"]));
     }
-    let form = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": format["schema"], "strict": true } });
-    chat.insert("response_format".into(), form);
+    let response_format = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": format["schema"], "strict": true } });
+    chat.insert("response_format".into(), response_format);
     Ok(())
 }
 

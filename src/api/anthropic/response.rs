@@ -62,7 +62,7 @@ pub(super) enum ContentBlock {
 pub(super) enum MessageStopReason {
     /// The model ended its turn.
     EndTurn,
-    /// The limit of tokens was reached.
+    /// The maximum number of tokens was reached.
     MaxTokens,
     /// A stop sequence of the request occurred.
     StopSequence,
@@ -70,10 +70,10 @@ pub(super) enum MessageStopReason {
     ToolUse,
 }
 
-/// The token counts of a message. Cached prompt tokens count as read from a cache.
+/// The token counts of a message.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct MessageUsage {
-    /// Prompt tokens that were computed.
+    /// Prompt tokens that were not in the cache.
     input_tokens: u32,
     /// Prompt tokens from the cache.
     cache_read_input_tokens: u32,
@@ -138,7 +138,7 @@ pub(super) enum MessageEvent {
     },
     /// The end of the stream.
     MessageStop,
-    /// A mod removed sent content.
+    /// A mod removed content that was already sent.
     ThunderRetract {
         /// Characters of the text to remove.
         chars: usize,

@@ -1,7 +1,7 @@
 //! Streams a message: `message_start`, each content block with its start, deltas and stop, `message_delta`,
 //! `message_stop`.
 //!
-//! Retractions of mods are sent as the event `thunder_retract`, which clients ignore unless they support it.
+//! A retraction by a mod is sent as the event `thunder_retract`, which clients ignore unless they support it.
 
 use super::response::{ContentBlock, ContentDelta, MessageEnd, MessageEvent, MessageResponse, MessageUsage};
 use crate::api::shared::chat::sse::ChatEventWriter;
@@ -14,8 +14,9 @@ use serde_json::Map;
 
 /// Writes the events of a message.
 #[derive(Debug)]
-pub(super) struct MessageEvents {
+pub(super) struct MessageEventWriter {
     stop_sequences: Vec<String>,
+    /// The open block.
     block: Option<Block>,
     /// Number of blocks started.
     count: usize,
@@ -28,7 +29,7 @@ enum Block {
     Call,
 }
 
-impl MessageEvents {
+impl MessageEventWriter {
     pub(super) fn new(stop_sequences: Vec<String>) -> Self {
         Self { stop_sequences, block: None, count: 0 }
     }
@@ -53,7 +54,7 @@ impl MessageEvents {
     }
 }
 
-impl ChatEventWriter for MessageEvents {
+impl ChatEventWriter for MessageEventWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
         push_typed(pending, &MessageEvent::MessageStart { message: MessageResponse::without_content(chat) });
         push_typed(pending, &MessageEvent::Ping);

@@ -1,4 +1,4 @@
-//! Converts tools and the choice among them.
+//! Converts tools and `tool_choice`.
 
 use crate::api::shared::fields::invalid_value;
 use crate::server::ApiError;
@@ -10,7 +10,7 @@ pub(super) fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiE
         Value::Null => {}
         Value::String(kind) if kind == "custom" => {}
         Value::String(kind) => {
-            tracing::info!("{at} ignored: tools of type '{kind}' are not supported");
+            tracing::info!(field = at, tool.type = kind, "unsupported tool ignored");
             return Ok(None);
         }
         other => return Err(invalid_value(&format!("{at}.type"), "\"custom\"", other)),
@@ -27,9 +27,9 @@ pub(super) fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiE
     Ok(Some(json!({ "type": "function", "function": function })))
 }
 
-/// Converts the choice among the tools.
+/// Converts `tool_choice`.
 pub(super) fn convert_tool_choice(choice: &Map<String, Value>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
-    let chosen = match choice.get("type").and_then(Value::as_str) {
+    let converted = match choice.get("type").and_then(Value::as_str) {
         Some("auto") => "auto".into(),
         Some("any") => "required".into(),
         Some("none") => "none".into(),
@@ -46,7 +46,7 @@ pub(super) fn convert_tool_choice(choice: &Map<String, Value>, chat: &mut Map<St
             return Err(invalid_value("tool_choice.type", "\"auto\", \"any\", \"tool\" or \"none\"", found));
         }
     };
-    chat.insert("tool_choice".into(), chosen);
+    chat.insert("tool_choice".into(), converted);
     if choice.get("disable_parallel_tool_use") == Some(&Value::Bool(true)) {
         chat.insert("parallel_tool_calls".into(), false.into());
     }

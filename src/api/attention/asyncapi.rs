@@ -17,10 +17,10 @@ pub(crate) fn describe() -> SocketDescription {
             requests of the connection. Messages are JSON in text frames. A binary message from the client is \
             MessagePack and is answered in MessagePack, where attention.data is bytes; message_format overrides this. \
             With attention_encoding \"binary\" in JSON a token is a binary frame: little-endian u32 length of the \
-            header; the header, which is the token message without data, padded with spaces; the little-endian values \
-            at a multiple of 8 bytes. Index i of a row is token i of input_ids followed by the answer; the row of the \
-            k-th new token has len(input_ids) + k values, and the values of each head sum to 1 (less in models with \
-            attention sinks). ?compression=off in the URL disables compression for clients that always offer \
+            header; the header, which is the token message without data, padded with spaces so that the values start \
+            at a multiple of 8 bytes; the little-endian values. Index i of a row is token i of the sequence: \
+            input_ids, then the answer. The row of the k-th new token has len(input_ids) + k values, and the values \
+            of each head sum to 1 (less in models with attention sinks). ?compression=off in the URL disables compression for clients that always offer \
             permessage-deflate. A client that stops reading pauses its own runs; a disconnect ends them.",
         client: vec![
             MessageDescription::typed::<GenerateAttention>("generate", "Starts a request."),

@@ -51,17 +51,17 @@ pub struct ModelInfo {
     special_tokens: Map<String, Value>,
     /// The chat template in Jinja.
     chat_template: Option<String>,
-    /// Type of the weights under llama.cpp's name, e.g. `F16` or `Q4_K - Medium`.
+    /// llama.cpp's name of the type of the weights, e.g. `F16` or `Q4_K - Medium`.
     torch_dtype: String,
     /// Maximum tokens of one request, prompt and answer together.
     context_length: u32,
     /// Width of the sliding attention window of some layers; `null` if all layers use full attention.
     sliding_window: Option<u32>,
-    /// Requests can ask for attention.
+    /// True if requests can include attention.
     attention_available: bool,
     /// The layers with attention, if not all layers have it; their number is the first dimension of a row.
     attention_layer_ids: Option<Vec<u16>>,
-    /// Heads have sinks, which take a share of each row, so that rows sum to less than 1.
+    /// True if heads have attention sinks, which take a share of each row, so that rows sum to less than 1.
     attention_sinks: bool,
 }
 
@@ -81,22 +81,22 @@ fn describe(loaded: &Loaded) -> ModelInfo {
     let card = loaded.model().card();
     let (vocabulary, engine) = (loaded.vocabulary(), loaded.engine());
     let special = vocabulary.special();
-    let mut named = Map::new();
+    let mut special_tokens = Map::new();
     let roles = [("bos_token", special.bos), ("eos_token", special.eos), ("pad_token", special.pad)];
     for (name, token) in roles {
         let text = token.map(|token| vocabulary.decode(&[token]));
-        named.insert(name.into(), text.map_or(Value::Null, Value::from));
+        special_tokens.insert(name.into(), text.map_or(Value::Null, Value::from));
     }
     for (name, literal) in [("im_start_id", "<|im_start|>"), ("im_end_id", "<|im_end|>")] {
         // A vocabulary without that token splits the text into several tokens.
         if let [token] = vocabulary.encode(literal, false, true)[..] {
-            named.insert(name.into(), token.into());
+            special_tokens.insert(name.into(), token.into());
         }
     }
     let support = engine.attention().ok();
     ModelInfo {
         model_name: loaded.name().to_owned(),
-        architecture: class_of(&card.architecture).map_or_else(|| card.architecture.clone(), str::to_owned),
+        architecture: transformers_class(&card.architecture).map_or_else(|| card.architecture.clone(), str::to_owned),
         vocab_size: card.vocabulary,
         num_layers: card.layers,
         num_attention_heads: card.heads,
@@ -106,7 +106,7 @@ fn describe(loaded: &Loaded) -> ModelInfo {
         rope_theta: card.rope_base,
         bos_token_id: special.bos,
         eos_token_id: special.eos,
-        special_tokens: named,
+        special_tokens,
         chat_template: loaded.template().ok().map(|template| template.source().to_owned()),
         torch_dtype: card.file_type.clone(),
         context_length: engine.context_per_slot(),
@@ -120,7 +120,7 @@ fn describe(loaded: &Loaded) -> ModelInfo {
 }
 
 /// Returns the class in the Transformers library for an architecture of llama.cpp.
-fn class_of(architecture: &str) -> Option<&'static str> {
+fn transformers_class(architecture: &str) -> Option<&'static str> {
     const CLASSES: [(&str, &str); 28] = [
         ("cohere2", "Cohere2ForCausalLM"),
         ("command-r", "CohereForCausalLM"),

@@ -17,7 +17,7 @@ use crate::server::{Access, Protocol};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Returns the attention routes. `POST /api/v1/generate` is shared with `KoboldCPP`'s API and dispatched by the router.
+/// Returns the attention routes. The router dispatches `POST /api/v1/generate`, which `KoboldCPP`'s API shares.
 pub(super) fn protocol() -> Protocol {
     let calls = OpenApiRouter::new()
         .routes(routes!(info::show))

@@ -1,9 +1,9 @@
-//! Client messages of the attention API, which are read field by field; these types describe them.
+//! Descriptions of the attention API's requests. Requests are read field by field, so that every error names the field.
 
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// A generation from token ids.
+/// A request to generate from token ids.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(crate) struct GenerateAttention {
@@ -13,13 +13,13 @@ pub(crate) struct GenerateAttention {
     input_ids: Vec<i32>,
     /// Maximum tokens of the answer; default is the rest of the context.
     max_new_tokens: Option<u32>,
-    /// 0 always selects the most probable token.
+    /// Temperature; 0 always selects the most probable token.
     temperature: Option<f64>,
-    /// 0 to 1.
+    /// Nucleus sampling, 0 to 1.
     top_p: Option<f64>,
-    /// 0 for all.
+    /// Number of most probable tokens to sample from; 0 for all.
     top_k: Option<i32>,
-    /// 1 for none.
+    /// Penalty on repeated tokens; 1 for none.
     repetition_penalty: Option<f64>,
     /// The same seed gives the same tokens; -1 for a random seed.
     seed: Option<i64>,
@@ -34,9 +34,9 @@ pub(crate) struct GenerateAttention {
     return_attention: Option<bool>,
     attention_format: Option<AttentionFormat>,
     aggregation_mode: Option<AggregationMode>,
-    /// One weight per layer; default see `aggregation_mode`.
+    /// One weight per layer; the default is described with `aggregation_mode`.
     layer_weights: Option<Vec<f64>>,
-    /// Positions of the format `sparse`.
+    /// Number of positions, with the format `sparse`.
     #[schema(default = 50)]
     attention_top_k: Option<u32>,
     /// `float32` or `float16`.
@@ -59,14 +59,14 @@ pub(crate) struct GenerateAttention {
     /// Send a `pruning_suggestion` before `done`.
     #[schema(default = false)]
     suggest_pruning: Option<bool>,
-    /// Maximum attention of a suggested sentence.
+    /// Threshold: a sentence is suggested if all its tokens received less attention.
     #[schema(default = 0.05)]
     prune_below: Option<f64>,
     /// Sentences of `input_ids`; default: split at full stops and control tokens.
     sentences: Option<Vec<SentenceRange>>,
     /// Name of a model; default is the server's default model.
     model: Option<String>,
-    /// Mods in order of their calls: names, or objects of name and config.
+    /// Mods in the order in which they are called: names, or objects of name and config.
     #[schema(value_type = Option<Vec<Object>>)]
     mods: Option<Vec<Value>>,
     /// Record the run.
@@ -83,7 +83,7 @@ pub(crate) enum AttentionFormat {
     PerLayer,
     /// One value per position.
     Aggregated,
-    /// The strongest positions with the head mean of each layer.
+    /// The positions with the most attention, each with the mean over the heads of each layer.
     Sparse,
     /// Statistics of each layer, entropies in bits.
     Viz,
@@ -98,8 +98,8 @@ pub(crate) enum AggregationMode {
     Mean,
     Max,
     LastLayer,
-    /// Weight 0.5 + l / L for layer l = 0 … L - 1 of the L layers that have attention, unless `layer_weights` gives
-    /// others.
+    /// Mean weighted by `layer_weights`. The default weight is 0.5 + l / L for layer l = 0 … L - 1 of the L layers that
+    /// have attention.
     WeightedLayers,
 }
 
@@ -115,7 +115,7 @@ pub(crate) struct SentenceRange {
     end: usize,
 }
 
-/// Ends a request.
+/// A message that cancels a request.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct CancelAttention {
@@ -123,7 +123,7 @@ pub(super) struct CancelAttention {
     request_id: String,
 }
 
-/// Requests a pong.
+/// A message that requests a `pong`.
 #[derive(Debug, ToSchema)]
 pub(super) struct AttentionPing {}
 
@@ -132,7 +132,7 @@ pub(super) struct AttentionPing {}
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct TokenizeAttention {
     text: String,
-    /// Add the BOS token if the model uses one.
+    /// Add the BOS and EOS tokens if the model uses them.
     #[schema(default = false)]
     add_special_tokens: Option<bool>,
     /// Name of a model; default is the server's default model.

@@ -21,7 +21,7 @@ use utoipa::ToSchema;
 /// Media type of `MessagePack`.
 const MSGPACK: &str = "application/msgpack";
 
-/// The response to a request.
+/// The response to a generation request.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(crate) enum GenerateAttentionResponse {
@@ -65,7 +65,7 @@ pub(crate) async fn generate(client: &RunClient, body: &Value) -> Response {
     answer(client, body).await.unwrap_or_else(AttentionError::render)
 }
 
-/// Parses a body as JSON or, if its content type says so, as `MessagePack`.
+/// Parses a body as `MessagePack` if that is its content type, else as JSON.
 ///
 /// # Errors
 /// 400 with the position of the syntax error.
@@ -87,8 +87,7 @@ async fn answer(client: &RunClient, body: &Value) -> Result<Response, ApiError> 
     let msgpack = is_msgpack(&client.headers, &header::ACCEPT);
     let loaded = client.app.loaded(fields.text("model")?).await?;
     let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
-    let mut request = request::parse(&client.app, &loaded, fields, transport, received)?;
-    request::assign_request_ids(&client.app, &mut request.requests).await?;
+    let request = request::parse(&client.app, &loaded, fields, transport, received).await?;
     let runs = Runs::submit(client, &loaded, request.requests).await?;
     let run_id = runs.run_id();
     let answer = collect(AttentionStream::new(runs, request.options)).await.map_err(|error| error.in_run(run_id))?;
@@ -112,7 +111,7 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
                     let converted =
                         run_blocking(token.row.as_deref(), move || convert_row(row.as_deref(), Some(&format), layers));
                     let attention = converted.await?;
-                    let (token_id, text) = (token.measure.token, token.measure.text.clone());
+                    let (token_id, text) = (token.measurement.token, token.measurement.text.clone());
                     sample.attention_data.get_or_insert_default().push(AttentionEntry { token_id, text, attention });
                 }
                 sample.generated_tokens.push(token_fields(*token, options.logprobs));
@@ -146,12 +145,12 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
 }
 
 /// Serializes the response on a blocking thread because it can be large.
-async fn serialize(whole: GenerateAttentionResponse, msgpack: bool) -> Result<Response, ApiError> {
+async fn serialize(response: GenerateAttentionResponse, msgpack: bool) -> Result<Response, ApiError> {
     let write = move || {
         if msgpack {
-            rmp_serde::to_vec_named(&whole).map_err(ApiError::internal)
+            rmp_serde::to_vec_named(&response).map_err(ApiError::internal)
         } else {
-            serde_json::to_vec(&whole).map_err(ApiError::internal)
+            serde_json::to_vec(&response).map_err(ApiError::internal)
         }
     };
     let bytes = tokio::task::spawn_blocking(write).await.map_err(ApiError::internal)??;

@@ -11,7 +11,7 @@ use crate::api::shared::attention::request::Transport;
 use crate::api::shared::attention::stream::{self, AttentionEvent, AttentionStream};
 use crate::api::shared::fields::{abbreviate, invalid_value};
 use crate::api::shared::generation::{RunClient, Runs};
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::api::shared::{self, Fields, parameters};
 use crate::events::system;
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
@@ -32,7 +32,7 @@ const MAX_REQUESTS: usize = 64;
 
 /// An active request.
 struct ActiveRequest {
-    /// Distinguishes it from a later request with the same id.
+    /// Distinguishes the request from a later one with the same id.
     number: u64,
     cancel: watch::Sender<bool>,
 }
@@ -66,13 +66,13 @@ pub(super) async fn open(State(app): State<App>, request: Request) -> Response {
 }
 
 /// Waits until the client cancels the request.
-async fn until_cancelled(cancelled: &mut watch::Receiver<bool>) {
+async fn wait_for_cancel(cancelled: &mut watch::Receiver<bool>) {
     // The sender is dropped only after the request has ended.
     let _ = cancelled.wait_for(|cancelled| *cancelled).await;
 }
 
 fn error_text(error: &ApiError) -> String {
-    to_text(&error.attention())
+    to_json(&error.attention())
 }
 
 async fn serve(app: App, socket: Socket) -> Close {
@@ -123,7 +123,7 @@ impl Connection {
             Some("cancel" | "stop") => self.cancel(fields),
             Some("ping") => {
                 let pong = encode(format, &PongMessage::PONG)?;
-                // The connection detects a client that disconnected.
+                // Sending fails only if the client has disconnected.
                 let _ = self.outgoing.send(pong).await;
                 Ok(())
             }
@@ -164,7 +164,7 @@ impl Connection {
             let deregister = || connection.remove_request(&id, number);
             if let Err(error) = connection.generate(format, &body, &id, cancelled, &deregister).await {
                 deregister();
-                // The connection detects a client that disconnected.
+                // Sending fails only if the client has disconnected.
                 let _ = connection.send_error(format, &error, Some(&id)).await;
             }
             deregister();
@@ -207,8 +207,7 @@ impl Connection {
         let fields = Fields::new(body)?;
         let loaded = self.app.loaded(fields.text("model")?).await?;
         let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };
-        let mut request = request::parse(&self.app, &loaded, fields, transport, received)?;
-        request::assign_request_ids(&self.app, &mut request.requests).await?;
+        let request = request::parse(&self.app, &loaded, fields, transport, received).await?;
         let writer = AttentionWriter::new(format, id, &request.options);
         let samples = request.options.samples;
         let mut ended = vec![false; samples];
@@ -216,7 +215,7 @@ impl Connection {
         let submit = Runs::submit(&client, &loaded, request.requests);
         let runs = tokio::select! {
             runs = submit => runs?,
-            () = until_cancelled(&mut cancelled) => {
+            () = wait_for_cancel(&mut cancelled) => {
                 deregister();
                 return self.send_cancelled(&writer, None, &ended).await;
             }
@@ -225,7 +224,7 @@ impl Connection {
         loop {
             let event = tokio::select! {
                 event = stream.next() => event?,
-                () = until_cancelled(&mut cancelled) => {
+                () = wait_for_cancel(&mut cancelled) => {
                     deregister();
                     return self.send_cancelled(&writer, Some(stream), &ended).await;
                 }

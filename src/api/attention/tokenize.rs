@@ -1,5 +1,5 @@
-//! `/api/v1/tokenize` and `/api/v1/detokenize`. The body is parsed as JSON whatever its content type, so that a page
-//! can send it as text without a CORS preflight.
+//! `/api/v1/tokenize` and `/api/v1/detokenize`. The content type of the body is ignored, so that a page can
+//! send JSON as text without a CORS preflight.
 
 use super::AttentionError;
 use super::request::{DetokenizeAttention, TokenizeAttention};

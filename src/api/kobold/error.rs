@@ -1,4 +1,4 @@
-//! Errors in `KoboldCPP`'s format: `{"detail": {"msg": text, "type": word}}`.
+//! Errors in `KoboldCPP`'s format: `{"detail": {"msg": text, "type": kind}}`.
 
 use crate::api::shared::error::protocol_error;
 use crate::server::{ApiError, ErrorKind};
@@ -10,13 +10,13 @@ protocol_error! {
     KoboldError, kobold, "application/json"
 }
 
-/// An error.
+/// An error response in `KoboldCPP`'s format.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KoboldErrorResponse {
     detail: KoboldErrorDetail,
 }
 
-/// The cause of an error.
+/// An error in `KoboldCPP`'s format.
 #[derive(Debug, Serialize, ToSchema)]
 struct KoboldErrorDetail {
     msg: String,
@@ -24,7 +24,7 @@ struct KoboldErrorDetail {
 }
 
 impl ApiError {
-    /// Returns the error for clients of `KoboldCPP`. Logs the cause of an internal error.
+    /// Returns the error in `KoboldCPP`'s format. Logs the cause of an internal error.
     pub(super) fn kobold(&self) -> KoboldErrorResponse {
         let r#type = match self.kind() {
             ErrorKind::Unauthorized => "unauthorized",

@@ -89,7 +89,7 @@ impl KoboldGeneration {
         loop {
             let output = tokio::select! {
                 output = self.runs.next() => output?,
-                () = self.entry.aborted() => {
+                () = self.entry.wait_for_abort() => {
                     self.entry.keep_logprobs(self.logprobs());
                     return Ok(Some(GenerationEvent::Aborted));
                 }
@@ -132,11 +132,11 @@ impl KoboldGeneration {
             return GenerationEvent::Text(delta.text);
         }
         let mut text = String::new();
-        for (measure, _) in &delta.tokens {
-            let shown = self.render_special || !self.vocabulary.is_control(measure.token);
-            let event = if shown { measure.text.as_str() } else { "" };
-            self.sent_chars.push(event.chars().count());
-            text.push_str(event);
+        for (measurement, _) in &delta.tokens {
+            let shown = self.render_special || !self.vocabulary.is_control(measurement.token);
+            let visible = if shown { measurement.text.as_str() } else { "" };
+            self.sent_chars.push(visible.chars().count());
+            text.push_str(visible);
         }
         GenerationEvent::Text(text)
     }
@@ -147,7 +147,7 @@ pub(super) fn finish_reason(end: &RunEnd) -> &'static str {
     if end.finish.reason == FinishReason::Length { "length" } else { "stop" }
 }
 
-/// Returns the text so far of the generation with this `genkey`.
+/// Returns the text generated so far with this `genkey`.
 #[utoipa::path(post, path = "/api/extra/generate/check", tag = "KoboldCPP",
     request_body(content = GenkeyRequest, content_type = "application/json"),
     responses((status = 200, body = KoboldResults<KoboldPartialResult>)))]

@@ -55,25 +55,26 @@ impl Genkeys {
         GenerationEntry { genkeys: self.clone(), number, text, aborted }
     }
 
-    /// Returns the text so far of the newest generation with that key in the scope.
+    /// Returns the text so far of the newest generation in the scope with that key.
     pub(super) fn text(&self, scope: &Scope, key: &str) -> String {
         let active = self.lock();
-        let newest = active.iter().filter(|(_, one)| one.has(scope, key)).max_by_key(|(number, _)| **number);
-        newest.map(|(_, one)| locked(&one.text).clone()).unwrap_or_default()
+        let newest =
+            active.iter().filter(|(_, generation)| generation.has(scope, key)).max_by_key(|(number, _)| **number);
+        newest.map(|(_, generation)| locked(&generation.text).clone()).unwrap_or_default()
     }
 
-    /// Aborts all generations with that key in the scope. Returns true if there were any.
+    /// Aborts all generations in the scope with that key. Returns true if there were any.
     pub(super) fn abort(&self, scope: &Scope, key: &str) -> bool {
         let active = self.lock();
         let mut found = false;
-        for one in active.values().filter(|one| one.has(scope, key)) {
-            one.abort.send_replace(true);
+        for generation in active.values().filter(|generation| generation.has(scope, key)) {
+            generation.abort.send_replace(true);
             found = true;
         }
         found
     }
 
-    /// Returns the log-probabilities of the newest ended generation with that key in the scope, if it has any.
+    /// Returns the log-probabilities of the newest ended generation in the scope with that key, if it has any.
     pub(super) fn logprobs(&self, scope: &Scope, key: &str) -> Option<Arc<KoboldLogprobs>> {
         let ended = locked(&self.0.ended);
         let newest = ended.iter().rev().find(|(owner, own_key, _)| own_key == key && scope.includes(owner.as_ref()));
@@ -81,7 +82,7 @@ impl Genkeys {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, ActiveGeneration>> {
-        self.0.active.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.0.active)
     }
 }
 
@@ -107,7 +108,7 @@ impl GenerationEntry {
 
     /// Stores the log-probabilities of the complete answer and replaces those of earlier generations with the same key.
     pub(super) fn keep_logprobs(&self, logprobs: Option<Arc<KoboldLogprobs>>) {
-        let found = self.genkeys.lock().get(&self.number).map(|one| (one.owner.clone(), one.key.clone()));
+        let found = self.genkeys.lock().get(&self.number).map(|active| (active.owner.clone(), active.key.clone()));
         let Some((owner, key)) = found else { return };
         let mut ended = locked(&self.genkeys.0.ended);
         ended.retain(|(other_owner, other_key, _)| *other_owner != owner || *other_key != key);
@@ -118,7 +119,7 @@ impl GenerationEntry {
     }
 
     /// Waits until the generation is aborted.
-    pub(super) async fn aborted(&mut self) {
+    pub(super) async fn wait_for_abort(&mut self) {
         if self.aborted.wait_for(|aborted| *aborted).await.is_err() {
             std::future::pending::<()>().await;
         }

@@ -1,4 +1,4 @@
-//! Small routes that `KoboldCPP`'s clients query first.
+//! Routes with the model, the version and the limits, which `KoboldCPP`'s clients query first.
 
 use super::error::KoboldError;
 use super::request::default_length;
@@ -14,7 +14,7 @@ use utoipa_axum::routes;
 
 /// Supported version of `KoboldAI`'s API.
 const API_VERSION: &str = "1.2.5";
-/// Version of `KoboldCPP` whose routes are emulated; clients enable features by it.
+/// Version of `KoboldCPP` whose routes are emulated; clients enable features that it has.
 const KOBOLDCPP_VERSION: &str = "1.82.4";
 
 pub(super) fn router() -> OpenApiRouter<App> {
@@ -32,10 +32,10 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .route("/api/latest/info/version", get(api_version))
 }
 
-/// The model: its name, its context and its dimensions. An id that the model lacks is -1.
+/// Name, context and dimensions of the model. The id of a token that the model lacks is -1.
 #[derive(Debug, Serialize, ToSchema)]
 struct KoboldModelResponse {
-    /// `thunder/` and the name.
+    /// `thunder/` and the model's name.
     result: String,
     model_name: String,
     /// Context of a slot in tokens.
@@ -58,7 +58,7 @@ struct KoboldVersionResponse {
     /// Always `KoboldCpp`.
     result: &'static str,
     version: &'static str,
-    /// True if the server has keys.
+    /// True if the server has API keys.
     protected: bool,
     txt2img: bool,
     vision: bool,
@@ -70,13 +70,13 @@ struct KoboldVersionResponse {
     thunder: &'static str,
 }
 
-/// A number.
+/// A response with one number.
 #[derive(Debug, Serialize, ToSchema)]
 struct KoboldValueResponse {
     value: i64,
 }
 
-/// A text.
+/// A response with one text.
 #[derive(Debug, Serialize, ToSchema)]
 struct KoboldResultResponse {
     result: &'static str,
@@ -87,13 +87,13 @@ struct KoboldResultResponse {
 struct KoboldLoadResponse {
     /// Number of waiting runs.
     queue: usize,
-    /// 1 if no run is active.
+    /// 1 if no run is active, else 0.
     idle: u8,
-    /// Seconds since the start.
+    /// Seconds since the start of the server.
     uptime: f64,
 }
 
-/// Returns the model: its name, its context and its dimensions.
+/// Returns name, context and dimensions of the model.
 #[utoipa::path(get, path = "/api/v1/model", tag = "KoboldCPP",
     responses((status = 200, body = KoboldModelResponse),
               (status = 503, description = "No model is loaded")))]

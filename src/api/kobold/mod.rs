@@ -1,5 +1,5 @@
-//! `KoboldCPP`'s API: `/api/v1/generate` with a `prompt`, `/api/extra/…`, and the small routes that its clients query
-//! first.
+//! `KoboldCPP`'s API: `/api/v1/generate` with a `prompt`, `/api/extra/…`, and the routes about the model and its
+//! limits.
 //!
 //! A body with `input_ids` instead of a `prompt` uses the attention API's format, sent as server-sent events. A
 //! generation with a `genkey` can be polled and aborted from other connections.
@@ -26,7 +26,7 @@ use axum::Extension;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Returns `KoboldCPP`'s routes. `POST /api/v1/generate` is shared with the attention API and dispatched by the router.
+/// Returns `KoboldCPP`'s routes. The router dispatches `POST /api/v1/generate`, which the attention API shares.
 pub(super) fn protocol(genkeys: &Genkeys) -> Protocol {
     let keys = || Extension(genkeys.clone());
     let calls = OpenApiRouter::new()

@@ -22,7 +22,7 @@ pub(super) struct KoboldRequest {
     pub(super) logprobs: bool,
 }
 
-/// A body that selects generations by their key.
+/// A body that selects generations by their `genkey`.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct GenkeyRequest {
@@ -30,7 +30,7 @@ pub(super) struct GenkeyRequest {
     genkey: Option<String>,
 }
 
-/// Starts a generation.
+/// The body of a streamed generation.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct KoboldStreamRequest {
@@ -100,13 +100,13 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Ko
 }
 
 fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
-    let wanted = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
-    let prompt = prompt(loaded, fields, usize::try_from(wanted).unwrap_or(0))?;
-    let trims = fields.flag("trim_stop")?.unwrap_or(false);
+    let max_tokens = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
+    let prompt = prompt(loaded, fields, usize::try_from(max_tokens).unwrap_or(0))?;
+    let trim_stop = fields.flag("trim_stop")?.unwrap_or(false);
     let request = Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
-        // The stop string is part of the text unless the client requests to trim it.
-        report: ReportOptions { per_token: !trims, ..ReportOptions::default() },
+        // The stop string is part of the text unless `trim_stop` is set.
+        report: ReportOptions { per_token: !trim_stop, ..ReportOptions::default() },
         ..base_request(app, loaded, fields, prompt, Surface::Kobold, 1)?
     };
     Ok(KoboldRequest {
@@ -117,15 +117,15 @@ fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Kobold
     })
 }
 
-/// Tokenizes `memory` and `prompt`. Like `KoboldCPP`, it drops the start of the prompt if the answer would not fit.
+/// Tokenizes `memory` and `prompt`. If the answer would not fit, the start of the prompt is dropped, as in `KoboldCPP`.
 fn prompt(loaded: &Loaded, fields: Fields<'_>, answer: usize) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let text =
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let memory = fields.text("memory")?.unwrap_or_default();
     let context = loaded.engine().context_per_slot() as usize;
-    let wanted = fields.integer("max_context_length", 1..=i64::from(i32::MAX))?;
-    let context = wanted.map_or(context, |wanted| context.min(wanted as usize));
+    let max_context = fields.integer("max_context_length", 1..=i64::from(i32::MAX))?;
+    let context = max_context.map_or(context, |max| context.min(max as usize));
     // `memory` leaves room for at least one token of the prompt.
     let room = context.saturating_sub(answer.min(context / 2)).saturating_sub(1).max(1);
     let mut kept = vocabulary.encode(memory, true, true);

@@ -112,9 +112,9 @@ impl KoboldLogprobs {
         let formatter =
             ProbabilityFormatter { vocabulary, top: MAX_ALTERNATIVES, after_sampler: false, no_logprob: NO_LOGPROB };
         let (mut lists, mut offset) = (Self::default(), 0);
-        for (measure, others) in &sent.tokens {
-            let (id, bytes, token) = formatter.parts(measure.token);
-            let logprob = formatter.logprob(measure).into();
+        for (measurement, others) in &sent.tokens {
+            let (id, bytes, token) = formatter.parts(measurement.token);
+            let logprob = formatter.logprob(measurement).into();
             let top_logprobs = formatter.top_logprobs(others);
             let mut by_text = LogprobsByText::default();
             for other in &top_logprobs {

@@ -1,6 +1,6 @@
 //! `WS /api/extra/generate/stream/ws`: the content of `/api/extra/generate/stream`, with attention in binary frames.
 //!
-//! Some versions of Halo Weave require it. A client sends requests one after the other. Each token is a text frame; if
+//! Some versions of Halo Weave require it. Requests are answered one after the other. Each token is a text frame; if
 //! attention is requested, a binary frame follows that contains only little-endian floats. A token without a row has an
 //! empty frame because those clients show a token when its frame arrives.
 
@@ -12,7 +12,7 @@ use crate::api::shared::attention::{
 };
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::generation::{RunClient, Runs};
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::api::shared::{self, Fields};
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
@@ -39,7 +39,7 @@ pub(super) async fn open(State(app): State<App>, genkeys: Extension<Genkeys>, re
 }
 
 fn error_text(error: &ApiError) -> String {
-    to_text(&error.kobold())
+    to_json(&error.kobold())
 }
 
 async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {
@@ -54,7 +54,7 @@ async fn serve(app: App, genkeys: Genkeys, socket: Socket) -> Close {
         drop(activity);
         if let Err(error) = answered {
             if let Ok(message) = attention::error_message(MessageFormat::Json, &error, None, None) {
-                // The connection detects a client that disconnected.
+                // Sending fails only if the client has disconnected.
                 let _ = connection.outgoing.send(message).await;
             }
             return Close::policy(&error.public_detail());
@@ -71,7 +71,7 @@ struct Connection {
 }
 
 impl Connection {
-    /// Executes the request in a message to its end.
+    /// Runs the request in a message to its end.
     async fn answer(&self, message: &Message) -> Result<(), ApiError> {
         let Message::Text(text) = message else {
             return Err(ApiError::bad_request("expected a text message with JSON, got a binary message")
@@ -83,9 +83,8 @@ impl Connection {
         let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
         apply_defaults(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;
-        let AttentionRequest { mut requests, options } =
-            attention::parse(&self.app, &loaded, fields, Transport::Frames, received)?;
-        attention::assign_request_ids(&self.app, &mut requests).await?;
+        let AttentionRequest { requests, options } =
+            attention::parse(&self.app, &loaded, fields, Transport::Frames, received).await?;
         let entry = self.genkeys.register(self.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
         let runs = Runs::submit(&RunClient::socket(self.app.clone(), self.caller.clone()), &loaded, requests).await?;
         self.send_events(AttentionStream::new(runs, options), entry).await
@@ -96,7 +95,7 @@ impl Connection {
         loop {
             let event = tokio::select! {
                 event = stream.next() => event?,
-                () = entry.aborted() => {
+                () = entry.wait_for_abort() => {
                     let done = writer.write(AttentionEvent::Done(stream.cancelled(0))).await?;
                     let _ = self.outgoing.send(done).await;
                     return Ok(());

@@ -11,7 +11,7 @@ use crate::api::shared::attention::{
     AttentionEvent, AttentionRequest, AttentionStream, AttentionWriter, MessageFormat, Transport,
 };
 use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields};
-use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, to_text};
+use crate::api::shared::sse::{self, EventSource, KEEP_ALIVE_INTERVAL, PendingEvents, ServerEvent, to_json};
 use crate::api::shared::{self, Fields};
 use crate::server::ApiError;
 use crate::server::socket::Message;
@@ -54,7 +54,7 @@ async fn stream_text(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Res
 impl EventSource for KoboldGeneration {
     async fn advance(&mut self, pending: &mut PendingEvents) -> bool {
         let Some(event) = next_event(self).await else { return false };
-        pending.push_back(ServerEvent::named("message", to_text(&event)));
+        pending.push_back(ServerEvent::named("message", to_json(&event)));
         !event.is_last()
     }
 }
@@ -63,7 +63,7 @@ impl EventSource for KoboldGeneration {
 async fn next_event(generation: &mut KoboldGeneration) -> Option<KoboldStreamEvent> {
     let (token, finish_reason, thunder) = match generation.next().await {
         Ok(Some(GenerationEvent::Text(text))) => (text, None, None),
-        // `KoboldCPP` has no retraction; clients that support Thunder can read this one.
+        // `KoboldCPP`'s format has no retraction; clients that support the field `thunder` can apply this one.
         Ok(Some(GenerationEvent::Retract(chars))) => (String::new(), None, Some(ThunderFields::retract_chars(chars))),
         Ok(Some(GenerationEvent::Ended(end))) => (String::new(), Some(finish_reason(&end)), None),
         Ok(Some(GenerationEvent::Aborted)) => (String::new(), Some("abort"), None),
@@ -78,9 +78,8 @@ async fn stream_tokens(client: &RunClient, genkeys: &Genkeys, body: &Value) -> R
     let received = Instant::now();
     let fields = Fields::new(body)?;
     let loaded = client.app.loaded(fields.text("model")?).await?;
-    let AttentionRequest { mut requests, options } =
-        attention::parse(&client.app, &loaded, fields, Transport::Events, received)?;
-    attention::assign_request_ids(&client.app, &mut requests).await?;
+    let AttentionRequest { requests, options } =
+        attention::parse(&client.app, &loaded, fields, Transport::Events, received).await?;
     let entry = genkeys.register(client.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
     let runs = Runs::start(client, &loaded, requests).await?;
     let stream = AttentionStream::new(runs, options);
@@ -102,7 +101,7 @@ impl TokenEvents {
     async fn next(&mut self) -> Option<(String, bool)> {
         let event = tokio::select! {
             event = self.stream.next() => event,
-            () = self.entry.aborted() => {
+            () = self.entry.wait_for_abort() => {
                 let done = self.writer.write(AttentionEvent::Done(self.stream.cancelled(0))).await;
                 return Some((message_text(done), false));
             }
@@ -136,7 +135,7 @@ fn message_text(message: Result<Message, ApiError>) -> String {
     match message {
         Ok(Message::Text(text)) => text,
         Ok(Message::Binary(_)) => String::new(),
-        Err(error) => to_text(&error.kobold()),
+        Err(error) => to_json(&error.kobold()),
     }
 }
 

@@ -23,11 +23,11 @@ pub(super) fn router() -> OpenApiRouter<App> {
 /// An adapter.
 #[derive(Debug, Serialize, ToSchema)]
 struct AdapterResponse {
-    /// Number of the adapter.
+    /// Id of the adapter, for requests.
     id: usize,
     /// Path of its GGUF file.
     path: String,
-    /// Scale of requests without `lora`.
+    /// Scale in requests without `lora`.
     scale: f64,
     /// Task name in its file.
     task_name: String,

@@ -1,4 +1,4 @@
-//! llama-server's own routes, one file or folder per topic with its `router()`. Errors have llama-server's format, and
+//! llama-server's own routes, one file or folder with a `router()` per topic. Errors have llama-server's format, and
 //! unknown fields are ignored.
 
 mod completion;
@@ -36,7 +36,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(Access::Key, calls)
 }
 
-/// Returns llama-server's routes below OpenAI's paths; their errors have OpenAI's format.
+/// Returns the routes of this folder below OpenAI's paths; their errors have OpenAI's format.
 pub(super) fn openai_protocol() -> Protocol {
     Protocol::new(OpenAiError::render, &[])
         .routes(Access::Key, encoder::openai_router().merge(template::input_tokens_router()))

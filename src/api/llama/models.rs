@@ -20,7 +20,7 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Returns the routes. The list of models is one of OpenAI's routes.
+/// Returns the routes, without the list of models, which is one of OpenAI's routes.
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(load)).routes(routes!(unload)).routes(routes!(changes))
 }
@@ -72,8 +72,8 @@ async fn unload(
     Ok(Json(SuccessResponse::default()))
 }
 
-/// Streams state changes as server-sent events: `{model, event: "model_status", data: {status, progress?}}`. The
-/// current state is sent first.
+/// Streams the state changes of models as server-sent events: `{model, event: "model_status", data: {status,
+/// progress?}}`. The current state is sent first.
 #[utoipa::path(get, path = "/models/sse", tag = "models", responses((status = 200, body = ModelStatusEvent, description = "Events", content_type = "text/event-stream")))]
 async fn changes(State(app): State<App>) -> Result<Response, LlamaError> {
     app.ready()?;
@@ -129,7 +129,7 @@ struct ModelStatusChange {
 struct ModelChanges {
     app: App,
     changed: watch::Receiver<()>,
-    /// The last state sent of each model.
+    /// The last sent state of each model.
     sent: HashMap<String, ModelStatus>,
 }
 

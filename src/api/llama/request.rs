@@ -1,9 +1,9 @@
-//! Parts of requests that several routes of llama-server share.
+//! Parts of requests that several routes of this folder share.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The query parameter of routes without a body that selects a model.
+/// The query parameter that selects a model on routes without a body.
 #[derive(Debug, Deserialize)]
 pub(super) struct ModelParams {
     pub(super) model: Option<String>,

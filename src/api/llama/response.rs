@@ -1,4 +1,4 @@
-//! Responses that several routes of llama-server share.
+//! Responses that several routes of this folder share.
 
 use serde::Serialize;
 use utoipa::ToSchema;

@@ -1,4 +1,4 @@
-//! Unloads a model that was idle for a while; the next request loads it again.
+//! Unloads models that are idle; the next request loads them again.
 
 use super::props;
 use crate::server::models::SleepingModel;
@@ -42,7 +42,7 @@ async fn put_to_sleep(app: &App, name: &str, used: u64) {
     app.models().begin_sleep(name, used, sleeping);
 }
 
-/// Saves the data of a model for the routes that do not load it.
+/// Returns the data of a model that routes report while it sleeps.
 async fn describe(app: &App, loaded: &Loaded) -> Option<SleepingModel> {
     let mut props = props::describe(app, loaded).await.ok()?;
     props.is_sleeping = true;

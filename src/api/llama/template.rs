@@ -1,4 +1,4 @@
-//! Renders chat prompts without running them: their text or token count.
+//! Renders chat prompts without a run: returns their text or token count.
 
 use crate::api::shared::body::ChatCompletionRequest;
 use crate::api::shared::chat::{Conversation, InputTokensResponse, PreparedChat};

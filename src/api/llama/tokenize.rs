@@ -115,9 +115,9 @@ struct TokenizerInfoResponse {
     chat_template: Option<String>,
 }
 
-/// Tokenizes `content`. `add_special` adds the tokens that the model puts around a prompt; `parse_special` (default
-/// true) parses special tokens written as text; `with_pieces` adds the text of each token. With `prompt` instead of
-/// `content` the format is vLLM's: `add_special_tokens` defaults to true, and the response has a `count`.
+/// Tokenizes `content`. `add_special` adds the special tokens around a prompt that the model uses; `parse_special`
+/// (default true) parses special tokens written as text; `with_pieces` adds the text of each token. With `prompt`
+/// instead of `content` the format is vLLM's: `add_special_tokens` defaults to true, and the response has a `count`.
 #[utoipa::path(post, path = "/tokenize", tag = "llama-server",
     request_body(content = TokenizeBody, content_type = "application/json"),
     responses((status = 200, body = TokenizeResponse),
@@ -169,7 +169,7 @@ async fn detokenize(body: Result<ModelBody, ApiError>) -> Result<Json<Detokenize
     Ok(Json(DetokenizeResponse { content: text.clone(), prompt: text }))
 }
 
-/// Returns tokenizer properties in vLLM's format; lm-evaluation-harness requests them.
+/// Returns the properties of the tokenizer in vLLM's format, which lm-evaluation-harness requests.
 #[utoipa::path(get, path = "/tokenizer_info", tag = "llama-server",
     params(("model" = Option<String>, Query, description = "Name of the model; default is the server's default model")),
     responses((status = 200, body = TokenizerInfoResponse)))]

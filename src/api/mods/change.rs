@@ -37,7 +37,7 @@ async fn set_enabled(app: &App, caller: &Caller, name: &str, enabled: bool) -> R
     if app.registry().info(name).is_none() {
         return Err(unknown_mod(app, name));
     }
-    // A harmful mod is disabled immediately, even if the database is unavailable.
+    // The mod may be harmful, so it is disabled immediately, even if the database is unavailable.
     if !enabled {
         app.registry().enable(name, false);
     }

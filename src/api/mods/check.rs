@@ -13,9 +13,9 @@ use utoipa::ToSchema;
 /// Result of checking an upload.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CheckResponse {
-    /// Problems found; empty if the mod would be registered.
+    /// The problems found; empty if the mod can be registered.
     problems: Vec<CheckProblem>,
-    /// The mod's description, if it would be registered.
+    /// The mod's description, if it can be registered.
     #[serde(skip_serializing_if = "Option::is_none")]
     description: Option<String>,
 }
@@ -23,7 +23,7 @@ pub struct CheckResponse {
 /// A problem of an upload.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct CheckProblem {
-    /// File of a package that the line belongs to.
+    /// The file of the package that has the problem, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     file: Option<String>,
     /// Line of the source or of the file, from 1, if known.
@@ -49,14 +49,14 @@ pub async fn check(
 ) -> Result<axum::Json<CheckResponse>, ApiError> {
     require_upload_rights(&app, &caller)?;
     let Json(upload) = body?;
-    Ok(axum::Json(match import_checked(&app, upload).await? {
+    Ok(axum::Json(match validate_and_import(&app, upload).await? {
         Ok(factory) => CheckResponse { problems: Vec::new(), description: Some(factory.describe().description) },
         Err(problem) => CheckResponse { problems: vec![problem], description: None },
     }))
 }
 
-/// Validates and imports an upload, in a sandbox.
-pub(super) async fn import_checked(
+/// Validates an upload and imports it in a sandbox. Problems of the upload are returned as the inner error.
+pub(super) async fn validate_and_import(
     app: &App,
     upload: ModUpload,
 ) -> Result<Result<Arc<dyn ModFactory>, CheckProblem>, ApiError> {
@@ -82,8 +82,8 @@ pub(super) async fn import_checked(
         Ok(factory) => Ok(Ok(factory)),
         Err(error) => match (error.line(), error.traceback().map(str::to_owned), error) {
             (line, traceback, LoadError::Failed { message, .. }) => {
-                let place = traceback.as_deref().and_then(|traceback| last_place(files, traceback));
-                let (file, line) = place.map_or((None, line), |(file, line)| (Some(file), Some(line)));
+                let location = traceback.as_deref().and_then(|traceback| last_location(files, traceback));
+                let (file, line) = location.map_or((None, line), |(file, line)| (Some(file), Some(line)));
                 Ok(Err(CheckProblem { file, line, message, traceback, pointer: "source".into() }))
             }
             (_, _, error) => Err(ApiError::unavailable(error.to_string())),
@@ -92,7 +92,7 @@ pub(super) async fn import_checked(
 }
 
 /// Returns the file and line of a package that a traceback names last.
-fn last_place(files: Vec<String>, traceback: &str) -> Option<(String, u32)> {
+fn last_location(files: Vec<String>, traceback: &str) -> Option<(String, u32)> {
     let named = |file: &String| traceback.rfind(&format!("File \"{file}\", line "));
     let (_, file) = files.into_iter().filter_map(|file| Some((named(&file)?, file))).max()?;
     let line = line_in(&file, traceback)?;

@@ -1,6 +1,6 @@
 //! Calls a mod with the events of a recorded run, without changing anything.
 
-use super::check::{CheckProblem, import_checked};
+use super::check::{CheckProblem, validate_and_import};
 use crate::mods::ModUpload;
 use crate::server::extract::Json;
 use crate::server::mods::{DryRunReport, dry_run, require_upload_rights};
@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
-/// Maximum time of a dry run. Most runs of 2 000 tokens take a second.
+/// Maximum time of a dry run. A run of 2000 tokens usually takes about a second.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Limits concurrent dry runs; each runs a process.
+/// Permits for concurrent dry runs, each of which starts a process.
 static PERMITS: Semaphore = Semaphore::const_new(2);
 
-/// A mod, and the run whose events it gets.
+/// A mod, and the run whose events it receives.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DryRunRequest {
-    /// The mod, as for its registration.
+    /// The mod, as in a request to register it.
     #[serde(rename = "mod")]
     upload: ModUpload,
-    /// Configuration of the mod; default: the one of the recorded run.
+    /// Configuration of the mod; default is the configuration in the recorded run.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     config: Option<Value>,
@@ -63,7 +63,7 @@ pub async fn run(
     let model = model_of(&app, run.model.as_deref()).await?;
     let busy = || ApiError::new(ErrorKind::Busy, "too many dry runs are active; try again later").retry_after(1);
     let _permit = PERMITS.try_acquire().map_err(|_| busy())?;
-    let factory = match import_checked(&app, upload).await? {
+    let factory = match validate_and_import(&app, upload).await? {
         Ok(factory) => factory,
         Err(problem) => return Ok(axum::Json(DryRunResponse { problems: vec![problem], report: None })),
     };
@@ -74,7 +74,7 @@ pub async fn run(
     Ok(axum::Json(DryRunResponse { problems: Vec::new(), report: Some(report) }))
 }
 
-/// Returns the loaded model with that name, else the default model, whose vocabulary may be the same.
+/// Returns the loaded model with that name, else the default model, which may have the same vocabulary.
 async fn model_of(app: &App, name: Option<&str>) -> Result<Loaded, ApiError> {
     match app.loaded_now(name).await {
         Err(_) if name.is_some() => app.loaded_now(None).await,

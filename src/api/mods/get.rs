@@ -25,7 +25,7 @@ pub struct ModList {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SourceParams {
-    /// Hash of the version, or its first 6 or more digits; default is the version that runs use.
+    /// Hash of the version, or at least its first 6 digits; default is the version that new runs use.
     version: Option<String>,
 }
 
@@ -72,7 +72,7 @@ pub async fn source(
     Query(params): Query<SourceParams>,
 ) -> Result<Response, ApiError> {
     Ok(match source_of(&app, &name, params.version).await? {
-        // `text/x-python` keeps browsers from running the source as a page.
+        // With `text/x-python`, browsers do not interpret the source as a page.
         ModSource::Text(text) => ([(header::CONTENT_TYPE, "text/x-python; charset=utf-8")], text).into_response(),
         ModSource::Files(files) => Json(files).into_response(),
     })

@@ -1,5 +1,5 @@
-//! `/v1/mods`: the mods that runs can name. Everyone can read them. Changes require a key with that right if keys are
-//! configured; uploads always require such a key and `--allow-mod-upload`.
+//! `/v1/mods`: the mods that requests can name. Every client can read them. If API keys are configured, changes require
+//! a key with the right to change mods; uploads always require such a key and `--allow-mod-upload`.
 
 mod change;
 mod check;

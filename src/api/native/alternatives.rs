@@ -17,7 +17,7 @@ const MAX_EVENTS: i32 = 6000;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct ListAlternatives {
+pub struct ListAlternativesParams {
     /// First event by `sequence_order`; default 0.
     from: Option<i32>,
     /// Event after the last one; default and maximum are `from` + 6000.
@@ -40,15 +40,15 @@ pub struct StepAlternatives {
     step: i32,
     /// Index of the next token in the sequence; `null` if an ingested run does not report it.
     position: Option<u32>,
-    /// The drawn token; `null` if a mod decided instead.
+    /// The sampled token; `null` if a mod chose the tokens instead.
     chosen: Option<TokenId>,
     /// The model's most probable tokens, `[{token, text, prob}]`; for an ingested run its `top_tokens`.
     model: Value,
     /// Candidates after mods edited the logits; empty if none did.
     after_mods: Vec<Alternative>,
-    /// The distribution that was sampled from.
+    /// The candidates after the sampling stages, from which the token was sampled.
     after_sampler: Vec<Alternative>,
-    /// The sampling stages with the number of candidates left by each.
+    /// The sampling stages, each with the number of candidates after it.
     stages: Vec<StageCount>,
     /// The draft token of speculative decoding; `null` if there was none.
     drafted: Option<TokenId>,
@@ -56,13 +56,13 @@ pub struct StepAlternatives {
 
 /// Lists the candidates of every step: the model's, those after mods, and those sampled from.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/alternatives", tag = "runs",
-    params(("id" = String, Path, description = "`run_id` or `request_id`"), ListAlternatives), responses(
+    params(("id" = String, Path, description = "`run_id` or `request_id`"), ListAlternativesParams), responses(
     (status = 200, body = Alternatives), (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn list(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(query): Query<ListAlternatives>,
+    Query(query): Query<ListAlternativesParams>,
 ) -> Result<Json<Alternatives>, ApiError> {
     let range = event_range(query.from, query.to)?;
     let end = range.end.min(range.start.saturating_add(MAX_EVENTS));
@@ -77,10 +77,12 @@ fn steps(items: Vec<TraceItem>, end: i32) -> Vec<StepAlternatives> {
     for item in items {
         let TraceItem::Event(event) = item else { continue };
         match event.event_type {
-            EventType::ForwardPass if event.sequence_order < end => steps.push(StepAlternatives::begin(event)),
+            EventType::ForwardPass if event.sequence_order < end => {
+                steps.push(StepAlternatives::from_forward_pass(event))
+            }
             EventType::Sampled => {
                 if let Some(step) = steps.last_mut().filter(|step| step.step == event.step) {
-                    step.draw(event);
+                    step.add_sampled(event);
                 }
             }
             _ => {}
@@ -90,11 +92,11 @@ fn steps(items: Vec<TraceItem>, end: i32) -> Vec<StepAlternatives> {
 }
 
 impl StepAlternatives {
-    fn begin(event: Event) -> Self {
+    fn from_forward_pass(event: Event) -> Self {
         let measured = measured(event.measured);
-        let given = |raw: RawJson| serde_json::from_str(raw.get()).unwrap_or(Value::Null);
+        let parse = |raw: RawJson| serde_json::from_str(raw.get()).unwrap_or(Value::Null);
         let model = match event.top_tokens {
-            Some(top) if measured.model.is_empty() => given(top),
+            Some(top) if measured.model.is_empty() => parse(top),
             _ => serde_json::to_value(&measured.model).unwrap_or(Value::Null),
         };
         Self {
@@ -110,9 +112,9 @@ impl StepAlternatives {
         }
     }
 
-    fn draw(&mut self, event: Event) {
+    fn add_sampled(&mut self, event: Event) {
         let measured = measured(event.measured);
-        self.chosen = event.sampled_token.or_else(|| measured.tokens.first().map(|measure| measure.token));
+        self.chosen = event.sampled_token.or_else(|| measured.tokens.first().map(|measurement| measurement.token));
         self.after_mods = measured.after_mods;
         self.after_sampler = measured.after_sampler;
         self.stages = measured.stages;

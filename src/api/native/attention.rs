@@ -20,26 +20,32 @@ const MAX_EVENTS_AFTER_PASS: i32 = 2;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct ShowAttention {
-    /// An event: the `ForwardPass` of a step, or a later event of the step.
+pub struct ShowAttentionParams {
+    /// `sequence_order` of the step's `ForwardPass` or of a later event of the step.
     at: Option<i32>,
     /// Aggregation of the heads; default `mean`.
     #[serde(default)]
     #[param(inline)]
     view: AttentionView,
-    /// Layer number for the views `layer` and `head`, one of `layer_ids`.
+    /// Layer, with the views `layer` and `head`; one of `layer_ids`.
     layer: Option<u16>,
-    /// Number of the head in the layer for the view `head`; one of `stored_heads`.
+    /// Index of the head in the layer, with the view `head`; layer and head must be one of `stored_heads`.
     head: Option<u16>,
     /// First event of a map, instead of `at`.
     from: Option<i32>,
     /// Event after the last one of the map.
     to: Option<i32>,
-    /// Maximum columns of the map, 1 to 4096; default 256. Positions that share a column show the largest value.
+    /// Maximum columns of the map, 1 to 4096; default 256. A column has the largest value of its positions.
     bins: Option<usize>,
-    /// With `from` and `to`, instead of a map: the exact value of this position at every step, for any view. At most
-    /// 3072 events are read; `next` is the first event of the next page.
+    /// Position in the sequence. With `from` and `to`, the response has the exact value of this position at every step
+    /// instead of a map, for any view. A page covers 3072 events; `next` is the first event of the next page.
     position: Option<u32>,
+}
+
+impl ShowAttentionParams {
+    fn selection(&self) -> ViewSelection {
+        ViewSelection { view: self.view, layer: self.layer, head: self.head }
+    }
 }
 
 /// Aggregation of the heads of a step.
@@ -57,19 +63,19 @@ pub enum AttentionView {
     WeightedLayers,
     /// Mean over the heads of one layer.
     Layer,
-    /// The row of one head, which the request of the run has selected.
+    /// The row of one head, if the run stores it.
     Head,
 }
 
-/// A view with its layer and head.
+/// The selected view with its layer and head.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ChosenView {
+pub(super) struct ViewSelection {
     pub(super) view: AttentionView,
     pub(super) layer: Option<u16>,
     pub(super) head: Option<u16>,
 }
 
-impl ChosenView {
+impl ViewSelection {
     /// Returns the parts of a step that the view is computed from.
     pub(super) const fn parts(self) -> AttentionParts {
         let head_rows = match self.view {
@@ -81,14 +87,14 @@ impl ChosenView {
 
     /// Returns layer and head of the view `head`.
     pub(super) fn layer_and_head(self) -> Result<(u16, u16), ApiError> {
-        self.layer
-            .zip(self.head)
-            .ok_or_else(|| ApiError::invalid("head", "view=head requires `layer` and `head`, one of `stored_heads`"))
+        self.layer.zip(self.head).ok_or_else(|| {
+            ApiError::invalid("head", "view=head requires `layer` and `head`; `stored_heads` lists the possible pairs")
+        })
     }
 }
 
 impl AttentionView {
-    /// Returns true for views computed from the layers' own values, which are stored as `u8`.
+    /// Returns true for views that are computed from the values of single layers, which are stored as `u8`.
     pub(super) const fn reads_layers(self) -> bool {
         matches!(self, Self::WeightedLayers | Self::Layer)
     }
@@ -123,7 +129,7 @@ pub struct StepAttention {
     sequence_order: i32,
     /// Number of positions.
     row_len: u32,
-    /// Layers with attention.
+    /// The layers with attention.
     layer_ids: Vec<u16>,
     /// Heads per layer.
     heads: u16,
@@ -137,7 +143,7 @@ pub struct StepAttention {
     sink: u32,
     /// Statistics of every head.
     stats: Vec<HeadMeasures>,
-    /// Layer and head of each row that is stored, for the view `head`.
+    /// Layer and head of each stored row, for the view `head`.
     stored_heads: Vec<(u16, u16)>,
 }
 
@@ -146,7 +152,7 @@ pub struct StepAttention {
 pub struct HeadMeasures {
     /// Layer of the head.
     layer: u16,
-    /// Number of the head in the layer.
+    /// Index of the head in the layer.
     head: u16,
     #[serde(flatten)]
     measures: HeadStatistics,
@@ -155,21 +161,26 @@ pub struct HeadMeasures {
 /// Returns the attention of one step (`at`), a map of steps × positions (`from`, `to`, `bins`), or the attention of the
 /// steps to one position (`from`, `to`, `position`).
 #[utoipa::path(get, path = "/api/v1/runs/{id}/attention", tag = "runs",
-    params(("id" = String, Path, description = "`run_id` or `request_id`"), ShowAttention), responses(
+    params(("id" = String, Path, description = "`run_id` or `request_id`"), ShowAttentionParams), responses(
     (status = 200, body = RunAttentionResponse),
     (status = 400, body = Problem), (status = 404, body = Problem, description = "Unknown run, or no attention recorded")))]
 pub async fn show(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(query): Query<ShowAttention>,
+    Query(query): Query<ShowAttentionParams>,
 ) -> Result<Json<RunAttentionResponse>, ApiError> {
     let run = app.find_run(&scope, &id).await?;
     let attention = read(app.store()?, &scope, &run, &query).await?;
     Ok(Json(RunAttentionResponse { attention }))
 }
 
-async fn read(store: &Store, scope: &Scope, run: &RunSummary, query: &ShowAttention) -> Result<RunAttention, ApiError> {
+async fn read(
+    store: &Store,
+    scope: &Scope,
+    run: &RunSummary,
+    query: &ShowAttentionParams,
+) -> Result<RunAttention, ApiError> {
     if let Some(at) = query.at {
         return row(store, scope, run.run_id, at, query).await.map(RunAttention::Step);
     }
@@ -178,19 +189,22 @@ async fn read(store: &Store, scope: &Scope, run: &RunSummary, query: &ShowAttent
     }
     let events = event_range(query.from, query.to)?;
     let events = events.start..events.end.min(run.events);
-    let chosen = ChosenView { view: query.view, layer: query.layer, head: query.head };
+    let selection = query.selection();
     if let Some(position) = query.position {
-        let read = position::read(store, scope, run.run_id, events, position, chosen).await?;
+        let read = position::read(store, scope, run.run_id, events, position, selection).await?;
         return Ok(RunAttention::Position(read));
     }
     let bins = query.bins.unwrap_or(map::DEFAULT_BINS);
     if !(1..=map::MAX_BINS).contains(&bins) {
-        return Err(ApiError::invalid("bins", format!("`bins` must be an integer between 1 and {}", map::MAX_BINS)));
+        return Err(ApiError::invalid(
+            "bins",
+            format!("`bins` must be an integer between 1 and {}, got {bins}", map::MAX_BINS),
+        ));
     }
     if matches!(query.view, AttentionView::Layer | AttentionView::Head) {
         return Err(ApiError::invalid("view", "`view` of a map must be mean, max, last or weighted_layers"));
     }
-    map::read(store, scope, run.run_id, events, chosen, bins).await.map(RunAttention::Map)
+    map::read(store, scope, run.run_id, events, selection, bins).await.map(RunAttention::Map)
 }
 
 async fn row(
@@ -198,11 +212,11 @@ async fn row(
     scope: &Scope,
     run_id: RunId,
     at: i32,
-    query: &ShowAttention,
+    query: &ShowAttentionParams,
 ) -> Result<StepAttention, ApiError> {
     let range = at.saturating_sub(MAX_EVENTS_AFTER_PASS).max(0)..at.saturating_add(1);
-    let chosen = ChosenView { view: query.view, layer: query.layer, head: query.head };
-    let mut parts = chosen.parts();
+    let selection = query.selection();
+    let mut parts = selection.parts();
     if parts.head_rows == HeadRowsPart::None {
         parts.head_rows = HeadRowsPart::Table;
     }
@@ -210,18 +224,18 @@ async fn row(
     let step = step.ok_or_else(|| {
         ApiError::new(ErrorKind::NotFound, format!("no attention was recorded at event {at} of this run"))
     })?;
-    let overview = attention::decode_t0(&step.t0).map_err(|error| damaged(&step, &error))?;
+    let overview = attention::decode_t0(&step.t0).map_err(|error| codec_error(&step, &error))?;
     let AttentionStep { sequence_order, row_len, layer_ids, heads, .. } = &step;
     let values = match query.view {
         AttentionView::Mean => overview.mean,
         AttentionView::Max => overview.max,
         AttentionView::Last => overview.last_layer,
-        AttentionView::WeightedLayers | AttentionView::Layer | AttentionView::Head => view_values(&step, chosen)?,
+        AttentionView::WeightedLayers | AttentionView::Layer | AttentionView::Head => view_values(&step, selection)?,
     };
-    let stored_heads = attention::decode_head_table(&step.head_rows).map_err(|error| damaged(&step, &error))?;
-    let names = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
+    let stored_heads = attention::decode_head_table(&step.head_rows).map_err(|error| codec_error(&step, &error))?;
+    let all_heads = layer_ids.iter().flat_map(|&layer| (0..*heads).map(move |head| (layer, head)));
     let stats =
-        names.zip(overview.stats).map(|((layer, head), measures)| HeadMeasures { layer, head, measures }).collect();
+        all_heads.zip(overview.stats).map(|((layer, head), measures)| HeadMeasures { layer, head, measures }).collect();
     Ok(StepAttention {
         sequence_order: *sequence_order,
         row_len: *row_len,
@@ -242,13 +256,13 @@ fn layer_values(step: &AttentionStep, layer: Option<u16>) -> Result<Vec<f32>, Ap
     let index = index.ok_or_else(|| {
         ApiError::invalid("layer", format!("view=layer requires `layer`, one of {:?}", step.layer_ids))
     })?;
-    attention::decode_t1(&step.t1, index).map_err(|error| damaged(step, &error))
+    attention::decode_t1(&step.t1, index).map_err(|error| codec_error(step, &error))
 }
 
 /// Decodes the values of one head, one per position.
-fn head_values(step: &AttentionStep, chosen: ChosenView) -> Result<Vec<f32>, ApiError> {
-    let (layer, head) = chosen.layer_and_head()?;
-    let values = attention::decode_head(&step.head_rows, layer, head).map_err(|error| damaged(step, &error))?;
+fn head_values(step: &AttentionStep, selection: ViewSelection) -> Result<Vec<f32>, ApiError> {
+    let (layer, head) = selection.layer_and_head()?;
+    let values = attention::decode_head(&step.head_rows, layer, head).map_err(|error| codec_error(step, &error))?;
     values.ok_or_else(|| not_stored(layer, head))
 }
 
@@ -262,20 +276,21 @@ pub(super) fn not_stored(layer: u16, head: u16) -> ApiError {
 }
 
 /// Decodes the values of a view, one per position.
-pub(super) fn view_values(step: &AttentionStep, chosen: ChosenView) -> Result<Vec<f32>, ApiError> {
-    let overview = || attention::decode_t0(&step.t0).map_err(|error| damaged(step, &error));
-    match chosen.view {
+pub(super) fn view_values(step: &AttentionStep, selection: ViewSelection) -> Result<Vec<f32>, ApiError> {
+    let overview = || attention::decode_t0(&step.t0).map_err(|error| codec_error(step, &error));
+    match selection.view {
         AttentionView::Mean => Ok(overview()?.mean),
         AttentionView::Max => Ok(overview()?.max),
         AttentionView::Last => Ok(overview()?.last_layer),
         AttentionView::WeightedLayers => {
-            attention::decode_t1_weighted(&step.t1, step.layer_ids.len()).map_err(|error| damaged(step, &error))
+            attention::decode_t1_weighted(&step.t1, step.layer_ids.len()).map_err(|error| codec_error(step, &error))
         }
-        AttentionView::Layer => layer_values(step, chosen.layer),
-        AttentionView::Head => head_values(step, chosen),
+        AttentionView::Layer => layer_values(step, selection.layer),
+        AttentionView::Head => head_values(step, selection),
     }
 }
 
-pub(super) fn damaged(step: &AttentionStep, error: &attention::AttentionCodecError) -> ApiError {
+/// Returns the error for stored attention that cannot be decoded.
+pub(super) fn codec_error(step: &AttentionStep, error: &attention::AttentionCodecError) -> ApiError {
     ApiError::internal(format!("decoding the stored attention of event {} failed: {error}", step.sequence_order))
 }

@@ -25,7 +25,7 @@ pub struct CancelResponse {
     generated: u32,
 }
 
-/// Cancels a run on the server that generates it. Everything recorded until then is kept.
+/// Cancels a run on the server that generates it. The events recorded until then are kept.
 #[utoipa::path(post, path = "/api/v1/runs/{id}/cancel", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 202, body = CancelResponse), (status = 404, body = Problem),
@@ -52,6 +52,6 @@ pub async fn cancel(
         let path = format!("/api/v1/runs/{run_id}/cancel");
         return forward(&app, &peer, (Method::POST, &path), &headers, Bytes::new()).await;
     }
-    let why = if run.status == RunStatus::Running { "is not active on any server" } else { "has ended" };
-    Err(ApiError::conflict(format!("run '{id}' {why}")))
+    let reason = if run.status == RunStatus::Running { "is not active on any server" } else { "has ended" };
+    Err(ApiError::conflict(format!("run '{id}' {reason}")))
 }

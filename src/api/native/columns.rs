@@ -1,4 +1,4 @@
-//! `/api/v1/runs/{id}/columns`: the data for the first rendering of a replay, in binary form.
+//! `/api/v1/runs/{id}/columns`: the data with which a replay is first rendered, in binary form.
 
 use crate::events::{RunStatus, Scope};
 use crate::server::extract::Path;
@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 #[utoipa::path(get, path = "/api/v1/runs/{id}/columns", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, description = "Columns, magic `RUNC`", content_type = "application/octet-stream"),
-    (status = 304, description = "The copy named in If-None-Match is current"),
+    (status = 304, description = "The version in If-None-Match is current"),
     (status = 404, body = Problem)))]
 pub async fn show(
     State(app): State<App>,
@@ -34,7 +34,7 @@ pub async fn show(
     Ok((head, [(header::CONTENT_TYPE, "application/octet-stream")], columns).into_response())
 }
 
-/// Returns true if If-None-Match contains the tag; compressing proxies may have made it weak.
+/// Returns true if If-None-Match contains the tag, which a compressing proxy may have made weak.
 fn is_current(headers: &HeaderMap, etag: &str) -> bool {
     let lists = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     lists.flat_map(|list| list.split(',')).map(str::trim).any(|tag| tag == "*" || tag.trim_start_matches("W/") == etag)

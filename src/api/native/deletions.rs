@@ -1,5 +1,6 @@
-//! `/api/v1/deletions`: deletion of runs that can be undone.
+//! `/api/v1/deletions`: deletions of runs, which can be undone.
 
+use super::find_runs;
 use crate::events::{RunId, Scope};
 use crate::server::extract::{Json, Path};
 use crate::server::{ApiError, App, Problem};
@@ -8,9 +9,6 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-
-/// Maximum runs of one deletion.
-const MAX_RUNS: usize = 100;
 
 /// The runs to delete.
 #[derive(Debug, Deserialize, ToSchema)]
@@ -36,8 +34,8 @@ pub struct RestoredRuns {
     runs: Vec<RunId>,
 }
 
-/// Deletes runs: all of them, or none after an error. They disappear at once, can be restored for 30 seconds, and are then
-/// removed with everything recorded about them.
+/// Deletes runs: all of them, or none after an error. They are hidden immediately, can be restored for 30 seconds, and
+/// are then removed with everything recorded about them.
 #[utoipa::path(post, path = "/api/v1/deletions", tag = "runs", request_body = DeletionRequest, responses(
     (status = 201, body = Deletion),
     (status = 400, body = Problem),
@@ -48,14 +46,7 @@ pub async fn create(
     scope: Scope,
     Json(request): Json<DeletionRequest>,
 ) -> Result<(StatusCode, axum::Json<Deletion>), ApiError> {
-    if !(1..=MAX_RUNS).contains(&request.runs.len()) {
-        let detail = format!("`runs` must have 1 to {MAX_RUNS} ids, got {}", request.runs.len());
-        return Err(ApiError::invalid("runs", detail));
-    }
-    let mut runs = Vec::new();
-    for id in &request.runs {
-        runs.push(app.find_run(&scope, id).await?.run_id);
-    }
+    let runs = find_runs(&app, &scope, &request.runs).await?;
     let deletion = app.store()?.schedule_deletion(&scope, &runs, app.now()).await?;
     Ok((StatusCode::CREATED, axum::Json(deletion)))
 }

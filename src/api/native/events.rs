@@ -21,27 +21,27 @@ use utoipa::IntoParams;
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct ListEvents {
+pub struct ListEventsParams {
     /// First event by `sequence_order`; default 0.
     from: Option<i32>,
-    /// Event after the last one; default is the end of the run. Not for a stream of server-sent events.
+    /// Event after the last one; default is the end of the run. Ignored for a stream of server-sent events.
     to: Option<i32>,
 }
 
 /// Lists the items in order: each event, followed by its mod calls, each with its logs and actions.
 ///
 /// With `Accept: text/event-stream` the response is a stream of `item` events that continues while the run is active
-/// and ends with an `end` event with the run's summary. The ids are `sequence_order`s. A client that reconnects with
-/// `Last-Event-ID` receives the items of that event again, in case it has not seen all of them.
+/// and ends with an `end` event, which has the run's summary. The id of an event is its `sequence_order`. A client that
+/// reconnects with `Last-Event-ID` receives all items of that event again, because it may have missed some of them.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/events", tag = "runs",
-    params(("id" = String, Path, description = "`run_id` or `request_id`"), ListEvents), responses(
+    params(("id" = String, Path, description = "`run_id` or `request_id`"), ListEventsParams), responses(
     (status = 200, description = "One item per line", content_type = "application/x-ndjson"),
     (status = 400, body = Problem), (status = 404, body = Problem)))]
 pub async fn list(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
-    Query(query): Query<ListEvents>,
+    Query(query): Query<ListEventsParams>,
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let range = event_range(query.from, query.to)?;
@@ -53,7 +53,7 @@ pub async fn list(
             })?,
             None => range.start,
         };
-        // An active run is followed without the database.
+        // An active run of this server is followed without a query.
         let run_id = match id.parse::<RunId>() {
             Ok(run_id) if app.store()?.unstored(&scope, run_id).is_some() => run_id,
             _ => find_recent(&app, &scope, &id).await?.run_id,
@@ -65,8 +65,8 @@ pub async fn list(
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
-/// Returns the items as lines, read in pages of events. An error in the middle truncates the response, which clients
-/// detect.
+/// Returns the items as lines, read in pages of events. An error after the first page truncates the response, which
+/// clients detect.
 fn lines(store: Store, scope: Scope, run_id: RunId, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
     stream::try_unfold(Some(range.start), move |from| {
         let (store, scope) = (store.clone(), scope.clone());

@@ -1,4 +1,4 @@
-//! Converts errors of the store to API errors.
+//! Conversion of store errors to API errors.
 
 use crate::server::ApiError;
 use crate::store::{Error, IngestError};
@@ -10,8 +10,8 @@ impl From<Error> for ApiError {
     fn from(error: Error) -> Self {
         match error {
             Error::BadFilter(bad) => {
-                let at = format!("{} (at character {} of the filter)", bad.message, bad.at + 1);
-                Self::invalid("q", at).did_you_mean(bad.did_you_mean)
+                let detail = format!("{} (at character {} of the filter)", bad.message, bad.at + 1);
+                Self::invalid("q", detail).did_you_mean(bad.did_you_mean)
             }
             Error::StillRunning(_) => Self::conflict(error.to_string()),
             Error::TooManyTags(..) => Self::invalid("add", error.to_string()),

@@ -42,16 +42,16 @@ pub struct FamilyMember {
     seed: Option<u32>,
     /// Tokens of the prompt.
     prompt_tokens: i32,
-    /// Generated tokens in the answer.
+    /// Tokens of the answer.
     completion_tokens: i32,
-    /// Mean log-probability (natural) that the model gave to the added tokens, including those removed later. Only the
-    /// first 8,192 events count.
+    /// Mean natural log-probability of the added tokens according to the model, including tokens that were removed
+    /// later. Only the first 8,192 events are read.
     mean_logprob: Option<f64>,
     /// Beginning of the answer.
     output_preview: String,
     /// True if attention was recorded.
     has_attention: bool,
-    /// The run that it was forked from, the step, and the change; missing for the first run.
+    /// The run that it was forked from, the step, and the change; absent for the first run.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>)]
     parent: Option<RunParent>,

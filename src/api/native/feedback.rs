@@ -1,4 +1,4 @@
-//! `/api/v1/runs/{id}/feedback`: feedback of people and programs on a run.
+//! `/api/v1/runs/{id}/feedback`: feedback on a run from users and programs.
 
 use crate::api::shared::{self, Fields, feedback};
 use crate::events::Scope;
@@ -21,7 +21,7 @@ pub struct FeedbackRequest {
     rating: f32,
     /// Comment, up to 10 000 characters.
     text: Option<String>,
-    /// Index of the token in the answer that it refers to, from 0.
+    /// Index of the answer's token that the feedback refers to, from 0.
     position: Option<u32>,
 }
 

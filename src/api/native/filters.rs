@@ -29,17 +29,17 @@ pub struct FilterRequest {
 /// The saved filters of the caller's tenant.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct FilterList {
-    /// By name.
+    /// Sorted by name.
     filters: Vec<SavedFilter>,
 }
 
-/// Lists the saved filters of the run list. All keys of a tenant have the same ones.
+/// Lists the saved filters of the run list. All API keys of a tenant share them.
 #[utoipa::path(get, path = "/api/v1/filters", tag = "runs", responses((status = 200, body = FilterList)))]
 pub async fn list(State(app): State<App>, caller: Caller) -> Result<axum::Json<FilterList>, ApiError> {
     Ok(axum::Json(FilterList { filters: app.store()?.saved_filters(caller.tenant.as_ref()).await? }))
 }
 
-/// Saves a filter of the run list under a name. A tenant may have 50.
+/// Saves a filter of the run list under a name. A tenant can have 50 filters.
 #[utoipa::path(post, path = "/api/v1/filters", tag = "runs", request_body = FilterRequest, responses(
     (status = 201, body = SavedFilter),
     (status = 400, body = Problem, description = "The name or the filter is invalid"),
@@ -70,7 +70,7 @@ pub async fn remove(State(app): State<App>, caller: Caller, Path(name): Path<Str
     }
 }
 
-/// Returns a text without spaces around it.
+/// Checks a text and removes the spaces around it.
 fn parse<'a>(field: &str, text: &'a str, max_chars: usize) -> Result<&'a str, ApiError> {
     let text = text.trim();
     let chars = text.chars().count();

@@ -12,7 +12,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Interval for polling a run of another server without a notification.
+/// Interval at which a run of another server is read if no notification arrives.
 const POLL_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a run that has not reached the recorder yet is looked up again.
 const START_DELAY: Duration = Duration::from_millis(10);
@@ -21,7 +21,7 @@ const MAX_QUEUED_EVENTS: usize = 64;
 
 /// Returns the response that follows a run from the event `from` on.
 pub(super) fn respond(app: &App, scope: Scope, run_id: RunId, from: i32) -> Result<Response, ApiError> {
-    // Checked here, so that a server without its database responds with a status instead of an empty stream.
+    // Checked here, so that a server without its database responds with an error instead of an empty stream.
     app.store()?;
     let (out, events) = mpsc::channel(MAX_QUEUED_EVENTS);
     let cursor = Cursor { event: from, items: 0 };
@@ -31,7 +31,7 @@ pub(super) fn respond(app: &App, scope: Scope, run_id: RunId, from: i32) -> Resu
     Ok(sse::send(ReceiverStream::new(events), sse::comments(Some(KEEP_ALIVE_INTERVAL))))
 }
 
-/// Position of the next item to send: the item number `items` of `event`; the event itself is number 0.
+/// Position of the next item to send: item number `items` of `event`, where the event itself is number 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Cursor {
     event: i32,
@@ -52,9 +52,9 @@ struct Follower {
     out: mpsc::Sender<ServerEvent>,
 }
 
-/// The reason why following ends.
+/// The reason why a stream ends before its run.
 enum Stop {
-    /// The client disconnected, or the server stops.
+    /// The client disconnected, the server stops, or the run was deleted.
     Disconnected,
     /// The store failed. The stream ends, and the client reconnects with its last event id.
     Failed(ApiError),
@@ -82,12 +82,12 @@ impl Follower {
     async fn follow(&mut self) -> Result<(), Stop> {
         loop {
             if let Some((backlog, updates)) = self.app.live()?.subscribe(&self.scope, self.run_id) {
-                let begin = backlog.iter().find_map(|item| match item {
+                let first = backlog.iter().find_map(|item| match item {
                     TraceItem::Event(event) => Some(event.sequence_order),
                     _ => None,
                 });
-                if let Some(begin) = begin {
-                    self.send_stored(self.cursor.event.min(begin), begin).await?;
+                if let Some(first) = first {
+                    self.send_stored(self.cursor.event.min(first), first).await?;
                 }
                 self.send_items(&backlog).await?;
                 self.send_updates(updates).await?;
@@ -138,13 +138,13 @@ impl Follower {
         loop {
             match updates.recv().await {
                 Ok(LiveUpdate::Items(items)) => self.send_items(&items).await?,
-                // A client that lagged is served from the store until it has caught up.
+                // A client that lagged receives stored items until it has caught up.
                 Ok(LiveUpdate::Ended(_)) | Err(RecvError::Lagged(_) | RecvError::Closed) => return Ok(()),
             }
         }
     }
 
-    /// Sends those of the next items that are at or after the cursor.
+    /// Sends the items at or after the cursor.
     async fn send_items(&mut self, items: &[TraceItem]) -> Result<(), Stop> {
         for item in items {
             match item {

@@ -24,7 +24,7 @@ const MAX_FORKS: u32 = 64;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkRequest {
-    /// The first step that is not kept.
+    /// The first step that the new runs generate again.
     at: ForkAt,
     /// Token to append at this step instead of sampling one.
     #[schema(value_type = Option<i32>)]
@@ -45,7 +45,7 @@ pub struct ForkRequest {
     seed: Option<ForkSeed>,
 }
 
-/// A step, by its number or by one of its events.
+/// A step, given by its number or by one of its events.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ForkAt {
@@ -65,7 +65,7 @@ enum ForkSeed {
     New(u32),
 }
 
-/// The word `continue`.
+/// The value `continue`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum ContinueSeed {
@@ -78,7 +78,7 @@ pub struct ForkResponse {
     /// The recorded run.
     #[schema(value_type = String)]
     parent: RunId,
-    /// The first step that was not kept.
+    /// The first step that the new runs generate again.
     step: i32,
     /// `sequence_order` of its first event.
     event: i32,
@@ -135,12 +135,12 @@ pub async fn fork(
                 runs.push(ForkedRun { run_id: generation.run_id, seed });
                 started.push(generation);
             }
-            Err(refused) => {
+            Err(error) => {
                 for other in started {
                     // Stopping fails only if the run has ended.
-                    let _ = other.control.stop(EndCause::Cancel, "another fork of the request was refused").await;
+                    let _ = other.control.stop(EndCause::Cancel, "another fork of the same request was rejected").await;
                 }
-                return Err(refused.into());
+                return Err(error.into());
             }
         }
     }
@@ -151,7 +151,7 @@ pub async fn fork(
     Ok((StatusCode::CREATED, axum::Json(ForkResponse { parent: parent.run_id, step, event, runs })))
 }
 
-/// Returns the part of a run's recording that a fork needs and that is missing.
+/// Returns the reason why a run cannot be forked, if its recording lacks data that a fork needs.
 pub(super) fn missing_for_fork(prompt: Option<&PromptRecord>) -> Option<&'static str> {
     let Some(prompt) = prompt.filter(|prompt| !prompt.tokens.is_empty()) else {
         return Some("the token ids of its prompt are not recorded, because it comes from another engine");
@@ -182,16 +182,17 @@ struct Source {
     event: i32,
 }
 
-/// Parameters of a part of a recorded run, which starts at a step at which the run was forked.
+/// A part of a recorded run with its parameters. Every part after the first starts at a step at which the run was
+/// forked.
 struct Phase<'a> {
     from: i32,
     parameters: &'a Value,
 }
 
 impl Source {
-    /// Cuts the items of a run at a step.
+    /// Finds the step and cuts the items of the run there.
     fn find(run: &RunSummary, mut items: Vec<TraceItem>, at: &ForkAt) -> Result<Self, ApiError> {
-        let cannot = |why: &str| ApiError::conflict(format!("the run cannot be forked: {why}"));
+        let not_forkable = |reason: &str| ApiError::conflict(format!("the run cannot be forked: {reason}"));
         let events = || {
             items.iter().filter_map(|item| match item {
                 TraceItem::Event(event) => Some(event),
@@ -199,20 +200,23 @@ impl Source {
             })
         };
         let prompt = events().next().and_then(|first| first.measured.as_ref()?.prompt.as_deref().cloned());
-        if let Some(why) = missing_for_fork(prompt.as_ref()) {
-            return Err(cannot(why));
+        if let Some(reason) = missing_for_fork(prompt.as_ref()) {
+            return Err(not_forkable(reason));
         }
         let prompt = prompt.unwrap_or_default();
         let recorded = prompt.parameters.clone().unwrap_or_default();
         if events().zip(0..).any(|(event, number)| event.sequence_order != number) {
-            return Err(cannot("events are missing in its recording"));
+            return Err(not_forkable("events are missing in its recording"));
         }
         let step = match (at.step, at.event) {
             (Some(step), None) => step,
             (None, Some(number)) => {
                 let event = events().find(|event| event.sequence_order == number).ok_or_else(|| {
                     let last = events().next_back().map_or(0, |last| last.sequence_order);
-                    ApiError::invalid("at.event", format!("the run has the events 0 to {last}, got {number}"))
+                    ApiError::invalid(
+                        "at.event",
+                        format!("`at.event` must be an event of the run, 0 to {last}, got {number}"),
+                    )
                 })?;
                 event.step.max(1)
             }
@@ -222,21 +226,23 @@ impl Source {
         let event = events().filter(is_pass).find(|event| event.step == step).ok_or_else(|| {
             let passes = events().filter(is_pass).map(|event| event.step);
             let (first, last) = (passes.clone().min().unwrap_or(0), passes.max().unwrap_or(0));
-            let why = if events().any(|event| event.step == step) { "has no forward pass" } else { "is not recorded" };
+            let reason =
+                if events().any(|event| event.step == step) { "has no forward pass" } else { "is not recorded" };
             ApiError::invalid(
                 "at.step",
-                format!("step {step} {why}; the run can be forked at the steps {first} to {last}"),
+                format!("step {step} {reason}; the run can be forked at the steps {first} to {last}"),
             )
         })?;
         let event = event.sequence_order;
-        let begun = recorded["fork"]["step"].as_i64().unwrap_or(0);
-        if i64::from(step) < begun {
+        let fork_step = recorded["fork"]["step"].as_i64().unwrap_or(0);
+        if i64::from(step) < fork_step {
             let detail = format!(
-                "step {step} belongs to the run that this one was forked from at step {begun}; fork that run there"
+                "step {step} belongs to the run that this one was forked from at step {fork_step}; fork that run instead"
             );
             return Err(ApiError::conflict(detail).at("at"));
         }
-        let end = items.iter().position(|item| matches!(item, TraceItem::Event(it) if it.sequence_order == event));
+        let end =
+            items.iter().position(|item| matches!(item, TraceItem::Event(other) if other.sequence_order == event));
         items.truncate(end.unwrap_or_default());
         let surface = if run.surface == Surface::Ingest { Surface::Openai } else { run.surface };
         let prompt_preview = run.prompt_preview.clone();
@@ -270,14 +276,16 @@ impl Source {
             ));
         }
         if count > 1 && matches!(fork.seed, Some(ForkSeed::Continue(_))) {
-            let detail = "`seed` \"continue\" is for one run: several would be equal; omit it or send a number";
+            let detail = "`seed` must not be \"continue\" for several runs, because they would be equal; omit it or send a number";
             return Err(ApiError::invalid("seed", detail));
         }
         let vocabulary = loaded.vocabulary();
         let tokens = match (fork.token, &fork.text) {
-            (Some(_), Some(_)) => return Err(ApiError::invalid("text", "send either `token` or `text`")),
+            (Some(_), Some(_)) => {
+                return Err(ApiError::invalid("text", "`token` and `text` must not both be present; omit one of them"));
+            }
             (Some(token), None) if !vocabulary.contains(token) => {
-                let detail = format!("{token} is not a token; ids must be from 0 to {}", vocabulary.len() - 1);
+                let detail = format!("`token` must be a token id between 0 and {}, got {token}", vocabulary.len() - 1);
                 return Err(ApiError::invalid("token", detail));
             }
             (Some(token), None) => vec![token],
@@ -316,7 +324,7 @@ impl Source {
         request.surface = self.surface;
         request.prompt_preview.clone_from(&self.prompt_preview);
         request.fork = Some(Box::new(ForkPoint {
-            mods_repeat_from: request.mods.iter().map(|chosen| repeats_from(chosen, &phases)).collect(),
+            mods_repeat_from: request.mods.iter().map(|selected| repeats_from(selected, &phases)).collect(),
             items: self.items.clone().into(),
             step: self.step as u32,
             sampling,
@@ -340,7 +348,10 @@ impl Source {
         let mut sampling = self.recorded["sampling"].clone();
         for (name, value) in changed {
             if name == "seed" {
-                return Err(ApiError::invalid("sampling.seed", "`sampling` has no seed; send `seed` beside it"));
+                return Err(ApiError::invalid(
+                    "sampling.seed",
+                    "`sampling.seed` must be absent; send the seed as `seed`",
+                ));
             }
             if sampling.get(name).is_none() {
                 let known: Vec<&str> =
@@ -354,9 +365,10 @@ impl Source {
     }
 }
 
-/// Returns the step from which the recorded run had a mod with this version and configuration; `None` if it never had.
-fn repeats_from(chosen: &SelectedMod, phases: &[Phase<'_>]) -> Option<u32> {
-    let own = chosen.to_record();
+/// Returns the step from which the recorded run had this mod, with the same version and configuration, to its end;
+/// `None` if it did not have it at the end.
+fn repeats_from(selected: &SelectedMod, phases: &[Phase<'_>]) -> Option<u32> {
+    let own = selected.to_record();
     let has = |phase: &&Phase<'_>| {
         let mods = phase.parameters["mods"].as_array();
         mods.into_iter().flatten().any(|entry| ["name", "config", "version"].iter().all(|key| entry[*key] == own[*key]))
@@ -379,10 +391,8 @@ fn change(fork: &ForkRequest, text: &str) -> Value {
     if let Some(sampling) = &fork.sampling {
         change.insert("sampling".into(), sampling.clone().into());
     }
-    match fork.seed {
-        Some(ForkSeed::New(_)) => drop(change.insert("seed".into(), "new".into())),
-        None if fork.n.unwrap_or(1) > 1 => drop(change.insert("seed".into(), "new".into())),
-        Some(ForkSeed::Continue(_)) | None => {}
+    if matches!(fork.seed, Some(ForkSeed::New(_))) || fork.seed.is_none() && fork.n.unwrap_or(1) > 1 {
+        change.insert("seed".into(), "new".into());
     }
     change.into()
 }

@@ -1,4 +1,4 @@
-//! `/api/v1/runs/live`: starts and ends of runs, for the run list.
+//! `/api/v1/runs/live`: changes of the run list, i.e. starts and ends of runs.
 
 use crate::api::shared::sse::{self, KEEP_ALIVE_INTERVAL, ServerEvent};
 use crate::events::Scope;

@@ -1,6 +1,6 @@
-//! The map of steps × positions: many attention rows reduced to the size of a screen.
+//! The attention map of steps × positions: many rows, reduced to as many columns as a screen can show.
 
-use super::attention::{AttentionView, ChosenView, view_values};
+use super::attention::{AttentionView, ViewSelection, view_values};
 use crate::events::{AttentionStep, RunId, Scope};
 use crate::server::{ApiError, ErrorKind};
 use crate::store::Store;
@@ -52,17 +52,17 @@ pub(super) async fn read(
     scope: &Scope,
     run_id: RunId,
     events: Range<i32>,
-    chosen: ChosenView,
+    selection: ViewSelection,
     bins: usize,
 ) -> Result<AttentionMap, ApiError> {
     let sampled = events.len() as i64 > i64::from(MAX_ROWS * MAX_STEP_EVENTS);
     let mut rows: Vec<AttentionMapRow> = Vec::new();
     for window in windows(&events, sampled) {
-        let mut steps = store.attention_range(scope, run_id, window, chosen.parts()).await?;
+        let mut steps = store.attention_range(scope, run_id, window, selection.parts()).await?;
         if sampled {
             steps.truncate(1);
         }
-        let decoded: Result<Vec<_>, _> = steps.into_iter().map(|step| decode(&step, chosen)).collect();
+        let decoded: Result<Vec<_>, _> = steps.into_iter().map(|step| decode(&step, selection)).collect();
         rows.extend(decoded?);
     }
     let row_len = rows.iter().map(|row| row.row_len).max().unwrap_or(0);
@@ -71,9 +71,9 @@ pub(super) async fn read(
     }
     let bins = bins.min(row_len);
     for row in &mut rows {
-        row.values = binned(&row.values, row_len, bins);
+        row.values = max_per_bin(&row.values, row_len, bins);
     }
-    let (view, quality) = (chosen.view, chosen.view.precision());
+    let (view, quality) = (selection.view, selection.view.precision());
     Ok(AttentionMap { row_len, bins, view, quality, sampled, rows })
 }
 
@@ -88,13 +88,13 @@ pub(super) fn windows(events: &Range<i32>, sampled: bool) -> Vec<Range<i32>> {
     chunks.map(|from| from..events.end.min(from + MAX_QUERY_EVENTS)).collect()
 }
 
-fn decode(step: &AttentionStep, chosen: ChosenView) -> Result<AttentionMapRow, ApiError> {
-    let values = view_values(step, chosen)?;
+fn decode(step: &AttentionStep, selection: ViewSelection) -> Result<AttentionMapRow, ApiError> {
+    let values = view_values(step, selection)?;
     Ok(AttentionMapRow { sequence_order: step.sequence_order, row_len: values.len(), values })
 }
 
-/// Returns the largest value of every bin, with `row_len` positions in `bins` columns, rounded to four digits.
-fn binned(values: &[f32], row_len: usize, bins: usize) -> Vec<f32> {
+/// Returns the largest value of every column, rounded to four digits, for `row_len` positions in `bins` columns.
+fn max_per_bin(values: &[f32], row_len: usize, bins: usize) -> Vec<f32> {
     let column = |position: usize| position * bins / row_len;
     let mut out = vec![0.0_f32; values.len().checked_sub(1).map_or(0, |last| column(last) + 1)];
     for (position, &value) in values.iter().enumerate() {
@@ -106,14 +106,14 @@ fn binned(values: &[f32], row_len: usize, bins: usize) -> Vec<f32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{binned, windows};
+    use super::{max_per_bin, windows};
 
     #[test]
     fn bins_show_the_largest_of_their_positions() {
-        assert_eq!(binned(&[0.1, 0.5, 0.2, 0.15, 0.05], 5, 2), [0.5, 0.15]);
-        assert_eq!(binned(&[0.1, 0.5], 5, 2), [0.5]);
-        assert_eq!(binned(&[0.1, 0.5], 5, 5), [0.1, 0.5]);
-        assert_eq!(binned(&[], 5, 5), [0.0; 0]);
+        assert_eq!(max_per_bin(&[0.1, 0.5, 0.2, 0.15, 0.05], 5, 2), [0.5, 0.15]);
+        assert_eq!(max_per_bin(&[0.1, 0.5], 5, 2), [0.5]);
+        assert_eq!(max_per_bin(&[0.1, 0.5], 5, 5), [0.1, 0.5]);
+        assert_eq!(max_per_bin(&[], 5, 5), [0.0; 0]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The native routes under `/api/v1`: runs and everything recorded about them.
 //!
-//! One file per resource. Routes read the store or the hub of active runs and keep no state. A run is identified by its
-//! `run_id` or by the client's `request_id`.
+//! One file per resource. Routes read the store or the updates of active runs and keep no state. A run is identified by
+//! its `run_id` or by the client's `request_id`.
 
 mod alternatives;
 mod attention;
@@ -26,7 +26,8 @@ mod runs;
 mod statistics;
 mod tags;
 
-use crate::server::{Access, ApiError, Protocol};
+use crate::events::{RunId, Scope};
+use crate::server::{Access, ApiError, App, Protocol};
 use std::ops::Range;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -61,6 +62,20 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(experiments::list, experiments::create))
         .routes(routes!(experiments::resume));
     Protocol::native(&["/api"]).routes(Access::Key, calls).routes(Access::Run, runs)
+}
+
+/// Returns the ids of the runs that the field `runs` of a request names.
+async fn find_runs(app: &App, scope: &Scope, names: &[String]) -> Result<Vec<RunId>, ApiError> {
+    /// Maximum runs of one request.
+    const MAX_RUNS: usize = 100;
+    if !(1..=MAX_RUNS).contains(&names.len()) {
+        return Err(ApiError::invalid("runs", format!("`runs` must have 1 to {MAX_RUNS} ids, got {}", names.len())));
+    }
+    let mut runs = Vec::with_capacity(names.len());
+    for name in names {
+        runs.push(app.find_run(scope, name).await?.run_id);
+    }
+    Ok(runs)
 }
 
 /// Parses the events `from..to` of a query; both ends are optional.

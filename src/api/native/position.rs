@@ -1,6 +1,6 @@
-//! Attention of the steps of a run to one position.
+//! The attention of a run's steps to one position.
 
-use super::attention::{AttentionView, ChosenView, damaged, not_stored, view_values};
+use super::attention::{AttentionView, ViewSelection, codec_error, not_stored, view_values};
 use super::map::windows;
 use crate::events::{RunId, Scope};
 use crate::server::ApiError;
@@ -42,7 +42,7 @@ pub(super) async fn read(
     run_id: RunId,
     events: Range<i32>,
     position: u32,
-    chosen: ChosenView,
+    selection: ViewSelection,
 ) -> Result<PositionAttention, ApiError> {
     let end = events.end.min(events.start.saturating_add(MAX_EVENTS));
     let page = events.start..end;
@@ -52,55 +52,56 @@ pub(super) async fn read(
         let rows = values.into_iter();
         Ok(rows.map(|(sequence_order, value)| PositionRow { sequence_order, value: decode_value(value) }).collect())
     };
-    let rows = match chosen.view {
+    let rows = match selection.view {
         AttentionView::Mean => stored_values(ValueRow::Overview(0)).await?,
         AttentionView::Max => stored_values(ValueRow::Overview(1)).await?,
         AttentionView::Last => stored_values(ValueRow::Overview(2)).await?,
-        AttentionView::Head => match find_head_place(store, scope, run_id, page.clone(), chosen).await? {
-            Some(place) => stored_values(ValueRow::Head(&place)).await?,
+        AttentionView::Head => match find_head_location(store, scope, run_id, page.clone(), selection).await? {
+            Some(location) => stored_values(ValueRow::Head(&location)).await?,
             None => Vec::new(),
         },
         AttentionView::WeightedLayers | AttentionView::Layer => {
-            decoded_values(store, scope, run_id, page.clone(), position, chosen).await?
+            decoded_values(store, scope, run_id, page.clone(), position, selection).await?
         }
     };
     let next = (end < events.end).then_some(end);
-    let ChosenView { view, layer, head } = chosen;
+    let ViewSelection { view, layer, head } = selection;
     Ok(PositionAttention { position, view, layer, head, next, rows })
 }
 
-/// Finds the head in the first step of the page; `None` if the page has no step.
-async fn find_head_place(
+/// Returns the location of the head in the stored steps, read from the first step of the page; `None` if the page has
+/// no step.
+async fn find_head_location(
     store: &Store,
     scope: &Scope,
     run_id: RunId,
     page: Range<i32>,
-    chosen: ChosenView,
+    selection: ViewSelection,
 ) -> Result<Option<HeadLocation>, ApiError> {
-    let (layer, head) = chosen.layer_and_head()?;
+    let (layer, head) = selection.layer_and_head()?;
     let parts = AttentionParts { t1: false, head_rows: HeadRowsPart::Table };
     for window in windows(&page, false) {
         if let Some(step) = store.attention_range(scope, run_id, window, parts).await?.first() {
-            let place = find_head(&step.head_rows, layer, head).map_err(|error| damaged(step, &error))?;
-            return place.map(Some).ok_or_else(|| not_stored(layer, head));
+            let location = find_head(&step.head_rows, layer, head).map_err(|error| codec_error(step, &error))?;
+            return location.map(Some).ok_or_else(|| not_stored(layer, head));
         }
     }
     Ok(None)
 }
 
-/// Reads the values of a view that is computed from several stored rows.
+/// Reads the values of a view that is not stored but computed from stored rows.
 async fn decoded_values(
     store: &Store,
     scope: &Scope,
     run_id: RunId,
     page: Range<i32>,
     position: u32,
-    chosen: ChosenView,
+    selection: ViewSelection,
 ) -> Result<Vec<PositionRow>, ApiError> {
     let mut rows = Vec::new();
     for window in windows(&page, false) {
-        for step in store.attention_range(scope, run_id, window, chosen.parts()).await? {
-            let values = view_values(&step, chosen)?;
+        for step in store.attention_range(scope, run_id, window, selection.parts()).await? {
+            let values = view_values(&step, selection)?;
             if let Some(&value) = values.get(position as usize) {
                 rows.push(PositionRow { sequence_order: step.sequence_order, value });
             }

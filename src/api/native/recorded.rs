@@ -1,4 +1,4 @@
-//! The request of a recorded run, for runs that repeat or continue it.
+//! Rebuilds the request of a recorded run, for runs that repeat or continue it.
 
 use crate::api::shared::fields::Fields;
 use crate::api::shared::mods::MAX_RUN_MODS;
@@ -19,15 +19,15 @@ use std::sync::Arc;
 pub(super) async fn recorded_model(app: &App, recorded: &Value) -> Result<Loaded, ApiError> {
     let name = recorded["model"]["name"].as_str();
     if let Some(name) = name {
-        // Another model would answer differently.
+        // `loaded` may return the default model for an unknown name, and another model would answer differently.
         app.models().named(name)?;
     }
     let loaded = app.loaded(name).await?;
     let fingerprint = format!("{:032x}", loaded.model().fingerprint());
-    if let Some(then) = recorded["model"]["fingerprint"].as_str().filter(|&then| then != fingerprint) {
+    if let Some(expected) = recorded["model"]["fingerprint"].as_str().filter(|&expected| expected != fingerprint) {
         let detail = format!(
-            "the model {} differs from the recorded run's: it is another file or has other overrides or control vectors (fingerprint \
-             {fingerprint}, then {then})",
+            "the model '{}' differs from the recorded run's: it is another file or has other overrides or control vectors; its \
+             fingerprint is {fingerprint}, expected {expected}",
             loaded.name()
         );
         return Err(ApiError::conflict(detail).at("prompt.parameters.model"));
@@ -35,7 +35,7 @@ pub(super) async fn recorded_model(app: &App, recorded: &Value) -> Result<Loaded
     Ok(loaded)
 }
 
-/// Builds the recorded request. All values are validated because a client may have invented them.
+/// Builds the recorded request. All values are validated, because the recording comes from a client.
 pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
     let (sampling, limits) = (&recorded["sampling"], &recorded["limits"]);
@@ -45,7 +45,7 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
         return Err(ApiError::invalid("prompt", detail));
     }
     if let Some(token) = prompt.tokens.iter().find(|&&token| !vocabulary.is_prompt_token(token)) {
-        let detail = format!("{token} is not a token; the ids of {} are 0 to {}", loaded.name(), vocabulary.len() - 1);
+        let detail = format!("`prompt.tokens` must be token ids between 0 and {}, got {token}", vocabulary.len() - 1);
         return Err(ApiError::invalid("prompt.tokens", detail));
     }
     let limits = recorded_limits(limits, vocabulary)?;
@@ -57,15 +57,14 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
     {
         return Err(ApiError::invalid(
             "prompt.parameters.overflow",
-            "`overflow`: keep and discard must be at most 2147483647",
+            "`overflow` must have `keep` and `discard` of at most 2147483647",
         ));
     }
     check_spans(&prompt)?;
     let template = loaded.model().card().chat_template.as_deref().unwrap_or_default();
-    let recorded_format =
-        Some(recorded_parameter(recorded, "answer_format")).filter(|recorded_format| recorded_format.is_object());
-    let answer_format = recorded_format
-        .map(|recorded_format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_format));
+    let answer_format = Some(recorded_parameter(recorded, "answer_format"))
+        .filter(|format| format.is_object())
+        .map(|format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), format));
     let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
@@ -113,7 +112,8 @@ pub(super) fn recorded_sampling(
     let mut sampling = parameters::sampling(Fields::new(&plain)?, vocabulary)?;
     // In requests some values select a random seed; a recorded seed is used unchanged.
     sampling.seed = plain["seed"].as_u64().and_then(|seed| u32::try_from(seed).ok()).unwrap_or(sampling.seed);
-    // A ban is minus infinity, which JSON cannot represent; the engine adds those of `ignore_eos`.
+    // A banned token has the bias minus infinity, which is recorded as null. The engine adds the bans of `ignore_eos`
+    // again.
     let biases = biases.as_array().into_iter().flatten().filter_map(|pair| {
         let (token, bias) = (pair[0].clone(), pair[1].clone());
         let is_end =
@@ -129,19 +129,19 @@ pub(super) fn recorded_sampling(
 }
 
 fn reasoning_budget(recorded: &Value, vocabulary: &Vocabulary) -> Result<Option<ReasoningBudget>, ApiError> {
-    const PLACE: &str = "prompt.parameters.reasoning_budget";
-    let budget: Option<ReasoningBudget> = parse_optional(recorded, PLACE)?;
+    const FIELD: &str = "prompt.parameters.reasoning_budget";
+    let budget: Option<ReasoningBudget> = parse_optional(recorded, FIELD)?;
     if let Some(budget) = &budget {
         if budget.open.is_empty() || budget.close.is_empty() {
             return Err(ApiError::invalid(
-                PLACE,
-                "`reasoning_budget`: open and close must be the markers around reasoning",
+                FIELD,
+                "`reasoning_budget` must have `open` and `close`, the markers around reasoning",
             ));
         }
         if let Some(token) = budget.closing_tokens.iter().find(|&&token| !vocabulary.contains(token)) {
             return Err(ApiError::invalid(
-                PLACE,
-                format!("`reasoning_budget.closing_tokens`: {token} is not a token of the model"),
+                FIELD,
+                format!("`reasoning_budget.closing_tokens` must be token ids of the model, got {token}"),
             ));
         }
     }
@@ -165,36 +165,36 @@ fn check_spans(prompt: &PromptRecord) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn parse_optional<T: for<'de> Deserialize<'de>>(value: &Value, place: &str) -> Result<Option<T>, ApiError> {
+fn parse_optional<T: for<'de> Deserialize<'de>>(value: &Value, field: &str) -> Result<Option<T>, ApiError> {
     if value.is_null() {
         return Ok(None);
     }
-    T::deserialize(value).map(Some).map_err(|error| ApiError::invalid(place, format!("{place}: {error}")))
+    T::deserialize(value).map(Some).map_err(|error| ApiError::invalid(field, format!("`{field}` is invalid: {error}")))
 }
 
-/// Returns the mods of the recorded run in the recorded versions.
+/// Returns the mods of the recorded run in the recorded versions, or with `any_version` in their current versions.
 pub(super) async fn mods(app: &App, recorded: &Value, any_version: bool) -> Result<Vec<SelectedMod>, ApiError> {
-    const PLACE: &str = "prompt.parameters.mods";
+    const FIELD: &str = "prompt.parameters.mods";
     if !recorded.is_null() && !recorded.is_array() {
-        return Err(ApiError::invalid(PLACE, format!("`{PLACE}` must be a list")));
+        return Err(ApiError::invalid(FIELD, format!("`{FIELD}` must be a list")));
     }
     if recorded.as_array().is_some_and(|mods| mods.len() > MAX_RUN_MODS) {
-        return Err(ApiError::invalid(PLACE, format!("`{PLACE}` must have at most {MAX_RUN_MODS} mods")));
+        return Err(ApiError::invalid(FIELD, format!("`{FIELD}` must have at most {MAX_RUN_MODS} mods")));
     }
-    let mut chosen = Vec::new();
+    let mut mods = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {
-        let mod_ref: ModRef = parse_optional(entry, PLACE)?.ok_or_else(|| ApiError::invalid(PLACE, "a mod is null"))?;
+        let mod_ref: ModRef = parse_optional(entry, FIELD)?.ok_or_else(|| ApiError::invalid(FIELD, "a mod is null"))?;
         let version = entry["version"].as_str().filter(|_| !any_version);
         let current = app.registry().select(vec![mod_ref.clone()]);
         let is_same = |found: &SelectedMod| version.is_none_or(|version| version_of(&*found.factory) == version);
         match current {
-            Ok(mut found) if found.iter().all(is_same) => chosen.append(&mut found),
-            Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
-            Err(error) if version.is_none() => return Err(ApiError::conflict(error.to_string()).at(PLACE)),
-            Ok(_) | Err(_) => chosen.push(earlier_version(app, mod_ref, version.unwrap_or_default()).await?),
+            Ok(mut found) if found.iter().all(is_same) => mods.append(&mut found),
+            Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(FIELD)),
+            Err(error) if version.is_none() => return Err(ApiError::conflict(error.to_string()).at(FIELD)),
+            Ok(_) | Err(_) => mods.push(earlier_version(app, mod_ref, version.unwrap_or_default()).await?),
         }
     }
-    Ok(chosen)
+    Ok(mods)
 }
 
 /// Returns an earlier version of a mod.

@@ -26,10 +26,10 @@ pub struct RerunResponse {
     /// Id of the new run.
     #[schema(value_type = String)]
     run_id: RunId,
-    /// Reason for its end.
+    /// Reason why it ended.
     #[schema(value_type = String)]
     finish_reason: FinishReason,
-    /// The reason as text, if it needs an explanation.
+    /// Explanation of the finish reason; `null` if it needs none.
     message: Option<String>,
 }
 
@@ -39,16 +39,16 @@ pub struct RerunResponse {
     (status = 400, body = Problem, description = "The recording is incomplete or does not fit this model"),
     (status = 404, body = Problem, description = "Unknown model"),
     (status = 409, body = Problem, description = "The model or a mod differs from the recorded one")))]
-pub async fn run(client: RunClient, Json(again): Json<RerunRequest>) -> Result<axum::Json<RerunResponse>, ApiError> {
-    let recorded = again.prompt.parameters.clone().unwrap_or_default();
+pub async fn run(client: RunClient, Json(rerun): Json<RerunRequest>) -> Result<axum::Json<RerunResponse>, ApiError> {
+    let recorded = rerun.prompt.parameters.clone().unwrap_or_default();
     if !recorded["fork"].is_null() {
-        let detail = "the run is a fork, which a repetition of its prompt does not reproduce; fork it again: POST \
+        let detail = "the run is a fork, which its prompt alone does not reproduce; fork it again with POST \
              /api/v1/runs/{id}/forks";
         return Err(ApiError::conflict(detail).at("prompt.parameters.fork"));
     }
     let loaded = recorded_model(&client.app, &recorded).await?;
-    let mods = recorded::mods(&client.app, &recorded["mods"], again.any_version).await?;
-    let mut request = recorded::request(again.prompt, &recorded, &loaded)?;
+    let mods = recorded::mods(&client.app, &recorded["mods"], rerun.any_version).await?;
+    let mut request = recorded::request(rerun.prompt, &recorded, &loaded)?;
     request.mods = mods;
     client.set_client(&mut request);
     let mut generation = loaded.engine().submit(request).await?;

@@ -1,4 +1,4 @@
-//! `/api/v1/runs`: lists runs, returns one run, deletes one.
+//! `/api/v1/runs`: lists runs, returns a run, deletes a run.
 
 use crate::events::{RunId, Scope};
 use crate::server::extract::{Path, Query};
@@ -17,7 +17,7 @@ use utoipa::{IntoParams, ToSchema};
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
-pub struct ListRuns {
+pub struct ListRunsParams {
     /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each negated by `-`.
     #[serde(default)]
     q: String,
@@ -46,22 +46,23 @@ pub struct PageMeta {
 }
 
 /// Lists runs, newest first.
-#[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRuns), responses(
+#[utoipa::path(get, path = "/api/v1/runs", tag = "runs", params(ListRunsParams), responses(
     (status = 200, body = RunList), (status = 400, body = Problem, description = "The filter or the query is invalid")))]
 pub async fn list(
     State(app): State<App>,
     scope: Scope,
-    Query(query): Query<ListRuns>,
+    Query(query): Query<ListRunsParams>,
 ) -> Result<Json<RunList>, ApiError> {
-    if query.limit.is_some_and(|limit| !(1..=MAX_PAGE).contains(&limit)) {
-        return Err(ApiError::invalid("limit", format!("`limit` must be an integer between 1 and {MAX_PAGE}")));
+    if let Some(limit) = query.limit.filter(|limit| !(1..=MAX_PAGE).contains(limit)) {
+        let detail = format!("`limit` must be an integer between 1 and {MAX_PAGE}, got {limit}");
+        return Err(ApiError::invalid("limit", detail));
     }
     let limit = query.limit.unwrap_or(0);
     let page = app.store()?.runs(&scope, &RunQuery { q: query.q.clone(), before: query.before, limit }).await?;
     let next = page.next.map(|before| {
         let mut next = String::from("?");
         if !query.q.is_empty() {
-            let _ = write!(next, "q={}&", escaped(&query.q));
+            let _ = write!(next, "q={}&", percent_encode(&query.q));
         }
         let _ = write!(next, "before={before}");
         if limit > 0 {
@@ -72,8 +73,8 @@ pub async fn list(
     Ok(Json(RunList { runs: page.runs, meta: PageMeta { next } }))
 }
 
-/// Escapes a text for a query string.
-fn escaped(text: &str) -> String {
+/// Percent-encodes a text for a query string.
+fn percent_encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
         match byte {
@@ -86,12 +87,12 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// A run's summary with notes for its readers.
+/// A run's summary with notes about its ingested document.
 #[derive(Serialize, ToSchema)]
 struct NotedRun<'a> {
     #[serde(flatten)]
     run: &'a RunSummary,
-    /// Differences to the ingested document.
+    /// Differences from the ingested document.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     notes: Vec<String>,
 }
@@ -107,7 +108,7 @@ struct RunDocument<'a> {
 }
 
 /// Returns a complete run: its summary as `run`, and the sections of an `/ingest` document. `run.notes` lists
-/// differences to the ingested document: replaced characters, and events whose text differs from `final_text`.
+/// differences from the ingested document: replaced characters, and events whose text differs from `final_text`.
 #[utoipa::path(get, path = "/api/v1/runs/{id}", tag = "runs",
     params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
     (status = 200, body = RunDocument),
@@ -119,7 +120,7 @@ pub async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) 
     let write = move || {
         let mut json = br#"{"run":"#.to_vec();
         serde_json::to_writer(&mut json, &NotedRun { run: &run, notes }).map_err(ApiError::internal)?;
-        // The document is an object; its opening brace is replaced by the comma after `run`.
+        // The document is an object whose opening brace is replaced with the comma after `run`.
         json.push(b',');
         json.extend_from_slice(&document.write()[1..]);
         Ok::<_, ApiError>(json)
@@ -146,6 +147,6 @@ pub async fn delete(State(app): State<App>, scope: Scope, Path(id): Path<String>
 mod tests {
     #[test]
     fn filter_round_trips_through_query_string() {
-        assert_eq!(super::escaped("model:a b&c=\"ü\""), "model%3Aa%20b%26c%3D%22%C3%BC%22");
+        assert_eq!(super::percent_encode("model:a b&c=\"ü\""), "model%3Aa%20b%26c%3D%22%C3%BC%22");
     }
 }

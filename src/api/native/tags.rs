@@ -1,5 +1,6 @@
 //! `/api/v1/runs/tags`: tags of runs.
 
+use super::find_runs;
 use crate::events::Scope;
 use crate::server::extract::Json;
 use crate::server::{ApiError, App, Problem};
@@ -7,9 +8,6 @@ use crate::store::{MAX_TAGS, TaggedRun};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
-
-/// Maximum runs of one request.
-const MAX_RUNS: usize = 100;
 
 /// Maximum length of a tag in characters.
 const MAX_TAG_CHARS: usize = 64;
@@ -21,11 +19,11 @@ pub struct TagChange {
     /// `run_id` or `request_id` of each run, 1 to 100.
     #[schema(min_items = 1, max_items = 100)]
     runs: Vec<String>,
-    /// Tags of 1 to 64 characters. A run has up to 32.
+    /// Tags to add, of 1 to 64 characters. A run can have 32 tags.
     #[serde(default)]
     #[schema(max_items = 32)]
     add: Vec<String>,
-    /// Tags to remove. Runs may lack them.
+    /// Tags to remove; tags that a run does not have are ignored.
     #[serde(default)]
     #[schema(max_items = 32)]
     remove: Vec<String>,
@@ -34,12 +32,12 @@ pub struct TagChange {
 /// The changed runs.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct TagList {
-    /// Oldest run first.
+    /// The runs with their tags, oldest first.
     runs: Vec<TaggedRun>,
 }
 
-/// Adds tags to runs and removes tags from them: from all of these runs, or from none after an error. The filter
-/// `tag:TAG` finds them.
+/// Adds tags to runs and removes tags from them. All runs are changed, or none after an error. The filter `tag:TAG`
+/// finds runs with a tag.
 #[utoipa::path(post, path = "/api/v1/runs/tags", tag = "runs", request_body = TagChange, responses(
     (status = 200, body = TagList),
     (status = 400, body = Problem, description = "A tag is invalid, or a run would have more than 32"),
@@ -49,19 +47,12 @@ pub async fn change(
     scope: Scope,
     Json(change): Json<TagChange>,
 ) -> Result<axum::Json<TagList>, ApiError> {
-    if !(1..=MAX_RUNS).contains(&change.runs.len()) {
-        let detail = format!("`runs` must have 1 to {MAX_RUNS} ids, got {}", change.runs.len());
-        return Err(ApiError::invalid("runs", detail));
-    }
     let (add, remove) = (parse_tags("add", &change.add)?, parse_tags("remove", &change.remove)?);
-    let mut runs = Vec::new();
-    for id in &change.runs {
-        runs.push(app.find_run(&scope, id).await?.run_id);
-    }
+    let runs = find_runs(&app, &scope, &change.runs).await?;
     Ok(axum::Json(TagList { runs: app.store()?.change_tags(&scope, &runs, &add, &remove).await? }))
 }
 
-/// Checks tags; removes spaces around them, and repeated ones.
+/// Checks tags, and removes duplicates and the spaces around them.
 fn parse_tags(field: &str, tags: &[String]) -> Result<Vec<String>, ApiError> {
     if tags.len() > MAX_TAGS {
         let detail = format!("`{field}` must have at most {MAX_TAGS} tags, got {}", tags.len());

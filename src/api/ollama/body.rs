@@ -22,7 +22,7 @@ pub(super) struct OllamaChatBody {
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct OllamaGenerateBody {
-    /// The prompt; without one the model is loaded.
+    /// The prompt; a request without a prompt loads the model.
     prompt: Option<String>,
     /// Text after the answer, for models that were trained for infilling.
     suffix: Option<String>,
@@ -43,19 +43,19 @@ pub(super) struct OllamaGenerateBody {
 struct OllamaCommonFields {
     /// Name of the model, optionally followed by mods: `model/mod`.
     model: String,
-    /// `"json"`, or a JSON schema that the answer follows.
+    /// `"json"`, or a JSON schema of the answer.
     #[schema(value_type = Option<Value>)]
     format: Option<Value>,
-    /// Sampling parameters, `num_predict`, `stop`, `mods`, and all further parameters of a chat completion.
+    /// Sampling parameters, `num_predict`, `stop`, `mods`, and all other parameters of a chat completion.
     #[schema(value_type = Option<Object>)]
     options: Option<Value>,
-    /// Turn reasoning on or off, or its effort: `"low"`, `"medium"`, `"high"`.
+    /// True or false for reasoning, or its effort: `"low"`, `"medium"` or `"high"`.
     #[schema(value_type = Option<Value>)]
     think: Option<Value>,
     /// Answer with a stream of JSON lines.
     #[schema(default = true)]
     stream: Option<bool>,
-    /// 0 in a request without messages or prompt unloads the model; otherwise without effect.
+    /// With 0, a request without messages or prompt unloads the model; other values have no effect.
     #[schema(value_type = Option<Value>)]
     keep_alive: Option<Value>,
 }
@@ -72,6 +72,6 @@ struct OllamaMessageBody {
     /// Tool calls of an assistant's message: `{function: {name, arguments}}`.
     #[schema(value_type = Option<Vec<Object>>)]
     tool_calls: Option<Vec<Value>>,
-    /// The tool whose result a message of the role `tool` contains.
+    /// Name of the tool whose result the message contains, if the role is `tool`.
     tool_name: Option<String>,
 }

@@ -3,12 +3,12 @@
 use super::error::OllamaError;
 use super::request;
 use super::response::nanoseconds;
-use crate::api::shared::encoding::{self, Encoded};
+use crate::api::shared::encoding::{self, EncodedInputs};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{self, Fields, parameters};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::model::llama::{EncoderOutput, Pooling};
+use crate::model::llama::EncoderOutput;
 use crate::server::{ApiError, App, Loaded};
 use axum::Json;
 use axum::body::Bytes;
@@ -34,10 +34,10 @@ struct OllamaEmbedBody {
     /// A text or a list of texts.
     #[schema(value_type = Value)]
     input: Value,
-    /// Shorten inputs that do not fit into the model's context; `false` rejects them.
+    /// Shorten inputs that do not fit into the model's context; false rejects them.
     #[schema(default = true)]
     truncate: Option<bool>,
-    /// Number of values of each embedding: the first ones, scaled to length 1 again.
+    /// Number of values of each embedding. The first values are returned, scaled to length 1 again.
     dimensions: Option<u32>,
 }
 
@@ -82,11 +82,11 @@ async fn embed(
     State(app): State<App>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<OllamaEmbedResponse>, OllamaError> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let body = shared::parse_json(&body?)?;
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(request::model(fields)?).await?;
-    let load = begun.elapsed();
+    let load = started.elapsed();
     let input = fields.get("input").unwrap_or(&Value::Null);
     let text = |value: &Value| {
         value.as_str().map(str::to_owned).ok_or_else(|| invalid_value("input", "a string or a list of strings", value))
@@ -99,7 +99,7 @@ async fn embed(
     };
     let dimensions = fields.integer("dimensions", 1..=1 << 20)?.map(|count| count as usize);
     let truncates = fields.flag("truncate")?.unwrap_or(true);
-    let Encoded { mut vectors, usage } = encode(&loaded, "input", is_list, texts, truncates).await?;
+    let EncodedInputs { mut vectors, usage } = encode(&loaded, "input", is_list, texts, truncates).await?;
     for vector in &mut vectors {
         vector.truncate(dimensions.unwrap_or(usize::MAX));
         encoding::normalize(vector, 2);
@@ -107,7 +107,7 @@ async fn embed(
     Ok(Json(OllamaEmbedResponse {
         model: loaded.name().to_owned(),
         embeddings: vectors,
-        total_duration: nanoseconds(begun.elapsed()),
+        total_duration: nanoseconds(started.elapsed()),
         load_duration: nanoseconds(load),
         prompt_eval_count: usage.prompt_tokens,
     }))
@@ -128,23 +128,19 @@ async fn embeddings(
     let loaded = app.loaded(request::model(fields)?).await?;
     let prompt =
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a text"))?;
-    let Encoded { vectors, .. } = encode(&loaded, "prompt", false, vec![prompt.to_owned()], true).await?;
+    let EncodedInputs { vectors, .. } = encode(&loaded, "prompt", false, vec![prompt.to_owned()], true).await?;
     Ok(Json(OllamaEmbeddingsResponse { embedding: vectors.into_iter().next().unwrap_or_default() }))
 }
 
-/// Embeds texts, after shortening those that do not fit if `truncates` is true.
+/// Embeds texts. If `truncates` is true, texts that do not fit are shortened.
 async fn encode(
     loaded: &Loaded,
     field: &'static str,
     is_list: bool,
     texts: Vec<String>,
     truncates: bool,
-) -> Result<Encoded, ApiError> {
-    let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
-    if pooling == Pooling::None {
-        let detail = "the server runs with --pooling none, which has no embedding for a whole text; start it with --pooling mean, cls or last";
-        return Err(ApiError::bad_request(detail));
-    }
+) -> Result<EncodedInputs, ApiError> {
+    let pooling = encoding::text_pooling(loaded)?;
     let max_tokens = if truncates { loaded.encoder().max_input_tokens() } else { usize::MAX };
     let tokenize = move |vocabulary: &Vocabulary| {
         let tokens = |text: &String| {
@@ -156,7 +152,7 @@ async fn encode(
     encoding::encode(loaded, field, is_list, EncoderOutput::Embedding(pooling), tokenize).await
 }
 
-/// Removes tokens from the end, before a control token that ends the text.
+/// Removes tokens from the end, but keeps a control token that ends the text.
 fn shorten(mut tokens: Vec<TokenId>, max: usize, vocabulary: &Vocabulary) -> Vec<TokenId> {
     if tokens.len() <= max {
         return tokens;

@@ -10,7 +10,7 @@ protocol_error! {
     OllamaError, ollama, "application/json; charset=utf-8"
 }
 
-/// An error for clients of Ollama.
+/// An error response in Ollama's format.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct OllamaErrorResponse {
     /// Cause of the error, and the expected value.
@@ -18,7 +18,7 @@ pub struct OllamaErrorResponse {
 }
 
 impl ApiError {
-    /// Returns the error for clients of Ollama. Logs the cause of an internal error.
+    /// Returns the error in Ollama's format. Logs the cause of an internal error.
     #[must_use]
     pub fn ollama(&self) -> OllamaErrorResponse {
         OllamaErrorResponse { error: self.public_detail() }

@@ -29,8 +29,8 @@ pub(super) fn with_images(text: Value, images: Option<&Value>, at: &str) -> Resu
     Ok(parts.into())
 }
 
-/// Converts the messages. Ollama's tool calls have no ids: results belong to the calls in their order, and to the call of
-/// the tool that they name.
+/// Converts the messages. Ollama's tool calls have no ids: a result belongs to the first unanswered call of the tool
+/// that it names, or else to the first unanswered call.
 pub(super) fn messages(list: &[Value]) -> Result<Vec<Value>, ApiError> {
     let mut unanswered: VecDeque<(String, String)> = VecDeque::new();
     let convert = |(index, message): (usize, &Value)| {

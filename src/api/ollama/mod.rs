@@ -26,14 +26,14 @@ use axum::response::{IntoResponse, Response};
 use body::{OllamaChatBody, OllamaGenerateBody};
 use error::{OllamaError, OllamaErrorResponse};
 use request::OllamaRequest;
-use response::{AnswerShape, OllamaChatResponse, OllamaEnd, OllamaGenerateResponse, OllamaMessage, RequestTimes};
+use response::{OllamaChatResponse, OllamaEnd, OllamaFormat, OllamaGenerateResponse, OllamaMessage, RequestTimes};
 use serde_json::Value;
 use std::time::Instant;
-use stream::AnswerLines;
+use stream::AnswerLineWriter;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Paths of Ollama whose errors have its format, including those that Thunder does not have.
+/// Ollama's paths, whose errors have its format, including paths that Thunder does not support.
 const PREFIXES: &[&str] = &[
     "/api/chat",
     "/api/generate",
@@ -58,7 +58,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(Access::Key, models::router().merge(embed::router()))
 }
 
-/// Answers a conversation, as Ollama's `/api/chat`. The answer is streamed as JSON lines unless `stream` is false.
+/// Answers a conversation, like Ollama's `/api/chat`. The answer is streamed as JSON lines unless `stream` is false.
 #[utoipa::path(post, path = "/api/chat", tag = "ollama",
     request_body(content = OllamaChatBody, content_type = "application/json"),
     responses((status = 200, description = "The answer, or JSON lines of its parts",
@@ -67,11 +67,11 @@ pub(super) fn protocol() -> Protocol {
               (status = 404, body = OllamaErrorResponse, description = "Unknown model"),
               (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
 async fn chat(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OllamaError> {
-    Ok(answer(&client, &body?, request::parse_chat, AnswerShape::Chat).await?)
+    Ok(answer(&client, &body?, request::parse_chat, OllamaFormat::Chat).await?)
 }
 
-/// Answers or completes a prompt, as Ollama's `/api/generate`. The answer is streamed as JSON lines unless `stream` is
-/// false.
+/// Answers or completes a prompt, like Ollama's `/api/generate`. The answer is streamed as JSON lines unless `stream`
+/// is false.
 #[utoipa::path(post, path = "/api/generate", tag = "ollama",
     request_body(content = OllamaGenerateBody, content_type = "application/json"),
     responses((status = 200, description = "The answer, or JSON lines of its parts",
@@ -81,18 +81,18 @@ async fn chat(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<
               (status = 501, body = OllamaErrorResponse, description = "`suffix` for a model without infill tokens"),
               (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
 async fn generate(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OllamaError> {
-    Ok(answer(&client, &body?, request::parse_generate, AnswerShape::Generate { prompt: None }).await?)
+    Ok(answer(&client, &body?, request::parse_generate, OllamaFormat::Generate { prompt: None }).await?)
 }
 
 async fn answer(
     client: &RunClient,
     body: &[u8],
     parse: fn(&Value) -> Result<OllamaRequest, ApiError>,
-    mut shape: AnswerShape,
+    mut format: OllamaFormat,
 ) -> Result<Response, ApiError> {
     let body = shared::parse_json(body)?;
     let request = parse(&body)?;
-    let begun = Instant::now();
+    let started = Instant::now();
     let app = &client.app;
     let name = request::model(Fields::new(&body)?)?;
     if request == OllamaRequest::Unload {
@@ -101,10 +101,10 @@ async fn answer(
         if entry.ready().is_some() {
             app.models().begin_unload(&entry.name)?;
         }
-        return Ok(without_answer(&shape, &entry.name, "unload"));
+        return Ok(without_answer(&format, &entry.name, "unload"));
     }
     let loaded = app.loaded(name).await?;
-    let times = RequestTimes { begun, load: begun.elapsed() };
+    let times = RequestTimes { started, load: started.elapsed() };
     let request = match request {
         OllamaRequest::Chat(body, context) => {
             let mut request = ChatRequest::parse(app, &loaded, &body, Surface::Ollama).await?;
@@ -114,7 +114,7 @@ async fn answer(
                     engine_request.spans.clear();
                 }
             }
-            if let AnswerShape::Generate { prompt } = &mut shape {
+            if let OllamaFormat::Generate { prompt } = &mut format {
                 *prompt = request.requests.first().map(|request| request.prompt.clone());
             }
             request
@@ -122,14 +122,14 @@ async fn answer(
         OllamaRequest::Raw(body) => {
             ChatRequest::raw(app, &loaded, &body, prompt_tokens(&body, &loaded)?, Surface::Ollama)?
         }
-        OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(&shape, loaded.name(), "load")),
+        OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(&format, loaded.name(), "load")),
     };
     if request.requests.len() > 1 {
         return Err(ApiError::invalid("options.n", "`n` must be 1: a response of this API has one answer"));
     }
     let mut chat = ChatStream::start(client, &loaded, request).await?;
     let run = chat.run();
-    let mut lines = AnswerLines::new(shape, times);
+    let mut lines = AnswerLineWriter::new(format, times);
     let response = if chat.options.stream {
         respond_lines(chat, lines)
     } else {
@@ -141,7 +141,7 @@ async fn answer(
     Ok(generation::with_run_id(response, run))
 }
 
-/// Returns the tokens of an earlier response and those of a prompt, without the start token of the latter.
+/// Returns the tokens of an earlier response, followed by those of a prompt without its BOS token.
 fn after_context(context: &[TokenId], prompt: &[TokenId], loaded: &Loaded) -> Vec<TokenId> {
     let bos = loaded.vocabulary().special().bos;
     let rest = prompt.strip_prefix(bos.as_slice()).filter(|_| !context.is_empty() && bos.is_some()).unwrap_or(prompt);
@@ -159,8 +159,8 @@ fn prompt_tokens(body: &Value, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError
     Ok(parameters::or_start_token(vocabulary.encode(prompt, true, true), vocabulary))
 }
 
-fn without_answer(shape: &AnswerShape, model: &str, done_reason: &'static str) -> Response {
-    json(shape.line(model, OllamaMessage::default(), Some((OllamaEnd::without_answer(done_reason), &[])), None))
+fn without_answer(format: &OllamaFormat, model: &str, done_reason: &'static str) -> Response {
+    json(format.line(model, OllamaMessage::default(), Some((OllamaEnd::without_answer(done_reason), &[])), None))
 }
 
 fn json(body: String) -> Response {

@@ -15,10 +15,10 @@ use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Version of Ollama's API that these routes follow. Clients compare it with the version that they need.
+/// Version of Ollama's API that these routes implement. Clients compare it with the version that they need.
 const OLLAMA_VERSION: &str = "0.9.0";
 
-/// Reported remaining time of a model that is never unloaded, as in Ollama.
+/// Reported time until a model is unloaded, for a model that is never unloaded, as in Ollama.
 const NEVER_UNLOADED: TimeDelta = TimeDelta::days(365 * 100);
 
 pub(super) fn router() -> OpenApiRouter<App> {
@@ -114,7 +114,7 @@ struct OllamaShowResponse {
 /// The version of Ollama's API.
 #[derive(Debug, Serialize, ToSchema)]
 struct OllamaVersionResponse {
-    /// Version of Ollama whose API these routes follow.
+    /// Version of Ollama's API that these routes implement.
     version: &'static str,
     /// Version of Thunder.
     thunder: &'static str,
@@ -226,7 +226,7 @@ fn time(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Nanos, true)
 }
 
-/// Returns a number of weights as Ollama shows it.
+/// Returns a number of weights in Ollama's format.
 fn parameter_size(parameters: u64) -> String {
     let count = parameters as f64;
     match parameters {

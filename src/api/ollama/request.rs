@@ -1,6 +1,6 @@
 //! Converts the bodies of Ollama's chats and generations to that of a chat completion, whose parser validates them.
 //!
-//! Both shapes belong to clients, so the converted body is JSON and not a type of its own.
+//! Other APIs define both formats, so the converted body is JSON instead of a type.
 
 use super::messages::{messages, with_images};
 use crate::api::shared::fields::{Fields, integer, invalid_value};
@@ -29,7 +29,7 @@ const CONVERTED: &[&str] = &[
     "top_logprobs",
 ];
 
-/// Options that Ollama applies when it loads a model. Here the server's flags decide.
+/// Options that Ollama applies when it loads a model. They are ignored, because the server's flags determine them.
 const LOAD_OPTIONS: &[&str] = &[
     "num_ctx",
     "num_batch",
@@ -72,7 +72,7 @@ pub(super) fn parse_chat(body: &Value) -> Result<OllamaRequest, ApiError> {
     if list.is_empty() {
         return Ok(load_request(fields));
     }
-    let mut converted = common(body)?;
+    let mut converted = convert_common_fields(body)?;
     converted.insert("messages".into(), messages(list)?.into());
     if let Some(tools) = fields.list("tools")?.filter(|tools| !tools.is_empty()) {
         converted.insert("tools".into(), Value::Array(tools.clone()));
@@ -92,7 +92,7 @@ pub(super) fn parse_generate(body: &Value) -> Result<OllamaRequest, ApiError> {
     if prompt.is_empty() && suffix.is_none() {
         return Ok(load_request(fields));
     }
-    let mut converted = common(body)?;
+    let mut converted = convert_common_fields(body)?;
     let content = with_images(prompt.into(), fields.get("images"), "images")?;
     if fields.flag("raw")?.unwrap_or(false) || suffix.is_some() {
         if content.is_array() {
@@ -116,7 +116,7 @@ pub(super) fn parse_generate(body: &Value) -> Result<OllamaRequest, ApiError> {
     Ok(OllamaRequest::Chat(converted.into(), context))
 }
 
-/// Returns the request that a body without messages or prompt makes.
+/// Returns the request of a body without messages or prompt.
 fn load_request(fields: Fields<'_>) -> OllamaRequest {
     let is_zero = match fields.get("keep_alive") {
         Some(Value::Number(number)) => number.as_f64() == Some(0.0),
@@ -127,7 +127,7 @@ fn load_request(fields: Fields<'_>) -> OllamaRequest {
 }
 
 /// Converts the fields that chats and generations share.
-fn common(body: &Value) -> Result<Map<String, Value>, ApiError> {
+fn convert_common_fields(body: &Value) -> Result<Map<String, Value>, ApiError> {
     let fields = Fields::new(body)?;
     let options = fields.object("options")?;
     let mut converted: Map<String, Value> = Map::new();

@@ -2,7 +2,7 @@
 
 use crate::api::shared::chat::{ChatStream, ToolCallRef};
 use crate::api::shared::generation::ThunderFields;
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::events::{FinishReason, TokenId, system};
 use chrono::SecondsFormat;
 use serde::Serialize;
@@ -92,7 +92,7 @@ struct OllamaFunctionCall {
     arguments: Map<String, Value>,
 }
 
-/// The end of an answer; all fields are absent before.
+/// Fields of the last line of an answer; absent in all other lines.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct OllamaEnd {
     /// `stop`, `length`, `load` or `unload`.
@@ -116,18 +116,18 @@ pub(super) struct OllamaEnd {
     eval_duration: Option<u64>,
 }
 
-/// Times of a request that its response reports.
+/// Times of a request, for its response.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestTimes {
-    pub(super) begun: Instant,
+    pub(super) started: Instant,
     pub(super) load: Duration,
 }
 
-/// The format of an answer.
+/// The format of a response.
 #[derive(Debug)]
-pub(super) enum AnswerShape {
+pub(super) enum OllamaFormat {
     Chat,
-    /// With the tokens of the prompt, unless the request was `raw`.
+    /// Has the tokens of the prompt, unless the request was `raw`.
     Generate {
         prompt: Option<Vec<TokenId>>,
     },
@@ -144,7 +144,7 @@ impl OllamaEnd {
         let Some(finish) = chat.finish(0) else { return Self::without_answer("stop") };
         Self {
             done_reason: Some(if finish.reason == FinishReason::Length { "length" } else { "stop" }),
-            total_duration: Some(nanoseconds(times.begun.elapsed())),
+            total_duration: Some(nanoseconds(times.started.elapsed())),
             load_duration: Some(nanoseconds(times.load)),
             prompt_eval_count: Some(finish.usage.prompt_tokens),
             prompt_eval_duration: Some(finish.prompt_us.saturating_mul(1000)),
@@ -168,7 +168,7 @@ impl OllamaToolCall {
     }
 }
 
-impl AnswerShape {
+impl OllamaFormat {
     /// Returns a line of a stream, or a complete answer, as JSON. `generated` holds the tokens of a complete answer.
     pub(super) fn line(
         &self,
@@ -181,8 +181,8 @@ impl AnswerShape {
         let done = end.is_some();
         let (end, generated) = end.unwrap_or_default();
         match self {
-            Self::Chat => to_text(&OllamaChatResponse { model, created_at, message, done, end, thunder }),
-            Self::Generate { prompt } => to_text(&OllamaGenerateResponse {
+            Self::Chat => to_json(&OllamaChatResponse { model, created_at, message, done, end, thunder }),
+            Self::Generate { prompt } => to_json(&OllamaGenerateResponse {
                 model,
                 created_at,
                 response: message.content,

@@ -1,8 +1,8 @@
 //! Streams an answer as JSON lines: an object for each addition, then one with `"done": true`.
 //!
-//! A retraction of a mod is a line whose `thunder.retract` has the amount of earlier output to remove.
+//! A retraction by a mod is a line whose `thunder.retract` has the number of characters and tool calls to remove.
 
-use super::response::{AnswerShape, OllamaEnd, OllamaMessage, OllamaToolCall, RequestTimes};
+use super::response::{OllamaEnd, OllamaFormat, OllamaMessage, OllamaToolCall, RequestTimes};
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
 use crate::api::shared::generation::ThunderFields;
@@ -13,15 +13,15 @@ use futures::future::BoxFuture;
 
 /// Writes the lines of an answer.
 #[derive(Debug)]
-pub(super) struct AnswerLines {
-    shape: AnswerShape,
+pub(super) struct AnswerLineWriter {
+    format: OllamaFormat,
     times: RequestTimes,
     generated: Vec<TokenId>,
 }
 
-impl AnswerLines {
-    pub(super) fn new(shape: AnswerShape, times: RequestTimes) -> Self {
-        Self { shape, times, generated: Vec::new() }
+impl AnswerLineWriter {
+    pub(super) fn new(format: OllamaFormat, times: RequestTimes) -> Self {
+        Self { format, times, generated: Vec::new() }
     }
 
     /// Adds the tokens of an update.
@@ -40,17 +40,17 @@ impl AnswerLines {
             tool_calls: calls.iter().enumerate().filter_map(|(index, call)| OllamaToolCall::new(index, call)).collect(),
             ..OllamaMessage::default()
         };
-        self.last(chat, message)
+        self.last_line(chat, message)
     }
 
-    fn last(&self, chat: &ChatStream, message: OllamaMessage) -> String {
+    fn last_line(&self, chat: &ChatStream, message: OllamaMessage) -> String {
         let end = OllamaEnd::new(chat, self.times);
         let thunder = ThunderFields::run(chat.run());
-        self.shape.line(&chat.model, message, Some((end, &self.generated)), Some(thunder))
+        self.format.line(&chat.model, message, Some((end, &self.generated)), Some(thunder))
     }
 }
 
-impl ChatEventWriter for AnswerLines {
+impl ChatEventWriter for AnswerLineWriter {
     fn on_start(&mut self, _: &ChatStream, _: &mut PendingEvents) {}
 
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
@@ -68,10 +68,10 @@ impl ChatEventWriter for AnswerLines {
                 }
                 ChatDelta::Retract(retraction) => thunder = Some(ThunderFields::retract(&retraction)),
             }
-            pending.push_back(ServerEvent::data(self.shape.line(&chat.model, message, None, thunder)));
+            pending.push_back(ServerEvent::data(self.format.line(&chat.model, message, None, thunder)));
         }
         if update.end.is_some() {
-            pending.push_back(ServerEvent::data(self.last(chat, OllamaMessage::default())));
+            pending.push_back(ServerEvent::data(self.last_line(chat, OllamaMessage::default())));
         }
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A handler waits for the first output before it responds, so that an invalid request gets a plain 4xx whose `param`
 //! names the field. If llama-server and OpenAI differ on the wire, clients of both are supported. Thunder's own data is
-//! in `thunder`: the run's id, its replay, and `retract` (below).
+//! in `thunder`: the run's id, the path of its replay, and `retract`.
 //!
 //! A mod may remove text that was already sent, and the start of a tool call may turn out to be plain text. The stream
 //! then contains a chunk with an empty delta and `"thunder":{"retract":{"chars":n}}`: the last `n` characters of the
@@ -20,7 +20,7 @@ use axum::routing::get;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-/// Returns the OpenAI routes. `/models` is shared with llama-server's API and put together by the router.
+/// Returns the OpenAI routes, without `/models`, which llama-server's API shares.
 pub(super) fn protocol() -> Protocol {
     let runs = OpenApiRouter::new().merge(chat::router()).routes(routes!(completions::completions));
     let calls =

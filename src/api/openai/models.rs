@@ -22,7 +22,7 @@ pub(super) struct ListModelsParams {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum ModelListResponse {
-    /// For clients of OpenAI and of Ollama.
+    /// OpenAI's format, with the models in Ollama's format too.
     OpenAi {
         /// Always `list`.
         object: &'static str,
@@ -31,7 +31,7 @@ pub(super) enum ModelListResponse {
         /// The same models in Ollama's format.
         models: Vec<OllamaModel>,
     },
-    /// For clients of Anthropic.
+    /// Anthropic's format.
     Anthropic {
         /// The models, the default model first.
         data: Vec<AnthropicModel>,
@@ -48,13 +48,13 @@ pub(super) enum ModelListResponse {
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
 pub(super) enum ModelResponse {
-    /// For clients of OpenAI.
+    /// OpenAI's format.
     OpenAi(Box<OpenAiModel>),
-    /// For clients of Anthropic.
+    /// Anthropic's format.
     Anthropic(Box<AnthropicModel>),
 }
 
-/// A model for clients of OpenAI.
+/// A model in OpenAI's format.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct OpenAiModel {
     /// Name of the model.
@@ -80,7 +80,7 @@ pub(super) struct OpenAiModel {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ModelMetadata {
     architecture: String,
-    /// llama.cpp's number of the tokenizer.
+    /// llama.cpp's number of the tokenizer type.
     vocab_type: u32,
     tokenizer: &'static str,
     n_vocab: usize,
@@ -97,7 +97,7 @@ pub(super) struct ModelMetadata {
     ftype: String,
 }
 
-/// A model for clients of Anthropic.
+/// A model in Anthropic's format.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct AnthropicModel {
     /// Always `model`.
@@ -116,7 +116,7 @@ pub(super) struct AnthropicModel {
     max_tokens: Option<u32>,
 }
 
-/// A model for clients of Ollama; fields that Thunder does not know are empty.
+/// A model in Ollama's format; unknown fields are empty.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct OllamaModel {
     /// Name of the model.
@@ -137,7 +137,7 @@ pub(super) struct OllamaModel {
     details: OllamaModelDetails,
 }
 
-/// Details of a model for clients of Ollama.
+/// Details of a model in Ollama's format.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct OllamaModelDetails {
     parent_model: &'static str,
@@ -152,8 +152,8 @@ pub(super) struct OllamaModelDetails {
     quantization_level: String,
 }
 
-/// Lists the models that requests can name, with details of the loaded ones. `?reload=1` looks for new files. Clients
-/// that send `anthropic-version` get Anthropic's format.
+/// Lists the models that requests can name, with details of the loaded ones. `?reload=1` scans for new files first.
+/// Clients that send `anthropic-version` receive Anthropic's format.
 #[utoipa::path(get, path = "/v1/models", tag = "openai",
     responses((status = 200, body = ModelListResponse),
               (status = 503, description = "The server is starting")))]

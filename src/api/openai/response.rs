@@ -1,4 +1,4 @@
-//! Parts of responses that chat completions and completions share.
+//! Parts of responses that completions and chat completions share.
 
 use crate::api::shared::generation::{self, RunTimings, ThunderFields};
 use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart, StopType};
@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer};
 use std::borrow::Cow;
 use utoipa::ToSchema;
 
-/// Fingerprint of the server. Clients of llama-server look for the `b` of its build numbers.
+/// Fingerprint of the server. Clients of llama-server expect it to start with `b`, like a build number.
 const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
 
 /// OpenAI's value for a token without a probability.
@@ -24,7 +24,7 @@ impl Serialize for AnswerId {
     }
 }
 
-/// Fields that completions, chat completions and their chunks have in common.
+/// Fields that completions, chat completions and their chunks share.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct CompletionHead<'a> {
     /// A prefix, such as `chatcmpl-`, and the id of the first run.
@@ -89,12 +89,14 @@ pub(super) struct ChunkDetails<'a> {
     /// The runs of the choices in the first and last chunk, or a retraction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) thunder: Option<ThunderFields>,
-    /// In the last chunk, like `__verbose`.
+    /// Only in the last chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) usage: Option<CompletionUsage>,
-    /// In the last chunk, or in every chunk with `timings_per_token`. With several choices those of the slowest one.
+    /// In the last chunk, and with `timings_per_token` in every chunk. With several choices, timings of the slowest
+    /// one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) timings: Option<RunTimings>,
+    /// Only in the last chunk.
     #[serde(rename = "__verbose", skip_serializing_if = "Option::is_none")]
     pub(super) verbose: Option<VerboseAnswer<'a>>,
 }

@@ -1,7 +1,8 @@
 //! The events of a response's stream.
 
-use super::response::{EmptyList, OutputItem, OutputPart, ResponseObject};
+use super::response::{OutputItem, OutputPart, ResponseObject};
 use crate::api::shared::generation::{PromptProgressResponse, RunTimings};
+use crate::api::shared::settings::EmptyList;
 use crate::server::ErrorCode;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -92,19 +93,20 @@ pub(super) enum ResponseEvent<'a> {
     /// The complete arguments of a call.
     #[serde(rename = "response.function_call_arguments.done")]
     FunctionCallArgumentsDone { item_id: &'a str, output_index: usize, name: &'a str, arguments: &'a str },
-    /// A mod removed sent output.
+    /// A mod removed output that was already sent.
     #[serde(rename = "thunder.retract")]
     Retract {
-        /// Characters of the text.
+        /// Characters to remove from the text.
         chars: usize,
-        /// Characters of the reasoning.
+        /// Characters to remove from the reasoning.
         reasoning_chars: usize,
+        /// Tool calls to remove.
         tool_calls: usize,
     },
     /// The complete response.
     #[serde(rename = "response.completed")]
     Completed { response: &'a ResponseObject, timings: Option<RunTimings> },
-    /// The response, if the limit of tokens was reached.
+    /// The response, if the maximum number of tokens was reached.
     #[serde(rename = "response.incomplete")]
     Incomplete { response: &'a ResponseObject, timings: Option<RunTimings> },
     /// The run failed.

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use utoipa::IntoParams;
 
-/// Maximum items per page, as with OpenAI.
+/// Maximum items per page, as in OpenAI's API.
 const MAX_LIMIT: usize = 100;
 const DEFAULT_LIMIT: usize = 20;
 
@@ -76,7 +76,8 @@ impl ListInputItemsParams {
     }
 }
 
-/// Adds the fields that clients omit and OpenAI returns. Clients define the form of an item, so it is JSON.
+/// Adds the fields that clients may omit and OpenAI's API returns. Clients choose the fields of an item, so it has no
+/// type.
 fn add_missing_fields(item: &mut Value, id: &str) {
     let kind = if item["role"] == "assistant" { "output_text" } else { "input_text" };
     if let Some(text) = item["content"].as_str() {

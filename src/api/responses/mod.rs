@@ -1,4 +1,4 @@
-//! OpenAI's Responses API: chat requests and answers in items.
+//! OpenAI's Responses API: chat requests and answers as items.
 //!
 //! `request` converts the body to that of a chat completion. `response` and `stream` convert the answer to items and
 //! events. `stored` saves responses so that later requests can continue them. Runs are recorded as usual.
@@ -45,7 +45,8 @@ pub(super) fn protocol() -> Protocol {
 }
 
 /// Generates a response, like OpenAI's Responses API. `"stream": true` returns server-sent events. Unless `store` is false, a
-/// later request can continue it by `previous_response_id`. Stored responses are deleted with the runs of the same day.
+/// later request can continue it with `previous_response_id`. Stored responses are deleted with the runs of the same
+/// day.
 #[utoipa::path(post, path = "/v1/responses", tag = "openai",
     request_body(content = ResponsesBody, content_type = "application/json"),
     responses((status = 200, description = "A response, or server-sent events of its items",
@@ -66,7 +67,7 @@ async fn create(client: RunClient, body: Result<Bytes, BytesRejection>) -> Resul
     let run = chat.run();
     let record = stores.then_some(ResponseRecord { app: client.app, run, items, owner: client.caller.tenant });
     let response = if chat.options.stream {
-        respond(chat, stream::ResponseEvents::new(echo, record))
+        respond(chat, stream::ResponseEventWriter::new(echo, record))
     } else {
         while chat.next().await?.is_some() {}
         let response = ResponseObject::complete(&chat, echo);
@@ -108,7 +109,7 @@ async fn delete(
     Ok(Json(DeletedResponse { id, object: "response", deleted: true }))
 }
 
-/// Counts the tokens of a response's prompt without running it.
+/// Counts the prompt tokens of a request without running it.
 #[utoipa::path(post, path = "/v1/responses/input_tokens", tag = "openai",
     request_body(content = ResponsesBody, content_type = "application/json"),
     responses((status = 200, body = InputTokensResponse),

@@ -1,6 +1,6 @@
 //! Converts the body of OpenAI's Responses to that of a chat completion.
 //!
-//! Clients define both formats, so the converted body is JSON instead of a type.
+//! OpenAI defines both formats, so the converted body is JSON instead of a type.
 
 use crate::api::shared::chat::images;
 use crate::api::shared::fields::{Fields, invalid_value, join_text_parts, required_text};
@@ -25,10 +25,10 @@ const CONVERTED: &[&str] = &[
     "messages",
 ];
 
-/// Fields that refer to data the server does not store.
+/// Fields that refer to data that the server does not store, with the cause and the remedy.
 const UNSUPPORTED: &[(&str, &str)] = &[
-    ("conversation", "conversations are not stored; send previous_response_id, or the whole conversation as input"),
-    ("prompt", "stored prompts are not supported; send instructions and input"),
+    ("conversation", "conversations are not stored; send `previous_response_id`, or the whole conversation as `input`"),
+    ("prompt", "stored prompts are not supported; send `instructions` and `input`"),
 ];
 
 /// The body of a response. All fields of a chat completion are accepted too.
@@ -84,11 +84,13 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     let fields = Fields::new(body)?;
     for (name, reason) in UNSUPPORTED {
         if fields.get(name).is_some() {
-            return Err(ApiError::invalid(*name, format!("{name}: {reason}")).code(ErrorCode::Unsupported));
+            return Err(
+                ApiError::invalid(*name, format!("`{name}` must be absent: {reason}")).code(ErrorCode::Unsupported)
+            );
         }
     }
     if fields.flag("background")? == Some(true) {
-        let detail = "background: background responses are not supported; omit it and keep the connection open";
+        let detail = "`background` must be false: background responses are not supported; keep the connection open";
         return Err(ApiError::invalid("background", detail).code(ErrorCode::Unsupported));
     }
     let mut chat = fields.without(CONVERTED);
@@ -137,7 +139,7 @@ fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
     match tool["type"].as_str() {
         Some("function") => {}
         Some(kind) => {
-            tracing::info!("{at} ignored: tools of type '{kind}' are not supported");
+            tracing::info!(field = at, tool.type = kind, "unsupported tool ignored");
             return Ok(None);
         }
         None => return Err(invalid_value(&format!("{at}.type"), "\"function\"", &tool["type"])),

@@ -2,6 +2,7 @@
 
 use crate::api::shared::chat::ChatStream;
 use crate::api::shared::generation::ThunderFields;
+use crate::api::shared::settings::EmptyList;
 use crate::events::FinishReason;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -22,7 +23,7 @@ pub(super) struct ResponseObject {
     status: ResponseStatus,
     /// Always false.
     background: bool,
-    /// Always null; errors have their own format.
+    /// Always null, because a failed run returns an error instead of a response.
     error: Option<String>,
     incomplete_details: Option<IncompleteDetails>,
     /// Name of the model.
@@ -44,7 +45,7 @@ pub(super) enum ResponseStatus {
     InProgress,
     /// The output is complete.
     Completed,
-    /// The limit of tokens was reached.
+    /// The maximum number of tokens was reached.
     Incomplete,
 }
 
@@ -141,9 +142,6 @@ impl EchoedFields {
     }
 }
 
-/// A list that is always empty.
-pub(super) type EmptyList = [u32; 0];
-
 /// A part of the output.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -226,8 +224,8 @@ impl ResponseObject {
             output.push(OutputItem::message(chat, output.len(), Some(parsed.content.clone()), status));
         }
         for call in calls {
-            let whole = serde_json::from_str::<serde::de::IgnoredAny>(call.arguments).is_ok();
-            let status = if whole { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
+            let is_complete = serde_json::from_str::<serde::de::IgnoredAny>(call.arguments).is_ok();
+            let status = if is_complete { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
             output.push(OutputItem::function_call(chat, output.len(), call.id, call.name, call.arguments, status));
         }
         let details = IncompleteDetails { reason: "max_output_tokens" };

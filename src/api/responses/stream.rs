@@ -1,6 +1,6 @@
 //! Streams a response as numbered events: its start, each item with start, deltas and end, and the complete response.
 //!
-//! Retractions of mods are sent as the event `thunder.retract`; the response in the last event is always correct.
+//! A retraction by a mod is sent as the event `thunder.retract`; the response in the last event is always correct.
 
 use super::event::{ResponseEvent, ResponseStreamEvent};
 use super::response::{EchoedFields, OutputItem, OutputPart, ResponseObject, ResponseStatus};
@@ -14,7 +14,7 @@ use crate::server::ApiError;
 use futures::future::BoxFuture;
 
 /// Writes the events of a response.
-pub(super) struct ResponseEvents {
+pub(super) struct ResponseEventWriter {
     echo: EchoedFields,
     record: Option<ResponseRecord>,
     sequence: u64,
@@ -23,7 +23,7 @@ pub(super) struct ResponseEvents {
     item: Option<Item>,
 }
 
-/// The item that is being written.
+/// The open item, to which deltas are added.
 #[derive(Debug)]
 struct Item {
     id: String,
@@ -38,7 +38,7 @@ enum ItemKind {
     Call { id: String, name: String },
 }
 
-/// Numbers the events of a stream.
+/// Numbers the events of a stream and adds them to the pending ones.
 struct EventSender<'a> {
     sequence: &'a mut u64,
     pending: &'a mut PendingEvents,
@@ -52,7 +52,7 @@ impl EventSender<'_> {
     }
 }
 
-impl ResponseEvents {
+impl ResponseEventWriter {
     pub(super) fn new(echo: EchoedFields, record: Option<ResponseRecord>) -> Self {
         Self { echo, record, sequence: 0, completed: 0, item: None }
     }
@@ -129,7 +129,7 @@ impl ResponseEvents {
     }
 }
 
-impl ChatEventWriter for ResponseEvents {
+impl ChatEventWriter for ResponseEventWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
         let response = ResponseObject::in_progress(chat, self.echo.clone());
         self.send(ResponseEvent::Created { response: &response }, pending);
@@ -138,7 +138,7 @@ impl ChatEventWriter for ResponseEvents {
     }
 
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
-        let is = |item: &Option<Item>, kind: &ItemKind| item.as_ref().is_some_and(|item| item.kind == *kind);
+        let is_open = |item: &Option<Item>, kind: &ItemKind| item.as_ref().is_some_and(|item| item.kind == *kind);
         if let Some(progress) = update.progress {
             let event = ResponseEvent::InProgress {
                 response: &ResponseObject::in_progress(chat, self.echo.clone()),
@@ -150,13 +150,13 @@ impl ChatEventWriter for ResponseEvents {
         for delta in update.deltas {
             match delta {
                 ChatDelta::Reasoning(text) => {
-                    if !is(&self.item, &ItemKind::Reasoning) {
+                    if !is_open(&self.item, &ItemKind::Reasoning) {
                         self.open(chat, ItemKind::Reasoning, pending);
                     }
                     self.push_delta(chat, &text, pending);
                 }
                 ChatDelta::Content(text) => {
-                    if !is(&self.item, &ItemKind::Text) {
+                    if !is_open(&self.item, &ItemKind::Text) {
                         self.open(chat, ItemKind::Text, pending);
                     }
                     self.push_delta(chat, &text, pending);
@@ -195,7 +195,7 @@ impl ChatEventWriter for ResponseEvents {
             send(&response, pending);
             return None;
         };
-        // The response is stored before the last event is sent because a client may then continue it immediately.
+        // The response is stored before the last event is sent, after which a client may continue it immediately.
         Some(Box::pin(async move {
             let (mut last, response) = (PendingEvents::new(), record.save(response).await);
             send(&response, &mut last);

@@ -1,5 +1,5 @@
-//! `POST /api/v1/generate`, which the attention API and `KoboldCPP`'s API share: a body with a `prompt` and without
-//! `input_ids` is for the latter.
+//! `POST /api/v1/generate`, which the attention API and `KoboldCPP`'s API share. A body with a `prompt` and without
+//! `input_ids` belongs to `KoboldCPP`'s API.
 
 use crate::api::attention::request::GenerateAttention;
 use crate::api::attention::rest::{self as attention, GenerateAttentionResponse};
@@ -20,9 +20,9 @@ pub(super) fn protocol(genkeys: Genkeys) -> Protocol {
     Protocol::new(AttentionError::render, &[]).routes(Access::Run, routes)
 }
 
-/// Generates from `input_ids`; with `return_attention` each token has its attention. A body with a `prompt` instead is
-/// handled as by `KoboldCPP`. `Accept: application/msgpack` returns `MessagePack`; a body of that type is
-/// accepted.
+/// Generates from `input_ids`; with `return_attention` each token has its attention. A body with a `prompt` and without
+/// `input_ids` uses `KoboldCPP`'s format. The body may be `MessagePack` with `Content-Type: application/msgpack`, and
+/// the response is `MessagePack` with `Accept: application/msgpack`.
 #[utoipa::path(post, path = "/api/v1/generate", tag = "attention",
     request_body(content((GenerateAttention = "application/json"), (GenerateAttention = "application/msgpack"))),
     responses((status = 200, content((GenerateAttentionResponse = "application/json"), (GenerateAttentionResponse = "application/msgpack"))),

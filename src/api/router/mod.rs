@@ -1,4 +1,4 @@
-//! Puts the protocols together: their routes behind the shared middleware, the paths that two of them share, and the
+//! Combines the protocols: their routes with the shared middleware, the paths that two protocols share, and the
 //! `OpenAPI` and `AsyncAPI` documents.
 
 mod asyncapi;
@@ -63,7 +63,7 @@ fn protocols(app: &App) -> Vec<Protocol> {
     protocols
 }
 
-/// Returns `/models`, which OpenAI's API lists and llama-server's API changes.
+/// Returns the routes of `/models`: `GET` of OpenAI's API, `POST` and `DELETE` of llama-server's.
 fn shared_models() -> Protocol {
     let routes = openai::models_router().merge(llama::models_router());
     Protocol::new(OpenAiError::render, &[]).routes(Access::Key, routes)
@@ -136,8 +136,8 @@ fn with_access_layers(guard: &Guard, routes: Router<App>) -> Router<App> {
         .layer(from_fn_with_state(guard.clone(), auth::guard))
 }
 
-/// Returns false for a stream whose parts must be sent at once, which a compressor would hold back. The default
-/// predicate covers server-sent events.
+/// Returns false for a stream of lines, which a compressor would hold back. The default predicate excludes server-sent
+/// events.
 fn may_be_buffered(_: StatusCode, _: Version, headers: &HeaderMap, _: &Extensions) -> bool {
     !headers.contains_key(NO_BUFFERING.0)
 }
@@ -146,7 +146,7 @@ fn may_be_buffered(_: StatusCode, _: Version, headers: &HeaderMap, _: &Extension
 fn with_headers(app: &App, routes: Router<App>) -> Router<App> {
     routes
         .layer(auth::cors(&app.credentials().security))
-        .layer(CatchPanicLayer::custom(panicked))
+        .layer(CatchPanicLayer::custom(panic_response))
         .layer(SetResponseHeaderLayer::if_not_present(
             header::X_CONTENT_TYPE_OPTIONS,
             HeaderValue::from_static("nosniff"),
@@ -156,10 +156,10 @@ fn with_headers(app: &App, routes: Router<App>) -> Router<App> {
 }
 
 /// Returns the response for a path without a route: a page for a browser, else an error in the format of the protocol
-/// with similar paths.
+/// whose paths have the same prefix.
 fn unknown_path(
     formats: &ErrorFormats,
-    not_found: fn(&header::HeaderMap, &axum::http::Uri) -> Response,
+    not_found: fn(&HeaderMap, &axum::http::Uri) -> Response,
     request: &Request,
 ) -> Response {
     if auth::is_page_request(request) {
@@ -169,8 +169,9 @@ fn unknown_path(
     formats.for_path(path)(ApiError::new(ErrorKind::NotFound, format!("no route exists at {path}")))
 }
 
+/// Returns the response for a handler that panicked.
 #[expect(clippy::needless_pass_by_value, reason = "the layer passes the panic by value")]
-fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+fn panic_response(panic: Box<dyn std::any::Any + Send>) -> Response {
     let message = panic
         .downcast_ref::<String>()
         .map(String::as_str)

@@ -1,5 +1,5 @@
-//! The `OpenAPI` document: the routers' declarations, completed so that it is valid and clients can be generated from
-//! it.
+//! The `OpenAPI` document: the declarations of the routers, completed so that the document is valid and clients can be
+//! generated from it.
 
 use axum::http::StatusCode;
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use utoipa::openapi::{OpenApi, Server};
 /// Path of the document.
 pub(super) const PATH: &str = "/api/v1/openapi.json";
 
-/// Returns the document of a server whose paths begin with `prefix`, which may be empty.
+/// Returns the document for a server whose paths start with `prefix`, which may be empty.
 pub(super) fn document(mut declared: OpenApi, prefix: &str) -> Bytes {
     if !prefix.is_empty() {
         declared.servers = Some(vec![Server::new(prefix)]);
@@ -27,7 +27,7 @@ fn members(value: Option<&mut Value>) -> impl Iterator<Item = (&String, &mut Val
     value.and_then(Value::as_object_mut).into_iter().flat_map(Map::iter_mut)
 }
 
-/// Sets a unique id of the operation, and the standard phrase of the status as description of responses without one.
+/// Sets a unique operation id, and describes responses without a description by the reason phrase of their status.
 fn complete(operation: &mut Value, method: &str, path: &str) {
     // `GET /api/v1/runs/{id}` becomes `get_api_v1_runs_id`. The default, the handler's name, is not unique.
     let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());

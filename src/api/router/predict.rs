@@ -1,4 +1,4 @@
-//! Vertex AI's predictions: one body with requests to several routes, which run concurrently.
+//! Vertex AI's predictions: one body with several requests to any routes, which run concurrently.
 
 use crate::api::shared;
 use crate::api::shared::error::{LlamaError, LlamaErrorResponse};
@@ -44,7 +44,7 @@ enum Prediction {
     Error(LlamaErrorResponse),
 }
 
-/// Returns the route at `path` with instances sent to `routes`; `paths` are those that accept `POST`.
+/// Returns the route at `path`, which sends instances to `routes`; `paths` are the paths that accept `POST`.
 pub(super) fn router<'a>(path: &str, routes: Router, paths: impl Iterator<Item = &'a str>) -> Router<App> {
     let mut named = HashMap::new();
     for target in paths {
@@ -91,13 +91,13 @@ impl Targets {
 
     fn request(&self, head: &Parts, index: usize, instance: &Value) -> Result<Request, ApiError> {
         const FORMAT: &str = "@requestFormat";
-        let place = format!("instances[{index}]");
-        let mut fields = instance.as_object().cloned().ok_or_else(|| invalid_value(&place, "an object", instance))?;
+        let field = format!("instances[{index}]");
+        let mut fields = instance.as_object().cloned().ok_or_else(|| invalid_value(&field, "an object", instance))?;
         let format = fields.remove(FORMAT).unwrap_or_default();
         let path = format.as_str().and_then(|name| self.paths.get(name)).ok_or_else(|| {
-            let field = format!("{place}.{FORMAT}");
+            let field = format!("{field}.{FORMAT}");
             let detail = format!(
-                "{field} must be the path of a route or its name, such as \"chatCompletions\", got {}",
+                "`{field}` must be the path of a route or its name, such as \"chatCompletions\", got {}",
                 abbreviate(&format)
             );
             ApiError::invalid(field, detail)
@@ -126,7 +126,7 @@ impl Targets {
     }
 }
 
-/// Names a path in `@requestFormat`: `/v1/chat/completions` is `chatCompletions`.
+/// Returns the name of a path in `@requestFormat`: `/v1/chat/completions` is `chatCompletions`.
 fn format_name(path: &str) -> String {
     let path = path.strip_prefix("/v1").unwrap_or(path);
     let words = path.split(['/', '-', '_']).filter(|word| !word.is_empty());

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use tower::ServiceExt;
 
-/// Returns the state of a server that has loaded nothing. With `key` it requires one.
+/// Returns the state of a server without a model. With `key` it requires an API key.
 fn app(key: Option<&str>) -> App {
     let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
     let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
@@ -93,7 +93,7 @@ async fn every_route_has_its_access_class_and_its_error_format() {
 }
 
 #[tokio::test]
-async fn unknown_path_gets_the_format_of_its_neighbours() {
+async fn unknown_path_gets_the_error_format_of_its_prefix() {
     let routes = router(&app(None), &crate::ui::pages());
     for (path, expected) in [
         ("/v1/x", r#"{"error":{"message""#),

@@ -1,4 +1,4 @@
-//! `AsyncAPI` descriptions of WebSockets. The schemas of messages are those of their types.
+//! `AsyncAPI` descriptions of WebSockets. The schema of a message is derived from its type.
 
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use utoipa::openapi::{KnownFormat, RefOr, SchemaFormat, Type};
 
 /// A WebSocket with its messages.
 pub(crate) struct SocketDescription {
-    /// Name of the channel, and prefix of its messages' names.
+    /// Name of the channel and prefix of its messages' names.
     pub(crate) name: &'static str,
     pub(crate) address: &'static str,
     pub(crate) title: &'static str,
@@ -164,14 +164,14 @@ impl AsyncApiDocument {
     fn add(&mut self, socket: SocketDescription) {
         let SocketDescription { name, address, title, description, client, server } = socket;
         let mut messages = BTreeMap::new();
-        // `action` is the server's, the operation's name says what the client does.
+        // `action` is from the server's view, the operation's name from the client's.
         for (action, prefix, summary, described) in [
             ("receive", "send", "Messages from clients.", client),
             ("send", "receive", "Messages from the server.", server),
         ] {
             let channel = Reference::new(&format!("channels/{name}"));
             let references =
-                described.iter().map(|one| Reference::new(&format!("channels/{name}/messages/{}", one.name)));
+                described.iter().map(|message| Reference::new(&format!("channels/{name}/messages/{}", message.name)));
             let operation = OperationObject { action, channel, messages: references.collect(), summary };
             self.operations.insert(format!("{prefix}{}{}", &name[..1].to_uppercase(), &name[1..]), operation);
             for MessageDescription { name: message, message: object, schemas } in described {

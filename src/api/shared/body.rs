@@ -1,18 +1,18 @@
-//! Fields of request bodies that several protocols share. Bodies are read field by field, so that every error names the
-//! field; these types describe them.
+//! Descriptions of the request fields that several protocols share. Bodies are read field by field, so that every error
+//! names the field; these types only describe them in the `OpenAPI` document.
 
 use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashMap;
 use utoipa::ToSchema;
 
-/// Fields that all requests for a generation accept. `null` counts as absent.
+/// Fields that every request for a generation accepts. `null` counts as absent.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(crate) struct GenerationFields {
     /// Name of the model, optionally followed by mods: `model/mod`. Default is the server's default model.
     model: Option<String>,
-    /// Mods in the order of their calls.
+    /// Mods in the order in which they are called.
     mods: Option<Vec<ModSelection>>,
     /// Answer with server-sent events.
     #[schema(default = false)]
@@ -25,7 +25,7 @@ pub(crate) struct GenerationFields {
     /// Tokens that end the answer, by id or text.
     #[schema(value_type = Option<Vec<Value>>)]
     stop_tokens: Option<Vec<Value>>,
-    /// The model cannot end the answer.
+    /// Prevent the model from ending the answer.
     #[schema(default = false)]
     ignore_eos: Option<bool>,
     /// Seed of the sampler; -1 for a random one.
@@ -33,7 +33,7 @@ pub(crate) struct GenerationFields {
     /// Temperature; 0 selects the most probable token.
     #[schema(minimum = 0, maximum = 100, default = 0.8)]
     temperature: Option<f64>,
-    /// Sample from this many most probable tokens; 0 for all.
+    /// Number of most probable tokens to sample from; 0 for all.
     #[schema(default = 40)]
     top_k: Option<i32>,
     /// Nucleus sampling.
@@ -123,12 +123,12 @@ pub(crate) struct GenerationFields {
     /// Slot to run in; -1 for any.
     #[schema(default = -1)]
     id_slot: Option<i32>,
-    /// Reuse the state of a matching prefix.
+    /// Reuse the KV cache of a matching prefix.
     #[schema(default = true)]
     cache_prompt: Option<bool>,
     /// Behaviour when the context is full: `stop`, `shift` or `evict`.
     context_policy: Option<String>,
-    /// Adapters; those that are not listed are not applied.
+    /// Scales of LoRA adapters; adapters that are not listed are not applied.
     lora: Option<Vec<AdapterScaleBody>>,
     /// Add timings to every chunk of a stream.
     #[schema(default = false)]
@@ -139,7 +139,7 @@ pub(crate) struct GenerationFields {
     /// Report probabilities after the sampling stages.
     #[schema(default = false)]
     post_sampling_probs: Option<bool>,
-    /// Seconds of silence after which a stream sends a comment; -1 for none.
+    /// Seconds without an event after which a stream sends a comment; -1 for none.
     sse_ping_interval: Option<i64>,
 }
 
@@ -155,7 +155,7 @@ pub(crate) struct ChatCompletionRequest {
     tool_choice: Option<Value>,
     #[schema(default = true)]
     parallel_tool_calls: Option<bool>,
-    /// Number of answers.
+    /// Number of answers to generate.
     #[schema(minimum = 1, maximum = 32, default = 1)]
     n: Option<u32>,
     /// Report the log-probabilities of the answer's tokens.
@@ -204,17 +204,17 @@ pub(crate) enum ModSelection {
     Configured {
         /// Name of the mod.
         name: String,
-        /// Configuration, in the form that the mod describes.
+        /// Configuration of the mod; the mod defines its fields.
         #[schema(value_type = Option<Value>)]
         config: Option<Value>,
     },
 }
 
-/// The scale of an adapter.
+/// The scale of a LoRA adapter.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(crate) struct AdapterScaleBody {
-    /// Number of the adapter.
+    /// Id of the adapter, from `GET /lora-adapters`.
     id: u32,
     scale: f64,
 }
@@ -237,10 +237,10 @@ struct ChatMessageBody {
     /// A text, or a list of parts: `{type: "text", text}`, and `{type: "image_url", image_url: {url}}` with a data URL.
     #[schema(value_type = Option<Value>)]
     content: Option<Value>,
-    /// Calls of the assistant: `{id, type: "function", function: {name, arguments}}`.
+    /// Tool calls of the assistant: `{id, type: "function", function: {name, arguments}}`.
     #[schema(value_type = Option<Vec<Object>>)]
     tool_calls: Option<Vec<Value>>,
-    /// Id of the call that a tool's message answers.
+    /// Id of the call whose result the message contains, if the role is `tool`.
     tool_call_id: Option<String>,
     /// Reasoning of the assistant.
     reasoning_content: Option<String>,

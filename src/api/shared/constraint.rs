@@ -8,8 +8,8 @@ use serde_json::Value;
 /// Prefix of a grammar in llguidance's Lark format, as in llama-server.
 const LARK: &str = "%llguidance";
 
-/// Parses `grammar`, `json_schema` and `response_format`. With several of them the first one applies, as on
-/// llama-server's own routes. With `one_only`, as on its chat routes, several are an error.
+/// Parses `grammar`, `json_schema` and `response_format`. If a body has several of them, the first one applies, as on
+/// llama-server's own routes; with `one_only` they are an error, as on its chat routes.
 pub(crate) fn parse_constraint(fields: Fields<'_>, one_only: bool) -> Result<Option<Constraint>, ApiError> {
     let grammar = fields.text("grammar")?.filter(|text| !text.trim().is_empty()).map(|text| {
         let source = if text.trim_start().starts_with(LARK) { GrammarSource::Lark } else { GrammarSource::Gbnf };

@@ -4,7 +4,7 @@ use crate::api::shared;
 use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::model::llama::EncoderOutput;
+use crate::model::llama::{EncoderOutput, Pooling};
 use crate::server::{ApiError, ErrorKind, Loaded};
 use serde::Serialize;
 use serde_json::Value;
@@ -24,7 +24,7 @@ pub(crate) struct EncoderUsage {
 }
 
 /// The vectors of encoded inputs, with token counts.
-pub(crate) struct Encoded {
+pub(crate) struct EncodedInputs {
     pub(crate) vectors: Vec<Vec<f32>>,
     pub(crate) usage: EncoderUsage,
 }
@@ -34,16 +34,16 @@ pub(crate) async fn encode(
     loaded: &Loaded,
     field: &'static str,
     is_list: bool,
-    wanted: EncoderOutput,
+    output: EncoderOutput,
     tokenize: impl FnOnce(&Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> + Send + 'static,
-) -> Result<Encoded, ApiError> {
+) -> Result<EncodedInputs, ApiError> {
     let vocabulary = Arc::clone(loaded.vocabulary());
     let tokenized = tokio::task::spawn_blocking(move || tokenize(&vocabulary)).await;
     let inputs = tokenized.map_err(|_| ApiError::internal("the tokenizer panicked"))??;
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
     let field_path = |index| if is_list { format!("{field}[{index}]") } else { field.to_owned() };
-    let vectors = loaded.encoder().encode(inputs, wanted).await.map_err(|error| encode_error(&error, &field_path))?;
-    Ok(Encoded { vectors, usage: EncoderUsage { prompt_tokens, total_tokens: prompt_tokens } })
+    let vectors = loaded.encoder().encode(inputs, output).await.map_err(|error| encode_error(&error, &field_path))?;
+    Ok(EncodedInputs { vectors, usage: EncoderUsage { prompt_tokens, total_tokens: prompt_tokens } })
 }
 
 /// Checks that a list is neither empty nor too long.
@@ -57,7 +57,7 @@ pub(crate) fn check_inputs<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Va
     }
 }
 
-/// Returns a string that is not empty.
+/// Returns the string in a value, which must not be empty.
 pub(crate) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiError> {
     match value.as_str() {
         Some("") => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
@@ -66,7 +66,22 @@ pub(crate) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a 
     }
 }
 
-/// Returns a 501 error that states the requirements.
+/// Returns the pooling of embeddings of a whole text.
+///
+/// # Errors
+/// 501 if the server has no embeddings; 400 if it has only embeddings of tokens.
+pub(crate) fn text_pooling(loaded: &Loaded) -> Result<Pooling, ApiError> {
+    let pooling = loaded.encoder().embeddings().map_err(unavailable)?;
+    if pooling == Pooling::None {
+        return Err(ApiError::bad_request(
+            "the server runs with --pooling none, which has no embedding for a whole text; use /embeddings, or start it \
+             with --pooling mean, cls or last",
+        ));
+    }
+    Ok(pooling)
+}
+
+/// Returns the 501 error of a model or server without this encoder; it states the requirements.
 pub(crate) fn unavailable(reason: &EncoderUnavailable) -> ApiError {
     ApiError::not_supported(reason.to_string())
 }
@@ -95,7 +110,7 @@ pub(crate) fn normalize(vector: &mut [f32], norm: i64) {
     let size = |power: i32| vector.iter().map(|&value| f64::from(value.abs()).powi(power)).sum::<f64>();
     let length = match norm {
         ..0 => return,
-        0 => vector.iter().fold(0.0, |most, &value| f64::max(most, f64::from(value.abs()))) / 32_760.0,
+        0 => vector.iter().fold(0.0, |max, &value| f64::max(max, f64::from(value.abs()))) / 32_760.0,
         2 => size(2).sqrt(),
         norm => size(norm as i32).powf(1.0 / norm as f64),
     };

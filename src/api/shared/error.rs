@@ -1,5 +1,5 @@
-//! The error formats of OpenAI and llama-server, which several protocols share. A protocol with its own format has it in
-//! its folder.
+//! The error formats of OpenAI and llama-server, which several protocols share. Other formats are in the folder of
+//! their protocol.
 
 use crate::server::{ApiError, ErrorCode, ErrorKind};
 use serde::Serialize;
@@ -16,14 +16,14 @@ pub struct ExceededContext {
     n_ctx: Option<u32>,
 }
 
-/// An error for clients of OpenAI.
+/// An error response in OpenAI's format.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct OpenAiErrorResponse {
     /// The error.
     pub error: OpenAiErrorBody,
 }
 
-/// The cause of an error for clients of OpenAI.
+/// An error in OpenAI's format.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct OpenAiErrorBody {
     /// Cause of the error, and the expected value.
@@ -38,14 +38,14 @@ pub struct OpenAiErrorBody {
     exceeded: ExceededContext,
 }
 
-/// An error for clients of llama-server.
+/// An error response in llama-server's format.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct LlamaErrorResponse {
     /// The error.
     pub error: LlamaErrorBody,
 }
 
-/// The cause of an error for clients of llama-server.
+/// An error in llama-server's format.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct LlamaErrorBody {
     /// The HTTP status.
@@ -57,7 +57,7 @@ pub struct LlamaErrorBody {
 }
 
 impl ApiError {
-    /// Returns the error for clients of OpenAI. Logs the cause of an internal error.
+    /// Returns the error in OpenAI's format. Logs the cause of an internal error.
     #[must_use]
     pub fn openai(&self) -> OpenAiErrorResponse {
         OpenAiErrorResponse {
@@ -71,7 +71,7 @@ impl ApiError {
         }
     }
 
-    /// Returns the error for clients of llama-server. Logs the cause of an internal error.
+    /// Returns the error in llama-server's format. Logs the cause of an internal error.
     #[must_use]
     pub fn llama(&self) -> LlamaErrorResponse {
         LlamaErrorResponse {

@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
         present.or_else(|| self.defaults.and_then(|defaults| defaults.get(name)))
     }
 
-    /// Returns those of the named fields that are present.
+    /// Returns the named fields that are present.
     pub(crate) fn present_fields(self, names: &[&str]) -> Map<String, Value> {
         names.iter().filter_map(|&name| Some((name.to_owned(), self.get(name)?.clone()))).collect()
     }
@@ -54,7 +54,7 @@ impl<'a> Fields<'a> {
         kept.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Returns the first named field that the body has, else the first that has a default, with its name.
+    /// Returns the name and value of the first named field that the body has, else of the first that has a default.
     pub(crate) fn first_present<'n>(self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
         let first = |fields: Self| names.iter().find_map(|&name| fields.get(name).map(|value| (name, value)));
         first(Self { defaults: None, ..self }).or_else(|| first(self))
@@ -102,7 +102,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Returns an integer. Accepts 5.0 because languages without integers send it.
+/// Returns an integer. Accepts 5.0, which languages without an integer type send.
 pub(crate) fn integer(value: &Value) -> Option<i64> {
     value.as_i64().or_else(|| {
         let number = value.as_f64()?;

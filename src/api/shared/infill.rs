@@ -1,4 +1,4 @@
-//! Prompts for models that were trained to fill a gap between two texts.
+//! Prompts for models that were trained to generate the text between two texts.
 
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
@@ -36,14 +36,14 @@ pub(crate) struct InfillParts {
     pub(crate) start: Vec<TokenId>,
     /// Other files with their separators.
     pub(crate) extra: Vec<TokenId>,
-    /// Put the suffix before the prefix, as some models were trained.
+    /// True for models that were trained with the suffix before the prefix.
     pub(crate) suffix_first: bool,
 }
 
 impl InfillParts {
     /// Returns the prompt in llama-server's order: other files, prefix with the start of the answer, suffix, and the
-    /// token for the middle. If prefix and suffix do not fit, their parts next to the gap are kept, with three quarters
-    /// of the room for the prefix. The other files are cut at their start.
+    /// token for the middle. If prefix and suffix do not fit, the end of the prefix and the start of the suffix are
+    /// kept, with three quarters of the room for the prefix. The other files are cut at their start.
     pub(crate) fn prompt(
         mut self,
         vocabulary: &Vocabulary,

@@ -1,4 +1,4 @@
-//! Fields of llama-server's completion, which OpenAI's routes repeat for requests with `verbose`.
+//! Fields of llama-server's completion, which OpenAI's routes also return for requests with `verbose`.
 
 use super::settings::GenerationSettings;
 use crate::events::{Finish, FinishReason, TokenId};
@@ -6,7 +6,7 @@ use serde::Serialize;
 use std::borrow::Cow;
 use utoipa::ToSchema;
 
-/// The start of a completion: its text and token counts.
+/// The first fields of a completion: its text and token counts.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct LlamaCompletionStart<'a> {
     /// Index of the answer.
@@ -51,7 +51,7 @@ impl StopType {
     }
 }
 
-/// The settings of a completion and the cause of its end.
+/// The last fields of a completion: its settings and the cause of its end.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct LlamaCompletionEnd<'a> {
     #[schema(value_type = GenerationSettings)]

@@ -35,7 +35,7 @@ use serde_json::Value;
 /// Maximum nesting of lists and objects; this is the limit of `serde_json`.
 const MAX_DEPTH: usize = 127;
 
-/// Parses a body as JSON, ignoring its content type: clients that avoid a CORS preflight send JSON as text.
+/// Parses a body as JSON. The content type is ignored, because clients that avoid a CORS preflight send JSON as text.
 ///
 /// # Errors
 /// 400 with the position of the syntax error.
@@ -44,8 +44,8 @@ pub(super) fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
         // `serde_json` has no error kind for exceeding this depth.
         let too_deep = error.to_string().starts_with("recursion limit");
         let detail = if too_deep {
-            let place = format!("line {}, column {}", error.line(), error.column());
-            format!("the body is nested too deep: at most {MAX_DEPTH} levels of lists and objects are allowed, exceeded at {place}")
+            let position = format!("line {}, column {}", error.line(), error.column());
+            format!("the body is nested too deep: at most {MAX_DEPTH} levels of lists and objects are allowed, exceeded at {position}")
         } else {
             format!("the body is not JSON: {error}")
         };

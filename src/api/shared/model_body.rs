@@ -1,4 +1,4 @@
-//! A JSON body for a model.
+//! Extractor of a JSON body and the model that it names.
 
 use super::{Fields, parse_json};
 use crate::server::{ApiError, App, Loaded};
@@ -6,7 +6,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use serde_json::Value;
 
-/// A JSON body and the model that its field `model` names. Handlers extract it as a `Result`, so that an error has the
+/// A JSON body and the model that its field `model` names. Handlers extract it as a `Result` to render an error in the
 /// format of their protocol.
 pub(crate) struct ModelBody {
     pub(crate) app: App,

@@ -1,10 +1,10 @@
-//! The state of a model for the list of models and its events.
+//! The state of a model in the list of models and in model events.
 
 use crate::server::{Entry, ModelState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// The state of a model in the list of models.
+/// The state of a model, with its details.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub(crate) struct ModelStatus {
     /// The state.
@@ -38,7 +38,7 @@ pub(crate) struct ModelStatusDetails {
     /// True if the last load failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     failed: Option<bool>,
-    /// The reason of the failure.
+    /// The cause of the failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<String>,
 }

@@ -11,7 +11,7 @@ pub(crate) const MAX_RUN_MODS: usize = 64;
 /// Expected value of `mods`, for errors.
 const EXPECTED: &str = "a list of names or of {\"name\": …, \"config\": …}";
 
-/// Returns the mods of a request. Those named after the model's name come first.
+/// Returns the mods of a request. Mods in the model's name come first.
 ///
 /// The model's name has the form `model`, `model/mod-a/mod-b`, or, for a model with a publisher,
 /// `publisher/model/mod-a`.
@@ -48,7 +48,7 @@ fn names_after_model<'a, 'n>(
     let segments = |text: &'a str| text.split('/').filter(|segment| !segment.is_empty());
     let (rest, skip) = match (models::resolve(requested, names), &segments(requested).collect::<Vec<_>>()[..]) {
         (Some((_, rest)), _) => (rest, 0),
-        // The server accepts any model name: `any/model`, unless the second part is a mod.
+        // An unknown name is accepted as a model. Two segments are `publisher/model`, unless the second one is a mod.
         (None, [_, second]) => (requested, if known(second) { 1 } else { 2 }),
         (None, _) => (requested, 2),
     };

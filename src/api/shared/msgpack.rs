@@ -10,7 +10,7 @@ use serde_json::Value;
 /// # Errors
 /// 400 with the cause of the decoding failure.
 pub(crate) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
-    let refused = |detail: String| ApiError::bad_request(detail).code(ErrorCode::InvalidJson);
+    let invalid = |detail: String| ApiError::bad_request(detail).code(ErrorCode::InvalidJson);
     let mut rest = body;
     let mut reader = rmp_serde::Deserializer::new(&mut rest);
     // Values are decoded recursively, and a thread's stack is small.
@@ -21,11 +21,11 @@ pub(crate) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
                 format!("the body is nested too deep: at most {MAX_DEPTH} levels of lists and objects are allowed");
             ApiError::bad_request(detail).code(ErrorCode::NestedTooDeep)
         }
-        other => refused(format!("the body is not MessagePack: {other}")),
+        other => invalid(format!("the body is not MessagePack: {other}")),
     })?;
     if !rest.is_empty() {
-        return Err(refused(format!(
-            "the body is not MessagePack: expected one value, {} bytes follow it",
+        return Err(invalid(format!(
+            "the body is not MessagePack: expected one value, but {} bytes follow it",
             rest.len()
         )));
     }

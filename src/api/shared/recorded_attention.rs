@@ -1,4 +1,4 @@
-//! The field `attention`: what a run records of its attention.
+//! The field `attention`: the attention that a run records.
 
 use super::fields::{Fields, integer, invalid_value};
 use crate::events::StoredHeads;

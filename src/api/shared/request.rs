@@ -7,7 +7,7 @@ use crate::engine::Request;
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
 
-/// Fields that shape the answer and are recorded as sent, because no other part of the recording has them.
+/// Fields that influence the answer and are recorded as sent, because no other part of the recording contains them.
 const RECORDED_FIELDS: [&str; 10] = [
     "chat_template_kwargs",
     "grammar",

@@ -18,7 +18,7 @@ pub(crate) struct LlamaResponseOptions {
     /// Number of probabilities per token; 0 for none.
     pub(crate) n_probs: usize,
     /// Report probabilities after the sampling stages instead of the model's.
-    pub(crate) post_sampling: bool,
+    pub(crate) after_sampler: bool,
     pub(crate) return_tokens: bool,
     pub(crate) timings_per_token: bool,
     pub(crate) return_progress: bool,
@@ -30,13 +30,13 @@ pub(crate) struct LlamaResponseOptions {
 }
 
 impl LlamaResponseOptions {
-    /// Returns the defaults for a given answer length.
+    /// Returns the defaults for an `n_predict`.
     pub(crate) fn new(n_predict: i64) -> Self {
         Self {
             stream: false,
             n_predict,
             n_probs: 0,
-            post_sampling: false,
+            after_sampler: false,
             return_tokens: false,
             timings_per_token: false,
             return_progress: false,
@@ -100,7 +100,7 @@ impl EchoedParameters {
 }
 
 /// A list that is always empty.
-type EmptyList = [u32; 0];
+pub(crate) type EmptyList = [u32; 0];
 
 /// An addition to a token's logit.
 #[derive(Debug, Clone, Serialize, ToSchema)]
@@ -158,7 +158,7 @@ pub(crate) struct GenerationSettings {
     /// The value in the request.
     #[schema(value_type = Value)]
     n_cache_reuse: Value,
-    /// Maximum duration; 0 for none.
+    /// Maximum duration in milliseconds; 0 for no limit.
     t_max_predict_ms: u64,
     ignore_eos: bool,
     stream: bool,
@@ -260,7 +260,7 @@ impl GenerationSettings {
             speculative_n_min: echoed.speculative_n_min.clone(),
             speculative_p_min: echoed.speculative_p_min.clone(),
             timings_per_token: options.timings_per_token,
-            post_sampling_probs: options.post_sampling,
+            post_sampling_probs: options.after_sampler,
             backend_sampling: echoed.backend_sampling.clone(),
             lora: echoed.lora.clone(),
         }

@@ -1,7 +1,7 @@
 //! Server-sent events of all protocols.
 //!
-//! Events are produced on demand: a client that stops reading pauses its own runs, and a disconnect drops the source and
-//! with it the runs.
+//! Events are produced on demand: a client that stops reading pauses its own runs, and a disconnect drops the source,
+//! which ends the runs.
 
 use axum::body::Body;
 use axum::http::{HeaderName, header};
@@ -14,10 +14,10 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
 
-/// Interval of keep-alive comments of endless streams, because proxies close silent connections.
+/// Interval of keep-alive comments in endless streams, because proxies close idle connections.
 pub(crate) const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Header without which nginx holds events back until its buffer is full.
+/// Header that prevents nginx from holding events back until its buffer is full.
 pub(crate) const NO_BUFFERING: (HeaderName, &str) = (HeaderName::from_static("x-accel-buffering"), "no");
 
 /// An event.
@@ -36,7 +36,7 @@ impl ServerEvent {
 
     /// Returns an event without a name whose data is JSON.
     pub(crate) fn json(data: &impl Serialize) -> Self {
-        Self::data(to_text(data))
+        Self::data(to_json(data))
     }
 
     /// Returns an event with a name.
@@ -44,9 +44,9 @@ impl ServerEvent {
         Self { name: Some(name.into()), ..Self::data(data) }
     }
 
-    /// Returns an event that has the name of its data's first field, `type`.
+    /// Returns an event whose name is the `type` of its data, which must be the first field.
     pub(crate) fn typed(data: &impl Serialize) -> Self {
-        let data = to_text(data);
+        let data = to_json(data);
         let name =
             data.strip_prefix("{\"type\":\"").and_then(|rest| rest.split_once('"')).map(|(name, _)| name.to_owned());
         Self { name: name.map(Cow::Owned), ..Self::data(data) }
@@ -73,14 +73,14 @@ impl From<ServerEvent> for Event {
 /// Events to send.
 pub(crate) type PendingEvents = VecDeque<ServerEvent>;
 
-/// Adds an event that has the name of its data's first field, `type`, as Anthropic's Messages and OpenAI's Responses use.
+/// Adds an event whose name is the `type` of its data, as in Anthropic's Messages and OpenAI's Responses.
 pub(crate) fn push_typed(pending: &mut PendingEvents, data: &impl Serialize) {
     pending.push_back(ServerEvent::typed(data));
 }
 
-/// Returns a response type as JSON.
-pub(crate) fn to_text(data: &impl Serialize) -> String {
-    // Maps with keys other than strings do not occur in our types.
+/// Returns the JSON of a response type.
+pub(crate) fn to_json(data: &impl Serialize) -> String {
+    // Serialization fails only for maps with keys other than strings, which response types do not have.
     serde_json::to_string(data).unwrap_or_default()
 }
 
@@ -100,8 +100,8 @@ pub(crate) fn respond(source: impl EventSource, pending: PendingEvents, keep_ali
     send(events_of(source, pending), keep_alive)
 }
 
-/// Returns the response that sends the data of events as lines, for protocols whose streams are JSON lines. They have no
-/// names, ids and keep-alives.
+/// Returns the response that sends the data of events as lines, for protocols whose streams are JSON lines. Lines have
+/// no names, ids or keep-alives.
 pub(crate) fn respond_lines(source: impl EventSource, pending: PendingEvents) -> Response {
     let lines = events_of(source, pending).fuse().map(|event| Ok::<String, Infallible>(event.data + "\n"));
     ([(header::CONTENT_TYPE, "application/x-ndjson"), NO_BUFFERING], Body::from_stream(lines)).into_response()

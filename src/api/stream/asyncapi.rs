@@ -10,7 +10,7 @@ pub(crate) fn describe() -> SocketDescription {
     let client = vec![
         MessageDescription::typed::<ConfigMessage>(
             "config",
-            "Starts a run. Must be the first message, unless that is resume or feedback.",
+            "Starts a run. The first message of a connection must be config, resume or feedback.",
         ),
         MessageDescription::typed::<ControlMessage>(
             "control",
@@ -18,13 +18,13 @@ pub(crate) fn describe() -> SocketDescription {
         ),
         MessageDescription::typed::<FeedbackMessage>(
             "feedback",
-            "Rates a run; stored with the run and shown in the dashboard.",
+            "Rates a run. The rating is stored with the run and shown in the dashboard.",
         ),
         MessageDescription::typed::<ResumeMessage>(
             "resume",
-            "Receives a run from the entry after index `after` on, on any connection: without gaps or repeats while the \
-             run is in memory, else the stored run as init and completion. A config with a request_id and no prompt does \
-             the same.",
+            "Requests the messages of a run after index `after`, on any connection. While the run is in memory, no \
+             message is missing or repeated; later, the stored run is sent as init and completion. A config with a \
+             request_id and without a prompt does the same.",
         ),
         MessageDescription::typed::<AuthMessage>(
             "auth",
@@ -36,12 +36,12 @@ pub(crate) fn describe() -> SocketDescription {
     let server = vec![
         MessageDescription::typed::<InitMessage<'_>>(
             "init",
-            "The run has started. `replaces` names the run that regenerate replaced. With `resumed` an earlier run is \
-             sent again from the entry after `index`; `generated_text` is the text up to there.",
+            "The run has started. `replaces` names the run that regenerate replaced. With `resumed` the \
+             messages after `index` of an earlier run follow; `generated_text` is the text up to there.",
         ),
         MessageDescription::typed::<TokenMessage<'_>>(
             "token",
-            "A token. All `token`s together are the text; a token may be empty while a character is incomplete.",
+            "A token. The text is the concatenation of all `token`s; a `token` may be empty while a character is incomplete.",
         ),
         MessageDescription::typed::<BacktrackMessage<'_>>("backtrack", "A mod removed the end of the text."),
         MessageDescription::typed::<CompletionMessage<'_>>("completion", "The run has ended."),
@@ -57,7 +57,7 @@ pub(crate) fn describe() -> SocketDescription {
     SocketDescription {
         name: "generate",
         address: "/generate",
-        title: "Streaming inference",
+        title: "Streaming generation",
         description: "Any number of consecutive runs and up to 16 concurrent runs, identified by request_id.",
         client,
         server,

@@ -82,8 +82,8 @@ pub(super) struct PreparedRun {
 }
 
 impl RunConfig {
-    /// Parses a configuration. `parameters` and `options` are objects or fields next to the prompt. `stream` is the
-    /// default of `options.stream`.
+    /// Parses a configuration. Parameters and options may be in the objects `parameters` and `options` or next to the
+    /// prompt. `stream` is the default of `options.stream`.
     ///
     /// # Errors
     /// A field has an invalid value; the error names it.
@@ -91,11 +91,11 @@ impl RunConfig {
         let fields = Fields::new(message)?;
         let mut body = Map::new();
         for section in [None, Some("parameters"), Some("options")] {
-            let own = match section {
+            let object = match section {
                 None => message.as_object(),
                 Some(name) => fields.object(name)?,
             };
-            let inner = own.into_iter().flatten().filter(|(name, value)| !is_section(name) && !value.is_null());
+            let inner = object.into_iter().flatten().filter(|(name, value)| !is_section(name) && !value.is_null());
             body.extend(inner.map(|(name, value)| (name.clone(), value.clone())));
         }
         rename_penalty(&mut body);
@@ -139,7 +139,7 @@ impl RunConfig {
         self.body.get("request_id").and_then(Value::as_str)
     }
 
-    /// Returns the configuration for another run, without the request id.
+    /// Returns the configuration without the request id, for another run.
     pub(super) fn without_request_id(&self) -> Self {
         let mut copy = self.clone();
         if let Some(body) = copy.body.as_object_mut() {
@@ -170,7 +170,8 @@ impl RunConfig {
         Ok((modified, changes.join(", ")))
     }
 
-    /// Returns the sampling parameters and limits of a changed configuration. `seed` is used if it has none.
+    /// Returns the sampling parameters and limits of a changed configuration. `seed` is used if the configuration has
+    /// none.
     ///
     /// # Errors
     /// A value is out of range; the error names the field.

@@ -1,14 +1,14 @@
-//! A connection: several concurrent runs with their `request_id`, and their control messages.
+//! A connection: its concurrent runs, identified by `request_id`, and their control messages.
 
 use super::config::RunConfig;
 use super::message;
 use super::registry::Streams;
-use super::response::{RunErrorMessage, StreamMessage, never_started, status};
+use super::response::{RunErrorMessage, StreamMessage, status, stopped_before_start};
 use super::run::{Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
 use super::status::StatusOperation;
 use super::{control, feedback, stored};
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::api::shared::{Fields, parameters};
 use crate::events::{EndCause, Surface};
 use crate::server::peers::{ForwardHeaders, Relay};
@@ -24,7 +24,7 @@ use tokio::task::{AbortHandle, JoinSet};
 /// Maximum concurrent runs of a connection.
 const MAX_RUNS: usize = 16;
 
-/// Maximum ended runs that a connection remembers for control messages.
+/// Maximum ended runs that a connection keeps for control messages.
 const MAX_ENDED_RUNS: usize = 32;
 
 /// A connection of the streaming protocol.
@@ -33,7 +33,7 @@ pub(super) struct StreamConnection {
     streams: Streams,
     pub(super) caller: Caller,
     address: Option<SocketAddr>,
-    /// Headers for another server that generates a run of this connection.
+    /// Headers for requests to another server that generates a run of this connection.
     pub(super) headers: ForwardHeaders,
     pub(super) outgoing: Outgoing,
     pub(super) tasks: JoinSet<()>,
@@ -48,7 +48,7 @@ pub(super) struct ConnectionRun {
     pub(super) started: Arc<OnceLock<Arc<StreamedRun>>>,
     /// Set when the client stops the run before it has started.
     pub(super) cancelled: Arc<watch::Sender<bool>>,
-    /// Relay to the server that generates it, if that is another one; `started` stays empty then.
+    /// Relay to the server that generates the run, if that is another server; `started` is empty then.
     pub(super) relay: Option<Relay>,
     pub(super) task: AbortHandle,
 }
@@ -67,7 +67,7 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
     let Socket { caller, address, headers, mut incoming, outgoing } = socket;
     let mut connection =
         StreamConnection { app, streams, caller, address, headers, outgoing, tasks: JoinSet::new(), runs: Vec::new() };
-    let mut opened = false;
+    let mut is_open = false;
     loop {
         let received = tokio::select! {
             received = incoming.next() => received,
@@ -75,12 +75,12 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
         };
         let handled = match read(received) {
             // A key that is not required or was already sent as a header is accepted.
-            Ok(message) if !opened && message["type"] == "auth" => continue,
-            Ok(message) if !opened && !can_open(&message) => Err(ApiError::bad_request(
+            Ok(message) if !is_open && message["type"] == "auth" => continue,
+            Ok(message) if !is_open && !can_open(&message) => Err(ApiError::bad_request(
                 "the first message must be a config message, {\"type\": \"config\", \"prompt\": …}",
             )),
             Ok(message) => {
-                opened = true;
+                is_open = true;
                 connection.handle(&message).await
             }
             Err(error) => Err(error),
@@ -90,7 +90,7 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
         {
             return Close::normal();
         }
-        if !opened {
+        if !is_open {
             return Close::policy("the first message must be a config message");
         }
     }
@@ -105,11 +105,11 @@ fn read(message: Message) -> Result<Value, ApiError> {
     if value.is_object() {
         Ok(value)
     } else {
-        Err(ApiError::bad_request("the message must be a JSON object with a \"type\""))
+        Err(ApiError::bad_request("the message must be a JSON object with the field `type`"))
     }
 }
 
-/// Returns true if a connection may start with this message.
+/// Returns true if this may be the first message of a connection.
 fn can_open(message: &Value) -> bool {
     matches!(message["type"].as_str(), Some("config" | "resume" | "feedback"))
 }
@@ -142,11 +142,11 @@ impl StreamConnection {
     fn configure(&mut self, message: &Value) -> Result<(), ApiError> {
         let config = RunConfig::parse(message, true)?;
         let request_id = config.request_id().map_or_else(new_id, str::to_owned);
-        self.begin(config, request_id, None)
+        self.start_run(config, request_id, None)
     }
 
     /// Starts a run in a task that sends its messages.
-    pub(super) fn begin(
+    pub(super) fn start_run(
         &mut self,
         config: RunConfig,
         request_id: String,
@@ -185,7 +185,7 @@ impl StreamConnection {
                 Some(Ok(run)) => {
                     let follower = run.follow(0);
                     let _ = entry.set(Arc::clone(&run));
-                    // A stop may have arrived before the run was visible to it.
+                    // A stop may have arrived before `entry` was set.
                     if *stopped.borrow() {
                         run.stop(EndCause::ClientStop).await;
                     }
@@ -193,8 +193,8 @@ impl StreamConnection {
                     follow(follower, first.into_iter().flatten(), &outgoing).await;
                     return;
                 }
-                Some(Err(error)) => to_text(&RunErrorMessage::new(&error, Some(&id))),
-                None => to_text(&never_started(&id)),
+                Some(Err(error)) => to_json(&RunErrorMessage::new(&error, Some(&id))),
+                None => to_json(&stopped_before_start(&id)),
             };
             // Sending fails only if the client has disconnected.
             let _ = outgoing.send(message).await;
@@ -203,7 +203,7 @@ impl StreamConnection {
         Ok(())
     }
 
-    /// Receives a run again that this or another connection has started.
+    /// Follows a run that this or another connection has started.
     async fn resume(&mut self, fields: Fields<'_>) -> Result<(), ApiError> {
         let Some(id) = parameters::request_id(fields)? else {
             return Err(ApiError::invalid("request_id", "`request_id` is missing; send the one from the init message"));
@@ -280,8 +280,8 @@ impl StreamConnection {
     /// # Errors
     /// The client has disconnected.
     pub(super) async fn send_message(&self, message: &impl Serialize) -> Result<(), ApiError> {
-        let sent = self.outgoing.send(to_text(message)).await;
-        sent.map_err(|gone| ApiError::unavailable(gone.to_string()))
+        let sent = self.outgoing.send(to_json(message)).await;
+        sent.map_err(|error| ApiError::unavailable(error.to_string()))
     }
 }
 
@@ -290,21 +290,21 @@ fn is_resume(fields: Fields<'_>) -> bool {
     fields.get("prompt").is_none() && fields.get("request_id").is_some()
 }
 
-/// Sends a run's messages to its end.
+/// Sends the `first` messages, then those of the run until its end.
 async fn follow<'a>(mut follower: Follower, first: impl Iterator<Item = StreamMessage<'a>>, outgoing: &Outgoing) {
     for message in first {
-        if outgoing.send(to_text(&message)).await.is_err() {
+        if outgoing.send(to_json(&message)).await.is_err() {
             return;
         }
     }
     while let Some(message) = follower.next().await {
-        if outgoing.send(to_text(&message)).await.is_err() {
+        if outgoing.send(to_json(&message)).await.is_err() {
             return;
         }
     }
     if !follower.has_sent_end() {
         let id = &follower.run().request_id;
         let moved = status(StatusOperation::Moved, 100, "another connection receives this run now", Some(id));
-        let _ = outgoing.send(to_text(&moved)).await;
+        let _ = outgoing.send(to_json(&moved)).await;
     }
 }

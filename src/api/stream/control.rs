@@ -7,7 +7,7 @@ use super::start::new_id;
 use super::status::{StatusMessage, StatusOperation};
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::engine::{RunActivity, RunOver, RunProgress};
 use crate::events::EndCause;
 use crate::server::ApiError;
@@ -91,12 +91,12 @@ async fn stop(run: &Arc<StreamedRun>) -> Result<(), ApiError> {
 }
 
 async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Result<(), ApiError> {
-    let slot_for = connection.app.config().server.run_timeouts.paused_slot;
-    let progress = run.control.pause(slot_for).await.map_err(|RunOver| ended_error(run))?;
+    let slot_timeout = connection.app.config().server.run_timeouts.paused_slot;
+    let progress = run.control.pause(slot_timeout).await.map_err(|RunOver| ended_error(run))?;
     let slot = match progress.activity {
         RunActivity::Finished => return Err(ended_error(run)),
         RunActivity::Preempted | RunActivity::Queued => "it has no slot".to_owned(),
-        _ => format!("its slot is kept for {} s", slot_for.as_secs_f32()),
+        _ => format!("its slot is kept for {} s", slot_timeout.as_secs_f32()),
     };
     send_status(
         connection,
@@ -109,13 +109,13 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
     if progress.activity == RunActivity::Paused {
         let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
         connection.tasks.spawn(async move {
-            // Slightly later than the engine, which checks timeouts when it is idle.
-            tokio::time::sleep(slot_for + Duration::from_millis(200)).await;
+            // Slightly longer than the engine's timeout, which the engine checks only when it is idle.
+            tokio::time::sleep(slot_timeout + Duration::from_millis(200)).await;
             if run.control.progress().await.is_ok_and(|progress| progress.activity == RunActivity::Preempted) {
                 let text = "the slot was given to another run; resume waits for a free slot";
                 let preempted = status(StatusOperation::Pause, 100, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.
-                let _ = outgoing.send(to_text(&preempted)).await;
+                let _ = outgoing.send(to_json(&preempted)).await;
             }
         });
     }
@@ -159,8 +159,8 @@ async fn regenerate(
     run: &Arc<StreamedRun>,
     connection_run: &ConnectionRun,
 ) -> Result<(), ApiError> {
-    connection.begin(run.config().without_request_id(), new_id(), Some(run.request_id.clone()))?;
-    // The client receives no end of the old run; the new run's init message names it.
+    connection.start_run(run.config().without_request_id(), new_id(), Some(run.request_id.clone()))?;
+    // The client receives no last message of the old run; the new run's init message names it.
     connection_run.task.abort();
     run.stop(EndCause::Regenerate).await;
     Ok(())

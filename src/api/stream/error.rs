@@ -13,7 +13,7 @@ protocol_error! {
     StreamError, streaming, "application/json"
 }
 
-/// An error for clients of the streaming protocol.
+/// An error message of the streaming protocol.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub struct StreamErrorMessage {
     /// Always `error`.
@@ -24,9 +24,9 @@ pub struct StreamErrorMessage {
     #[schema(value_type = String)]
     error: StreamErrorKind,
     message: String,
-    /// True if the client can do something that makes the request succeed.
+    /// True if a retry or a shorter prompt can succeed.
     recoverable: bool,
-    /// The action that resolves it: `retry`, `reduce_prompt` or `authenticate`.
+    /// The action that resolves the error: `retry`, `reduce_prompt` or `authenticate`.
     #[schema(value_type = Option<String>)]
     recovery_action: Option<RecoveryAction>,
     /// The invalid field.
@@ -93,7 +93,7 @@ impl StreamErrorKind {
         }
     }
 
-    /// Returns the HTTP status of a run that ended with such an error.
+    /// Returns the HTTP status of a run that ended with an error of this kind.
     const fn status(self) -> StatusCode {
         match self {
             Self::ContentFilter | Self::InvalidRequest => StatusCode::UNPROCESSABLE_ENTITY,
@@ -157,7 +157,7 @@ impl StreamErrorMessage {
 }
 
 impl ApiError {
-    /// Returns the error for clients of the streaming protocol. Logs the cause of an internal error.
+    /// Returns the error in the streaming protocol's format. Logs the cause of an internal error.
     #[must_use]
     pub fn streaming(&self) -> StreamErrorMessage {
         StreamErrorMessage {

@@ -5,7 +5,7 @@ use super::response::{RunErrorMessage, status};
 use super::status::StatusOperation;
 use crate::api::shared::Fields;
 use crate::api::shared::feedback;
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::server::ApiError;
 
 /// Stores feedback with its run.
@@ -14,22 +14,22 @@ use crate::server::ApiError;
 /// The run is unknown, the message is invalid, or the database is unavailable.
 pub(super) fn submit(connection: &mut StreamConnection, fields: Fields<'_>) -> Result<(), ApiError> {
     let request = feedback::parse(fields)?;
-    let (id, known) = match (connection.find_run(fields), fields.text("request_id")?) {
+    let (id, run_id) = match (connection.find_run(fields), fields.text("request_id")?) {
         (Ok((id, connection_run)), _) => {
-            let known = connection_run.started.get().map_or_else(|| id.clone(), |run| run.id.to_string());
-            (id, known)
+            let run_id = connection_run.started.get().map_or_else(|| id.clone(), |run| run.id.to_string());
+            (id, run_id)
         }
         // A run of an earlier connection.
         (Err(_), Some(id)) => (id.to_owned(), id.to_owned()),
         (Err(error), None) => return Err(error),
     };
     let (app, outgoing, caller) = (connection.app.clone(), connection.outgoing.clone(), connection.caller.clone());
-    // The run may have to be stored first; other messages of the client do not wait for that.
+    // Other messages of the client are handled meanwhile, because the run may have to be stored first.
     connection.tasks.spawn(async move {
         let _activity = outgoing.mark_active();
-        let message = match feedback::store(&app, &known, request, &caller).await {
-            Ok(_) => to_text(&status(StatusOperation::Feedback, 100, "stored with the run", Some(&id))),
-            Err(error) => to_text(&RunErrorMessage::new(&error, Some(&id))),
+        let message = match feedback::store(&app, &run_id, request, &caller).await {
+            Ok(_) => to_json(&status(StatusOperation::Feedback, 100, "stored with the run", Some(&id))),
+            Err(error) => to_json(&RunErrorMessage::new(&error, Some(&id))),
         };
         // Sending fails only if the client has disconnected.
         let _ = outgoing.send(message).await;

@@ -2,7 +2,7 @@
 
 use super::response::StreamMessage;
 use super::status::{StatusMessage, StatusOperation};
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::server::socket::Outgoing;
 use crate::server::{ApiError, App, Loaded, ModelState, State};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tokio::time::{Instant, interval};
 /// Interval between progress reports.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Waits for the model of that name and returns it. `client` receives the loading progress.
+/// Waits for the model with that name and returns it. `client` receives the loading progress.
 ///
 /// # Errors
-/// Same as [`App::loaded`], except that a starting server is waited for.
+/// Same as [`App::loaded`], except that it waits for a starting server.
 pub(super) async fn wait(
     app: &App,
     name: Option<&str>,
@@ -46,23 +46,23 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -
     let entries = app.models().list();
     let named = |name: &str| entries.iter().find(|entry| entry.name == name || entry.aliases.iter().any(|a| a == name));
     let entry = name.and_then(named).or_else(|| entries.first());
-    let part = entry.and_then(|entry| match entry.state {
-        ModelState::Loading(part) => Some(part),
+    let fraction = entry.and_then(|entry| match entry.state {
+        ModelState::Loading(fraction) => Some(fraction),
         _ => None,
     });
-    let activity = match (app.state(), entry, part) {
+    let activity = match (app.state(), entry, fraction) {
         (State::Loading(activity), _, None) => activity,
-        (_, Some(entry), Some(part)) if part >= 1.0 => format!("allocating the context of {}", entry.name),
+        (_, Some(entry), Some(fraction)) if fraction >= 1.0 => format!("allocating the context of {}", entry.name),
         (_, Some(entry), Some(_)) => format!("loading the weights of {}", entry.name),
         (_, Some(entry), None) => format!("waiting for {}", entry.name),
         (_, None, _) => "starting".to_owned(),
     };
-    let part = part.unwrap_or(0.0);
+    let fraction = fraction.unwrap_or(0.0);
     let mut status =
-        StatusMessage::new(StatusOperation::ModelLoading, (part * 100.0).round() as u8, activity, Some(request_id));
-    if part > 0.05 {
-        let left = started.elapsed().as_secs_f32() * (1.0 - part) / part;
+        StatusMessage::new(StatusOperation::ModelLoading, (fraction * 100.0).round() as u8, activity, Some(request_id));
+    if fraction > 0.05 {
+        let left = started.elapsed().as_secs_f32() * (1.0 - fraction) / fraction;
         status.eta_seconds = Some((f64::from(left) * 10.0).round() / 10.0);
     }
-    to_text(&StreamMessage::Status(status))
+    to_json(&StreamMessage::Status(status))
 }

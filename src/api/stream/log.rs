@@ -1,4 +1,4 @@
-//! The output of a run, kept in memory so that a client can receive it again from any point.
+//! The output of a run, kept in memory so that a client can follow it from any point.
 
 use crate::engine::TextDelta;
 use crate::events::{FinishReason, TokenId};
@@ -31,7 +31,7 @@ pub(super) struct LogToken {
     pub(super) text: String,
     /// `None` for text without a separate token.
     pub(super) id: Option<TokenId>,
-    /// The token itself, followed by the most probable alternatives, with natural logarithms.
+    /// Natural log-probabilities of the token, then of the most probable alternatives.
     pub(super) logprobs: Vec<(String, f32)>,
     /// Time since the previous token.
     pub(super) elapsed: Duration,
@@ -48,7 +48,7 @@ pub(super) struct RunLog {
     last_output: Instant,
     /// Number of dropped entries.
     dropped: usize,
-    /// The text after the dropped entries.
+    /// The text after the dropped entries, without later ones.
     base: String,
     entries: VecDeque<LogEntry>,
     /// The text so far.
@@ -81,13 +81,12 @@ impl RunLog {
         self.started.elapsed()
     }
 
-    /// Returns entry number `index + 1` if it is stored.
+    /// Returns the entry after the first `index` ones, if it is stored.
     pub(super) fn get(&self, index: usize) -> Option<&LogEntry> {
         self.entries.get(index.checked_sub(self.dropped)?)
     }
 
-    /// Returns the text after the first `index` entries and their actual number, which is larger if those entries were
-    /// dropped.
+    /// Returns the text after the first `index` entries and their number. The number is clamped to the stored entries.
     pub(super) fn text_at(&self, index: usize) -> (usize, String) {
         let index = index.clamp(self.dropped, self.len());
         let mut text = self.base.clone();
@@ -100,18 +99,18 @@ impl RunLog {
         let TextDelta { mut text, tokens, last, .. } = delta;
         let is_shown = |id: TokenId, text: &str| !text.is_empty() || !vocabulary.is_end_of_generation(id);
         let mut sent = Vec::with_capacity(tokens.len());
-        for (measure, alternatives) in tokens {
-            let part = if text.starts_with(&measure.text) { measure.text.len() } else { 0 };
+        for (measurement, alternatives) in tokens {
+            let part = if text.starts_with(&measurement.text) { measurement.text.len() } else { 0 };
             let rest = text.split_off(part);
             let own = std::mem::replace(&mut text, rest);
-            if !is_shown(measure.token, &own) {
+            if !is_shown(measurement.token, &own) {
                 continue;
             }
             let mut logprobs = Vec::with_capacity(alternatives.len() + 1);
-            logprobs.extend(measure.logprob.map(|logprob| (measure.text, logprob)));
-            let others = alternatives.into_iter().filter(|other| other.token != measure.token && other.prob > 0.0);
+            logprobs.extend(measurement.logprob.map(|logprob| (measurement.text, logprob)));
+            let others = alternatives.into_iter().filter(|other| other.token != measurement.token && other.prob > 0.0);
             logprobs.extend(others.map(|other| (other.text, other.prob.ln())));
-            sent.push((Some(measure.token), own, logprobs));
+            sent.push((Some(measurement.token), own, logprobs));
         }
         if !text.is_empty() {
             match sent.last_mut() {

@@ -1,4 +1,4 @@
-//! Converts the progress of a run to messages.
+//! Converts the events of a run to messages.
 
 use super::error::StreamErrorMessage;
 use super::log::LogToken;
@@ -6,7 +6,7 @@ use super::response::{
     BacktrackMessage, CompletionMessage, InitMessage, RunErrorMessage, StreamLogprob, StreamMessage, StreamTiming,
     StreamUsage, TokenMessage, TokenTiming,
 };
-use super::run::{RunEnding, StreamedRun};
+use super::run::{StreamedRun, StreamedRunEnd};
 use super::status::{StatusMessage, StatusOperation};
 use crate::engine::PromptProgress;
 use crate::events::{EndCause, Finish, FinishReason, Usage};
@@ -21,7 +21,7 @@ pub(super) fn init<'a>(run: &'a StreamedRun, resumed: Option<(usize, &str)>) -> 
         resumed: resumed.is_some(),
         stored: false,
         index: resumed.map(|(index, _)| index),
-        generated_text: resumed.map(|(_, text)| echoed(run, text).into_owned()),
+        generated_text: resumed.map(|(_, text)| with_prompt_echo(run, text).into_owned()),
         ..InitMessage::stored(run.request_id.as_str().into(), run.id, Some(run.head.model.as_str().into()))
     })
 }
@@ -58,7 +58,7 @@ pub(super) fn token<'a>(run: &'a StreamedRun, index: usize, token: LogToken, tex
         token: own.into(),
         token_id: id.filter(|_| options.token_ids),
         echo: false,
-        generated_text: options.cumulative.then(|| echoed(run, text)),
+        generated_text: options.cumulative.then(|| with_prompt_echo(run, text)),
         logprobs: options.logprobs.map(|count| logprobs.into_iter().take(count.max(1)).map(logprob).collect()),
         timing: options.timing.then(|| TokenTiming { token_ms: ms(elapsed), total_ms: ms(at) }),
         finish_reason: reason,
@@ -80,13 +80,13 @@ pub(super) fn backtrack<'a>(
         removed_tokens,
         removed_characters,
         removed_text,
-        generated_text: run.head.options.cumulative.then(|| echoed(run, text)),
+        generated_text: run.head.options.cumulative.then(|| with_prompt_echo(run, text)),
     })
 }
 
 /// Returns the last message of a run: its completion, or the error that ended it with the text so far.
-pub(super) fn last<'a>(run: &'a StreamedRun, ending: &RunEnding, text: &'a str) -> StreamMessage<'a> {
-    let text = echoed(run, text);
+pub(super) fn last<'a>(run: &'a StreamedRun, ending: &StreamedRunEnd, text: &'a str) -> StreamMessage<'a> {
+    let text = with_prompt_echo(run, text);
     let failed = |error: StreamErrorMessage, text, usage: Option<Usage>| {
         let id = run.request_id.as_str().into();
         StreamMessage::Error(RunErrorMessage::ended(error, id, text, usage.map(StreamUsage::from)))
@@ -118,7 +118,7 @@ pub(super) fn last<'a>(run: &'a StreamedRun, ending: &RunEnding, text: &'a str) 
 
 fn completion<'a>(
     run: &'a StreamedRun,
-    ending: &RunEnding,
+    ending: &StreamedRunEnd,
     finish: &Finish,
     text: Cow<'a, str>,
 ) -> CompletionMessage<'a> {
@@ -147,7 +147,8 @@ pub(super) fn prompt_progress(run: &StreamedRun, progress: PromptProgress) -> St
     status.into()
 }
 
-fn echoed<'a>(run: &StreamedRun, text: &'a str) -> Cow<'a, str> {
+/// Returns the text, after the prompt if the client requested that.
+fn with_prompt_echo<'a>(run: &StreamedRun, text: &'a str) -> Cow<'a, str> {
     if run.head.options.echo_prompt { format!("{}{text}", run.head.prompt_text).into() } else { text.into() }
 }
 

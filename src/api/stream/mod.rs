@@ -1,8 +1,8 @@
 //! The streaming protocol: `WS /generate` and `POST /v1/generate`.
 //!
 //! A configuration starts a run, which continues independently of the connection in [`run`] and stores its output in
-//! [`log`]. A connection or HTTP response follows it from any point, so that a client that reconnects receives what it
-//! missed exactly once. A client that stops reading pauses its own run.
+//! [`log`]. A connection or HTTP response follows it from any point, so that a client that reconnects receives every
+//! message exactly once. A client that stops reading pauses its own run.
 
 mod asyncapi;
 mod config;
@@ -23,7 +23,7 @@ mod start;
 mod status;
 mod stored;
 
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::server::socket::Upgrade;
 use crate::server::{Access, App, Protocol};
 pub(super) use asyncapi::describe;
@@ -48,5 +48,5 @@ pub(super) fn protocols() -> [Protocol; 2] {
 }
 
 async fn connect(State(app): State<App>, streams: Extension<Streams>, upgrade: Upgrade) -> Response {
-    upgrade.serve(|error| to_text(&error.streaming()), move |socket| connection::serve(app, streams.0, socket))
+    upgrade.serve(|error| to_json(&error.streaming()), move |socket| connection::serve(app, streams.0, socket))
 }

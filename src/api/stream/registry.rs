@@ -13,7 +13,7 @@ pub(super) struct Streams(Arc<Inner>);
 struct Inner {
     runs: Mutex<HashMap<String, Arc<StreamedRun>>>,
     /// Ids reserved for runs that are about to start.
-    taken: Mutex<HashSet<String>>,
+    reserved: Mutex<HashSet<String>>,
 }
 
 /// A reserved request id; dropping it releases the id.
@@ -25,8 +25,8 @@ pub(super) struct ReservedId<'a> {
 impl Streams {
     /// Reserves an id for a run that is about to start; returns `None` if another run has it.
     pub(super) fn reserve(&self, id: &str) -> Option<ReservedId<'_>> {
-        let mut taken = self.0.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.find(&Scope::All, id).is_some() || !taken.insert(id.to_owned()) {
+        let mut reserved = self.0.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.find(&Scope::All, id).is_some() || !reserved.insert(id.to_owned()) {
             return None;
         }
         Some(ReservedId { streams: self, id: id.to_owned() })
@@ -57,6 +57,6 @@ impl Streams {
 
 impl Drop for ReservedId<'_> {
     fn drop(&mut self) {
-        self.streams.0.taken.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.streams.0.reserved.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }

@@ -4,7 +4,7 @@ use super::connection::{ConnectionRun, StreamConnection};
 use super::request::ResumeMessage;
 use super::response::RunErrorMessage;
 use crate::api::shared::Fields;
-use crate::api::shared::sse::to_text;
+use crate::api::shared::sse::to_json;
 use crate::server::peers::{Relay, find_peer, find_recent, relay};
 use crate::server::{ApiError, ErrorKind};
 use serde_json::Value;
@@ -24,14 +24,14 @@ impl StreamConnection {
         let Some(peer) = find_peer(&self.app, &self.caller.scope, run.run_id, &self.headers).await? else {
             return Ok(false);
         };
-        let first = to_text(&ResumeMessage::new(run.run_id.to_string(), after));
+        let first = to_json(&ResumeMessage::new(run.run_id.to_string(), after));
         let (relay, connection) = relay(&self.app, &peer, &self.headers, first).await?;
         let (outgoing, id) = (self.outgoing.clone(), run.request_id.clone());
         let task = self.tasks.spawn(async move {
             let _activity = outgoing.mark_active();
             if let Err(error) = connection.run(&outgoing).await {
                 // Sending fails only if the client has disconnected.
-                let _ = outgoing.send(to_text(&RunErrorMessage::new(&error, Some(&id)))).await;
+                let _ = outgoing.send(to_json(&RunErrorMessage::new(&error, Some(&id)))).await;
             }
         });
         self.add_run(
@@ -41,7 +41,7 @@ impl StreamConnection {
         Ok(true)
     }
 
-    /// Returns the relay of the run that a message refers to, if another server generates it.
+    /// Returns the relay of the run that a message refers to, if another server generates the run.
     pub(super) fn relay_of(&self, fields: Fields<'_>) -> Option<Relay> {
         self.find_run(fields).ok().and_then(|(_, connection_run)| connection_run.relay)
     }

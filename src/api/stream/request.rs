@@ -1,11 +1,12 @@
-//! Client messages of the streaming protocol, which are read field by field; these types describe them.
+//! Descriptions of the client messages of the streaming protocol. Messages are read field by field, so that every error
+//! names the field.
 
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
-/// Starts a run. Must be the first message, unless that is `resume` or `feedback`.
+/// A message that starts a run. The first message of a connection must be `config`, `resume` or `feedback`.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) struct ConfigMessage {
@@ -28,12 +29,12 @@ fn prompt_schema() -> Object {
 }
 
 /// Parameters of a run. All sampling parameters of the other routes are accepted too, e.g. `min_p`, `logit_bias` and
-/// `samplers`. `modify` accepts sampling parameters and limits.
+/// `samplers`. The action `modify` accepts sampling parameters and limits.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) struct StreamParameters {
-    /// Maximum tokens of the answer; default and maximum are the rest of the context and `--max-tokens-limit`. A larger
-    /// value is rejected.
+    /// Maximum tokens of the answer; default is the rest of the context. A value above `--max-tokens-limit` is
+    /// rejected.
     max_tokens: Option<u32>,
     #[schema(minimum = 0, maximum = 100, default = 0.8)]
     temperature: Option<f64>,
@@ -56,7 +57,7 @@ pub(super) struct StreamParameters {
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) struct StreamOptionsBody {
-    /// Send tokens; if false, send only the completion.
+    /// Send token messages; if false, send only the completion.
     #[schema(default = true)]
     stream: Option<bool>,
     /// Repeat the prompt in `generated_text`.
@@ -73,14 +74,14 @@ pub(super) struct StreamOptionsBody {
     /// Send `timing`.
     #[schema(default = false)]
     include_timing: Option<bool>,
-    /// `delta` omits `generated_text` from token messages. With `cumulative` their total size grows quadratically with
-    /// the length of the text.
+    /// `delta` omits `generated_text` from token messages. With `cumulative`, the total size of the messages grows with
+    /// the square of the text's length.
     generated_text: Option<GeneratedTextOption>,
-    /// Maximum duration of the run without pauses; it then ends with the error `timeout`.
+    /// Maximum duration of the run in milliseconds, without pauses. A longer run ends with the error `timeout`.
     timeout_ms: Option<u32>,
 }
 
-/// The text in token messages.
+/// The text in `generated_text` of token messages.
 #[derive(Debug, ToSchema)]
 #[schema(rename_all = "snake_case", default = "cumulative")]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
@@ -91,7 +92,7 @@ pub(super) enum GeneratedTextOption {
     Delta,
 }
 
-/// Controls an active run: the run with `request_id`, or without it the newest run of this connection.
+/// A message that controls an active run: the run with `request_id`, or without it the newest run of this connection.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) struct ControlMessage {
@@ -109,21 +110,22 @@ pub(super) struct ControlMessage {
 pub(super) enum ControlAction {
     /// Ends the run with a completion.
     Stop,
-    /// Suspends it: it keeps its slot for `--pause-timeout`, then the slot is given to others.
+    /// Pauses the run. It keeps its slot for `--pause-timeout`; after that, other runs may use the slot.
     Pause,
-    /// Continues it.
+    /// Continues a paused run.
     Resume,
-    /// Starts another run with the same, possibly modified configuration, whose init names the replaced run; that run
-    /// ends without further messages.
+    /// Ends the run without further messages and starts another one with the same, possibly modified configuration. Its
+    /// `init` names the replaced run.
     Regenerate,
     /// Changes parameters from the next token on.
     Modify,
 }
 
-/// Rates a run; stored with the run and shown in the dashboard.
+/// A rating of a run, which is stored with the run and shown in the dashboard.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) struct FeedbackMessage {
+    /// Rating from -1 (bad) to 1 (good).
     #[schema(minimum = -1, maximum = 1)]
     rating: f64,
     /// Comment, up to 10 000 characters.
@@ -134,7 +136,7 @@ pub(super) struct FeedbackMessage {
     request_id: Option<String>,
 }
 
-/// Receives a run from the entry after index `after` on.
+/// A request for the messages of a run after index `after`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ResumeMessage {
     r#type: &'static str,
@@ -151,7 +153,7 @@ impl ResumeMessage {
     }
 }
 
-/// Sends the API key.
+/// A message with the API key.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) struct AuthMessage {

@@ -1,4 +1,4 @@
-//! Messages from the server of the streaming protocol.
+//! Server messages of the streaming protocol.
 
 use super::error::StreamErrorMessage;
 use super::status::{StatusMessage, StatusOperation};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::borrow::Cow;
 use utoipa::ToSchema;
 
-/// A message to the client, with its name as `type`.
+/// A server message, with its name as `type`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum StreamMessage<'a> {
@@ -18,7 +18,7 @@ pub(super) enum StreamMessage<'a> {
     Backtrack(BacktrackMessage<'a>),
     Completion(CompletionMessage<'a>),
     Status(StatusMessage<'a>),
-    /// Has the type itself, because it is also the body of an HTTP response.
+    /// Contains `type` itself, because it is also the body of an HTTP response.
     #[serde(untagged)]
     Error(RunErrorMessage<'a>),
 }
@@ -28,7 +28,7 @@ pub(super) enum StreamMessage<'a> {
 pub(super) struct InitMessage<'a> {
     /// The run's `request_id`.
     pub(super) request_id: Cow<'a, str>,
-    /// The run's id in the trace: `/runs/{run_id}` replays it.
+    /// Id of the run; its replay is at `/runs/{run_id}`.
     #[schema(value_type = String)]
     pub(super) run_id: RunId,
     /// Name of the model.
@@ -38,16 +38,16 @@ pub(super) struct InitMessage<'a> {
     /// The `request_id` of the run that `regenerate` replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) replaces: Option<&'a str>,
-    /// True if the run is sent again.
+    /// True if the client resumes the run.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) resumed: bool,
     /// True if the run was loaded from the database.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) stored: bool,
-    /// Index after which the messages continue; only with `resumed`.
+    /// Index after which the messages continue, with `resumed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) index: Option<usize>,
-    /// The text up to there; only with `resumed`.
+    /// The text up to that index, with `resumed`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) generated_text: Option<String>,
 }
@@ -55,7 +55,7 @@ pub(super) struct InitMessage<'a> {
 /// Properties of a model.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StreamModelInfo {
-    /// The architecture.
+    /// Architecture of the model.
     version: String,
     /// Context size of a run in tokens.
     max_tokens: u32,
@@ -65,7 +65,7 @@ pub(super) struct StreamModelInfo {
     parameters: u64,
 }
 
-/// A token. The tokens together are the text; a token may be empty while a character is incomplete.
+/// A token. The text is the concatenation of all tokens; a token may be empty while a character is incomplete.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct TokenMessage<'a> {
     /// The run's `request_id`.
@@ -101,7 +101,7 @@ pub(super) struct TokenMessage<'a> {
 pub(super) struct StreamLogprob {
     /// The token.
     pub(super) token: String,
-    /// Natural logarithm.
+    /// Natural logarithm of its probability.
     pub(super) logprob: f64,
 }
 
@@ -176,7 +176,7 @@ pub(super) struct StreamUsage {
     prompt_tokens: u32,
     /// Tokens of the answer.
     completion_tokens: u32,
-    /// Sum of both.
+    /// Sum of prompt and answer.
     total_tokens: u32,
 }
 
@@ -228,7 +228,7 @@ impl StreamModelInfo {
 }
 
 impl<'a> InitMessage<'a> {
-    /// Returns the message for a run that is only stored.
+    /// Returns the message for a run that is only in the database.
     pub(super) fn stored(request_id: Cow<'a, str>, run_id: RunId, model: Option<Cow<'a, str>>) -> Self {
         Self {
             request_id,
@@ -247,7 +247,7 @@ impl<'a> InitMessage<'a> {
 impl<'a> CompletionMessage<'a> {
     /// Returns the end of a run without details.
     pub(super) fn new(request_id: Cow<'a, str>, text: Cow<'a, str>, reason: FinishReason, usage: Usage) -> Self {
-        // A stopped run has `stop`.
+        // The finish reason of a stopped run is `stop`.
         let reason = if reason == FinishReason::Cancelled { FinishReason::Stop } else { reason };
         Self {
             request_id,
@@ -278,7 +278,7 @@ impl From<Usage> for StreamUsage {
     }
 }
 
-/// Returns a status message about progress or a completed control message.
+/// Returns a status message about progress or an executed control message.
 pub(super) fn status<'a>(
     operation: StatusOperation,
     progress: u8,
@@ -313,7 +313,7 @@ impl<'a> RunErrorMessage<'a> {
 }
 
 /// Returns the completion of a run that was stopped before it started.
-pub(super) fn never_started(request_id: &str) -> StreamMessage<'_> {
+pub(super) fn stopped_before_start(request_id: &str) -> StreamMessage<'_> {
     let completion = CompletionMessage::new(request_id.into(), "".into(), FinishReason::Stop, Usage::default());
     StreamMessage::Completion(completion.stopped_by_client())
 }

@@ -1,4 +1,5 @@
-//! `POST /v1/generate`: the protocol over HTTP, as one response or as server-sent events. A disconnect ends the run.
+//! `POST /v1/generate`: the streaming protocol over HTTP, with one response or with server-sent events. A disconnect
+//! ends the run.
 
 use super::config::RunConfig;
 use super::error::StreamError;
@@ -39,7 +40,7 @@ pub(super) struct GenerateRequest {
     temperature: Option<f32>,
     /// Nucleus sampling, 0 to 1.
     top_p: Option<f32>,
-    /// Sample from this many most probable tokens; 0 for all.
+    /// Number of most probable tokens to sample from; 0 for all.
     top_k: Option<i32>,
     /// Penalty on repeated tokens; 1 disables it.
     repetition_penalty: Option<f32>,
@@ -71,7 +72,7 @@ pub(super) struct GenerateRequest {
 pub(super) struct GenerateResponse<'a> {
     /// The run's `request_id`.
     id: &'a str,
-    /// Id of the run in the trace.
+    /// Id of the run.
     #[schema(value_type = String)]
     run_id: RunId,
     /// Name of the model.
@@ -101,7 +102,7 @@ pub(super) struct GenerateResponse<'a> {
               (status = 409, description = "The `request_id` belongs to another run"),
               (status = 422, description = "A mod ended the run with an error, or no token can be sampled; \
                                             `generated_text` is the text so far"),
-              (status = 429, description = "Too many requests; Retry-After says when to try again"),
+              (status = 429, description = "Too many requests; Retry-After is the time until a retry"),
               (status = 503, description = "The model is loading"),
               (status = 507, description = "Memory is exhausted; `generated_text` is the text so far"),
               (status = 504, description = "The run exceeded `timeout_ms`; `generated_text` is the text so far")))]
@@ -172,7 +173,7 @@ impl EventSource for Follower {
     }
 }
 
-/// Returns the event of a message, named like its type.
+/// Returns the event of a message, with the message's type as name.
 fn event(message: &StreamMessage<'_>) -> ServerEvent {
     let event = ServerEvent::typed(message);
     match message.index() {

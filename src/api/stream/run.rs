@@ -1,4 +1,4 @@
-//! A run that continues for a grace period without a client and can be received again from any point.
+//! A run that continues for a grace period without a client, and that a client can follow from any point.
 
 use super::config::{RunConfig, StreamOptions};
 use super::log::{LogEntry, RunLog};
@@ -14,10 +14,10 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
-/// Number of entries a client may lag behind before its run is paused.
+/// Maximum entries that a client may lag behind before its run is paused.
 const MAX_LAG: usize = 64;
 
-/// A run, shared by the task that advances it and by its listener.
+/// A run, shared by the task that stores its output and by its follower.
 pub(super) struct StreamedRun {
     pub(super) id: RunId,
     pub(super) request_id: String,
@@ -27,10 +27,10 @@ pub(super) struct StreamedRun {
     log: Mutex<RunLog>,
     /// Progress of the prompt.
     progress: Mutex<Option<PromptProgress>>,
-    ending: Mutex<Option<RunEnding>>,
-    /// Notified of every entry and of the end.
+    ending: Mutex<Option<StreamedRunEnd>>,
+    /// Notified of every entry, of progress and of the end.
     changed: watch::Sender<()>,
-    listener: watch::Sender<Listener>,
+    follower: watch::Sender<FollowerState>,
 }
 
 /// Properties of a run that are known at its start.
@@ -44,30 +44,30 @@ pub(super) struct RunHead {
     pub(super) vocabulary: Arc<Vocabulary>,
     pub(super) seed: u32,
     pub(super) room: u32,
-    /// Id of the run that it replaced.
+    /// `request_id` of the run that it replaced.
     pub(super) replaces: Option<String>,
 }
 
-/// The end of a run.
+/// The outcome of a run and its duration.
 #[derive(Clone)]
-pub(super) struct RunEnding {
+pub(super) struct StreamedRunEnd {
     pub(super) outcome: Result<Arc<RunEnd>, ApiError>,
     pub(super) total: Duration,
 }
 
-/// The listener of a run.
+/// The state of a run's newest follower.
 #[derive(Debug, Clone, Copy)]
-struct Listener {
-    /// Number of the listener; increases with each one.
+struct FollowerState {
+    /// Number of the follower, increasing with every follower of the run.
     number: u64,
     is_connected: bool,
     /// Number of entries sent to it.
     at: usize,
-    /// Time since when no listener is connected.
+    /// Time at which it connected or disconnected.
     since: Instant,
 }
 
-/// Receives a run's messages; the run continues for a while after it is dropped.
+/// Receives the messages of a run. After it is dropped, the run continues for the grace period.
 pub(super) struct Follower {
     run: Arc<StreamedRun>,
     number: u64,
@@ -80,8 +80,8 @@ pub(super) struct Follower {
 }
 
 impl StreamedRun {
-    /// Starts a run's task. The caller must follow it immediately. Without a listener the run ends after `grace_period`; for as
-    /// long it stays registered after its end.
+    /// Starts the task of a run. The caller must follow the run immediately. Without a follower the run ends after
+    /// `grace_period`. It stays registered for `grace_period` after its end.
     pub(super) fn start(
         app: &App,
         streams: &Streams,
@@ -100,7 +100,7 @@ impl StreamedRun {
             progress: Mutex::default(),
             ending: Mutex::default(),
             changed: watch::Sender::new(()),
-            listener: watch::Sender::new(Listener { number: 0, is_connected: true, at: 0, since: Instant::now() }),
+            follower: watch::Sender::new(FollowerState { number: 0, is_connected: true, at: 0, since: Instant::now() }),
         });
         streams.register(&run);
         let (app, streams, active) = (app.clone(), streams.clone(), Arc::clone(&run));
@@ -111,15 +111,16 @@ impl StreamedRun {
         run
     }
 
-    /// Receives the run from the entry after the first `after` ones on. Replaces the previous listener.
+    /// Returns a follower that receives the run's entries without the first `after` ones. It replaces the previous
+    /// follower.
     pub(super) fn follow(self: &Arc<Self>, after: usize) -> Follower {
         let (at, text) = self.log().text_at(after);
         let mut number = 0;
-        self.listener.send_modify(|listener| {
-            number = listener.number + 1;
-            *listener = Listener { number, is_connected: true, at, since: Instant::now() };
+        self.follower.send_modify(|follower| {
+            number = follower.number + 1;
+            *follower = FollowerState { number, is_connected: true, at, since: Instant::now() };
         });
-        // Wakes the previous listener.
+        // Wakes the previous follower.
         self.changed.send_replace(());
         Follower {
             run: Arc::clone(self),
@@ -135,9 +136,9 @@ impl StreamedRun {
     /// Ends the run; its text so far is the answer.
     pub(super) async fn stop(&self, cause: EndCause) {
         let message = match cause {
-            EndCause::Regenerate => "the client asked for another answer",
-            EndCause::Timeout => "the time is over",
-            _ => "the client stopped it",
+            EndCause::Regenerate => "the client requested another answer",
+            EndCause::Timeout => "the run exceeded its time limit",
+            _ => "the client stopped the run",
         };
         // The run may have ended already.
         let _ = self.control.stop(cause, message).await;
@@ -164,31 +165,31 @@ impl StreamedRun {
 
     fn end(&self, outcome: Result<Arc<RunEnd>, ApiError>) {
         let total = self.log().elapsed();
-        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(RunEnding { outcome, total });
+        *self.ending.lock().unwrap_or_else(PoisonError::into_inner) = Some(StreamedRunEnd { outcome, total });
         self.changed.send_replace(());
     }
 
-    /// Waits until a listener can accept more entries, or none is connected.
+    /// Waits until the follower can accept more entries or has disconnected.
     async fn wait_for_capacity(&self) {
         let reported = self.log().len();
-        let mut listener = self.listener.subscribe();
+        let mut follower = self.follower.subscribe();
         // The sender is part of `self`, so waiting cannot fail.
-        let _ = listener.wait_for(|listener| !listener.is_connected || reported < listener.at + MAX_LAG).await;
+        let _ = follower.wait_for(|follower| !follower.is_connected || reported < follower.at + MAX_LAG).await;
     }
 
-    /// Waits until no listener was connected for `grace_period`.
+    /// Waits until no follower was connected for `grace_period`.
     async fn wait_until_abandoned(&self, grace_period: Duration) {
-        let mut listener = self.listener.subscribe();
+        let mut follower = self.follower.subscribe();
         loop {
-            let now = *listener.borrow_and_update();
+            let now = *follower.borrow_and_update();
             if now.is_connected {
                 // The sender is part of `self`, so waiting cannot fail.
-                let _ = listener.changed().await;
+                let _ = follower.changed().await;
                 continue;
             }
             tokio::select! {
                 () = sleep_until(now.since + grace_period) => return,
-                _ = listener.changed() => {}
+                _ = follower.changed() => {}
             }
         }
     }
@@ -211,7 +212,7 @@ impl StreamedRun {
     }
 }
 
-/// Stores the engine's output while the run has a listener or its grace period lasts.
+/// Stores the engine's output until the run ends, or until it has no follower for `grace_period`.
 async fn advance(
     app: &App,
     run: &StreamedRun,
@@ -279,16 +280,16 @@ impl Follower {
         (self.at, &self.text)
     }
 
-    /// Returns true if the last message was sent; false means that another listener took over.
+    /// Returns true if the last message was sent; false means that another follower took over.
     pub(super) fn has_sent_end(&self) -> bool {
         self.sent_end
     }
 
-    /// Returns the next message, or `None` after the last one and when another listener took over.
+    /// Returns the next message, or `None` after the last one and when another follower took over.
     pub(super) async fn next(&mut self) -> Option<StreamMessage<'_>> {
         loop {
             self.changed.mark_unchanged();
-            if self.sent_end || self.run.listener.borrow().number != self.number {
+            if self.sent_end || self.run.follower.borrow().number != self.number {
                 return None;
             }
             // Read before the log, so that the end is not sent before the last entry.
@@ -321,31 +322,31 @@ impl Follower {
         }
     }
 
-    /// Returns new progress of the prompt; a prompt that takes one step has none.
+    /// Returns the prompt's progress if it has not been sent yet; a prompt that takes one step has none.
     fn new_progress(&self) -> Option<PromptProgress> {
         let progress = *self.run.progress.lock().unwrap_or_else(PoisonError::into_inner);
         progress.filter(|now| self.at == 0 && now.processed < now.total && now.processed > self.sent_progress)
     }
 
     fn report_position(&self) {
-        self.run.listener.send_if_modified(|listener| {
-            let mine = listener.number == self.number;
-            if mine {
-                listener.at = self.at;
+        self.run.follower.send_if_modified(|follower| {
+            let is_current = follower.number == self.number;
+            if is_current {
+                follower.at = self.at;
             }
-            mine
+            is_current
         });
     }
 }
 
 impl Drop for Follower {
     fn drop(&mut self) {
-        self.run.listener.send_if_modified(|listener| {
-            let mine = listener.number == self.number;
-            if mine {
-                (listener.is_connected, listener.since) = (false, Instant::now());
+        self.run.follower.send_if_modified(|follower| {
+            let is_current = follower.number == self.number;
+            if is_current {
+                (follower.is_connected, follower.since) = (false, Instant::now());
             }
-            mine
+            is_current
         });
     }
 }

@@ -12,7 +12,7 @@ use crate::server::{ApiError, App, Caller};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Inputs of a new run besides its configuration.
+/// Properties of a new run besides its configuration.
 pub(super) struct NewRun {
     pub(super) request_id: String,
     pub(super) caller: Caller,
@@ -20,9 +20,9 @@ pub(super) struct NewRun {
     pub(super) streams: Streams,
     /// Origin of the run.
     pub(super) surface: Surface,
-    /// Id of the run that it replaces.
+    /// `request_id` of the run that it replaces.
     pub(super) replaces: Option<String>,
-    /// Time for which the run continues without a listener.
+    /// Time that the run continues without a follower.
     pub(super) grace_period: Duration,
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn start(
     // Reserved until the run is registered, so that two concurrent runs cannot use the same id.
     let Some(_reserved) = streams.reserve(&request_id) else {
         let detail = format!(
-            "request_id '{request_id}' belongs to another run; send a message of type \"resume\" to receive it"
+            "`request_id` '{request_id}' belongs to another run; send a message of type \"resume\" to receive it"
         );
         return Err(ApiError::conflict(detail).at("request_id"));
     };

@@ -12,10 +12,10 @@ pub(super) struct StatusMessage<'a> {
     /// connection receives the run now.
     #[schema(value_type = String)]
     pub(super) operation: StatusOperation,
-    /// Percent.
+    /// Progress in percent.
     #[schema(minimum = 0, maximum = 100)]
     pub(super) progress: u8,
-    /// Text for people.
+    /// The status as text.
     pub(super) message: Cow<'a, str>,
     /// The run's `request_id`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -44,7 +44,7 @@ pub(super) enum StatusOperation {
 }
 
 impl<'a> StatusMessage<'a> {
-    /// Returns a status without an estimate and parameters.
+    /// Returns a status without estimate and parameters.
     pub(super) fn new(
         operation: StatusOperation,
         progress: u8,

@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Returns the first and last message of a stored run.
 ///
 /// # Errors
-/// 404 if it does not exist; 409 while it is active elsewhere.
+/// 404 if the run does not exist; 409 while it is active elsewhere.
 pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[StreamMessage<'static>; 2], ApiError> {
     let store = app.store()?;
     let run = store.find(scope, id).await?.ok_or_else(|| ApiError::not_found("run", id).at("request_id"))?;
@@ -20,7 +20,7 @@ pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Stre
         return Err(ApiError::conflict(detail).at("request_id"));
     }
     let document = store.document(scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
-    let read = move || {
+    let fold = move || {
         let items = document.items();
         let mut fold = Fold::new();
         items.iter().for_each(|item| fold.apply(item));
@@ -30,7 +30,7 @@ pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Stre
         });
         (fold.answer_text(), ModResult::from_actions(actions))
     };
-    let (text, mod_result) = tokio::task::spawn_blocking(read).await.map_err(ApiError::internal)?;
+    let (text, mod_result) = tokio::task::spawn_blocking(fold).await.map_err(ApiError::internal)?;
     let init = InitMessage::stored(run.request_id.clone().into(), run.run_id, run.model.clone().map(Into::into));
     Ok([StreamMessage::Init(init), last(run, text, mod_result)])
 }
@@ -60,7 +60,7 @@ impl ModResult {
     }
 }
 
-/// Returns the last message, equal to the one that [`super::message::last`] returns for a run in memory.
+/// Returns the last message, equal to that of [`super::message::last`] for a run in memory.
 fn last(run: RunSummary, text: String, mod_result: ModResult) -> StreamMessage<'static> {
     let usage = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),

@@ -145,7 +145,7 @@ async fn request_id_is_unique() {
     let error = client.run(&config).await.pop().unwrap();
     assert_eq!(
         error["message"],
-        format!("request_id '{id}' belongs to another run; send a message of type \"resume\" to receive it")
+        format!("`request_id` '{id}' belongs to another run; send a message of type \"resume\" to receive it")
     );
     assert_eq!(error["parameter"], "request_id");
 }

@@ -1,4 +1,4 @@
-//! `/infill`: generates the text between two texts, for editors. Requires a model trained for it.
+//! `/infill`: generates the text between two texts, for editors. Requires a model that was trained for infilling.
 
 use super::request::LlamaOptionFields;
 use super::response::{LlamaCompletion, LlamaCompletionChunk};
@@ -79,7 +79,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
     Ok(parts.prompt(vocabulary, tokens, loaded.engine().context_per_slot() as usize, n_predict))
 }
 
-/// Tokenizes the other files, each preceded by its name if the model has tokens for that.
+/// Tokenizes the other files, each preceded by its name if the model has a token for file names.
 fn encode_extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> Result<Vec<TokenId>, ApiError> {
     const EXPECTED: &str = "a list of {\"filename\": …, \"text\": …}";
     let mut all = Vec::new();

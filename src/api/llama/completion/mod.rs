@@ -1,4 +1,4 @@
-//! `/completion` and `/infill`: completions with all of llama-server's details about the generation.
+//! `/completion` and `/infill`: completions with llama-server's details of the generation.
 
 mod infill;
 mod request;

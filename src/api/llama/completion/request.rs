@@ -11,7 +11,6 @@ use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
 use serde::Deserialize;
 use serde_json::Value;
-use std::time::Duration;
 use utoipa::ToSchema;
 
 /// Maximum alternatives per token.
@@ -51,13 +50,13 @@ pub(super) struct LlamaOptionFields {
     /// Tokens that a context shift removes; 0 for half.
     #[schema(default = 0)]
     n_discard: Option<i32>,
-    /// Minimum tokens of a cached part of the prompt that is moved and reused; 0 disables this.
+    /// Minimum tokens of a cached part of the prompt that is reused at another position; 0 disables the reuse.
     #[schema(default = 0)]
     n_cache_reuse: Option<i32>,
-    /// Minimum indentation of lines.
+    /// Minimum indentation of lines in whitespace characters.
     #[schema(default = 0)]
     n_indent: Option<u32>,
-    /// Maximum duration of the generation; 0 for none.
+    /// Maximum duration of the generation in milliseconds; 0 for no limit.
     #[schema(default = 0)]
     t_max_predict_ms: Option<i64>,
 }
@@ -95,27 +94,23 @@ pub(super) fn parse(
 fn response_options(app: &App, fields: Fields<'_>) -> Result<LlamaResponseOptions, ApiError> {
     let flag = |name| fields.flag(name).map(|flag| flag.unwrap_or(false));
     let n_probs = fields.first_present(&["n_probs", "logprobs"]).map(|(name, value)| match value {
-        Value::Bool(wanted) => Ok(i64::from(*wanted)),
+        Value::Bool(enabled) => Ok(i64::from(*enabled)),
         _ => fields.integer(name, i64::from(i32::MIN)..=MAX_PROBS).map(|count| count.unwrap_or_default().max(0)),
     });
     let response_fields = fields.list("response_fields")?.into_iter().flatten().map(|path| match path.as_str() {
         Some(path) => Ok(path.to_owned()),
         None => Err(invalid_value("response_fields", "a list of strings", path)),
     });
-    let ping = match fields.integer("sse_ping_interval", -1..=86_400)? {
-        None => app.config().server.routes.sse_ping_interval,
-        Some(seconds) => u64::try_from(seconds).ok().filter(|&seconds| seconds > 0).map(Duration::from_secs),
-    };
     Ok(LlamaResponseOptions {
         stream: flag("stream")?,
         n_predict: parameters::n_predict(fields),
         n_probs: n_probs.transpose()?.unwrap_or(0) as usize,
-        post_sampling: flag("post_sampling_probs")?,
+        after_sampler: flag("post_sampling_probs")?,
         return_tokens: flag("return_tokens")?,
         timings_per_token: flag("timings_per_token")?,
         return_progress: flag("return_progress")?,
         response_fields: response_fields.collect::<Result<_, _>>()?,
-        ping,
+        ping: parameters::ping_interval(app, fields)?,
         echoed: EchoedParameters::from_fields(fields),
     })
 }
@@ -141,14 +136,14 @@ fn engine_request(
         alternatives: Request::ALTERNATIVES.max(options.n_probs),
         report: ReportOptions {
             progress: options.return_progress && options.stream,
-            after_sampler: options.post_sampling && options.n_probs > 0,
+            after_sampler: options.after_sampler && options.n_probs > 0,
             ..ReportOptions::default()
         },
         ..shared::engine_request(app, loaded, fields, prompt, Surface::LlamaServer)?
     })
 }
 
-/// Parses the prompts of a body: a string, tokens, a mixed list, or a list of those.
+/// Parses the prompts of a body: a string, token ids, a list of both, or a list of prompts.
 pub(super) fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError> {
     const EXPECTED: &str = "a string, a list of token ids and strings, or a list of such prompts";
     let value = fields
@@ -156,11 +151,13 @@ pub(super) fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<V
         .ok_or_else(|| ApiError::invalid("prompt", format!("`prompt` is missing; send {EXPECTED}")))?;
     match value {
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, value)),
-        // Like llama-server: a list that contains a number is one prompt, any other list contains prompts.
-        Value::Array(list) if !list.iter().any(Value::is_number) => {
-            list.iter().enumerate().map(|(index, one)| parse_prompt(one, &format!("prompt[{index}]"), loaded)).collect()
-        }
-        one => Ok(vec![parse_prompt(one, "prompt", loaded)?]),
+        // As in llama-server, a list that contains a number is one prompt; any other list contains prompts.
+        Value::Array(list) if !list.iter().any(Value::is_number) => list
+            .iter()
+            .enumerate()
+            .map(|(index, prompt)| parse_prompt(prompt, &format!("prompt[{index}]"), loaded))
+            .collect(),
+        prompt => Ok(vec![parse_prompt(prompt, "prompt", loaded)?]),
     }
 }
 

@@ -7,8 +7,8 @@ use crate::api::shared::generation::{
 };
 use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart};
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
-use crate::api::shared::sse::to_text;
-use crate::engine::{Limits, PromptProgress, Request, SamplingParams};
+use crate::api::shared::sse::to_json;
+use crate::engine::{Limits, PromptProgress, Request, SamplingParams, TextDelta};
 use crate::events::{Alternative, Finish, FinishReason, RunEnd, TokenId, TokenMeasurement};
 use crate::model::Vocabulary;
 use serde::Serialize;
@@ -63,7 +63,7 @@ pub(super) struct LlamaCompletionChunk<'a> {
     thunder: Option<ThunderFields>,
 }
 
-/// A run with the part of its answer that was already sent.
+/// The response of a run, with the tokens collected or already sent.
 pub(super) struct RunResponse {
     index: usize,
     run: StartedRun,
@@ -120,7 +120,7 @@ impl RunResponse {
     }
 
     /// Adds generated tokens.
-    pub(super) fn add(&mut self, delta: crate::engine::TextDelta) {
+    pub(super) fn add(&mut self, delta: TextDelta) {
         self.generated += delta.tokens.len();
         self.sent.add(delta);
     }
@@ -132,18 +132,16 @@ impl RunResponse {
     }
 
     /// Adds tokens and returns their stream chunk as JSON.
-    pub(super) fn chunk(&mut self, delta: crate::engine::TextDelta) -> String {
-        let tokens: Vec<_> = delta.tokens.iter().map(|(measure, _)| measure.token).collect();
+    pub(super) fn chunk(&mut self, delta: TextDelta) -> String {
+        let tokens: Vec<_> = delta.tokens.iter().map(|(measurement, _)| measurement.token).collect();
         self.generated += tokens.len();
         let mut chunk = self.chunk_fields(&delta.text, tokens);
         chunk.completion_probabilities = self.probabilities(&delta.tokens);
-        let chunk = to_text(&chunk);
+        let chunk = to_json(&chunk);
         // Only the last sent token is kept; it shows whether the answer ended with an end token.
-        self.sent.tokens = delta
-            .tokens
-            .into_iter()
-            .next_back()
-            .map_or_else(|| std::mem::take(&mut self.sent.tokens), |last| vec![last]);
+        if let Some(last) = delta.tokens.into_iter().next_back() {
+            self.sent.tokens = vec![last];
+        }
         chunk
     }
 
@@ -188,18 +186,18 @@ impl RunResponse {
     /// Returns the last chunk of a stream, or without a stream the complete response, as JSON.
     pub(super) fn final_chunk(&self, end: &RunEnd) -> String {
         let last = self.completion(end);
-        if self.options.response_fields.is_empty() { to_text(&last) } else { self.select_fields(&last).to_string() }
+        if self.options.response_fields.is_empty() { to_json(&last) } else { self.select_fields(&last).to_string() }
     }
 
     fn completion<'a>(&'a self, end: &'a RunEnd) -> LlamaCompletion<'a> {
         let (finish, usage) = (&end.finish, end.finish.usage);
         let ended_by_token = finish.reason == FinishReason::Stop
             && finish.stop_string.is_none()
-            && self.sent.tokens.last().is_some_and(|(measure, _)| self.is_end_token(measure));
+            && self.sent.tokens.last().is_some_and(|(measurement, _)| self.is_end_token(measurement));
         let predicted = usage.completion_tokens + u32::from(ended_by_token);
         let stream = self.options.stream;
         let tokens: Vec<_> = if self.options.return_tokens && !stream {
-            self.sent.tokens.iter().map(|(measure, _)| measure.token).collect()
+            self.sent.tokens.iter().map(|(measurement, _)| measurement.token).collect()
         } else {
             Vec::new()
         };
@@ -224,8 +222,8 @@ impl RunResponse {
         }
     }
 
-    fn is_end_token(&self, measure: &TokenMeasurement) -> bool {
-        self.vocabulary.is_end_of_generation(measure.token) || self.limits.stop_tokens.contains(&measure.token)
+    fn is_end_token(&self, measurement: &TokenMeasurement) -> bool {
+        self.vocabulary.is_end_of_generation(measurement.token) || self.limits.stop_tokens.contains(&measurement.token)
     }
 
     /// Returns true if the context ended the answer before a requested limit did.
@@ -239,7 +237,7 @@ impl RunResponse {
 
     /// Returns only the paths named in `response_fields`.
     fn select_fields(&self, completion: &LlamaCompletion<'_>) -> Value {
-        // The client chooses the fields, so the result is JSON.
+        // The client chooses the fields, so the result has no type.
         let whole = serde_json::to_value(completion).unwrap_or_default();
         let found = self.options.response_fields.iter().filter_map(|path| {
             let found = path.split('/').try_fold(&whole, |value, name| value.get(name));
@@ -253,10 +251,10 @@ impl RunResponse {
         let formatter = ProbabilityFormatter {
             vocabulary: &self.vocabulary,
             top: self.options.n_probs,
-            after_sampler: self.options.post_sampling,
+            after_sampler: self.options.after_sampler,
             no_logprob: NO_LOGPROB,
         };
-        let entries = tokens.iter().map(|(measure, others)| formatter.sampled_token(measure, others));
+        let entries = tokens.iter().map(|(measurement, others)| formatter.sampled_token(measurement, others));
         (self.options.n_probs > 0).then(|| entries.collect())
     }
 }

@@ -1,8 +1,8 @@
-//! `/completion`: llama-server's completion route with all of its details about the generation.
+//! `/completion`: llama-server's completion route, with details of the generation.
 
 use super::request::{self, LlamaCompletionBody, LlamaCompletionRequest};
 use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunResponse};
-use super::stream::LlamaChunks;
+use super::stream::LlamaChunkWriter;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::{self, RunClient, Runs, stream};
 use crate::api::shared::{Fields, ModelBody};
@@ -19,7 +19,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(completion)).route("/completions", axum::routing::post(completion))
 }
 
-/// Completes `prompt`: a string, token ids, a mixed list, or a list of those, which returns a list of answers.
+/// Completes `prompt`: a string, token ids, a list of both, or a list of prompts, which returns a list of answers.
 /// `"stream": true` streams token by token. Also at `/completions`.
 #[utoipa::path(post, path = "/completion", tag = "llama-server",
     request_body(content = LlamaCompletionBody, content_type = "application/json"),
@@ -50,14 +50,14 @@ pub(super) async fn complete(
     });
     let responses: Vec<RunResponse> = responses.collect();
     let response = if options.stream {
-        stream::respond(runs, LlamaChunks { responses }, options.ping)
+        stream::respond(runs, LlamaChunkWriter { responses }, options.ping)
     } else {
         ([(header::CONTENT_TYPE, "application/json")], collect(runs, responses).await?).into_response()
     };
     Ok(generation::with_run_id(response, run_id))
 }
 
-/// Returns the answer, or the list of several.
+/// Returns the answer as JSON, or a list of several answers.
 async fn collect(mut runs: Runs, mut responses: Vec<RunResponse>) -> Result<String, ApiError> {
     let mut answers = vec![String::new(); responses.len()];
     while let Some((index, output)) = runs.next().await? {

@@ -2,16 +2,16 @@
 
 use super::response::RunResponse;
 use crate::api::shared::generation::stream::OutputWriter;
-use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
+use crate::api::shared::sse::{PendingEvents, ServerEvent, to_json};
 use crate::engine::Output;
 use crate::server::ApiError;
 
 /// Writes the chunks of a stream. llama-server sends no `[DONE]` after them.
-pub(super) struct LlamaChunks {
+pub(super) struct LlamaChunkWriter {
     pub(super) responses: Vec<RunResponse>,
 }
 
-impl OutputWriter for LlamaChunks {
+impl OutputWriter for LlamaChunkWriter {
     fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         let response = &mut self.responses[run];
         let chunk = match output {
@@ -21,9 +21,9 @@ impl OutputWriter for LlamaChunks {
                 if chars == 0 {
                     return;
                 }
-                to_text(&response.retraction_chunk(chars))
+                to_json(&response.retraction_chunk(chars))
             }
-            Output::Progress(progress) => to_text(&response.progress_chunk(progress)),
+            Output::Progress(progress) => to_json(&response.progress_chunk(progress)),
             Output::Prompt(_) => return,
             Output::Ended(end) => response.final_chunk(&end),
         };
@@ -33,6 +33,6 @@ impl OutputWriter for LlamaChunks {
     fn end(&mut self, _: &mut PendingEvents) {}
 
     fn error(&self, error: &ApiError) -> String {
-        to_text(&error.llama())
+        to_json(&error.llama())
     }
 }

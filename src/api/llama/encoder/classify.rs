@@ -1,6 +1,6 @@
 //! Classification: scores every label for a text.
 
-use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
+use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody};
@@ -29,7 +29,7 @@ struct ClassifyBody {
     model: Option<String>,
 }
 
-/// Scores of all labels for the inputs.
+/// The scores of all labels for the inputs.
 #[derive(Debug, Serialize, ToSchema)]
 struct Classification {
     model: String,
@@ -68,9 +68,9 @@ async fn classify(body: Result<ModelBody, ApiError>) -> Result<Json<Classificati
     let inputs = Fields::new(&body)?.get("inputs");
     let (texts, is_list): (Vec<String>, bool) = match inputs {
         Some(Value::Array(list)) => {
-            let one =
+            let parse =
                 |(index, value)| encoding::non_empty_string(&format!("inputs[{index}]"), value).map(str::to_owned);
-            (encoding::check_inputs("inputs", list)?.iter().enumerate().map(one).collect::<Result<_, _>>()?, true)
+            (encoding::check_inputs("inputs", list)?.iter().enumerate().map(parse).collect::<Result<_, _>>()?, true)
         }
         Some(value @ Value::String(_)) => (vec![encoding::non_empty_string("inputs", value)?.to_owned()], false),
         Some(other) => return Err(invalid_value("inputs", "a string or a list of strings", other).into()),
@@ -80,9 +80,9 @@ async fn classify(body: Result<ModelBody, ApiError>) -> Result<Json<Classificati
     };
     let tokenize =
         move |vocabulary: &Vocabulary| Ok(texts.iter().map(|text| vocabulary.encode(text, true, false)).collect());
-    let Encoded { vectors, usage } =
+    let EncodedInputs { vectors, usage } =
         encoding::encode(&loaded, "inputs", is_list, EncoderOutput::Logits, tokenize).await?;
-    let mut predictions = vectors.iter().map(|logits| sorted(labels, logits));
+    let mut predictions = vectors.iter().map(|logits| sorted_predictions(labels, logits));
     let predictions = if is_list {
         Predictions::Several(predictions.collect())
     } else {
@@ -96,12 +96,12 @@ fn labels(loaded: &Loaded) -> Result<&[String], ApiError> {
     if scores.labels.len() > 1 {
         return Ok(&scores.labels);
     }
-    let detail =
-        format!("the model '{}' has one output, so it ranks but does not classify; use /rerank", loaded.name());
+    let detail = format!("the model '{}' has one output, so it cannot classify; use /rerank", loaded.name());
     Err(ApiError::not_supported(detail))
 }
 
-fn sorted(labels: &[String], logits: &[f32]) -> Vec<Prediction> {
+/// Returns the labels with their scores, highest score first.
+fn sorted_predictions(labels: &[String], logits: &[f32]) -> Vec<Prediction> {
     let mut predictions: Vec<Prediction> =
         labels.iter().zip(logits).map(|(label, &score)| Prediction { label: label.clone(), score }).collect();
     predictions.sort_by(|a, b| b.score.total_cmp(&a.score));

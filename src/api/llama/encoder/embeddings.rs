@@ -1,7 +1,7 @@
 //! Embeddings in OpenAI's format and in llama-server's.
 
 use crate::api::llama::request::is_null_or_empty;
-use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
+use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage};
 use crate::api::shared::error::{LlamaError, OpenAiError};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody, parameters};
@@ -44,10 +44,11 @@ struct EmbeddingsBody {
     /// `float` or `base64`; on `/v1/embeddings`.
     #[schema(default = "float")]
     encoding_format: Option<String>,
-    /// Norm to scale vectors to; -1 for none, 0 for 16-bit integers.
+    /// Norm by which vectors are divided, e.g. 2 for the Euclidean norm; -1 leaves them unchanged, 0 scales them to
+    /// 16-bit integers.
     #[schema(minimum = -1, maximum = 32, default = 2)]
     embd_normalize: Option<i32>,
-    /// The size of the model's embeddings.
+    /// Size of the embeddings; must be the model's.
     dimensions: Option<u32>,
 }
 
@@ -89,7 +90,7 @@ struct NativeEmbedding {
 }
 
 /// Embeds `input`: a string, a list of token ids, or a list of these. `encoding_format` is `float` or `base64`.
-/// `embd_normalize` selects the norm to scale vectors to: default 2, -1 for none.
+/// `embd_normalize` selects the norm by which vectors are divided: default 2, -1 for none.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "openai",
     request_body(content = EmbeddingsBody, content_type = "application/json"),
     responses((status = 200, body = EmbeddingList),
@@ -97,18 +98,13 @@ struct NativeEmbedding {
               (status = 501, description = "The server was started without `--embedding`")))]
 async fn openai_embeddings(body: Result<ModelBody, ApiError>) -> Result<Json<EmbeddingList>, OpenAiError> {
     let ModelBody { app, body, loaded } = body?;
-    let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
-    if pooling == Pooling::None {
-        let detail = "the server runs with --pooling none, which has no embedding for a whole text; use /embeddings, or \
-                      start it with --pooling mean, cls or last";
-        return Err(ApiError::bad_request(detail).into());
-    }
+    let pooling = encoding::text_pooling(&loaded)?;
     let base64 = is_base64(Fields::new(&body)?)?;
-    let Encoded { vectors, usage } = embed(&app, &loaded, body, pooling).await?;
+    let EncodedInputs { vectors, usage } = embed(&app, &loaded, body, pooling).await?;
     let data = vectors.into_iter().enumerate().map(|(index, vector)| Embedding {
         object: "embedding",
         index,
-        embedding: if base64 { Vector::Base64(encoded(&vector)) } else { Vector::Float(vector) },
+        embedding: if base64 { Vector::Base64(to_base64(&vector)) } else { Vector::Float(vector) },
         encoding_format: base64.then_some("base64"),
     });
     Ok(Json(EmbeddingList { model: loaded.name().to_owned(), object: "list", usage, data: data.collect() }))
@@ -124,24 +120,24 @@ async fn embeddings(body: Result<ModelBody, ApiError>) -> Result<Json<Vec<Native
     let ModelBody { app, body, loaded } = body?;
     let pooling = loaded.encoder().embeddings().map_err(encoding::unavailable)?;
     let width = loaded.model().width().max(1);
-    let Encoded { vectors, .. } = embed(&app, &loaded, body, pooling).await?;
+    let EncodedInputs { vectors, .. } = embed(&app, &loaded, body, pooling).await?;
     let rows = |vector: Vec<f32>| vector.chunks_exact(width).map(<[f32]>::to_vec).collect();
     let all = vectors.into_iter().enumerate();
     Ok(Json(all.map(|(index, vector)| NativeEmbedding { index, embedding: rows(vector) }).collect()))
 }
 
-async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Result<Encoded, ApiError> {
+async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Result<EncodedInputs, ApiError> {
     let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
     let norm = fields.integer("embd_normalize", -1..=32)?.unwrap_or(2);
     let width = loaded.model().width();
     if let Some(requested) = fields.integer("dimensions", 1..=1 << 20)?
         && usize::try_from(requested) != Ok(width)
     {
-        let detail = format!("`dimensions` must be {width}, the size of this model's embeddings");
+        let detail = format!("`dimensions` must be {width}, the size of this model's embeddings, got {requested}");
         return Err(ApiError::invalid("dimensions", detail));
     }
     let (field, is_list) = match fields.first_present(&["input", "content"]) {
-        Some((field, value)) => (if field == "input" { "input" } else { "content" }, is_list(value)),
+        Some((field, value)) => (field, is_list(value)),
         None => return Err(ApiError::invalid("input", format!("`input` is missing; send {INPUT}"))),
     };
     let tokenize = move |vocabulary: &Vocabulary| {
@@ -208,7 +204,8 @@ fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Toke
     }
 }
 
-fn encoded(vector: &[f32]) -> String {
+/// Returns the base64 of the little-endian numbers.
+fn to_base64(vector: &[f32]) -> String {
     let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
     base64::engine::general_purpose::STANDARD.encode(bytes)
 }

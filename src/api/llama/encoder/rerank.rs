@@ -1,6 +1,6 @@
 //! Reranks documents by relevance to a query, in Jina's format and in that of Text Embeddings Inference.
 
-use crate::api::shared::encoding::{self, Encoded, EncoderUsage};
+use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody};
@@ -38,7 +38,7 @@ struct RerankBody {
     /// Maximum number of results.
     #[schema(minimum = 1)]
     top_n: Option<u32>,
-    /// Repeat the documents. With `texts`: `return_text`.
+    /// Return the documents too. With `texts` the field is `return_text`.
     #[schema(default = false)]
     return_documents: Option<bool>,
 }
@@ -100,7 +100,6 @@ async fn rerank(body: Result<ModelBody, ApiError>) -> Result<Response, LlamaErro
         return Err(ApiError::invalid("documents", "`documents` is missing; send a list of strings").into());
     };
     let is_jina = field == "documents";
-    let field = if is_jina { "documents" } else { "texts" };
     let list = list.as_array().ok_or_else(|| invalid_value(field, "a list of strings", list))?;
     let documents: Vec<String> = encoding::check_inputs(field, list)?
         .iter()
@@ -115,14 +114,15 @@ async fn rerank(body: Result<ModelBody, ApiError>) -> Result<Response, LlamaErro
         })
         .collect::<Result<_, _>>()?;
     let top = fields.integer("top_n", 1..=i64::from(u32::MAX))?.map_or(usize::MAX, |top| top as usize);
-    let returns_text = fields.flag(if is_jina { "return_documents" } else { "return_text" })?.unwrap_or(false);
+    let return_text = fields.flag(if is_jina { "return_documents" } else { "return_text" })?.unwrap_or(false);
 
     let template = loaded.model().rerank_template();
     let texts = documents.clone();
     let tokenize = move |vocabulary: &Vocabulary| {
         Ok(texts.iter().map(|document| template.tokens(vocabulary, &query, document)).collect())
     };
-    let Encoded { vectors, usage } = encoding::encode(&loaded, field, true, EncoderOutput::Logits, tokenize).await?;
+    let EncodedInputs { vectors, usage } =
+        encoding::encode(&loaded, field, true, EncoderOutput::Logits, tokenize).await?;
     let mut ranked: Vec<(usize, f32)> = vectors
         .iter()
         .map(|logits| if is_probability { first_probability(logits) } else { logits.first().copied().unwrap_or(0.0) })
@@ -130,7 +130,7 @@ async fn rerank(body: Result<ModelBody, ApiError>) -> Result<Response, LlamaErro
         .collect();
     ranked.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     ranked.truncate(top);
-    let text = |index: usize| returns_text.then(|| documents[index].clone());
+    let text = |index: usize| return_text.then(|| documents[index].clone());
     if is_jina {
         let results = ranked.into_iter().map(|(index, relevance_score)| RankedDocument {
             index,

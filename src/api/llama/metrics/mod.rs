@@ -1,4 +1,4 @@
-//! `GET /metrics` for Prometheus: llama-server's names, and Thunder's own with the prefix `thunder_`. Reading them never
+//! `GET /metrics` for Prometheus: llama-server's names, and Thunder's own with the prefix `thunder_`. A scrape never
 //! delays the engine.
 
 mod exposition;
@@ -100,7 +100,7 @@ fn add_counts(exposition: &mut Exposition, counts: EngineCounts) {
 /// Adds the latencies of runs and mod calls.
 fn add_latencies(exposition: &mut Exposition, latencies: &Latencies) {
     for (name, help, histogram) in [
-        ("thunder_queue_time_seconds", "Time from the request to the slot.", &latencies.queue),
+        ("thunder_queue_time_seconds", "Time from the request to the assignment of a slot.", &latencies.queue),
         ("thunder_time_to_first_token_seconds", "Time from the request to the first token.", &latencies.first_token),
         (
             "thunder_time_per_output_token_seconds",
@@ -160,7 +160,7 @@ fn add_recorder(exposition: &mut Exposition, recorder: &RecorderMetrics) {
         exposition.single(kind, name, help, value as f64);
     }
     let name = "thunder_database_errors_total";
-    exposition.family("counter", name, "Failed operations of the database.");
+    exposition.family("counter", name, "Failed database operations.");
     let errors = ErrorCounts::now();
     for (kind, count) in [("unavailable", errors.unavailable), ("refused", errors.refused)] {
         exposition.sample(name, &[("kind", kind)], count as f64);

@@ -20,7 +20,7 @@ pub(super) struct TemplateCapabilities {
     supports_object_arguments: bool,
 }
 
-/// Returns the capabilities of the chat template, determined by test renderings.
+/// Returns the features of a chat template, determined by rendering test messages.
 pub(super) fn template_capabilities(template: &ChatTemplate, app: &App) -> TemplateCapabilities {
     // Templates expect messages in the format of OpenAI's chat completions.
     const MARK: &str = "qzmarkzq";

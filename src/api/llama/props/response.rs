@@ -39,9 +39,9 @@ pub(in crate::api::llama) struct PropsResponse {
     eos_token: String,
     mod_sandbox: SandboxStatus,
     devices: Vec<DeviceResponse>,
-    /// Method of capturing attention.
+    /// Method by which attention is captured.
     attention: &'static str,
-    /// Layers on GPUs.
+    /// Number of layers on GPUs.
     n_gpu_layers: u32,
     n_layers: u32,
     build_info: &'static str,
@@ -58,7 +58,7 @@ struct DefaultSettings {
     n_ctx: u32,
 }
 
-/// Kinds of input besides text.
+/// Supported inputs besides text.
 #[derive(Debug, Serialize, ToSchema)]
 struct Modalities {
     vision: bool,
@@ -93,9 +93,9 @@ struct DeviceResponse {
     r#type: &'static str,
     /// True if this model uses it.
     used: bool,
-    /// Bytes; 0 if unknown.
+    /// Total memory in bytes; 0 if unknown.
     memory_total: u64,
-    /// Bytes.
+    /// Free memory in bytes.
     memory_free: u64,
 }
 
@@ -141,19 +141,19 @@ pub(in crate::api::llama) async fn describe(app: &App, loaded: &Loaded) -> Resul
     })
 }
 
-/// Returns the sandbox policy for mods, and whether the system supports a sandbox.
+/// Returns the sandbox policy for mods and the system's support for a sandbox.
 async fn sandbox(app: &App) -> SandboxStatus {
     let policy = match app.config().engine.mods.sandbox {
         ModSandbox::Uploaded => "uploaded",
         ModSandbox::All => "all",
         ModSandbox::Off => "off",
     };
-    // The sandbox is tried once, in a separate process.
-    let tried = tokio::task::spawn_blocking(|| match sandbox::installed().map(SandboxLauncher::support) {
+    // Support is probed once, in a separate process.
+    let probe = tokio::task::spawn_blocking(|| match sandbox::installed().map(SandboxLauncher::support) {
         Some(found) => found.map(str::to_owned).map_err(str::to_owned),
         None => Err("this program cannot start a sandbox".to_owned()),
     });
-    let found = tried.await.unwrap_or_else(|error| Err(error.to_string()));
+    let found = probe.await.unwrap_or_else(|error| Err(error.to_string()));
     let (available, how, reason) = match found {
         Ok(how) => (true, Some(how), None),
         Err(reason) => (false, None, Some(reason)),
@@ -161,7 +161,7 @@ async fn sandbox(app: &App) -> SandboxStatus {
     SandboxStatus { available, how, reason, policy }
 }
 
-/// Lists the compute devices and whether this model uses them.
+/// Lists the compute devices and marks those that this model uses.
 async fn device_list(placement: &Placement) -> Vec<DeviceResponse> {
     // Drivers can be slow to report their memory.
     let all = tokio::task::spawn_blocking(devices).await.unwrap_or_default();
@@ -178,8 +178,8 @@ async fn device_list(placement: &Placement) -> Vec<DeviceResponse> {
 
 /// Returns the settings of a request without parameters.
 fn defaults(app: &App, loaded: &Loaded) -> Result<GenerationSettings, ApiError> {
-    let nothing = Value::Object(Map::new());
-    let fields = Fields::new(&nothing)?.with_defaults(&app.config().server.request_defaults).clamp_numbers();
+    let empty = Value::Object(Map::new());
+    let fields = Fields::new(&empty)?.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let sampling = parameters::sampling(fields, loaded.vocabulary())?;
     let limits: Limits = parameters::limits(fields, loaded.vocabulary(), u32::MAX)?;
     let n_predict = fields.integer("n_predict", -1..=i64::from(i32::MAX))?.unwrap_or(-1);

@@ -1,5 +1,5 @@
-//! State of a slot: lists its tokens and messages, saves and restores snapshots, removes tokens. Requests wait while
-//! the slot is busy.
+//! Actions on a slot: list its tokens and messages, save and restore snapshots, remove tokens. Requests wait while the
+//! slot is busy.
 
 use super::files;
 use super::request::{OCTET_STREAM, accepts, parse_small_body, read_snapshot, slot_number, unknown_action};
@@ -119,7 +119,7 @@ async fn act(
             SlotActionResponse::Restore { id_slot: slot, filename: name, n_restored: tokens, n_read: bytes, timings }
         }
         Some("erase") => {
-            // llama-server treats this as an action on files.
+            // As in llama-server, the action requires `--slot-save-path`, like the actions on files.
             files::path(&app, scope, "filename", "any")?;
             SlotActionResponse::Erase { id_slot: slot, n_erased: engine.erase_slot(scope, slot).await? }
         }
@@ -167,7 +167,7 @@ fn messages(tokens: &[TokenId], eot: Option<TokenId>) -> impl Iterator<Item = (u
 }
 
 fn named_file(app: &App, scope: &Scope, body: &Value) -> Result<(String, std::path::PathBuf), ApiError> {
-    // Reports a missing directory before a missing name.
+    // A missing `--slot-save-path` is reported before a missing name.
     files::path(app, scope, "filename", "any")?;
     let name = Fields::new(body)?.text("filename")?;
     let name = name.ok_or_else(|| ApiError::invalid("filename", "`filename` is missing; send the name of a file"))?;

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Maximum length of a name; all file systems accept it with the suffix of partial files.
+/// Maximum length of a name; with the suffix of partial files, all file systems accept it.
 const MAX_NAME_BYTES: usize = 200;
 
 /// Returns the path of a file named by a client in `field`.
@@ -22,14 +22,16 @@ pub(super) fn path(app: &App, scope: &Scope, field: &str, name: &str) -> Result<
     })?;
     if !is_plain(name) {
         let detail = format!(
-            "{field} must be a plain file name of 1 to {MAX_NAME_BYTES} characters, without / \\ : * ? \" < > | and without a leading dot, got {name:?}"
+            "`{field}` must be a plain file name of 1 to {MAX_NAME_BYTES} bytes, without / \\ : * ? \" < > |, consecutive dots, and dots or \
+             spaces at its start or end, got {name:?}"
         );
         return Err(ApiError::invalid(field, detail));
     }
     Ok(folder(dir, scope).join(name))
 }
 
-/// Returns the folder of a client's files: a tenant's folder below `dir`, or `dir` if the client can also access files without an owner.
+/// Returns the folder of a client's files: the tenant's folder below `dir`, or `dir` if the client can also access
+/// files without an owner.
 fn folder(dir: &Path, scope: &Scope) -> PathBuf {
     match scope {
         Scope::Owned { tenant: Some(tenant), includes_unowned: false } => {
@@ -60,8 +62,8 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
     let write = move || {
         let partial = partial_path(&path);
         if let Some(folder) = path.parent() {
-            let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-            made.map_err(|error| ApiError::internal(format!("cannot create {}: {error}", folder.display())))?;
+            let created = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+            created.map_err(|error| ApiError::internal(format!("cannot create {}: {error}", folder.display())))?;
         }
         // Only the server's user may read it, because a snapshot contains the conversation.
         let written = std::fs::OpenOptions::new()
@@ -75,7 +77,7 @@ pub(super) async fn write(path: PathBuf, block: Bytes) -> Result<(), ApiError> {
             })
             .and_then(|()| std::fs::rename(&partial, &path));
         if written.is_err() {
-            // Removes the partial file; a failure to do so is ignored.
+            // A failure to remove the partial file is ignored.
             let _ = std::fs::remove_file(&partial);
         }
         written.map_err(|error| match error.kind() {
@@ -107,12 +109,12 @@ pub(super) async fn read(path: PathBuf, name: &str, max_bytes: usize) -> Result<
         Ok(None) => Err(ApiError::bad_request(format!(
             "'{name}' is not a snapshot of this server's slots: expected a file of at most {max_bytes} bytes"
         ))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ApiError::not_found("saved state", name)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(ApiError::not_found("snapshot file", name)),
         Err(error) => Err(ApiError::internal(format!("cannot read snapshot {name}: {error}"))),
     }
 }
 
-/// Returns a unique name for the partial file, so that two writers never share one.
+/// Returns a unique path for the partial file, so that two writers never share one.
 fn partial_path(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.part", system::new_id().simple()));

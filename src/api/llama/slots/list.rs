@@ -1,4 +1,4 @@
-//! `GET /slots` for people and dashboards. Reading it never delays the engine.
+//! `GET /slots`, for monitoring. A request never delays the engine.
 
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::ThunderFields;
@@ -24,7 +24,7 @@ struct SlotsParams {
 }
 
 /// Lists the state of every slot. `?fail_on_no_slot=1` returns 503 while no slot is free. Prompts and answers are not
-/// included. For a slot with a run of another tenant only `is_processing` is shown.
+/// included. The fields of a run are absent if it belongs to another tenant.
 #[utoipa::path(get, path = "/slots", tag = "llama-server",
     params(("fail_on_no_slot" = Option<String>, Query, description = "1 returns 503 while no slot is free")),
     responses((status = 200, body = Vec<SlotResponse>),
@@ -51,7 +51,7 @@ async fn slots(
 /// The state of a slot.
 #[derive(Debug, Default, Serialize, ToSchema)]
 struct SlotResponse {
-    /// Number of the slot.
+    /// Index of the slot, from 0.
     id: usize,
     /// Its context in tokens.
     n_ctx: u32,
@@ -59,7 +59,7 @@ struct SlotResponse {
     speculative: bool,
     /// True while it has an active run.
     is_processing: bool,
-    /// Number of the slot's newest run. All fields of the run are absent if it belongs to another tenant.
+    /// Number of the slot's newest run. This and the following fields are absent if the run belongs to another tenant.
     #[serde(skip_serializing_if = "Option::is_none")]
     id_task: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 /// Content type of binary bodies.
 pub(super) const OCTET_STREAM: &str = "application/octet-stream";
-/// Maximum bytes of JSON around a snapshot.
+/// Maximum bytes of the JSON around a snapshot.
 const MAX_JSON_OVERHEAD: usize = 4096;
 
 /// Parses a slot number in a path or query.
@@ -37,21 +37,21 @@ async fn read_body(body: Body, max_bytes: usize) -> Result<Option<Bytes>, ApiErr
     /// Maximum bytes of a too long body that are read, so that the client receives the response before the connection
     /// closes.
     const MAX_DISCARDED_BYTES: usize = 64 << 20;
-    let mut pieces = body.into_data_stream();
-    let mut whole = BytesMut::new();
+    let mut chunks = body.into_data_stream();
+    let mut bytes = BytesMut::new();
     let mut read = 0;
     while read <= max_bytes.saturating_add(MAX_DISCARDED_BYTES)
-        && let Some(piece) = pieces.next().await
+        && let Some(chunk) = chunks.next().await
     {
-        let piece = piece.map_err(|error| ApiError::bad_request(format!("the body could not be read: {error}")))?;
-        read += piece.len();
+        let chunk = chunk.map_err(|error| ApiError::bad_request(format!("reading the body failed: {error}")))?;
+        read += chunk.len();
         if read <= max_bytes {
-            whole.extend_from_slice(&piece);
+            bytes.extend_from_slice(&chunk);
         } else {
-            whole = BytesMut::new();
+            bytes = BytesMut::new();
         }
     }
-    Ok((read <= max_bytes).then(|| whole.freeze()))
+    Ok((read <= max_bytes).then(|| bytes.freeze()))
 }
 
 /// Returns the error for an `?action=` that is missing or unknown.
@@ -68,8 +68,8 @@ pub(super) async fn read_snapshot(engine: &Engine, headers: &HeaderMap, body: Bo
             format!("the snapshot is too large: snapshots of this server's slots have at most {max_bytes} bytes");
         ApiError::invalid("state", detail)
     };
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if kind.trim_start().to_ascii_lowercase().starts_with(OCTET_STREAM) {
+    let content_type = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if content_type.trim_start().to_ascii_lowercase().starts_with(OCTET_STREAM) {
         return read_body(body, max_bytes).await?.ok_or_else(too_long);
     }
     // Base64 may contain line breaks.
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn accept_header_selects_binary() {
-        let wanted = |accept: &[&'static str]| {
+        let accepts_binary = |accept: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for one in accept {
                 headers.append(header::ACCEPT, HeaderValue::from_static(one));
@@ -129,7 +129,7 @@ mod tests {
             &["*/*", "application/octet-stream"],
             &["application/json;q=0.5, application/octet-stream"],
         ] {
-            assert!(wanted(binary), "{binary:?}");
+            assert!(accepts_binary(binary), "{binary:?}");
         }
         for json in [
             &[][..],
@@ -138,7 +138,7 @@ mod tests {
             &["application/octet-stream; Q=0.0, */*"],
             &["application/json", "application/octet-stream;q=0.5"],
         ] {
-            assert!(!wanted(json), "{json:?}");
+            assert!(!accepts_binary(json), "{json:?}");
         }
     }
 }

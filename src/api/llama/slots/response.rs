@@ -31,16 +31,16 @@ pub(super) enum SlotActionResponse {
     ContextShift {
         /// Always true.
         success: bool,
-        /// Tokens left.
+        /// Number of tokens left.
         new_n_tokens: usize,
     },
     /// `save`: a file was written.
     Save {
         id_slot: u32,
         filename: String,
-        /// Tokens.
+        /// Number of tokens.
         n_saved: usize,
-        /// Bytes.
+        /// Number of bytes.
         n_written: usize,
         timings: SlotSaveTimings,
     },
@@ -48,16 +48,16 @@ pub(super) enum SlotActionResponse {
     Restore {
         id_slot: u32,
         filename: String,
-        /// Tokens.
+        /// Number of tokens.
         n_restored: usize,
-        /// Bytes.
+        /// Number of bytes.
         n_read: usize,
         timings: SlotRestoreTimings,
     },
     /// `erase`.
     Erase {
         id_slot: u32,
-        /// Tokens.
+        /// Number of tokens.
         n_erased: usize,
     },
 }

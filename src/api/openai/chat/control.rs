@@ -1,4 +1,4 @@
-//! Control of an answer while it is generated: ends its reasoning.
+//! Control of an answer during its generation: ends its reasoning.
 
 use crate::api::shared::Fields;
 use crate::api::shared::error::OpenAiError;
@@ -31,7 +31,7 @@ pub(super) struct ChatControlRequest {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ControlResponse {
     success: bool,
-    /// Reason for a failure.
+    /// The cause of a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<&'static str>,
 }
@@ -79,7 +79,7 @@ pub(super) async fn control(
 }
 
 async fn end_reasoning(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndReasoning>, ApiError> {
-    // A run is in this list until all of it is stored.
+    // Checks the owner. An active run is unstored, because not all of it is in the database yet.
     if *scope != Scope::All && app.store()?.unstored(scope, run).is_none() {
         return Ok(None);
     }

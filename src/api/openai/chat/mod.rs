@@ -49,7 +49,7 @@ async fn completions(client: RunClient, body: Result<Bytes, BytesRejection>) -> 
     let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Openai).await?;
     let run = chat.run();
     let response = if chat.options.stream {
-        respond(chat, stream::ChatChunks::default())
+        respond(chat, stream::ChatChunkWriter::default())
     } else {
         let mut tokens = vec![Vec::new(); chat.len()];
         while let Some(update) = chat.next().await? {

@@ -271,7 +271,7 @@ pub(super) fn thunder(chat: &ChatStream) -> ThunderFields {
     ThunderFields::runs(chat.runs()).with_slot(chat.slot(0))
 }
 
-/// Returns llama-server's details of the first answer, if the client requested them.
+/// Returns llama-server's details of the first answer, if requested.
 fn verbose(chat: &ChatStream) -> Option<VerboseAnswer<'_>> {
     let (finish, details) = (chat.finish(0)?, chat.options.verbose.as_ref()?);
     Some(VerboseAnswer::new(finish, &chat.model, chat.slot(0), &details.prompt, &details.settings))
@@ -285,7 +285,7 @@ pub(super) fn logprobs(chat: &ChatStream, tokens: &MeasuredTokens) -> Option<Cha
         after_sampler: chat.options.after_sampler,
         no_logprob: NO_LOGPROB,
     };
-    let content = tokens.iter().map(|(measure, others)| formatter.sampled_token(measure, others)).collect();
+    let content = tokens.iter().map(|(measurement, others)| formatter.sampled_token(measurement, others)).collect();
     Some(ChatLogprobs { content, refusal: None })
 }
 

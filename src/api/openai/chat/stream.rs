@@ -10,12 +10,12 @@ use futures::future::BoxFuture;
 
 /// Writes the chunks of a chat completion.
 #[derive(Debug, Default)]
-pub(super) struct ChatChunks {
-    /// Per answer, tokens whose text is held back; they are sent with the next chunk.
+pub(super) struct ChatChunkWriter {
+    /// For each answer, the tokens whose text is held back; they are sent with the next chunk.
     held_tokens: Vec<MeasuredTokens>,
 }
 
-impl ChatEventWriter for ChatChunks {
+impl ChatEventWriter for ChatChunkWriter {
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents) {
         self.held_tokens = vec![Vec::new(); chat.len()];
         for answer in 0..chat.len() {
@@ -63,7 +63,7 @@ impl ChatEventWriter for ChatChunks {
     }
 }
 
-impl ChatChunks {
+impl ChatChunkWriter {
     fn finish(&mut self, chat: &ChatStream, answer: usize, pending: &mut PendingEvents) {
         let tokens = std::mem::take(&mut self.held_tokens[answer]);
         let mut last = ChatCompletionChunk::end(chat, answer, response::logprobs(chat, &tokens));

@@ -6,7 +6,7 @@ mod response;
 
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::generation::{self, RunClient, Runs, ThunderFields, stream};
-use crate::api::shared::sse::{PendingEvents, ServerEvent, to_text};
+use crate::api::shared::sse::{PendingEvents, ServerEvent, to_json};
 use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
 use crate::server::ApiError;
@@ -16,9 +16,9 @@ use request::CompletionBody;
 use response::{CompletionBuilder, CompletionChoice, TextChoice, TextCompletion, TextCompletionChunk};
 use std::sync::Arc;
 
-/// Completes a prompt, like OpenAI's legacy completions API. `prompt` is a string, token ids, or a list of those; `n` is the
-/// number of answers per prompt. `echo` repeats the prompt; with `logprobs` and `max_tokens` 0 it reports the prompt's
-/// probabilities. `suffix` requests the text between `prompt` and `suffix`.
+/// Completes a prompt, like OpenAI's legacy completions API. `prompt` is a string, token ids, or a list of prompts; `n`
+/// is the number of answers per prompt. `echo` repeats the prompt; with `logprobs` and `max_tokens` 0 it reports the
+/// prompt's probabilities. `suffix` requests the text between `prompt` and `suffix`.
 #[utoipa::path(post, path = "/v1/completions", tag = "openai",
     request_body(content = CompletionBody, content_type = "application/json"),
     responses((status = 200, description = "A completion, or server-sent events of its chunks",
@@ -32,7 +32,6 @@ pub(super) async fn completions(client: RunClient, body: Result<ModelBody, ApiEr
     let request::CompletionRequest { requests, prompts, options } =
         request::parse(&client.app, &loaded, Fields::new(&body)?)?;
     let created = client.app.now().timestamp();
-    let ping = client.app.config().server.routes.sse_ping_interval;
     let runs = Runs::start(&client, &loaded, requests).await?;
     let run_id = runs.run_id();
     let choices = prompts.into_iter().enumerate().map(|(index, prompt)| CompletionChoice::new(index, prompt));
@@ -45,7 +44,8 @@ pub(super) async fn completions(client: RunClient, body: Result<ModelBody, ApiEr
         vocabulary: Arc::clone(loaded.vocabulary()),
     };
     let response = if builder.options.stream {
-        stream::respond(runs, CompletionChunks { builder, started: false }, ping)
+        let ping = builder.options.ping;
+        stream::respond(runs, CompletionChunkWriter { builder, started: false }, ping)
     } else {
         complete(runs, builder).await?
     };
@@ -59,7 +59,7 @@ async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Resp
         match output {
             Output::Text(delta) => choice.sent.add(delta),
             Output::Retract { tokens, .. } => choice.sent.retract(tokens),
-            Output::Prompt(measures) => choice.measures = measures,
+            Output::Prompt(measurements) => choice.measurements = measurements,
             Output::Progress(_) => {}
             Output::Ended(end) => choices[index] = Some(builder.complete_choice(index, end)),
         }
@@ -69,12 +69,12 @@ async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Resp
 }
 
 /// Writes the chunks of a completion: the text of each choice, its finish reason, optional token counts, `[DONE]`.
-struct CompletionChunks {
+struct CompletionChunkWriter {
     builder: CompletionBuilder,
     started: bool,
 }
 
-impl CompletionChunks {
+impl CompletionChunkWriter {
     fn chunk(&mut self, choice: TextChoice, thunder: Option<ThunderFields>) -> ServerEvent {
         // The first chunk has the path of the replay.
         let thunder = thunder.or_else(|| (!self.started).then(|| self.builder.thunder()));
@@ -83,26 +83,26 @@ impl CompletionChunks {
     }
 }
 
-impl stream::OutputWriter for CompletionChunks {
+impl stream::OutputWriter for CompletionChunkWriter {
     fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents) {
         match output {
             Output::Progress(_) | Output::Retract { chars: 0, .. } => {}
-            Output::Prompt(measures) => self.builder.choices[run].measures = measures,
+            Output::Prompt(measurements) => self.builder.choices[run].measurements = measurements,
             Output::Text(delta) => {
                 if let Some(echo) = self.builder.echo_delta(run) {
                     pending.push_back(self.chunk(echo, None));
                 }
                 let logprobs = self.builder.logprobs(run, &delta.tokens);
                 if !delta.text.is_empty() || logprobs.is_some() {
-                    let piece = self.builder.choice_delta(run, delta.text, logprobs);
-                    pending.push_back(self.chunk(piece, None));
+                    let choice = self.builder.choice_delta(run, delta.text, logprobs);
+                    pending.push_back(self.chunk(choice, None));
                 }
             }
             Output::Retract { chars, .. } => {
                 let choice = &mut self.builder.choices[run];
                 choice.chars = choice.chars.saturating_sub(chars);
-                let piece = self.builder.choice_delta(run, String::new(), None);
-                pending.push_back(self.chunk(piece, Some(ThunderFields::retract_chars(chars))));
+                let choice = self.builder.choice_delta(run, String::new(), None);
+                pending.push_back(self.chunk(choice, Some(ThunderFields::retract_chars(chars))));
             }
             Output::Ended(end) => {
                 if let Some(echo) = self.builder.echo_delta(run) {
@@ -113,7 +113,8 @@ impl stream::OutputWriter for CompletionChunks {
                 let thunder = self.builder.thunder();
                 if self.builder.choices.iter().all(|choice| choice.end.is_some()) && !self.builder.options.include_usage
                 {
-                    // Like llama-server; OpenAI's token counts are sent only on request.
+                    // As in llama-server, the chunk with the last finish reason has the final fields, unless a separate
+                    // chunk with token counts was requested.
                     pending.push_back(ServerEvent::json(&self.builder.last(vec![last], Some(thunder))));
                 } else {
                     pending.push_back(self.chunk(last, Some(thunder)));
@@ -130,6 +131,6 @@ impl stream::OutputWriter for CompletionChunks {
     }
 
     fn error(&self, error: &ApiError) -> String {
-        to_text(&error.openai())
+        to_json(&error.openai())
     }
 }

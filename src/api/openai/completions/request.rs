@@ -11,18 +11,19 @@ use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, ErrorCode, Loaded};
 use serde::Deserialize;
 use serde_json::Value;
+use std::time::Duration;
 use utoipa::ToSchema;
 
 /// Maximum alternatives per token.
 const MAX_LOGPROBS: i64 = 1000;
-/// Maximum answers per prompt, as with OpenAI.
+/// Maximum answers per prompt, as in OpenAI's API.
 const MAX_ANSWERS: i64 = 128;
 
 /// The body of a completion.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct CompletionBody {
-    /// A string, token ids, or a list of those.
+    /// A string, token ids, or a list of prompts.
     #[schema(value_type = Value)]
     prompt: Value,
     /// Text after the answer.
@@ -75,21 +76,22 @@ pub(super) struct CompletionOptions {
     pub(super) echo: bool,
     /// llama-server's `generation_settings`, if the client sent `verbose`.
     pub(super) settings: Option<GenerationSettings>,
+    /// Maximum silence of a stream before a keep-alive is sent; `None` sends none.
+    pub(super) ping: Option<Duration>,
 }
 
 /// Parses a body.
 pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<CompletionRequest, ApiError> {
     let fields = fields.with_defaults(&app.config().server.request_defaults);
     let count = answer_count(fields)?;
-    let stream_options = fields.object("stream_options")?;
-    let include_usage = stream_options.and_then(|options| options.get("include_usage")).and_then(Value::as_bool);
     let mut options = CompletionOptions {
         stream: fields.flag("stream")?.unwrap_or(false),
-        include_usage: include_usage.unwrap_or(false),
+        include_usage: parameters::include_usage(fields)?,
         logprobs: logprobs(fields)?,
         after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
         echo: fields.flag("echo")?.unwrap_or(false),
         settings: None,
+        ping: parameters::ping_interval(app, fields)?,
     };
     let verbose = fields.flag("verbose")?.unwrap_or(false);
     let (mut requests, mut prompts) = (Vec::new(), Vec::new());
@@ -119,18 +121,18 @@ fn answer_count(fields: Fields<'_>) -> Result<u32, ApiError> {
 
 fn logprobs(fields: Fields<'_>) -> Result<Option<usize>, ApiError> {
     match fields.first_present(&["logprobs", "n_probs"]) {
-        Some(("logprobs", Value::Bool(wanted))) => Ok(wanted.then_some(1)),
+        Some(("logprobs", Value::Bool(enabled))) => Ok(enabled.then_some(1)),
         Some((name, _)) => Ok(fields.integer(name, 0..=MAX_LOGPROBS)?.map(|count| count as usize)),
         None => Ok(None),
     }
 }
 
-/// Returns the options in the form that llama-server's `generation_settings` are built from.
+/// Returns the options from which llama-server's `generation_settings` are built.
 fn llama_options(fields: Fields<'_>, options: &CompletionOptions) -> LlamaResponseOptions {
     LlamaResponseOptions {
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
-        post_sampling: options.after_sampler,
+        after_sampler: options.after_sampler,
         ..LlamaResponseOptions::new(parameters::n_predict(fields))
     }
 }
@@ -163,9 +165,9 @@ fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<CompletionPr
     match prompt {
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, prompt)),
         Value::Array(list) if !list.iter().any(Value::is_number) => {
-            list.iter().map(|one| parse_prompt(one, suffix, loaded)).collect()
+            list.iter().map(|prompt| parse_prompt(prompt, suffix, loaded)).collect()
         }
-        one => Ok(vec![parse_prompt(one, suffix, loaded)?]),
+        prompt => Ok(vec![parse_prompt(prompt, suffix, loaded)?]),
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) struct TextLogprobs {
     top_logprobs: Vec<Option<LogprobsByText>>,
     /// Index of each token's first character.
     text_offset: Vec<usize>,
-    /// The same in llama-server's format.
+    /// The same tokens in llama-server's format.
     content: Vec<TokenProbabilities>,
 }
 
@@ -70,8 +70,8 @@ pub(super) struct TextLogprobs {
 pub(super) struct CompletionChoice {
     index: usize,
     prompt: CompletionPrompt,
-    /// Measurements of the prompt's tokens, from the second one on.
-    pub(super) measures: Vec<(TokenMeasurement, Vec<Alternative>)>,
+    /// Measurements of the prompt's tokens, without the first one.
+    pub(super) measurements: Vec<(TokenMeasurement, Vec<Alternative>)>,
     pub(super) sent: SentTokens,
     pub(super) end: Option<Arc<RunEnd>>,
     /// Number of characters sent and not retracted.
@@ -81,8 +81,8 @@ pub(super) struct CompletionChoice {
 
 impl CompletionChoice {
     pub(super) fn new(index: usize, prompt: CompletionPrompt) -> Self {
-        let (measures, sent) = (Vec::new(), SentTokens::default());
-        Self { index, prompt, measures, sent, end: None, chars: 0, echoed: false }
+        let (measurements, sent) = (Vec::new(), SentTokens::default());
+        Self { index, prompt, measurements, sent, end: None, chars: 0, echoed: false }
     }
 }
 
@@ -157,28 +157,28 @@ impl CompletionBuilder {
         let choice = &mut self.choices[index];
         let end = &choice.end.insert(end).finish;
         let (mut text, reason) = (end.text.clone(), end.reason);
-        let measures = std::mem::take(&mut choice.measures);
+        let measurements = std::mem::take(&mut choice.measurements);
         let tokens = std::mem::take(&mut choice.sent.tokens);
         let choice = &self.choices[index];
         let mut logprobs = self.logprobs_from(0);
         if self.options.echo {
             text.insert_str(0, &choice.prompt.text);
-            logprobs.prompt(&choice.prompt.tokens, &measures);
+            logprobs.prompt(&choice.prompt.tokens, &measurements);
         }
         logprobs.answer(&tokens);
         TextChoice { index, text, logprobs: logprobs.finish(), finish_reason: Some(finish_reason(reason)) }
     }
 
-    /// Returns the prompt's text as the first piece of a choice, if `echo` is set and it was not sent yet.
+    /// Returns the prompt's text as the first part of a choice, if `echo` is set and it was not sent yet.
     pub(super) fn echo_delta(&mut self, index: usize) -> Option<TextChoice> {
         let choice = &mut self.choices[index];
         if !self.options.echo || std::mem::replace(&mut choice.echoed, true) {
             return None;
         }
-        let measures = std::mem::take(&mut choice.measures);
+        let measurements = std::mem::take(&mut choice.measurements);
         let choice = &self.choices[index];
         let mut logprobs = self.logprobs_from(0);
-        logprobs.prompt(&choice.prompt.tokens, &measures);
+        logprobs.prompt(&choice.prompt.tokens, &measurements);
         let (text, logprobs) = (choice.prompt.text.clone(), logprobs.finish());
         Some(self.choice_delta(index, text, logprobs))
     }
@@ -194,7 +194,7 @@ impl CompletionBuilder {
         logprobs.finish()
     }
 
-    /// Returns an empty list of log-probabilities for text that starts at this character of its choice.
+    /// Returns an empty builder for text that starts at the character `offset` of its choice.
     fn logprobs_from(&self, offset: usize) -> LogprobsBuilder<'_> {
         let formatter = ProbabilityFormatter {
             vocabulary: &self.vocabulary,
@@ -214,7 +214,7 @@ impl CompletionBuilder {
         Some(VerboseAnswer::new(finish, &self.model, slot, &choice.prompt.text, settings))
     }
 
-    /// Returns a piece of a choice's text.
+    /// Returns a part of a choice's text.
     pub(super) fn choice_delta(&mut self, index: usize, text: String, logprobs: Option<TextLogprobs>) -> TextChoice {
         let choice = &mut self.choices[index];
         choice.chars += text.chars().count();
@@ -239,17 +239,17 @@ struct LogprobsBuilder<'a> {
 
 impl LogprobsBuilder<'_> {
     /// Appends the tokens of the prompt. The first has no predecessor and therefore no probability.
-    fn prompt(&mut self, tokens: &[TokenId], measures: &[(TokenMeasurement, Vec<Alternative>)]) {
+    fn prompt(&mut self, tokens: &[TokenId], measurements: &[(TokenMeasurement, Vec<Alternative>)]) {
         let texts = self.vocabulary.texts(tokens);
         for (index, (&token, text)) in tokens.iter().zip(&texts).enumerate() {
-            let measured = index.checked_sub(1).and_then(|before| measures.get(before));
-            self.push(token, text, measured.map(|(measure, others)| (measure.logprob, others.as_slice())));
+            let measured = index.checked_sub(1).and_then(|before| measurements.get(before));
+            self.push(token, text, measured.map(|(measurement, others)| (measurement.logprob, others.as_slice())));
         }
     }
 
     fn answer(&mut self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) {
-        for (measure, others) in tokens {
-            self.push(measure.token, &measure.text, Some((measure.logprob, others)));
+        for (measurement, others) in tokens {
+            self.push(measurement.token, &measurement.text, Some((measurement.logprob, others)));
         }
     }
 

@@ -20,7 +20,8 @@ pub(crate) struct AttentionErrorMessage {
     error: String,
     /// `INVALID_TOKEN`, `INVALID_REQUEST`, `INVALID_JSON`, `NESTED_TOO_DEEP`, `CONTEXT_LENGTH_EXCEEDED`,
     /// `ATTENTION_UNAVAILABLE`, `NO_MODEL`, `MODEL_NOT_FOUND`, `UNKNOWN_MOD`, `DUPLICATE_REQUEST_ID`, `NOT_FOUND`,
-    /// `BUSY`, `OOM`, `RUN_FAILED`, `UNAUTHORIZED`, `FORBIDDEN`, `TOO_LARGE`, `NOT_SUPPORTED` or `INTERNAL`.
+    /// `BUSY`, `OOM`, `RUN_FAILED`, `UNAUTHORIZED`, `FORBIDDEN`, `METHOD_NOT_ALLOWED`, `CONFLICT`, `TOO_LARGE`,
+    /// `NOT_SUPPORTED`, `INTERNAL`, or another error code in capital letters.
     error_code: String,
     /// The invalid field.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -31,10 +32,10 @@ pub(crate) struct AttentionErrorMessage {
     /// With `CONTEXT_LENGTH_EXCEEDED`: tokens that fit; with `OOM`: tokens of the context at that point.
     #[serde(skip_serializing_if = "Option::is_none")]
     context_length: Option<u32>,
-    /// With `OOM`, if the server uses a GPU.
+    /// Used GPU memory in MiB, with `OOM` on a server with a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     vram_used_mb: Option<u64>,
-    /// With `OOM`, if the server uses a GPU.
+    /// Total GPU memory in MiB, with `OOM` on a server with a GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     vram_total_mb: Option<u64>,
     /// The client's id of the request.
@@ -51,7 +52,7 @@ impl ApiError {
         let (token_count, exceeded) = self.exceeded().unzip();
         let is_out_of_memory = is_out_of_memory(self);
         let context = self.context().filter(|_| is_out_of_memory);
-        let (vram_used_mb, vram_total_mb) = is_out_of_memory.then(memory).flatten().unzip();
+        let (vram_used_mb, vram_total_mb) = is_out_of_memory.then(gpu_memory).flatten().unzip();
         AttentionErrorMessage {
             r#type: "error",
             error: self.public_detail(),
@@ -67,11 +68,12 @@ impl ApiError {
     }
 }
 
-/// Returns the error for attention of `what` that exceeds the server's limit; `row` is the row that exceeded it.
-pub(crate) fn out_of_memory(what: &str, max_bytes: usize, row: Option<&AttentionRow>) -> ApiError {
+/// Returns the error for a `subject`, such as an answer, whose attention exceeds the server's limit; `row` is the row
+/// that exceeded it.
+pub(crate) fn out_of_memory(subject: &str, max_bytes: usize, row: Option<&AttentionRow>) -> ApiError {
     let context = row.map_or(0, |row| row.row_len);
     let message = format!(
-        "out of memory: at a context of {context} tokens, the attention of {what} exceeds {max_bytes} bytes \
+        "out of memory: at a context of {context} tokens, the attention of {subject} exceeds {max_bytes} bytes \
          (--max-attention); request fewer tokens, another attention_format or float16; on the WebSocket the limit \
          applies to each token"
     );
@@ -90,7 +92,7 @@ fn code(error: &ApiError) -> String {
         Some(code) => return code.as_str().to_ascii_uppercase(),
         None => {}
     }
-    let word = match error.kind() {
+    let name = match error.kind() {
         ErrorKind::BadRequest | ErrorKind::UnsupportedMediaType => "INVALID_REQUEST",
         ErrorKind::Unauthorized => "UNAUTHORIZED",
         ErrorKind::Forbidden => "FORBIDDEN",
@@ -105,11 +107,11 @@ fn code(error: &ApiError) -> String {
         ErrorKind::NotSupported => "NOT_SUPPORTED",
         ErrorKind::Unavailable => "NO_MODEL",
     };
-    word.into()
+    name.into()
 }
 
 /// Returns used and total MiB of the GPUs, if any.
-fn memory() -> Option<(u64, u64)> {
+fn gpu_memory() -> Option<(u64, u64)> {
     let gpus = devices().into_iter().filter(|device| device.gpu && device.memory_bytes > 0);
     let (total, free) = gpus.fold((0u64, 0u64), |(total, free), gpu| (total + gpu.memory_bytes, free + gpu.free_bytes));
     (total > 0).then_some((total.saturating_sub(free) >> 20, total >> 20))

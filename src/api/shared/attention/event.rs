@@ -221,19 +221,19 @@ impl AttentionWriter {
     /// An attention row is invalid.
     pub(crate) async fn write_split(&self, token: GeneratedToken) -> Result<(Message, Option<Message>), ApiError> {
         let (writer, row) = (self.clone(), token.row.clone());
-        let numbers = run_blocking(row.as_deref(), move || {
+        let converted = run_blocking(row.as_deref(), move || {
             let options = &writer.options;
             convert_row(token.row.as_deref(), options.attention.as_ref(), options.layers)
                 .map(|attention| (attention.and_then(|mut attention| take_bytes(&mut attention)), token))
         });
-        let (bytes, token) = numbers.await?;
+        let (bytes, token) = converted.await?;
         let event = BareTokenEvent {
             r#type: "token",
             request_id: &self.request_id,
             token: token_fields(token, self.options.logprobs),
         };
-        let numbers = self.options.attention.is_some().then(|| Message::Binary(bytes.unwrap_or_default().into()));
-        Ok((self.encode(&event)?, numbers))
+        let row = self.options.attention.is_some().then(|| Message::Binary(bytes.unwrap_or_default().into()));
+        Ok((self.encode(&event)?, row))
     }
 
     /// Returns the sample's index if the request has several samples.
@@ -278,22 +278,22 @@ pub(crate) fn encode(format: MessageFormat, event: &impl Serialize) -> Result<Me
 pub(crate) fn token_fields(token: GeneratedToken, logprobs: Option<usize>) -> TokenFields {
     let alternatives = |count: usize| {
         let top = token.top.iter().take(count);
-        top.map(|one| TopLogprob {
-            token_id: one.token,
-            text: one.text.clone(),
-            logprob: one.prob.max(f32::MIN_POSITIVE).ln(),
+        top.map(|other| TopLogprob {
+            token_id: other.token,
+            text: other.text.clone(),
+            logprob: other.prob.max(f32::MIN_POSITIVE).ln(),
         })
         .collect::<Vec<_>>()
     };
     TokenFields {
-        token_id: token.measure.token,
-        logprob: logprobs.and(token.measure.logprob),
+        token_id: token.measurement.token,
+        logprob: logprobs.and(token.measurement.logprob),
         top_logprobs: logprobs.filter(|&count| count > 0).map(alternatives),
-        text: token.measure.text,
+        text: token.measurement.text,
     }
 }
 
-/// Takes the bytes out of a message whose encoding cannot contain them.
+/// Takes the bytes out of a message in JSON, which cannot contain them, and sets their length.
 fn take_bytes(attention: &mut AttentionPayload) -> Option<Vec<u8>> {
     match attention.data.take() {
         Some(RowData::Bytes(bytes)) => {
@@ -307,7 +307,7 @@ fn take_bytes(attention: &mut AttentionPayload) -> Option<Vec<u8>> {
     }
 }
 
-/// Takes the text out of a message and leaves an empty one.
+/// Takes the text out of a message and leaves an empty text.
 fn take_text(attention: &mut AttentionPayload) -> Option<String> {
     match &mut attention.data {
         Some(RowData::Text(text)) => Some(std::mem::take(text)),

@@ -16,21 +16,21 @@ use utoipa::ToSchema;
 
 /// Default threshold: a sentence is suggested if none of its tokens received this much attention at any step.
 const DEFAULT_THRESHOLD: f32 = 0.05;
-/// Number of answers whose attention a connection stores per sentence.
-const REMEMBERED_ANSWERS: usize = 4;
+/// Maximum answers whose attention a connection stores for each sentence.
+const MAX_STORED_ANSWERS: usize = 4;
 /// Maximum sentences in a request.
 const MAX_SENTENCES: usize = 100_000;
-/// Maximum sentences that a connection stores; its history is cleared beyond that.
-const MAX_REMEMBERED_SENTENCES: usize = 20_000;
+/// Maximum sentences that a connection stores. The history is cleared before another one is added.
+const MAX_STORED_SENTENCES: usize = 20_000;
 /// Ends of sentences, if the request does not list sentences.
 const SENTENCE_ENDS: [char; 4] = ['.', '!', '?', '\n'];
 
 /// Key of a sentence in the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum SentenceKey {
-    /// Turn and sentence number from the client.
-    Given(i64, i64),
-    /// Hash of the tokens; numbers assigned by the server change when a sentence is removed.
+    /// The client's `turn_id` and `sentence_id`.
+    ClientIds(i64, i64),
+    /// Hash of the tokens, because the server's own numbers change when a sentence is removed.
     Tokens(u64),
 }
 
@@ -49,7 +49,7 @@ struct Sentence {
 pub(crate) struct SentenceTracker {
     threshold: f32,
     sentences: Arc<[Sentence]>,
-    /// Maximum mean attention of each sentence so far.
+    /// Largest attention of any token of each sentence so far.
     max_attention: Vec<f32>,
     /// True after the first step.
     has_steps: bool,
@@ -60,8 +60,8 @@ pub(crate) struct SentenceTracker {
 pub(crate) struct Prunable {
     turn_id: i64,
     sentence_id: i64,
-    /// Maximum attention of one of its tokens at any step of this answer and of the last ones on this connection; mean
-    /// over all heads of all layers.
+    /// Largest attention of any of its tokens at any step of this answer or of the three answers before it on this
+    /// connection. The attention is the mean over all heads of all layers.
     max_attention: f32,
     /// Index of the first token.
     start: usize,
@@ -88,18 +88,20 @@ impl SentenceTracker {
         prompt: &[TokenId],
     ) -> Result<Option<Self>, ApiError> {
         let threshold = fields.number("prune_below", 0.0..=1.0)?.unwrap_or(DEFAULT_THRESHOLD);
-        let named = fields.list("sentences")?;
+        let listed = fields.list("sentences")?;
         if !fields.flag("suggest_pruning")?.unwrap_or(false) {
             return Ok(None);
         }
-        let sentences = match named {
+        let sentences = match listed {
             Some(list) if list.len() > MAX_SENTENCES => {
                 let message = format!("`sentences` must have at most {MAX_SENTENCES} entries, got {}", list.len());
                 return Err(ApiError::invalid("sentences", message));
             }
-            Some(list) => {
-                list.iter().enumerate().map(|(at, one)| sentence(at, one, prompt.len())).collect::<Result<_, _>>()?
-            }
+            Some(list) => list
+                .iter()
+                .enumerate()
+                .map(|(at, entry)| sentence(at, entry, prompt.len()))
+                .collect::<Result<_, _>>()?,
             None => split_sentences(vocabulary, prompt),
         };
         Ok(Some(Self {
@@ -128,12 +130,12 @@ impl SentenceTracker {
         }
         let mut history = history.0.lock().unwrap_or_else(PoisonError::into_inner);
         let prunable = self.sentences.iter().zip(&self.max_attention).filter_map(|(sentence, &max)| {
-            if history.len() >= MAX_REMEMBERED_SENTENCES && !history.contains_key(&sentence.key) {
+            if history.len() >= MAX_STORED_SENTENCES && !history.contains_key(&sentence.key) {
                 history.clear();
             }
             let earlier = history.entry(sentence.key).or_default();
             earlier.push_back(max);
-            if earlier.len() > REMEMBERED_ANSWERS {
+            if earlier.len() > MAX_STORED_ANSWERS {
                 earlier.pop_front();
             }
             let max_attention = earlier.iter().fold(max, |a, &b| a.max(b));
@@ -157,13 +159,13 @@ impl Sentence {
 
 fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiError> {
     let field = |name: &str| value.get(name).and_then(integer);
-    let read = || {
+    let parse = || {
         let (start, end) = (usize::try_from(field("start")?).ok()?, usize::try_from(field("end")?).ok()?);
         let (turn, number) = (field("turn_id")?, field("sentence_id")?);
-        let sentence = Sentence { key: SentenceKey::Given(turn, number), turn, sentence: number, start, end };
+        let sentence = Sentence { key: SentenceKey::ClientIds(turn, number), turn, sentence: number, start, end };
         (start < end && end <= tokens).then_some(sentence)
     };
-    read().ok_or_else(|| {
+    parse().ok_or_else(|| {
         let message = format!(
             "`sentences[{at}]` must be {{turn_id, sentence_id, start, end}} with 0 <= start < end <= {tokens}, the number of \
              input_ids, got {}",

@@ -17,7 +17,7 @@ use std::time::Instant;
 const MAX_SAMPLES: i64 = 64;
 /// Maximum alternatives per token.
 const MAX_LOGPROBS: i64 = 100;
-/// Default number of alternatives on the WebSocket; over HTTP probabilities are off by default.
+/// Default number of alternatives per token on the WebSocket; over HTTP, no probabilities are reported by default.
 const DEFAULT_LOGPROBS: usize = 2;
 
 /// An attention request that passed validation.
@@ -109,7 +109,7 @@ const ALIASES: [(&str, &str); 8] = [
     ("typical", "typical_p"),
 ];
 
-/// Returns the server's defaults, overridden by parameters that the body has under other names.
+/// Returns the server's defaults, overridden by the parameters that the body contains under an alias.
 pub(crate) fn apply_aliases(app: &App, fields: Fields<'_>) -> Map<String, Value> {
     let mut defaults = app.config().server.request_defaults.clone();
     for (client_name, name) in ALIASES {
@@ -117,7 +117,7 @@ pub(crate) fn apply_aliases(app: &App, fields: Fields<'_>) -> Map<String, Value>
             defaults.insert(name.into(), value.clone());
         }
     }
-    // A length from the client overrides the server's flags under any of its names.
+    // The client's maximum length overrides the server's, which is stored as `n_predict`.
     if defaults.contains_key("max_tokens") {
         defaults.remove("n_predict");
     }
@@ -137,8 +137,8 @@ pub(crate) fn restore_client_names(error: ApiError, fields: Fields<'_>) -> ApiEr
 /// Parses a body with `input_ids`. `received` is the time the request arrived.
 ///
 /// # Errors
-/// 400 naming the invalid field.
-pub(crate) fn parse(
+/// 400 naming the invalid field; 503 while the database is starting.
+pub(crate) async fn parse(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
@@ -146,8 +146,10 @@ pub(crate) fn parse(
     received: Instant,
 ) -> Result<AttentionRequest, ApiError> {
     let defaults = apply_aliases(app, fields);
-    parse_fields(app, loaded, fields.with_defaults(&defaults), transport, received)
-        .map_err(|error| restore_client_names(error, fields))
+    let mut request = parse_fields(app, loaded, fields.with_defaults(&defaults), transport, received)
+        .map_err(|error| restore_client_names(error, fields))?;
+    drop_duplicate_request_ids(app, &mut request.requests).await?;
+    Ok(request)
 }
 
 fn parse_fields(
@@ -236,12 +238,9 @@ fn response_options(
     })
 }
 
-/// Sets the client's request id as the run's id unless another run has it. In this API the id only matters to the
-/// connection, and clients may start counting at 1 each time.
-///
-/// # Errors
-/// 503 while the database is starting.
-pub(crate) async fn assign_request_ids(app: &App, requests: &mut [Request]) -> Result<(), ApiError> {
+/// Removes a request id that another run already has. In this API an id identifies a request only on its connection,
+/// and clients may count from 1 on every connection.
+async fn drop_duplicate_request_ids(app: &App, requests: &mut [Request]) -> Result<(), ApiError> {
     for request in requests {
         request.may_drop_request_id = true;
         if let Some(id) = &request.request_id

@@ -1,4 +1,4 @@
-//! Formats of an attention row, and the conversion to them.
+//! Formats of an attention row, and the conversion of a row to its requested format.
 
 use crate::api::shared::Fields;
 use crate::api::shared::fields::invalid_value;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::borrow::Cow;
 use utoipa::ToSchema;
 
-/// Maximum deviation of a row's sum from 1 that counts as rounding.
+/// Maximum excess of a row's sum over 1 that is a rounding error.
 const SUM_TOLERANCE: f32 = 0.02;
 /// Default number of positions of a sparse row.
 const DEFAULT_TOP: i64 = 50;
@@ -69,7 +69,7 @@ impl Aggregation {
 pub(crate) enum NumberEncoding {
     /// Base64 of little-endian numbers.
     Base64,
-    /// Little-endian numbers outside of the message's fields.
+    /// Little-endian numbers outside the message's fields.
     Binary,
     /// A list of numbers.
     Array,
@@ -209,8 +209,8 @@ impl RowFormat {
             Some("binary") if defaults.bytes => NumberEncoding::Binary,
             Some("array") => NumberEncoding::Array,
             Some("binary") => {
-                let message = "`attention_encoding`: JSON cannot contain bytes; request base64, accept \
-                               application/msgpack, or use the WebSocket";
+                let message = "`attention_encoding` must be \"base64\" or \"array\" because JSON cannot contain bytes, \
+                               got \"binary\"; accept application/msgpack or use the WebSocket to receive bytes";
                 return Err(ApiError::invalid("attention_encoding", message));
             }
             Some(other) => {
@@ -291,11 +291,11 @@ impl RowFormat {
             RowView::Sparse(count) => (*count).min(row_len).saturating_mul(row.layer_ids.len() + 1),
             RowView::Viz => 4 * row.layer_ids.len(),
         };
-        let plain = if self.half { size_of::<f16>() } else { size_of::<f32>() };
+        let number_bytes = if self.half { size_of::<f16>() } else { size_of::<f32>() };
         match self.encoding {
             NumberEncoding::Array => values.saturating_mul(NUMBER_BYTES),
-            NumberEncoding::Binary => values.saturating_mul(plain),
-            NumberEncoding::Base64 => values.saturating_mul(plain).div_ceil(3).saturating_mul(4),
+            NumberEncoding::Binary => values.saturating_mul(number_bytes),
+            NumberEncoding::Base64 => values.saturating_mul(number_bytes).div_ceil(3).saturating_mul(4),
         }
     }
 
@@ -358,15 +358,15 @@ fn parse_weights(fields: Fields<'_>) -> Result<Option<Vec<f32>>, ApiError> {
     weights.filter(usable).map(Some).ok_or_else(|| invalid_value(FIELD, WEIGHTS, &Value::Array(list.clone())))
 }
 
-/// Returns the weights of the layers that a row contains.
-fn layer_weights_for(given: Option<&[f32]>, layer_ids: &[u16], layers: usize) -> Result<Vec<f32>, ApiError> {
-    let weights: Vec<f32> = match given {
+/// Returns the weights of the layers that a row contains. `requested` has a weight for every layer of the model.
+fn layer_weights_for(requested: Option<&[f32]>, layer_ids: &[u16], layers: usize) -> Result<Vec<f32>, ApiError> {
+    let weights: Vec<f32> = match requested {
         None => layer_weights(layer_ids.len()),
-        Some(given) if given.len() == layers => {
-            layer_ids.iter().map(|&layer| given.get(usize::from(layer)).copied().unwrap_or(0.0)).collect()
+        Some(all) if all.len() == layers => {
+            layer_ids.iter().map(|&layer| all.get(usize::from(layer)).copied().unwrap_or(0.0)).collect()
         }
-        Some(given) => {
-            let message = format!("`layer_weights` must have {layers} numbers, one per layer, got {}", given.len());
+        Some(all) => {
+            let message = format!("`layer_weights` must have {layers} numbers, one per layer, got {}", all.len());
             return Err(ApiError::invalid("layer_weights", message));
         }
     };

@@ -11,7 +11,7 @@ use crate::trace::attention::AttentionRows;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Rows with fewer values are converted in place because moving them to another thread would take longer.
+/// Maximum values of a row that is converted on the calling thread, because switching threads would take longer.
 const MAX_INLINE_VALUES: usize = 1 << 14;
 
 /// An event of an attention request.
@@ -33,7 +33,7 @@ pub(crate) enum AttentionEvent {
 #[derive(Debug)]
 pub(crate) struct GeneratedToken {
     pub(crate) sample: usize,
-    pub(crate) measure: TokenMeasurement,
+    pub(crate) measurement: TokenMeasurement,
     pub(crate) top: Vec<Alternative>,
     pub(crate) row: Option<Arc<AttentionRow>>,
 }
@@ -52,7 +52,7 @@ pub(crate) struct SampleEnd {
 impl GeneratedToken {
     /// Returns the token's text; "" for incomplete UTF-8.
     pub(crate) fn text(&self) -> &str {
-        &self.measure.text
+        &self.measurement.text
     }
 }
 
@@ -96,7 +96,7 @@ impl AttentionStream {
         Self::with_history(runs, options, PruningHistory::default())
     }
 
-    /// Creates a stream on a connection that stores attention of earlier answers.
+    /// Creates a stream on a connection, whose history contains the attention of earlier answers.
     pub(crate) fn with_history(runs: Runs, options: AttentionOptions, history: PruningHistory) -> Self {
         let samples = options.samples;
         let trackers = vec![options.pruning.clone(); samples];
@@ -126,18 +126,18 @@ impl AttentionStream {
                     }
                     self.counts[sample] += delta.tokens.len();
                     let mut rows = delta.rows.into_iter();
-                    for (measure, top) in delta.tokens {
+                    for (measurement, top) in delta.tokens {
                         let row = rows.next().flatten();
                         self.track(sample, row.as_deref());
                         self.pending.push_back(AttentionEvent::Token(Box::new(GeneratedToken {
                             sample,
-                            measure,
+                            measurement,
                             top,
                             row,
                         })));
                     }
                 }
-                Output::Ended(end) => self.ended(sample, &end),
+                Output::Ended(end) => self.add_end(sample, &end),
                 // Not sent with `per_token`, or not requested.
                 Output::Retract { .. } | Output::Prompt(_) | Output::Progress(_) => {}
             }
@@ -152,7 +152,7 @@ impl AttentionStream {
         }
     }
 
-    fn ended(&mut self, sample: usize, end: &RunEnd) {
+    fn add_end(&mut self, sample: usize, end: &RunEnd) {
         if let Some(error) = self.runs.failure(sample, end) {
             let context = end.finish.usage.prompt_tokens + self.counts[sample] as u32;
             self.pending.push_back(AttentionEvent::Failed { sample, error: error.at_context(context) });
@@ -194,12 +194,12 @@ fn finish_reason(end: &RunEnd) -> &'static str {
     }
 }
 
-/// Runs `work` on a blocking thread, or in place if the row is small.
+/// Runs `work` on a blocking thread, or on the calling thread if the row is small.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     row: Option<&AttentionRow>,
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    if row.is_none_or(|row| row.values.len() < MAX_INLINE_VALUES) {
+    if row.is_none_or(|row| row.values.len() <= MAX_INLINE_VALUES) {
         return work();
     }
     match tokio::task::spawn_blocking(work).await {

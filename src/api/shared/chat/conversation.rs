@@ -1,4 +1,4 @@
-//! Turns messages, tools and response formats into a prompt, a constraint and the format of the answer.
+//! Converts messages, tools and response formats to a prompt, a constraint and the format of the answer.
 
 use super::functions::{parse_tool_choice, parse_tools};
 use super::images::{ConversationImages, take_images};
@@ -104,7 +104,7 @@ impl Conversation {
         let mut variables =
             defaults.get("chat_template_kwargs").and_then(Value::as_object).cloned().unwrap_or_default();
         variables.extend(fields.object("chat_template_kwargs")?.cloned().unwrap_or_default());
-        let budget = thinking_budget(fields, &mut variables)?;
+        let budget = parse_reasoning_budget(fields, &mut variables)?;
         let may_think = match variables.get("enable_thinking") {
             Some(enabled) => Some(*enabled == Value::Bool(true)),
             None => variables.get("reasoning_effort").map(|effort| effort != "none"),
@@ -204,7 +204,10 @@ fn control_token(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
 
 /// Parses the reasoning fields. Sets the template's variables and returns the token budget with the text appended when
 /// it is spent.
-fn thinking_budget(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Result<Option<(u32, String)>, ApiError> {
+fn parse_reasoning_budget(
+    fields: Fields<'_>,
+    variables: &mut Map<String, Value>,
+) -> Result<Option<(u32, String)>, ApiError> {
     if let Some(effort) = fields.text("reasoning_effort")? {
         variables.entry("reasoning_effort").or_insert_with(|| effort.into());
         if effort == "none" {
@@ -218,19 +221,19 @@ fn thinking_budget(fields: Fields<'_>, variables: &mut Map<String, Value>) -> Re
         return Err(invalid_value("chat_template_kwargs.enable_thinking", "true or false", enabled));
     }
     let message = fields.text("reasoning_budget_message")?.unwrap_or_default().to_owned();
-    // Reasoning can only be ended on request if its tokens are counted.
-    let unlimited = fields.flag("reasoning_control")?.unwrap_or(false).then_some(i32::MAX as u32);
-    // The server's own default uses the last of these names.
+    // A control request can end the reasoning only if its tokens are counted, so the budget is set to its maximum.
+    let max_budget = fields.flag("reasoning_control")?.unwrap_or(false).then_some(i32::MAX as u32);
+    // The server's flag sets the last of these names.
     let Some((name, _)) =
         fields.first_present(&["reasoning_budget_tokens", "thinking_budget_tokens", "reasoning_budget"])
     else {
-        return Ok(unlimited.map(|tokens| (tokens, message)));
+        return Ok(max_budget.map(|tokens| (tokens, message)));
     };
     let budget = fields.integer(name, -1..=i64::from(i32::MAX))?.and_then(|tokens| u32::try_from(tokens).ok());
     if budget == Some(0) {
         variables.insert("enable_thinking".into(), false.into());
     }
-    Ok(budget.or(unlimited).map(|tokens| (tokens, message)))
+    Ok(budget.or(max_budget).map(|tokens| (tokens, message)))
 }
 
 /// Returns true if reasoning is reported separately from the text.
@@ -254,8 +257,8 @@ fn generation_mode(fields: Fields<'_>, messages: &Value) -> Result<(bool, bool),
     if add == Some(true) && continues == Some(true) {
         return Err(ApiError::invalid(
             "continue_final_message",
-            "continue_final_message and add_generation_prompt exclude each other: the answer either continues a \
-             message or begins a new one",
+            "`continue_final_message` and `add_generation_prompt` must not both be true: the answer either continues a \
+             message or starts a new one",
         ));
     }
     let list = messages.as_array().map_or(&[][..], Vec::as_slice);

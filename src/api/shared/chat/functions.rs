@@ -55,7 +55,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.'))
 }
 
-/// Parses the choice among the functions.
+/// Parses `tool_choice`. A function that it names must be one of `functions`.
 pub(super) fn parse_tool_choice(fields: Fields<'_>, functions: &[ToolDefinition]) -> Result<ToolChoice, ApiError> {
     const EXPECTED: &str = "\"auto\", \"none\", \"required\" or {\"type\": \"function\", \"function\": {\"name\": …}}";
     let Some(value) = fields.get("tool_choice") else { return Ok(ToolChoice::Auto) };
@@ -73,7 +73,10 @@ pub(super) fn parse_tool_choice(fields: Fields<'_>, functions: &[ToolDefinition]
         other => return Err(invalid_value("tool_choice", EXPECTED, other)),
     };
     if functions.is_empty() {
-        return Err(ApiError::invalid("tool_choice", "`tool_choice` requires a call, but `tools` is empty"));
+        return Err(ApiError::invalid(
+            "tool_choice",
+            "`tool_choice` requires a call, but `tools` is empty; send tools or omit `tool_choice`",
+        ));
     }
     if let ToolChoice::Function(name) = &choice
         && !functions.iter().any(|tool| tool.name == *name)

@@ -102,20 +102,13 @@ impl ResponseOptions {
     fn parse(app: &App, fields: Fields<'_>, prompt_tokens: usize) -> Result<Self, ApiError> {
         Ok(Self {
             stream: fields.flag("stream")?.unwrap_or(false),
-            include_usage: match fields.object("stream_options")? {
-                Some(options) => options.get("include_usage").and_then(Value::as_bool).unwrap_or(false),
-                None => false,
-            },
+            include_usage: parameters::include_usage(fields)?,
             logprobs: None,
             after_sampler: fields.flag("post_sampling_probs")?.unwrap_or(false),
             verbose: None,
             timings_per_token: fields.flag("timings_per_token")?.unwrap_or(false),
             prompt_tokens,
-            ping: match fields.integer("sse_ping_interval", -1..=i64::from(i32::MAX))? {
-                None => app.config().server.routes.sse_ping_interval,
-                Some(seconds @ 1..) => Some(Duration::from_secs(seconds as u64)),
-                Some(_) => None,
-            },
+            ping: parameters::ping_interval(app, fields)?,
         })
     }
 }
@@ -159,7 +152,7 @@ fn generation_settings(fields: Fields<'_>, request: &Request, options: &Response
         stream: options.stream,
         n_probs: options.logprobs.unwrap_or(0),
         timings_per_token: options.timings_per_token,
-        post_sampling: options.after_sampler,
+        after_sampler: options.after_sampler,
         ..LlamaResponseOptions::new(parameters::n_predict(fields))
     };
     GenerationSettings::new(&request.sampling, &request.limits, &answer)
@@ -168,8 +161,8 @@ fn generation_settings(fields: Fields<'_>, request: &Request, options: &Response
 fn logprobs(fields: Fields<'_>, prepared: &PreparedChat, stream: bool) -> Result<Option<usize>, ApiError> {
     let top = fields.integer("top_logprobs", 0..=MAX_PROBS)?;
     let probs = fields.integer("n_probs", i64::from(i32::MIN)..=MAX_PROBS)?.filter(|&count| count > 0);
-    let wanted = fields.flag("logprobs")?.unwrap_or(probs.is_some());
-    match (wanted, top) {
+    let is_requested = fields.flag("logprobs")?.unwrap_or(probs.is_some());
+    match (is_requested, top) {
         (true, _) if stream && !prepared.answer_format.tools.is_empty() => Err(ApiError::invalid(
             "logprobs",
             "logprobs cannot be streamed together with tools, because a streamed tool call does not carry its tokens; \

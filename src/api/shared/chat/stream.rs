@@ -59,18 +59,18 @@ pub(crate) struct ChatUpdate {
 pub(crate) enum ChatDelta {
     Reasoning(String),
     Content(String),
-    /// Start of the answer's `index`th tool call.
+    /// Start of the tool call with this index.
     ToolCall {
         index: usize,
         id: String,
         name: String,
     },
-    /// A part of the arguments of the call with that index.
+    /// A part of the arguments of the call with this index.
     ToolArguments {
         index: usize,
         text: String,
     },
-    /// The call with that index is complete.
+    /// The call with this index is complete.
     ToolCallEnd(usize),
     /// Earlier output is retracted.
     Retract(Retraction),
@@ -290,7 +290,7 @@ impl ChatAnswer {
         let run = self.run.0.simple().to_string();
         let index = self.call_ids.len();
         if family == ModelFamily::Mistral {
-            // Mistral's template accepts nine letters and digits: seven random ones of the run's id, and the call's
+            // Mistral's template accepts nine letters and digits: seven random digits of the run's id, then the call's
             // number.
             return format!("{}{:02}", &run[run.len() - 7..], index % 100);
         }

@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, HeaderName};
 /// `thunder run` sends this header, so that its runs can be distinguished from those of other programs.
 const CLIENT: HeaderName = HeaderName::from_static("x-thunder-client");
 
-/// The client of a request that starts runs, and the server that it addressed.
+/// The client of a request that starts runs, with the state of the server.
 #[derive(Clone)]
 pub(crate) struct RunClient {
     pub(crate) app: App,
@@ -25,8 +25,8 @@ impl RunClient {
         Self { app, caller, headers: HeaderMap::new() }
     }
 
-    /// Completes a request with data of its client: the owner and the user label of the API key, the marker of
-    /// `thunder run`, and the HTTP request's id as metadata. A user label that the client sent is kept.
+    /// Sets the fields of a request that identify its client: owner and user label from the API key, the surface for
+    /// `thunder run`, and the HTTP request's id as metadata. A user label in the request is kept.
     pub(crate) fn set_client(&self, request: &mut Request) {
         if self.headers.get(CLIENT).is_some_and(|client| client == "cli") {
             request.surface = Surface::Cli;

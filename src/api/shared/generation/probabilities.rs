@@ -97,8 +97,8 @@ pub(crate) struct ProbabilityFormatter<'a> {
 
 impl ProbabilityFormatter<'_> {
     /// Returns the entry of a sampled token with its alternatives, most probable first.
-    pub(crate) fn sampled_token(&self, measure: &TokenMeasurement, others: &[Alternative]) -> TokenProbabilities {
-        self.entry(measure.token, Some(self.logprob(measure)), others)
+    pub(crate) fn sampled_token(&self, measurement: &TokenMeasurement, others: &[Alternative]) -> TokenProbabilities {
+        self.entry(measurement.token, Some(self.logprob(measurement)), others)
     }
 
     /// Returns the entry of a token, its log-probability if known, and its alternatives.
@@ -120,8 +120,8 @@ impl ProbabilityFormatter<'_> {
     }
 
     /// Returns the log-probability of a sampled token.
-    pub(crate) fn logprob(&self, measure: &TokenMeasurement) -> f32 {
-        measure.logprob.unwrap_or(self.no_logprob)
+    pub(crate) fn logprob(&self, measurement: &TokenMeasurement) -> f32 {
+        measurement.logprob.unwrap_or(self.no_logprob)
     }
 
     /// Returns the alternatives with the model's log-probabilities.

@@ -28,8 +28,10 @@ pub(crate) struct Runs {
     app: App,
     /// Started runs in the order of the requests.
     pub(crate) started: Vec<StartedRun>,
+    /// The first output, until it is returned.
     first: Option<(usize, Output)>,
     outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
+    /// Number of runs whose end was not returned yet.
     active: usize,
 }
 
@@ -85,7 +87,7 @@ impl Runs {
         }
         let mut runs = Self { app: client.app.clone(), started, first: None, outputs, active };
         let first = runs.next_output().await?;
-        // `next_output` counts an end as delivered, but the first output is delivered again below.
+        // `next_output` counts an end as returned, but the first output is returned again later.
         runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));
         runs.first = first;
         Ok(runs)
@@ -115,7 +117,7 @@ impl Runs {
         Ok(next)
     }
 
-    /// Returns the next output of any run with the run's index, also the end of a failed run.
+    /// Returns the next output of any run with the run's index, including the end of a failed run.
     ///
     /// # Errors
     /// 503 when the server is stopping.

@@ -19,8 +19,8 @@ pub(crate) trait OutputWriter: Send + 'static {
     fn error(&self, error: &ApiError) -> String;
 }
 
-/// Returns the response that streams runs. After `ping` of silence it sends a comment, so that proxies keep the
-/// connection open.
+/// Returns the response that streams runs. After the time `ping` without an event it sends a comment, so that proxies
+/// keep the connection open.
 pub(crate) fn respond(runs: Runs, writer: impl OutputWriter, ping: Option<Duration>) -> Response {
     sse::respond(RunEvents { runs, writer }, PendingEvents::new(), sse::comments(ping))
 }

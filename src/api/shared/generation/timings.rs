@@ -32,7 +32,7 @@ pub(crate) struct RunTimings {
     /// Accepted draft tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     draft_n_accepted: Option<u32>,
-    /// Details of the end that the finish reason does not contain.
+    /// Explanation of the finish reason, such as a time limit; absent if it needs none.
     #[serde(skip_serializing_if = "Option::is_none")]
     message: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Biases of tokens.
+//! Logit biases.
 
 use super::tokens::{check_entry_count, token};
 use crate::api::shared::fields::invalid_value;
@@ -11,17 +11,17 @@ use std::collections::hash_map::Entry;
 
 /// Adds up the biases of tokens that occur several times; the order is that of the first occurrence.
 pub(super) fn sum_by_token(biases: &mut Vec<(TokenId, f32)>) {
-    let mut places: HashMap<TokenId, usize> = HashMap::with_capacity(biases.len());
+    let mut indices: HashMap<TokenId, usize> = HashMap::with_capacity(biases.len());
     let mut sums: Vec<(TokenId, f32)> = Vec::with_capacity(biases.len());
     for &(token, bias) in &*biases {
-        match places.entry(token) {
-            Entry::Occupied(place) => {
-                let sum = &mut sums[*place.get()].1;
+        match indices.entry(token) {
+            Entry::Occupied(index) => {
+                let sum = &mut sums[*index.get()].1;
                 // A banned token stays banned with any additional bias.
                 *sum = (*sum + bias).min(f32::MAX);
             }
-            Entry::Vacant(place) => {
-                place.insert(sums.len());
+            Entry::Vacant(index) => {
+                index.insert(sums.len());
                 sums.push((token, bias));
             }
         }
@@ -40,12 +40,12 @@ pub(crate) fn logit_bias(
     } else {
         "an object that maps tokens to a bias, or a list of [token, bias] (false bans the token)".to_owned()
     };
-    let refuse = || invalid_value("logit_bias", &expected, value);
+    let invalid = || invalid_value("logit_bias", &expected, value);
     let bias = |value: &Value| match value {
         Value::Bool(false) => Some(f32::NEG_INFINITY),
         other => other.as_f64().map(|number| number as f32).filter(|number| number.abs() <= max_bias),
     };
-    let named = |name: &str| match name.parse::<TokenId>() {
+    let tokens_of = |name: &str| match name.parse::<TokenId>() {
         Ok(id) => vocabulary.contains(id).then(|| vec![id]),
         Err(_) => Some(vocabulary.encode(name, false, true)),
     };
@@ -60,20 +60,22 @@ pub(crate) fn logit_bias(
     match value {
         Value::Object(object) => {
             for (name, value) in object {
-                add(named(name), value).ok_or_else(refuse)?;
+                add(tokens_of(name), value).ok_or_else(invalid)?;
             }
         }
         Value::Array(list) => {
             for pair in list {
-                let [token_value, value] = pair.as_array().map_or(&[][..], Vec::as_slice) else { return Err(refuse()) };
+                let [token_value, value] = pair.as_array().map_or(&[][..], Vec::as_slice) else {
+                    return Err(invalid());
+                };
                 let tokens = match token_value.as_str() {
                     Some(text) => Some(vocabulary.encode(text, false, true)),
                     None => token(token_value, vocabulary).map(|token| vec![token]),
                 };
-                add(tokens, value).ok_or_else(refuse)?;
+                add(tokens, value).ok_or_else(invalid)?;
             }
         }
-        _ => return Err(refuse()),
+        _ => return Err(invalid()),
     }
     Ok(biases)
 }

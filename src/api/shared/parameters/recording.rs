@@ -11,7 +11,7 @@ const MAX_ID_BYTES: usize = 256;
 /// Maximum length of a run's prompt preview in characters.
 const MAX_PREVIEW_CHARS: usize = 300;
 
-/// Returns the start of a text for lists of runs.
+/// Returns the start of a text, which lists of runs show.
 pub(crate) fn preview(text: &str) -> String {
     text.trim().chars().take(MAX_PREVIEW_CHARS).collect()
 }
@@ -20,16 +20,14 @@ pub(crate) fn preview(text: &str) -> String {
 pub(crate) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     match fields.text("request_id")? {
         Some(id) if id.is_empty() || id.len() > MAX_ID_BYTES || id.chars().any(char::is_control) => {
-            Err(ApiError::invalid(
-                "request_id",
-                format!("`request_id` must have 1 to {MAX_ID_BYTES} bytes and no control characters"),
-            ))
+            let expected = format!("a string of 1 to {MAX_ID_BYTES} bytes without control characters");
+            Err(invalid_value("request_id", &expected, &id.into()))
         }
         id => Ok(id.map(str::to_owned)),
     }
 }
 
-/// Parses the user's name as sent by the client: `user`, or one of the two fields that replaced it in OpenAI's API.
+/// Parses the user label: `user`, or one of the two fields that replaced it in OpenAI's API.
 pub(crate) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         if let Some(label) = fields.text(name)? {
@@ -72,7 +70,7 @@ pub(crate) fn metadata(fields: Fields<'_>) -> Result<RunMetadata, ApiError> {
     Ok(RunMetadata(pairs))
 }
 
-/// Parses `record`: the effect of a recording failure on the run.
+/// Parses `record`: the recording policy of the run.
 pub(crate) fn record(fields: Fields<'_>) -> Result<RecordPolicy, ApiError> {
     match fields.get("record") {
         None | Some(Value::Bool(true)) => Ok(RecordPolicy::BestEffort),

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 
 /// Maximum bias in OpenAI's API; llama-server has no limit.
 const MAX_OPENAI_BIAS: f32 = 100.0;
-/// Sampler stages that llama-server removed but its clients still send; they are ignored.
+/// Sampling stages that llama-server removed but its clients still send; they are ignored.
 const REMOVED_SAMPLERS: [&str; 3] = ["tfs", "tfs_z", "tfs-z"];
 
 /// Parses the sampling parameters.
@@ -38,7 +38,7 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
     let banned = bounded_tokens(fields, "banned_tokens", vocabulary)?;
     bias.extend(banned.into_iter().map(|token| (token, f32::NEG_INFINITY)));
     sum_by_token(&mut bias);
-    // llama-server no longer has a value for "the whole context".
+    // llama-server no longer has a value for the whole context.
     let min_window = if fields.clamps_numbers() { 0 } else { -1 };
     let min_top_k = if fields.clamps_numbers() { i64::from(i32::MIN) } else { -1 };
     Ok(SamplingParams {
@@ -77,7 +77,7 @@ pub(crate) fn sampling(fields: Fields<'_>, vocabulary: &Vocabulary) -> Result<Sa
     })
 }
 
-/// Parses the stages of the sampler chain: a list of names, names separated by `;`, or letters.
+/// Parses the sampling stages: a list of names, names separated by `;`, or letters.
 fn samplers(fields: Fields<'_>) -> Result<Option<Vec<SamplerStage>>, ApiError> {
     const FIELD: &str = "samplers";
     let Some(value) = fields.get(FIELD) else { return Ok(None) };

@@ -14,7 +14,7 @@ pub(crate) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
 
 /// Parses a list of token ids or of strings that are one token each.
 pub(crate) fn tokens(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
-    let one = |value: &Value| match value.as_str() {
+    let parse = |value: &Value| match value.as_str() {
         Some(text) => match vocabulary.encode(text, false, true)[..] {
             [token] => Ok(token),
             ref several => Err(ApiError::invalid(
@@ -29,10 +29,10 @@ pub(crate) fn tokens(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) ->
             invalid_value(name, &format!("a list of token ids below {}, or of strings", vocabulary.len()), value)
         }),
     };
-    fields.list(name)?.into_iter().flatten().map(one).collect()
+    fields.list(name)?.into_iter().flatten().map(parse).collect()
 }
 
-/// Parses a list of tokens with at most one entry per token of the vocabulary.
+/// Parses a list of tokens, which must not be longer than the vocabulary.
 pub(super) fn bounded_tokens(
     fields: Fields<'_>,
     name: &str,
@@ -53,7 +53,7 @@ pub(super) fn check_entry_count(name: &str, entries: usize, vocabulary: &Vocabul
     Err(ApiError::invalid(name, detail))
 }
 
-/// Returns the prompt. An empty prompt becomes the BOS token, or the EOS token if there is none, because generation
+/// Replaces an empty prompt with the BOS token, or with the EOS token if the model has no BOS token, because generation
 /// needs at least one token.
 pub(crate) fn or_start_token(prompt: Vec<TokenId>, vocabulary: &Vocabulary) -> Vec<TokenId> {
     let special = vocabulary.special();
