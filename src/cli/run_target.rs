@@ -59,8 +59,9 @@ impl RunTargetArgs {
             }
         }
         let own_database = is_given("data_dir") || is_given("database_url");
-        let target =
-            RunTarget::in_process(self.engine.clone(), self.data.clone(), &self.server, registry, own_database).await?;
+        let started =
+            RunTarget::in_process(self.engine.clone(), self.data.clone(), &self.server, registry, own_database);
+        let target = Box::pin(started).await?;
         Ok((target, names))
     }
 }
