@@ -21,9 +21,13 @@ impl Engine {
         let Inner { model, image_encoding, .. } = &*self.inner;
         let Some(images) = model.images() else { return Ok(()) };
         for image in request.iter().filter(|image| !image.is_encoded()) {
-            let _turn = image_encoding.lock().await;
+            let turn = Arc::clone(image_encoding).lock_owned().await;
             let (images, image) = (Arc::clone(images), Arc::clone(image));
-            let encode = move || images.encode(&image);
+            let encode = move || {
+                // Held even if the client disconnects meanwhile.
+                let _turn = turn;
+                images.encode(&image)
+            };
             tokio::task::spawn_blocking(encode).await.map_err(|_| SubmitError::Stopped)??;
         }
         Ok(())

@@ -83,7 +83,7 @@ struct Inner {
     /// Weak, so that the recorder's channel closes when the decode thread ends.
     recorder: mpsc::WeakSender<Signal>,
     /// Held while an image is encoded.
-    image_encoding: tokio::sync::Mutex<()>,
+    image_encoding: Arc<tokio::sync::Mutex<()>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -141,7 +141,7 @@ impl Engine {
                 durability_acks: recorder.durability_acks,
                 unstored: recorder.unstored,
                 recorder: recorder.signals.downgrade(),
-                image_encoding: tokio::sync::Mutex::default(),
+                image_encoding: Arc::default(),
                 thread: Mutex::new(thread),
             }),
         })

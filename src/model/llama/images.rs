@@ -140,7 +140,7 @@ impl Images {
     /// [`ModelError::Projector`].
     pub(super) fn load(
         options: &ImageOptions,
-        llama: &LlamaModel,
+        llama: &Arc<LlamaModel>,
         vocabulary: &Arc<Vocabulary>,
         has_gpu: bool,
     ) -> Result<Self, ModelError> {

@@ -71,9 +71,8 @@ const INVALID_PATTERN: &str = "regular expression";
 
 /// A loaded model.
 pub struct Model {
-    // Dropped before `llama`, which it points to.
-    images: Option<Arc<Images>>,
     llama: Arc<LlamaModel>,
+    images: Option<Arc<Images>>,
     adapters: Adapters,
     control: Option<ControlVector>,
     vocabulary: Arc<Vocabulary>,
@@ -265,8 +264,8 @@ impl Model {
         let load_images = |options| Images::load(options, &llama, &vocabulary, has_gpu).map(Arc::new);
         let images = options.images.as_ref().filter(|_| card.generates).map(load_images).transpose()?;
         Ok(Self {
-            images,
             llama,
+            images,
             adapters,
             control,
             vocabulary,

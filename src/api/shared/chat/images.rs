@@ -9,6 +9,7 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use std::sync::Arc;
+use tokio::sync::Semaphore;
 
 /// Maximum images of a request.
 const MAX_IMAGES: usize = 64;
@@ -18,6 +19,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
+
+/// Requests whose images are decoded at the same time; a large image takes some 200 MB.
+static READERS: Semaphore = Semaphore::const_new(4);
 
 /// An image as sent.
 struct SentImage {
@@ -107,7 +111,10 @@ fn no_projector(at: &str, loaded: &Loaded) -> ApiError {
 /// Decodes the files and splits them into tokens, on a blocking thread.
 async fn read(sent: Vec<SentImage>, loaded: &Loaded) -> Result<Vec<Arc<Image>>, ApiError> {
     let Some(images) = loaded.model().images().cloned() else { return Ok(Vec::new()) };
+    let permit = READERS.acquire().await.map_err(|_| ApiError::internal("the decoder of images has stopped"))?;
     let read = move || {
+        // Held even if the client disconnects meanwhile.
+        let _permit = permit;
         let read = |SentImage { at, file }: SentImage| {
             images.read(&file).map_err(|error| ApiError::invalid(at.as_str(), format!("`{at}`: {error}")))
         };

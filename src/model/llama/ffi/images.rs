@@ -9,7 +9,7 @@ use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Parameters of a projector.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +32,8 @@ pub struct Projector {
     width: usize,
     /// Held during an encoding, of which only one may run at a time.
     encoding: Mutex<()>,
+    /// The model, to which the context points. A task may still read an image after the model was unloaded.
+    _model: Arc<LlamaModel>,
 }
 
 // SAFETY: libmtmd's functions may be called from any thread.
@@ -44,7 +46,7 @@ impl Projector {
     ///
     /// # Errors
     /// llama.cpp's error lines; empty if it logged none.
-    pub fn load(path: &CStr, model: &LlamaModel, options: &ProjectorParams) -> Result<Self, Vec<String>> {
+    pub fn load(path: &CStr, model: &Arc<LlamaModel>, options: &ProjectorParams) -> Result<Self, Vec<String>> {
         // SAFETY: a plain function without preconditions.
         let mut params = unsafe { sys::mtmd_context_params_default() };
         params.use_gpu = options.gpu;
@@ -53,14 +55,15 @@ impl Projector {
         params.image_min_tokens = options.min_tokens.unwrap_or(-1);
         params.image_max_tokens = options.max_tokens.unwrap_or(-1);
         // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted in `loading`.
-        let model: *const sys::llama_model = unsafe { std::mem::transmute_copy(model) };
-        // SAFETY: the model is loaded, and outlives the projector, which its owner holds together with it.
+        let raw: *const sys::llama_model = unsafe { std::mem::transmute_copy(&**model) };
+        // SAFETY: the model is loaded, and the projector keeps it.
         let (width, context) = unsafe {
-            let width = sys::llama_model_n_embd_inp(model);
-            let load = || NonNull::new(sys::mtmd_init_from_file(path.as_ptr(), model, params));
+            let width = sys::llama_model_n_embd_inp(raw);
+            let load = || NonNull::new(sys::mtmd_init_from_file(path.as_ptr(), raw, params));
             (width, with_error_lines(load)?)
         };
-        Ok(Self { context, width: usize::try_from(width).unwrap_or(0), encoding: Mutex::new(()) })
+        let width = usize::try_from(width).unwrap_or(0);
+        Ok(Self { context, width, encoding: Mutex::new(()), _model: Arc::clone(model) })
     }
 
     /// Returns the number of values per embedding.
