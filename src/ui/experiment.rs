@@ -187,13 +187,19 @@ impl GridView {
     }
 }
 
-/// Returns the sizes of the definition's lists, its model and its scorer.
+/// Returns the sizes of the definition's lists or their only entry, its model and its scorer.
 fn facts(definition: &Definition) -> Vec<String> {
     let count = |number: usize, one: &str, many: &str| format!("{number} {}", if number == 1 { one } else { many });
     let mut facts = vec![
         count(definition.prompts.len(), "prompt", "prompts"),
-        count(definition.mods.len(), "list of mods", "lists of mods"),
-        count(definition.parameters.len(), "set of parameters", "sets of parameters"),
+        match definition.mods.as_slice() {
+            [only] => format!("mods: {}", mods_label(only)),
+            several => format!("{} lists of mods", several.len()),
+        },
+        match definition.parameters.as_slice() {
+            [only] => format!("parameters: {}", parameters_label(only)),
+            several => format!("{} sets of parameters", several.len()),
+        },
         count(definition.seeds.len(), "seed", "seeds"),
     ];
     facts.extend(definition.model.iter().map(|model| format!("model {model}")));

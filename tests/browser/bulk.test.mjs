@@ -34,7 +34,7 @@ async function select(page, count) {
 async function check(page) {
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
-  assert.deepEqual(violations.map((v) => v.id), []);
+  assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html}`), []);
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${Date.now()}.png` });
 }

@@ -18,7 +18,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const id = `notes-${scheme}-${Date.now()}`;
     const stored = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace(id)) });
     assert.equal(stored.status, 201);
-    const page = await open(`/runs/${id}?at=12`, { scheme, width });
+    const page = await open(`/runs/${id}?at=40`, { scheme, width });
     await ready(page);
     const write = async (text, place) => {
       await page.keyboard.press('n');

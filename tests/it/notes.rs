@@ -12,7 +12,7 @@ async fn put(server: &Server, run: &str, note: &Value) -> (u16, Value) {
 
 async fn run(server: &Server) -> String {
     let answer = server.answer("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 3})).await;
-    answer["id"].as_str().unwrap().to_owned()
+    answer["id"].as_str().unwrap().trim_start_matches("cmpl-").to_owned()
 }
 
 async fn found(server: &Server, filter: &str, run: &str) -> usize {
@@ -75,7 +75,7 @@ async fn notes_belong_to_the_tenant_of_the_run() {
     };
     let body = json!({"prompt": "Hello", "max_tokens": 2});
     let (_, answer) = send("ann-key", Method::POST, "/v1/completions", Some(body)).await;
-    let path = format!("/api/v1/runs/{}/notes", answer["id"].as_str().unwrap());
+    let path = format!("/api/v1/runs/{}/notes", answer["id"].as_str().unwrap().trim_start_matches("cmpl-"));
     let (status, notes) = send("ann-key", Method::PUT, &path, Some(json!({"text": "mine"}))).await;
     assert_eq!((status, &notes["notes"][0]["user_label"]), (200, &json!("ann")));
     assert_eq!(send("bob-key", Method::GET, &path, None).await.0, 404);
