@@ -96,10 +96,13 @@ async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
     assert_eq!(first_draft, Some(6));
 }
 
+/// A change of a run by a mod.
+type ModCase = (&'static str, fn() -> Action);
+
 #[tokio::test]
 async fn mods_see_and_change_the_same_run_with_a_draft_model() {
     let mut benches = (plain(1).await, drafting(1, &MAIN).await);
-    let cases: [(&str, fn() -> Action); 5] = [
+    let cases: [ModCase; 5] = [
         ("nothing", || Action::Noop),
         ("force", || Action::ForceTokens(vec![40, 41, 40, 41, 42, 43])),
         ("backtrack", || Action::Backtrack { n: 2, tokens: vec![44] }),
