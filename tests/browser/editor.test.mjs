@@ -129,7 +129,7 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   };
   const upload = { name: mod, language: 'python', module: 'answers', source: files };
   const made = await fetch(`${EDITOR_URL}/v1/mods`, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body: JSON.stringify(upload) });
-  assert.equal(made.status, 201, await made.text());
+  assert.equal(made.status, 200, await made.text());
   const page = await open(`/mods/${mod}`);
   await page.waitForSelector('.cm-editor');
   const select = page.locator('[data-files] select');
