@@ -1,4 +1,4 @@
-//! The test model with 32-bit weights and a 32-bit cache. With 16-bit weights, some processors round products
+//! The test model with 32-bit weights and a 32-bit cache. With 16-bit values, some processors round products
 //! differently for batches of different sizes, and a random model then exchanges two almost equally probable tokens.
 //! Tests that compare the texts of differently batched runs use this model.
 
@@ -10,15 +10,16 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use thunder::engine::EngineOptions;
 use thunder::model::Model;
-use thunder::model::llama::{CacheType, GgufHeader, ModelOptions};
+use thunder::model::llama::{AttentionCapture, CacheType, GgufHeader, ModelOptions};
 
 /// GGUF type numbers.
 const F32: u32 = 0;
 const F16: u32 = 1;
 
-/// Starts an engine with the 32-bit model and a 32-bit cache.
-pub async fn exact_bench(parallel: u32, attention: bool, change: impl FnOnce(&mut EngineOptions)) -> Bench {
-    bench_of(exact_model(), parallel, attention, |options| {
+/// Starts an engine with the 32-bit model, a 32-bit cache and no flash attention, which rounds to 16 bits.
+pub async fn exact_bench(parallel: u32, change: impl FnOnce(&mut EngineOptions)) -> Bench {
+    bench_of(exact_model(), parallel, true, |options| {
+        options.attention = AttentionCapture::On;
         (options.cache_type_k, options.cache_type_v) = (CacheType::F32, CacheType::F32);
         change(options);
     })

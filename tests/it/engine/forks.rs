@@ -142,7 +142,7 @@ async fn submit_error(bench: &Bench, request: Request) -> SubmitError {
 
 #[tokio::test]
 async fn unchanged_forks_repeat_random_runs_with_mods() {
-    let mut bench = exact_bench(2, false, |_| {}).await;
+    let mut bench = exact_bench(2, |_| {}).await;
     let (mut forks, mut backtracks) = (0, 0);
     for case in 0..200 {
         let mut numbers = Numbers(case);

@@ -16,7 +16,7 @@ fn branch(own: i32) -> Vec<TokenId> {
 }
 
 async fn alone(prompt: Vec<TokenId>) -> String {
-    exact_bench(1, false, |_| {}).await.run(request_tokens(prompt, 12)).await.text
+    exact_bench(1, |_| {}).await.run(request_tokens(prompt, 12)).await.text
 }
 
 /// Submits all requests before any of them can have ended. Returns their texts and ends.
@@ -38,7 +38,7 @@ fn cached(results: &[(String, Arc<RunEnd>)]) -> Vec<u32> {
 
 #[tokio::test]
 async fn prefix_of_a_busy_slot_is_copied() {
-    let bench = exact_bench(2, false, |options| options.cache_ram_bytes = 0).await;
+    let bench = exact_bench(2, |options| options.cache_ram_bytes = 0).await;
     let mut busy = bench.engine.submit(request_tokens(branch(2), 150)).await.unwrap();
     // Its prompt is decoded, and it generates.
     busy.output.recv().await.unwrap();
@@ -47,14 +47,14 @@ async fn prefix_of_a_busy_slot_is_copied() {
     assert_eq!(copied[0].0, alone(branch(3)).await);
     let (text, end) = follow(busy.output).await;
     assert_eq!(end.finish.usage.completion_tokens, 150);
-    let whole = exact_bench(1, false, |_| {}).await.run(request_tokens(branch(2), 150)).await;
+    let whole = exact_bench(1, |_| {}).await.run(request_tokens(branch(2), 150)).await;
     assert!(whole.text.ends_with(&text), "the copied run is not affected");
 }
 
 #[tokio::test]
 async fn prefix_that_is_being_computed_is_awaited() {
     for attention in [false, true] {
-        let bench = exact_bench(4, attention, |options| options.cache_ram_bytes = 0).await;
+        let bench = exact_bench(4, |options| options.cache_ram_bytes = 0).await;
         let requests = (2..6).map(|own| {
             let request = request_tokens(branch(own), 12);
             if attention { with_attention(request) } else { request }
