@@ -100,7 +100,7 @@ async fn grid_is_run_scored_and_found() {
 
     let score = async |cell: i32, body: Value| {
         let path = format!("{ROUTE}/{id}/cells/{cell}");
-        server.request(Method::PATCH, &path).json(&body).send().await.unwrap().status().as_u16()
+        server.request(Method::PUT, &path).json(&body).send().await.unwrap().status().as_u16()
     };
     assert_eq!(score(0, json!({"score": 0.25})).await, 204);
     assert_eq!(score(1, json!({"score": null})).await, 204);

@@ -64,6 +64,7 @@ async fn every_route_has_its_access_class_and_its_error_format() {
             let methods = [
                 (Method::GET, item.get.is_some()),
                 (Method::POST, item.post.is_some()),
+                (Method::PUT, item.put.is_some()),
                 (Method::DELETE, item.delete.is_some()),
             ];
             let path = concrete(&pattern);

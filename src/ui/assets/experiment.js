@@ -58,7 +58,7 @@ place.addEventListener('change', (event) => {
   attempt('Not scored', async () => {
     if (!box.validity.valid) throw new Error('a score is a number from 0 to 1');
     const score = box.value === '' ? null : Number(box.value);
-    await ask(`${path}/cells/${Number(box.dataset.score) - 1}`, { method: 'PATCH', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
+    await ask(`${path}/cells/${Number(box.dataset.score) - 1}`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
     await refresh(place, 'grid');
   });
 });

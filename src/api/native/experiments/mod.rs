@@ -224,7 +224,7 @@ pub struct CellChange {
 }
 
 /// Sets the score of a cell that has ended, in place of the scorer's.
-#[utoipa::path(patch, path = "/api/v1/experiments/{id}/cells/{cell}", operation_id = "score_cell", tag = "experiments",
+#[utoipa::path(put, path = "/api/v1/experiments/{id}/cells/{cell}", operation_id = "score_cell", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment"), ("cell" = i32, Path, description = "Number of the cell")),
     request_body = CellChange, responses(
     (status = 204),
