@@ -10,6 +10,7 @@ const socket = new WebSocket(`${base.replace(/^http/, 'ws')}/generate`);
 const send = (message) => socket.send(JSON.stringify(message));
 let text = '';
 let over = false;
+let changed = false;
 
 socket.onopen = () => {
   const key = process.env.THUNDER_API_KEY;
@@ -30,7 +31,10 @@ socket.onmessage = ({ data }) => {
       break;
     case 'token':
       text += message.token;
-      if (message.index === 10) send({ type: 'control', action: 'modify', parameters: { temperature: 0.2 } });
+      if (message.index === 10) {
+        changed = true;
+        send({ type: 'control', action: 'modify', parameters: { temperature: 0.2 } });
+      }
       break;
     case 'backtrack':
       text = text.slice(0, text.length - message.removed_text.length);
@@ -47,8 +51,8 @@ socket.onmessage = ({ data }) => {
       send({ type: 'feedback', rating: 1, text: 'from the example' });
       break;
     case 'error':
-      // A short run may end before the change arrives.
-      if (over) break;
+      // The run may end before the change arrives.
+      if (over || (changed && message.error === 'invalid_request')) break;
       console.error(`${message.error}: ${message.message}`);
       process.exitCode = 1;
       socket.close();

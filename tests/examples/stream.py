@@ -68,7 +68,7 @@ def main(prompt, base="http://127.0.0.1:6767"):
         "parameters": {"max_tokens": 60, "temperature": 0.7},
         "options": {"generated_text": "delta"},
     })
-    text, over = "", False
+    text, changed, over = "", False, False
     for message in connection:
         kind = message["type"]
         if kind == "init":
@@ -76,6 +76,7 @@ def main(prompt, base="http://127.0.0.1:6767"):
         elif kind == "token":
             text += message["token"]
             if message["index"] == 10:
+                changed = True
                 connection.send({"type": "control", "action": "modify", "parameters": {"temperature": 0.2}})
         elif kind == "backtrack":
             text = text[: len(text) - message["removed_characters"]]
@@ -89,7 +90,9 @@ def main(prompt, base="http://127.0.0.1:6767"):
             print(text)
             print(message["finish_reason"], message["usage"], file=sys.stderr)
             connection.send({"type": "feedback", "rating": 1, "text": "from the example"})
-        elif kind == "error" and not over:  # a short run may end before the change arrives
+        elif kind == "error" and not over:
+            if changed and message["error"] == "invalid_request":
+                continue  # the run ended before the change arrived; its completion follows
             sys.exit(f"{message['error']}: {message['message']}")
     connection.frame(8, struct.pack("!H", 1000))
 

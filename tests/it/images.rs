@@ -192,12 +192,12 @@ fn reference(prompt: &str, image: &[u8], answer: &[(String, f64)]) -> Vec<(Strin
     let bitmap = MtmdBitmap::from_buffer(&projector, image, false).unwrap();
     let text = MtmdInputText { text: prompt.to_owned(), add_special: true, parse_special: true };
     let chunks = projector.tokenize(text, &[&bitmap]).unwrap();
-    let mut past = chunks.eval_chunks(&mut projector, &mut context, 0, 0, 512, true).unwrap();
+    let past = chunks.eval_chunks(&mut projector, &mut context, 0, 0, 512, true).unwrap();
     let mut batch = LlamaBatch::new(1, 1);
     let mut logits = context.get_logits().to_vec();
     let mut found = Vec::new();
     // Every fourth entry is the chosen token, since the answer is greedy.
-    for step in answer.chunks(4) {
+    for (position, step) in (past..).zip(answer.chunks(4)) {
         let max = logits.iter().copied().fold(f32::MIN, f32::max);
         let sum: f64 = logits.iter().map(|&logit| f64::from(logit - max).exp()).sum();
         let mut order: Vec<usize> = (0..logits.len()).collect();
@@ -208,10 +208,9 @@ fn reference(prompt: &str, image: &[u8], answer: &[(String, f64)]) -> Vec<(Strin
             found.push((String::from_utf8_lossy(&piece).into_owned(), logprob));
         }
         batch.clear();
-        batch.add(LlamaToken::new(order[0] as i32), past, &[0], true).unwrap();
+        batch.add(LlamaToken::new(order[0] as i32), position, &[0], true).unwrap();
         context.decode(&mut batch).unwrap();
         logits = context.get_logits_ith(0).to_vec();
-        past += 1;
     }
     found
 }

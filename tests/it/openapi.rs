@@ -1,4 +1,4 @@
-//! The OpenAPI and AsyncAPI documents are valid and complete.
+//! The `OpenAPI` and `AsyncAPI` documents are valid and complete.
 
 use super::harness::server;
 use serde_json::Value;

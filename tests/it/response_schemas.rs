@@ -1,4 +1,4 @@
-//! Responses match the schemas that the OpenAPI document declares for them.
+//! Responses match the schemas that the `OpenAPI` document declares for them.
 
 use super::harness::server;
 use crate::chat::forced_answer;

@@ -78,7 +78,7 @@ fn steps(items: Vec<TraceItem>, end: i32) -> Vec<StepAlternatives> {
         let TraceItem::Event(event) = item else { continue };
         match event.event_type {
             EventType::ForwardPass if event.sequence_order < end => {
-                steps.push(StepAlternatives::from_forward_pass(event))
+                steps.push(StepAlternatives::from_forward_pass(event));
             }
             EventType::Sampled => {
                 if let Some(step) = steps.last_mut().filter(|step| step.step == event.step) {

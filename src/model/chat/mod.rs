@@ -26,7 +26,7 @@ use chrono::{DateTime, Utc};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
-use probe::TemplateCapabilities;
+use probe::TemplateFeatures;
 use serde_json::{Map, Value, json};
 use spans::Marked;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub struct ChatTemplate {
     /// True for the fallback template of a model without one.
     fallback: bool,
     syntax: Arc<AnswerSyntax>,
-    capabilities: TemplateCapabilities,
+    capabilities: TemplateFeatures,
 }
 
 /// Options of a rendering.
@@ -123,8 +123,8 @@ impl ChatTemplate {
         let mut template = Self::from_renderer(Renderer::Jinja(Box::new(environment)), text, bos, eos);
         template.literals = translation.literals;
         template.fallback = source.is_none();
-        template.capabilities.typed_content = TemplateCapabilities::needs_typed_content(&template);
-        template.capabilities = TemplateCapabilities::detect(&template, text);
+        template.capabilities.typed_content = TemplateFeatures::needs_typed_content(&template);
+        template.capabilities = TemplateFeatures::detect(&template, text);
         template.set_fuel(derive::FUEL);
         let syntax = derive::derive_syntax(&template);
         template.set_fuel(FUEL);
@@ -144,7 +144,7 @@ impl ChatTemplate {
         };
         let mut template = Self::from_renderer(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
         name.clone_into(&mut template.source);
-        template.capabilities = TemplateCapabilities { tools: false, ..template.capabilities };
+        template.capabilities = TemplateFeatures { tools: false, ..template.capabilities };
         template.syntax = Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools());
         Ok(template)
     }
@@ -165,7 +165,7 @@ impl ChatTemplate {
             source: text.to_owned(),
             fallback: false,
             syntax: Arc::new(AnswerSyntax::from_markers(text)),
-            capabilities: TemplateCapabilities {
+            capabilities: TemplateFeatures {
                 tools: true,
                 system: true,
                 arguments_as_text: false,

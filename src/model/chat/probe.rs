@@ -9,7 +9,7 @@ const PROBE: &str = "probe_7f3a";
 
 /// The capabilities of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TemplateCapabilities {
+pub(super) struct TemplateFeatures {
     /// True if it describes tools.
     pub(super) tools: bool,
     /// True if it supports a system message.
@@ -21,7 +21,7 @@ pub(super) struct TemplateCapabilities {
     pub(super) typed_content: bool,
 }
 
-impl TemplateCapabilities {
+impl TemplateFeatures {
     /// Returns true if a template shows the content of a message only if it is a list of parts.
     pub(super) fn needs_typed_content(template: &ChatTemplate) -> bool {
         let shows = |content: Value| {

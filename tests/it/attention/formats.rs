@@ -1,4 +1,4 @@
-//! Attention rows in every format, and messages in JSON and MessagePack.
+//! Attention rows in every format, and messages in JSON and `MessagePack`.
 
 use super::{
     HEADS, LAYERS, PATH, WAIT_TIMEOUT, base64_floats, connect, floats, generate_request, send, tokens_of, until_done,

@@ -2,7 +2,7 @@
 
 use super::redaction::redact_text;
 use serde_json::Value;
-use std::fmt::{self, Display};
+use std::fmt::{self, Display, Write};
 
 /// Maximum characters of a request in the table.
 const MAX_REQUEST: usize = 140;
@@ -27,7 +27,8 @@ impl ErrorTable {
         let shown: String = request.chars().take(MAX_REQUEST).collect();
         let rest = request.chars().count() - shown.chars().count();
         let rest = if rest == 0 { String::new() } else { format!("… ({rest} more characters)") };
-        self.0 += &format!("{shown}{rest}\n    {}\n", redact_text(answer));
+        // Writing to a String cannot fail.
+        let _ = writeln!(self.0, "{shown}{rest}\n    {}", redact_text(answer));
     }
 }
 

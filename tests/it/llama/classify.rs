@@ -36,7 +36,12 @@ async fn text_gets_logit_of_every_label() {
     let scores: Vec<f64> =
         answer["predictions"].as_array().unwrap().iter().map(|p| p["score"].as_f64().unwrap()).collect();
     assert!(scores.is_sorted_by(|a, b| a >= b), "{scores:?}");
-    assert_eq!(server.answer("/classify", &json!({"inputs": text})).await, answer);
+    // Inputs of other tests may be in the same batch, which changes the rounding.
+    let again = server.answer("/classify", &json!({"inputs": text})).await;
+    let labels = ["POSITIVE", "NEUTRAL", "NEGATIVE"];
+    for (a, b) in logits(&answer["predictions"], &labels).iter().zip(logits(&again["predictions"], &labels)) {
+        assert!((a - b).abs() < 1e-3, "{answer} {again}");
+    }
 }
 
 /// (model, labels in the order of the file) of every family with a separate head.

@@ -98,7 +98,7 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
     let state = 8 + 12 + 56;
     let nan = f32::NAN.to_bits();
     for (at, value, reason) in [
-        (state, 0, "holds 0 recurrent states"),
+        (state, 0, "has 0 recurrent states"),
         (state, u32::MAX, "4294967295 recurrent states"),
         (state + 4, 1, "position 1"),
         (state + 4, u32::MAX, "position -1"),
