@@ -154,7 +154,12 @@ async fn runs_of_other_tenants_are_hidden_on_all_routes() {
                         "request_id": id, "id": id, "genkey": "ann-genkey", "previous_response_id": made.response_id,
                         "filename": "ann.bin", "input": "b", "prompt": "b", "max_tokens": 1, "max_length": 1, "rating": 0,
                     });
-                    let body = matches!(method, Method::POST | Method::PUT).then_some(&body);
+                    let note = json!({"text": "b"});
+                    let body = match method {
+                        Method::POST => Some(&body),
+                        Method::PUT => Some(&note),
+                        _ => None,
+                    };
                     let address = format!("{address}{query}");
                     let (status, text) = send(&server, "bob-key", method.clone(), &address, body).await;
                     walked += 1;
