@@ -21,9 +21,6 @@ pub struct EngineFlags {
     /// GGUF file to run; default: the bundled demo model
     #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH", conflicts_with_all = ["hf_repo", "model_url"])]
     pub model: Option<PathBuf>,
-    /// Models to download.
-    #[command(flatten)]
-    pub hub: HubFlags,
     /// Name of the model in requests and responses; repeat or separate with commas; default: the file's name
     #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]
     pub alias: Vec<String>,
@@ -76,6 +73,9 @@ pub struct EngineFlags {
     /// Control vectors.
     #[command(flatten)]
     pub control: ControlFlags,
+    /// Models to download.
+    #[command(flatten)]
+    pub hub: HubFlags,
     /// Images.
     #[command(flatten)]
     pub images: ImageFlags,
