@@ -151,6 +151,7 @@ async fn invalid_experiment_starts_nothing() {
         ),
         (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
         (with("score", json!({"json": false})), 400, "must be true", "score.json"),
+        (with("score", json!({"type": "regex", "pattern": "x"})), 400, "`score` must be {\"regex\": \"PATTERN\"}", ""),
         (with("colour", json!(1)), 400, "unknown field `colour`", ""),
     ] {
         let (found, problem) = server.post(ROUTE, &definition).await;

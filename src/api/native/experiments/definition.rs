@@ -8,7 +8,8 @@ use crate::events::{RunMetadata, Surface, TokenId};
 use crate::server::experiments::{CellPosition, Grid};
 use crate::server::{ApiError, App, Loaded};
 use regex::{Regex, RegexBuilder};
-use serde::{Deserialize, Serialize};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -51,7 +52,7 @@ pub struct ExperimentDefinition {
     #[schema(value_type = Vec<Object>)]
     parameters: Vec<Map<String, Value>>,
     /// The scorer of the answers.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "scorer_definition")]
     score: Option<ScorerDefinition>,
 }
 
@@ -63,6 +64,14 @@ enum ScorerDefinition {
     Regex(String),
     /// `true`: 1 if the answer is JSON, else 0.
     Json(bool),
+}
+
+fn scorer_definition<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ScorerDefinition>, D::Error> {
+    let Some(value) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
+    ScorerDefinition::deserialize(&value).map(Some).map_err(|_| {
+        let expected = r#"{"regex": "PATTERN"} or {"json": true}"#;
+        D::Error::custom(format!("`score` must be {expected}, got {value}"))
+    })
 }
 
 fn one_empty_list() -> Vec<Vec<Value>> {
