@@ -141,17 +141,23 @@ async fn forks_of_drafted_runs_repeat_them() {
     };
     assert!(items.iter().any(|item| guessed(item).is_some()), "{}", answer["timings"]);
     let run = answer["thunder"]["run_id"].as_str().unwrap();
-    // Before, between and after the steps at which the mod changes the answer.
+    // A busy machine can delay decodes so much that drafts do not pay, so several rounds may be needed.
     let mut drafted = 0;
-    for step in [2, 30, 50, 90] {
-        let (status, forked) =
-            drafting.post(&format!("/api/v1/runs/{run}/forks"), &json!({"at": {"step": step}})).await;
-        assert_eq!(status, 201, "{forked}");
-        let id = forked["runs"][0]["run_id"].as_str().unwrap();
-        let fork = recorded(&drafting, &json!({"thunder": {"run_id": id}})).await;
-        assert_eq!(texts(&fork), texts(&items), "step {step}");
-        let own = fork.iter().filter(|item| matches!(item, TraceItem::Event(event) if event.step > step));
-        drafted += own.filter_map(guessed).count();
+    for _ in 0..8 {
+        // Before, between and after the steps at which the mod changes the answer.
+        for step in [2, 30, 50, 90] {
+            let (status, forked) =
+                drafting.post(&format!("/api/v1/runs/{run}/forks"), &json!({"at": {"step": step}})).await;
+            assert_eq!(status, 201, "{forked}");
+            let id = forked["runs"][0]["run_id"].as_str().unwrap();
+            let fork = recorded(&drafting, &json!({"thunder": {"run_id": id}})).await;
+            assert_eq!(texts(&fork), texts(&items), "step {step}");
+            let own = fork.iter().filter(|item| matches!(item, TraceItem::Event(event) if event.step > step));
+            drafted += own.filter_map(guessed).count();
+        }
+        if drafted > 0 {
+            return;
+        }
     }
-    assert!(drafted > 0, "no fork drafts");
+    panic!("no fork drafts");
 }
