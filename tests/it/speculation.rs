@@ -74,7 +74,7 @@ async fn python_and_builtin_mods_see_and_change_the_same_run_with_drafts() {
         assert_eq!(expected["timings"]["draft_n"], Value::Null);
         // A run drafts little if its first drafts seem not to pay, as on a busy machine.
         let mut accepted = 0;
-        for _ in 0..8 {
+        for _ in 0..60 {
             let (answer, found) = completed(&drafting, &mods).await;
             assert_eq!(answer["content"], expected["content"], "{mods}");
             assert_eq!(texts(&found), texts(&trace), "{mods}");
@@ -96,7 +96,7 @@ async fn draft_model_drafts_on_the_real_server() {
     let body = json!({"prompt": "the old fox", "n_predict": 120, "temperature": 0.0, "ignore_eos": true});
     let (mut drafted, mut accepted) = (0, 0);
     // A run drafts little, because this draft model takes as long as the main model.
-    for _ in 0..8 {
+    for _ in 0..60 {
         let answer = drafting.answer("/completion", &body).await;
         assert_eq!(answer["tokens_predicted"], 120);
         let settings = &answer["generation_settings"];
@@ -143,7 +143,7 @@ async fn forks_of_drafted_runs_repeat_them() {
     let run = answer["thunder"]["run_id"].as_str().unwrap();
     // A busy machine can delay decodes so much that drafts do not pay, so several rounds may be needed.
     let mut drafted = 0;
-    for _ in 0..8 {
+    for _ in 0..60 {
         // Before, between and after the steps at which the mod changes the answer.
         for step in [2, 30, 50, 90] {
             let (status, forked) =
