@@ -117,12 +117,17 @@ async fn faults(server: &Server) {
     }
     if cfg!(target_os = "linux") {
         for name in ["many_threads", "many_threads_log"] {
-            let result = run_beside_others(server, name).await;
-            // The limit of the worker's memory may be reached first; the mod is then called again.
-            let ends = ["threads; the maximum is 512", "can't start new thread"];
-            let is_limited = |exception: &String| ends.iter().any(|end| exception.ends_with(end));
-            let FaultyRun { exceptions, .. } = &result;
-            assert!(!exceptions.is_empty() && exceptions.iter().all(is_limited), "{name}: {exceptions:?}");
+            // On a busy machine, Python may fail to start a thread first. The limit must be reached in one of the runs.
+            let mut reached = false;
+            for _ in 0..5 {
+                let result = run_beside_others(server, name).await;
+                reached = result.exceptions.iter().any(|exception| exception.ends_with("threads; the maximum is 512"));
+                if reached {
+                    break;
+                }
+                assert!(exception(&result).ends_with("can't start new thread"), "{name}: {:?}", result.exceptions);
+            }
+            assert!(reached, "{name} never reaches the limit of threads");
         }
     }
     // Its own run receives the unsolicited messages, as if they had been sent in order.
