@@ -24,8 +24,8 @@ mod section {
     pub const TEXT: u32 = 1;
     pub const TOKEN: u32 = 2;
     pub const POS: u32 = 3;
-    pub const BORN: u32 = 4;
-    pub const DIED: u32 = 5;
+    pub const ADDED_AT: u32 = 4;
+    pub const REMOVED_AT: u32 = 5;
     pub const LOGPROB: u32 = 6;
     pub const ENTROPY: u32 = 7;
     pub const RANK: u32 = 8;
@@ -53,7 +53,7 @@ impl Columns {
     /// Returns the text of the generated tokens at the end of the run, like [`Fold::answer_text`].
     #[must_use]
     pub fn answer_text(&self) -> String {
-        let generated = self.rows.iter().filter(|row| row.died == NEVER && row.flags & flags::PROMPT == 0);
+        let generated = self.rows.iter().filter(|row| row.removed_at == NEVER && row.flags & flags::PROMPT == 0);
         generated.filter(|row| !row.ends_generation()).map(|row| row.text.as_str()).collect()
     }
 }
@@ -97,8 +97,8 @@ pub fn encode(fold: &Fold) -> Vec<u8> {
         (section::TEXT, text),
         (section::TOKEN, column(rows, |row| row.token.to_le_bytes())),
         (section::POS, column(rows, |row| row.pos.to_le_bytes())),
-        (section::BORN, column(rows, |row| row.born.to_le_bytes())),
-        (section::DIED, column(rows, |row| row.died.to_le_bytes())),
+        (section::ADDED_AT, column(rows, |row| row.added_at.to_le_bytes())),
+        (section::REMOVED_AT, column(rows, |row| row.removed_at.to_le_bytes())),
         (section::LOGPROB, column(rows, |row| quantise_logprob(row.logprob).to_le_bytes())),
         (section::ENTROPY, column(rows, |row| quantise_entropy(row.entropy).to_le_bytes())),
         (section::RANK, column(rows, |row| (row.rank.unwrap_or(0).min(u32::from(u16::MAX)) as u16).to_le_bytes())),
@@ -177,8 +177,8 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
     let text = file.u32s(section::TEXT, rows)?;
     let token = file.u32s(section::TOKEN, rows)?;
     let pos = file.u32s(section::POS, rows)?;
-    let born = file.u32s(section::BORN, rows)?;
-    let died = file.u32s(section::DIED, rows)?;
+    let added_at = file.u32s(section::ADDED_AT, rows)?;
+    let removed_at = file.u32s(section::REMOVED_AT, rows)?;
     let logprob = file.u16s(section::LOGPROB, rows)?;
     let entropy = file.u16s(section::ENTROPY, rows)?;
     let rank = file.u16s(section::RANK, rows)?;
@@ -191,8 +191,8 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
                 token: token[i] as i32,
                 text: (*strings.get(text[i] as usize).ok_or(ColumnsError::Section(section::TEXT))?).to_owned(),
                 pos: pos[i],
-                born: born[i],
-                died: died[i],
+                added_at: added_at[i],
+                removed_at: removed_at[i],
                 logprob: known(logprob[i]).map(|nats| -nats),
                 rank: (rank[i] != 0).then(|| rank[i].into()),
                 entropy: known(entropy[i]),

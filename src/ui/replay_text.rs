@@ -101,7 +101,7 @@ async fn read(
 fn texts(columns: &columns::Columns) -> (String, String) {
     let mut prompt = String::new();
     let mut answer = String::new();
-    for row in columns.rows.iter().filter(|row| row.died == NEVER) {
+    for row in columns.rows.iter().filter(|row| row.removed_at == NEVER) {
         if row.flags & flags::PROMPT != 0 { prompt.push_str(&row.text) } else { answer.push_str(&row.text) }
     }
     (prompt, answer)

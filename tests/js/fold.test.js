@@ -11,8 +11,8 @@ const fixtures = readdirSync(folder).filter((name) => name.endsWith('.json'));
 const read = (name) => JSON.parse(readFileSync(new URL(name, folder), 'utf8'));
 
 /** Returns the visible rows after event `n`, by position. */
-function visibleAt({ count, born, died, pos }, n) {
-  const rows = Array.from({ length: count }, (_, i) => i).filter((i) => born[i] <= n && n < died[i]);
+function visibleAt({ count, addedAt, removedAt, pos }, n) {
+  const rows = Array.from({ length: count }, (_, i) => i).filter((i) => addedAt[i] <= n && n < removedAt[i]);
   return rows.sort((a, b) => pos[a] - pos[b]);
 }
 
@@ -27,8 +27,8 @@ function expectation(state) {
       token: state.token[i],
       text: state.text(i),
       pos: state.pos[i],
-      born: state.born[i],
-      died: state.died[i] === NEVER ? null : state.died[i],
+      added_at: state.addedAt[i],
+      removed_at: state.removedAt[i] === NEVER ? null : state.removedAt[i],
       logprob_q: state.logprobs[i],
       rank: state.rank[i],
       entropy_q: state.entropies[i],

@@ -26,9 +26,9 @@ test('characters that hide or reorder text are shown by name', () => {
 
 test('removals are nested, and a folded removal hides its inner chips', () => {
   // Rows 1–5 are removed at event 50, but rows 2–3 were already removed at event 30.
-  const died = [NEVER, 50, 30, 30, 50, 50, NEVER];
-  const all = removals(died.length, (i) => died[i]);
-  assert.deepEqual(all.map((b) => [b.died, b.first, b.last, b.count]), [[30, 2, 3, 2], [50, 1, 5, 3]]);
+  const removedAt = [NEVER, 50, 30, 30, 50, 50, NEVER];
+  const all = removals(removedAt.length, (i) => removedAt[i]);
+  assert.deepEqual(all.map((b) => [b.removedAt, b.first, b.last, b.count]), [[30, 2, 3, 2], [50, 1, 5, 3]]);
   const inner = all[0];
   assert.equal(inner.parent, all[1]);
   assert.equal(isChipVisible(inner, 29, () => false), false, 'not removed yet');
@@ -62,8 +62,8 @@ const run = {
   eventCount: 7,
   count: 3,
   type: (e) => ['Prefilled', 'ForwardPass', 'Sampled', 'Added', 'ForwardPass', 'Sampled', 'Added'][e],
-  born: (i) => [0, 3, 6][i],
-  died: (i) => [NEVER, 5, NEVER][i],
+  addedAt: (i) => [0, 3, 6][i],
+  removedAt: (i) => [NEVER, 5, NEVER][i],
   isPrompt: (i) => i === 0,
   marks: [{ seq: 4, kind: 'action' }, { seq: 2, kind: 'error' }],
   logprob: (i) => [null, -Math.LN2 * 5, -0.01][i],
@@ -83,7 +83,7 @@ test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   assert.equal(go('nextBacktrack', 0), 4);
   assert.equal(go('nextSurprise', 0), 3);
   assert.equal(go('nextSurprise', 3), 'No surprise after this.');
-  assert.equal(targetOf('nextBacktrack', { ...run, died: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
+  assert.equal(targetOf('nextBacktrack', { ...run, removedAt: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
   assert.equal(go('colour', 3), undefined);
 });
 

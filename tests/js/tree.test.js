@@ -26,7 +26,7 @@ test('statistics are those of the rows that were added since and are still there
   const rows = [[1, 0, NEVER, null, 0], [0, 2, NEVER, -1, 10], [0, 5, 9, -7, 30], [0, 9, NEVER, -3, 50]];
   const run = {
     count: 4, isTimed: true,
-    isPrompt: (i) => rows[i][0] === 1, born: (i) => rows[i][1], died: (i) => rows[i][2], logprob: (i) => rows[i][3], dt: (i) => rows[i][4],
+    isPrompt: (i) => rows[i][0] === 1, addedAt: (i) => rows[i][1], removedAt: (i) => rows[i][2], logprob: (i) => rows[i][3], dt: (i) => rows[i][4],
     entropy: (i) => (i === 1 ? 2 : null), isForced: (i) => i === 3,
   };
   assert.deepEqual(rowsSince(run), [1, 3]);

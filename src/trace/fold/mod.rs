@@ -1,7 +1,7 @@
 //! The fold from trace items to token instances.
 //!
 //! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never deleted: a backtracked token keeps
-//! its row and gets the event at which it died. So the state after any event is a filter over the rows. Replay, live
+//! its row and the event that removed it. So the state after any event is a filter over the rows. Replay, live
 //! view and statistics all use it. `ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
 //! `fixtures/folds` test both.
 
@@ -208,8 +208,8 @@ impl Fold {
             let row = TokenRow {
                 token,
                 pos: 0,
-                born: seq,
-                died: NEVER,
+                added_at: seq,
+                removed_at: NEVER,
                 logprob: measure.and_then(|m| m.logprob).or_else(|| known.and_then(|drawn| drawn.logprob)),
                 rank: measure.and_then(|m| m.rank).or_else(|| known.and_then(|drawn| drawn.rank)),
                 entropy: measure.and_then(|m| m.entropy).or_else(|| known.and_then(|drawn| drawn.entropy)),
@@ -257,7 +257,7 @@ impl Fold {
     fn end_rows(&mut self, count: usize, seq: u32) {
         for row in self.alive.drain(self.alive.len() - count..) {
             let row = &mut self.rows[row as usize];
-            row.died = seq;
+            row.removed_at = seq;
             row.flags |= flags::TOUCHED;
         }
     }
@@ -271,8 +271,8 @@ impl Fold {
             self.append(TokenRow {
                 token,
                 pos: 0,
-                born: seq,
-                died: NEVER,
+                added_at: seq,
+                removed_at: NEVER,
                 logprob: None,
                 rank: None,
                 entropy: None,

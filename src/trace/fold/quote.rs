@@ -129,7 +129,7 @@ impl Fold {
         let moved: Vec<TokenRow> = self.added_rows().iter().map(|&row| self.rows[row as usize].clone()).collect();
         self.end_rows(removed + queued, after);
         for row in moved {
-            self.append(TokenRow { born: after, ..row });
+            self.append(TokenRow { added_at: after, ..row });
         }
         self.counters.backtracked += removed as u32;
     }
@@ -145,8 +145,8 @@ impl Fold {
             self.append(TokenRow {
                 token,
                 pos: 0,
-                born: after,
-                died: NEVER,
+                added_at: after,
+                removed_at: NEVER,
                 logprob: None,
                 rank: None,
                 entropy: None,

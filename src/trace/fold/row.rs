@@ -3,7 +3,7 @@
 use crate::events::TokenId;
 use serde::{Deserialize, Serialize};
 
-/// Value of `TokenRow::died` for a token that is visible at the end of the run.
+/// Value of `TokenRow::removed_at` for a token that is visible at the end of the run.
 pub const NEVER: u32 = u32::MAX;
 
 /// Bits of [`TokenRow::flags`].
@@ -24,7 +24,7 @@ pub mod flags {
     pub const SAMPLED: u8 = 64;
 }
 
-/// One token instance. Visible after event `n` ⇔ `born <= n < died`.
+/// One token instance. Visible after event `n` ⇔ `added_at <= n < removed_at`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TokenRow {
     /// Token id; -1 if a trace of another engine does not contain it.
@@ -34,9 +34,9 @@ pub struct TokenRow {
     /// Index in the sequence while it is visible.
     pub pos: u32,
     /// `sequence_order` of the first event after which it is visible.
-    pub born: u32,
+    pub added_at: u32,
     /// First event after which it is invisible, or [`NEVER`].
-    pub died: u32,
+    pub removed_at: u32,
     /// Natural logarithm of its probability in the model's full distribution.
     pub logprob: Option<f32>,
     /// 1 for the model's most probable token.

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 /// Returns the rows visible after event `n`, by position.
 fn visible(fold: &Fold, n: u32) -> Vec<usize> {
     let mut rows: Vec<usize> =
-        (0..fold.rows().len()).filter(|&i| fold.rows()[i].born <= n && n < fold.rows()[i].died).collect();
+        (0..fold.rows().len()).filter(|&i| fold.rows()[i].added_at <= n && n < fold.rows()[i].removed_at).collect();
     rows.sort_by_key(|&i| fold.rows()[i].pos);
     rows
 }
@@ -31,8 +31,8 @@ fn expectation(fold: &Fold) -> Value {
         .iter()
         .map(|row| {
             json!({
-                "token": row.token, "text": row.text, "pos": row.pos, "born": row.born,
-                "died": (row.died != NEVER).then_some(row.died),
+                "token": row.token, "text": row.text, "pos": row.pos, "added_at": row.added_at,
+                "removed_at": (row.removed_at != NEVER).then_some(row.removed_at),
                 "logprob_q": columns::quantise_logprob(row.logprob), "rank": row.rank.unwrap_or(0),
                 "entropy_q": columns::quantise_entropy(row.entropy), "flags": row.flags, "dt_ms": row.dt_ms,
             })
@@ -105,7 +105,7 @@ fn example_of_the_specification_folds_to_one_row() {
     assert_eq!(fold.answer_text(), " there");
     let row = &fold.rows()[0];
     assert_eq!(
-        (row.pos, row.born, row.died, row.rank, row.flags),
+        (row.pos, row.added_at, row.removed_at, row.rank, row.flags),
         (150, 3, NEVER, Some(1), flags::SAMPLED | flags::TOUCHED)
     );
     assert!((row.logprob.unwrap() - 0.85_f32.ln()).abs() < 1e-6);
@@ -257,7 +257,7 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
 }
 
 proptest! {
-    /// The state after event `n` does not depend on later items, except for `flags` and `died`.
+    /// The state after event `n` does not depend on later items, except for `flags` and `removed_at`.
     #[test]
     fn fold_of_a_prefix_equals_the_state_in_the_whole(moves in moves(), part: prop::sample::Index) {
         let items = items_of(&moves);
@@ -287,9 +287,9 @@ proptest! {
             prop_assert_eq!(&positions, &(base..base + positions.len() as u32).collect::<Vec<_>>(), "at {}", n);
         }
         for row in fold.rows() {
-            prop_assert!(row.born <= row.died);
+            prop_assert!(row.added_at <= row.removed_at);
         }
-        let remaining = fold.rows().iter().filter(|row| row.died == NEVER && row.flags & flags::PROMPT == 0).count();
+        let remaining = fold.rows().iter().filter(|row| row.removed_at == NEVER && row.flags & flags::PROMPT == 0).count();
         prop_assert_eq!(remaining as u32, fold.counters().tokens_out);
     }
 }

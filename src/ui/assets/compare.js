@@ -149,7 +149,7 @@ async function describe(x, y) {
 async function step({ id, run, rows, events }, index) {
   const row = index === null ? undefined : rows[index];
   if (row === undefined) return { id, row: null, rows: [] };
-  const [first, ...rest] = run.stepEvents(run.born(row));
+  const [first, ...rest] = run.stepEvents(run.addedAt(row));
   const entries = await events.get(first, rest.at(-1) ?? first);
   return { id, run, row, ...explain(entries) };
 }
@@ -161,7 +161,7 @@ async function loadDivergences() {
     for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) all.push(...(await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + EVENTS_PER_REQUEST}`)).json()).alternatives);
     return byStep(all);
   }));
-  const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.born(sides[side].rows[token]))) ?? []);
+  const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
   divergences = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
   drawStrip();
   if (at >= 0) go(at);
@@ -231,7 +231,7 @@ function showCandidates(a, b) {
     if (p !== null) td.style.setProperty('--p', p.toFixed(4));
     return td;
   };
-  const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.born(s.row)}` }, show(s.run.text(s.row))),
+  const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.addedAt(s.row)}` }, show(s.run.text(s.row))),
     s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
   panel.replaceChildren(h('section', {},
     h('h2', {}, current < 0 ? 'Equal tokens' : `Difference ${current + 1} of ${changes.length}`),

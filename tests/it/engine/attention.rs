@@ -1,6 +1,6 @@
 //! Captured rows belong to their own run and are distributions.
 
-use super::{CompletedRun, added_at, bench, bench_with, request, with_mod};
+use super::{CompletedRun, added_at, request, test_engine, test_engine_with, with_mod};
 use std::sync::Mutex;
 use std::time::Duration;
 use thunder::engine::EngineOptions;
@@ -10,11 +10,11 @@ use thunder::mods::Action;
 #[tokio::test]
 async fn attention_rows_are_distributions_over_earlier_positions() {
     for parallel in [1, 3] {
-        let mut bench = bench(parallel, true).await;
+        let mut test_engine = test_engine(parallel, true).await;
         let mut requested = request("The sky is", 6);
         requested.attention = true;
         let prompt_len = requested.prompt.len() as u32;
-        let result = bench.run(requested).await;
+        let result = test_engine.run(requested).await;
         let steps: Vec<_> = result
             .items
             .iter()
@@ -58,9 +58,9 @@ async fn concurrent_runs_receive_only_their_own_attention() {
         r.attention = true;
         r
     };
-    let mut alone = bench(1, true).await;
+    let mut alone = test_engine(1, true).await;
     let expected = rows(&alone.run(requested("The sky is blue")).await);
-    let mut shared = bench(4, true).await;
+    let mut shared = test_engine(4, true).await;
     let mut others = Vec::new();
     for prompt in [
         "One",
@@ -101,16 +101,16 @@ async fn captured_rows_are_recorded_before_the_engine_stops() {
             Some((vec![1], Vec::new()))
         };
     };
-    let mut bench = bench_with(1, true, slowly).await;
+    let mut test_engine = test_engine_with(1, true, slowly).await;
     let mut requested = request("The sky is", 400);
     (requested.attention, requested.limits.max_steps) = (true, 4000);
-    let mut generation = bench.engine.submit(requested).await.unwrap();
+    let mut generation = test_engine.engine.submit(requested).await.unwrap();
     for _ in 0..20 {
         generation.output.recv().await.unwrap();
     }
-    bench.engine.stop().await;
+    test_engine.engine.stop().await;
     let (mut rows, mut ended) = (0, false);
-    while let Ok(signal) = bench.signals.try_recv() {
+    while let Ok(signal) = test_engine.signals.try_recv() {
         assert!(!ended, "a run's end is its last signal");
         match signal {
             Signal::Started(_) => {}
@@ -125,7 +125,7 @@ async fn captured_rows_are_recorded_before_the_engine_stops() {
 
 #[tokio::test]
 async fn row_that_cannot_be_encoded_affects_no_run() {
-    let mut bench = bench_with(1, true, |options| {
+    let mut test_engine = test_engine_with(1, true, |options| {
         options.encode_attention = |values, _, _, row_len| {
             assert!(!row_len.is_multiple_of(2), "an encoder that fails on {} values", values.len());
             Some((Vec::new(), Vec::new()))
@@ -136,7 +136,7 @@ async fn row_that_cannot_be_encoded_affects_no_run() {
         // More rows than fit into the encoder's queue.
         let mut requested = request("The sky is", 150);
         requested.attention = true;
-        let result = tokio::time::timeout(Duration::from_mins(2), bench.run(requested)).await.unwrap();
+        let result = tokio::time::timeout(Duration::from_mins(2), test_engine.run(requested)).await.unwrap();
         assert_eq!(result.generated().len(), 150);
         assert_eq!(result.items.iter().filter(|item| matches!(item, TraceItem::Attention(_))).count(), 75);
     }

@@ -1,6 +1,6 @@
 //! Grammars that start late, never end or permit no token.
 
-use super::{bench, model, request};
+use super::{model, request, test_engine};
 use thunder::engine::{Request, SamplingParams};
 use thunder::events::FinishReason;
 use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
@@ -14,24 +14,24 @@ async fn lazy_constraint_starts_after_its_trigger_and_ends_the_run() {
         ..request("Hello", 12)
     };
     let constraint = Constraint::new("test", GrammarSource::Regex("xyz".into()));
-    let mut bench = bench(1, false).await;
-    let triggered = bench.run(request(constraint.clone().lazy(Trigger::text("aaa")))).await;
+    let mut test_engine = test_engine(1, false).await;
+    let triggered = test_engine.run(request(constraint.clone().lazy(Trigger::text("aaa")))).await;
     assert_eq!(triggered.text, "aaaxyz");
     assert_eq!(triggered.end.finish.reason, FinishReason::Stop);
-    let by_token = bench.run(request(constraint.clone().lazy(Trigger::token(letter)))).await;
+    let by_token = test_engine.run(request(constraint.clone().lazy(Trigger::token(letter)))).await;
     assert_eq!(by_token.text, "axyz");
-    let never = bench.run(request(constraint.clone().lazy(Trigger::text("b")))).await;
+    let never = test_engine.run(request(constraint.clone().lazy(Trigger::text("b")))).await;
     assert_eq!(never.text, "a".repeat(12));
-    let at_once = bench.run(request(constraint)).await;
+    let at_once = test_engine.run(request(constraint)).await;
     assert_eq!(at_once.text, "xyz");
 }
 
 #[tokio::test]
 async fn broken_grammar_ends_only_its_own_run() {
-    let mut bench = bench(2, false).await;
+    let mut test_engine = test_engine(2, false).await;
     // Its text never ends: the limit ends the run.
     let endless = Constraint::new("test", GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));
-    let failed = bench.run(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
+    let failed = test_engine.run(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
     assert!(failed.text.starts_with("ab"), "{}", failed.text);
     assert_eq!(failed.end.finish.reason, FinishReason::Length);
     let banned = model().vocabulary().encode("x", false, false)[0];
@@ -40,8 +40,8 @@ async fn broken_grammar_ends_only_its_own_run() {
         sampling: SamplingParams { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..SamplingParams::default() },
         ..request("Hello", 12)
     };
-    let refused = bench.run(refused).await;
+    let refused = test_engine.run(refused).await;
     assert_eq!(refused.end.finish.reason, FinishReason::Error);
     assert!(refused.end.finish.message.as_deref().unwrap().contains("no token that the constraint permits"));
-    assert_eq!(bench.run(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
+    assert_eq!(test_engine.run(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
 }

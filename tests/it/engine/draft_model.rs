@@ -3,7 +3,7 @@
 
 use super::exact_model::{load, widened};
 use super::speculation::{self, compare};
-use super::{Bench, bench_of, follow, model, options, request, request_tokens, with_mod};
+use super::{TestEngine, follow, model, options, request, request_tokens, test_engine_of, with_mod};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,12 +32,12 @@ fn exact(options: &mut EngineOptions) {
     options.attention = AttentionCapture::On;
 }
 
-async fn plain(parallel: u32) -> Bench {
-    bench_of(Arc::clone(&MAIN), parallel, false, exact).await
+async fn plain(parallel: u32) -> TestEngine {
+    test_engine_of(Arc::clone(&MAIN), parallel, false, exact).await
 }
 
-async fn drafting_with(parallel: u32, draft: &Arc<Model>, speculation: SpeculationOptions) -> Bench {
-    bench_of(Arc::clone(&MAIN), parallel, false, |options| {
+async fn drafting_with(parallel: u32, draft: &Arc<Model>, speculation: SpeculationOptions) -> TestEngine {
+    test_engine_of(Arc::clone(&MAIN), parallel, false, |options| {
         exact(options);
         options.speculation = speculation;
         options.draft_model = Some(DraftModel::new(Arc::clone(draft)));
@@ -45,7 +45,7 @@ async fn drafting_with(parallel: u32, draft: &Arc<Model>, speculation: Speculati
     .await
 }
 
-async fn drafting(parallel: u32, draft: &Arc<Model>) -> Bench {
+async fn drafting(parallel: u32, draft: &Arc<Model>) -> TestEngine {
     drafting_with(parallel, draft, always(DrafterKind::Model)).await
 }
 
@@ -60,33 +60,33 @@ fn sampled(request: Request, temperature: f32) -> Request {
 
 #[tokio::test]
 async fn draft_model_changes_neither_text_nor_trace() {
-    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
-    let accepted = compare(&mut benches, "greedy", || request("the old fox", 120)).await;
+    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
+    let accepted = compare(&mut engines, "greedy", || request("the old fox", 120)).await;
     assert!(accepted > 90, "{accepted}");
     let sample = || sampled(request("the old fox", 120), 0.7);
-    compare(&mut benches, "sampled", sample).await;
-    let mut benches = (plain(1).await, drafting(1, &SIMILAR).await);
+    compare(&mut engines, "sampled", sample).await;
+    let mut engines = (plain(1).await, drafting(1, &SIMILAR).await);
     let (mut accepted, mut drafted) = (0, 0);
     for text in ["the old fox", "one two three one two", "{\"a\": [1, 2"] {
         let case = || request(text, 120);
-        accepted += compare(&mut benches, text, case).await;
-        drafted += benches.1.run(case()).await.end.finish.drafts.drafted;
-        compare(&mut benches, text, || sampled(case(), 0.5)).await;
+        accepted += compare(&mut engines, text, case).await;
+        drafted += engines.1.run(case()).await.end.finish.drafts.drafted;
+        compare(&mut engines, text, || sampled(case(), 0.5)).await;
     }
     assert!(accepted > 20 && accepted + 20 < drafted, "{accepted} of {drafted}");
 }
 
 #[tokio::test]
 async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
-    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
+    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
     for length in [1, 4, 5, 64, 65, 66, 130, 400] {
         let case = || Request { cache_prompt: false, ..request_tokens(prompt(length), 60) };
-        let accepted = compare(&mut benches, &format!("{length} tokens"), case).await;
+        let accepted = compare(&mut engines, &format!("{length} tokens"), case).await;
         assert!(accepted > 35, "{length}: {accepted}");
     }
     // The draft model reads 64 tokens before each decode, so the fifth token after the prompt's is the first with a draft.
     let other: Vec<TokenId> = prompt(300).into_iter().rev().collect();
-    let run = benches.1.run(request_tokens(other, 40)).await;
+    let run = engines.1.run(request_tokens(other, 40)).await;
     let first_draft = run.items.iter().find_map(|item| match item {
         TraceItem::Event(event) if event.event_type == EventType::Sampled => {
             event.measured.as_ref()?.drafted.map(|_| event.step)
@@ -101,7 +101,7 @@ type ModCase = (&'static str, fn() -> Action);
 
 #[tokio::test]
 async fn mods_see_and_change_the_same_run_with_a_draft_model() {
-    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
+    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
     let cases: [ModCase; 5] = [
         ("nothing", || Action::Noop),
         ("force", || Action::ForceTokens(vec![40, 41, 40, 41, 42, 43])),
@@ -114,7 +114,7 @@ async fn mods_see_and_change_the_same_run_with_a_draft_model() {
             for (name, act) in cases {
                 for generated in [9, 12, 13] {
                     let case = format!("{name} at {event:?} {generated}, late {late}");
-                    let accepted = compare(&mut benches, &case, || {
+                    let accepted = compare(&mut engines, &case, || {
                         let once = AtomicU32::new(0);
                         with_mod(request("a b c", 40), late, move |call: &Call<'_>| {
                             let now = call.event_type() == event && call.generated().len() == generated;
@@ -132,8 +132,8 @@ async fn mods_see_and_change_the_same_run_with_a_draft_model() {
 #[test]
 fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let benches = runtime.block_on(async { (plain(2).await, drafting(2, &SIMILAR).await) });
-    let benches = std::cell::RefCell::new(benches);
+    let engines = runtime.block_on(async { (plain(2).await, drafting(2, &SIMILAR).await) });
+    let engines = std::cell::RefCell::new(engines);
     let change = (0u32..5, proptest::collection::vec(40..60i32, 0..4));
     let changes = proptest::collection::btree_map(3usize..120, change, 0..8);
     let runs = (changes, any::<bool>(), any::<bool>(), 1u32..60, 1usize..90);
@@ -153,7 +153,7 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
                 }
             })
         };
-        let count = runtime.block_on(compare(&mut benches.borrow_mut(), "random", of));
+        let count = runtime.block_on(compare(&mut engines.borrow_mut(), "random", of));
         accepted.fetch_add(count, Ordering::Relaxed);
         Ok(())
     });
@@ -163,10 +163,10 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
 
 #[tokio::test]
 async fn shifted_context_is_read_again_by_the_draft_model() {
-    let mut benches = (plain(1).await, drafting(1, &MAIN).await);
+    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
     for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
         let at_the_end = || Request { overflow, ..request_tokens(prompt(480), 90) };
-        let accepted = compare(&mut benches, &format!("{overflow:?}"), at_the_end).await;
+        let accepted = compare(&mut engines, &format!("{overflow:?}"), at_the_end).await;
         assert!(accepted > 10, "{overflow:?}: {accepted}");
     }
 }
@@ -214,9 +214,9 @@ async fn draft_model_drafts_where_no_earlier_tokens_match() {
 
 #[tokio::test]
 async fn limits_of_drafts_apply_to_a_draft_model() {
-    let mut bench = drafting(1, &MAIN).await;
+    let mut test_engine = drafting(1, &MAIN).await;
     let mut drafts = async |limits: DraftLimits| {
-        bench.run(Request { drafts: limits, ..request("the old fox", 60) }).await.end.finish.drafts
+        test_engine.run(Request { drafts: limits, ..request("the old fox", 60) }).await.end.finish.drafts
     };
     let none = drafts(DraftLimits { max: Some(0), ..DraftLimits::default() }).await;
     assert_eq!((none.drafts, none.drafted), (0, 0));
@@ -234,8 +234,9 @@ async fn limits_of_drafts_apply_to_a_draft_model() {
 #[tokio::test]
 async fn draft_model_that_does_not_pay_is_rarely_asked() {
     // The draft model takes as long as the main model, so each draft costs more than it saves.
-    let mut bench = drafting_with(1, &MAIN, SpeculationOptions { adaptive: true, ..always(DrafterKind::Model) }).await;
-    let run = bench.run(request("the old fox", 400)).await;
+    let mut test_engine =
+        drafting_with(1, &MAIN, SpeculationOptions { adaptive: true, ..always(DrafterKind::Model) }).await;
+    let run = test_engine.run(request("the old fox", 400)).await;
     assert!(run.end.finish.drafts.drafts < 200, "{:?}", run.end.finish.drafts);
 }
 
@@ -243,12 +244,12 @@ async fn draft_model_that_does_not_pay_is_rarely_asked() {
 async fn memory_of_the_draft_model_is_released_with_the_engine() {
     let draft = widened(0.1);
     let released = Arc::downgrade(&draft);
-    let mut bench = drafting(2, &draft).await;
-    assert!(bench.run(request("the old fox", 20)).await.end.finish.drafts.drafted > 0);
+    let mut test_engine = drafting(2, &draft).await;
+    assert!(test_engine.run(request("the old fox", 20)).await.end.finish.drafts.drafted > 0);
     drop(draft);
-    bench.engine.stop().await;
+    test_engine.engine.stop().await;
     assert!(released.upgrade().is_some());
-    drop(bench);
+    drop(test_engine);
     assert!(released.upgrade().is_none());
 }
 

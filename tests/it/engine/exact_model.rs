@@ -2,7 +2,7 @@
 //! differently for batches of different sizes, and a random model then exchanges two almost equally probable tokens.
 //! Tests that compare the texts of differently batched runs use this model.
 
-use super::{Bench, bench_of};
+use super::{TestEngine, test_engine_of};
 use half::f16;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -17,8 +17,8 @@ const F32: u32 = 0;
 const F16: u32 = 1;
 
 /// Starts an engine with the 32-bit model, a 32-bit cache and no flash attention, which rounds to 16 bits.
-pub async fn exact_bench(parallel: u32, change: impl FnOnce(&mut EngineOptions)) -> Bench {
-    bench_of(exact_model(), parallel, true, |options| {
+pub async fn exact_engine(parallel: u32, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
+    test_engine_of(exact_model(), parallel, true, |options| {
         options.attention = AttentionCapture::On;
         (options.cache_type_k, options.cache_type_v) = (CacheType::F32, CacheType::F32);
         change(options);

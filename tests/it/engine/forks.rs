@@ -1,7 +1,7 @@
 //! A fork without a change repeats the recorded run from any of its steps, for any actions of its mods.
 
-use super::exact_model::exact_bench;
-use super::{Bench, CompletedRun, bench_with, request_tokens};
+use super::exact_model::exact_engine;
+use super::{CompletedRun, TestEngine, request_tokens, test_engine_with};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use thunder::engine::{ForkPoint, Request, SamplingParams, SubmitError};
@@ -136,13 +136,13 @@ fn steps(run: &CompletedRun) -> Vec<i32> {
     events(run).into_iter().filter(|event| event.0 == EventType::ForwardPass).map(|event| event.1).collect()
 }
 
-async fn submit_error(bench: &Bench, request: Request) -> SubmitError {
-    bench.engine.submit(request).await.expect_err("the fork is refused")
+async fn submit_error(test_engine: &TestEngine, request: Request) -> SubmitError {
+    test_engine.engine.submit(request).await.expect_err("the fork is refused")
 }
 
 #[tokio::test]
 async fn unchanged_forks_repeat_random_runs_with_mods() {
-    let mut bench = exact_bench(2, |_| {}).await;
+    let mut test_engine = exact_engine(2, |_| {}).await;
     let (mut forks, mut backtracks) = (0, 0);
     for case in 0..200 {
         let mut numbers = Numbers(case);
@@ -161,10 +161,10 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
             1 | 2 => request.mods = vec![random_mod("one", case)],
             _ => request.mods = vec![random_mod("one", case), random_mod("two", case + 1)],
         }
-        let run = bench.run(request.clone()).await;
+        let run = test_engine.run(request.clone()).await;
         let steps = steps(&run);
         let Some(&step) = steps.get(numbers.below(steps.len().max(1) as u64) as usize) else { continue };
-        let fork = bench.run(fork_of(&run, &request, step)).await;
+        let fork = test_engine.run(fork_of(&run, &request, step)).await;
         assert_eq!(events(&fork), events(&run), "case {case}, step {step}");
         assert_eq!(
             (&fork.text, fork.end.finish.reason),
@@ -173,7 +173,7 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
         );
         assert_eq!(fork.generated(), run.generated(), "case {case}, step {step}");
         // Every kept item has its number, so that a fork can be forked.
-        let again = bench.run(fork_of(&fork, &request, step)).await;
+        let again = test_engine.run(fork_of(&fork, &request, step)).await;
         assert_eq!(events(&again), events(&run), "case {case}, step {step}");
         forks += 1;
         let is_backtrack = |item: &&TraceItem| matches!(item, TraceItem::Action(it) if it.action_type == thunder::events::ActionType::Backtrack);
@@ -184,13 +184,13 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
 
 #[tokio::test]
 async fn fork_with_a_token_keeps_the_rest() {
-    let mut bench = bench_with(1, false, |_| {}).await;
+    let mut test_engine = test_engine_with(1, false, |_| {}).await;
     let mut request = request_tokens((60..80).collect(), 16);
     request.sampling = SamplingParams { seed: 5, ..SamplingParams::default() };
-    let run = bench.run(request.clone()).await;
+    let run = test_engine.run(request.clone()).await;
     let mut changed = fork_of(&run, &request, 7);
     changed.fork.as_mut().unwrap().tokens = vec![99];
-    let fork = bench.run(changed).await;
+    let fork = test_engine.run(changed).await;
     assert_eq!(fork.generated()[..6], run.generated()[..6]);
     assert_eq!((fork.generated()[6], fork.generated().len()), (99, 16), "the token counts");
     assert_eq!(fork.end.finish.usage.cached_tokens, 20, "the state of the recorded run is used");
@@ -198,28 +198,28 @@ async fn fork_with_a_token_keeps_the_rest() {
 
 #[tokio::test]
 async fn mod_with_other_actions_is_rejected() {
-    let mut bench = bench_with(1, false, |_| {}).await;
+    let mut test_engine = test_engine_with(1, false, |_| {}).await;
     let mut request = request_tokens((60..80).collect(), 16);
     request.mods = vec![random_mod("one", 3)];
-    let run = bench.run(request.clone()).await;
+    let run = test_engine.run(request.clone()).await;
     let last = *steps(&run).last().unwrap();
     let mut other = fork_of(&run, &request, last);
     other.mods = vec![random_mod("one", 5)];
-    let refused = submit_error(&bench, other.clone()).await;
+    let refused = submit_error(&test_engine, other.clone()).await;
     assert!(matches!(&refused, SubmitError::ModDiffers { name, .. } if name == "one"), "{refused}");
     other.fork.as_mut().unwrap().mods_repeat_from = vec![None];
-    bench.run(other).await;
+    test_engine.run(other).await;
 }
 
 #[tokio::test]
 async fn fork_of_unrecorded_state_is_rejected() {
-    let mut bench = bench_with(1, false, |_| {}).await;
+    let mut test_engine = test_engine_with(1, false, |_| {}).await;
     let mut request = request_tokens((60..80).collect(), 8);
     request.sampling = SamplingParams { adaptive_target: 0.5, ..SamplingParams::default() };
     request.sampling.samplers.push(thunder::engine::SamplerStage::AdaptiveP);
-    let run = bench.run(request.clone()).await;
-    let refused = submit_error(&bench, fork_of(&run, &request, 5)).await.to_string();
+    let run = test_engine.run(request.clone()).await;
+    let refused = submit_error(&test_engine, fork_of(&run, &request, 5)).await.to_string();
     assert!(refused.contains("adaptive-p"), "{refused}");
     // Before the first draw there is no state.
-    assert_eq!(events(&bench.run(fork_of(&run, &request, 1)).await), events(&run));
+    assert_eq!(events(&test_engine.run(fork_of(&run, &request, 1)).await), events(&run));
 }

@@ -34,7 +34,8 @@ pub fn model() -> Arc<Model> {
     Arc::clone(model.get_or_insert_with(|| Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())))
 }
 
-pub struct Bench {
+/// An engine with the tiny model, and the channel of its recorder.
+pub struct TestEngine {
     pub engine: Engine,
     signals: mpsc::Receiver<Signal>,
 }
@@ -45,24 +46,24 @@ pub struct CompletedRun {
     pub items: Vec<TraceItem>,
 }
 
-pub async fn bench(parallel: u32, attention: bool) -> Bench {
-    bench_with(parallel, attention, |_| {}).await
+pub async fn test_engine(parallel: u32, attention: bool) -> TestEngine {
+    test_engine_with(parallel, attention, |_| {}).await
 }
 
-pub async fn bench_with(parallel: u32, attention: bool, change: impl FnOnce(&mut EngineOptions)) -> Bench {
-    bench_of(model(), parallel, attention, change).await
+pub async fn test_engine_with(parallel: u32, attention: bool, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
+    test_engine_of(model(), parallel, attention, change).await
 }
 
-pub async fn bench_of(
+pub async fn test_engine_of(
     model: Arc<Model>,
     parallel: u32,
     attention: bool,
     change: impl FnOnce(&mut EngineOptions),
-) -> Bench {
+) -> TestEngine {
     let (recorder, signals) = mpsc::channel(100_000);
     let mut options = options(parallel, attention);
     change(&mut options);
-    Bench { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
+    TestEngine { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
 }
 
 pub fn options(parallel: u32, attention: bool) -> EngineOptions {
@@ -106,7 +107,7 @@ pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     }
 }
 
-impl Bench {
+impl TestEngine {
     pub async fn run(&mut self, request: Request) -> CompletedRun {
         let generation = self.engine.submit(request).await.unwrap();
         let (text, end) = follow(generation.output).await;

@@ -1,6 +1,6 @@
 //! Text, KV state and trace agree after actions of mods.
 
-use super::{added_at, bench, model, request, request_tokens, with_mod};
+use super::{added_at, model, request, request_tokens, test_engine, with_mod};
 use std::sync::{Arc, Mutex};
 use thunder::engine::Output;
 use thunder::events::{EventType, FinishReason, TokenId, TraceItem};
@@ -11,8 +11,8 @@ async fn assert_continues_as_after_a_prompt(
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + Clone + 'static,
     late: bool,
 ) {
-    let mut bench = bench(1, false).await;
-    let result = bench.run(with_mod(request("The sky is", 16), late, handler)).await;
+    let mut test_engine = test_engine(1, false).await;
+    let result = test_engine.run(with_mod(request("The sky is", 16), late, handler)).await;
     let generated = result.generated();
     assert_eq!(generated.len(), 16, "{:?}", result.end);
     assert_eq!(result.end.finish.usage.completion_tokens, 16);
@@ -20,7 +20,7 @@ async fn assert_continues_as_after_a_prompt(
     assert_eq!(result.text, model().vocabulary().decode(&generated));
     let mut prompt = model().vocabulary().encode("The sky is", false, true);
     prompt.extend_from_slice(&generated[..10]);
-    let fresh = bench.run(request_tokens(prompt, 6)).await;
+    let fresh = test_engine.run(request_tokens(prompt, 6)).await;
     assert_eq!(fresh.generated(), generated[10..]);
 }
 
@@ -80,9 +80,9 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
         )
         .await;
         *once.lock().unwrap() = false;
-        let mut bench = bench(1, false).await;
+        let mut test_engine = test_engine(1, false).await;
         let once2 = Arc::clone(&once);
-        let result = bench
+        let result = test_engine
             .run(with_mod(request("The sky is", 16), false, move |call| {
                 if call.event_type() == event
                     && call.generated().len() == 4
@@ -113,11 +113,11 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
 
 #[tokio::test]
 async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
-    let mut bench = bench(1, false).await;
+    let mut test_engine = test_engine(1, false).await;
     let once = Arc::new(Mutex::new(false));
     let mut requested = request("The sky is", 8);
     requested.sampling.temperature = 1.5;
-    let result = bench
+    let result = test_engine
         .run(with_mod(requested, false, move |call| {
             if call.event_type() == EventType::Sampled
                 && call.generated().len() == 3
@@ -136,8 +136,8 @@ async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
 
 #[tokio::test]
 async fn force_output_replaces_everything_and_ends() {
-    let mut bench = bench(1, false).await;
-    let result = bench
+    let mut test_engine = test_engine(1, false).await;
+    let result = test_engine
         .run(with_mod(request("The sky is", 16), true, |call| {
             if added_at(call, 5) { Action::ForceOutput(vec![60, 61]) } else { Action::Noop }
         }))
@@ -149,8 +149,8 @@ async fn force_output_replaces_everything_and_ends() {
 
 #[tokio::test]
 async fn action_not_permitted_for_its_event_is_a_mod_error() {
-    let mut bench = bench(1, false).await;
-    let result = bench
+    let mut test_engine = test_engine(1, false).await;
+    let result = test_engine
         .run(with_mod(request("The sky is", 4), false, |call| {
             if call.event_type() == EventType::Prefilled { Action::ForceTokens(vec![1]) } else { Action::Noop }
         }))
@@ -170,12 +170,12 @@ async fn action_not_permitted_for_its_event_is_a_mod_error() {
 
 #[tokio::test]
 async fn first_mod_that_changes_control_wins() {
-    let mut bench = bench(1, false).await;
+    let mut test_engine = test_engine(1, false).await;
     let mut requested = with_mod(request("The sky is", 8), false, |call| {
         if added_at(call, 2) { Action::ForceTokens(vec![70]) } else { Action::Noop }
     });
     requested = with_mod(requested, true, |call| if added_at(call, 2) { Action::error("no") } else { Action::Noop });
-    let result = bench.run(requested).await;
+    let result = test_engine.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Length);
     assert_eq!(result.generated()[2], 70);
     let superseded = result.items.iter().any(|item| matches!(item, TraceItem::Action(action)
@@ -185,8 +185,8 @@ async fn first_mod_that_changes_control_wins() {
 
 #[tokio::test]
 async fn edited_logits_are_sampled_and_recorded() {
-    let mut bench = bench(1, false).await;
-    let result = bench
+    let mut test_engine = test_engine(1, false).await;
+    let result = test_engine
         .run(with_mod(request("The sky is", 3), true, |call| match call.event_type() {
             EventType::ForwardPass => Action::AdjustedLogits {
                 edit: thunder::mods::LogitEdit::Set(vec![(99, 1000.0)]),
@@ -205,12 +205,12 @@ async fn edited_logits_are_sampled_and_recorded() {
 
 #[tokio::test]
 async fn endless_backtracks_of_a_mod_end_the_run() {
-    let mut bench = bench(1, false).await;
+    let mut test_engine = test_engine(1, false).await;
     let mut requested = with_mod(request("The sky is", 8), false, |call| {
         if call.event_type() == EventType::Added { Action::Backtrack { n: 1, tokens: vec![] } } else { Action::Noop }
     });
     requested.limits.max_steps = 20;
-    let result = bench.run(requested).await;
+    let result = test_engine.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Length);
     assert!(result.end.finish.message.as_ref().unwrap().contains("20 steps"), "{:?}", result.end.finish.message);
     assert_eq!(result.text, "");
@@ -218,8 +218,8 @@ async fn endless_backtracks_of_a_mod_end_the_run() {
 
 #[tokio::test]
 async fn tool_calls_and_errors_end_the_run() {
-    let mut bench = bench(1, false).await;
-    let result = bench
+    let mut test_engine = test_engine(1, false).await;
+    let result = test_engine
         .run(with_mod(request("The sky is", 8), false, |call| {
             if added_at(call, 2) {
                 Action::ToolCalls(serde_json::json!({"function": {"name": "f", "arguments": "{}"}}))
@@ -230,7 +230,7 @@ async fn tool_calls_and_errors_end_the_run() {
         .await;
     assert_eq!(result.end.finish.reason, FinishReason::ToolCalls);
     assert_eq!(result.end.finish.tool_calls.as_ref().unwrap()[0]["function"]["name"], "f");
-    let result = bench.run(with_mod(request("The sky is", 8), false, |_| Action::error("refused"))).await;
+    let result = test_engine.run(with_mod(request("The sky is", 8), false, |_| Action::error("refused"))).await;
     assert_eq!(
         (result.end.finish.reason, result.end.finish.message.as_deref()),
         (FinishReason::Error, Some("refused"))
@@ -241,7 +241,7 @@ async fn tool_calls_and_errors_end_the_run() {
 #[tokio::test]
 async fn client_is_notified_of_retracted_tokens() {
     let halves: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
-    let bench = bench(1, false).await;
+    let test_engine = test_engine(1, false).await;
     for seed in 0..6 {
         let halves = halves.clone();
         let calls = Mutex::new(0u32);
@@ -259,7 +259,7 @@ async fn client_is_notified_of_retracted_tokens() {
         });
         requested.sampling.seed = seed;
         requested.sampling.temperature = 1.5;
-        let mut generation = bench.engine.submit(requested).await.unwrap();
+        let mut generation = test_engine.engine.submit(requested).await.unwrap();
         let (mut result, mut text): (Vec<TokenId>, Vec<char>) = Default::default();
         let end = loop {
             match generation.output.recv().await.unwrap() {

@@ -1,6 +1,6 @@
 //! Backtracks after a context shift: the candidates equal those of a run that never had the removed tokens.
 
-use super::{Bench, CONTEXT, CompletedRun, bench_with, request_tokens, with_mod};
+use super::{CONTEXT, CompletedRun, TestEngine, request_tokens, test_engine_with, with_mod};
 use serde_json::Value;
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +11,9 @@ use thunder::mods::{Action, LogitEdit};
 const PROMPT: usize = 8;
 const SHORT_CONTEXT: u32 = 64;
 
-async fn short() -> Bench {
+async fn short() -> TestEngine {
     const { assert!(SHORT_CONTEXT < CONTEXT) };
-    bench_with(1, false, |options| options.ctx_size = SHORT_CONTEXT).await
+    test_engine_with(1, false, |options| options.ctx_size = SHORT_CONTEXT).await
 }
 
 fn shifting(keep: Option<usize>, tokens: u32, sampling: SamplingParams) -> Request {
@@ -69,7 +69,7 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
     let adaptive =
         SamplingParams { samplers: vec![SamplerStage::AdaptiveP], adaptive_target: 0.1, ..SamplingParams::default() };
     let kinds = [("mirostat", mirostat(1)), ("mirostat-v2", mirostat(2)), ("adaptive-p", adaptive)];
-    let mut bench = short().await;
+    let mut test_engine = short().await;
     // The context is full at 56 tokens of the answer; 28 are removed. It is full again at 84, and so on.
     for (kind, sampling) in kinds {
         for (at, n) in [(30, 7), (60, 2), (60, 20), (57, 25), (88, 21), (120, 15), (142, 28)] {
@@ -85,7 +85,7 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
                 }
                 _ => Action::Noop,
             });
-            let result = bench.run(request).await;
+            let result = test_engine.run(request).await;
             let events = sampled_events(&result);
             let there: Vec<_> = events.iter().filter(|(length, _)| *length == at - n).collect();
             assert_eq!(there.len(), 2, "{kind}: back at {at} by {n}");
@@ -98,7 +98,7 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
 
 #[tokio::test]
 async fn sequence_is_never_empty_after_a_retraction() {
-    let mut bench = short().await;
+    let mut test_engine = short().await;
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
         for tokens in [vec![], vec![9, 10]] {
             // Nothing of the prompt is kept: the sequence has only tokens of the answer, and a mod removes all of them.
@@ -110,7 +110,7 @@ async fn sequence_is_never_empty_after_a_retraction() {
                 }
                 Action::Noop
             });
-            let result = bench.run(request).await;
+            let result = test_engine.run(request).await;
             let finish = &result.end.finish;
             assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 80), "{event:?}");
             assert_eq!(result.text, finish.text);

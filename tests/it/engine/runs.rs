@@ -1,6 +1,6 @@
 //! Runs without mods: numbering, stops, streams that share batches, clients that disconnect or do not read.
 
-use super::{added_at, bench, bench_with, follow, model, request, request_tokens, with_mod};
+use super::{added_at, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thunder::engine::{Output, Request};
@@ -9,8 +9,8 @@ use thunder::mods::Action;
 
 #[tokio::test]
 async fn plain_run_is_numbered_without_gaps_and_reproducible() {
-    let mut bench = bench(1, false).await;
-    let first = bench.run(request("The sky is", 12)).await;
+    let mut test_engine = test_engine(1, false).await;
+    let first = test_engine.run(request("The sky is", 12)).await;
     let orders: Vec<i32> = first
         .items
         .iter()
@@ -27,20 +27,20 @@ async fn plain_run_is_numbered_without_gaps_and_reproducible() {
     assert_eq!(first.end.finish.reason, FinishReason::Length);
     assert_eq!(first.end.finish.usage.completion_tokens, 12);
     assert_eq!(first.text, first.end.finish.text);
-    let again = bench.run(request("The sky is", 12)).await;
+    let again = test_engine.run(request("The sky is", 12)).await;
     assert_eq!(first.generated(), again.generated());
     assert!(again.end.finish.usage.cached_tokens > 0, "the second run reuses the state of the first");
 }
 
 #[tokio::test]
 async fn control_token_is_text_if_requested() {
-    let mut bench = bench(1, false).await;
+    let mut test_engine = test_engine(1, false).await;
     let vocabulary = Arc::clone(model().vocabulary());
     let tokens = vocabulary.encode("a<|im_start|>b", false, true);
     let marker = *tokens.iter().find(|&&token| vocabulary.is_control(token)).unwrap();
     for (visible, text) in [(vec![], "ab"), (vec![marker], "a<|im_start|>b")] {
         let tokens = tokens.clone();
-        let result = bench
+        let result = test_engine
             .run(with_mod(Request { visible_tokens: visible, ..request("The sky is", 8) }, true, move |call| {
                 if added_at(call, 1) { Action::ForceOutput(tokens.clone()) } else { Action::Noop }
             }))
@@ -51,13 +51,13 @@ async fn control_token_is_text_if_requested() {
 
 #[tokio::test]
 async fn concurrent_streams_equal_a_run_alone() {
-    let mut alone = bench(1, false).await;
+    let mut alone = test_engine(1, false).await;
     let prompts = ["The sky is", "Once upon a time there was a small house", "1 2 3", "{\"a\":"];
     let mut expected = Vec::new();
     for prompt in prompts {
         expected.push(alone.run(request(prompt, 20)).await.text);
     }
-    let together = bench(4, false).await;
+    let together = test_engine(4, false).await;
     let runs = prompts.map(|prompt| {
         let engine = together.engine.clone();
         tokio::spawn(async move { follow(engine.submit(request(prompt, 20)).await.unwrap().output).await.0 })
@@ -69,19 +69,20 @@ async fn concurrent_streams_equal_a_run_alone() {
 
 #[tokio::test]
 async fn disconnected_client_ends_its_run_and_frees_the_slot() {
-    let mut bench = bench(1, false).await;
+    let mut test_engine = test_engine(1, false).await;
     let mut endless = request("The sky is", 400);
     endless.limits.max_steps = 4000;
-    let generation = bench.engine.submit(endless).await.unwrap();
+    let generation = test_engine.engine.submit(endless).await.unwrap();
     drop(generation.output);
-    let result =
-        tokio::time::timeout(std::time::Duration::from_secs(20), bench.run(request("The sky is", 3))).await.unwrap();
+    let result = tokio::time::timeout(std::time::Duration::from_secs(20), test_engine.run(request("The sky is", 3)))
+        .await
+        .unwrap();
     assert_eq!(result.generated().len(), 3);
 }
 
 #[tokio::test]
 async fn only_evaluated_prompt_tokens_are_counted() {
-    let bench = bench_with(1, false, |options| options.batch_size = 64).await;
+    let test_engine = test_engine_with(1, false, |options| options.batch_size = 64).await;
     // Both are stopped after the first has evaluated one batch or less, and before the other has evaluated anything.
     let (release, held) = std::sync::mpsc::channel();
     let (holds, mut is_held) = tokio::sync::mpsc::unbounded_channel();
@@ -94,9 +95,9 @@ async fn only_evaluated_prompt_tokens_are_counted() {
         Action::Noop
     });
     requested.report.progress = true;
-    let mut begun = bench.engine.submit(requested).await.unwrap();
+    let mut begun = test_engine.engine.submit(requested).await.unwrap();
     is_held.recv().await.unwrap();
-    let waiting = bench.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
+    let waiting = test_engine.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
     let (first, second, ()) = tokio::join!(
         begun.control.stop(EndCause::ClientStop, "enough"),
         waiting.control.stop(EndCause::ClientStop, "enough"),
@@ -116,22 +117,22 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     assert_eq!(result(&end), (FinishReason::Cancelled, 400, read));
     let (_, never) = follow(waiting.output).await;
     assert_eq!((result(&never), never.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
-    while bench.engine.runs() > 0 {
+    while test_engine.engine.runs() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let total = bench.engine.status().counts().total;
+    let total = test_engine.engine.status().counts().total;
     assert_eq!((total.prompt_tokens, total.prompt_us), (read.into(), end.finish.prompt_us));
     assert!(total.prompt_us > 0);
-    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().processed, read as usize);
+    assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().processed, read as usize);
 }
 
 #[tokio::test]
 async fn client_that_does_not_read_pauses_only_its_own_run() {
-    let mut bench = bench(2, false).await;
+    let mut test_engine = test_engine(2, false).await;
     let mut slow = request("The sky is", 450);
     slow.limits.max_steps = 4000;
-    let slow = bench.engine.submit(slow).await.unwrap();
-    let result = bench.run(request("Quick", 20)).await;
+    let slow = test_engine.engine.submit(slow).await.unwrap();
+    let result = test_engine.run(request("Quick", 20)).await;
     assert_eq!(result.generated().len(), 20);
     let (_, end) = follow(slow.output).await;
     assert_eq!(end.finish.usage.completion_tokens, 450);
@@ -139,22 +140,22 @@ async fn client_that_does_not_read_pauses_only_its_own_run() {
 
 #[tokio::test]
 async fn stop_strings_and_limits_end_at_the_right_token() {
-    let mut bench = bench(1, false).await;
-    let plain = bench.run(request("The sky is", 20)).await;
+    let mut test_engine = test_engine(1, false).await;
+    let plain = test_engine.run(request("The sky is", 20)).await;
     let chars: Vec<char> = plain.text.chars().collect();
     let stop: String = chars[chars.len() / 2..chars.len() / 2 + 2].iter().collect();
     let mut requested = request("The sky is", 20);
     requested.limits.stop = vec![stop.clone()];
-    let result = bench.run(requested).await;
+    let result = test_engine.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
     assert_eq!(result.end.finish.stop_string.as_deref(), Some(stop.as_str()));
     assert_eq!(result.text, plain.text[..plain.text.find(&stop).unwrap()]);
     let mut requested = request("The sky is", 20);
     requested.limits.stop_tokens = vec![plain.generated()[3]];
-    let result = bench.run(requested).await;
+    let result = test_engine.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
     let mut long = request("The sky is", 100_000);
     long.limits.max_steps = 1_000_000;
-    let result = bench.run(long).await;
+    let result = test_engine.run(long).await;
     assert!(result.end.finish.message.as_ref().unwrap().contains("512"), "{:?}", result.end.finish);
 }

@@ -1,7 +1,7 @@
 //! Speculative decoding changes only the number of decodes: text, trace, limits, mods and random numbers are the same
 //! as without it.
 
-use super::{Bench, CompletedRun, added_at, bench_with, follow, model, request, request_tokens, with_mod};
+use super::{CompletedRun, TestEngine, added_at, follow, model, request, request_tokens, test_engine_with, with_mod};
 use proptest::prelude::*;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,12 +34,12 @@ pub fn exact(options: &mut EngineOptions) {
     options.cache_ram_bytes = 0;
 }
 
-async fn plain(parallel: u32, attention: bool) -> Bench {
-    bench_with(parallel, attention, exact).await
+async fn plain(parallel: u32, attention: bool) -> TestEngine {
+    test_engine_with(parallel, attention, exact).await
 }
 
-async fn drafting(parallel: u32, attention: bool) -> Bench {
-    bench_with(parallel, attention, |options| {
+async fn drafting(parallel: u32, attention: bool) -> TestEngine {
+    test_engine_with(parallel, attention, |options| {
         exact(options);
         options.speculation = ALWAYS;
     })
@@ -100,9 +100,9 @@ fn assert_same(plain: &CompletedRun, drafted: &CompletedRun, case: &str) {
 }
 
 /// Runs a request with and without drafts. Returns the accepted tokens.
-pub async fn compare(benches: &mut (Bench, Bench), case: &str, request: impl Fn() -> Request) -> u32 {
-    let expected = benches.0.run(request()).await;
-    let found = benches.1.run(request()).await;
+pub async fn compare(engines: &mut (TestEngine, TestEngine), case: &str, request: impl Fn() -> Request) -> u32 {
+    let expected = engines.0.run(request()).await;
+    let found = engines.1.run(request()).await;
     assert_same(&expected, &found, case);
     assert_eq!(expected.end.finish.drafts.drafted, 0);
     found.end.finish.drafts.accepted
@@ -128,12 +128,12 @@ fn sampled(sampling: SamplingParams, tokens: u32) -> Request {
 
 #[tokio::test]
 async fn drafts_change_neither_text_nor_trace() {
-    let mut benches = (plain(1, false).await, drafting(1, false).await);
-    let mut accepted = compare(&mut benches, "greedy", || looping(200)).await;
+    let mut engines = (plain(1, false).await, drafting(1, false).await);
+    let mut accepted = compare(&mut engines, "greedy", || looping(200)).await;
     assert!(accepted > 50, "{accepted}");
     // A low temperature, so that earlier tokens are repeated.
     let cool = || SamplingParams { temperature: 0.3, seed: 11, ..SamplingParams::default() };
-    accepted = compare(&mut benches, "sampled", || sampled(cool(), 200)).await;
+    accepted = compare(&mut engines, "sampled", || sampled(cool(), 200)).await;
     assert!(accepted > 5, "{accepted}");
     for (case, sampling) in [
         ("warm", SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() }),
@@ -143,24 +143,24 @@ async fn drafts_change_neither_text_nor_trace() {
         ("xtc", SamplingParams { xtc_probability: 0.5, xtc_threshold: 0.1, ..cool() }),
         ("adaptive", SamplingParams { adaptive_target: 0.5, ..cool() }),
     ] {
-        compare(&mut benches, case, || sampled(sampling.clone(), 120)).await;
+        compare(&mut engines, case, || sampled(sampling.clone(), 120)).await;
     }
 }
 
 #[tokio::test]
 async fn every_limit_ends_a_run_within_a_draft() {
-    let mut benches = (plain(1, false).await, drafting(1, false).await);
+    let mut engines = (plain(1, false).await, drafting(1, false).await);
     for tokens in 1..24 {
-        compare(&mut benches, &format!("{tokens} tokens"), || looping(tokens)).await;
+        compare(&mut engines, &format!("{tokens} tokens"), || looping(tokens)).await;
     }
-    let full = benches.0.run(looping(60)).await;
+    let full = engines.0.run(looping(60)).await;
     for from in (5..50).step_by(7) {
         let stop: String = full.text.chars().skip(from).take(4).collect();
         let stopping = || {
             let looping = looping(60);
             Request { limits: Limits { stop: vec![stop.clone()], ..looping.limits }, ..looping }
         };
-        compare(&mut benches, &format!("stop string {stop:?}"), stopping).await;
+        compare(&mut engines, &format!("stop string {stop:?}"), stopping).await;
     }
     let long: Vec<TokenId> = (0..480).map(|index| 5 + index % 9).collect();
     for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
@@ -168,9 +168,9 @@ async fn every_limit_ends_a_run_within_a_draft() {
             let request = request_tokens(long.clone(), 90);
             with_mod(Request { overflow, ..request }, false, table)
         };
-        compare(&mut benches, &format!("{overflow:?}"), at_the_end).await;
+        compare(&mut engines, &format!("{overflow:?}"), at_the_end).await;
     }
-    let accepted = compare(&mut benches, "no drafts", || Request {
+    let accepted = compare(&mut engines, "no drafts", || Request {
         drafts: DraftLimits { max: Some(0), ..DraftLimits::default() },
         ..looping(60)
     });
@@ -182,7 +182,7 @@ type ModCase = (&'static str, fn(&Call<'_>, bool) -> Action);
 
 #[tokio::test]
 async fn mods_see_and_change_the_same_run() {
-    let mut benches = (plain(1, false).await, drafting(1, false).await);
+    let mut engines = (plain(1, false).await, drafting(1, false).await);
     let at = |event: EventType, generated: usize| {
         move |call: &Call<'_>| call.event_type() == event && call.generated().len() == generated
     };
@@ -205,7 +205,7 @@ async fn mods_see_and_change_the_same_run() {
             for (name, act) in cases {
                 for generated in [9, 12, 13] {
                     let case = format!("{name} at {event:?} {generated}, late {late}");
-                    compare(&mut benches, &case, || {
+                    compare(&mut engines, &case, || {
                         let (now, once) = (at(event, generated), AtomicU32::new(0));
                         with_mod(looping(40), late, move |call| {
                             let now = now(call) && once.fetch_add(1, Ordering::Relaxed) == 0;
@@ -225,11 +225,11 @@ async fn mods_see_and_change_the_same_run() {
                 _ => Action::Noop,
             })
         };
-        let accepted = compare(&mut benches, "adjusted logits", edited).await;
+        let accepted = compare(&mut engines, "adjusted logits", edited).await;
         assert!(accepted > 10, "{accepted}, late {late}");
         // A mod that changes nothing keeps all drafts, even if it replies late.
         let seen = Arc::new(AtomicU32::new(0));
-        let accepted = compare(&mut benches, "observed", || {
+        let accepted = compare(&mut engines, "observed", || {
             let seen = Arc::clone(&seen);
             with_mod(looping(100), late, move |call| {
                 seen.fetch_add(u32::from(added_at(call, 50)), Ordering::Relaxed);
@@ -243,14 +243,14 @@ async fn mods_see_and_change_the_same_run() {
 
 #[tokio::test]
 async fn grammars_and_biases_hold_in_drafts() {
-    let mut benches = (plain(1, false).await, drafting(1, false).await);
+    let mut engines = (plain(1, false).await, drafting(1, false).await);
     for (grammar, tokens) in [
         (GrammarSource::Regex("(ab){5,60}xyz".into()), 100),
         (GrammarSource::Regex("[a-c]{30,90}".into()), 120),
         (GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()), 80),
     ] {
         let constrained = || Request { constraint: Some(Constraint::new("test", grammar.clone())), ..looping(tokens) };
-        compare(&mut benches, &format!("{grammar:?}"), constrained).await;
+        compare(&mut engines, &format!("{grammar:?}"), constrained).await;
     }
     let banned = model().vocabulary().encode("a", false, false)[0];
     let biased = || {
@@ -263,21 +263,21 @@ async fn grammars_and_biases_hold_in_drafts() {
             80,
         )
     };
-    compare(&mut benches, "bias", biased).await;
+    compare(&mut engines, "bias", biased).await;
 }
 
 #[tokio::test]
 async fn attention_of_drafted_tokens_is_that_of_single_decodes() {
-    let mut benches = (plain(2, true).await, drafting(2, true).await);
+    let mut engines = (plain(2, true).await, drafting(2, true).await);
     for per_token in [false, true] {
-        let accepted = compare(&mut benches, "attention", || {
+        let accepted = compare(&mut engines, "attention", || {
             let mut captured = Request { attention: true, ..looping(60) };
             (captured.report.per_token, captured.report.attention_rows) = (per_token, per_token);
             captured
         })
         .await;
         assert!(accepted > 10, "{accepted}");
-        let late = compare(&mut benches, "attention and a mod", || {
+        let late = compare(&mut engines, "attention and a mod", || {
             let captured = Request { attention: true, ..looping(40) };
             with_mod(captured, true, |call| match call.event_type() {
                 EventType::Sampled if call.generated().len() % 10 == 9 => Action::ForceTokens(vec![40, 41]),
@@ -320,10 +320,10 @@ async fn streams_that_share_batches_keep_their_drafts_apart() {
 
 #[tokio::test]
 async fn paused_run_continues_with_the_same_text() {
-    let (mut plain, bench) = (plain(1, false).await, drafting(1, false).await);
+    let (mut plain, test_engine) = (plain(1, false).await, drafting(1, false).await);
     let expected = plain.run(looping(300)).await;
     for late in [false, true] {
-        let mut generation = bench.engine.submit(with_mod(looping(300), late, |_| Action::Noop)).await.unwrap();
+        let mut generation = test_engine.engine.submit(with_mod(looping(300), late, |_| Action::Noop)).await.unwrap();
         let mut text = String::new();
         let mut outputs = 0;
         let end = loop {
@@ -348,11 +348,11 @@ async fn paused_run_continues_with_the_same_text() {
 
 #[tokio::test]
 async fn unprofitable_drafts_stop_and_are_counted() {
-    let mut bench = bench_with(1, false, |options| {
+    let mut test_engine = test_engine_with(1, false, |options| {
         options.speculation = SpeculationOptions { drafter: DrafterKind::Ngram, ..SpeculationOptions::default() };
     })
     .await;
-    let looping = bench.run(looping(200)).await;
+    let looping = test_engine.run(looping(200)).await;
     let drafts = looping.end.finish.drafts;
     assert!(drafts.drafts > 0 && drafts.accepted <= drafts.drafted, "{drafts:?}");
     let marked = |right: bool| {
@@ -367,12 +367,12 @@ async fn unprofitable_drafts_stop_and_are_counted() {
     };
     assert_eq!(marked(true), drafts.accepted);
     assert!(marked(false) <= drafts.drafts);
-    let counts = bench.engine.status().counts().total;
+    let counts = test_engine.engine.status().counts().total;
     assert_eq!(
         (counts.drafts, counts.drafted_tokens, counts.accepted_tokens),
         (u64::from(drafts.drafts), u64::from(drafts.drafted), u64::from(drafts.accepted))
     );
-    assert!(bench.engine.speculates());
+    assert!(test_engine.engine.speculates());
 }
 
 /// A change that a mod makes at one of its calls.
@@ -395,11 +395,11 @@ fn change() -> impl Strategy<Value = Change> {
 #[test]
 fn random_mods_see_and_change_the_same_run() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let mut benches = runtime.block_on(async { (plain(2, false).await, drafting(2, false).await) });
+    let mut engines = runtime.block_on(async { (plain(2, false).await, drafting(2, false).await) });
     let runs = (proptest::collection::btree_map(0usize..160, change(), 0..12), 0u32..3, any::<bool>(), 1u32..70);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
     let accepted = AtomicU32::new(0);
-    let benches = std::cell::RefCell::new(&mut benches);
+    let engines = std::cell::RefCell::new(&mut engines);
     let result = runner.run(&runs, |(changes, temperature, late, tokens)| {
         let request = || {
             let (changes, calls) = (changes.clone(), AtomicU32::new(0));
@@ -418,7 +418,7 @@ fn random_mods_see_and_change_the_same_run() {
                 }
             })
         };
-        let count = runtime.block_on(compare(*benches.borrow_mut(), "random", request));
+        let count = runtime.block_on(compare(*engines.borrow_mut(), "random", request));
         accepted.fetch_add(count, Ordering::Relaxed);
         Ok(())
     });

@@ -1,6 +1,6 @@
 //! Clients that do not read, or disconnect: their runs yield their slots to others, up to a limit.
 
-use super::{Bench, bench, follow, request_tokens};
+use super::{TestEngine, follow, request_tokens, test_engine};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use thunder::engine::{Generation, RunActivity};
@@ -37,11 +37,11 @@ fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
 
 #[tokio::test]
 async fn preempted_runs_of_unread_clients_are_limited() {
-    let bench = bench(MAX_PARKED as u32, false).await;
+    let test_engine = test_engine(MAX_PARKED as u32, false).await;
     let long = || request_tokens(vec![5; 4], 400);
     let mut unread = Vec::new();
     for _ in 0..2 * MAX_PARKED {
-        unread.push(bench.engine.submit(long()).await.unwrap());
+        unread.push(test_engine.engine.submit(long()).await.unwrap());
     }
     // The first runs are preempted, since others wait. The others keep their slots while they wait for their clients.
     until("the first runs are preempted", &unread, |all| {
@@ -49,7 +49,7 @@ async fn preempted_runs_of_unread_clients_are_limited() {
             && count(&all[MAX_PARKED..], RunActivity::Running) == MAX_PARKED
     })
     .await;
-    let reads = bench.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
+    let reads = test_engine.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
     let full = |generated: u32| generated > 256;
     for generation in &unread[MAX_PARKED..] {
         while !full(generation.control.progress().await.unwrap().generated) {
@@ -71,9 +71,9 @@ async fn preempted_runs_of_unread_clients_are_limited() {
     assert_eq!(others.1.finish.usage.completion_tokens, 3);
     // Disconnected clients leave no runs.
     drop(unread);
-    let last = bench.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
+    let last = test_engine.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
     assert_eq!(follow(last.output).await.1.finish.reason, FinishReason::Length);
-    while bench.engine.runs() > 0 {
+    while test_engine.engine.runs() > 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -112,18 +112,23 @@ impl ModInstance for Silent {
 }
 
 /// Disconnects the client of a run and checks that the run's end is recorded and its slot serves another run.
-async fn assert_disconnect_frees_slot(bench: &mut Bench, what: &str, generation: Generation, status: RunStatus) {
+async fn assert_disconnect_frees_slot(
+    test_engine: &mut TestEngine,
+    what: &str,
+    generation: Generation,
+    status: RunStatus,
+) {
     let run_id = generation.run_id;
     drop(generation);
     for _ in 0..1000 {
-        if bench.engine.runs() == 0 {
+        if test_engine.engine.runs() == 0 {
             break;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(bench.engine.runs(), 0, "{what}");
+    assert_eq!(test_engine.engine.runs(), 0, "{what}");
     let mut ends = 0;
-    while let Ok(signal) = bench.signals.try_recv() {
+    while let Ok(signal) = test_engine.signals.try_recv() {
         if let Signal::Ended(id, end) = signal
             && id == run_id
         {
@@ -132,30 +137,31 @@ async fn assert_disconnect_frees_slot(bench: &mut Bench, what: &str, generation:
         }
     }
     assert_eq!(ends, 1, "{what}");
-    assert_eq!(bench.run(request_tokens(vec![7; 4], 3)).await.generated().len(), 3, "{what}");
+    assert_eq!(test_engine.run(request_tokens(vec![7; 4], 3)).await.generated().len(), 3, "{what}");
 }
 
 #[tokio::test]
 async fn disconnected_client_frees_its_slot_in_every_state() {
-    let mut bench = bench(1, false).await;
+    let mut test_engine = test_engine(1, false).await;
     let long = |tokens| request_tokens(vec![5; 4], tokens);
     let begun = async |generation: &mut Generation| {
         generation.output.recv().await.unwrap();
     };
-    let mut running = bench.engine.submit(long(500)).await.unwrap();
+    let mut running = test_engine.engine.submit(long(500)).await.unwrap();
     begun(&mut running).await;
-    assert_disconnect_frees_slot(&mut bench, "while generating", running, RunStatus::Cancelled).await;
+    assert_disconnect_frees_slot(&mut test_engine, "while generating", running, RunStatus::Cancelled).await;
 
-    let running = bench.engine.submit(long(500)).await.unwrap();
-    let queued = bench.engine.submit(long(500)).await.unwrap();
+    let running = test_engine.engine.submit(long(500)).await.unwrap();
+    let queued = test_engine.engine.submit(long(500)).await.unwrap();
     let run_id = queued.run_id;
     drop(queued);
-    while bench.engine.runs() > 1 {
+    while test_engine.engine.runs() > 1 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let ended = |signal: &Signal| matches!(signal, Signal::Ended(id, _) if *id == run_id);
-    while !ended(&bench.signals.recv().await.unwrap()) {}
-    assert_disconnect_frees_slot(&mut bench, "after a queued run was canceled", running, RunStatus::Cancelled).await;
+    while !ended(&test_engine.signals.recv().await.unwrap()) {}
+    assert_disconnect_frees_slot(&mut test_engine, "after a queued run was canceled", running, RunStatus::Cancelled)
+        .await;
 
     let stash = Arc::default();
     let mut waits = long(500);
@@ -163,22 +169,25 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     waits
         .mods
         .push(SelectedMod { mod_ref: ModRef { name: "silent".into(), config: serde_json::Value::Null }, factory });
-    let request = bench.engine.submit(waits).await.unwrap();
+    let request = test_engine.engine.submit(waits).await.unwrap();
     while stash.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_disconnect_frees_slot(&mut bench, "while a mod is called", request, RunStatus::Cancelled).await;
+    assert_disconnect_frees_slot(&mut test_engine, "while a mod is called", request, RunStatus::Cancelled).await;
     stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
     for (what, slot_for, activity) in [
         ("while paused", Duration::from_hours(1), RunActivity::Paused),
         ("while preempted", Duration::ZERO, RunActivity::Preempted),
     ] {
-        let mut paused = bench.engine.submit(long(500)).await.unwrap();
+        let mut paused = test_engine.engine.submit(long(500)).await.unwrap();
         begun(&mut paused).await;
         paused.control.pause(slot_for).await.unwrap();
-        let other =
-            if activity == RunActivity::Preempted { Some(bench.engine.submit(long(1)).await.unwrap()) } else { None };
+        let other = if activity == RunActivity::Preempted {
+            Some(test_engine.engine.submit(long(1)).await.unwrap())
+        } else {
+            None
+        };
         while paused.control.progress().await.unwrap().activity != activity {
             while paused.output.try_recv().is_ok() {}
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -186,12 +195,12 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
         if let Some(other) = other {
             follow(other.output).await;
         }
-        assert_disconnect_frees_slot(&mut bench, what, paused, RunStatus::Cancelled).await;
+        assert_disconnect_frees_slot(&mut test_engine, what, paused, RunStatus::Cancelled).await;
     }
 
-    let unread = bench.engine.submit(long(300)).await.unwrap();
+    let unread = test_engine.engine.submit(long(300)).await.unwrap();
     while unread.control.progress().await.is_ok_and(|progress| progress.generated < 257) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_disconnect_frees_slot(&mut bench, "while its output is full", unread, RunStatus::Cancelled).await;
+    assert_disconnect_frees_slot(&mut test_engine, "while its output is full", unread, RunStatus::Cancelled).await;
 }

@@ -4,7 +4,7 @@ use super::gguf::Writer;
 use super::reference::Reference;
 use super::variant::{Kind, LAYERS, Variant, WIDTH};
 use super::{attention_request, compare, tokens};
-use crate::engine::bench_of;
+use crate::engine::test_engine_of;
 use crate::harness::{folder, model};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -52,14 +52,14 @@ async fn control_vectors_are_added_after_their_layers() {
                 reference.control.insert(layer, sum.collect());
             }
             let model = Arc::new(load(&variant.path, &files, layers).unwrap());
-            let mut bench = bench_of(model, 2, true, |options| {
+            let mut test_engine = test_engine_of(model, 2, true, |options| {
                 options.attention = AttentionCapture::On;
                 options.cache_type_k = CacheType::F32;
                 options.cache_type_v = CacheType::F32;
             })
             .await;
             let prompt = tokens(1, 40);
-            let result = bench.run(attention_request(prompt.clone(), 5)).await;
+            let result = test_engine.run(attention_request(prompt.clone(), 5)).await;
             assert_eq!(compare(&result, &prompt, &mut reference, TOLERANCE, false), 5, "{kind:?}");
         }
     }

@@ -8,7 +8,7 @@ pub mod recurrent;
 mod reference;
 pub mod variant;
 
-use crate::engine::{Bench, CompletedRun, added_at, bench_of, request_tokens, with_mod};
+use crate::engine::{CompletedRun, TestEngine, added_at, request_tokens, test_engine_of, with_mod};
 use reference::{Reference, Rounding};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -66,8 +66,8 @@ fn attention_request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request { attention: true, ..request_tokens(prompt, max_tokens) }
 }
 
-async fn bench(variant: &Variant, parallel: u32, mode: Mode) -> Bench {
-    bench_of(variant.model(), parallel, true, |options: &mut EngineOptions| {
+async fn test_engine(variant: &Variant, parallel: u32, mode: Mode) -> TestEngine {
+    test_engine_of(variant.model(), parallel, true, |options: &mut EngineOptions| {
         options.batch_size = 64;
         options.ubatch_size = 32;
         mode.set(options);
@@ -197,18 +197,18 @@ async fn stored_heads_equal_a_forward_pass_in_64_bit_floats() {
         let layers = kind.layers();
         let listed = [(layers[0], 1), (*layers.last().unwrap(), 0)];
         for mode in MODES {
-            let mut bench = bench(&variant, 1, mode).await;
+            let mut test_engine = test_engine(&variant, 1, mode).await;
             let prompt = tokens(1, 150);
             let request =
                 Request { stored_heads: StoredHeads::Listed(listed.into()), ..attention_request(prompt.clone(), 6) };
-            let result = bench.run(request).await;
+            let result = test_engine.run(request).await;
             assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 6, "{kind:?}");
             assert_eq!(stored_tables(&result), vec![listed.to_vec(); 6]);
             let request = Request { stored_heads: StoredHeads::All, ..attention_request(prompt.clone(), 2) };
-            let result = bench.run(request).await;
+            let result = test_engine.run(request).await;
             assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 2, "{kind:?}");
             assert!(stored_tables(&result).iter().all(|table| table.len() == layers.len() * HEADS));
-            let result = bench.run(attention_request(prompt.clone(), 1)).await;
+            let result = test_engine.run(attention_request(prompt.clone(), 1)).await;
             assert_eq!(stored_tables(&result), [[]], "no head was requested");
         }
     }
@@ -221,20 +221,20 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
         let mut reference = Reference::new(&variant);
         for mode in MODES {
             // The prompt takes several physical batches, and each later token one.
-            let mut bench = bench(&variant, 1, mode).await;
-            assert_eq!(bench.engine.attention_capture(), mode.in_effect);
+            let mut test_engine = test_engine(&variant, 1, mode).await;
+            assert_eq!(test_engine.engine.attention_capture(), mode.in_effect);
             let prompt = tokens(1, 150);
-            let result = bench.run(attention_request(prompt.clone(), 10)).await;
+            let result = test_engine.run(attention_request(prompt.clone(), 10)).await;
             assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 10, "{kind:?}");
             let mut rounded = Reference::with_rounding(&variant, mode.rounding());
             assert_eq!(compare(&result, &prompt, &mut rounded, mode.rounded_tolerance, false), 10, "{kind:?}");
             // The beginning of the prompt is in the cache.
             let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
-            let result = bench.run(attention_request(next.clone(), 5)).await;
+            let result = test_engine.run(attention_request(next.clone(), 5)).await;
             assert!(result.end.finish.usage.cached_tokens > 0 || kind.cannot_be_cut(), "{kind:?}");
             assert_eq!(compare(&result, &next, &mut reference, mode.tolerance, false), 5);
             // A prompt of a single token.
-            let result = bench.run(attention_request(vec![77], 3)).await;
+            let result = test_engine.run(attention_request(vec![77], 3)).await;
             assert_eq!(compare(&result, &[77], &mut reference, mode.tolerance, false), 3);
         }
     }
@@ -246,12 +246,12 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
         for mode in MODES {
-            let mut bench = bench(&variant, 3, mode).await;
+            let mut test_engine = test_engine(&variant, 3, mode).await;
             let others: Vec<_> =
                 [tokens(5, 90), tokens(6, 7)].into_iter().map(|prompt| attention_request(prompt, 100)).collect();
             let mut running = Vec::new();
             for other in others {
-                running.push(bench.engine.submit(other).await.unwrap());
+                running.push(test_engine.engine.submit(other).await.unwrap());
             }
             let once = Mutex::new(false);
             let prompt = tokens(3, 70);
@@ -262,7 +262,7 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
                     Action::Noop
                 }
             });
-            let result = bench.run(request).await;
+            let result = test_engine.run(request).await;
             assert!(compare(&result, &prompt, &mut reference, mode.tolerance, false) >= 14, "{kind:?}");
             drop(running);
         }
@@ -275,7 +275,7 @@ async fn rows_are_exact_after_a_context_shift() {
         let variant = Variant::new(kind);
         for mode in MODES {
             let mut reference = Reference::new(&variant);
-            let mut bench = bench_of(variant.model(), 1, true, |options| {
+            let mut test_engine = test_engine_of(variant.model(), 1, true, |options| {
                 options.ctx_size = 256;
                 mode.set(options);
             })
@@ -283,7 +283,7 @@ async fn rows_are_exact_after_a_context_shift() {
             let prompt = tokens(4, 245);
             let mut request = attention_request(prompt.clone(), 25);
             request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
-            let result = bench.run(request).await;
+            let result = test_engine.run(request).await;
             assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
             // Tokens outside a window cannot be shifted with exact rows: the rest is recomputed.
             let can_shift = !kind.cannot_be_cut();
@@ -298,11 +298,11 @@ async fn rows_are_exact_after_a_restored_state() {
         let variant = Variant::new(kind);
         for mode in MODES {
             let mut reference = Reference::new(&variant);
-            let mut first = bench(&variant, 1, mode).await;
+            let mut first = test_engine(&variant, 1, mode).await;
             first.run(attention_request(tokens(8, 80), 4)).await;
             let held = first.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens;
             let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
-            let mut second = bench(&variant, 2, mode).await;
+            let mut second = test_engine(&variant, 2, mode).await;
             second.engine.restore_slot(None, 1, saved.block).await.unwrap();
             let prompt = [held, tokens(9, 9)].concat();
             let mut request = attention_request(prompt.clone(), 6);
@@ -315,9 +315,9 @@ async fn rows_are_exact_after_a_restored_state() {
 }
 
 /// Returns the tokens with their rows that remain at the client.
-async fn client_view(bench: &Bench, mut request: Request) -> Vec<(TokenId, Option<Vec<f32>>)> {
+async fn client_view(test_engine: &TestEngine, mut request: Request) -> Vec<(TokenId, Option<Vec<f32>>)> {
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
-    let mut output = bench.engine.submit(request).await.unwrap().output;
+    let mut output = test_engine.engine.submit(request).await.unwrap().output;
     let mut tokens = Vec::new();
     while let Some(output) = output.recv().await {
         match output {
@@ -338,7 +338,7 @@ async fn client_view(bench: &Bench, mut request: Request) -> Vec<(TokenId, Optio
 async fn every_token_has_row_even_if_forced() {
     let variant = Variant::new(Kind::Qwen2);
     let mut reference = Reference::new(&variant);
-    let bench = bench(&variant, 1, WIDE).await;
+    let test_engine = test_engine(&variant, 1, WIDE).await;
     let prompt = tokens(3, 40);
     let taken = Mutex::new(0);
     let request = with_mod(attention_request(prompt.clone(), 12), false, move |call| {
@@ -349,7 +349,7 @@ async fn every_token_has_row_even_if_forced() {
         }
         Action::Noop
     });
-    let result = client_view(&bench, request).await;
+    let result = client_view(&test_engine, request).await;
     assert_eq!(result.len(), 12);
     assert_eq!(result[2..5].iter().map(|(token, _)| *token).collect::<Vec<_>>(), [90, 91, 92]);
     let mut sequence = prompt;
@@ -368,18 +368,18 @@ async fn every_token_has_row_even_if_forced() {
 #[tokio::test]
 async fn stop_string_is_kept_and_end_token_is_not() {
     let variant = Variant::new(Kind::Llama);
-    let mut bench = bench(&variant, 1, FLASH).await;
-    let plain = bench.run(attention_request(tokens(3, 20), 10)).await.generated();
+    let mut test_engine = test_engine(&variant, 1, FLASH).await;
+    let plain = test_engine.run(attention_request(tokens(3, 20), 10)).await.generated();
     let vocabulary = variant.model().vocabulary().clone();
     let mut stops = attention_request(tokens(3, 20), 10);
     stops.limits.stop_tokens = vec![plain[4]];
     let at = plain.iter().position(|&token| token == plain[4]).unwrap();
-    let result = client_view(&bench, stops).await;
+    let result = client_view(&test_engine, stops).await;
     assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..at]);
     let readable = plain.iter().position(|&token| token >= 3 && vocabulary.piece(token).is_ascii()).unwrap();
     let mut stops = attention_request(tokens(3, 20), 10);
     stops.limits.stop = vec![vocabulary.decode(&[plain[readable]])];
-    let result = client_view(&bench, stops).await;
+    let result = client_view(&test_engine, stops).await;
     assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..=readable]);
 }
 
@@ -387,16 +387,16 @@ async fn stop_string_is_kept_and_end_token_is_not() {
 async fn capture_never_changes_a_token() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        let mut bench = bench(&variant, 1, FLASH).await;
+        let mut test_engine = test_engine(&variant, 1, FLASH).await;
         let mut plain = request_tokens(tokens(11, 90), 40);
         plain.sampling = SamplingParams { seed: 5, temperature: 1.0, ..SamplingParams::default() };
         plain.cache_prompt = false;
         let mut captured = plain.clone();
         captured.attention = true;
-        let expected = bench.run(plain).await.generated();
+        let expected = test_engine.run(plain).await.generated();
         assert_eq!(expected.len(), 40);
-        assert_eq!(bench.run(captured.clone()).await.generated(), expected, "{kind:?}");
-        let result = client_view(&bench, captured).await;
+        assert_eq!(test_engine.run(captured.clone()).await.generated(), expected, "{kind:?}");
+        let result = client_view(&test_engine, captured).await;
         assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected, "{kind:?}");
     }
 }
@@ -411,7 +411,7 @@ async fn drafts_never_change_a_token() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let start = |speculation| {
-            bench_of(variant.model(), 1, false, move |options: &mut EngineOptions| {
+            test_engine_of(variant.model(), 1, false, move |options: &mut EngineOptions| {
                 options.batch_size = 64;
                 options.ubatch_size = 32;
                 WIDE.set(options);

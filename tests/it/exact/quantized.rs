@@ -3,7 +3,7 @@
 use super::reference::Reference;
 use super::variant::{Kind, Variant};
 use super::{attention_request, compare, tokens};
-use crate::engine::bench_of;
+use crate::engine::test_engine_of;
 use thunder::engine::Overflow;
 use thunder::model::llama::{AttentionCapture, CacheType};
 
@@ -22,7 +22,7 @@ async fn rows_of_quantized_keys_are_nearly_exact() {
 async fn rows_of_quantized_keys(capture: AttentionCapture, values: CacheType, tolerance: f64) {
     let variant = Variant::new(Kind::Wide);
     let mut reference = Reference::new(&variant);
-    let mut bench = bench_of(variant.model(), 2, true, |options| {
+    let mut test_engine = test_engine_of(variant.model(), 2, true, |options| {
         options.ctx_size = 256;
         options.batch_size = 64;
         options.ubatch_size = 32;
@@ -32,19 +32,19 @@ async fn rows_of_quantized_keys(capture: AttentionCapture, values: CacheType, to
     })
     .await;
     let prompt = tokens(1, 150);
-    let other = bench.engine.submit(attention_request(tokens(6, 9), 60)).await.unwrap();
-    let result = bench.run(attention_request(prompt.clone(), 10)).await;
+    let other = test_engine.engine.submit(attention_request(tokens(6, 9), 60)).await.unwrap();
+    let result = test_engine.run(attention_request(prompt.clone(), 10)).await;
     assert_eq!(compare(&result, &prompt, &mut reference, tolerance, false), 10);
     drop(other);
     let next = [&prompt[..100], &tokens(2, 21)[..]].concat();
-    let result = bench.run(attention_request(next.clone(), 5)).await;
+    let result = test_engine.run(attention_request(next.clone(), 5)).await;
     assert!(result.end.finish.usage.cached_tokens > 0);
     assert_eq!(compare(&result, &next, &mut reference, tolerance, false), 5);
     // Shifted keys are rotated back, moved, and rounded again.
     let prompt = tokens(4, 245);
     let mut request = attention_request(prompt.clone(), 25);
     request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
-    let result = bench.run(request).await;
+    let result = test_engine.run(request).await;
     assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
     assert_eq!(compare(&result, &prompt, &mut reference, tolerance, true), 25);
 }

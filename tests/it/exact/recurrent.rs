@@ -3,7 +3,7 @@
 use super::gguf::Writer;
 use super::variant::{EPS, LAYERS, WIDTH, write_vocabulary};
 use super::{attention_request, client_view, tokens};
-use crate::engine::bench_of;
+use crate::engine::test_engine_of;
 use std::path::PathBuf;
 use std::sync::Arc;
 use thunder::engine::{ReportOptions, SubmitError, Unsupported};
@@ -74,28 +74,28 @@ pub fn mamba() -> PathBuf {
 #[tokio::test]
 async fn model_without_attention_runs_and_reports_none() {
     let model = Arc::new(Model::load(&mamba(), &ModelOptions::default(), |_| true).unwrap());
-    let mut bench = bench_of(model, 1, true, |_| {}).await;
+    let mut test_engine = test_engine_of(model, 1, true, |_| {}).await;
     // The run is recorded without attention.
-    let result = bench.run(attention_request(tokens(1, 40), 6)).await;
+    let result = test_engine.run(attention_request(tokens(1, 40), 6)).await;
     assert_eq!(result.generated().len(), 6);
     let mut request = attention_request(tokens(1, 40), 6);
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
-    let refused = bench.engine.submit(request).await.map(|_| ()).unwrap_err();
+    let refused = test_engine.engine.submit(request).await.map(|_| ()).unwrap_err();
     assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unsupported::Recurrent, .. }), "{refused}");
     assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
     let mut plain = attention_request(tokens(1, 40), 6);
     plain.attention = false;
-    assert_eq!(bench.run(plain).await.generated(), result.generated());
+    assert_eq!(test_engine.run(plain).await.generated(), result.generated());
 }
 
 #[tokio::test]
 async fn capturable_attention_is_known_at_load() {
     for kind in super::Kind::ALL {
-        let bench = super::bench(&super::Variant::new(kind), 1, super::FLASH).await;
-        let support = bench.engine.attention().unwrap().clone();
+        let test_engine = super::test_engine(&super::Variant::new(kind), 1, super::FLASH).await;
+        let support = test_engine.engine.attention().unwrap().clone();
         let expected = (kind.layers(), super::HEADS as u16, kind.has_sinks());
         assert_eq!((support.layer_ids, support.heads, support.sinks), expected, "{kind:?}");
-        let result = client_view(&bench, attention_request(tokens(2, 30), 3)).await;
+        let result = client_view(&test_engine, attention_request(tokens(2, 30), 3)).await;
         assert!(result.iter().all(|(_, row)| row.is_some()), "{kind:?}");
     }
 }

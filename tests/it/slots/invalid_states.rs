@@ -1,7 +1,7 @@
 //! Invalid states and states of other models: each is rejected without side effects.
 
 use super::{in_slot, long, state_of};
-use crate::engine::{bench, bench_of, bench_with, request, request_tokens};
+use crate::engine::{request, request_tokens, test_engine, test_engine_of, test_engine_with};
 use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use thunder::model::llama::{AdapterSet, AttentionCapture, CacheType, ModelOption
 
 #[tokio::test]
 async fn incompatible_state_is_rejected_without_side_effects() {
-    let mut bench = bench_with(2, true, |options| options.attention = AttentionCapture::On).await;
-    bench.run(in_slot(request_tokens(long(1, 50), 4), 0)).await;
-    bench.run(in_slot(request_tokens(long(2, 70), 4), 1)).await;
-    let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec();
-    let before = state_of(&mut bench, 1).await;
+    let mut test_engine = test_engine_with(2, true, |options| options.attention = AttentionCapture::On).await;
+    test_engine.run(in_slot(request_tokens(long(1, 50), 4), 0)).await;
+    test_engine.run(in_slot(request_tokens(long(2, 70), 4), 1)).await;
+    let block = test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec();
+    let before = state_of(&mut test_engine, 1).await;
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
     let kv = 8 + 4 * tokens;
     let changed = |change: &dyn Fn(&mut Vec<u8>)| {
@@ -74,17 +74,17 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         (forged(&put(numbers + 24, 1)), "the size of a key"),
     ];
     for (block, reason) in hostile {
-        let error = bench.engine.restore_slot(None, 1, block).await.unwrap_err();
+        let error = test_engine.engine.restore_slot(None, 1, block).await.unwrap_err();
         assert!(matches!(error, SlotError::State(_)), "{error:?}");
         assert!(error.to_string().contains(reason), "{error} should say {reason}");
     }
-    let mut after = state_of(&mut bench, 1).await;
+    let mut after = state_of(&mut test_engine, 1).await;
     // The slot still generates the same tokens after its own.
     after.0.truncate(before.0.len());
     assert_eq!(after.0, before.0);
-    assert_eq!(bench.engine.restore_slot(None, 1, Bytes::from(block.clone())).await.unwrap(), tokens);
+    assert_eq!(test_engine.engine.restore_slot(None, 1, Bytes::from(block.clone())).await.unwrap(), tokens);
     // The other memory layout of values.
-    let mut flash = crate::engine::bench(1, false).await;
+    let mut flash = crate::engine::test_engine(1, false).await;
     let error = flash.engine.restore_slot(None, 0, Bytes::from(block)).await.unwrap_err();
     assert!(error.to_string().contains("flash attention on or off"), "{error}");
     assert_eq!(flash.run(request("The sky is", 3)).await.generated().len(), 3);
@@ -92,9 +92,9 @@ async fn incompatible_state_is_rejected_without_side_effects() {
 
 /// Returns the state of a slot with a few tokens: long enough to have every part of a state, short enough to try every
 /// byte.
-pub async fn small_state(bench: &mut crate::engine::Bench) -> Vec<u8> {
-    bench.run(in_slot(request_tokens(long(1, 3), 1), 0)).await;
-    bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec()
+pub async fn small_state(test_engine: &mut crate::engine::TestEngine) -> Vec<u8> {
+    test_engine.run(in_slot(request_tokens(long(1, 3), 1), 0)).await;
+    test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec()
 }
 
 /// Returns the valid checksum of a state.
@@ -112,33 +112,33 @@ pub fn signed(mut block: Vec<u8>) -> Bytes {
 
 #[tokio::test]
 async fn truncated_state_is_rejected() {
-    let mut bench = bench(2, true).await;
-    let block = small_state(&mut bench).await;
-    bench.run(in_slot(request_tokens(long(2, 40), 3), 1)).await;
-    let before = bench.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap();
+    let mut test_engine = test_engine(2, true).await;
+    let block = small_state(&mut test_engine).await;
+    test_engine.run(in_slot(request_tokens(long(2, 40), 3), 1)).await;
+    let before = test_engine.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap();
     for len in 0..block.len() {
         for cut in
             [Bytes::from(block[..len].to_vec()), if len < 100 { Bytes::new() } else { signed(block[..len].to_vec()) }]
         {
-            let error = bench.engine.restore_slot(None, 1, cut).await.unwrap_err();
+            let error = test_engine.engine.restore_slot(None, 1, cut).await.unwrap_err();
             assert!(matches!(error, SlotError::State(_)), "{len} bytes: {error:?}");
         }
     }
-    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap(), before);
-    assert_eq!(bench.engine.restore_slot(None, 1, signed(block)).await.unwrap(), 3);
+    assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap(), before);
+    assert_eq!(test_engine.engine.restore_slot(None, 1, signed(block)).await.unwrap(), 3);
 }
 
 #[tokio::test]
 async fn forged_state_is_rejected_or_harmless() {
-    let mut bench = bench(2, true).await;
-    let expected = bench.run(in_slot(request_tokens(long(4, 60), 8), 1)).await;
-    let block = small_state(&mut bench).await;
+    let mut test_engine = test_engine(2, true).await;
+    let expected = test_engine.run(in_slot(request_tokens(long(4, 60), 8), 1)).await;
+    let block = small_state(&mut test_engine).await;
     let (mut refused, mut taken) = (0, 0);
     for at in 0..block.len() {
         for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
             let mut forged = block.clone();
             forged[at] = byte;
-            match bench.engine.restore_slot(None, 1, signed(forged)).await {
+            match test_engine.engine.restore_slot(None, 1, signed(forged)).await {
                 Ok(tokens) => {
                     assert_eq!(tokens, 3, "byte {at}");
                     taken += 1;
@@ -153,25 +153,25 @@ async fn forged_state_is_rejected_or_harmless() {
     // The next run in the slot is not affected.
     let mut next = in_slot(request_tokens(long(4, 60), 8), 1);
     next.cache_prompt = false;
-    assert_eq!(bench.run(next).await.generated(), expected.generated());
+    assert_eq!(test_engine.run(next).await.generated(), expected.generated());
 }
 
 #[tokio::test]
 async fn nan_values_in_a_state_are_rejected() {
     let types = [CacheType::F16, CacheType::F32, CacheType::Bf16];
     for kind in types {
-        let mut bench =
-            bench_with(1, true, |options| (options.cache_type_k, options.cache_type_v) = (kind, kind)).await;
-        let block = small_state(&mut bench).await;
+        let mut test_engine =
+            test_engine_with(1, true, |options| (options.cache_type_k, options.cache_type_v) = (kind, kind)).await;
+        let block = small_state(&mut test_engine).await;
         let tokens = 3;
         let keys = 8 + 4 * tokens + 56 + 4 + 12 * tokens + 16 + 12;
         for (at, byte) in [(keys, 0xff), (block.len() - 8, 0xff)] {
             let mut forged = block.clone();
             forged[at..at + 8].fill(byte);
-            let error = bench.engine.restore_slot(None, 0, signed(forged)).await.unwrap_err().to_string();
+            let error = test_engine.engine.restore_slot(None, 0, signed(forged)).await.unwrap_err().to_string();
             assert!(error.contains("NaN"), "{kind}: {error}");
         }
-        assert_eq!(bench.engine.restore_slot(None, 0, signed(block)).await.unwrap(), tokens);
+        assert_eq!(test_engine.engine.restore_slot(None, 0, signed(block)).await.unwrap(), tokens);
     }
 }
 
@@ -180,15 +180,15 @@ async fn nan_logits_end_the_run_but_not_the_server() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
     let options = ModelOptions { adapters: vec![(folder.join("tiny-lora.gguf"), 0.0)], ..ModelOptions::default() };
     let model = Arc::new(Model::load(&folder.join("tiny.gguf"), &options, |_| true).unwrap());
-    let mut bench = bench_of(model, 1, true, |_| {}).await;
-    let expected = bench.run(request_tokens(long(2, 50), 5)).await;
+    let mut test_engine = test_engine_of(model, 1, true, |_| {}).await;
+    let expected = test_engine.run(request_tokens(long(2, 50), 5)).await;
     let mut requested = request_tokens(long(1, 50), 5);
     requested.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
     requested.sampling.temperature = 1.0;
-    let result = bench.run(requested).await;
+    let result = test_engine.run(requested).await;
     assert_eq!(result.end.finish.reason, FinishReason::Error);
     assert!(result.end.finish.message.as_ref().unwrap().contains("NaN or infinite"), "{:?}", result.end.finish);
-    assert!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());
-    let result = bench.run(request_tokens(long(2, 50), 5)).await;
+    assert!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());
+    let result = test_engine.run(request_tokens(long(2, 50), 5)).await;
     assert_eq!((result.end.finish.reason, result.generated()), (FinishReason::Length, expected.generated()));
 }

@@ -2,7 +2,9 @@
 //! token for token; operations that cannot be exact are rejected without side effects.
 
 use super::{in_slot, long, rows, with_attention, worst};
-use crate::engine::{Bench, CompletedRun, bench, bench_of, bench_with, follow, options, request_tokens, with_mod};
+use crate::engine::{
+    CompletedRun, TestEngine, follow, options, request_tokens, test_engine, test_engine_of, test_engine_with, with_mod,
+};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,24 +23,24 @@ pub fn load(name: &str) -> Arc<Model> {
 }
 
 /// Returns the model's answer without reuse of cached state.
-pub async fn fresh(bench: &mut Bench, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
+pub async fn fresh(test_engine: &mut TestEngine, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     let mut request = in_slot(request_tokens(prompt.to_vec(), count as u32), 1);
     request.cache_prompt = false;
-    bench.run(request).await.generated()
+    test_engine.run(request).await.generated()
 }
 
 /// Continues a prompt in slot 0 and compares it with a fresh run. Returns the number of reused tokens.
-async fn assert_equals_fresh_run(bench: &mut Bench, prompt: &[TokenId]) -> usize {
-    let result = bench.run(in_slot(request_tokens(prompt.to_vec(), 10), 0)).await;
-    assert_eq!(result.generated(), fresh(bench, prompt, 10).await);
+async fn assert_equals_fresh_run(test_engine: &mut TestEngine, prompt: &[TokenId]) -> usize {
+    let result = test_engine.run(in_slot(request_tokens(prompt.to_vec(), 10), 0)).await;
+    assert_eq!(result.generated(), fresh(test_engine, prompt, 10).await);
     result.end.finish.usage.cached_tokens as usize
 }
 
 /// Returns a run whose mod replaces its last five tokens by two others when it has ten.
-async fn run_with_backtrack(bench: &mut Bench, prompt: &[TokenId]) -> CompletedRun {
+async fn run_with_backtrack(test_engine: &mut TestEngine, prompt: &[TokenId]) -> CompletedRun {
     let done = AtomicBool::new(false);
     let requested = in_slot(request_tokens(prompt.to_vec(), 20), 0);
-    let result = bench
+    let result = test_engine
         .run(with_mod(requested, false, move |call| {
             let due = call.event_type() == EventType::Added && call.generated().len() == 10;
             if due && !done.swap(true, Ordering::Relaxed) {
@@ -55,29 +57,38 @@ async fn run_with_backtrack(bench: &mut Bench, prompt: &[TokenId]) -> CompletedR
 async fn continued_state_equals_a_fresh_run() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
         let whole_only = name != WINDOW;
-        let mut bench = bench_of(load(name), 2, false, |_| {}).await;
+        let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
         let prompt = long(1, 100);
-        let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
-        assert_eq!(first, fresh(&mut bench, &prompt, 12).await, "{name}");
+        let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
+        assert_eq!(first, fresh(&mut test_engine, &prompt, 12).await, "{name}");
         let held = [prompt.as_slice(), &first[..11]].concat();
-        assert_eq!(assert_equals_fresh_run(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 111, "{name}");
+        assert_eq!(
+            assert_equals_fresh_run(&mut test_engine, &[held.as_slice(), &[77, 78]].concat()).await,
+            111,
+            "{name}"
+        );
         for cut in [99, 90, 40] {
-            let reused = assert_equals_fresh_run(&mut bench, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
+            let reused =
+                assert_equals_fresh_run(&mut test_engine, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
             // A recurrent state has only its checkpoints: here the prompt's last token.
             assert_eq!(reused, if whole_only && cut < 99 { 0 } else { cut }, "{name} at {cut}");
         }
-        assert_eq!(assert_equals_fresh_run(&mut bench, &prompt).await, if whole_only { 99 } else { 40 }, "{name}");
+        assert_eq!(
+            assert_equals_fresh_run(&mut test_engine, &prompt).await,
+            if whole_only { 99 } else { 40 },
+            "{name}"
+        );
         // To another prompt and back to the end of the first; repeatedly, because each continuation has another length.
         for last in 80..83 {
-            assert_equals_fresh_run(&mut bench, &long(3, 110)).await;
+            assert_equals_fresh_run(&mut test_engine, &long(3, 110)).await;
             let again = [prompt.as_slice(), &first[..9], &[last]].concat();
-            assert_eq!(assert_equals_fresh_run(&mut bench, &again).await, 109, "{name}");
+            assert_eq!(assert_equals_fresh_run(&mut test_engine, &again).await, 109, "{name}");
         }
-        let result = run_with_backtrack(&mut bench, &prompt).await;
+        let result = run_with_backtrack(&mut test_engine, &prompt).await;
         let (kept, rest) = (result.generated()[..7].to_vec(), result.generated()[7..].to_vec());
-        assert_eq!(rest, fresh(&mut bench, &[prompt.as_slice(), &kept].concat(), 13).await, "{name}");
+        assert_eq!(rest, fresh(&mut test_engine, &[prompt.as_slice(), &kept].concat(), 13).await, "{name}");
         assert_eq!(
-            assert_equals_fresh_run(&mut bench, &[prompt.as_slice(), &result.generated()].concat()).await,
+            assert_equals_fresh_run(&mut test_engine, &[prompt.as_slice(), &result.generated()].concat()).await,
             119,
             "{name}"
         );
@@ -87,16 +98,16 @@ async fn continued_state_equals_a_fresh_run() {
 #[tokio::test]
 async fn recurrent_streams_are_independent() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
-        let mut bench = bench_of(load(name), 3, false, |_| {}).await;
+        let mut test_engine = test_engine_of(load(name), 3, false, |_| {}).await;
         let prompts: Vec<_> = (0..5).map(|index| long(index, 50 + 13 * index as usize)).collect();
         let mut alone = Vec::new();
         for prompt in &prompts {
-            alone.push(bench.run(in_slot(request_tokens(prompt.clone(), 20), 1)).await.text);
-            bench.engine.erase_slot(&thunder::events::Scope::All, 1).await.unwrap();
+            alone.push(test_engine.run(in_slot(request_tokens(prompt.clone(), 20), 1)).await.text);
+            test_engine.engine.erase_slot(&thunder::events::Scope::All, 1).await.unwrap();
         }
         let mut together = Vec::new();
         for prompt in &prompts {
-            together.push(bench.engine.submit(request_tokens(prompt.clone(), 20)).await.unwrap());
+            together.push(test_engine.engine.submit(request_tokens(prompt.clone(), 20)).await.unwrap());
         }
         for (generation, expected) in together.into_iter().zip(&alone) {
             assert_eq!(&follow(generation.output).await.0, expected, "{name}");
@@ -109,67 +120,67 @@ async fn full_context_is_recomputed_if_cells_cannot_shift() {
     let bf16 = |options: &mut thunder::engine::EngineOptions| {
         (options.cache_type_k, options.cache_type_v) = (CacheType::Bf16, CacheType::Bf16);
     };
-    let benches = [
-        bench_of(load(RECURRENT[0]), 2, false, |_| {}).await,
-        bench_of(load(RECURRENT[1]), 2, false, |_| {}).await,
-        bench_with(2, false, bf16).await,
+    let engines = [
+        test_engine_of(load(RECURRENT[0]), 2, false, |_| {}).await,
+        test_engine_of(load(RECURRENT[1]), 2, false, |_| {}).await,
+        test_engine_with(2, false, bf16).await,
     ];
-    for mut bench in benches {
+    for mut test_engine in engines {
         let mut endless = in_slot(request_tokens(long(1, 100), 450), 0);
         endless.limits.max_steps = 10_000;
         endless.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
-        let result = bench.run(endless).await;
+        let result = test_engine.run(endless).await;
         assert_eq!((result.end.finish.reason, result.end.finish.evicted_tokens), (FinishReason::Length, 246));
         let sequence = [long(1, 100), result.generated()].concat();
         let left = [&sequence[..20], &sequence[266..512]].concat();
-        assert_eq!(sequence[512..], fresh(&mut bench, &left, 38).await);
+        assert_eq!(sequence[512..], fresh(&mut test_engine, &left, 38).await);
     }
 }
 
 /// Tries to remove tokens that cannot be removed. The slot keeps all its tokens and continues from their end.
-async fn assert_shift_rejected(bench: &mut Bench, slot: u32, keep: usize, discard: usize, reason: &str) {
-    let before = bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
-    let error = bench.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap_err();
+async fn assert_shift_rejected(test_engine: &mut TestEngine, slot: u32, keep: usize, discard: usize, reason: &str) {
+    let before = test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
+    let error = test_engine.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap_err();
     assert!(matches!(error, SlotError::Fixed(_)), "{error}");
     assert!(error.to_string().contains(reason), "{error} should say {reason}");
-    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens, before);
+    assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens, before);
     let prompt = [before.as_slice(), &[77]].concat();
-    let result = bench.run(in_slot(request_tokens(prompt, 1), slot)).await;
+    let result = test_engine.run(in_slot(request_tokens(prompt, 1), slot)).await;
     assert_eq!(result.end.finish.usage.cached_tokens as usize, before.len());
 }
 
 #[tokio::test]
 async fn recurrent_state_keeps_all_tokens_and_rejects_foreign_states() {
     let foreign = {
-        let mut tiny = bench(1, false).await;
+        let mut tiny = test_engine(1, false).await;
         tiny.run(request_tokens(long(1, 40), 1)).await;
         tiny.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block
     };
     for name in RECURRENT {
-        let mut bench = bench_of(load(name), 1, false, |_| {}).await;
-        bench.run(request_tokens(long(1, 50), 1)).await;
-        assert_shift_rejected(&mut bench, 0, 10, 20, "recurrent").await;
-        assert_shift_rejected(&mut bench, 0, 40, 11, "recurrent").await;
-        let error = bench.engine.restore_slot(None, 0, foreign.clone()).await.unwrap_err();
+        let mut test_engine = test_engine_of(load(name), 1, false, |_| {}).await;
+        test_engine.run(request_tokens(long(1, 50), 1)).await;
+        assert_shift_rejected(&mut test_engine, 0, 10, 20, "recurrent").await;
+        assert_shift_rejected(&mut test_engine, 0, 40, 11, "recurrent").await;
+        let error = test_engine.engine.restore_slot(None, 0, foreign.clone()).await.unwrap_err();
         assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
-        let tokens = bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.len();
+        let tokens = test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.len();
         assert_eq!(
-            bench.engine.shift_slot(&thunder::events::Scope::All, 0, 0, tokens).await.unwrap(),
+            test_engine.engine.shift_slot(&thunder::events::Scope::All, 0, 0, tokens).await.unwrap(),
             0,
             "all tokens can be removed"
         );
-        bench.run(request_tokens(long(1, 50), 1)).await;
+        test_engine.run(request_tokens(long(1, 50), 1)).await;
     }
 }
 
 #[tokio::test]
 async fn attention_is_captured_in_attention_layers() {
-    let bench = bench_of(load(RECURRENT[0]), 1, true, |_| {}).await;
-    let error = bench.engine.attention().unwrap_err().to_string();
+    let test_engine = test_engine_of(load(RECURRENT[0]), 1, true, |_| {}).await;
+    let error = test_engine.engine.attention().unwrap_err().to_string();
     assert!(error.contains("do not attend to tokens"), "{error}");
-    let mut alone = bench_of(load(RECURRENT[1]), 1, true, |_| {}).await;
+    let mut alone = test_engine_of(load(RECURRENT[1]), 1, true, |_| {}).await;
     let expected = alone.run(with_attention(request_tokens(long(1, 100), 5))).await;
-    let mut beside = bench_of(load(RECURRENT[1]), 3, true, |_| {}).await;
+    let mut beside = test_engine_of(load(RECURRENT[1]), 3, true, |_| {}).await;
     let other = beside.engine.submit(with_attention(request_tokens(long(2, 70), 40))).await.unwrap();
     let result = beside.run(with_attention(request_tokens(long(1, 100), 5))).await;
     follow(other.output).await;
@@ -185,11 +196,11 @@ async fn attention_is_captured_in_attention_layers() {
 #[tokio::test]
 async fn bf16_keys_cannot_be_shifted() {
     let types = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::Bf16;
-    let mut bench = bench_with(1, true, types).await;
-    bench.run(request_tokens(long(1, 50), 1)).await;
-    assert_shift_rejected(&mut bench, 0, 10, 20, "bf16").await;
+    let mut test_engine = test_engine_with(1, true, types).await;
+    test_engine.run(request_tokens(long(1, 50), 1)).await;
+    assert_shift_rejected(&mut test_engine, 0, 10, 20, "bf16").await;
     assert_eq!(
-        bench.engine.shift_slot(&thunder::events::Scope::All, 0, 40, 11).await.unwrap(),
+        test_engine.engine.shift_slot(&thunder::events::Scope::All, 0, 40, 11).await.unwrap(),
         40,
         "the end can be removed"
     );
@@ -197,31 +208,32 @@ async fn bf16_keys_cannot_be_shifted() {
 
 #[tokio::test]
 async fn sliding_window_is_restored_and_cut_only_if_complete() {
-    let mut bench = bench_of(load(WINDOW), 2, false, |_| {}).await;
+    let mut test_engine = test_engine_of(load(WINDOW), 2, false, |_| {}).await;
     let prompt = long(1, 100);
-    let printed = bench.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
-    let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
+    let printed = test_engine.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
+    let block = test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
     let held = [prompt.as_slice(), &printed[..3]].concat();
-    let restore = async |bench: &Bench| bench.engine.restore_slot(None, 1, block.clone()).await.unwrap();
-    assert_eq!(restore(&bench).await, 103);
+    let restore =
+        async |test_engine: &TestEngine| test_engine.engine.restore_slot(None, 1, block.clone()).await.unwrap();
+    assert_eq!(restore(&test_engine).await, 103);
     // Layers with a window have only the last tokens: anything that needs more is recomputed or rejected.
-    assert_shift_rejected(&mut bench, 1, 90, 13, "window").await;
-    restore(&bench).await;
-    assert_shift_rejected(&mut bench, 1, 90, 5, "window").await;
+    assert_shift_rejected(&mut test_engine, 1, 90, 13, "window").await;
+    restore(&test_engine).await;
+    assert_shift_rejected(&mut test_engine, 1, 90, 5, "window").await;
     for (cut, reused) in [(103, 103), (102, 102), (60, 0)] {
-        restore(&bench).await;
+        restore(&test_engine).await;
         let requested = [&held[..cut], &[88, 89]].concat();
-        let result = bench.run(in_slot(request_tokens(requested.clone(), 10), 1)).await;
+        let result = test_engine.run(in_slot(request_tokens(requested.clone(), 10), 1)).await;
         assert_eq!(result.end.finish.usage.cached_tokens, reused, "after {cut}");
-        assert_eq!(result.generated(), fresh(&mut bench, &requested, 10).await, "after {cut}");
+        assert_eq!(result.generated(), fresh(&mut test_engine, &requested, 10).await, "after {cut}");
     }
     // Tokens before the window are removed as in the original slot.
-    restore(&bench).await;
+    restore(&test_engine).await;
     let mut after = Vec::new();
     for slot in [0, 1] {
-        assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 83);
+        assert_eq!(test_engine.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 83);
         let requested = [&held[..10], &held[30..], &[77]].concat();
-        let result = bench.run(in_slot(request_tokens(requested, 10), slot)).await;
+        let result = test_engine.run(in_slot(request_tokens(requested, 10), slot)).await;
         assert_eq!(result.end.finish.usage.cached_tokens, 83);
         after.push(result.generated());
     }
@@ -241,37 +253,37 @@ async fn quantized_caches_are_exact() {
         let types = |options: &mut thunder::engine::EngineOptions| {
             (options.cache_type_k, options.cache_type_v) = (keys, values);
         };
-        let mut bench = bench_of(Arc::clone(&model), 2, attention, types).await;
+        let mut test_engine = test_engine_of(Arc::clone(&model), 2, attention, types).await;
         let prompt = long(1, 80);
-        let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
-        assert_eq!(first, fresh(&mut bench, &prompt, 12).await, "{keys} {values}");
+        let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
+        assert_eq!(first, fresh(&mut test_engine, &prompt, 12).await, "{keys} {values}");
         let held = [prompt.as_slice(), &first[..11]].concat();
-        assert_eq!(assert_equals_fresh_run(&mut bench, &[held.as_slice(), &[77, 78]].concat()).await, 91);
-        assert_eq!(assert_equals_fresh_run(&mut bench, &[&prompt[..50], &long(2, 20)].concat()).await, 50);
-        assert_equals_fresh_run(&mut bench, &long(3, 110)).await;
+        assert_eq!(assert_equals_fresh_run(&mut test_engine, &[held.as_slice(), &[77, 78]].concat()).await, 91);
+        assert_eq!(assert_equals_fresh_run(&mut test_engine, &[&prompt[..50], &long(2, 20)].concat()).await, 50);
+        assert_equals_fresh_run(&mut test_engine, &long(3, 110)).await;
         assert_eq!(
-            assert_equals_fresh_run(&mut bench, &[held.as_slice(), &[99]].concat()).await,
+            assert_equals_fresh_run(&mut test_engine, &[held.as_slice(), &[99]].concat()).await,
             91,
             "from the host cache"
         );
-        run_with_backtrack(&mut bench, &prompt).await;
+        run_with_backtrack(&mut test_engine, &prompt).await;
         // A copy continues as the original, also if both are shifted.
-        bench.run(in_slot(request_tokens(held.clone(), 1), 0)).await;
-        let block = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
-        bench.engine.restore_slot(None, 1, block).await.unwrap();
+        test_engine.run(in_slot(request_tokens(held.clone(), 1), 0)).await;
+        let block = test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
+        test_engine.engine.restore_slot(None, 1, block).await.unwrap();
         let left = [&held[..10], &held[30..], &[50]].concat();
         let mut result = Vec::new();
         for slot in [0, 1] {
-            assert_eq!(bench.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 71);
+            assert_eq!(test_engine.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 71);
             let requested = in_slot(request_tokens(left.clone(), 10), slot);
-            result.push(bench.run(if attention { with_attention(requested) } else { requested }).await);
+            result.push(test_engine.run(if attention { with_attention(requested) } else { requested }).await);
         }
         assert_eq!((result[0].generated(), rows(&result[0])), (result[1].generated(), rows(&result[1])));
         if attention {
             // The keys were rotated correctly: the first layer attends as in a fresh slot.
             let mut anew = in_slot(with_attention(request_tokens(left, 1)), 1);
             anew.cache_prompt = false;
-            let expected = rows(&bench.run(anew).await).remove(0).1;
+            let expected = rows(&test_engine.run(anew).await).remove(0).1;
             let shifted = rows(&result[0]).remove(0).1;
             let off = worst(&shifted[..shifted.len() / 4], &expected[..expected.len() / 4]);
             assert!(off < if keys == CacheType::Q8_0 { 0.02 } else { 0.2 }, "{keys}: off by {off}");

@@ -10,7 +10,7 @@ mod reuse;
 mod shared_prefix;
 mod shift;
 
-use crate::engine::{Bench, CompletedRun, bench, request_tokens};
+use crate::engine::{CompletedRun, TestEngine, request_tokens, test_engine};
 use thunder::engine::Request;
 use thunder::events::{TokenId, TraceItem};
 
@@ -62,11 +62,11 @@ pub fn logprobs(result: &CompletedRun) -> Vec<f32> {
 }
 
 /// Returns the tokens of a slot and the tokens that it would generate next.
-pub async fn state_of(bench: &mut Bench, slot: u32) -> (Vec<TokenId>, Vec<TokenId>) {
-    let tokens = bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
+pub async fn state_of(test_engine: &mut TestEngine, slot: u32) -> (Vec<TokenId>, Vec<TokenId>) {
+    let tokens = test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
     let mut prompt = tokens.clone();
     prompt.push(77);
-    let result = bench.run(in_slot(request_tokens(prompt, 6), slot)).await;
+    let result = test_engine.run(in_slot(request_tokens(prompt, 6), slot)).await;
     assert_eq!(result.end.finish.usage.cached_tokens as usize, tokens.len());
     (tokens, result.generated())
 }
@@ -74,7 +74,7 @@ pub async fn state_of(bench: &mut Bench, slot: u32) -> (Vec<TokenId>, Vec<TokenI
 /// Checks that the first layer attends as with the same tokens in a fresh slot, since it depends on tokens and positions
 /// only. Later layers still contain information of the removed tokens.
 pub async fn first_layer_agrees(result: &CompletedRun, prompt: &[TokenId]) {
-    let mut fresh = bench(1, true).await;
+    let mut fresh = test_engine(1, true).await;
     let mut tokens = prompt.to_vec();
     for (index, (len, row)) in rows(result).into_iter().enumerate() {
         assert_eq!(len, tokens.len(), "a row is as long as the remaining sequence");

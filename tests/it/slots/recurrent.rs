@@ -3,7 +3,7 @@
 use super::invalid_states::{signed, small_state};
 use super::memory_types::{RECURRENT, fresh, load};
 use super::{in_slot, logprobs, long, state_of, worst};
-use crate::engine::{added_at, bench, bench_of, follow, request_tokens, with_mod};
+use crate::engine::{added_at, follow, request_tokens, test_engine, test_engine_of, with_mod};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use thunder::engine::{Ses1Error, SlotError};
@@ -14,7 +14,7 @@ use thunder::mods::Action;
 #[tokio::test]
 async fn restored_slot_continues_as_the_original() {
     for name in RECURRENT {
-        let mut first = bench_of(load(name), 2, false, |_| {}).await;
+        let mut first = test_engine_of(load(name), 2, false, |_| {}).await;
         let begun = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
         let prompt = [long(1, 60), begun.generated()].concat();
         let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
@@ -22,19 +22,20 @@ async fn restored_slot_continues_as_the_original() {
         let expected = first.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
         // Into another slot, and into an engine with another number of slots, as after a restart, beside another run.
-        let mut second = bench_of(load(name), 3, false, |_| {}).await;
+        let mut second = test_engine_of(load(name), 3, false, |_| {}).await;
         second.run(in_slot(request_tokens(long(3, 100), 4), 2)).await;
         for (original, slot) in [(true, 1), (true, 0), (false, 2), (false, 0)] {
-            let bench = if original { &mut first } else { &mut second };
-            let other = bench.engine.submit(in_slot(request_tokens(long(5, 50), 30), 1 - slot.min(1))).await.unwrap();
-            assert_eq!(bench.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67, "{name}");
+            let test_engine = if original { &mut first } else { &mut second };
+            let other =
+                test_engine.engine.submit(in_slot(request_tokens(long(5, 50), 30), 1 - slot.min(1))).await.unwrap();
+            assert_eq!(test_engine.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67, "{name}");
             assert_eq!(
-                bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens,
+                test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens,
                 prompt[..67]
             );
             // Sums in a batch with another run differ in their last bits.
             follow(other.output).await;
-            let result = bench.run(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
+            let result = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
             assert_eq!(result.end.finish.usage.cached_tokens, 67, "{name}");
             assert_eq!(result.generated(), expected.generated(), "{name} in slot {slot}");
             assert_eq!(worst(&logprobs(&result), &logprobs(&expected)), 0.0, "{name} in slot {slot}");
@@ -49,23 +50,23 @@ async fn restored_slot_continues_as_the_original() {
 #[tokio::test]
 async fn truncated_or_forged_state_is_rejected_or_harmless() {
     for name in RECURRENT {
-        let mut bench = bench_of(load(name), 2, false, |_| {}).await;
-        let expected = bench.run(in_slot(request_tokens(long(4, 60), 8), 1)).await.generated();
-        let block = small_state(&mut bench).await;
-        let before = state_of(&mut bench, 1).await;
+        let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
+        let expected = test_engine.run(in_slot(request_tokens(long(4, 60), 8), 1)).await.generated();
+        let block = small_state(&mut test_engine).await;
+        let before = state_of(&mut test_engine, 1).await;
         // Headers and the beginning of every row; skips plain numbers.
         let places = |end: usize| (0..end).filter(move |at| *at < 400 || at % 97 == 0 || end - at < 20);
         for len in places(block.len()) {
             let forged = if len < 100 { Bytes::new() } else { signed(block[..len].to_vec()) };
             for cut in [Bytes::from(block[..len].to_vec()), forged] {
-                let error = bench.engine.restore_slot(None, 1, cut).await.unwrap_err();
+                let error = test_engine.engine.restore_slot(None, 1, cut).await.unwrap_err();
                 assert!(matches!(error, SlotError::State(_)), "{name}: {len} bytes: {error:?}");
             }
         }
         let mut longer = block.clone();
         longer.push(0);
-        assert!(matches!(bench.engine.restore_slot(None, 1, longer.into()).await, Err(SlotError::State(_))));
-        let mut after = state_of(&mut bench, 1).await.0;
+        assert!(matches!(test_engine.engine.restore_slot(None, 1, longer.into()).await, Err(SlotError::State(_))));
+        let mut after = state_of(&mut test_engine, 1).await.0;
         after.truncate(before.0.len());
         assert_eq!(after, before.0, "a rejected state has no side effects");
         let (mut refused, mut taken) = (0, 0);
@@ -73,7 +74,7 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
             for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
                 let mut forged = block.clone();
                 forged[at] = byte;
-                match bench.engine.restore_slot(None, 1, signed(forged)).await {
+                match test_engine.engine.restore_slot(None, 1, signed(forged)).await {
                     Ok(tokens) => {
                         assert_eq!(tokens, 3, "{name}: byte {at}");
                         taken += 1;
@@ -84,16 +85,16 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
             }
         }
         assert!(refused > 150 && taken > 150, "{name}: {refused} refused, {taken} taken");
-        assert_eq!(fresh(&mut bench, &long(4, 60), 8).await, expected, "{name}: the next run is not affected");
-        assert_eq!(bench.engine.restore_slot(None, 1, signed(block)).await.unwrap(), 3);
+        assert_eq!(fresh(&mut test_engine, &long(4, 60), 8).await, expected, "{name}: the next run is not affected");
+        assert_eq!(test_engine.engine.restore_slot(None, 1, signed(block)).await.unwrap(), 3);
     }
 }
 
 #[tokio::test]
 async fn forged_values_of_a_recurrent_state_are_reported() {
-    let mut bench = bench_of(load(RECURRENT[0]), 1, false, |_| {}).await;
-    let block = small_state(&mut bench).await;
-    let before = bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap();
+    let mut test_engine = test_engine_of(load(RECURRENT[0]), 1, false, |_| {}).await;
+    let block = small_state(&mut test_engine).await;
+    let before = test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap();
     // After magic, count, three tokens and the header of the KV data: cells, position, sequences, order, layers, rows.
     let state = 8 + 12 + 56;
     let nan = f32::NAN.to_bits();
@@ -113,16 +114,16 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
     ] {
         let mut forged = block.clone();
         forged[at..at + 4].copy_from_slice(&value.to_le_bytes());
-        let error = bench.engine.restore_slot(None, 0, signed(forged)).await.unwrap_err();
+        let error = test_engine.engine.restore_slot(None, 0, signed(forged)).await.unwrap_err();
         assert!(matches!(error, SlotError::State(_)), "{error:?}");
         assert!(error.to_string().contains(reason), "{error} should say {reason}");
     }
-    assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap(), before);
-    let other = bench_of(load(RECURRENT[1]), 1, false, |_| {}).await;
+    assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap(), before);
+    let other = test_engine_of(load(RECURRENT[1]), 1, false, |_| {}).await;
     let error = other.engine.restore_slot(None, 0, block.clone().into()).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
     let wide = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::F32;
-    let mut hybrid = bench_of(load(RECURRENT[1]), 1, false, wide).await;
+    let mut hybrid = test_engine_of(load(RECURRENT[1]), 1, false, wide).await;
     let block = small_state(&mut hybrid).await;
     let error = other.engine.restore_slot(None, 0, block.into()).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::CacheType { .. })), "{error}");
@@ -131,24 +132,24 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
 #[tokio::test]
 async fn repeated_prompt_is_not_recomputed() {
     for name in RECURRENT {
-        let mut bench = bench_of(load(name), 2, false, |_| {}).await;
+        let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
         let prompt = long(1, 300);
-        let first = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
+        let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!(first.end.finish.usage.cached_tokens, 0);
         for slot in [0, 0, 1] {
             // In its own slot, and from a copy of another slot.
-            let again = bench.run(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
+            let again = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), slot)).await;
             assert_eq!(again.end.finish.usage.cached_tokens, 299, "{name}");
             assert_eq!(again.generated(), first.generated(), "{name}");
-            assert_eq!(bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().processed, 1);
+            assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().processed, 1);
         }
         for slot in [0, 1] {
-            bench.run(in_slot(request_tokens(long(2, 310), 4), slot)).await;
+            test_engine.run(in_slot(request_tokens(long(2, 310), 4), slot)).await;
         }
-        let again = bench.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
+        let again = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!((again.end.finish.usage.cached_tokens, again.generated()), (299, first.generated()), "{name}");
         // No checkpoint is kept without a memory budget.
-        let mut without = bench_of(load(name), 1, false, |options| options.cache_ram_bytes = 0).await;
+        let mut without = test_engine_of(load(name), 1, false, |options| options.cache_ram_bytes = 0).await;
         for _ in 0..2 {
             let result = without.run(request_tokens(prompt.clone(), 12)).await;
             assert_eq!((result.end.finish.usage.cached_tokens, result.generated()), (0, first.generated()), "{name}");
@@ -165,19 +166,19 @@ async fn new_question_after_shared_instructions_computes_only_the_question() {
         request
     };
     for name in RECURRENT {
-        let mut bench = bench_of(load(name), 2, false, |_| {}).await;
-        bench.run(in_slot(chat(2), 0)).await;
+        let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
+        test_engine.run(in_slot(chat(2), 0)).await;
         for question in [3, 4] {
-            let result = bench.run(in_slot(chat(question), 0)).await;
+            let result = test_engine.run(in_slot(chat(question), 0)).await;
             assert_eq!(result.end.finish.usage.cached_tokens, 120, "{name}");
-            assert_eq!(result.generated(), fresh(&mut bench, &chat(question).prompt, 6).await, "{name}");
+            assert_eq!(result.generated(), fresh(&mut test_engine, &chat(question).prompt, 6).await, "{name}");
         }
     }
 }
 
 /// Returns an answer of which a mod removes three tokens at every tenth, and its number of decodes.
-async fn run_with_backtracks(bench: &mut crate::engine::Bench, prompt: &[TokenId]) -> (Vec<TokenId>, u64) {
-    let before = bench.engine.status().counts().decodes;
+async fn run_with_backtracks(test_engine: &mut crate::engine::TestEngine, prompt: &[TokenId]) -> (Vec<TokenId>, u64) {
+    let before = test_engine.engine.status().counts().decodes;
     let taken = AtomicUsize::new(0);
     let request = with_mod(in_slot(request_tokens(prompt.to_vec(), 60), 0), false, move |call| {
         let next = 10 * (taken.load(Ordering::Relaxed) + 1);
@@ -187,22 +188,22 @@ async fn run_with_backtracks(bench: &mut crate::engine::Bench, prompt: &[TokenId
         }
         Action::Noop
     });
-    let result = bench.run(request).await;
-    (result.generated(), bench.engine.status().counts().decodes - before)
+    let result = test_engine.run(request).await;
+    (result.generated(), test_engine.engine.status().counts().decodes - before)
 }
 
 #[tokio::test]
 async fn retraction_recomputes_the_answer_but_not_the_prompt() {
     let prompt = long(1, 400);
-    let (_, plain) = run_with_backtracks(&mut bench(1, false).await, &prompt).await;
+    let (_, plain) = run_with_backtracks(&mut test_engine(1, false).await, &prompt).await;
     for name in RECURRENT {
-        let mut bench = bench_of(load(name), 2, false, |_| {}).await;
-        let (generated, decodes) = run_with_backtracks(&mut bench, &prompt).await;
+        let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
+        let (generated, decodes) = run_with_backtracks(&mut test_engine, &prompt).await;
         // A prompt of this length takes two decodes; the checkpoint after it takes one more.
         assert_eq!(decodes, plain + 1, "{name}");
         let upto = [prompt.as_slice(), &generated[..53]].concat();
-        assert_eq!(generated[53..], fresh(&mut bench, &upto, 7).await, "{name}");
-        let mut without = bench_of(load(name), 1, false, |options| options.cache_ram_bytes = 0).await;
+        assert_eq!(generated[53..], fresh(&mut test_engine, &upto, 7).await, "{name}");
+        let mut without = test_engine_of(load(name), 1, false, |options| options.cache_ram_bytes = 0).await;
         let (again, more) = run_with_backtracks(&mut without, &prompt).await;
         assert!(again == generated && more > decodes, "{name}: {more} decodes without a checkpoint");
     }
@@ -211,7 +212,8 @@ async fn retraction_recomputes_the_answer_but_not_the_prompt() {
 #[tokio::test]
 async fn checkpoints_of_a_long_answer_stay_within_their_budget() {
     for bytes in [64 << 20, 1 << 20] {
-        let mut bench = bench_of(load(RECURRENT[0]), 2, false, |options| options.cache_ram_bytes = bytes).await;
+        let mut test_engine =
+            test_engine_of(load(RECURRENT[0]), 2, false, |options| options.cache_ram_bytes = bytes).await;
         let prompt = long(1, 50);
         let done = AtomicUsize::new(0);
         let request = with_mod(in_slot(request_tokens(prompt.clone(), 400), 0), false, move |call| {
@@ -220,8 +222,8 @@ async fn checkpoints_of_a_long_answer_stay_within_their_budget() {
             }
             Action::Noop
         });
-        let generated = bench.run(request).await.generated();
+        let generated = test_engine.run(request).await.generated();
         let upto = [prompt.as_slice(), &generated[..92]].concat();
-        assert_eq!(generated[92..], fresh(&mut bench, &upto, 308).await);
+        assert_eq!(generated[92..], fresh(&mut test_engine, &upto, 308).await);
     }
 }

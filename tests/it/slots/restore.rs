@@ -1,14 +1,14 @@
 //! States that are saved and restored, in the same slot, in another one, and after a restart.
 
 use super::{in_slot, logprobs, long, rows, with_attention, worst};
-use crate::engine::{bench, bench_with, request, request_tokens};
+use crate::engine::{request, request_tokens, test_engine, test_engine_with};
 use thunder::engine::{Ses1Error, SlotError};
 use thunder::model::llama::CacheType;
 
 #[tokio::test]
 async fn restored_slot_continues_as_the_original() {
     for attention in [false, true] {
-        let mut first = bench(2, attention).await;
+        let mut first = test_engine(2, attention).await;
         let ask = |request| if attention { with_attention(request) } else { request };
         let begun = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
         let mut prompt = long(1, 60);
@@ -19,16 +19,16 @@ async fn restored_slot_continues_as_the_original() {
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
         first.run(in_slot(request_tokens(long(2, 90), 4), 0)).await;
         // Into another slot, and into an engine with another number of slots, as after a restart.
-        let mut second = bench(3, attention).await;
+        let mut second = test_engine(3, attention).await;
         second.run(in_slot(request_tokens(long(3, 100), 4), 2)).await;
         for (original, slot) in [(true, 1), (false, 2), (false, 0)] {
-            let bench = if original { &mut first } else { &mut second };
-            assert_eq!(bench.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67);
+            let test_engine = if original { &mut first } else { &mut second };
+            assert_eq!(test_engine.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67);
             assert_eq!(
-                bench.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens,
+                test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens,
                 prompt[..67]
             );
-            let result = bench.run(in_slot(ask(request_tokens(prompt.clone(), 12)), slot)).await;
+            let result = test_engine.run(in_slot(ask(request_tokens(prompt.clone(), 12)), slot)).await;
             assert_eq!(result.end.finish.usage.cached_tokens, 67);
             assert_eq!(result.generated(), expected.generated());
             assert_eq!(worst(&logprobs(&result), &logprobs(&expected)), 0.0);
@@ -40,14 +40,14 @@ async fn restored_slot_continues_as_the_original() {
 
 #[tokio::test]
 async fn empty_slot_can_be_saved_and_restored() {
-    let mut bench = bench(1, false).await;
-    let empty = bench.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
+    let mut test_engine = test_engine(1, false).await;
+    let empty = test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
     assert_eq!(empty.tokens, 0);
-    bench.run(request("The sky is", 3)).await;
-    assert_eq!(bench.engine.restore_slot(None, 0, empty.block).await.unwrap(), 0);
-    assert!(bench.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());
+    test_engine.run(request("The sky is", 3)).await;
+    assert_eq!(test_engine.engine.restore_slot(None, 0, empty.block).await.unwrap(), 0);
+    assert!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());
     assert!(matches!(
-        bench.engine.save_slot(&thunder::events::Scope::All, 1).await,
+        test_engine.engine.save_slot(&thunder::events::Scope::All, 1).await,
         Err(SlotError::NoSuchSlot { slot: 1, slots: 1 })
     ));
 }
@@ -64,17 +64,17 @@ async fn state_of_another_cache_type_is_rejected() {
         options.cache_type_k = CacheType::F32;
         options.cache_type_v = CacheType::F32;
     };
-    let mut first = bench_with(1, true, wide).await;
+    let mut first = test_engine_with(1, true, wide).await;
     let expected = first.run(request_tokens(long(1, 64), 20)).await;
     let mut prompt = long(1, 64);
     prompt.extend(&expected.generated()[..10]);
     first.run(request_tokens(prompt.clone(), 1)).await;
     let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
-    let mut second = bench_with(2, true, wide).await;
+    let mut second = test_engine_with(2, true, wide).await;
     second.engine.restore_slot(None, 1, saved.block.clone()).await.unwrap();
     let result = second.run(in_slot(request_tokens(prompt, 10), 1)).await;
     assert_eq!(result.generated(), expected.generated()[10..]);
-    let narrow = bench(1, true).await;
+    let narrow = test_engine(1, true).await;
     let error = narrow.engine.restore_slot(None, 0, saved.block).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::CacheType { .. })), "{error}");
     assert!(error.to_string().contains("f32 keys and f32 values; this server uses f16"), "{error}");

@@ -1,8 +1,8 @@
 //! The prefix that a prompt shares with a busy slot is copied instead of computed, also while it is being computed.
 
 use super::{first_layer_agrees, long, with_attention};
-use crate::engine::exact_model::exact_bench;
-use crate::engine::{Bench, bench_of, bench_with, follow, model, request_tokens};
+use crate::engine::exact_model::exact_engine;
+use crate::engine::{TestEngine, follow, model, request_tokens, test_engine_of, test_engine_with};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thunder::engine::Request;
@@ -16,14 +16,14 @@ fn branch(own: i32) -> Vec<TokenId> {
 }
 
 async fn alone(prompt: Vec<TokenId>) -> String {
-    exact_bench(1, |_| {}).await.run(request_tokens(prompt, 12)).await.text
+    exact_engine(1, |_| {}).await.run(request_tokens(prompt, 12)).await.text
 }
 
 /// Submits all requests before any of them can have ended. Returns their texts and ends.
-async fn together(bench: &Bench, requests: Vec<Request>) -> Vec<(String, Arc<RunEnd>)> {
+async fn together(test_engine: &TestEngine, requests: Vec<Request>) -> Vec<(String, Arc<RunEnd>)> {
     let mut runs = Vec::new();
     for request in requests {
-        runs.push(bench.engine.submit(request).await.unwrap());
+        runs.push(test_engine.engine.submit(request).await.unwrap());
     }
     let mut results = Vec::new();
     for run in runs {
@@ -38,28 +38,28 @@ fn cached(results: &[(String, Arc<RunEnd>)]) -> Vec<u32> {
 
 #[tokio::test]
 async fn prefix_of_a_busy_slot_is_copied() {
-    let bench = exact_bench(2, |options| options.cache_ram_bytes = 0).await;
-    let mut busy = bench.engine.submit(request_tokens(branch(2), 150)).await.unwrap();
+    let test_engine = exact_engine(2, |options| options.cache_ram_bytes = 0).await;
+    let mut busy = test_engine.engine.submit(request_tokens(branch(2), 150)).await.unwrap();
     // Its prompt is decoded, and it generates.
     busy.output.recv().await.unwrap();
-    let copied = together(&bench, vec![request_tokens(branch(3), 12)]).await;
+    let copied = together(&test_engine, vec![request_tokens(branch(3), 12)]).await;
     assert_eq!(cached(&copied), [300]);
     assert_eq!(copied[0].0, alone(branch(3)).await);
     let (text, end) = follow(busy.output).await;
     assert_eq!(end.finish.usage.completion_tokens, 150);
-    let whole = exact_bench(1, |_| {}).await.run(request_tokens(branch(2), 150)).await;
+    let whole = exact_engine(1, |_| {}).await.run(request_tokens(branch(2), 150)).await;
     assert!(whole.text.ends_with(&text), "the copied run is not affected");
 }
 
 #[tokio::test]
 async fn prefix_that_is_being_computed_is_awaited() {
     for attention in [false, true] {
-        let bench = exact_bench(4, |options| options.cache_ram_bytes = 0).await;
+        let test_engine = exact_engine(4, |options| options.cache_ram_bytes = 0).await;
         let requests = (2..6).map(|own| {
             let request = request_tokens(branch(own), 12);
             if attention { with_attention(request) } else { request }
         });
-        let results = together(&bench, requests.collect()).await;
+        let results = together(&test_engine, requests.collect()).await;
         assert_eq!(cached(&results), [0, 300, 300, 300]);
         for (own, (text, _)) in (2..6).zip(&results) {
             assert_eq!(*text, alone(branch(own)).await);
@@ -69,22 +69,22 @@ async fn prefix_that_is_being_computed_is_awaited() {
 
 #[tokio::test]
 async fn attention_rows_of_a_copied_prefix_are_exact() {
-    let mut bench = bench_with(2, true, |options| options.cache_ram_bytes = 0).await;
-    let mut busy = bench.engine.submit(request_tokens(branch(2), 150)).await.unwrap();
+    let mut test_engine = test_engine_with(2, true, |options| options.cache_ram_bytes = 0).await;
+    let mut busy = test_engine.engine.submit(request_tokens(branch(2), 150)).await.unwrap();
     busy.output.recv().await.unwrap();
-    let result = bench.run(with_attention(request_tokens(branch(3), 4))).await;
+    let result = test_engine.run(with_attention(request_tokens(branch(3), 4))).await;
     assert_eq!(result.end.finish.usage.cached_tokens, 300);
     first_layer_agrees(&result, &branch(3)).await;
 }
 
 #[tokio::test]
 async fn prefix_is_computed_if_a_copy_is_slower_or_disabled() {
-    let bench = bench_with(2, false, |options| options.cache_ram_bytes = 0).await;
+    let test_engine = test_engine_with(2, false, |options| options.cache_ram_bytes = 0).await;
     let short = |own| [long(1, 60), long(own, 100)].concat();
-    let results = together(&bench, vec![request_tokens(short(2), 12), request_tokens(short(3), 12)]).await;
+    let results = together(&test_engine, vec![request_tokens(short(2), 12), request_tokens(short(3), 12)]).await;
     assert_eq!(cached(&results), [0, 0]);
     let fresh = |own| Request { cache_prompt: false, ..request_tokens(branch(own), 12) };
-    assert_eq!(cached(&together(&bench, vec![fresh(2), fresh(3)]).await), [0, 0]);
+    assert_eq!(cached(&together(&test_engine, vec![fresh(2), fresh(3)]).await), [0, 0]);
 }
 
 #[tokio::test]
@@ -93,18 +93,18 @@ async fn prefix_of_other_adapters_is_not_shared() {
     let adapter = (root.join("tiny-lora.gguf"), 1.0);
     let options = ModelOptions { adapters: vec![adapter], ..ModelOptions::default() };
     let model = Arc::new(Model::load(&root.join("tiny.gguf"), &options, |_| true).unwrap());
-    let bench = bench_of(model, 3, false, |options| options.cache_ram_bytes = 0).await;
+    let test_engine = test_engine_of(model, 3, false, |options| options.cache_ram_bytes = 0).await;
     let adapted = |scale: f32, own| Request {
         adapters: Some(AdapterSet::new([ScaledAdapter { id: 0, scale }])),
         ..request_tokens(branch(own), 12)
     };
-    let results = together(&bench, vec![adapted(1.0, 2), adapted(0.5, 3), adapted(1.0, 4)]).await;
+    let results = together(&test_engine, vec![adapted(1.0, 2), adapted(0.5, 3), adapted(1.0, 4)]).await;
     assert_eq!(cached(&results), [0, 0, 300]);
 }
 
 #[tokio::test]
 async fn four_branches_take_less_than_half_the_time_of_computing_each() {
-    let bench = bench_of(model(), 4, false, |options| {
+    let test_engine = test_engine_of(model(), 4, false, |options| {
         options.cache_ram_bytes = 0;
         options.ctx_size = 4096;
         options.batch_size = 2048;
@@ -119,7 +119,7 @@ async fn four_branches_take_less_than_half_the_time_of_computing_each() {
             let prompt = |own| [prefix.clone(), long(own, 100)].concat();
             let requests = (0..4).map(|own| Request { cache_prompt: shares, ..request_tokens(prompt(round + own), 1) });
             let begun = Instant::now();
-            let results = together(&bench, requests.collect()).await;
+            let results = together(&test_engine, requests.collect()).await;
             *time = begun.elapsed().min(*time);
             let expected = if shares { [0, 3900, 3900, 3900] } else { [0; 4] };
             assert_eq!(cached(&results), expected);

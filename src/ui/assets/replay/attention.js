@@ -105,7 +105,7 @@ export class Attention {
     const run = this.#run;
     return (i) => {
       const pos = run.pos(i);
-      const isPresent = run.born(i) <= seq && seq < run.died(i);
+      const isPresent = run.addedAt(i) <= seq && seq < run.removedAt(i);
       return isPresent && pos < values.length && pos !== sink ? bucketOf(values[pos], peak) : -1;
     };
   }
@@ -135,7 +135,7 @@ export class Attention {
     if (this.#later?.key !== key) {
       this.#laterAbort.abort();
       this.#laterAbort = new AbortController();
-      this.#later = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.born(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
+      this.#later = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
     }
     const later = this.#later;
     const { signal } = this.#laterAbort;
@@ -146,7 +146,7 @@ export class Attention {
     try {
       // A key that is held down selects many tokens; only the last one is requested.
       await new Promise((resolve) => setTimeout(resolve, 70));
-      const end = () => Math.min(run.died(row), run.eventCount);
+      const end = () => Math.min(run.removedAt(row), run.eventCount);
       for (let to = end(); later.next < to && !signal.aborted; to = end()) {
         const query = new URLSearchParams({ from: later.next, to, position: run.pos(row), ...viewQuery(this.view) });
         const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });

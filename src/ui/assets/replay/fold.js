@@ -170,8 +170,8 @@ export class RunState extends Rows {
     this.textIndex[i] = this.#intern(text);
     this.token[i] = token;
     this.pos[i] = this.#base + this.#alive.length;
-    this.born[i] = seq;
-    this.died[i] = NEVER;
+    this.addedAt[i] = seq;
+    this.removedAt[i] = NEVER;
     this.logprobs[i] = quantise(logprob);
     this.entropies[i] = quantise(entropy);
     this.rank[i] = Math.min(UNKNOWN, rank ?? 0);
@@ -202,7 +202,7 @@ export class RunState extends Rows {
   /** Removes the last `count` rows; they are invisible from event `seq` on. */
   #end(count, seq) {
     for (const i of this.#alive.splice(this.#alive.length - count, count)) {
-      this.died[i] = seq;
+      this.removedAt[i] = seq;
       this.flags[i] |= FLAGS.touched;
     }
   }

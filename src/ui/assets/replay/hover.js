@@ -16,7 +16,7 @@ export function lines(run, i) {
     p === null ? origin : `${origin} at ${percent(Math.exp(p))}`,
     bits === null ? '' : `${bits.toFixed(2)} bit`,
     run.rank(i) === null ? '' : `rank ${run.rank(i)}`,
-    run.died(i) === NEVER ? '' : `removed at event ${run.died(i) - 1}`,
+    run.removedAt(i) === NEVER ? '' : `removed at event ${run.removedAt(i) - 1}`,
   ].filter(Boolean);
 }
 

@@ -16,12 +16,12 @@ export function targetOf(action, run, n, surprise, threshold) {
   const marks = (kind) => run.marks.filter((m) => m.kind === kind).map((m) => m.seq);
   const removals = () => {
     const all = new Set();
-    for (let i = 0; i < run.count; i += 1) if (run.died(i) !== NEVER) all.add(run.died(i) - 1);
+    for (let i = 0; i < run.count; i += 1) if (run.removedAt(i) !== NEVER) all.add(run.removedAt(i) - 1);
     return [...all];
   };
   const surprises = () => {
     const all = [];
-    for (let i = 0; i < run.count; i += 1) if (!run.isPrompt(i) && (surprise(i) ?? 0) >= threshold) all.push(run.born(i));
+    for (let i = 0; i < run.count; i += 1) if (!run.isPrompt(i) && (surprise(i) ?? 0) >= threshold) all.push(run.addedAt(i));
     return all;
   };
   switch (action) {

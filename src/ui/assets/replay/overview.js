@@ -11,10 +11,10 @@ export function bins(run, width) {
   const span = Math.max(1, run.eventCount);
   for (let i = 0; i < run.count; i += 1) {
     if (run.isPrompt(i)) continue;
-    const x = Math.min(width - 1, Math.floor((run.born(i) / span) * width));
+    const x = Math.min(width - 1, Math.floor((run.addedAt(i) / span) * width));
     const value = surprise(run, i);
     if (value !== null && value > high[x]) high[x] = value;
-    if (run.died(i) !== NEVER) erased[x] = 1;
+    if (run.removedAt(i) !== NEVER) erased[x] = 1;
   }
   return { high, erased };
 }
@@ -65,7 +65,7 @@ export class Overview {
     }
     for (const { row, tone } of this.notes) {
       g.beginPath();
-      g.arc((run.born(row) / Math.max(1, run.eventCount)) * w, 5, 4, 0, 2 * Math.PI);
+      g.arc((run.addedAt(row) / Math.max(1, run.eventCount)) * w, 5, 4, 0, 2 * Math.PI);
       g.fillStyle = c[{ good: 'ok', bad: 'erased', plain: 'accent', remark: 'accent' }[tone]];
       g.fill();
       g.lineWidth = 1.5;

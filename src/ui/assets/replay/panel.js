@@ -106,8 +106,8 @@ export class Panel {
         fact('position', String(run.pos(row))),
         fact('token id', String(run.token(row))),
         run.isPrompt(row) || !run.isTimed ? null : fact('took', `${run.dt(row)} ms`),
-        fact('added at', `event ${run.born(row)}`),
-        run.died(row) === NEVER ? null : fact('removed at', `event ${run.died(row) - 1}`)));
+        fact('added at', `event ${run.addedAt(row)}`),
+        run.removedAt(row) === NEVER ? null : fact('removed at', `event ${run.removedAt(row) - 1}`)));
   }
 
   #drawStep(e, entries) {

@@ -1,17 +1,17 @@
 // Removals: sets of rows that one event removed. Pure.
 import { NEVER } from './rows.js';
 
-/** Returns all removals in the order of their last rows: `[{died, first, last, count, parent}]`; `parent` is the enclosing removal. */
-export function removals(count, died) {
+/** Returns all removals in the order of their last rows: `[{removedAt, first, last, count, parent}]`; `parent` is the enclosing removal. */
+export function removals(count, removedAt) {
   const by = new Map();
   for (let i = 0; i < count; i += 1) {
-    const d = died(i);
+    const d = removedAt(i);
     if (d === NEVER) continue;
     const b = by.get(d);
     if (b) {
       b.last = i;
       b.count += 1;
-    } else by.set(d, { died: d, first: i, last: i, count: 1, parent: null });
+    } else by.set(d, { removedAt: d, first: i, last: i, count: 1, parent: null });
   }
   const all = [...by.values()].sort((a, b) => a.last - b.last || b.first - a.first);
   // An event removes the last tokens of the sequence, so removals are nested or disjoint: a removal that has not ended at
@@ -27,7 +27,7 @@ export function removals(count, died) {
 
 /** Returns true if the chip of a removal is visible at event `n`: the removal has happened, and no folded removal encloses it. Pure. */
 export function isChipVisible(removal, n, isOpen) {
-  if (removal.died > n) return false;
-  for (let p = removal.parent; p; p = p.parent) if (p.died <= n && !isOpen(p)) return false;
+  if (removal.removedAt > n) return false;
+  for (let p = removal.parent; p; p = p.parent) if (p.removedAt <= n && !isOpen(p)) return false;
   return true;
 }

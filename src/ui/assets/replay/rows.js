@@ -1,6 +1,6 @@
 // Rows (token instances) as stored in the columns, complete for a stored run; the fold adds rows of a live run. Pure.
 
-/** `died` of a row that exists at the end. */
+/** `removedAt` of a row that exists at the end. */
 export const NEVER = 0xffff_ffff;
 /** logprob and entropy of a row without a value. */
 export const UNKNOWN = 0xffff;
@@ -11,8 +11,8 @@ export const COLUMNS = {
   textIndex: Uint32Array,
   token: Int32Array,
   pos: Uint32Array,
-  born: Uint32Array,
-  died: Uint32Array,
+  addedAt: Uint32Array,
+  removedAt: Uint32Array,
   logprobs: Uint16Array,
   entropies: Uint16Array,
   rank: Uint16Array,
@@ -27,7 +27,7 @@ export const EVENT_COLUMNS = { kinds: Uint8Array, steps: Uint32Array, times: Uin
 
 /**
  * One run: rows (token instances), events and marks. Typed arrays may be longer than `count` and `eventCount`.
- * Row `i` is visible after event `n` exactly when `born[i] <= n && n < died[i]`; `n` runs from 0 to `eventCount`.
+ * Row `i` is visible after event `n` exactly when `addedAt[i] <= n && n < removedAt[i]`; `n` runs from 0 to `eventCount`.
  */
 export class Rows {
   count = 0;

@@ -21,8 +21,8 @@ export class Run {
   text(i) { return this.#s.text(i); }
   token(i) { return this.#s.token[i]; }
   pos(i) { return this.#s.pos[i]; }
-  born(i) { return this.#s.born[i]; }
-  died(i) { return this.#s.died[i]; }
+  addedAt(i) { return this.#s.addedAt[i]; }
+  removedAt(i) { return this.#s.removedAt[i]; }
   dt(i) { return this.#s.dt[i]; }
   logprob(i) { return this.#s.logprob(i); }
   entropy(i) { return this.#s.entropy(i); }
@@ -45,7 +45,7 @@ export class Run {
   /** Returns the row at a position of the sequence at event `n`, or null. */
   alive(n, pos) {
     for (let i = this.count - 1; i >= 0; i -= 1) {
-      if (this.pos(i) === pos && this.born(i) <= n && n < this.died(i)) return i;
+      if (this.pos(i) === pos && this.addedAt(i) <= n && n < this.removedAt(i)) return i;
     }
     return null;
   }
@@ -53,14 +53,14 @@ export class Run {
   /** Returns the rows at event `n` by their position. */
   sequence(n) {
     const rows = [];
-    for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i)) rows[this.pos(i)] = i;
+    for (let i = 0; i < this.count; i += 1) if (this.addedAt(i) <= n && n < this.removedAt(i)) rows[this.pos(i)] = i;
     return rows;
   }
 
   /** Returns the number of tokens in the answer at event `n`. */
   answered(n) {
     let count = 0;
-    for (let i = 0; i < this.count; i += 1) if (this.born(i) <= n && n < this.died(i) && !this.isPrompt(i)) count += 1;
+    for (let i = 0; i < this.count; i += 1) if (this.addedAt(i) <= n && n < this.removedAt(i) && !this.isPrompt(i)) count += 1;
     return count;
   }
 
@@ -81,11 +81,11 @@ export class Run {
     let hi = this.count;
     while (lo < hi) {
       const mid = (lo + hi) >> 1;
-      if (this.born(mid) < e) lo = mid + 1;
+      if (this.addedAt(mid) < e) lo = mid + 1;
       else hi = mid;
     }
     let end = lo;
-    while (end < this.count && this.born(end) === e) end += 1;
+    while (end < this.count && this.addedAt(end) === e) end += 1;
     return [lo, end];
   }
 }

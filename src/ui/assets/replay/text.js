@@ -52,7 +52,7 @@ export class Text {
     this.#signal = signal;
     root.addEventListener('click', (event) => {
       const chip = event.target.closest('.chip');
-      if (chip) return this.#toggle(chip._died);
+      if (chip) return this.#toggle(chip._removedAt);
       const token = event.target.closest('.t');
       if (!token || !getSelection().isCollapsed) return undefined;
       return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onPick(token._row);
@@ -60,13 +60,13 @@ export class Text {
   }
 
   /** Sets the prompt's parts from the Prefilled event. */
-  label(prompt, born) {
-    this.#labels = { born, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
+  label(prompt, addedAt) {
+    this.#labels = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
   /** Adds the rows that arrived since the last call. Builds all of them if `all`, else the first ones. */
   sync(all) {
-    this.#removals = removals(this.#run.count, (i) => this.#run.died(i));
+    this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
     this.#build(all ? Infinity : this.#spans.length + ROWS_PER_TASK);
   }
 
@@ -91,15 +91,15 @@ export class Text {
 
   /** Builds the chips of removals whose rows are built. */
   #addChips() {
-    const missing = this.#removals.filter((removal) => removal.last < this.#spans.length && !this.#chips.has(removal.died));
+    const missing = this.#removals.filter((removal) => removal.last < this.#spans.length && !this.#chips.has(removal.removedAt));
     if (!missing.length) return;
     const mods = Map.groupBy(this.#run.marks.filter((m) => m.kind === 'action'), (m) => m.seq);
     for (const removal of missing) {
-      const names = (mods.get(removal.died - 1) ?? []).map((m) => m.mod_name);
+      const names = (mods.get(removal.removedAt - 1) ?? []).map((m) => m.mod_name);
       const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'vh' }, ' tokens removed'));
-      chip._died = removal.died;
+      chip._removedAt = removal.removedAt;
       chip.hidden = true;
-      this.#chips.set(removal.died, chip);
+      this.#chips.set(removal.removedAt, chip);
       this.#spans[removal.last].after(chip);
     }
   }
@@ -137,9 +137,9 @@ export class Text {
 
   /** Returns the state of a row at the current event. */
   #stateAt(i) {
-    const died = this.#run.died(i);
-    if (this.#run.born(i) > this.#n) return this.#options.showLater && died === NEVER ? LATER : 0;
-    return died <= this.#n ? REMOVED : VISIBLE;
+    const removedAt = this.#run.removedAt(i);
+    if (this.#run.addedAt(i) > this.#n) return this.#options.showLater && removedAt === NEVER ? LATER : 0;
+    return removedAt <= this.#n ? REMOVED : VISIBLE;
   }
 
   #blockText = '';
@@ -147,7 +147,7 @@ export class Text {
   #roleOf(i) {
     const run = this.#run;
     if (!run.isPrompt(i)) return { role: 'answer', dim: false };
-    if (this.#labels && run.born(i) > this.#labels.born) return { role: 'new prompt', dim: false };
+    if (this.#labels && run.addedAt(i) > this.#labels.addedAt) return { role: 'new prompt', dim: false };
     return this.#labels?.roles[run.pos(i)] ?? { role: 'prompt', dim: false };
   }
 
@@ -157,11 +157,11 @@ export class Text {
   }
 
   #write(i) {
-    const died = this.#run.died(i);
+    const removedAt = this.#run.removedAt(i);
     const state = this.#state[i];
     const isShadedLater = state === LATER && this.#coloursLater && this.#bucket[i];
     let name = this.#base[i] + (state === VISIBLE || isShadedLater ? this.#bucket[i] : '') + (isShadedLater ? '' : CLASS[state]);
-    if (state === REMOVED && this.#open.has(died)) name += ' o';
+    if (state === REMOVED && this.#open.has(removedAt)) name += ' o';
     if (i === this.#cursor) name += ' cur';
     if (i === this.#selected) name += ' sel';
     if (this.#hits.includes(i)) name += ' hit';
@@ -205,10 +205,10 @@ export class Text {
   /** Shows the chips of the current event, and hides empty blocks and parts. */
   #hideEmpty() {
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
-    const isOpen = (removal) => this.#options.showRemoved || this.#open.has(removal.died);
+    const isOpen = (removal) => this.#options.showRemoved || this.#open.has(removal.removedAt);
     for (const block of this.#blocks) if (block) block.chips = 0;
     for (const removal of this.#removals) {
-      const chip = this.#chips.get(removal.died);
+      const chip = this.#chips.get(removal.removedAt);
       if (!chip) continue;
       const visible = isChipVisible(removal, this.#n, isOpen);
       if (chip.hidden === visible) chip.hidden = !visible;
@@ -222,9 +222,9 @@ export class Text {
     for (const part of this.#root.children) part.hidden = !part.querySelector('.blk:not([hidden])');
   }
 
-  #toggle(died) {
-    if (!this.#open.delete(died)) this.#open.add(died);
-    for (let i = 0; i < this.#spans.length; i += 1) if (this.#run.died(i) === died) this.#write(i);
+  #toggle(removedAt) {
+    if (!this.#open.delete(removedAt)) this.#open.add(removedAt);
+    for (let i = 0; i < this.#spans.length; i += 1) if (this.#run.removedAt(i) === removedAt) this.#write(i);
     this.show(this.#n);
   }
 
@@ -264,7 +264,7 @@ export class Text {
   /** Returns true if the row is visible as text, for the search. */
   isShown(i) {
     const state = this.#state[i] ?? this.#stateAt(i);
-    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#open.has(this.#run.died(i))));
+    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#open.has(this.#run.removedAt(i))));
   }
 
   /** Highlights the rows of one match. */

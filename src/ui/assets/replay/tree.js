@@ -44,7 +44,7 @@ export function neighbour(ordered, id, step) {
 /** Returns the rows of the final answer that were added at event `from` or later. */
 export function rowsSince(run, from = 0) {
   const rows = [];
-  for (let i = 0; i < run.count; i += 1) if (!run.isPrompt(i) && run.died(i) === NEVER && run.born(i) >= from) rows.push(i);
+  for (let i = 0; i < run.count; i += 1) if (!run.isPrompt(i) && run.removedAt(i) === NEVER && run.addedAt(i) >= from) rows.push(i);
   return rows;
 }
 

@@ -121,7 +121,7 @@ export class Replay {
       options: { showLater: this.#state.showLater, showRemoved: this.#state.showRemoved },
       signal: this.#closed.signal,
       onPick: (row) => this.pick(row),
-      onRemovedClick: (row) => go(run.died(row) - 1),
+      onRemovedClick: (row) => go(run.removedAt(row) - 1),
     });
     hover(textBox, run, this.#closed.signal);
     this.#parts = {
@@ -226,7 +226,7 @@ export class Replay {
   /** Index of the token at the cursor in the answer, or null at the end of the run. */
   get token() {
     const row = this.atEnd ? null : this.#row(this.#event());
-    return row === null ? null : this.#run.answered(this.#run.born(row)) - 1;
+    return row === null ? null : this.#run.answered(this.#run.addedAt(row)) - 1;
   }
 
   #addItems(items) {
@@ -290,13 +290,13 @@ export class Replay {
     if (!run) return;
     this.#parts.player.pause();
     const rows = token === undefined ? [] : this.#answer();
-    this.go(token === undefined ? event : rows.length ? run.born(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
+    this.go(token === undefined ? event : rows.length ? run.addedAt(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
   }
 
   /** Selects a row. For a row of the answer, the cursor moves to the event that added it. */
   pick(row) {
     this.#parts.player.pause();
-    if (!this.#run.isPrompt(row)) this.go(this.#run.born(row));
+    if (!this.#run.isPrompt(row)) this.go(this.#run.addedAt(row));
     this.#picked = row;
     const e = this.#event();
     this.#parts.text.cursor(this.#row(e), row);
