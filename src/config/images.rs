@@ -1,9 +1,10 @@
 //! The image encoder of the command line.
 
-use super::ConfigError;
 use super::flags::OnOff;
+use super::{ConfigError, Size};
 use clap::Args;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 /// The image encoder.
 #[derive(Debug, Clone, Default, Args)]
@@ -22,6 +23,21 @@ pub struct ImageFlags {
     /// Maximum tokens of an image, for projectors whose images have different numbers of tokens; default: the projector's
     #[arg(long, env = "THUNDER_IMAGE_MAX_TOKENS", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     image_max_tokens: Option<u32>,
+    /// Store the files of images with the recorded runs, which then show them and can be forked at any time; off: only hash,
+    /// size and dimensions
+    #[arg(long, env = "THUNDER_RECORD_IMAGES", value_name = "on|off", default_value = "off", default_missing_value = "on",
+          num_args = 0..=1, require_equals = true)]
+    record_images: OnOff,
+    /// Maximum size of the stored images of a run, e.g. 32M; further images are recorded without their files
+    #[arg(long, env = "THUNDER_RECORD_IMAGES_SIZE", value_name = "SIZE", default_value = "32M")]
+    record_images_size: Size,
+    /// Fetch images that clients send as http: and https: URLs; private addresses are rejected
+    #[arg(long, env = "THUNDER_ALLOW_IMAGE_URLS", value_name = "on|off", default_value = "off", default_missing_value = "on",
+          num_args = 0..=1, require_equals = true)]
+    allow_image_urls: OnOff,
+    /// Hosts with private addresses from which --allow-image-urls also fetches, e.g. images.local:8080
+    #[arg(long, env = "THUNDER_IMAGE_URL_HOSTS", value_name = "HOST[:PORT],…", value_delimiter = ',')]
+    image_url_hosts: Vec<UrlHost>,
 }
 
 /// The image encoder of the default model.
@@ -35,6 +51,42 @@ pub struct ImageConfig {
     pub min_tokens: Option<u32>,
     /// Maximum tokens of an image; `None` for the projector's.
     pub max_tokens: Option<u32>,
+    /// Maximum bytes of the stored images of a run; 0 stores none.
+    pub record_bytes: usize,
+    /// Fetching of images by URL; `None` if it is off.
+    pub urls: Option<ImageUrlConfig>,
+}
+
+/// Fetching of images by URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageUrlConfig {
+    /// Hosts that may have private addresses.
+    pub private_hosts: Vec<UrlHost>,
+}
+
+/// The host of a URL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UrlHost {
+    /// Name or address, as in a URL.
+    pub host: String,
+    /// Port; `None` for all ports.
+    pub port: Option<u16>,
+}
+
+impl FromStr for UrlHost {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let invalid =
+            || format!("'{text}' is not a host; expected HOST or HOST:PORT, e.g. images.local:8080 or [::1]:8080");
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) if !port.contains(']') => (host, Some(port.parse().map_err(|_| invalid())?)),
+            _ => (text, None),
+        };
+        let is_bracketed = host.starts_with('[') && host.ends_with(']');
+        let is_name = !host.is_empty() && !host.contains(|c: char| c.is_whitespace() || "/:@[]".contains(c));
+        if is_bracketed || is_name { Ok(Self { host: host.to_ascii_lowercase(), port }) } else { Err(invalid()) }
+    }
 }
 
 impl ImageFlags {
@@ -49,6 +101,31 @@ impl ImageFlags {
         if !projector.is_file() {
             return Err(ConfigError::NoProjector { path: projector.display().to_string() });
         }
-        Ok(Some(ImageConfig { projector, gpu: self.mmproj_offload == OnOff::On, min_tokens, max_tokens }))
+        let urls = ImageUrlConfig { private_hosts: self.image_url_hosts };
+        Ok(Some(ImageConfig {
+            projector,
+            gpu: self.mmproj_offload == OnOff::On,
+            min_tokens,
+            max_tokens,
+            record_bytes: if self.record_images == OnOff::On { self.record_images_size.0 } else { 0 },
+            urls: (self.allow_image_urls == OnOff::On).then_some(urls),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::UrlHost;
+
+    #[test]
+    fn hosts_are_parsed_with_and_without_a_port() {
+        let host = |host: &str, port| Ok(UrlHost { host: host.into(), port });
+        assert_eq!("Images.local".parse(), host("images.local", None));
+        assert_eq!("127.0.0.1:8080".parse(), host("127.0.0.1", Some(8080)));
+        assert_eq!("[::1]:8080".parse(), host("[::1]", Some(8080)));
+        assert_eq!("[::1]".parse(), host("[::1]", None));
+        for invalid in ["", ":80", "a:b", "http://a", "a/b", "::1", "a b"] {
+            assert!(invalid.parse::<UrlHost>().is_err(), "{invalid}");
+        }
     }
 }

@@ -39,7 +39,7 @@ pub use defaults::bundled_model;
 pub use encoder::{EncoderFlags, HeadFlag, PoolingFlag};
 pub use error::ConfigError;
 pub use gpu::{GpuConfig, GpuFlags, GpuLayersFlag, SplitModeFlag, TensorOverride};
-pub use images::{ImageConfig, ImageFlags};
+pub use images::{ImageConfig, ImageFlags, ImageUrlConfig, UrlHost};
 pub use limits::{LimitFlags, RateConfig, RunTimeoutConfig, SocketConfig};
 pub use llama_server::RouteConfig;
 pub use mods::{ModFlags, ModSandbox, ModsConfig};

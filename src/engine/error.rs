@@ -57,7 +57,9 @@ pub enum SubmitError {
         vocabulary: usize,
     },
     /// The prompt has a placeholder of an image that the server no longer has.
-    #[error("the prompt contains an image that is no longer cached; send the conversation with the image again")]
+    #[error(
+        "the prompt contains an image that is neither cached nor recorded; send the conversation with the image again, or start the server with --record-images"
+    )]
     MissingImage,
     /// An image could not be encoded.
     #[error(transparent)]

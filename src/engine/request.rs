@@ -3,11 +3,11 @@
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
 use crate::engine::speculation::DraftLimits;
-use crate::events::{RunMetadata, Span, StoredHeads, Surface, Tenant, TokenId};
+use crate::events::{ImageFile, ImageRecord, RunMetadata, Span, StoredHeads, Surface, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
-use crate::model::llama::{AdapterSet, Image, SamplingParams};
+use crate::model::llama::{AdapterSet, Image, SamplingParams, image_records};
 use crate::mods::SelectedMod;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -34,6 +34,8 @@ pub struct Request {
     pub prompt: Vec<TokenId>,
     /// Images of the prompt, in any order. An image of an earlier request may be missing while it is cached.
     pub images: Vec<Arc<Image>>,
+    /// Files of images to record with the run.
+    pub image_files: Vec<ImageFile>,
     /// True if the prompt may fill the whole context. The answer then has only one token, which is sampled but never
     /// decoded.
     pub may_fill_context: bool,
@@ -104,6 +106,7 @@ impl Request {
             metadata: RunMetadata::default(),
             prompt,
             images: Vec::new(),
+            image_files: Vec::new(),
             may_fill_context: false,
             spans: Vec::new(),
             prompt_preview: String::new(),
@@ -130,6 +133,15 @@ impl Request {
             fork: None,
             drafts: DraftLimits::default(),
         }
+    }
+
+    /// Describes the images of a prompt, which may differ from the request's.
+    pub(super) fn describe_images(&self, prompt: &[TokenId]) -> Vec<ImageRecord> {
+        let mut records = image_records(&self.images, prompt);
+        for record in &mut records {
+            record.recorded = self.image_files.iter().any(|file| file.sha256 == record.sha256);
+        }
+        records
     }
 
     /// Returns the limit of a context of `context` tokens.

@@ -21,7 +21,7 @@ use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Sampler, SamplingParams};
 use crate::model::{Model, Vocabulary};
-use crate::mods::{RunView, SelectedMod};
+use crate::mods::{PromptImage, RunView, SelectedMod};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -118,6 +118,7 @@ fn run_view(request: &Request, fork: Option<&ForkPoint>, id: RunId, request_id: 
         vocabulary: Arc::clone(model.vocabulary()),
         conversation: request.conversation.clone(),
         tools: request.tools.clone(),
+        images: PromptImage::from_records(&request.describe_images(&request.prompt), &request.prompt),
         answer_format: request.answer_format.clone().unwrap_or_else(|| {
             Arc::new(AnswerFormat::plain(model.card().chat_template.as_deref().unwrap_or_default()))
         }),
@@ -150,6 +151,7 @@ fn run_start(
         mods: mods.iter().map(|active| active.name.clone()).collect(),
         prompt_preview: request.prompt_preview.clone(),
         parent: fork.map(|fork| fork.parent.clone()),
+        images: request.image_files.clone(),
     }
 }
 

@@ -1,4 +1,4 @@
-use super::{EvictedMessage, RawJson, TokenId};
+use super::{EvictedMessage, ImageRecord, RawJson, TokenId};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -76,6 +76,9 @@ pub struct PromptRecord {
     /// The author of each part of the prompt.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub spans: Vec<Span>,
+    /// The images, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageRecord>,
     /// The messages as the client sent them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub conversation: Option<serde_json::Value>,

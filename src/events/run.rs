@@ -1,4 +1,4 @@
-use super::{Tenant, system};
+use super::{ImageFile, Tenant, system};
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -208,6 +208,9 @@ pub struct RunStart {
     /// The run that this one was forked from.
     #[serde(default)]
     pub parent: Option<RunParent>,
+    /// Files of images to store with the run.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub images: Vec<ImageFile>,
 }
 
 /// The reason why a generation ended.

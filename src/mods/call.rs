@@ -1,11 +1,40 @@
 use super::Action;
-use crate::events::{EventType, LogLevel, RunId, TokenId};
+use crate::events::{EventType, ImageRecord, ImageTile, LogLevel, RunId, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::GrammarCompiler;
+use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// An image of the prompt, for mods.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PromptImage {
+    /// SHA-256 of the file, in hexadecimal.
+    pub sha256: String,
+    /// Width in pixels.
+    pub width: u32,
+    /// Height in pixels.
+    pub height: u32,
+    /// The first placeholder of each tile.
+    pub tokens: Vec<TokenId>,
+}
+
+impl PromptImage {
+    /// Returns the recorded images of a prompt.
+    #[must_use]
+    pub fn from_records(records: &[ImageRecord], prompt: &[TokenId]) -> Vec<Self> {
+        let first = |tile: &ImageTile| prompt.get(tile.start as usize).copied();
+        let image = |record: &ImageRecord| Self {
+            sha256: record.sha256.clone(),
+            width: record.width,
+            height: record.height,
+            tokens: record.tiles.iter().filter_map(first).collect(),
+        };
+        records.iter().map(image).collect()
+    }
+}
 
 /// Properties of a run that stay the same while it is active.
 #[derive(Debug, Clone)]
@@ -22,6 +51,8 @@ pub struct RunView {
     pub conversation: Option<Value>,
     /// Tools as sent.
     pub tools: Option<Value>,
+    /// Images of the prompt.
+    pub images: Vec<PromptImage>,
     /// Format of the model's answers; it also states whether this answer begins within reasoning.
     pub answer_format: Arc<AnswerFormat>,
     /// Sampling parameters and limits, as recorded.

@@ -17,7 +17,7 @@ mod replay;
 mod schema_check;
 
 pub use action::{Action, LogitEdit};
-pub use call::{Call, CallEvent, EventSet, ModException, ModLogLine, Reply, ReplySender, RunView};
+pub use call::{Call, CallEvent, EventSet, ModException, ModLogLine, PromptImage, Reply, ReplySender, RunView};
 pub use registry::{
     CallFailure, CallStats, FolderWatch, InvalidUpload, ModDescription, ModFolder, ModInfo, ModOrigin, ModProblem,
     ModRef, ModRegistry, ModSource, ModUpload, ModUse, NameTaken, RegisteredVersion, SelectedMod, UnknownMod,

@@ -21,6 +21,7 @@ mod extras;
 mod family;
 mod feedback;
 pub mod filter;
+mod images;
 mod ingest;
 mod list;
 mod live;

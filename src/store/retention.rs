@@ -2,8 +2,10 @@
 //! and dropping a partition is fast and frees its disk space.
 
 use super::pool::{PgConnection, PgPool};
-use super::{Error, Store};
+use super::{Error, Store, images};
 use chrono::{Days, NaiveDate};
+use std::collections::HashMap;
+use uuid::Uuid;
 
 /// Limits of age and size for stored runs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -76,8 +78,29 @@ struct Span {
 /// Returns the spans of all partitions, oldest first.
 async fn spans(connection: &mut PgConnection) -> Result<Vec<Span>, sqlx::Error> {
     let spans: Vec<(NaiveDate, NaiveDate, i64)> =
-        sqlx::query_as("select day, next_day, bytes from partition_days order by day").fetch_all(connection).await?;
-    Ok(spans.into_iter().map(|(first, until, bytes)| Span { first, until, bytes: bytes.unsigned_abs() }).collect())
+        sqlx::query_as("select day, next_day, bytes from partition_days order by day")
+            .fetch_all(&mut *connection)
+            .await?;
+    let images = image_bytes(connection).await?;
+    let span = |(first, until, bytes): (NaiveDate, NaiveDate, i64)| {
+        let images = images.iter().filter(|(day, _)| (first..until).contains(*day));
+        Span { first, until, bytes: bytes.unsigned_abs() + images.map(|(_, bytes)| bytes).sum::<u64>() }
+    };
+    Ok(spans.into_iter().map(span).collect())
+}
+
+/// Returns the bytes of image files by the day of the last run that refers to each, with which it is removed.
+async fn image_bytes(connection: &mut PgConnection) -> Result<HashMap<NaiveDate, u64>, sqlx::Error> {
+    let days: Vec<(NaiveDate, i64)> = sqlx::query_as(
+        "select run_day(last.run_id::uuid), sum(octet_length(i.data))::bigint
+        from images i cross join lateral (
+            select max(r.run_id::text) as run_id from run_images r where r.owner = i.owner and r.sha256 = i.sha256
+        ) last
+        where last.run_id is not null group by 1",
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(days.into_iter().map(|(day, bytes)| (day, bytes.unsigned_abs())).collect())
 }
 
 /// Returns the days with runs or responses outside these spans. Their rows are in the default partitions, or in a partition
@@ -104,11 +127,20 @@ async fn drop_days(pool: &PgPool, span: Span) -> Result<Option<i64>, sqlx::Error
     let mut transaction = pool.begin().await?;
     // Writers wait while this transaction waits for its locks, so the wait is short.
     sqlx::query("set local lock_timeout = '3s'").execute(&mut *transaction).await?;
-    let runs = sqlx::query_scalar("select drop_days($1, $2)")
+    let runs: Option<i64> = sqlx::query_scalar("select drop_days($1, $2)")
         .bind(span.first)
         .bind(span.until)
         .fetch_one(&mut *transaction)
         .await?;
+    if runs.is_some() {
+        let ids: (Uuid, Uuid) = sqlx::query_as("select first_run_id($1), first_run_id($2)")
+            .bind(span.first)
+            .bind(span.until)
+            .fetch_one(&mut *transaction)
+            .await?;
+        let last = Uuid::from_u128(ids.1.as_u128().saturating_sub(1));
+        images::remove(&mut transaction, ids.0, last).await?;
+    }
     transaction.commit().await?;
     Ok(runs)
 }

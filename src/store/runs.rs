@@ -4,7 +4,7 @@ use super::pool::PgConnection;
 use super::rows::clean;
 use super::scope::{owners, visible};
 use super::summary_builder::RunRow;
-use super::{Error, Store, tags};
+use super::{Error, Store, images, tags};
 use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunParent, RunStatus, Scope, Surface, Tenant};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
@@ -187,6 +187,7 @@ pub(super) async fn lock_ended(connection: &mut PgConnection, scope: &Scope, run
 
 /// Removes a run with all its data.
 pub(super) async fn remove(connection: &mut PgConnection, run_id: RunId) -> Result<(), sqlx::Error> {
+    images::remove(connection, run_id.0, run_id.0).await?;
     for statement in [
         "delete from attention where run_id = $1",
         "delete from actions where run_id = $1",

@@ -210,6 +210,7 @@ mod tests {
             mods: vec!["a".into()],
             prompt_preview: "hi".into(),
             parent: None,
+            images: Vec::new(),
         };
         let mut event = Event::new(EventType::Sampled, 1, 0, Some(now));
         event.measured = Some(Box::new(Measurements {

@@ -1,12 +1,12 @@
 //! Writes records of live runs to the database. The records come from the engine or from a spool file.
 
-use super::Error;
 use super::pool::{PgConnection, PgPool};
 use super::read;
 use super::rows::{InsertMode, Rows, clean};
 use super::runs::{by_id, claim, mark_interrupted, request_id_owner, save};
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
+use super::{Error, images};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Scope, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
@@ -34,14 +34,19 @@ impl Record {
         }
     }
 
-    /// Returns the weight in items. Attention is weighted by its bytes, because one item can be as large as a thousand events.
+    /// Returns the weight in items. Attention and images are weighted by their bytes, because one of them can be as large as a
+    /// thousand events.
     pub fn len(&self) -> usize {
         const BYTES: usize = 4096;
         let weight = |item: &TraceItem| match item {
             TraceItem::Attention(step) => 1 + (step.t0.len() + step.t1.len()) / BYTES,
             _ => 1,
         };
-        if let Self::Items(_, _, items) = self { items.iter().map(weight).sum() } else { 1 }
+        match self {
+            Self::Started(start, _) => 1 + start.images.iter().map(|file| file.data.len()).sum::<usize>() / BYTES,
+            Self::Items(_, _, items) => items.iter().map(weight).sum(),
+            Self::Ended(..) => 1,
+        }
     }
 }
 
@@ -138,6 +143,11 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
 }
 
 async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {
+    let starts = records.iter().filter_map(|record| match record {
+        Record::Started(start, _) => Some(&**start),
+        Record::Items(..) | Record::Ended(..) => None,
+    });
+    images::insert(connection, &starts.collect::<Vec<_>>()).await?;
     let mut rows = Rows::new(if attempt == Attempt::First { InsertMode::New } else { InsertMode::SkipExisting });
     for record in records {
         match record {

@@ -28,9 +28,23 @@ async fn dashboard_works_in_browser() {
     server.wait_ready().await;
     let editor = Server::start(&["--mod-key", "browser-key", "--allow-mod-upload"]);
     editor.wait_ready().await;
+    let projector = super::images::PROJECTOR;
+    let images = Server::start(&[
+        "--model",
+        demo,
+        "--mmproj",
+        projector,
+        "--attention",
+        "on",
+        "--record-images",
+        "--parallel",
+        "1",
+    ]);
+    images.wait_ready().await;
     let empty = Server::start(&["--no-model"]);
     empty.wait_ready().await;
     let (base, editor_base, empty_base) = (server.base.clone(), editor.base.clone(), empty.base.clone());
+    let images_base = images.base.clone();
     let tests = tokio::task::spawn_blocking(move || {
         Command::new(npm)
             .arg("test")
@@ -38,6 +52,7 @@ async fn dashboard_works_in_browser() {
             .env("EDITOR_URL", editor_base)
             .env("MOD_KEY", "browser-key")
             .env("EMPTY_URL", empty_base)
+            .env("IMAGES_URL", images_base)
             .env("CHROMIUM", chromium)
             .current_dir(folder)
             .output()
@@ -53,6 +68,7 @@ async fn dashboard_works_in_browser() {
     server.stop("TERM").await;
     editor.stop("TERM").await;
     empty.stop("TERM").await;
+    images.stop("TERM").await;
 }
 
 /// Prints to standard error directly, because the test runner hides the output of passing tests.

@@ -18,7 +18,7 @@ use std::sync::LazyLock;
 pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
 pub const PROJECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-mmproj.gguf");
 /// Embeddings of every image.
-const IMAGE_TOKENS: u64 = 64;
+pub const IMAGE_TOKENS: u64 = 64;
 
 const PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAYAAAAECAIAAAAiZtkUAAAAGElEQVR4nGNkYGjQYGBARiwMNgxogDghAHPAAgoN/kQJAAAAAElFTkSuQmCC";
@@ -34,7 +34,7 @@ def tell(event, actions, tokenizer):
     print(event.prompt_text, event.images)
 "#;
 
-fn arguments<'a>(further: &[&'a str]) -> Vec<&'a str> {
+pub fn arguments<'a>(further: &[&'a str]) -> Vec<&'a str> {
     [&["--model", DEMO, "--mmproj", PROJECTOR, "-ctk", "f32", "-ctv", "f32"], further].concat()
 }
 
@@ -44,7 +44,7 @@ async fn server() -> &'static Server {
 }
 
 /// Returns a BMP image of a pattern.
-fn bmp(seed: u32) -> Vec<u8> {
+pub fn bmp(seed: u32) -> Vec<u8> {
     const EDGE: u32 = 40;
     let mut image = b"BM".to_vec();
     let size = 54 + EDGE * EDGE * 3;
@@ -65,12 +65,12 @@ fn data_url(image: &[u8]) -> String {
     format!("data:image/bmp;base64,{}", STANDARD.encode(image))
 }
 
-fn part(image: &[u8]) -> Value {
+pub fn part(image: &[u8]) -> Value {
     json!({"type": "image_url", "image_url": {"url": data_url(image)}})
 }
 
 /// Returns the body of a chat completion about an image, with the log-probabilities of the answer's tokens.
-fn about(image: &[u8], further: &Value) -> Value {
+pub fn about(image: &[u8], further: &Value) -> Value {
     let content = json!([{"type": "text", "text": "What is this?"}, part(image)]);
     let mut body = json!({
         "messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0, "ignore_eos": true,
@@ -146,6 +146,25 @@ async fn every_api_answers_about_an_image() {
     let body = json!({"prompt": "Sure?", "context": generated["context"], "stream": false, "options": options});
     let continued = server.answer("/api/generate", &body).await;
     assert!(continued["prompt_eval_count"].as_u64() > generated["prompt_eval_count"].as_u64(), "{continued}");
+
+    // llama-server's completion, with the prompt that its template route returns.
+    let rendered = server.answer("/apply-template", &about(&bmp(3), &Value::Null)).await;
+    let prompt = json!({"prompt_string": rendered["prompt"], "multimodal_data": [data]});
+    let chat = server.answer("/v1/chat/completions", &about(&bmp(3), &Value::Null)).await;
+    let completion = with(json!({"prompt": prompt, "n_predict": 6}));
+    let completion = server.answer("/completion", &completion).await;
+    assert_eq!(completion["content"], chat["choices"][0]["message"]["content"], "{completion}");
+    assert_eq!(completion["tokens_evaluated"], chat["usage"]["prompt_tokens"], "{completion}");
+    let two = json!({"prompt": ["Hello!", prompt], "n_predict": 6, "temperature": 0, "ignore_eos": true});
+    assert_eq!(server.answer("/completion", &two).await[1]["content"], completion["content"]);
+
+    // KoboldCPP puts images between the memory and the prompt.
+    let halves = rendered["prompt"].as_str().unwrap().split_once("<__media__>").unwrap();
+    let kobold = json!({"memory": halves.0, "prompt": halves.1, "images": [data], "max_length": 6, "temperature": 0,
+        "bypass_eos": true, "rep_pen": 1.0});
+    let kobold = server.answer("/api/v1/generate", &kobold).await;
+    assert_eq!(kobold["results"][0]["text"], completion["content"], "{kobold}");
+    assert_eq!(kobold["results"][0]["prompt_tokens"], completion["tokens_evaluated"], "{kobold}");
 
     for image in [PNG, GIF] {
         let content = json!([{"type": "image_url", "image_url": {"url": format!("data:;base64,{image}")}}]);
@@ -314,12 +333,15 @@ async fn invalid_images_are_rejected() {
     for (url, expected) in [
         (data_url(&bomb), "60000 × 60000 pixels"),
         (data_url(&png[..50]), "cannot be decoded"),
-        (data_url(b"RIFF\0\0\0\0WEBPVP8 "), "WebP images are not supported"),
+        (data_url(b"RIFF\0\0\0\0WEBPVP8 "), "WebP images are not supported, because llama.cpp's decoder (stb_image)"),
         (data_url(b"hello"), "not an image in a supported format"),
         (data_url(b"ID3\0\0\0\0\0\0\0\0\0\0\0"), "not an image in a supported format"),
         (data_url(b""), "not an image in a supported format"),
         ("data:image/png;base64,?".into(), "is not base64"),
-        ("https://example.org/a.png".into(), "send the image itself as a data URL"),
+        (
+            "https://example.org/a.png".into(),
+            "start it with --allow-image-urls, or send the image itself as a data URL",
+        ),
         ("file:///etc/passwd".into(), "send the image itself as a data URL"),
         ("/etc/passwd".into(), "send the image itself as a data URL"),
     ] {
@@ -337,9 +359,20 @@ async fn invalid_images_are_rejected() {
     let (status, answer) =
         server.post("/v1/chat/completions", &json!({"messages": [{"role": "user", "content": many}]})).await;
     assert!(status == 400 && answer["error"]["code"] == "context_length_exceeded", "{answer}");
-    let prompt = json!({"prompt": {"prompt_string": "<__media__>", "multimodal_data": [PNG]}});
-    let (status, answer) = server.post("/completion", &prompt).await;
-    assert!(status == 501 && answer.to_string().contains("/v1/chat/completions"), "{answer}");
+    let prompt = |text: &str, data: Value| json!({"prompt": {"prompt_string": text, "multimodal_data": data}});
+    for (body, expected) in [
+        (
+            prompt("no marker", json!([PNG])),
+            "must have one marker <__media__> for each image of multimodal_data; it has 0",
+        ),
+        (prompt("<__media__><__media__>", json!([PNG])), "it has 2 markers for 1 images"),
+        (prompt("<__media__>", json!([5])), "prompt.multimodal_data must be a list of images in base64"),
+        (prompt("<__media__>", json!(["aGk="])), "`prompt.multimodal_data[0]`: the data is not an image"),
+    ] {
+        let (status, answer) = server.post("/completion", &body).await;
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(status == 400 && message.contains(expected), "{answer}");
+    }
 }
 
 #[tokio::test]
@@ -355,10 +388,12 @@ async fn model_without_projector_rejects_images() {
         ("/v1/responses", json!({"input": content(input_image)})),
         ("/api/chat", json!({"messages": [{"role": "user", "content": "?", "images": [PNG]}]})),
         ("/api/generate", json!({"prompt": "?", "images": [PNG]})),
+        ("/api/v1/generate", json!({"prompt": "?", "images": [PNG]})),
+        ("/completion", json!({"prompt": {"prompt_string": "<__media__>", "multimodal_data": [PNG]}})),
     ] {
         let (status, answer) = server.post(path, &body).await;
         let text = answer.to_string();
-        assert!(status == 400 && text.contains("images") && text.contains("--mmproj"), "{path}: {answer}");
+        assert!(status == 400 && text.contains("see images") && text.contains("--mmproj"), "{path}: {answer}");
     }
 }
 
@@ -381,12 +416,23 @@ async fn recorded_run_with_an_image_can_be_read_and_forked() {
     assert!(texts.contains("What is this?<image><|im_end|>"), "{texts}");
     let url = prefilled["conversation"][0]["content"][1]["image_url"]["url"].as_str().unwrap();
     assert!(url.starts_with("sha256:") && url.len() == 71, "{url}");
+    let image = &prefilled["images"][0];
+    assert_eq!((&image["sha256"], &image["width"], &image["recorded"]), (&json!(url[7..]), &json!(40), &json!(false)));
+    let missing = server.get(&format!("/api/v1/runs/{id}/images/{}", &url[7..])).await;
+    assert_eq!(missing.0, 404, "{}", missing.1);
     for path in [format!("/runs/{id}"), format!("/runs/{id}/export.html"), format!("/api/v1/runs/{id}")] {
         let response = server.request(Method::GET, &path).send().await.unwrap();
         assert_eq!(response.status(), 200, "{path}");
     }
     let logs = run["mod_logs"].to_string();
-    assert!(logs.contains("What is this?<image>") && logs.contains("{'start': 8, 'length': 64}"), "{logs}");
+    assert!(
+        logs.contains("What is this?<image>")
+            && logs.contains(&format!(
+                "{{'start': 8, 'length': 64, 'sha256': '{}', 'width': 40, 'height': 40}}",
+                &url[7..]
+            )),
+        "{logs}"
+    );
     let (status, fork) = server.post(&format!("/api/v1/runs/{id}/forks"), &json!({"at": {"step": 3}})).await;
     assert_eq!(status, 201, "{fork}");
     let forked = fork["runs"][0]["run_id"].as_str().unwrap();
@@ -398,7 +444,7 @@ async fn recorded_run_with_an_image_can_be_read_and_forked() {
     let server = server.start_again(&arguments(&["--parallel", "1"]));
     server.wait_ready().await;
     let (status, answer) = server.post("/api/v1/reruns", &json!({"prompt": prefilled})).await;
-    assert!(status == 400 && answer.to_string().contains("no longer cached"), "{answer}");
+    assert!(status == 400 && answer.to_string().contains("neither cached nor recorded"), "{answer}");
 }
 
 #[tokio::test]

@@ -71,7 +71,8 @@ pub(super) enum GenerationEvent {
 pub(super) async fn start(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<KoboldGeneration, ApiError> {
     let fields = Fields::new(body)?;
     let loaded = client.app.loaded(fields.text("model")?).await?;
-    let KoboldRequest { request, genkey, render_special, logprobs } = request::parse(&client.app, &loaded, fields)?;
+    let KoboldRequest { request, genkey, render_special, logprobs } =
+        request::parse(&client.app, &loaded, fields).await?;
     let entry = genkeys.register(client.caller.tenant.as_ref(), &genkey);
     let per_token = request.report.per_token;
     let vocabulary = Arc::clone(loaded.vocabulary());

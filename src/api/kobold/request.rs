@@ -1,6 +1,8 @@
 //! Parses a body with a `prompt` into an engine request.
 
 use crate::api::shared::attention::{apply_aliases, restore_client_names};
+use crate::api::shared::fields::invalid_value;
+use crate::api::shared::images::{ImageReader, RequestImages};
 use crate::api::shared::{Fields, base_request, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
@@ -38,6 +40,8 @@ pub(super) struct KoboldStreamRequest {
     input_ids: Option<Vec<TokenId>>,
     /// The context as text, used if `input_ids` is absent.
     prompt: Option<String>,
+    /// Images in base64, placed before `prompt` and after `memory`.
+    images: Option<Vec<String>>,
     /// Maximum tokens of the answer.
     max_length: Option<u32>,
     temperature: Option<f64>,
@@ -87,7 +91,8 @@ pub(super) fn default_length(app: &App) -> i64 {
 ///
 /// # Errors
 /// 400 naming the invalid field.
-pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
+pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
+    let images = read_images(app, loaded, fields).await?;
     let mut defaults = apply_aliases(app, fields);
     defaults.entry("max_tokens").or_insert(default_length(app).into());
     defaults.remove("n_predict");
@@ -95,20 +100,37 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Ko
         defaults.insert("ignore_eos".into(), Value::Bool(true));
     }
     // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
-    parse_fields(app, loaded, fields.with_defaults(&defaults).clamp_numbers())
+    parse_fields(app, loaded, fields.with_defaults(&defaults).clamp_numbers(), images)
         .map_err(|error| restore_client_names(error, fields))
 }
 
-fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<KoboldRequest, ApiError> {
+/// Reads the images of a body.
+async fn read_images(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<RequestImages, ApiError> {
+    let mut reader = ImageReader::new(app.config().engine.images.as_ref(), loaded);
+    for (index, image) in fields.list("images")?.into_iter().flatten().enumerate() {
+        let at = format!("images[{index}]");
+        let data = image.as_str().ok_or_else(|| invalid_value(&at, "an image in base64", image))?;
+        if data.starts_with("data:") { reader.add_url(data, &at)? } else { reader.add_base64(data, &at)? }
+    }
+    reader.read().await
+}
+
+fn parse_fields(
+    app: &App,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    images: RequestImages,
+) -> Result<KoboldRequest, ApiError> {
     let max_tokens = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
-    let prompt = prompt(loaded, fields, usize::try_from(max_tokens).unwrap_or(0))?;
+    let prompt = prompt(loaded, fields, usize::try_from(max_tokens).unwrap_or(0), &images)?;
     let trim_stop = fields.flag("trim_stop")?.unwrap_or(false);
-    let request = Request {
+    let mut request = Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
         // The stop string is part of the text unless `trim_stop` is set.
         report: ReportOptions { per_token: !trim_stop, ..ReportOptions::default() },
         ..base_request(app, loaded, fields, prompt, Surface::Kobold, 1)?
     };
+    images.move_to(&mut request);
     Ok(KoboldRequest {
         request,
         genkey: fields.text("genkey")?.unwrap_or_default().to_owned(),
@@ -117,8 +139,14 @@ fn parse_fields(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Kobold
     })
 }
 
-/// Tokenizes `memory` and `prompt`. If the answer would not fit, the start of the prompt is dropped, as in `KoboldCPP`.
-fn prompt(loaded: &Loaded, fields: Fields<'_>, answer: usize) -> Result<Vec<TokenId>, ApiError> {
+/// Tokenizes `memory` and `prompt`, with the images between them. If the answer would not fit, the start of the prompt is
+/// dropped, as in `KoboldCPP`.
+fn prompt(
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    answer: usize,
+    images: &RequestImages,
+) -> Result<Vec<TokenId>, ApiError> {
     let vocabulary = loaded.vocabulary();
     let text =
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
@@ -128,10 +156,14 @@ fn prompt(loaded: &Loaded, fields: Fields<'_>, answer: usize) -> Result<Vec<Toke
     let context = max_context.map_or(context, |max| context.min(max as usize));
     // `memory` leaves room for at least one token of the prompt.
     let room = context.saturating_sub(answer.min(context / 2)).saturating_sub(1).max(1);
+    let media: Vec<TokenId> = images.images.iter().flat_map(|image| image.tokens()).copied().collect();
+    // The engine rejects images that do not fit.
+    let room = room.saturating_sub(media.len()).max(1);
     let mut kept = vocabulary.encode(memory, true, true);
     kept.truncate(room - 1);
     let tokens = vocabulary.encode(text, kept.is_empty(), true);
     let free = room - kept.len();
+    kept.extend(media);
     kept.extend(&tokens[tokens.len().saturating_sub(free)..]);
     if kept.is_empty() {
         return Err(ApiError::invalid("prompt", "`prompt` must have at least one token"));

@@ -4,6 +4,7 @@ use super::recorded::{self, recorded_model, recorded_sampling};
 use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::generation::RunClient;
+use crate::api::shared::images::restore_images;
 use crate::api::shared::mods::requested_mods;
 use crate::api::shared::recorded_attention::stored_heads;
 use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
@@ -118,6 +119,7 @@ pub async fn fork(
     let source = Source::find(&parent, items, &fork.at)?;
     let loaded = recorded_model(app, &source.recorded).await?;
     let (mut request, count) = source.request(app, &loaded, &fork).await?;
+    restore_images(app, scope, &loaded, &source.prompt.images, &mut request).await?;
     client.set_client(&mut request);
     let mut started: Vec<Generation> = Vec::new();
     let mut runs = Vec::new();

@@ -16,6 +16,7 @@ mod feedback;
 mod filters;
 mod follow;
 mod forks;
+mod images;
 mod live;
 mod map;
 mod notes;
@@ -48,6 +49,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(feedback::list, feedback::add))
         .routes(routes!(notes::list, notes::set))
         .routes(routes!(columns::show))
+        .routes(routes!(images::show))
         .routes(routes!(experiments::show, experiments::remove))
         .routes(routes!(experiments::cancel))
         .routes(routes!(experiments::csv::export))

@@ -2,6 +2,7 @@
 
 use super::recorded::{self, recorded_model};
 use crate::api::shared::generation::RunClient;
+use crate::api::shared::images::restore_images;
 use crate::engine::Output;
 use crate::events::{FinishReason, PromptRecord, RunId};
 use crate::server::extract::Json;
@@ -48,7 +49,9 @@ pub async fn run(client: RunClient, Json(rerun): Json<RerunRequest>) -> Result<a
     }
     let loaded = recorded_model(&client.app, &recorded).await?;
     let mods = recorded::mods(&client.app, &recorded["mods"], rerun.any_version).await?;
+    let images = rerun.prompt.images.clone();
     let mut request = recorded::request(rerun.prompt, &recorded, &loaded)?;
+    restore_images(&client.app, &client.caller.scope, &loaded, &images, &mut request).await?;
     request.mods = mods;
     client.set_client(&mut request);
     let mut generation = loaded.engine().submit(request).await?;

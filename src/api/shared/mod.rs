@@ -11,6 +11,7 @@ pub(super) mod error;
 pub(super) mod feedback;
 pub(super) mod fields;
 pub(super) mod generation;
+pub(super) mod images;
 pub(super) mod infill;
 pub(super) mod llama_completion;
 pub(super) mod lora;

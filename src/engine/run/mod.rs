@@ -226,6 +226,7 @@ impl Run {
                     texts: view.vocabulary.texts(sequence.tokens()),
                     tokens: sequence.tokens().to_vec(),
                     spans: sequence.spans().to_vec(),
+                    images: request.describe_images(sequence.tokens()),
                     conversation: request.conversation.clone(),
                     tools: request.tools.clone(),
                     parameters: Some(view.parameters.clone()),

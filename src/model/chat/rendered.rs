@@ -30,6 +30,12 @@ pub struct RenderedMessage {
 }
 
 impl RenderedPrompt {
+    /// Returns a text without messages.
+    #[must_use]
+    pub fn from_text(text: &str) -> Self {
+        Self { text: text.to_owned(), parts: Vec::new(), masked: None, thinking: false }
+    }
+
     /// Appends text, which may contain marks.
     pub(super) fn push(&mut self, text: &str) {
         if let Some(masked) = &mut self.masked {

@@ -4,25 +4,36 @@
 use super::images::ImageError;
 
 /// Maximum bytes of an encoded image.
-pub(super) const MAX_BYTES: usize = 32 << 20;
+pub const MAX_BYTES: usize = 32 << 20;
 /// Maximum width and height in pixels.
 pub(super) const MAX_EDGE: u32 = 16_384;
 /// Maximum pixels.
 pub(super) const MAX_PIXELS: u64 = 1 << 25;
 
-/// Checks that an image has a format that llama.cpp decodes, and a permitted size. Returns width and height.
+/// Format and size of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageHeader {
+    /// Media type, e.g. `image/png`.
+    pub media_type: &'static str,
+    /// Width in pixels.
+    pub width: u32,
+    /// Height in pixels.
+    pub height: u32,
+}
+
+/// Checks that an image has a format that llama.cpp decodes, and a permitted size.
 ///
 /// # Errors
 /// [`ImageError`] for every other file.
-pub(super) fn check(image: &[u8]) -> Result<(u32, u32), ImageError> {
+pub(super) fn check(image: &[u8]) -> Result<ImageHeader, ImageError> {
     if image.len() > MAX_BYTES {
         return Err(ImageError::TooManyBytes { bytes: image.len() });
     }
-    let (format, size) = match image {
-        [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => ("PNG", png(image)),
-        [0xff, 0xd8, 0xff, ..] => ("JPEG", jpeg(image)),
-        [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => ("GIF", gif(image)),
-        [b'B', b'M', ..] => ("BMP", bmp(image)),
+    let (format, media_type, size) = match image {
+        [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => ("PNG", "image/png", png(image)),
+        [0xff, 0xd8, 0xff, ..] => ("JPEG", "image/jpeg", jpeg(image)),
+        [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => ("GIF", "image/gif", gif(image)),
+        [b'B', b'M', ..] => ("BMP", "image/bmp", bmp(image)),
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => return Err(ImageError::WebP),
         _ => return Err(ImageError::Format),
     };
@@ -33,7 +44,7 @@ pub(super) fn check(image: &[u8]) -> Result<(u32, u32), ImageError> {
         {
             Err(ImageError::TooLarge { width, height })
         }
-        Some(size) => Ok(size),
+        Some((width, height)) => Ok(ImageHeader { media_type, width, height }),
     }
 }
 
@@ -92,6 +103,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn size_of(image: &[u8]) -> Result<(u32, u32), ImageError> {
+        check(image).map(|header| (header.width, header.height))
+    }
+
     fn png_of(width: u32, height: u32) -> Vec<u8> {
         let mut image = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
         image.extend(width.to_be_bytes());
@@ -125,7 +140,7 @@ mod tests {
     #[test]
     fn size_is_read_from_each_format() {
         for image in [png_of(640, 48), jpeg_of(640, 48), gif_of(640, 48), bmp_of(640, 48), bmp_of(640, -48)] {
-            assert_eq!(check(&image), Ok((640, 48)));
+            assert_eq!(size_of(&image), Ok((640, 48)));
         }
     }
 
@@ -135,7 +150,7 @@ mod tests {
         {
             assert!(matches!(check(&image), Err(ImageError::TooLarge { .. })), "{image:?}");
         }
-        assert_eq!(check(&png_of(8192, 4096)), Ok((8192, 4096)));
+        assert_eq!(size_of(&png_of(8192, 4096)), Ok((8192, 4096)));
         assert!(matches!(check(&png_of(8192, 4097)), Err(ImageError::TooLarge { .. })));
         assert!(matches!(check(&png_of(16_385, 1)), Err(ImageError::TooLarge { .. })));
         assert!(matches!(check(&vec![0; MAX_BYTES + 1]), Err(ImageError::TooManyBytes { .. })));
@@ -158,7 +173,7 @@ mod tests {
             ]),
             rest in prop::collection::vec(any::<u8>(), 0..200),
         ) {
-            if let Ok((width, height)) = check(&[start, &rest].concat()) {
+            if let Ok((width, height)) = size_of(&[start, &rest].concat()) {
                 prop_assert!((1..=MAX_EDGE).contains(&width) && (1..=MAX_EDGE).contains(&height));
                 prop_assert!(u64::from(width) * u64::from(height) <= MAX_PIXELS);
             }

@@ -5,8 +5,10 @@
 //! host cache and snapshots need no other code for images.
 
 use super::ffi::images::{ImagePart, ImageParts, Projector, ProjectorParams};
-use super::{Model, fingerprint, image_header, reason};
-use crate::events::{TokenId, is_image_token};
+use super::image_header::ImageHeader;
+use super::image_placeholders::Placeholders;
+use super::{Model, fingerprint, image_grid, image_header, reason};
+use crate::events::{ImageRecord, ImageTile, TokenId, hex, is_image_token};
 use crate::model::{ModelError, Vocabulary};
 use llama_cpp_2::model::LlamaModel;
 use sha2::{Digest, Sha256};
@@ -42,8 +44,10 @@ pub enum ImageError {
     /// Not an image, or an image in a format that is not supported.
     #[error("the data is not an image in a supported format; send a PNG, JPEG, GIF or BMP image")]
     Format,
-    /// llama.cpp does not decode `WebP`.
-    #[error("WebP images are not supported; send a PNG, JPEG, GIF or BMP image")]
+    /// llama.cpp decodes images with `stb_image`, which does not know `WebP`.
+    #[error(
+        "WebP images are not supported, because llama.cpp's decoder (stb_image) does not read them; convert the image to PNG or JPEG"
+    )]
     WebP,
     /// The header has no valid size.
     #[error("the header of the {format} image is damaged; send a complete image")]
@@ -100,10 +104,15 @@ pub struct Images {
 pub struct Image {
     /// SHA-256 of the file.
     sha256: [u8; 32],
+    header: ImageHeader,
+    /// Size of the file in bytes.
+    file_bytes: usize,
     /// Tokens of the image: placeholders, and the text that the projector puts around them.
     tokens: Vec<TokenId>,
     /// Ranges of placeholders in the tokens; each was encoded as one piece.
     chunks: Vec<Range<usize>>,
+    /// Columns and rows of patches of each chunk.
+    grids: Vec<(u32, u32)>,
     /// Values per embedding.
     width: usize,
     /// Preprocessed pixels, until they are encoded.
@@ -182,30 +191,34 @@ impl Images {
         if let Some(known) = self.take_recent(|image| image.sha256 == sha256) {
             return Ok(known);
         }
-        image_header::check(file)?;
+        let header = image_header::check(file)?;
         let parts = self.projector.read(file).ok_or(ImageError::Decode)?;
         let mut seed = Sha256::new();
         seed.update(sha256);
         seed.update(self.fingerprint.to_le_bytes());
         let mut placeholders = Placeholders::new(seed.finalize().into());
-        let (mut tokens, mut chunks) = (Vec::new(), Vec::new());
+        let (mut tokens, mut chunks, mut grids) = (Vec::new(), Vec::new(), Vec::new());
         for part in parts.list() {
             match part {
                 ImagePart::Text(text) if text.iter().all(|&token| self.vocabulary.contains(token)) => {
                     tokens.extend(text);
                 }
                 ImagePart::Text(_) | ImagePart::Other => return Err(ImageError::Vocabulary),
-                ImagePart::Pixels(count) => {
+                ImagePart::Pixels { count, grid } => {
                     let start = tokens.len();
                     tokens.extend(placeholders.by_ref().take(count));
                     chunks.push(start..tokens.len());
+                    grids.push(image_grid::grid(count, grid, (header.width, header.height)));
                 }
             }
         }
         Ok(Arc::new(Image {
             sha256,
+            header,
+            file_bytes: file.len(),
             tokens,
             chunks,
+            grids,
             width: self.projector.width(),
             parts: Mutex::new(Some(parts)),
             embeddings: OnceLock::new(),
@@ -269,6 +282,12 @@ impl Image {
         &self.sha256
     }
 
+    /// Returns the media type of the file.
+    #[must_use]
+    pub fn media_type(&self) -> &'static str {
+        self.header.media_type
+    }
+
     /// Returns the tokens of the image in a prompt.
     #[must_use]
     pub fn tokens(&self) -> &[TokenId] {
@@ -288,6 +307,24 @@ impl Image {
         let rows = self.chunk_at(sequence, position)?;
         let values = self.embeddings.get()?.get(rows.start * self.width..rows.end * self.width)?;
         Some(EmbeddingRows { values, count: rows.len() })
+    }
+
+    /// Describes the image without its places in a prompt.
+    fn record(&self) -> ImageRecord {
+        ImageRecord {
+            sha256: hex(&self.sha256),
+            media_type: self.header.media_type.to_owned(),
+            bytes: self.file_bytes as u64,
+            width: self.header.width,
+            height: self.header.height,
+            ..ImageRecord::default()
+        }
+    }
+
+    /// Returns the index of the chunk that begins at `position`.
+    fn chunk_start(&self, sequence: &[TokenId], position: usize) -> Option<usize> {
+        let rest = sequence.get(position..)?;
+        self.chunks.iter().position(|chunk| !chunk.is_empty() && rest.starts_with(&self.tokens[chunk.clone()]))
     }
 
     /// Returns the number of placeholders.
@@ -335,6 +372,34 @@ pub fn first_unknown(images: &[Arc<Image>], prompt: &[TokenId]) -> Option<usize>
     None
 }
 
+/// Describes the images of a prompt, in order of their places.
+#[must_use]
+pub fn records(images: &[Arc<Image>], prompt: &[TokenId]) -> Vec<ImageRecord> {
+    let mut records: Vec<ImageRecord> = Vec::new();
+    // The image and the chunk after the last one that was found.
+    let mut next: Option<(&Arc<Image>, usize)> = None;
+    let mut at = 0;
+    while at < prompt.len() {
+        let found = is_image_token(prompt[at])
+            .then(|| images.iter().find_map(|image| Some((image, image.chunk_start(prompt, at)?))));
+        let Some((image, chunk)) = found.flatten() else {
+            at += 1;
+            continue;
+        };
+        let (columns, rows) = image.grids[chunk];
+        let tile = ImageTile { start: at as u32, columns, rows };
+        match (next, records.last_mut()) {
+            (Some((last, expected)), Some(record)) if Arc::ptr_eq(last, image) && expected == chunk => {
+                record.tiles.push(tile);
+            }
+            _ => records.push(ImageRecord { tiles: vec![tile], ..image.record() }),
+        }
+        next = Some((image, chunk + 1));
+        at += image.chunks[chunk].len();
+    }
+    records
+}
+
 impl Model {
     /// Returns the image encoder, if a projector is loaded.
     #[must_use]
@@ -343,47 +408,9 @@ impl Model {
     }
 }
 
-/// The placeholders of an image.
-struct Placeholders {
-    seed: [u8; 32],
-    /// Number of hashes that were computed.
-    blocks: u64,
-    /// Ids of the last hash, in reverse order.
-    block: Vec<TokenId>,
-}
-
-impl Placeholders {
-    fn new(seed: [u8; 32]) -> Self {
-        Self { seed, blocks: 0, block: Vec::new() }
-    }
-}
-
-impl Iterator for Placeholders {
-    type Item = TokenId;
-
-    fn next(&mut self) -> Option<TokenId> {
-        if self.block.is_empty() {
-            let mut hash = Sha256::new();
-            hash.update(self.seed);
-            hash.update(self.blocks.to_le_bytes());
-            self.blocks += 1;
-            let hash: [u8; 32] = hash.finalize().into();
-            let ids = hash.as_chunks::<4>().0.iter().rev().map(|bytes| placeholder(u32::from_le_bytes(*bytes)));
-            self.block.extend(ids);
-        }
-        self.block.pop()
-    }
-}
-
-/// Returns an id below -1.
-fn placeholder(hash: u32) -> TokenId {
-    -2 - (hash % (i32::MAX as u32 - 2)) as TokenId
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     /// Returns an image of two chunks, of 3 and 2 placeholders, whose embeddings are the numbers from 0.
     fn image(seed: u8) -> Image {
@@ -391,7 +418,17 @@ mod tests {
         let tokens = [&[7], &ids[..3], &[8, 9], &ids[3..], &[7]].concat();
         let embeddings = OnceLock::from((0..10u8).map(f32::from).collect::<Vec<_>>());
         let parts = Mutex::default();
-        Image { sha256: [seed; 32], tokens, chunks: vec![1..4, 6..8], width: 2, parts, embeddings }
+        Image {
+            sha256: [seed; 32],
+            header: ImageHeader { media_type: "image/png", width: 9, height: 6 },
+            file_bytes: 100,
+            tokens,
+            chunks: vec![1..4, 6..8],
+            grids: vec![(3, 1), (2, 1)],
+            width: 2,
+            parts,
+            embeddings,
+        }
     }
 
     #[test]
@@ -421,18 +458,15 @@ mod tests {
         assert_eq!(first_unknown(&[one], &prompt[..5]), Some(3), "a part of a chunk");
     }
 
-    proptest! {
-        #[test]
-        fn placeholders_are_negative_and_differ_between_images(one: [u8; 32], other: [u8; 32]) {
-            let ids = |seed| Placeholders::new(seed).take(64).collect::<Vec<_>>();
-            prop_assert!(ids(one).iter().all(|&id| is_image_token(id)));
-            prop_assert_eq!(ids(one), ids(one));
-            prop_assert_eq!(ids(one)[..2] == ids(other)[..2], one == other);
-        }
-
-        #[test]
-        fn every_hash_gives_a_negative_id(hash: u32) {
-            prop_assert!(is_image_token(placeholder(hash)));
-        }
+    #[test]
+    fn images_are_described_with_their_tiles() {
+        let (one, other) = (Arc::new(image(1)), Arc::new(image(2)));
+        let prompt = [&[5, 5], one.tokens(), &[6], other.tokens(), other.tokens()].concat();
+        let found = records(&[Arc::clone(&one), other], &prompt);
+        let tile = |start, columns| ImageTile { start, columns, rows: 1 };
+        let tiles: Vec<_> = found.iter().map(|record| record.tiles.clone()).collect();
+        assert_eq!(tiles, [[tile(3, 3), tile(8, 2)], [tile(13, 3), tile(18, 2)], [tile(22, 3), tile(27, 2)]]);
+        assert_eq!((found[0].sha256.as_str(), found[0].width, found[0].bytes), (&*hex(&[1; 32]), 9, 100));
+        assert!(records(&[one], &[1, 2]).is_empty());
     }
 }

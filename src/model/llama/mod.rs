@@ -14,7 +14,9 @@ mod ffi;
 mod fingerprint;
 mod gguf;
 mod head;
+mod image_grid;
 mod image_header;
+mod image_placeholders;
 mod images;
 mod memory;
 mod numa;
@@ -42,7 +44,11 @@ pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::ThreadOptions;
 pub use gguf::GgufHeader;
 pub use head::{Activation, Head, HeadError};
-pub use images::{EmbeddingRows, Image, ImageError, ImageOptions, Images, first_unknown as first_unknown_image};
+pub use image_header::MAX_BYTES as MAX_IMAGE_BYTES;
+pub use images::{
+    EmbeddingRows, Image, ImageError, ImageOptions, Images, first_unknown as first_unknown_image,
+    records as image_records,
+};
 pub use numa::Numa;
 pub use probe::probe;
 pub use rerank_template::RerankTemplate;

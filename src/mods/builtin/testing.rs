@@ -62,6 +62,7 @@ pub fn run() -> Arc<RunView> {
         vocabulary,
         conversation: None,
         tools: None,
+        images: Vec::new(),
         answer_format: Arc::new(AnswerFormat {
             syntax: ModelFamily::Hermes.syntax().into(),
             tools: Vec::new(),

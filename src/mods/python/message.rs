@@ -3,7 +3,7 @@
 use super::shared_memory::{MemoryRegion, SharedMemory};
 use crate::events::{EventType, Fault, LogLevel, TokenId};
 use crate::model::Vocabulary;
-use crate::mods::{Action, LogitEdit, ModException, schema_check};
+use crate::mods::{Action, LogitEdit, ModException, PromptImage, schema_check};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -41,6 +41,7 @@ pub enum ToWorker<'a> {
         model: &'a str,
         conversation: Option<&'a Value>,
         tools: Option<&'a Value>,
+        images: &'a [PromptImage],
         parameters: &'a Value,
         config: &'a Value,
         seed: u32,

@@ -415,6 +415,7 @@ fn run_message(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
         model: &run.view.model,
         conversation: run.view.conversation.as_ref(),
         tools: run.view.tools.as_ref(),
+        images: &run.view.images,
         parameters: &run.view.parameters,
         config: &run.config,
         seed: run.view.seed,

@@ -7,7 +7,7 @@ use crate::events::{ActionRecord, ActionType, Event, ModCall, PromptRecord, Requ
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::{Model, Vocabulary};
 use crate::mods::python::line_in;
-use crate::mods::{ModFactory, ModInstance, RecordedSequence, ReplayedReply, RunView};
+use crate::mods::{ModFactory, ModInstance, PromptImage, RecordedSequence, ReplayedReply, RunView};
 use crate::trace::document::Document;
 use serde::Serialize;
 use serde_json::Value;
@@ -121,6 +121,7 @@ pub fn dry_run(
         vocabulary: Arc::clone(model.vocabulary()),
         conversation: prompt.conversation.clone(),
         tools: prompt.tools.clone(),
+        images: PromptImage::from_records(&prompt.images, &prompt.tokens),
         answer_format: Arc::new(answer_format),
         seed: parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32,
         parameters,

@@ -39,6 +39,7 @@ fn start() -> Arc<RunStart> {
         mods: Vec::new(),
         prompt_preview: String::new(),
         parent: None,
+        images: Vec::new(),
     })
 }
 

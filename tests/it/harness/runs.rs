@@ -19,5 +19,6 @@ pub fn run_start(run_id: RunId, request_id: &str) -> RunStart {
         mods: Vec::new(),
         prompt_preview: String::new(),
         parent: None,
+        images: Vec::new(),
     }
 }

@@ -394,7 +394,8 @@ async fn invalid_fields_are_named_and_slots_stay_free() {
     insta::assert_snapshot!("completion_errors", errors);
     let (status, answer) =
         server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}))).await;
-    assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
+    assert_eq!((status, &answer["error"]["type"]), (400, &json!("invalid_request_error")));
+    assert!(answer.to_string().contains("prompt.multimodal_data must be a list of images in base64"), "{answer}");
     let all = server.answer(PATH, &body(json!({"prompt": ["a", "b", "c", "d"]}))).await;
     assert_eq!(all.as_array().unwrap().len(), 4, "every slot is still free");
 }

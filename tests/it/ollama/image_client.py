@@ -1,8 +1,9 @@
-"""Sends an image with the Python clients of Ollama and OpenAI."""
+"""Sends an image with the Python clients of Ollama, OpenAI and Anthropic."""
 
 import base64
 import sys
 
+import anthropic
 import ollama
 import openai
 
@@ -36,3 +37,24 @@ try:
     raise SystemExit("an address was accepted")
 except openai.BadRequestError as error:
     assert "data URL" in str(error), error
+
+anthropic_client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none")
+source = {"type": "base64", "media_type": "image/png", "data": PNG}
+blocks = [{"type": "image", "source": source}, {"type": "text", "text": "What is this?"}]
+messages = [{"role": "user", "content": blocks}]
+# Not every version of the client has this parameter.
+greedy = {"temperature": 0}
+message = anthropic_client.messages.create(model="demo", messages=messages, max_tokens=4, extra_body=greedy)
+assert message.content[0].text == answer.message.content, message
+counted = anthropic_client.messages.count_tokens(model="demo", messages=messages)
+usage = message.usage
+assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens > 64, (counted, message)
+with anthropic_client.messages.stream(model="demo", messages=messages, max_tokens=4, extra_body=greedy) as stream:
+    assert "".join(stream.text_stream) == answer.message.content
+try:
+    source = {"type": "url", "url": "https://example.org/a.png"}
+    blocks[0]["source"] = source
+    anthropic_client.messages.create(model="demo", messages=messages, max_tokens=4)
+    raise SystemExit("an address was accepted")
+except anthropic.BadRequestError as error:
+    assert "--allow-image-urls" in str(error), error

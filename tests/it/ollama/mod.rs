@@ -236,14 +236,15 @@ async fn official_clients_work() {
 fn install_python(folder: &Path) -> Option<PathBuf> {
     let python = folder.join("python/bin/python");
     let works = || {
-        let output = Command::new(&python).args(["-c", "import ollama, litellm"]).output();
+        let output = Command::new(&python).args(["-c", "import ollama, litellm, anthropic"]).output();
         output.is_ok_and(|output| output.status.success())
     };
     if !works() {
         let _ = Command::new("python3").args(["-m", "venv"]).arg(folder.join("python")).output();
-        let _ = Command::new(&python).args(["-m", "pip", "install", "--quiet", "ollama", "litellm"]).output();
+        let _ =
+            Command::new(&python).args(["-m", "pip", "install", "--quiet", "ollama", "litellm", "anthropic"]).output();
     }
-    works().then_some(python).or_else(|| report_skipped("the Python packages ollama and litellm"))
+    works().then_some(python).or_else(|| report_skipped("the Python packages ollama, litellm and anthropic"))
 }
 
 /// Returns node if its client is installed; `None` if it cannot be.

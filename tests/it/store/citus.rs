@@ -147,7 +147,7 @@ impl Drop for Cluster {
 }
 
 /// Statements that undo the migrations after version 12. Citus takes one at a time.
-const UNDO_MIGRATIONS: [&str; 15] = [
+const UNDO_MIGRATIONS: [&str; 16] = [
     "drop index runs_user",
     "drop index runs_surface",
     "drop index runs_error_count",
@@ -159,7 +159,8 @@ const UNDO_MIGRATIONS: [&str; 15] = [
         drop column end_cause, drop column parent_run, drop column parent_event, drop column parent_step,
         drop column parent_change, drop column deletion, drop column user_notes",
     "drop table run_stats, first_token_stats, run_stats_days",
-    "drop table experiment_cells, experiments, saved_filters",
+    "drop table experiment_cells, experiments, saved_filters, run_images, images",
+    "drop function remove_images",
     "alter table attention drop column head_rows",
     "drop function mod_sets",
     "drop function mod_set",

@@ -243,7 +243,7 @@ async fn older_database_is_migrated_and_logged() {
                 ('gone', 'cancelled', 'cancelled', 'the client disconnected'),
                 ('full', 'failed', 'error', 'llama.cpp cannot decode: out of memory; use a smaller --ctx-size')
             ) old (name, status, reason, message);
-        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days;
+        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, run_images, images; drop function remove_images;
         alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions;
         drop index runs_user, runs_surface, runs_error_count, runs_backtracked, runs_forced; drop index if exists runs_error_text;
         drop function mod_sets;
@@ -262,7 +262,7 @@ async fn older_database_is_migrated_and_logged() {
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V23__images"
         ]
     );
 }

@@ -1,6 +1,6 @@
 //! `/infill`: generates the text between two texts, for editors. Requires a model that was trained for infilling.
 
-use super::request::LlamaOptionFields;
+use super::request::{LlamaOptionFields, LlamaPrompt};
 use super::response::{LlamaCompletion, LlamaCompletionChunk};
 use super::routes::complete;
 use crate::api::shared::body::GenerationFields;
@@ -53,8 +53,10 @@ struct InfillBody {
               (status = 501, description = "The model was not trained for infilling")))]
 async fn infill(client: RunClient, body: Result<ModelBody, ApiError>) -> Result<Response, LlamaError> {
     let suffix_first = client.app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
-    let prompts = |fields: Fields<'_>, loaded: &Loaded| Ok(vec![prompt(fields, loaded, suffix_first)?]);
-    complete(client, body, prompts).await
+    let ModelBody { body, loaded, .. } = body?;
+    let fields = Fields::new(&body)?;
+    let tokens = prompt(fields, &loaded, suffix_first)?;
+    complete(&client, &loaded, fields, vec![LlamaPrompt { tokens, ..LlamaPrompt::default() }]).await
 }
 
 fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec<TokenId>, ApiError> {

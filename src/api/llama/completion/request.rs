@@ -4,6 +4,7 @@ use crate::api::llama::request::is_null_or_empty;
 use crate::api::shared::body::GenerationFields;
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::api::shared::generation;
+use crate::api::shared::images::{ImageReader, MEDIA_MARKER, RequestImages};
 use crate::api::shared::settings::{EchoedParameters, LlamaResponseOptions};
 use crate::api::shared::{self, lora, parameters};
 use crate::engine::{ReportOptions, Request};
@@ -20,7 +21,8 @@ const MAX_PROBS: i64 = 1000;
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct LlamaCompletionBody {
-    /// A string, token ids, a list of both, or a list of prompts.
+    /// A string, token ids, a list of both, an object `{prompt_string, multimodal_data}` with images in base64 for the markers
+    /// `<__media__>` of the string, or a list of such prompts.
     #[schema(value_type = Value)]
     prompt: Value,
     #[serde(flatten)]
@@ -61,6 +63,13 @@ pub(super) struct LlamaOptionFields {
     t_max_predict_ms: Option<i64>,
 }
 
+/// A prompt with its images.
+#[derive(Debug, Default)]
+pub(super) struct LlamaPrompt {
+    pub(super) tokens: Vec<TokenId>,
+    pub(super) images: RequestImages,
+}
+
 /// A completion request that passed validation.
 #[derive(Debug)]
 pub(super) struct LlamaCompletionRequest {
@@ -74,7 +83,7 @@ pub(super) fn parse(
     app: &App,
     loaded: &Loaded,
     fields: Fields<'_>,
-    prompts: Vec<Vec<TokenId>>,
+    prompts: Vec<LlamaPrompt>,
 ) -> Result<LlamaCompletionRequest, ApiError> {
     let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let mut options = response_options(app, fields)?;
@@ -83,8 +92,9 @@ pub(super) fn parse(
     options.echoed.lora = adapters.clone();
     let count = answer_count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count as usize);
-    for prompt in prompts {
-        let mut request = engine_request(app, loaded, fields, prompt, &options)?;
+    for LlamaPrompt { tokens, images } in prompts {
+        let mut request = engine_request(app, loaded, fields, tokens, &options)?;
+        images.move_to(&mut request);
         request.adapters = Some(adapters.clone());
         requests.extend(generation::repeat_request(request, count));
     }
@@ -143,8 +153,12 @@ fn engine_request(
     })
 }
 
-/// Parses the prompts of a body: a string, token ids, a list of both, or a list of prompts.
-pub(super) fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError> {
+/// Parses the prompts of a body: a string, token ids, a list of both, a string with images, or a list of prompts.
+pub(super) async fn parse_prompts(
+    app: &App,
+    fields: Fields<'_>,
+    loaded: &Loaded,
+) -> Result<Vec<LlamaPrompt>, ApiError> {
     const EXPECTED: &str = "a string, a list of token ids and strings, or a list of such prompts";
     let value = fields
         .get("prompt")
@@ -152,29 +166,58 @@ pub(super) fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<V
     match value {
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, value)),
         // As in llama-server, a list that contains a number is one prompt; any other list contains prompts.
-        Value::Array(list) if !list.iter().any(Value::is_number) => list
-            .iter()
-            .enumerate()
-            .map(|(index, prompt)| parse_prompt(prompt, &format!("prompt[{index}]"), loaded))
-            .collect(),
-        prompt => Ok(vec![parse_prompt(prompt, "prompt", loaded)?]),
+        Value::Array(list) if !list.iter().any(Value::is_number) => {
+            let mut prompts = Vec::with_capacity(list.len());
+            for (index, prompt) in list.iter().enumerate() {
+                prompts.push(parse_prompt(app, prompt, &format!("prompt[{index}]"), loaded).await?);
+            }
+            Ok(prompts)
+        }
+        prompt => Ok(vec![parse_prompt(app, prompt, "prompt", loaded).await?]),
     }
 }
 
-fn parse_prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
+async fn parse_prompt(app: &App, value: &Value, name: &str, loaded: &Loaded) -> Result<LlamaPrompt, ApiError> {
     let text = match value {
         Value::Object(object) => {
-            if object.get("multimodal_data").is_some_and(|data| !is_null_or_empty(data)) {
-                return Err(ApiError::not_supported(format!(
-                    "{name}.multimodal_data: completions support text only; send images to /v1/chat/completions"
-                )));
-            }
-            object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
+            let text = object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
                 ApiError::invalid(name, format!("`{name}` must have a string prompt_string, got {}", abbreviate(value)))
-            })?
+            })?;
+            if let Some(data) = object.get("multimodal_data").filter(|data| !is_null_or_empty(data)) {
+                return media_prompt(app, text.as_str().unwrap_or_default(), data, name, loaded).await;
+            }
+            text
         }
         other => other,
     };
     let tokens = parameters::encode_prompt(text, name, loaded.vocabulary(), true, true)?;
-    Ok(parameters::or_start_token(tokens, loaded.vocabulary()))
+    let tokens = parameters::or_start_token(tokens, loaded.vocabulary());
+    Ok(LlamaPrompt { tokens, images: RequestImages::default() })
+}
+
+/// Returns a prompt in which the images replace the markers, in order.
+async fn media_prompt(
+    app: &App,
+    text: &str,
+    data: &Value,
+    name: &str,
+    loaded: &Loaded,
+) -> Result<LlamaPrompt, ApiError> {
+    let at = format!("{name}.multimodal_data");
+    let expected = || invalid_value(&at, "a list of images in base64", data);
+    let mut reader = ImageReader::new(app.config().engine.images.as_ref(), loaded);
+    for (index, image) in data.as_array().ok_or_else(expected)?.iter().enumerate() {
+        reader.add_base64(image.as_str().ok_or_else(expected)?, &format!("{at}[{index}]"))?;
+    }
+    let (markers, sent) = (text.matches(MEDIA_MARKER).count(), reader.len());
+    if markers != sent {
+        let detail = format!(
+            "`{name}.prompt_string` must have one marker {MEDIA_MARKER} for each image of multimodal_data; it has {markers} \
+             markers for {sent} images"
+        );
+        return Err(ApiError::invalid(name, detail));
+    }
+    let images = reader.read().await?;
+    let tokens = images.insert_into(text, MEDIA_MARKER, loaded.vocabulary())?;
+    Ok(LlamaPrompt { tokens, images })
 }

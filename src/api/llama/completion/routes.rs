@@ -1,13 +1,12 @@
 //! `/completion`: llama-server's completion route, with details of the generation.
 
-use super::request::{self, LlamaCompletionBody, LlamaCompletionRequest};
+use super::request::{self, LlamaCompletionBody, LlamaCompletionRequest, LlamaPrompt};
 use super::response::{EchoedRequest, LlamaCompletion, LlamaCompletionChunk, RunResponse};
 use super::stream::LlamaChunkWriter;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::{self, RunClient, Runs, stream};
 use crate::api::shared::{Fields, ModelBody};
 use crate::engine::Output;
-use crate::events::TokenId;
 use crate::server::{ApiError, App, Loaded};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -19,7 +18,8 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(completion)).route("/completions", axum::routing::post(completion))
 }
 
-/// Completes `prompt`: a string, token ids, a list of both, or a list of prompts, which returns a list of answers.
+/// Completes `prompt`: a string, token ids, a list of both, a string with images, or a list of prompts, which returns a list
+/// of answers.
 /// `"stream": true` streams token by token. Also at `/completions`.
 #[utoipa::path(post, path = "/completion", tag = "llama-server",
     request_body(content = LlamaCompletionBody, content_type = "application/json"),
@@ -28,22 +28,23 @@ pub(super) fn router() -> OpenApiRouter<App> {
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "The model is loading")))]
 async fn completion(client: RunClient, body: Result<ModelBody, ApiError>) -> Result<Response, LlamaError> {
-    complete(client, body, request::parse_prompts).await
-}
-
-/// Parses a body, runs the prompts that `prompts` extracts from it, and returns the response.
-pub(super) async fn complete(
-    client: RunClient,
-    body: Result<ModelBody, ApiError>,
-    prompts: impl FnOnce(Fields<'_>, &Loaded) -> Result<Vec<Vec<TokenId>>, ApiError>,
-) -> Result<Response, LlamaError> {
     let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
-    let LlamaCompletionRequest { requests, options } =
-        request::parse(&client.app, &loaded, fields, prompts(fields, &loaded)?)?;
+    let prompts = request::parse_prompts(&client.app, fields, &loaded).await?;
+    complete(&client, &loaded, fields, prompts).await
+}
+
+/// Runs the prompts of a body and returns the response.
+pub(super) async fn complete(
+    client: &RunClient,
+    loaded: &Loaded,
+    fields: Fields<'_>,
+    prompts: Vec<LlamaPrompt>,
+) -> Result<Response, LlamaError> {
+    let LlamaCompletionRequest { requests, options } = request::parse(&client.app, loaded, fields, prompts)?;
     let vocabulary = loaded.vocabulary();
     let echoed: Vec<EchoedRequest> = requests.iter().map(|request| EchoedRequest::new(request, vocabulary)).collect();
-    let runs = Runs::start(&client, &loaded, requests).await?;
+    let runs = Runs::start(client, loaded, requests).await?;
     let run_id = runs.run_id();
     let responses = runs.started.iter().zip(echoed).enumerate().map(|(index, (run, echoed))| {
         RunResponse::new(index, run.clone(), echoed, options.clone(), Arc::clone(vocabulary), loaded.name().to_owned())

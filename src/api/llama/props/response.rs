@@ -1,6 +1,7 @@
 //! The properties of the server and a model.
 
 use super::capabilities::{TemplateCapabilities, template_capabilities};
+use crate::api::shared::images::MEDIA_MARKER;
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{Fields, parameters};
 use crate::config::ModSandbox;
@@ -116,7 +117,7 @@ pub(in crate::api::llama) async fn describe(app: &App, loaded: &Loaded) -> Resul
         model_path: path,
         model_ftype: card.file_type.clone(),
         modalities: Modalities { vision: loaded.model().images().is_some(), audio: false, video: false },
-        media_marker: "<__media__>",
+        media_marker: MEDIA_MARKER,
         endpoint_slots: routes.slots,
         endpoint_props: routes.props,
         endpoint_metrics: routes.metrics,

@@ -4,7 +4,9 @@ use super::functions::{parse_tool_choice, parse_tools};
 use super::images::{ConversationImages, take_images};
 use crate::api::shared::constraint::parse_constraint;
 use crate::api::shared::fields::{Fields, invalid_value};
+use crate::api::shared::images::RequestImages;
 use crate::api::shared::parameters;
+use crate::config::ImageConfig;
 use crate::engine::ReasoningBudget;
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
@@ -12,7 +14,6 @@ use crate::model::chat::answer::{AnswerFormat, ToolDefinition};
 use crate::model::chat::tools::{self, ToolChoice};
 use crate::model::chat::{self, RenderOptions};
 use crate::model::grammar::Constraint;
-use crate::model::llama::Image;
 use crate::server::{ApiError, App, Loaded};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -36,6 +37,8 @@ pub(crate) struct Conversation {
     /// Maximum reasoning tokens, and the text appended when the budget is spent.
     budget: Option<(u32, String)>,
     options: RenderOptions,
+    /// Settings of images.
+    image_config: Option<ImageConfig>,
 }
 
 /// A conversation rendered for one model.
@@ -45,7 +48,7 @@ pub(crate) struct PreparedChat {
     pub(crate) text: String,
     pub(crate) tokens: Vec<TokenId>,
     /// Images of the prompt.
-    pub(crate) images: Vec<Arc<Image>>,
+    pub(crate) images: RequestImages,
     pub(crate) spans: Vec<Span>,
     pub(crate) preview: String,
     pub(crate) conversation: Value,
@@ -132,6 +135,7 @@ impl Conversation {
             may_think,
             budget,
             options,
+            image_config: app.config().engine.images.clone(),
         })
     }
 
@@ -139,7 +143,8 @@ impl Conversation {
     pub(crate) async fn prepare(mut self, loaded: &Loaded) -> Result<PreparedChat, ApiError> {
         let template = loaded.template()?;
         let vocabulary = loaded.vocabulary();
-        let (marked, ConversationImages { marker, images }) = take_images(&mut self.messages, loaded).await?;
+        let (marked, ConversationImages { marker, images }) =
+            take_images(&mut self.messages, self.image_config.as_ref(), loaded).await?;
         let rendered = template.render(marked.as_ref().unwrap_or(&self.messages), &self.options)?;
         let syntax = template.syntax();
         let answer_format = AnswerFormat {
@@ -158,7 +163,7 @@ impl Conversation {
             self.text_constraint
                 .map(|constraint| tools::after_reasoning(constraint, &answer_format, may_think, vocabulary))
         });
-        let image_tokens: Vec<&[TokenId]> = images.iter().map(|image| image.tokens()).collect();
+        let image_tokens: Vec<&[TokenId]> = images.images.iter().map(|image| image.tokens()).collect();
         let (tokens, spans) = rendered.tokenize(vocabulary, &marker, &image_tokens)?;
         let (open, close) = &syntax.reasoning_markers;
         let reasoning_budget = self.budget.map(|(tokens, message)| ReasoningBudget {

@@ -1,40 +1,17 @@
-//! Images of a conversation: decoded from data URLs, and replaced by a marker in the text of their message.
+//! Images of a conversation, which a marker replaces in the text of their message.
 
 use crate::api::shared::fields::invalid_value;
-use crate::model::llama::Image;
+use crate::api::shared::images::{ImageReader, RequestImages};
+use crate::config::ImageConfig;
+use crate::events::hex;
 use crate::server::{ApiError, Loaded};
-use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
-use std::sync::Arc;
-use tokio::sync::Semaphore;
-
-/// Maximum images of a request.
-const MAX_IMAGES: usize = 64;
-
-/// Base64 with or without padding.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
-
-/// Requests whose images are decoded at the same time; a large image takes some 200 MB.
-static READERS: Semaphore = Semaphore::const_new(4);
-
-/// An image as sent.
-struct SentImage {
-    /// JSON path of its part.
-    at: String,
-    file: Vec<u8>,
-}
 
 /// Images of a conversation, in order, and the text that stands for each in a rendered prompt.
 #[derive(Debug, Default)]
 pub(super) struct ConversationImages {
     pub(super) marker: String,
-    pub(super) images: Vec<Arc<Image>>,
+    pub(super) images: RequestImages,
 }
 
 /// Key of the path of the field from which a part was converted, for errors.
@@ -57,33 +34,21 @@ pub(crate) fn base64_part(data: &str, at: &str) -> Value {
 /// The model sees no images, or an image is invalid.
 pub(super) async fn take_images(
     messages: &mut Value,
+    config: Option<&ImageConfig>,
     loaded: &Loaded,
 ) -> Result<(Option<Value>, ConversationImages), ApiError> {
-    let Some(list) = messages.as_array_mut().filter(|list| list.iter().any(has_image)) else {
+    if !messages.as_array().is_some_and(|list| list.iter().any(has_image)) {
         return Ok((None, ConversationImages::default()));
-    };
-    let mut sent = Vec::new();
-    for (index, message) in list.iter_mut().enumerate() {
-        let parts = message["content"].as_array_mut().into_iter().flatten().enumerate();
-        for (part_index, part) in parts.filter(|(_, part)| is_image(part)) {
-            let at = match part[SENT_AS].as_str() {
-                Some(at) => at.to_owned(),
-                None => format!("messages[{index}].content[{part_index}].image_url"),
-            };
-            if loaded.model().images().is_none() {
-                return Err(no_projector(&at, loaded));
-            }
-            if sent.len() == MAX_IMAGES {
-                let message = format!("a request may have up to {MAX_IMAGES} images; send fewer");
-                return Err(ApiError::invalid(at, message));
-            }
-            let image = SentImage { file: decode(part, &at)?, at };
-            let hash = Sha256::digest(&image.file);
-            let hash = hash.iter().fold(String::new(), |hash, byte| format!("{hash}{byte:02x}"));
-            *part = json!({ "type": "image_url", "image_url": { "url": format!("sha256:{hash}") } });
-            sent.push(image);
-        }
     }
+    let mut reader = ImageReader::new(config, loaded);
+    for_each_image(messages, |part, at| reader.add_url(url_of(part, at)?, at))?;
+    let images = reader.read().await?;
+    let mut hashes = images.images.iter().map(|image| hex(image.sha256()));
+    for_each_image(messages, |part, _| {
+        let url = format!("sha256:{}", hashes.next().unwrap_or_default());
+        *part = json!({ "type": "image_url", "image_url": { "url": url } });
+        Ok(())
+    })?;
     let marker = free_marker(messages);
     let mut marked = messages.clone();
     for message in marked.as_array_mut().into_iter().flatten() {
@@ -95,32 +60,26 @@ pub(super) async fn take_images(
             parts.retain(|part| !is_image(part));
         }
     }
-    Ok((Some(marked), ConversationImages { images: read(sent, loaded).await?, marker }))
+    Ok((Some(marked), ConversationImages { images, marker }))
 }
 
-/// Returns the error for images without a projector.
-fn no_projector(at: &str, loaded: &Loaded) -> ApiError {
-    let name = loaded.name();
-    let message = format!(
-        "`{at}`: the model '{name}' was loaded without a projector and cannot see images; start the server with --mmproj, \
-         or send text only"
-    );
-    ApiError::invalid(at, message)
-}
-
-/// Decodes the files and splits them into tokens, on a blocking thread.
-async fn read(sent: Vec<SentImage>, loaded: &Loaded) -> Result<Vec<Arc<Image>>, ApiError> {
-    let Some(images) = loaded.model().images().cloned() else { return Ok(Vec::new()) };
-    let permit = READERS.acquire().await.map_err(|_| ApiError::internal("the decoder of images has stopped"))?;
-    let read = move || {
-        // Held even if the client disconnects meanwhile.
-        let _permit = permit;
-        let read = |SentImage { at, file }: SentImage| {
-            images.read(&file).map_err(|error| ApiError::invalid(at.as_str(), format!("`{at}`: {error}")))
-        };
-        sent.into_iter().map(read).collect()
-    };
-    tokio::task::spawn_blocking(read).await.map_err(|_| ApiError::internal("the decoder of images panicked"))?
+/// Calls a function with every image part and the path of its field.
+fn for_each_image(
+    messages: &mut Value,
+    mut call: impl FnMut(&mut Value, &str) -> Result<(), ApiError>,
+) -> Result<(), ApiError> {
+    for (index, message) in messages.as_array_mut().into_iter().flatten().enumerate() {
+        let parts = message.get_mut("content").and_then(Value::as_array_mut);
+        let parts = parts.into_iter().flatten().enumerate();
+        for (part_index, part) in parts.filter(|(_, part)| is_image(part)) {
+            let at = match part[SENT_AS].as_str() {
+                Some(at) => at.to_owned(),
+                None => format!("messages[{index}].content[{part_index}].image_url"),
+            };
+            call(part, &at)?;
+        }
+    }
+    Ok(())
 }
 
 fn is_image(part: &Value) -> bool {
@@ -131,30 +90,10 @@ fn has_image(message: &Value) -> bool {
     message["content"].as_array().is_some_and(|parts| parts.iter().any(is_image))
 }
 
-/// Returns the file in the data URL of a part.
-fn decode(part: &Value, at: &str) -> Result<Vec<u8>, ApiError> {
+/// Returns the URL of an image part.
+fn url_of<'a>(part: &'a Value, at: &str) -> Result<&'a str, ApiError> {
     let url = part["image_url"].as_str().or_else(|| part["image_url"]["url"].as_str());
-    let url = url.ok_or_else(|| invalid_value(at, "a data URL, e.g. data:image/png;base64,…", &part["image_url"]))?;
-    let Some(data) = url.strip_prefix("data:") else {
-        let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
-        let message = format!(
-            "{at}: the server does not fetch images{}; send the image itself as a data URL: data:image/png;base64,…",
-            if scheme.is_empty() || scheme.len() > 8 { String::new() } else { format!(" from {scheme}: URLs") }
-        );
-        return Err(ApiError::invalid(at, message));
-    };
-    let data = data.split_once(',').filter(|(head, _)| head.ends_with(";base64")).map(|(_, data)| data);
-    let invalid = || ApiError::invalid(at, format!("{at}: the data URL of an image must be data:TYPE;base64,DATA"));
-    let data = data.ok_or_else(invalid)?;
-    // Some clients break lines.
-    let data: std::borrow::Cow<'_, str> = if data.contains(|c: char| c.is_ascii_whitespace()) {
-        data.split_ascii_whitespace().collect::<String>().into()
-    } else {
-        data.into()
-    };
-    BASE64
-        .decode(data.as_bytes())
-        .map_err(|error| ApiError::invalid(at, format!("{at}: the data of the image is not base64: {error}")))
+    url.ok_or_else(|| invalid_value(at, "a data URL, e.g. data:image/png;base64,…", &part["image_url"]))
 }
 
 /// Returns a marker that the messages do not contain.
@@ -210,24 +149,12 @@ mod tests {
     }
 
     #[test]
-    fn data_urls_are_decoded() {
-        let file = |url: &str| decode(&image_part(url, "p"), "p").map_err(|error| error.problem().detail);
-        assert_eq!(file("data:image/png;base64,aGk=").unwrap(), b"hi");
-        assert_eq!(file("data:;base64,aG\nk").unwrap(), b"hi");
-        assert_eq!(decode(&json!({"type": "image_url", "image_url": "data:;base64,aGk"}), "p").unwrap(), b"hi");
-        for (url, expected) in [
-            (
-                "https://example.org/a.png",
-                "does not fetch images from https: URLs; send the image itself as a data URL",
-            ),
-            ("file:///etc/passwd", "does not fetch images from file: URLs"),
-            ("aGk=", "does not fetch images; send"),
-            ("data:image/png,hi", "must be data:TYPE;base64,DATA"),
-            ("data:image/png;base64,a*", "is not base64"),
-        ] {
-            let error = file(url).unwrap_err();
-            assert!(error.contains(expected), "{error}");
-        }
-        assert!(decode(&json!({"type": "image_url"}), "p").is_err());
+    fn url_is_a_string_or_an_object() {
+        assert_eq!(
+            url_of(&json!({"type": "image_url", "image_url": "data:;base64,aGk"}), "p").unwrap(),
+            "data:;base64,aGk"
+        );
+        assert_eq!(url_of(&image_part("x", "p"), "p").unwrap(), "x");
+        assert!(url_of(&json!({"type": "image_url"}), "p").is_err());
     }
 }

@@ -126,8 +126,8 @@ fn engine_request(
         request.limits.stop_tokens.extend(&prepared.end_tokens);
         request.limits.stop.extend(prepared.end_texts);
     }
+    prepared.images.move_to(&mut request);
     Ok(Request {
-        images: prepared.images,
         spans: prepared.spans,
         prompt_preview: prepared.preview,
         conversation: Some(prepared.conversation),

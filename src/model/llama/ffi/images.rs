@@ -168,8 +168,13 @@ unsafe impl Send for ImageParts {}
 pub enum ImagePart {
     /// Tokens of the vocabulary.
     Text(Vec<TokenId>),
-    /// Number of embeddings.
-    Pixels(usize),
+    /// Embeddings.
+    Pixels {
+        /// Number of embeddings.
+        count: usize,
+        /// Columns and rows of patches, which libmtmd knows for few projectors; others have one row.
+        grid: (usize, usize),
+    },
     /// Anything else.
     Other,
 }
@@ -185,10 +190,15 @@ impl ImageParts {
 
     /// Returns the parts in order.
     pub fn list(&self) -> Vec<ImagePart> {
-        // SAFETY: the chunks belong to the list, and the tokens of a text chunk live as long as it does.
+        // SAFETY: the chunks belong to the list, the tokens of a text chunk live as long as it does, and an
+        // image chunk has image tokens.
         let part = |chunk| unsafe {
             match sys::mtmd_input_chunk_get_type(chunk) {
-                sys::MTMD_INPUT_CHUNK_TYPE_IMAGE => ImagePart::Pixels(sys::mtmd_input_chunk_get_n_tokens(chunk)),
+                sys::MTMD_INPUT_CHUNK_TYPE_IMAGE => {
+                    let image = sys::mtmd_input_chunk_get_tokens_image(chunk);
+                    let grid = (sys::mtmd_image_tokens_get_nx(image), sys::mtmd_image_tokens_get_ny(image));
+                    ImagePart::Pixels { count: sys::mtmd_input_chunk_get_n_tokens(chunk), grid }
+                }
                 sys::MTMD_INPUT_CHUNK_TYPE_TEXT => {
                     let mut len = 0;
                     let tokens = sys::mtmd_input_chunk_get_tokens_text(chunk, &raw mut len);

@@ -97,6 +97,9 @@ export class Attention {
     this.#select.value = this.view;
   }
 
+  /** The attention of the current step, `{values, seq}`, or null. */
+  get now() { return this.on && !this.showsLaterSteps && this.#now?.values.length ? this.#now : null; }
+
   /** Returns a function from a row to its bucket, or null if no attention is loaded. */
   get shading() {
     if (!this.on || !this.#now) return null;

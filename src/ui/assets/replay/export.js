@@ -1,6 +1,7 @@
 // The page of an exported run: the replay of items that the page itself contains, without a server.
 import { listen } from '../keys.js';
 import { RunState } from './fold.js';
+import { Images } from './images.js';
 import { Replay } from './view.js';
 
 /** Unpacks items: base64 of gzipped lines of JSON. */
@@ -13,7 +14,7 @@ export async function unpack(text) {
 async function start(root) {
   // Attention is not part of the file.
   root.querySelector('[data-act=attention]').hidden = true;
-  const view = new Replay(root, '');
+  const view = new Replay(root, '', { hooks: { images: () => ({ Images }) } });
   view.present(new RunState(), await unpack(document.querySelector('[data-items]').textContent));
   listen(['replay'], (action, key) => action !== 'attention' && view.act(action, key));
 }

@@ -39,6 +39,8 @@ export class Text {
   #selected = null;
   #hits = [];
   #notes = new Map();
+  /** Elements in place of rows: the first row and the element. */
+  #embedded = [];
 
   /**
    * The text at event `n`; `options.showLater` shows later rows, `options.showRemoved` removed ones. `onPick(row)` and
@@ -135,6 +137,22 @@ export class Text {
     this.#write(i);
   }
 
+  /** Shows an element, if any, in place of the rows from `from` to the one before `to`. */
+  embed(from, to, element) {
+    for (let i = from; i < Math.min(to, this.#run.count); i += 1) {
+      this.#ensure(i);
+      this.#spans[i].hidden = true;
+    }
+    if (!element || !this.#spans[from]) return;
+    this.#spans[from].before(element);
+    this.#embedded.push([from, element]);
+    this.#showEmbedded();
+  }
+
+  #showEmbedded() {
+    for (const [row, element] of this.#embedded) element.hidden = !this.isShown(row);
+  }
+
   /** Returns the state of a row at the current event. */
   #stateAt(i) {
     const removedAt = this.#run.removedAt(i);
@@ -204,6 +222,7 @@ export class Text {
 
   /** Shows the chips of the current event, and hides empty blocks and parts. */
   #hideEmpty() {
+    this.#showEmbedded();
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
     const isOpen = (removal) => this.#options.showRemoved || this.#open.has(removal.removedAt);
     for (const block of this.#blocks) if (block) block.chips = 0;

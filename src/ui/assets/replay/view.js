@@ -35,7 +35,8 @@ export class Replay {
 
   /**
    * `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run,
-   * `hooks.forked(forks, change)` for started forks, `hooks.prompt(prompt)` for the recorded prompt with its parameters.
+   * `hooks.forked(forks, change)` for started forks, `hooks.prompt(prompt)` for the recorded prompt with its parameters. `hooks.images()` returns the module of images where
+   * it cannot be loaded.
    */
   constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
     this.#root = root;
@@ -87,6 +88,21 @@ export class Replay {
     if (!prompt) return;
     this.#parts.text.label(prompt, event.sequence_order);
     this.#hooks.prompt?.(prompt);
+    if (prompt.images?.length) this.#showImages(prompt);
+  }
+
+  /** Shows the images of the prompt. */
+  async #showImages(prompt) {
+    const parts = this.#parts;
+    try {
+      const { Images } = await (this.#hooks.images?.() ?? import('./images.js'));
+      if (this.#closed.signal.aborted || parts.images) return;
+      parts.images = new Images(this.#run, this.#isLocal ? null : this.#id, prompt, parts.text);
+      document.addEventListener('theme', () => parts.images.draw(), { signal: this.#closed.signal });
+      this.#paint();
+    } catch (error) {
+      toast(`The images could not be shown: ${error.message}`);
+    }
   }
 
   /** Shows a run without a server: folds its items into an empty `state`. */
@@ -348,6 +364,8 @@ export class Replay {
     const run = this.#run;
     const mode = MODES.find((m) => m.id === this.#state.color) ?? MODES[0];
     const shading = this.#state.attention ? attention?.shading : null;
+    if (attention) this.#parts.images?.join(attention.section);
+    this.#parts.images?.attention(shading ? attention.now : null);
     if (shading) text.colour(shading, attention.showsLaterSteps);
     else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
     else text.colour((i) => mode.bucket(run, i));

@@ -109,6 +109,9 @@ class ModEvent:
 class Prefilled(ModEvent):
     """Event at the start of a run: the prompt is tokenized but not yet decoded."""
 
+    #: Images of the request; `tokens` are the first placeholders of their tiles.
+    _sent_images: List[Dict[str, Any]] = []
+
     def __init__(
         self, request_id: str, step: int, max_steps: int, context_info: Optional[ContextInfo] = None, **_ignored: Any
     ) -> None:
@@ -131,17 +134,19 @@ class Prefilled(ModEvent):
         return self._decode(self.prompt_tokens)
 
     @property
-    def images(self) -> List[Dict[str, int]]:
-        """Images of the prompt: `start` and `length` of the placeholder tokens of each, whose ids are below -1. Adjacent
-        images count as one."""
-        found: List[Dict[str, int]] = []
+    def images(self) -> List[Dict[str, Any]]:
+        """Images of the prompt, one entry for each tile: `start` and `length` of its placeholder tokens, whose ids are below
+        -1; `sha256` of the image file in hexadecimal, `width` and `height` in pixels (None if unknown)."""
+        tiles = {token: image for image in self._sent_images for token in image["tokens"]}
+        found: List[Dict[str, Any]] = []
         for index, token in enumerate(self.prompt_tokens):
             if token >= -1:
                 continue
-            if found and found[-1]["start"] + found[-1]["length"] == index:
+            if token not in tiles and found and found[-1]["start"] + found[-1]["length"] == index:
                 found[-1]["length"] += 1
             else:
-                found.append({"start": index, "length": 1})
+                image = tiles.get(token, {})
+                found.append({"start": index, "length": 1, **{key: image.get(key) for key in ("sha256", "width", "height")}})
         return found
 
 

@@ -60,6 +60,7 @@ class Run:
         self.model = header["model"]
         self.conversation = header["conversation"]
         self.tools = header["tools"]
+        self.images = header["images"]
         self.parameters = header["parameters"]
         self.seed = header["seed"]
         self.config = dict(defaults or {}, **(header["config"] or {}))
@@ -248,7 +249,8 @@ class Worker:
         elif kind == "Added":
             event = Added(request_id, step, read(header["added"]) if header["added"] else [], header["forced"], context)
         else:
-            event = Prefilled(request_id, step, header["max_steps"], context)
+            prefilled = event = Prefilled(request_id, step, header["max_steps"], context)
+            prefilled._sent_images = run.images
         event.max_steps = header["max_steps"]
         event.config, event.conversation, event.tools = run.config, run.conversation, run.tools
         event.parameters, event.seed, event.model, event._tokenizer = run.parameters, run.seed, run.model, run.tokenizer

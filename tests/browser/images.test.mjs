@@ -1,0 +1,99 @@
+// Images of a prompt in the replay. IMAGES_URL is a server with the demo model, a projector, --attention on and --record-images.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { launch, open, quiet, ready } from './browser.mjs';
+
+const server = process.env.IMAGES_URL;
+if (!server) throw new Error('IMAGES_URL must name a running server with a projector');
+const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAYAAAAECAIAAAAiZtkUAAAAGElEQVR4nGNkYGjQYGBARiwMNgxogDghAHPAAgoN/kQJAAAAAElFTkSuQmCC';
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+let browser;
+
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+async function generate(fields) {
+  const content = [{ type: 'text', text: 'What is this?' }, { type: 'image_url', image_url: { url: `data:image/png;base64,${PNG}` } }];
+  const response = await fetch(`${server}/v1/chat/completions`, {
+    method: 'POST', headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ messages: [{ role: 'user', content }], seed: 1, max_tokens: 8, ignore_eos: true, record: 'required', ...fields }),
+  });
+  const answer = await response.json();
+  assert.equal(response.status, 200, JSON.stringify(answer));
+  return answer.thunder.run_id;
+}
+
+const attention = async (id, at) => (await (await fetch(`${server}/api/v1/runs/${id}/attention?at=${at}`)).json()).attention;
+
+for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], ['dark', 375]]) {
+  test(`image is a chip that unfolds, with the attention over its patches (${scheme}, ${width} px)`, async () => {
+    const id = await generate({ attention: true });
+    const page = await open(`/runs/${id}?attention=mean`, { scheme, width, server });
+    await ready(page);
+    const chip = page.locator('.text .image-chip');
+    await chip.waitFor();
+    assert.match(await chip.locator('summary').textContent(), /^▣ Image · 6 × 4 · 64 tokens · [0-9a-f]{8}$/);
+    assert.equal(await page.locator('.text .t:visible', { hasText: '<image>' }).count(), 0);
+    assert.equal(await chip.locator('img').isVisible(), false);
+    // By keyboard, and without an effect on the replay.
+    const where = await page.textContent('[data-where]');
+    await chip.locator('summary').focus();
+    await page.keyboard.press('Enter');
+    await chip.locator('img').waitFor();
+    await page.waitForFunction(() => document.querySelector('.text .image-chip img').naturalWidth === 6);
+    assert.equal(await page.textContent('[data-where]'), where);
+    await page.keyboard.press('Space');
+    assert.equal(await chip.locator('img').isVisible(), false);
+    await page.keyboard.press('Enter');
+    const facts = page.locator('.patches .hint');
+    await facts.waitFor();
+    // The attention of the last step.
+    const { run, events } = await (await fetch(`${server}/api/v1/runs/${id}`)).json();
+    const { start, columns, rows } = events[0].details.prompt.images[0].tiles[0];
+    assert.deepEqual([columns, rows], [8, 8]);
+    const last = events.filter((event) => event.event_type === 'ForwardPass').at(-1).sequence_order;
+    const { values } = await attention(run.run_id, last);
+    const mass = values.slice(start, start + 64).reduce((a, b) => a + b, 0);
+    await page.waitForFunction((percent) => Math.abs(parseFloat(document.querySelector('.patches .hint').textContent) - percent) < 0.06, mass * 100);
+    assert.match(await facts.textContent(), /of the attention · highest patch .* at column \d, row \d$/);
+    assert.match(await page.locator('.patches canvas').getAttribute('aria-label'), /^Attention over 8 × 8 patches: /);
+    const box = await page.locator('.patch-grid').boundingBox();
+    assert.ok(Math.abs(box.width / box.height - 1.5) < 0.05, `the grid has the shape of the image: ${box.width} × ${box.height}`);
+    const colours = await page.evaluate(() => {
+      const canvas = document.querySelector('.patches canvas');
+      const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+      return new Set(Array.from({ length: 64 }, (_, k) => data[4 * (canvas.width * Math.floor((Math.floor(k / 8) + 0.5) * canvas.height / 8) + Math.floor((k % 8 + 0.5) * canvas.width / 8)) + 3])).size;
+    });
+    assert.ok(colours > 4, `${colours} different shades`);
+    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), 'the page does not scroll sideways');
+    await page.evaluate(axe);
+    const violations = await page.evaluate(() => axe.run('.text, .panel', { runOnly: ['wcag2a', 'wcag2aa'] }).then((result) => result.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)));
+    assert.deepEqual(violations, []);
+    if (process.env.SHOTS) await page.locator('.patches').scrollIntoViewIfNeeded();
+    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/images-${scheme}-${width}.png` });
+    // Without attention the section is hidden.
+    await page.click('[data-act=attention]');
+    await facts.waitFor({ state: 'hidden' });
+    await page.context().close();
+    await quiet();
+  });
+}
+
+test('exported page shows the chip without the file', async () => {
+  const id = await generate({});
+  const html = await (await fetch(`${server}/runs/${id}/export.html`)).text();
+  const context = await browser.newContext();
+  const page = await context.newPage();
+  const problems = [];
+  page.on('console', (message) => problems.push(message.text()));
+  page.on('pageerror', (error) => problems.push(error.stack));
+  await page.setContent(html);
+  await ready(page);
+  await page.locator('.text .image-chip summary').click();
+  assert.match(await page.textContent('.text .image-chip'), /6 × 4 · 64 tokens.*not recorded/s);
+  assert.equal(await page.locator('.text img').count(), 0);
+  assert.deepEqual(problems, []);
+  await context.close();
+});

@@ -1,0 +1,96 @@
+//! Images that the server fetches by URL.
+
+use super::harness::{Server, message_of};
+use super::images::{arguments, bmp, part};
+use axum::Router;
+use axum::body::Body;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Redirect};
+use axum::routing::get;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// Starts a server of images. Returns its port.
+async fn image_server() -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let image = || async { ([(header::CONTENT_TYPE, "image/bmp")], bmp(51)) };
+    let endless = || async {
+        let chunks = futures::stream::repeat_with(|| Ok::<_, std::io::Error>(vec![0u8; 1 << 20]));
+        ([(header::CONTENT_TYPE, "image/png")], Body::from_stream(chunks))
+    };
+    let slow = || async {
+        tokio::time::sleep(Duration::from_secs(120)).await;
+        StatusCode::OK
+    };
+    let routes = Router::new()
+        .route("/a.bmp", get(image))
+        .route("/moved", get(|| async { Redirect::temporary("/a.bmp") }))
+        .route("/circle", get(|| async { Redirect::temporary("/circle") }))
+        .route("/inside", get(move || async move { Redirect::temporary(&format!("http://127.0.0.2:{port}/a.bmp")) }))
+        .route("/file", get(|| async { Redirect::temporary("file:///etc/passwd") }))
+        .route("/page", get(|| async { ([(header::CONTENT_TYPE, "text/html")], "<p>").into_response() }))
+        .route("/text", get(|| async { ([(header::CONTENT_TYPE, "image/png")], "hello").into_response() }))
+        .route("/endless", get(endless))
+        .route("/slow", get(slow));
+    tokio::spawn(async move { axum::serve(listener, routes).await.unwrap() });
+    port
+}
+
+fn about(url: &str) -> Value {
+    let content = json!([{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]);
+    json!({"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "ignore_eos": true})
+}
+
+#[tokio::test]
+async fn images_are_fetched_from_permitted_addresses_only() {
+    let port = image_server().await;
+    let listed = format!("127.0.0.1:{port}");
+    let server = Server::start(&arguments(&["--allow-image-urls", "--image-url-hosts", &listed]));
+    server.wait_ready().await;
+    let url = |path: &str| format!("http://{listed}{path}");
+    let mut sent = about("");
+    sent["messages"][0]["content"][1] = part(&bmp(51));
+    let expected = server.answer("/v1/chat/completions", &sent).await["choices"][0]["message"]["content"].clone();
+    for path in ["/a.bmp", "/moved"] {
+        let answer = server.answer("/v1/chat/completions", &about(&url(path))).await;
+        assert_eq!(answer["choices"][0]["message"]["content"], expected, "{path}");
+    }
+    let source = json!({"type": "image", "source": {"type": "url", "url": url("/a.bmp")}});
+    let body = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, source]}],
+                      "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+    assert_eq!(server.answer("/v1/messages", &body).await["content"][0]["text"], expected);
+    for (url, reason) in [
+        (url("/circle"), "more than 5 redirects"),
+        (url("/inside"), "the address of the host 127.0.0.2 is not public"),
+        (url("/file"), "must begin with http: or https:, got file:"),
+        (url("/page"), "the server sent text/html, not an image"),
+        (url("/text"), "not an image in a supported format"),
+        (url("/none"), "the server answered 404"),
+        (url("/endless"), "has more than 33554432 bytes"),
+        (format!("http://localhost:{port}/a.bmp"), "the address of the host localhost is not public"),
+        (format!("http://[::ffff:127.0.0.1]:{port}/a.bmp"), "is not public"),
+        (format!("http://2130706433:{port}/b.bmp"), "the server answered 404"),
+        ("http://169.254.169.254/latest/meta-data".into(), "is not public"),
+        ("http://[::1]/a.png".into(), "is not public"),
+        ("http://10.0.0.1/a.png".into(), "is not public"),
+        ("http://ann:secret@example.org/a.png".into(), "must have no user name"),
+        ("file:///etc/passwd".into(), "must be a data URL or an http: or https: URL"),
+    ] {
+        let (status, answer) = server.post("/v1/chat/completions", &about(&url)).await;
+        let message = message_of(&answer);
+        assert!(status == 400 && message.contains(reason), "{url}: {answer}");
+        assert!(message.contains("messages[0].content[1].image_url"), "{url}: {answer}");
+    }
+}
+
+#[tokio::test]
+async fn images_are_not_fetched_without_the_flag() {
+    let port = image_server().await;
+    let listed = format!("127.0.0.1:{port}");
+    let server = Server::start(&arguments(&["--image-url-hosts", &listed]));
+    server.wait_ready().await;
+    let (status, answer) = server.post("/v1/chat/completions", &about(&format!("http://{listed}/a.bmp"))).await;
+    let expected = "the server does not fetch images from http: URLs; start it with --allow-image-urls";
+    assert!(status == 400 && message_of(&answer).contains(expected), "{answer}");
+}
