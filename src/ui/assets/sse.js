@@ -1,4 +1,4 @@
-// Server-sent events over fetch, which, unlike EventSource, can set Last-Event-ID and read the server's errors.
+// Server-sent events over fetch. Unlike EventSource, fetch can set Last-Event-ID and read the server's errors.
 import { ask } from './dom.js';
 
 /** Splits a text stream into events. `push(chunk)` returns the completed events: `{event, data, id}`. */
@@ -44,8 +44,8 @@ export async function read(response, onEvent) {
 
 /**
  * Follows a path of this server and reconnects until `onEvent` returns true or the signal aborts.
- * `onState(text, ok)` is called when the connection is lost or restored, and with the status that ends it permanently.
- * A 404 is retried for `retry404Ms` ms, because a run has its URL shortly before it is in the database.
+ * `onState(text, ok, status)` is called when the connection is lost or restored; `status` is that of an error after which it is not
+ * tried again. A 404 is retried for `retry404Ms` ms, because a run gets its URL shortly before it is in the database.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, retry404Ms = 0 }) {
   const began = performance.now();
