@@ -6,7 +6,7 @@ import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';
 import { TokenChain } from '../../src/ui/assets/next-token.js';
-import { curlOf, differences, formOf, extraFields, missingInput, requestOf } from '../../src/ui/assets/request.js';
+import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from '../../src/ui/assets/request.js';
 
 test('events are complete for any split of the stream', () => {
   const text = ': hello\r\n\r\nevent: item\nid: 3\ndata: {"a":\ndata: 1}\n\ndata: x\r\r';
@@ -88,7 +88,7 @@ test('tools, format and biases of a recorded run are restored', () => {
   });
   const older = { parameters: { sampling: { logit_bias: [[7, 2], [8, null]] }, limits: {} } };
   assert.deepEqual(JSON.parse(extraFields(older)), { logit_bias: [[7, 2], [8, false]] });
-  assert.deepEqual(JSON.parse(extraFields({ tools, parameters: { request } }, true)), { logit_bias: { 5: -3 } }, 'a text goes on without what held for the whole answer');
+  assert.deepEqual(JSON.parse(extraFields({ tools, parameters: { request } }, true)), { logit_bias: { 5: -3 } }, 'a continued text omits parameters that apply to a whole answer');
   assert.throws(() => requestOf({ ...form, extra: '[1]' }), /JSON object/);
   assert.throws(() => requestOf({ ...form, extra: '{' }), /fields must be JSON: /);
 });
@@ -109,7 +109,7 @@ test('schema of the form is sent as response format, and read back', () => {
   assert.equal(requestOf({ ...form, tab: 'raw', raw: 'a', tools }).body.tools, undefined);
 });
 
-test('differences name the fields that changed since the origin', () => {
+test('differences name the fields that differ from the original form', () => {
   const same = { ...form, numbers: { temperature: 0.50, seed: '' }, mods: [{ name: 'x', config: '{"a":1}' }, { name: 'y', config: '' }] };
   assert.deepEqual(differences(form, same), [], 'other spellings of the same values');
   assert.deepEqual(differences(form, { ...form, numbers: { temperature: '1', seed: '4' }, mods: form.mods.slice(1), messages: [{ role: 'user', content: 'ho' }] }), [

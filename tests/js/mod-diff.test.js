@@ -22,7 +22,7 @@ test('equal texts have no rows', () => {
   assert.deepEqual(diffRows('', ''), []);
 });
 
-test('taking every block gives the text of the version', () => {
+test('restoring every block gives the text of the version', () => {
   let seed = 7;
   const next = (n) => {
     seed = (seed * 1103515245 + 12345) & 0x7fffffff;
