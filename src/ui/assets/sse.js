@@ -32,7 +32,7 @@ export class SseParser {
 }
 
 /** Reads the events of one response until it ends. */
-export async function read(response, onEvent) {
+async function readEvents(response, onEvent) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const parser = new SseParser();
   for (;;) {
@@ -58,7 +58,7 @@ export async function follow(path, { signal, onEvent, onState = () => {}, retry4
       const response = await ask(path, { headers, signal, cache: 'no-store' });
       onState('live', true);
       wait = 1;
-      await read(response, (event) => {
+      await readEvents(response, (event) => {
         if (event.id !== null) last = event.id;
         finished = onEvent(event) === true || finished;
       });
