@@ -267,21 +267,22 @@ impl Reference {
     }
 }
 
-/// Returns the dot product.
-#[expect(clippy::needless_range_loop, reason = "iterators are slow without optimization")]
+/// Returns the dot product. A `while` loop, because iterators are slow without optimization.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
-    let mut sum = 0.0;
-    for i in 0..a.len() {
+    let (mut sum, mut i) = (0.0, 0);
+    while i < a.len() {
         sum += a[i] * b[i];
+        i += 1;
     }
     sum
 }
 
 /// Adds `scale * values` to `sums`.
-#[expect(clippy::needless_range_loop, reason = "iterators are slow without optimization")]
 fn add_scaled(sums: &mut [f64], scale: f64, values: &[f64]) {
-    for i in 0..sums.len() {
+    let mut i = 0;
+    while i < sums.len() {
         sums[i] += scale * values[i];
+        i += 1;
     }
 }
 
