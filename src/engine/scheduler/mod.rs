@@ -24,7 +24,7 @@ use super::recording::Recording;
 use super::request::RecordPolicy;
 use super::run::RunResources;
 use super::speculation::draft_context::DraftContext;
-use super::speculation::lookahead::RunSpeculation;
+use super::speculation::run_speculation::RunSpeculation;
 use super::status::EngineStatus;
 use crate::events::{EndCause, RunId};
 use crate::mods::{ModInstance, ReplySender};
@@ -46,8 +46,8 @@ const IDLE_SLEEP: Duration = Duration::from_millis(2);
 const DISCONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// After decodes that take longer, all events are flushed, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
-/// Time for which the thread polls for a mod's reply before it sleeps. Most mods reply sooner than a sleeping core
-/// wakes up.
+/// Maximum time that the thread polls for a mod's reply before it sleeps. Most mods reply before a sleeping core would
+/// wake up.
 const POLL_WINDOW: Duration = Duration::from_micros(200);
 
 /// State of the decode thread.
@@ -109,7 +109,7 @@ impl<'model> Scheduler<'model> {
             self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
             self.serve_clients();
             if !self.recording.has_pending()
-                && decode::deliver_lookaheads(&mut self.kv, &mut self.runs.slots, &mut self.resources)
+                && decode::deliver_pending_drafts(&mut self.kv, &mut self.runs.slots, &mut self.resources)
             {
                 self.flush_events(false);
                 self.serve_clients();

@@ -1,8 +1,8 @@
 //! Drafts from a draft model: its llama context, with one sequence per slot.
 //!
-//! The context needs no messages about its runs. Each call passes the tokens of a run; the common prefix with the
-//! tokens in the KV cache is kept, and the rest is removed. So removed tokens, forced tokens, a shifted context and the
-//! next run of a slot need no special treatment.
+//! The context is not notified of changes to its runs. Each call passes all tokens of a run; their common prefix with
+//! the KV cache is kept, and the rest is removed. So removed tokens, forced tokens, a shifted context and the next run
+//! of a slot need no special treatment.
 
 use super::DraftModel;
 use crate::events::TokenId;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Maximum tokens of a run that the first step of a draft decodes. A run with more catches up first.
 pub const MAX_STEP_TOKENS: usize = 4;
-/// Number of most probable tokens over which probabilities are normalised, as in llama.cpp.
+/// Number of most probable tokens over which probabilities are normalized, as in llama.cpp.
 const CANDIDATES: usize = 10;
 
 /// A draft model's context.
@@ -128,7 +128,7 @@ impl<'model> DraftContext<'model> {
     }
 
     /// Reads the next tokens of runs, in one decode. Each part has the slot, all tokens of the run, and the number of
-    /// tokens to read; all together at most [`DraftContext::max_catch_up`].
+    /// tokens to read. The numbers must add up to at most [`DraftContext::max_catch_up`].
     ///
     /// # Errors
     /// llama.cpp could not decode; the context is then unusable.
@@ -186,8 +186,8 @@ impl<'model> DraftContext<'model> {
         is_usable.then_some(token)
     }
 
-    /// Adds up to `count` tokens of a run that the KV cache does not hold to the batch, and removes others from the KV
-    /// cache. Returns the index of the last one, whose logits are requested.
+    /// Adds up to `count` tokens of a run that the KV cache lacks to the batch, and removes all tokens from the KV cache
+    /// that differ from the run's. Returns the batch index of the last added token, whose logits are requested.
     fn add(&mut self, slot: usize, tokens: &[TokenId], count: usize) -> Result<usize, ModelError> {
         let mut kept = self.kept(slot, tokens);
         if kept < self.sequences[slot].len() {
