@@ -125,9 +125,9 @@ pub enum ModelError {
 /// The reason why tokens cannot be removed from a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShiftError {
-    /// The model's cache does not support it; the sequence is unchanged.
+    /// The KV cache cannot remove these tokens; the sequence is unchanged.
     #[error("{0}")]
-    Fixed(&'static str),
+    NotRemovable(&'static str),
     /// llama.cpp failed; the sequence is empty.
     #[error("llama.cpp cannot shift the remaining tokens of the sequence")]
     Failed,

@@ -150,13 +150,13 @@ impl Context<'_> {
     /// Returns the new length.
     ///
     /// # Errors
-    /// [`ShiftError::Fixed`] leaves the sequence unchanged; [`ShiftError::Failed`] leaves it empty.
+    /// [`ShiftError::NotRemovable`] leaves the sequence unchanged; [`ShiftError::Failed`] leaves it empty.
     pub fn remove_ranges(&mut self, sequence: i32, length: u32, ranges: &[Range<u32>]) -> Result<u32, ShiftError> {
         let left = length - ranges.iter().map(|range| range.end - range.start).sum::<u32>();
         let Some(last) = ranges.last() else { return Ok(length) };
         if ranges.len() == 1 && last.end == length {
             if self.usable_prefix(sequence, last.start as usize) < last.start as usize {
-                return Err(ShiftError::Fixed(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
+                return Err(ShiftError::NotRemovable(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
             }
             return match self.truncate(sequence, last.start) {
                 kept if kept == last.start => Ok(kept),
@@ -164,10 +164,10 @@ impl Context<'_> {
             };
         }
         if let Some(reason) = self.memory.shift_obstacle {
-            return Err(ShiftError::Fixed(reason));
+            return Err(ShiftError::NotRemovable(reason));
         }
         if !self.memory.can_remove(self.first_position(sequence), ranges, left) {
-            return Err(ShiftError::Fixed(OUT_OF_WINDOW));
+            return Err(ShiftError::NotRemovable(OUT_OF_WINDOW));
         }
         let cut = self.close_gaps(sequence, ranges, left);
         if cut.is_err() {
