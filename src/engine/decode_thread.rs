@@ -1,4 +1,4 @@
-//! Start of the decode thread. The thread creates the llama context that it owns, and reports the context's properties.
+//! Start of the decode thread. The thread creates and owns the llama context, and reports the context's properties.
 
 use super::kv::host_cache::HostCache;
 use super::kv::slots::KvSlots;
@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Divisor of `cache_ram_bytes` that gives the maximum bytes of all checkpoints.
+/// Checkpoints may use `cache_ram_bytes` divided by this number.
 const CHECKPOINT_MEMORY_DIVISOR: usize = 8;
 
 /// Initial data of the decode thread.

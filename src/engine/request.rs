@@ -32,7 +32,7 @@ pub struct Request {
     pub metadata: RunMetadata,
     /// Tokens of the prompt. Must not be empty, and must fit into the context; see `overflow`.
     pub prompt: Vec<TokenId>,
-    /// Images of the prompt, in any order. An image of an earlier request may be missing while it is cached.
+    /// Images of the prompt, in any order. An image of an earlier request may be omitted as long as the engine caches it.
     pub images: Vec<Arc<Image>>,
     /// True if the prompt may fill the whole context. The answer then has only one token, which is sampled but never
     /// decoded.
@@ -132,7 +132,7 @@ impl Request {
         }
     }
 
-    /// Returns the limit of a context of `context` tokens.
+    /// Returns this request's limit for a slot that holds `context` tokens.
     pub(super) fn context_limit(&self, context: usize) -> ContextLimit {
         ContextLimit { context, overflow: self.overflow, may_fill: self.may_fill_context }
     }
@@ -256,7 +256,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns `tokens`, or the server-wide maximum if that is lower.
+    /// Returns the lower of `tokens` and the server-wide maximum.
     #[must_use]
     pub fn capped(&self, tokens: u32) -> u32 {
         self.server_max_tokens.map_or(tokens, |max| tokens.min(max))

@@ -101,9 +101,9 @@ impl Encoder {
         let mut context = settings.context.clone();
         if !model.generates() {
             // An encoder has no embeddings for positions beyond its training context.
-            context.longest = context.longest.min(model.card().context_train);
+            context.max_input_tokens = context.max_input_tokens.min(model.card().context_train);
         }
-        let max_input_tokens = context.longest as usize;
+        let max_input_tokens = context.max_input_tokens as usize;
         let waiting = Arc::new(AtomicUsize::new(0));
         let scores =
             capabilities.scores.as_ref().map(|head| ScoreInfo { labels: head.labels.clone(), softmax: head.softmax });

@@ -1,4 +1,4 @@
-//! Drafts of the draft model: first it reads the tokens that it lacks, then it drafts for several runs in shared decodes.
+//! Drafts of the draft model. It first reads the tokens that it lacks, then drafts for several runs in shared decodes.
 //!
 //! In each batch, the draft model reads at most one physical batch of missing tokens, such as those of a new prompt, so
 //! that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for the
@@ -83,7 +83,7 @@ impl<'model> ModelDrafter<'model> {
         Ok(used)
     }
 
-    /// Reads the tokens that the model lacks. Returns the requests whose runs are complete enough for a draft.
+    /// Reads the tokens that the model lacks. Returns the requests of runs that have few enough missing tokens to draft.
     fn catch_up(
         &mut self,
         requests: Vec<ModelRequest>,

@@ -64,7 +64,7 @@ pub enum DeclaredPooling {
 #[derive(Debug, Clone)]
 pub struct EncoderOptions {
     /// Maximum tokens of an input.
-    pub longest: u32,
+    pub max_input_tokens: u32,
     /// Maximum tokens per physical batch, and maximum total tokens of inputs that share a decode. Models that process
     /// their input as a whole ignore the first limit.
     pub ubatch_size: u32,
@@ -152,7 +152,7 @@ impl Model {
     /// [`ModelError::Context`], usually due to a lack of memory.
     pub fn encoder(&self, options: &EncoderOptions, head: Option<Head>) -> Result<EncoderContext<'_>, ModelError> {
         let takes_whole_input = !self.generates() || !is_causal(&self.llama, &self.card.architecture);
-        let batch = options.longest.max(options.ubatch_size);
+        let batch = options.max_input_tokens.max(options.ubatch_size);
         // A recurrent state costs memory for every sequence.
         let sequences = if self.llama.is_recurrent() || self.llama.is_hybrid() { 1 } else { MAX_INPUTS_PER_DECODE };
         let params = LlamaContextParams::default()
@@ -218,7 +218,7 @@ impl EncoderContext<'_> {
     /// Encodes inputs as sequences of one decode with the model's default LoRA adapters, and returns the requested
     /// outputs in order.
     ///
-    /// Every input must have 1 to `longest` tokens of the vocabulary, and there must not be more inputs than
+    /// Every input must have 1 to `max_input_tokens` tokens of the vocabulary, and there must not be more inputs than
     /// [`Self::count_fitting`] returned.
     ///
     /// # Errors
