@@ -80,7 +80,7 @@ pub struct Request {
     /// Minimum tokens of a chunk of cached state that is shifted to a new position and reused; 0 disables this. The
     /// keys and values of such a chunk were computed after other tokens than those that precede it now.
     pub cache_reuse: usize,
-    /// Behaviour when the context is full.
+    /// Behavior when the context is full.
     pub overflow: Overflow,
     /// Limits of the drafts of speculative decoding.
     pub drafts: DraftLimits,
@@ -141,7 +141,7 @@ impl Request {
     pub const ALTERNATIVES: usize = 10;
 }
 
-/// Behaviour when the context is full.
+/// Behavior when the context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Overflow {
@@ -160,12 +160,12 @@ pub enum Overflow {
     Evict,
 }
 
-/// Size of the context of a run, and the behaviour when it is full.
+/// Size of the context of a run, and the behavior when it is full.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ContextLimit {
     /// Tokens that a slot holds.
     pub context: usize,
-    /// Behaviour when the context is full.
+    /// Behavior when the context is full.
     pub overflow: Overflow,
     /// True if the prompt may fill the whole context.
     pub may_fill: bool,

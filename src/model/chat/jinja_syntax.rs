@@ -131,7 +131,7 @@ fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
         // Templates add undefined values to strings. Python fails, but llama.cpp treats them as empty.
         let joins_text = token.is("+")
             && before.is_some_and(|before| !begins_operand(before) && !before.is("."))
-            && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbour| neighbour.kind == Kind::Text);
+            && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbor| neighbor.kind == Kind::Text);
         if joins_text {
             edits.push(Edit::replace(token, "~"));
         }

@@ -111,7 +111,7 @@ fn shorten(id: &mut Value) {
     *id = short.into();
 }
 
-/// Normalises messages for templates: `content` becomes a string (parts are joined), the arguments of tool calls become
+/// Normalizes messages for templates: `content` becomes a string (parts are joined), the arguments of tool calls become
 /// objects.
 pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateError> {
     let wrong = |pointer: String, message: String| ChatTemplateError::Message { pointer, message };

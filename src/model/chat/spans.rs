@@ -192,7 +192,7 @@ pub(super) fn over_tokens(
 }
 
 /// Returns the start of each token in the text; `None` if the tokens do not match the text, e.g. because the tokenizer
-/// normalises it. Tokens that the tokenizer put before the text start at 0.
+/// normalizes it. Tokens that the tokenizer put before the text start at 0.
 fn byte_starts(text: &str, tokens: &[TokenId], inserted: &Inserted<'_>, vocabulary: &Vocabulary) -> Option<Vec<usize>> {
     let bytes = text.as_bytes();
     let mut cursor = 0;

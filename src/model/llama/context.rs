@@ -47,7 +47,7 @@ pub struct ContextOptions {
     pub attention: AttentionCapture,
     /// Data type of keys.
     pub cache_type_k: CacheType,
-    /// Data type of values; quantised types need flash attention, which [`AttentionCapture::On`] excludes.
+    /// Data type of values; quantized types need flash attention, which [`AttentionCapture::On`] excludes.
     pub cache_type_v: CacheType,
     /// Memory in bytes for the [`Checkpoints`] of all sequences, 0 for none; models with only a KV cache need none.
     pub checkpoint_bytes: usize,
@@ -118,8 +118,8 @@ impl<'model> Context<'model> {
     ) -> Result<Self, ModelError> {
         let width = memory::head_width(model, "attention.value_length");
         let attention = options.attention.resolve(placement, options.cache_type_k, options.cache_type_v, width);
-        if attention == AttentionCapture::On && options.cache_type_v.is_quantised() {
-            return Err(ModelError::QuantisedValues { cache_type: options.cache_type_v.as_str() });
+        if attention == AttentionCapture::On && options.cache_type_v.is_quantized() {
+            return Err(ModelError::QuantizedValues { cache_type: options.cache_type_v.as_str() });
         }
         memory::check_cache_types(model, options.cache_type_k, options.cache_type_v)?;
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
@@ -137,7 +137,7 @@ impl<'model> Context<'model> {
             .with_type_v(options.cache_type_v.to_llama())
             .with_flash_attention_policy(if attention == AttentionCapture::On {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED
-            } else if options.cache_type_v.is_quantised() {
+            } else if options.cache_type_v.is_quantized() {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED
             } else {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO

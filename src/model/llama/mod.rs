@@ -173,7 +173,7 @@ pub struct ModelCard {
     pub window: Option<u32>,
     /// Width of the hidden state.
     pub embedding: u32,
-    /// Quantisation of the file, e.g. `Q8_0`.
+    /// Quantization of the file, e.g. `Q8_0`.
     pub file_type: String,
     /// Type of tokenizer: `none`, `spm`, `bpe`, `wpm`, `ugm`, `rwkv` or `plamo2`.
     pub tokenizer: &'static str,
@@ -360,7 +360,7 @@ fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
 }
 
-/// Returns llama.cpp's backend, which can be initialised only once per process.
+/// Returns llama.cpp's backend, which can be initialized only once per process.
 ///
 /// # Errors
 /// [`ModelError::Load`] if llama.cpp fails.

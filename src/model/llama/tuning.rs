@@ -103,7 +103,7 @@ impl Tuning {
     /// Starts a thread pool that persists between graphs, if it is useful.
     pub(super) fn pool(&self, threads: i32) -> Option<ThreadPool> {
         // One thread needs a pool only for pinning.
-        (threads > 1 || self.threads.is_customised()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
+        (threads > 1 || self.threads.is_customized()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
     }
 
     /// Configures NUMA in llama.cpp. Only the first call of a process has an effect.

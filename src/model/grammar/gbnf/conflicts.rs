@@ -10,9 +10,9 @@ use super::nfa::{ALL, Bytes, NONE, add_all, have_common_byte};
 use super::parse::Node;
 use std::collections::HashMap;
 
-/// Maximum number of terminals to analyse. With more, all pairs of terminals are assumed to be possible at the same
+/// Maximum number of terminals to analyze. With more, all pairs of terminals are assumed to be possible at the same
 /// position.
-const MAX_ANALYSED_TERMINALS: usize = 300;
+const MAX_ANALYZED_TERMINALS: usize = 300;
 
 /// The byte 0xFF, which never starts UTF-8 text.
 const MARKER: Bytes = [0, 0, 0, 1 << 63];
@@ -146,7 +146,7 @@ impl Sets {
     /// Returns the pairs of terminals that are possible at the same position.
     fn find_pairs(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
-        if count > MAX_ANALYSED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
+        if count > MAX_ANALYZED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
             return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
         }
         let mut coexisting: Vec<Set> = vec![vec![0; self.start.len()]; count];

@@ -2,7 +2,7 @@
 
 use super::parse::Node;
 
-/// Maximum states; larger parts are not analysed.
+/// Maximum states; larger parts are not analyzed.
 const MAX_STATES: usize = 4000;
 /// Maximum pairs of edges to examine when comparing two parts.
 const MAX_PAIRS: usize = 400_000;

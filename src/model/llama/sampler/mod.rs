@@ -103,7 +103,7 @@ impl Sampler {
         let kept = |stage: SamplerStage| sampling.samplers.contains(&stage);
         let repetition = |stage: &&ActiveStage| matches!(stage, ActiveStage::Penalties(_) | ActiveStage::Dry(_));
         // A filter may remove the token that a later penalty would make the highest.
-        let penalises_late = chain.iter().skip_while(repetition).any(|stage| repetition(&stage));
+        let penalizes_late = chain.iter().skip_while(repetition).any(|stage| repetition(&stage));
         // Two filters may remove the highest logit.
         let selects_highest = (sampling.typical_p >= 1.0 || !kept(SamplerStage::TypicalP))
             && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(SamplerStage::Xtc))
@@ -112,7 +112,7 @@ impl Sampler {
             greedy: sampling.temperature <= 0.0
                 && sampling.dynatemp_range <= 0.0
                 && kept(SamplerStage::Temperature)
-                && !penalises_late
+                && !penalizes_late
                 && selects_highest,
             bias,
             chain,

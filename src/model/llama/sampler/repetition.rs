@@ -11,7 +11,7 @@ use std::sync::Arc;
 /// Repetition, presence and frequency penalties.
 #[derive(Debug)]
 pub(super) struct Penalties {
-    /// Counts of the penalised tokens.
+    /// Counts of the penalized tokens.
     pub recent: Recent,
     pub strength: Strength,
 }
@@ -72,7 +72,7 @@ impl Dry {
         })
     }
 
-    /// Returns the penalised tokens, in order, with their penalties.
+    /// Returns the penalized tokens, in order, with their penalties.
     pub(super) fn penalties(&self, sequence: &[TokenId]) -> Vec<(TokenId, f32)> {
         self.penalties_with(sequence, NEAR)
     }
@@ -139,7 +139,7 @@ fn repetitions(sequence: &[TokenId], min: usize, bound: usize) -> Vec<(usize, us
     let mut found = Vec::new();
     let mut compared = 0;
     for (block, tokens) in before.chunks(BLOCK).enumerate() {
-        // Without a branch per token the compiler vectorises this loop.
+        // Without a branch per token the compiler vectorizes this loop.
         if tokens.iter().fold(0, |there, &token| there | u8::from(token == end)) == 0 {
             continue;
         }

@@ -171,7 +171,7 @@ proptest! {
         let mut sequence = begin;
         theirs.accept_many(sequence.iter().map(|&token| LlamaToken::new(token)));
         for step in 0..12 {
-            // A small vocabulary, so that there is something to penalise.
+            // A small vocabulary, so that there is something to penalize.
             let mut logits = logits(u64::from(sampling.seed) + step);
             logits.iter_mut().take(6).for_each(|logit| *logit += 6.0);
             let draw = ours.sample(&input(&logits, &sequence), &mut candidates).unwrap();

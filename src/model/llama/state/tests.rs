@@ -105,11 +105,11 @@ fn state_errors_name_the_difference() {
     let mut longer = packed.clone();
     longer.push(0);
     assert_eq!(error(&longer, &tokens), "the KV data has 1 extra bytes at its end");
-    let mut quantised = packed.clone();
+    let mut quantized = packed.clone();
     let keys = 4 + 3 * CELL_BYTES + 16;
-    quantised[keys] = 8;
+    quantized[keys] = 8;
     assert_eq!(
-        error(&quantised, &tokens),
+        error(&quantized, &tokens),
         "the KV data does not match this context: the type of keys is q8_0, expected f16"
     );
     let mut moved = packed;
