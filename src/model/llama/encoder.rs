@@ -88,7 +88,7 @@ pub struct EncoderContext<'model> {
     batch: LlamaBatch<'static>,
     head: Option<Head>,
     width: usize,
-    /// T5's encoder has another entry point.
+    /// True for T5's encoder, which llama.cpp computes with a separate call.
     uses_encode_call: bool,
     sequences: usize,
     max_shared_tokens: usize,
@@ -104,7 +104,7 @@ impl Model {
     /// Returns the pooling that the file declares, if any.
     #[must_use]
     pub fn declared_pooling(&self) -> Option<DeclaredPooling> {
-        Some(match self.number("pooling_type")? as u32 {
+        Some(match self.metadata_number("pooling_type")? as u32 {
             0 => DeclaredPooling::Embedding(Pooling::None),
             1 => DeclaredPooling::Embedding(Pooling::Mean),
             2 => DeclaredPooling::Embedding(Pooling::Cls),
@@ -134,8 +134,8 @@ impl Model {
             tokenizer: self.card.tokenizer,
             causal: is_causal(&self.llama, &self.card.architecture),
             width: self.width(),
-            epsilon: self.number("attention.layer_norm_epsilon").unwrap_or(1e-5) as f32,
-            classifier_pooling: self.number("classifier.pooling_type").map(|number| number as u32),
+            epsilon: self.metadata_number("attention.layer_norm_epsilon").unwrap_or(1e-5) as f32,
+            classifier_pooling: self.metadata_number("classifier.pooling_type").map(|number| number as u32),
             files: self.llama.meta_val_str("split.count").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
         }
     }
@@ -189,7 +189,7 @@ impl Model {
     }
 
     /// Returns a numeric metadata value of this architecture.
-    fn number(&self, key: &str) -> Option<f64> {
+    fn metadata_number(&self, key: &str) -> Option<f64> {
         self.llama.meta_val_str(&format!("{}.{key}", self.card.architecture)).ok()?.parse().ok()
     }
 }

@@ -74,12 +74,12 @@ impl Context<'_> {
 
     /// Saves the current state of a sequence of `length` tokens as a checkpoint.
     pub fn save_checkpoint(&mut self, sequence: i32, length: usize, purpose: CheckpointPurpose) {
-        let own = sequence as usize;
-        if !self.uses_checkpoints() || self.checkpoints[own].reaches(length as u32) {
+        let index = sequence as usize;
+        if !self.uses_checkpoints() || self.checkpoints[index].reaches(length as u32) {
             return;
         }
         let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Partial) else {
-            tracing::warn!(sequence, "cannot save a checkpoint");
+            tracing::warn!(sequence, "llama.cpp cannot save a checkpoint");
             return;
         };
         let room = self.checkpoint_bytes.saturating_sub(state.len());
@@ -91,7 +91,7 @@ impl Context<'_> {
             }
         }
         if state.len() <= self.checkpoint_bytes {
-            self.checkpoints[own].add(length as u32, purpose, state);
+            self.checkpoints[index].add(length as u32, purpose, state);
         }
     }
 
@@ -127,8 +127,8 @@ impl Context<'_> {
         ffi::sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { operation: "write" })
     }
 
-    /// Replaces a sequence and its checkpoints by a state with `tokens` tokens, which [`Context::save`] wrote or which
-    /// was validated with [`Layout::unpack`](crate::model::llama::state::StateLayout::unpack).
+    /// Replaces a sequence and its checkpoints with a state of `tokens` tokens, which [`Context::save`] wrote or which
+    /// was validated with [`StateLayout::unpack`](crate::model::llama::state::StateLayout::unpack).
     ///
     /// # Errors
     /// [`ModelError::State`]; the sequence is then empty.
@@ -146,8 +146,8 @@ impl Context<'_> {
     }
 
     /// Removes ranges of positions from a sequence of `length` tokens, and shifts the later tokens to close the gaps.
-    /// Ranges must be sorted and must neither overlap nor adjoin. Keys and values of the remaining tokens are not computed again.
-    /// Returns the new length.
+    /// Ranges must be sorted and must neither overlap nor adjoin. Keys and values of the remaining tokens are not
+    /// computed again. Returns the new length.
     ///
     /// # Errors
     /// [`ShiftError::NotRemovable`] leaves the sequence unchanged; [`ShiftError::Failed`] leaves it empty.
@@ -169,11 +169,11 @@ impl Context<'_> {
         if !self.memory.can_remove(self.first_position(sequence), ranges, left) {
             return Err(ShiftError::NotRemovable(OUT_OF_WINDOW));
         }
-        let cut = self.close_gaps(sequence, ranges, left);
-        if cut.is_err() {
+        let closed = self.close_gaps(sequence, ranges, left);
+        if closed.is_err() {
             self.clear(sequence);
         }
-        cut.map(|()| left).map_err(|error| {
+        closed.map(|()| left).map_err(|error| {
             tracing::error!(%error, sequence, "cannot remove tokens from the middle of a sequence");
             ShiftError::Failed
         })
