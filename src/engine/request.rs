@@ -32,7 +32,8 @@ pub struct Request {
     pub metadata: RunMetadata,
     /// Tokens of the prompt. Must not be empty, and must fit into the context; see `overflow`.
     pub prompt: Vec<TokenId>,
-    /// Images of the prompt, in any order. An image of an earlier request may be omitted as long as the engine caches it.
+    /// Images of the prompt, in any order. An image of an earlier request may be omitted as long as the engine caches
+    /// it.
     pub images: Vec<Arc<Image>>,
     /// True if the prompt may fill the whole context. The answer then has only one token, which is sampled but never
     /// decoded.

@@ -36,8 +36,8 @@ use std::sync::Arc;
 /// A token id. The type is llama.cpp's; ids of other engines are kept unchanged.
 pub type TokenId = i32;
 
-/// Returns true if the id is a placeholder for one position of an image. Such ids are negative, so that no vocabulary has
-/// them, and derived from the image, so that equal ids mean equal images.
+/// Returns true if the id is a placeholder for one position of an image. Such ids are negative, so that no vocabulary
+/// has them, and derived from the image, so that equal ids mean equal images.
 #[must_use]
 pub const fn is_image_token(token: TokenId) -> bool {
     // llama.cpp uses -1 for "no token".

@@ -1,9 +1,9 @@
 //! SES1: the snapshot format for the state of a slot, and its validation.
 //!
-//! A block consists of `"SES1"`, the number of tokens, the tokens and the KV data; all numbers are little-endian. The KV
-//! data begins with Thunder's header: model, cache types and a checksum over everything else. The state from llama.cpp
-//! follows, without the parts that depend on the number of slots. A block comes from a client or a file and is not
-//! trusted: no part of it reaches llama.cpp before [`read`] has checked every number against the context.
+//! A block consists of `"SES1"`, the number of tokens, the tokens and the KV data; all numbers are little-endian. The
+//! KV data begins with Thunder's header: model, cache types and a checksum over everything else. The state from
+//! llama.cpp follows, without the parts that depend on the number of slots. A block comes from a client or a file and
+//! is not trusted: no part of it reaches llama.cpp before [`read`] has checked every number against the context.
 
 use super::conversation::SlotHistory;
 use super::snapshot::{ModelIdentity, Snapshot};

@@ -167,8 +167,8 @@ impl Run {
         self.sequence.next_is_image()
     }
 
-    /// Returns the embeddings of the image that the next decode starts with, up to the end of a chunk; `None` if it starts
-    /// with text, or if the request lacks the image.
+    /// Returns the embeddings of the image that the next decode starts with, up to the end of a chunk; `None` if it
+    /// starts with text, or if the request lacks the image.
     pub fn next_embeddings(&self) -> Option<EmbeddingRows<'_>> {
         if !self.sequence.next_is_image() {
             return None;

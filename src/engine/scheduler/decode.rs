@@ -54,8 +54,8 @@ pub fn decode(
     true
 }
 
-/// Passes the logits after the drafted tokens of a part to its run. `take_row` returns the captured attention of a token of
-/// the batch.
+/// Passes the logits after the drafted tokens of a part to its run. `take_row` returns the captured attention of a
+/// token of the batch.
 fn deliver_draft(
     part: &BatchPart,
     kv: &mut KvSlots<'_>,

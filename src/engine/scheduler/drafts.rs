@@ -55,8 +55,8 @@ impl<'model> Drafter<'model> {
     }
 
     /// Returns a draft for each of `parts`, which are slots with their numbers of tokens. Batches that contain prompts
-    /// get no drafts, because their decode time does not show the cost of a draft. `captures` is the number of runs that
-    /// capture attention.
+    /// get no drafts, because their decode time does not show the cost of a draft. `captures` is the number of runs
+    /// that capture attention.
     pub fn draft(
         &mut self,
         parts: &[(usize, usize)],
@@ -142,8 +142,8 @@ impl<'model> Drafter<'model> {
         if draft.len() < max.min.min(tokens) { Vec::new() } else { draft }
     }
 
-    /// Returns the drafts of the draft model with the numbers of their parts, before a decode of `runs` runs. Stops using
-    /// the model if llama.cpp fails.
+    /// Returns the drafts of the draft model with the numbers of their parts, before a decode of `runs` runs. Stops
+    /// using the model if llama.cpp fails.
     fn model_drafts(
         &mut self,
         requests: Vec<ModelRequest>,

@@ -2,7 +2,8 @@
 //!
 //! The thread never waits for a database, a disk, a socket or a mod. The [`Scheduler`] only connects its parts:
 //! [`runs`] has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for slots, [`plan`] and
-//! [`prefill`] select runs and tokens for a batch, [`drafts`] and [`model_drafts`] add drafts, and [`decode`] decodes the batch.
+//! [`prefill`] select runs and tokens for a batch, [`drafts`] and [`model_drafts`] add drafts, and [`decode`] decodes
+//! the batch.
 
 mod active_run;
 mod batch;

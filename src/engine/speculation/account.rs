@@ -76,14 +76,14 @@ impl DecodeTimes {
         Some(add_cost(&mut time.token_cost, cost))
     }
 
-    /// Adds the time that a draft model took for `steps` steps of runs, before a decode of `runs` runs. Returns the cost
-    /// of a step; 0 if no decode without drafts was measured.
+    /// Adds the time that a draft model took for `steps` steps of runs, before a decode of `runs` runs. Returns the
+    /// cost of a step; 0 if no decode without drafts was measured.
     pub fn add_steps(&mut self, runs: usize, steps: usize, seconds: f64) -> f64 {
         self.add_draft_model(runs, steps, seconds, |time| &mut time.step_cost)
     }
 
-    /// Adds the time that a draft model took to read `tokens` tokens, before a decode of `runs` runs. Returns the cost of
-    /// a token; 0 if no decode without drafts was measured.
+    /// Adds the time that a draft model took to read `tokens` tokens, before a decode of `runs` runs. Returns the cost
+    /// of a token; 0 if no decode without drafts was measured.
     pub fn add_catch_up(&mut self, runs: usize, tokens: usize, seconds: f64) -> f64 {
         self.add_draft_model(runs, tokens, seconds, |time| &mut time.catch_up_cost)
     }
@@ -100,8 +100,8 @@ impl DecodeTimes {
         add_cost(average(time), cost)
     }
 
-    /// Returns the expected cost of a draft model's step. Before the first measurement, a new run can pay for one drafted
-    /// token, which costs `token_cost` in the decode.
+    /// Returns the expected cost of a draft model's step. Before the first measurement, a new run can pay for one
+    /// drafted token, which costs `token_cost` in the decode.
     pub fn step_cost(&self, runs: usize, token_cost: f64) -> f64 {
         let known = self.0.get(runs).and_then(|time| time.step_cost);
         known.unwrap_or_else(|| (INITIAL_TOKEN_COST - token_cost).max(0.0))

@@ -176,8 +176,8 @@ impl<'model> DraftContext<'model> {
         Ok(drafts)
     }
 
-    /// Returns the most probable token after the token at `index` of the last decode. Returns `None` if it is not probable
-    /// enough, ends the generation, or is unknown to the main model.
+    /// Returns the most probable token after the token at `index` of the last decode. Returns `None` if it is not
+    /// probable enough, ends the generation, or is unknown to the main model.
     fn next_token(&self, index: usize, min_probability: f32) -> Option<TokenId> {
         let (token, probability) = most_probable(self.context.logits(index))?;
         let is_usable = probability >= min_probability
@@ -186,8 +186,8 @@ impl<'model> DraftContext<'model> {
         is_usable.then_some(token)
     }
 
-    /// Adds up to `count` tokens of a run that the KV cache lacks to the batch, and removes all tokens from the KV cache
-    /// that differ from the run's. Returns the batch index of the last added token, whose logits are requested.
+    /// Adds up to `count` tokens of a run that the KV cache lacks to the batch, and removes all tokens from the KV
+    /// cache that differ from the run's. Returns the batch index of the last added token, whose logits are requested.
     fn add(&mut self, slot: usize, tokens: &[TokenId], count: usize) -> Result<usize, ModelError> {
         let mut kept = self.kept(slot, tokens);
         if kept < self.sequences[slot].len() {

@@ -2,8 +2,8 @@
 //!
 //! A client sends the whole conversation with each request, and chat templates render past answers without their
 //! reasoning, but the slot's state contains the reasoning. [`align`] restores the generated tokens of an answer if the
-//! client sends back the text that it received. It also omits messages that were dropped earlier because the context was
-//! full.
+//! client sends back the text that it received. It also omits messages that were dropped earlier because the context
+//! was full.
 
 #[cfg(test)]
 mod tests;
@@ -109,7 +109,8 @@ impl Aligner<'_> {
         if self.prompt.get(self.at..end).is_some_and(|tokens| hash_tokens(tokens) == gap.hash) {
             return Some(end);
         }
-        // The template's text of an answer may be tokenized differently from the generated answer, so texts are compared.
+        // The template's text of an answer may be tokenized differently from the generated answer, so texts are
+        // compared.
         let mut message_spans =
             self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
         if gap.messages.is_empty() || message_spans.clone().next()?.start as usize != self.at {

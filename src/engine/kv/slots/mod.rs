@@ -163,8 +163,8 @@ impl<'model> KvSlots<'model> {
         self.context.add(token, position as u32, index as i32, output, capture)
     }
 
-    /// Sets embeddings of an image that the next decode processes in place of the batch, which must be empty. `outputs` has
-    /// one entry per position: true requests its logits.
+    /// Sets embeddings of an image that the next decode processes in place of the batch, which must be empty. `outputs`
+    /// has one entry per position: true requests its logits.
     pub fn set_embeddings(&mut self, index: usize, rows: &[f32], position: usize, outputs: &[bool]) {
         self.context.set_embeddings(rows, position as u32, index as i32, outputs);
     }
