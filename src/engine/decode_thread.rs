@@ -10,7 +10,9 @@ use super::scheduler::command::Command;
 use super::speculation::draft_context::{DraftContext, MainSizes};
 use super::status::EngineStatus;
 use crate::events::Signal;
-use crate::model::llama::{AttentionCapture, AttentionSupport, Context, ContextOptions, StateLayout, Unsupported};
+use crate::model::llama::{
+    AttentionCapture, AttentionSupport, Context, ContextOptions, StateLayout, UnsupportedAttention,
+};
 use crate::model::{Model, ModelError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -39,7 +41,7 @@ pub struct ContextProperties {
     /// Setting that takes effect; never [`AttentionCapture::Auto`].
     pub attention_capture: AttentionCapture,
     /// Attention that can be captured from the model; `None` if capture is off.
-    pub attention_support: Option<Result<AttentionSupport, Unsupported>>,
+    pub attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
     /// True if runs draft tokens.
     pub speculates: bool,
 }

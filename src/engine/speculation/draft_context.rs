@@ -67,7 +67,7 @@ impl<'model> DraftContext<'model> {
     /// suffice.
     ///
     /// # Errors
-    /// [`ModelError::Draft`]: the models do not fit together, or llama.cpp could not create the context.
+    /// [`ModelError::Draft`]: the models are incompatible, or llama.cpp could not create the context.
     pub fn new(
         draft: &'model DraftModel,
         main: &Model,
@@ -78,7 +78,7 @@ impl<'model> DraftContext<'model> {
         main.check_draft(model)?;
         let (threads, threads_batch) =
             (draft.threads.unwrap_or(sizes.threads), draft.threads_batch.unwrap_or(sizes.threads_batch));
-        let mut own = model
+        let mut draft_context = model
             .context(&ContextOptions {
                 context_per_sequence: sizes.ctx_size,
                 sequences: sizes.parallel,
@@ -92,16 +92,16 @@ impl<'model> DraftContext<'model> {
                 checkpoint_bytes: 0,
             })
             .map_err(|error| model.draft_error(error))?;
-        if !own.are_all_prefixes_usable() {
+        if !draft_context.are_all_prefixes_usable() {
             let reason = "it has recurrent layers or an attention window, so rejected tokens cannot be removed from its \
                           state; use a model without them";
             return Err(model.draft_error(reason));
         }
         if threads.max(threads_batch) <= sizes.threads.max(sizes.threads_batch) {
-            own.share_threads(context);
+            draft_context.share_threads(context);
         }
         Ok(Self {
-            context: own,
+            context: draft_context,
             sequences: vec![Vec::new(); sizes.parallel as usize],
             vocabulary: Arc::clone(model.vocabulary()),
             known_tokens: model.vocabulary().len().min(main.vocabulary().len()),

@@ -5,7 +5,7 @@ mod sequences;
 use super::ModelError;
 use super::adapters::{AdapterSet, Adapters};
 use super::attention_capture::AttentionCapture;
-use super::attention_support::{AttentionSupport, Unsupported};
+use super::attention_support::{AttentionSupport, UnsupportedAttention};
 use super::cache_type::CacheType;
 use super::checkpoints::Checkpoints;
 use super::control_vectors::ControlVector;
@@ -82,7 +82,7 @@ pub struct Context<'model> {
     checkpoint_bytes: usize,
     layout: Option<StateLayout>,
     architecture: String,
-    attention_support: Option<Result<AttentionSupport, Unsupported>>,
+    attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
 }
 
 /// Embeddings of consecutive positions of a sequence, which are decoded without other tokens.
@@ -372,7 +372,7 @@ impl<'model> Context<'model> {
 
     /// Returns the attention support; `None` if capture is off or [`Context::detect_layout`] was not called.
     #[must_use]
-    pub fn attention_support(&self) -> Option<&Result<AttentionSupport, Unsupported>> {
+    pub fn attention_support(&self) -> Option<&Result<AttentionSupport, UnsupportedAttention>> {
         self.attention_support.as_ref()
     }
 }

@@ -81,7 +81,7 @@ impl GgufHeader {
     pub fn read(path: &Path) -> Result<Self, GgufError> {
         let file = File::open(path).map_err(GgufError::Io)?;
         let length = file.metadata().map_err(GgufError::Io)?.len();
-        HeaderReader::new(BufReader::with_capacity(1 << 16, file), length).header()
+        HeaderReader::new(BufReader::with_capacity(1 << 16, file), length).read_header()
     }
 
     /// Returns the integer with this key.
@@ -159,7 +159,7 @@ mod tests {
             // The weights begin at a multiple of 32 bytes, and end later by as much.
             bytes.extend([0; 32]);
             let length = bytes.len() as u64;
-            HeaderReader::new(Cursor::new(bytes), length).header().unwrap().check_rotary_positions()
+            HeaderReader::new(Cursor::new(bytes), length).read_header().unwrap().check_rotary_positions()
         };
         assert_eq!(with_rotated(16), Ok(()));
         let error = with_rotated(17).unwrap_err();
@@ -199,7 +199,7 @@ mod tests {
             if let Some((at, number)) = long {
                 bytes[at.index(header)..][..8].copy_from_slice(&number.to_le_bytes());
             }
-            if let Ok(header) = HeaderReader::new(Cursor::new(bytes), length).header() {
+            if let Ok(header) = HeaderReader::new(Cursor::new(bytes), length).read_header() {
                 prop_assert!(header.tensors.iter().all(|tensor| tensor.size_bytes <= length));
                 prop_assert!(header.metadata.len() as u64 <= length / 14);
             }

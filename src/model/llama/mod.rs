@@ -31,7 +31,7 @@ mod weights;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, ScaledAdapter};
 pub use attention_capture::AttentionCapture;
-pub use attention_support::{AttentionSupport, Unsupported};
+pub use attention_support::{AttentionSupport, UnsupportedAttention};
 pub use backend::backend;
 pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};

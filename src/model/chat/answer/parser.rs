@@ -16,11 +16,11 @@ use std::sync::Arc;
 enum State {
     /// Reasoning may start.
     Begin,
-    /// Inside reasoning. Its end is searched from `search` on.
+    /// Inside reasoning. The search for its end continues at `search`.
     Reasoning { search: usize },
-    /// Whitespace after reasoning or a call is dropped.
+    /// Whitespace after reasoning or a call, which is dropped.
     Gap,
-    /// Text. Markers are searched from `search` on; at the `start` of a text, bare calls are possible.
+    /// Text. The search for markers continues at `search`; at the `start` of a text, bare calls are possible.
     Text { search: usize, start: bool },
     /// Tool calls.
     Block(Box<Block>),
@@ -57,11 +57,14 @@ impl AnswerParser {
     /// Creates a parser at the start of an answer.
     #[must_use]
     pub fn new(answer_format: Arc<AnswerFormat>) -> Self {
-        let state = match () {
-            () if answer_format.syntax.is_channels() => State::Channels(Channels::default()),
-            () if !answer_format.separates_reasoning => State::Text { search: 0, start: true },
-            () if answer_format.thinking => State::Reasoning { search: 0 },
-            () => State::Begin,
+        let state = if answer_format.syntax.is_channels() {
+            State::Channels(Channels::default())
+        } else if !answer_format.separates_reasoning {
+            State::Text { search: 0, start: true }
+        } else if answer_format.thinking {
+            State::Reasoning { search: 0 }
+        } else {
+            State::Begin
         };
         let reasoning_range = matches!(state, State::Reasoning { .. }).then_some((0, None));
         let ignored_markers =

@@ -84,8 +84,8 @@ impl TaggedReader {
                 }
                 return CallProgress::More;
             };
-            let written = lines(&text[argument.from..end], tags);
-            let schema = schema(answer_format, self.name.as_deref(), &argument.key);
+            let written = strip_line_breaks(&text[argument.from..end], tags);
+            let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
             let value = parse_value(tags, schema, argument.kind.as_deref(), written);
             emit_member(self.count, &argument.key, &value, deltas, message);
             self.count += 1;
@@ -130,9 +130,9 @@ impl TaggedReader {
         if key.is_empty() || len > MAX_NAME {
             return PartialMatch::No;
         }
-        let (fit, kind) = tags.middle.match_with_word(&text[from + len..]);
-        let PatternMatch::Whole(middle) = fit else {
-            return if fit == PatternMatch::Partial { PartialMatch::More } else { PartialMatch::No };
+        let (matched, kind) = tags.middle.match_with_word(&text[from + len..]);
+        let PatternMatch::Whole(middle) = matched else {
+            return if matched == PatternMatch::Partial { PartialMatch::More } else { PartialMatch::No };
         };
         let from = from + len + middle;
         let close = tags.after_value.replace(Placeholder::Key.mark(), key);
@@ -142,7 +142,7 @@ impl TaggedReader {
         PartialMatch::Found(true)
     }
 
-    /// Sends the part of a value that was cut off, as an unclosed string.
+    /// Sends the incomplete value of an answer that a limit ended. A text becomes an unclosed string.
     fn emit_cut(
         &mut self,
         answer_format: &AnswerFormat,
@@ -152,19 +152,19 @@ impl TaggedReader {
         message: &mut AnswerMessage,
     ) {
         let Some(argument) = self.open.take() else { return };
-        let written = lines(&text[argument.from..], tags);
+        let written = strip_line_breaks(&text[argument.from..], tags);
         let quoted = Value::from(written).to_string();
-        let schema = schema(answer_format, self.name.as_deref(), &argument.key);
+        let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
         let is_text = is_text(tags, schema, argument.kind.as_deref()) == Some(true);
-        let begun = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
+        let unfinished = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
         let before = if self.count == 0 { "{" } else { ", " };
-        emit_arguments(deltas, message, &format!("{before}{}: {begun}", Value::from(argument.key)));
+        emit_arguments(deltas, message, &format!("{before}{}: {unfinished}", Value::from(argument.key)));
         self.at = text.len();
     }
 }
 
 impl Argument {
-    /// Searches for the end of the value, starting after the searched text.
+    /// Returns the end of the value; `None` if more text is needed. The next call does not search the same text again.
     fn find_end(&mut self, text: &str) -> Option<usize> {
         loop {
             let rest = &text[self.searched..];
@@ -208,7 +208,7 @@ fn element(tags: &Tags, key: &str) -> String {
 }
 
 /// Removes the line breaks around a value on separate lines.
-fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
+fn strip_line_breaks<'t>(value: &'t str, tags: &Tags) -> &'t str {
     if !tags.lines {
         return value;
     }
@@ -216,12 +216,12 @@ fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-fn schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
+fn argument_schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
     let tool = answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
     tool.map_or(&Value::Null, |tool| &tool.parameters["properties"][key])
 }
 
-/// Returns true if the value is text according to its tag or the schema.
+/// Returns true if the value is text according to its tag or the schema; `None` if neither has a type.
 fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
     let text = tags.kinds.iter().find(|(json, _)| *json == "string");
     if let (Some(kind), Some((_, text))) = (kind, text) {

@@ -1,6 +1,6 @@
 //! Derivation of the form of calls from renderings of known calls: the text before, inside, between and after calls.
 
-use super::probe::{IDS, KEYS, KnownCall, NAMES, Probe, VALUES, call, typed, with_arguments};
+use super::probe::{IDS, KEYS, KnownCall, NAMES, Probe, VALUES, call, typed_arguments, with_arguments};
 use super::segments::{common_end, common_start, segments};
 use crate::model::chat::pattern::{Pattern, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Keys, Tags};
@@ -249,7 +249,7 @@ fn tags(
 /// Derives the text between key and value, with a mark for the type name, and the type names.
 fn type_names(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (String, Vec<(&'static str, String)>) {
     let none = (middle.to_owned(), Vec::new());
-    let Some(text) = probe.calls(&[with_arguments(0, typed())]).map(|text| rest(&text)) else { return none };
+    let Some(text) = probe.calls(&[with_arguments(0, typed_arguments())]).map(|text| rest(&text)) else { return none };
     let after_key = |key: &str| {
         let key = text.find(&format!("\"{key}\""))? + key.len() + 1;
         Some(&text[key..])
@@ -283,7 +283,7 @@ pub(super) fn samples(probe: &Probe<'_>) -> Vec<(String, Vec<KnownCall>)> {
     let samples = [
         vec![call(0)],
         vec![with_arguments(0, both)],
-        vec![with_arguments(1, typed())],
+        vec![with_arguments(1, typed_arguments())],
         vec![call(0), call(1)],
         vec![with_arguments(0, json!({}))],
     ];

@@ -43,7 +43,7 @@ pub(super) fn with_arguments(index: usize, arguments: Value) -> KnownCall {
 }
 
 /// Returns arguments of each type.
-pub(super) fn typed() -> Value {
+pub(super) fn typed_arguments() -> Value {
     json!({ KEYS[0]: VALUES[0], "amount": 7421, "flag": true, "nested": { "inner": "deep" }, "rows": ["left", "right"] })
 }
 

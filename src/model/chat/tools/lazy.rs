@@ -12,12 +12,12 @@ const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
 impl GrammarWriter<'_> {
     /// Adds rules for the text of optional calls after the trigger.
-    pub(super) fn lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
+    pub(super) fn add_lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
             let body = match form.shape {
-                CallShape::Channel => grammar.addressed_call(&rule, tool),
+                CallShape::Channel => grammar.add_addressed_call(&rule, tool),
                 _ => object_call(tool, &form.shape),
             };
             grammar.add_rule(&rule, &body);
@@ -39,7 +39,7 @@ impl GrammarWriter<'_> {
     }
 
     /// Adds a rule for a call after `to=functions.`, with the rest of its header.
-    fn addressed_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
+    fn add_addressed_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
         self.add_rule(&arguments, &format!("%json {}", with_bounded_whitespace(&parameters(tool))));
         let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));

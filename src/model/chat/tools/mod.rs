@@ -56,7 +56,7 @@ pub fn constraint(
                 return None;
             }
             let trigger = grammar.trigger(&chosen);
-            let calls = grammar.lazy_calls(&chosen, several);
+            let calls = grammar.add_lazy_calls(&chosen, several);
             Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&calls))).lazy(trigger))
         }
         (ToolChoice::Auto, Some(schema)) => {

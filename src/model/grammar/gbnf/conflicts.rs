@@ -6,7 +6,7 @@
 //! split, down to single characters if necessary.
 
 use super::lower::{Productions, Symbol, is_divisible};
-use super::nfa::{ALL, Bytes, NONE, add_all, have_common_byte};
+use super::nfa::{ALL_BYTES, Bytes, NO_BYTES, add_all, have_common_byte};
 use super::parse::Node;
 use std::collections::HashMap;
 
@@ -55,7 +55,7 @@ impl Pairs<'_> {
         let terminals = &self.grammar.terminals;
         *self.known.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
             (Some(a), Some(b)) => a.conflicts_with(b),
-            _ => (ALL, true),
+            _ => (ALL_BYTES, true),
         })
     }
 }
@@ -83,7 +83,7 @@ struct First {
 
 impl First {
     fn nothing(width: usize) -> Self {
-        Self { bytes: NONE, terminals: vec![0; width], nullable: false }
+        Self { bytes: NO_BYTES, terminals: vec![0; width], nullable: false }
     }
 
     fn add_all(&mut self, other: &Self) -> bool {
@@ -106,7 +106,7 @@ impl Sets {
                 insert(&mut first.terminals, index);
                 (first.bytes, first.nullable) = match &terminal.nfa {
                     Some(nfa) => (nfa.first_bytes(), nfa.nullable()),
-                    None => (ALL, true),
+                    None => (ALL_BYTES, true),
                 };
                 first
             })
@@ -221,7 +221,7 @@ fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> F
             Symbol::Terminal(terminal) => own[*terminal].clone(),
             // The marker byte occurs in no text and represents the token. A negated token may be any text.
             Symbol::Token { negated, .. } => {
-                First { bytes: if *negated { ALL } else { MARKER }, ..First::nothing(width) }
+                First { bytes: if *negated { ALL_BYTES } else { MARKER }, ..First::nothing(width) }
             }
             Symbol::Repeat(inner, min, _) => {
                 let mut inner = sequence(inner, rules, own, width);

@@ -35,7 +35,7 @@ impl<F: Read + Seek> HeaderReader<F> {
     }
 
     /// Reads and validates the header.
-    pub(super) fn header(&mut self) -> Result<GgufHeader, GgufError> {
+    pub(super) fn read_header(&mut self) -> Result<GgufHeader, GgufError> {
         if self.length < 4 || &self.bytes::<4>("the magic")? != b"GGUF" {
             return Err(GgufError::Magic);
         }
