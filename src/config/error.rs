@@ -219,11 +219,11 @@ pub enum ConfigError {
         /// The value.
         origin: String,
     },
-    /// Quantised values need flash attention.
+    /// Quantized values need flash attention.
     #[error(
         "--cache-type-v {cache_type} needs flash attention, which --attention on and --flash-attn off disable; set --attention auto, or use f16, bf16 or f32"
     )]
-    QuantisedValues {
+    QuantizedValues {
         /// The type.
         cache_type: CacheTypeFlag,
     },

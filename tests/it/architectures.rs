@@ -125,7 +125,7 @@ async fn architectures_of_llama_cpp_generate_as_the_handbook_says() {
     let (status, answer) = server.post("/v1/completions", &json!({"model": "wide-rope", "prompt": "Once"})).await;
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(
-        status == 503 && message.contains("`rope.dimension_count` is 64, and must be at most the 32 values of a head"),
+        status == 503 && message.contains("`rope.dimension_count` must be at most 32, the size of a head, got 64"),
         "{answer}"
     );
     let mut outcomes: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();

@@ -265,7 +265,7 @@ async fn repeatedly_failing_mod_is_disabled_and_reported() {
     let result = run_beside_others(unrestricted_server().await, "always_raises").await;
     let count = result.exceptions.len();
     assert!((5..=15).contains(&count) && result.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
-    let output = "the mod 'always_raises' is disabled for the rest of this run, at step 5: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
+    let output = "the mod 'always_raises' was disabled at step 5 for the rest of this run: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
     assert_eq!(result.logs, [output]);
     assert_eq!(result.answer["timings"]["message"], output, "{}", result.answer);
     let (_, run) = unrestricted_server()

@@ -6,7 +6,7 @@ use super::{attention_request, client_view, tokens};
 use crate::engine::test_engine_of;
 use std::path::PathBuf;
 use std::sync::Arc;
-use thunder::engine::{ReportOptions, SubmitError, Unsupported};
+use thunder::engine::{ReportOptions, SubmitError, UnsupportedAttention};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 
@@ -81,7 +81,10 @@ async fn model_without_attention_runs_and_reports_none() {
     let mut request = attention_request(tokens(1, 40), 6);
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
     let refused = test_engine.engine.submit(request).await.map(|_| ()).unwrap_err();
-    assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unsupported::Recurrent, .. }), "{refused}");
+    assert!(
+        matches!(refused, SubmitError::AttentionUnsupported { reason: UnsupportedAttention::Recurrent, .. }),
+        "{refused}"
+    );
     assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
     let mut plain = attention_request(tokens(1, 40), 6);
     plain.attention = false;

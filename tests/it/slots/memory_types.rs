@@ -141,7 +141,7 @@ async fn full_context_is_recomputed_if_cells_cannot_shift() {
 async fn assert_shift_rejected(test_engine: &mut TestEngine, slot: u32, keep: usize, discard: usize, reason: &str) {
     let before = test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
     let error = test_engine.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap_err();
-    assert!(matches!(error, SlotError::Fixed(_)), "{error}");
+    assert!(matches!(error, SlotError::NotRemovable(_)), "{error}");
     assert!(error.to_string().contains(reason), "{error} should say {reason}");
     assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens, before);
     let prompt = [before.as_slice(), &[77]].concat();

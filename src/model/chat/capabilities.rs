@@ -9,7 +9,7 @@ const PROBE: &str = "probe_7f3a";
 
 /// The capabilities of a template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct TemplateFeatures {
+pub(super) struct DetectedCapabilities {
     /// True if it describes tools.
     pub(super) tools: bool,
     /// True if it supports a system message.
@@ -21,7 +21,7 @@ pub(super) struct TemplateFeatures {
     pub(super) typed_content: bool,
 }
 
-impl TemplateFeatures {
+impl DetectedCapabilities {
     /// Returns true if a template shows the content of a message only if it is a list of parts.
     pub(super) fn needs_typed_content(template: &ChatTemplate) -> bool {
         let shows = |content: Value| {
@@ -46,7 +46,7 @@ impl TemplateFeatures {
             None => source.contains("tools"),
         };
         let system = render(json!([{ "role": "system", "content": PROBE }, user]), None);
-        let called = |arguments: Value| {
+        let shows_arguments = |arguments: Value| {
             let call = json!({ "id": "abcdefghi", "type": "function",
                                "function": { "name": "f", "arguments": arguments } });
             let assistant = json!({ "role": "assistant", "content": "", "tool_calls": [call] });
@@ -54,8 +54,8 @@ impl TemplateFeatures {
             let text = render(json!([user, assistant, result, user]), Some(tool.clone()));
             text.is_some_and(|text| text.contains(&format!("\"{PROBE}\"")))
         };
-        let object = called(json!({ PROBE: 1 }));
-        let arguments_as_text = !object && called(format!("{{\"{PROBE}\": 1}}").into());
+        let object = shows_arguments(json!({ PROBE: 1 }));
+        let arguments_as_text = !object && shows_arguments(format!("{{\"{PROBE}\": 1}}").into());
         let system = system.is_some_and(|text| text.contains(PROBE));
         Self { tools, system, arguments_as_text, typed_content: template.capabilities.typed_content }
     }

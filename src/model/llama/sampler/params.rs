@@ -1,3 +1,5 @@
+//! Parameters and stages of the sampler chain.
+
 use crate::events::TokenId;
 use serde::Serialize;
 

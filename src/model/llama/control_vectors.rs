@@ -1,5 +1,5 @@
-//! Control vectors: directions that are added to the output of layers, for every token of every run. The files, times
-//! their scales, are summed once when the model is loaded.
+//! Control vectors: directions that are added to the output of layers, for every token of every run. The scaled files
+//! are summed once, when the model is loaded.
 
 use super::ffi::adapters as ffi;
 use super::gguf::{self, GgufHeader, GgufTensor};
@@ -52,8 +52,8 @@ impl ControlVector {
         }
         let layers = control.layers.clone().unwrap_or(1..=card.layers);
         let vector = Self { values, width, layers };
-        let adds = vector.effective_values().next().is_some();
-        Ok(adds.then_some(vector))
+        let has_effect = vector.effective_values().next().is_some();
+        Ok(has_effect.then_some(vector))
     }
 
     /// Returns a hash that is equal for control vectors with the same effect.
@@ -91,7 +91,7 @@ fn layer(at: usize, width: usize) -> u32 {
     u32::try_from(at / width + 1).unwrap_or(u32::MAX)
 }
 
-/// Adds the directions of a file, times `scale`, to `values`.
+/// Adds the directions of a file, multiplied by `scale`, to `values`.
 fn add_directions(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), ModelError> {
     let display_path = path.display().to_string();
     let invalid = |reason: String| ModelError::ControlVector { path: display_path.clone(), reason };

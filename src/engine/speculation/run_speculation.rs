@@ -26,9 +26,10 @@ pub struct RunSpeculation {
     pub ngrams: NgramIndex,
     /// Account of the drafts.
     pub account: DraftAccount,
-    /// Decoded tokens of the draft after the position at which the run waits for a mod, with their logits.
-    pub lookahead: VecDeque<(DraftedToken, Vec<f32>)>,
-    /// Number of tokens that a draft model may still read without a charge: those that the run had when it got its slot.
+    /// Decoded tokens of the draft, with their logits, after the position at which the run waits for a mod.
+    pub pending_draft: VecDeque<(DraftedToken, Vec<f32>)>,
+    /// Number of tokens that a draft model may still read without a charge: those that the run had when it got its
+    /// slot.
     pub free_tokens: usize,
 }
 
@@ -38,7 +39,7 @@ impl RunSpeculation {
         Self {
             ngrams: NgramIndex::new(min_match),
             account: DraftAccount::new(),
-            lookahead: VecDeque::new(),
+            pending_draft: VecDeque::new(),
             free_tokens: 0,
         }
     }
