@@ -24,14 +24,14 @@ pub struct DistributionPlan {
     pub shards: u64,
     /// Time span that new partitions will have.
     pub unit: PartitionUnit,
-    /// Recommendations about these numbers.
+    /// Recommendations on the number of shards and partitions.
     pub advice: Vec<String>,
 }
 
 /// The result of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResult {
-    /// Duration.
+    /// Time that the step took.
     pub elapsed: Duration,
 }
 
@@ -137,14 +137,14 @@ impl Admin {
         let is_loaded =
             setting(&mut self.connection, "shared_preload_libraries").await?.unwrap_or_default().contains("citus");
         Ok(match (self.embedded.is_some(), is_available, is_loaded) {
-            (true, ..) => "the embedded database has no Citus: give the coordinator's address with --database-url".to_owned(),
+            (true, ..) => "the embedded database has no Citus: set --database-url to the address of the coordinator".to_owned(),
             (_, false, _) => {
                 "the server has no Citus: install it on every node (https://docs.citusdata.com), add it to \
                  shared_preload_libraries, and restart"
                     .to_owned()
             }
             (_, true, false) => {
-                "Citus is installed and not loaded: add it to shared_preload_libraries on every node, and restart".to_owned()
+                "Citus is installed but not loaded: add it to shared_preload_libraries on every node, and restart".to_owned()
             }
             (_, true, true) => {
                 "the database has no extension citus: run create extension citus in the database of this name on every node, \
