@@ -26,7 +26,7 @@ pub struct HubFlags {
     /// Access token of the Hugging Face Hub for private and gated repositories [also: -hft]
     #[arg(long, env = "HF_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub hf_token: Option<Secret>,
-    /// Use only models that are already in the cache
+    /// Only models that are already in the cache, without network access
     #[arg(long, env = "THUNDER_OFFLINE", value_parser = clap::builder::FalseyValueParser::new())]
     pub offline: bool,
 }

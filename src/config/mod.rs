@@ -70,7 +70,7 @@ const CHATML: &str = "{% for message in messages %}\
 pub struct Config {
     /// The model and its settings.
     pub engine: EngineConfig,
-    /// Data folder, database and retention.
+    /// Data directory, database and retention.
     pub data: DataConfig,
     /// Listener, access and limits of the server.
     pub server: ServerConfig,
@@ -129,10 +129,10 @@ pub struct EngineConfig {
     pub mods: ModsConfig,
 }
 
-/// Data folder, database and retention.
+/// Data directory, database and retention.
 #[derive(Clone)]
 pub struct DataConfig {
-    /// Folder of the embedded database and caches.
+    /// Directory of the embedded database and caches.
     pub dir: PathBuf,
     /// URL of an external PostgreSQL. May hold a password: not shown by `Debug`.
     pub database_url: Option<String>,
@@ -181,7 +181,7 @@ pub struct ServerConfig {
     pub vertex: Option<VertexConfig>,
     /// Several servers on one database.
     pub cluster: ClusterConfig,
-    /// True if authorised clients may upload mods, and uploaded mods may run.
+    /// True if authorized clients may upload mods, and uploaded mods may run.
     pub allow_mod_upload: bool,
 }
 

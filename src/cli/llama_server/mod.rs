@@ -291,9 +291,9 @@ pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) 
         VARIABLES.iter().filter(|(_, llama_variable)| is_set(llama_variable)).fold(
             serve,
             |serve, &(id, llama_variable)| {
-                let ours = serve.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
-                match ours {
-                    Some(ours) if !ours.and_then(|name| name.to_str()).is_some_and(&is_set) => {
+                let own_variable = serve.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
+                match own_variable {
+                    Some(own) if !own.and_then(|name| name.to_str()).is_some_and(&is_set) => {
                         serve.mut_arg(id, |flag| flag.env(llama_variable))
                     }
                     _ => serve,
