@@ -9,10 +9,12 @@ use super::{
     AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, ImageFlags, KeyHash, LimitFlags, ModFlags, Rights,
     SecurityConfig, Size, SpeculationFlags, TlsFlags, TuningFlags,
 };
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+pub use super::flag_values::{OnOff, OnOffAuto, Secret};
 
 /// The model and its settings.
 #[derive(Debug, Clone, Default, Args)]
@@ -258,69 +260,6 @@ pub struct ServerFlags {
     /// Logging.
     #[command(flatten)]
     pub log: LogFlags,
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum OnOff {
-    /// On.
-    #[default]
-    #[value(aliases = ["1", "true", "enabled"])]
-    On,
-    /// Off.
-    #[value(aliases = ["0", "false", "disabled"])]
-    Off,
-}
-
-/// On, off, or chosen automatically.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum OnOffAuto {
-    /// Chosen automatically.
-    #[default]
-    Auto,
-    /// On.
-    #[value(aliases = ["1", "true", "enabled"])]
-    On,
-    /// Off.
-    #[value(aliases = ["0", "false", "disabled"])]
-    Off,
-}
-
-impl OnOffAuto {
-    /// Returns the setting; `None` if it is chosen automatically.
-    #[must_use]
-    pub fn as_bool(self) -> Option<bool> {
-        match self {
-            Self::Auto => None,
-            Self::On => Some(true),
-            Self::Off => Some(false),
-        }
-    }
-}
-
-/// Text that must not appear in logs.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub(super) String);
-
-impl std::str::FromStr for Secret {
-    type Err = std::convert::Infallible;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl Secret {
-    /// Returns the text.
-    #[must_use]
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("(secret)")
-    }
 }
 
 impl EngineFlags {

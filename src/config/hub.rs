@@ -1,7 +1,7 @@
 //! Models from the Hugging Face Hub or another server with its routes, and the folder of downloads.
 
 use super::ConfigError;
-use super::flags::Secret;
+use super::flag_values::Secret;
 use clap::Args;
 use reqwest::Url;
 use std::path::PathBuf;

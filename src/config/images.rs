@@ -1,7 +1,7 @@
 //! The image encoder of the command line.
 
 use super::ConfigError;
-use super::flags::OnOff;
+use super::flag_values::OnOff;
 use clap::Args;
 use std::path::PathBuf;
 

@@ -3,7 +3,7 @@
 //! [`RequestFlags`] become fields of the request's JSON, so the request parser validates them.
 
 use super::ConfigError;
-use super::flags::{OnOff, OnOffAuto};
+use super::flag_values::{OnOff, OnOffAuto};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;

@@ -1,7 +1,7 @@
 //! Compute settings that override llama.cpp's defaults: rotary position embeddings (RoPE), model metadata, threads, memory. The flags have
 //! llama-server's names.
 
-use super::flags::OnOff;
+use super::flag_values::OnOff;
 use clap::{Args, ValueEnum};
 
 /// Maximum number of CPUs in a mask.
