@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 static UNAVAILABLE: AtomicU64 = AtomicU64::new(0);
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Numbers of failed database operations since the start of the program.
+/// Counts of failed database operations since the start of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorCounts {
     /// The database could not be reached, or did not answer in time.
@@ -19,7 +19,7 @@ pub struct ErrorCounts {
 }
 
 impl ErrorCounts {
-    /// Returns the numbers so far.
+    /// Returns the current counts.
     #[must_use]
     pub fn now() -> Self {
         Self { unavailable: UNAVAILABLE.load(Relaxed), refused: REFUSED.load(Relaxed) }
@@ -168,7 +168,7 @@ pub enum EmbeddedError {
         /// The searched folders.
         searched: String,
     },
-    /// The data belongs to another major version than any of the programs found.
+    /// The data was created by a major version other than those of the programs found.
     #[error(
         "{} was created by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or set \
          THUNDER_PG_BIN to its folder", data_dir.display()

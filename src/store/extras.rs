@@ -13,7 +13,7 @@ use crate::trace::document::RequestExtras;
 pub struct Reported {
     /// Fields of the document's `request`.
     pub request: RequestExtras,
-    /// The answer that the events give, if it differs from the reported `final_text`.
+    /// The answer according to the events, if it differs from the reported `final_text`.
     pub replayed_text: Option<String>,
 }
 
