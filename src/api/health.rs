@@ -49,7 +49,7 @@ async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (Statu
             ("failed", Some("the decode thread has died; restart the server".into()))
         }
         State::Ready => match app.store() {
-            Ok(store) => match store.check_ready().await {
+            Ok(store) => match store.ready().await {
                 Ok(()) => ("ok", None),
                 Err(error) => ("unavailable", Some(error.to_string())),
             },

@@ -177,7 +177,7 @@ impl Store {
     ///
     /// # Errors
     /// The database does not answer, does not accept writes, or has just failed to store a document.
-    pub async fn check_ready(&self) -> Result<(), Error> {
+    pub async fn ready(&self) -> Result<(), Error> {
         const READINESS_TIMEOUT: Duration = Duration::from_secs(3);
         const FAILURE_INTERVAL: Duration = Duration::from_secs(5);
         let query = sqlx::query_scalar("select current_setting('transaction_read_only') = 'on'");

@@ -64,7 +64,7 @@ async fn distribution_without_citus_is_rejected() {
     assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
     insta::assert_snapshot!(String::from_utf8(shown.stdout).unwrap(), @r"
     -- no Citus, 8 shards, one partition per day
-    -- obstacle: the embedded database has no Citus: set --database-url to the address of the coordinator
+    -- obstacle: the embedded database has no Citus: give the coordinator's address with --database-url
 
     -- distribute runs and feedback
     begin;
@@ -167,7 +167,7 @@ async fn distribution_without_citus_is_rejected() {
     let refused = output(db(&data_dir, &["distribute"])).await;
     assert_eq!(refused.status.code(), Some(1));
     let error = String::from_utf8(refused.stderr).unwrap();
-    assert!(error.contains("the embedded database has no Citus: set --database-url"), "{error}");
+    assert!(error.contains("the embedded database has no Citus: give the coordinator's address"), "{error}");
     let status = output(db(&data_dir, &["status", "--json"])).await;
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!((&status["runs"], &status["partitions"]["unit"]), (&1.into(), &"day".into()), "nothing was changed");

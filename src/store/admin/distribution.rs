@@ -137,7 +137,7 @@ impl Admin {
         let is_loaded =
             setting(&mut self.connection, "shared_preload_libraries").await?.unwrap_or_default().contains("citus");
         Ok(match (self.embedded.is_some(), is_available, is_loaded) {
-            (true, ..) => "the embedded database has no Citus: set --database-url to the address of the coordinator".to_owned(),
+            (true, ..) => "the embedded database has no Citus: give the coordinator's address with --database-url".to_owned(),
             (_, false, _) => {
                 "the server has no Citus: install it on every node (https://docs.citusdata.com), add it to \
                  shared_preload_libraries, and restart"

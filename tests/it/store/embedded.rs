@@ -136,12 +136,12 @@ async fn schema_of_later_release_is_rejected() {
 async fn read_only_database_is_not_ready() {
     let data = Data::embedded();
     let store = data.open().await;
-    store.check_ready().await.unwrap();
+    store.ready().await.unwrap();
     let url = data.url();
     psql(&url, "alter system set default_transaction_read_only = on").await;
     psql(&url, "select pg_reload_conf()").await;
     let begin = Instant::now();
-    while store.check_ready().await.is_ok() {
+    while store.ready().await.is_ok() {
         assert!(begin.elapsed() < Duration::from_secs(30), "the database counts as ready");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

@@ -140,7 +140,7 @@ async fn acknowledged_documents_survive_killed_database() {
         all.extend(poster.await.unwrap());
     }
     let begun = Instant::now();
-    while store.check_ready().await.is_err() {
+    while store.ready().await.is_err() {
         assert!(begun.elapsed() < Duration::from_secs(20));
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -36,7 +36,7 @@ pub async fn partitions_of_the_next_days_exist(target: &Target) {
 
 pub async fn second_program_opens_the_database(target: &Target) {
     let store = target.store("second").await;
-    store.check_ready().await.unwrap();
+    store.ready().await.unwrap();
     store.close().await;
 }
 
