@@ -145,7 +145,7 @@ fn read_error(error: &axum::Error) -> ApiError {
 
 impl From<DocumentError> for ApiError {
     fn from(error: DocumentError) -> Self {
-        let detail = format!("expected {}, found {}", error.expected, error.found);
+        let detail = format!("expected {}, got {}", error.expected, error.found);
         Self::invalid(error.path, detail)
     }
 }

@@ -1,6 +1,6 @@
 //! The KV cache: data types, reuse across requests, and the policy for a full context.
 
-use super::flags::OnOff;
+use super::flag_values::OnOff;
 use super::{ConfigError, Size};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};

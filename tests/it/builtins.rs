@@ -236,7 +236,7 @@ async fn invalid_tool_calls_are_blocked() {
         (
             "{\"name\": \"add\", \"arguments\": {\"a\": 3}}",
             json!({"max_retries": 0}),
-            "the arguments of 'add' are invalid: 'a' must be one of 1, 2, found 3",
+            "the arguments of 'add' are invalid: 'a' must be one of 1, 2, got 3",
         ),
         ("{\"name\": \"add\", \"arguments\": {\"a\": 1}}", json!({"block": ["add"]}), "the tool 'add' is blocked"),
     ] {
@@ -272,7 +272,7 @@ async fn invalid_configuration_error_names_the_field() {
         (
             "think-budget",
             json!({"tokens": "many"}),
-            "mod 'think-budget': 'tokens' must be an integer from 0 to 1000000, found \"many\"",
+            "mod 'think-budget': 'tokens' must be an integer from 0 to 1000000, got \"many\"",
         ),
         ("json-schema", json!({"schema": {"type": "array", "uniqueItems": true}}), "mod 'json-schema': 'schema': "),
         ("regex", json!({"pattern": "[0-9"}), "mod 'regex': 'pattern': "),
@@ -284,12 +284,12 @@ async fn invalid_configuration_error_names_the_field() {
         (
             "choices",
             json!({"choices": []}),
-            "mod 'choices': 'choices' must be a list of non-empty strings, e.g. [\"yes\", \"no\"], found []",
+            "mod 'choices': 'choices' must be a list of non-empty strings, e.g. [\"yes\", \"no\"], got []",
         ),
         (
             "retry-low-confidence",
             json!({"tries": 0}),
-            "mod 'retry-low-confidence': 'tries' must be an integer from 1 to 32, found 0",
+            "mod 'retry-low-confidence': 'tries' must be an integer from 1 to 32, got 0",
         ),
         ("stop-rules", json!({}), "mod 'stop-rules': no rule is set; at least one of "),
         ("tool-guard", json!({}), "mod 'tool-guard': 'tools' is missing, and the request has no tools"),

@@ -338,7 +338,7 @@ async fn doctor_reports_working_and_missing_features() {
     let report = text(&healthy.stdout);
     assert!(healthy.status.success(), "{report}{}", text(&healthy.stderr));
     let subjects =
-        ["configuration", "model", "devices", "addresses", "data folder", "database", "Python", "mod sandbox"];
+        ["configuration", "model", "devices", "addresses", "data directory", "database", "Python", "mod sandbox"];
     for (line, subject) in report.lines().skip(1).zip(subjects) {
         assert!(line[9..].starts_with(subject) && !line.starts_with("FAILED"), "{report}");
     }

@@ -237,9 +237,9 @@ async fn configuration_is_checked_against_the_annotations_of_its_mod() {
     for (config, message) in [
         (json!({}), "'every' is missing"),
         (Value::Null, "'every' is missing"),
-        (json!({"every": "two"}), "'every' must be an integer, found \"two\""),
-        (json!({"every": 1, "ending": "?"}), "'ending' must be one of \"!\", \".\", found \"?\""),
-        (json!({"every": 1, "words": [1]}), "'words[0]' must be a string, found 1"),
+        (json!({"every": "two"}), "'every' must be an integer, got \"two\""),
+        (json!({"every": 1, "ending": "?"}), "'ending' must be one of \"!\", \".\", got \"?\""),
+        (json!({"every": 1, "words": [1]}), "'words[0]' must be a string, got 1"),
         (json!({"every": 1, "evry": 2}), "unknown field 'evry'; known fields: every, ending, words"),
     ] {
         let (status, answer) = server.post(CHAT, &body(config)).await;

@@ -65,7 +65,7 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
     for (arguments, expected) in [
         (&["--metrisc"][..], "--metrics"),
         (&["--slot-save-path", "/nowhere"], "--slot-save-path must be an existing folder"),
-        (&["-fa", "on", "--attention", "on"], "exclude each other"),
+        (&["-fa", "on", "--attention", "on"], "mutually exclusive"),
         (&["-ctv", "q8_0", "--attention", "on"], "--attention auto"),
         (&["-ctk", "q3"], "is not a KV cache type"),
         (&["--strict-model-names", "--any-model-name"], "cannot be used with"),

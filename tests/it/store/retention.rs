@@ -181,7 +181,7 @@ async fn day_with_active_run_is_kept_until_its_end() {
     assert!(store.prune(retention, today).await.unwrap().is_empty());
     psql(&url, "update runs set status = 'done' where request_id = 'old'").await;
     // as the server does with a retention flag
-    store.retain(retention);
+    store.set_retention(retention);
     let begin = Instant::now();
     while store.find(&Scope::All, "old").await.unwrap().is_some() {
         assert!(begin.elapsed() < Duration::from_secs(20), "the old run was not removed");
