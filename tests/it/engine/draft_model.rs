@@ -22,7 +22,7 @@ static MAIN: LazyLock<Arc<Model>> = LazyLock::new(|| widened(0.0));
 /// A draft model that is often right.
 static SIMILAR: LazyLock<Arc<Model>> = LazyLock::new(|| widened(0.2));
 
-/// Drafts as often as possible.
+/// Returns options to draft at every step.
 fn always(drafter: DrafterKind) -> SpeculationOptions {
     SpeculationOptions { drafter, max_draft: 6, min_match: 1, adaptive: false, ..SpeculationOptions::default() }
 }
@@ -84,7 +84,7 @@ async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
         let accepted = compare(&mut engines, &format!("{length} tokens"), case).await;
         assert!(accepted > 35, "{length}: {accepted}");
     }
-    // The draft model reads 64 tokens before each decode, so the fifth token after the prompt's is the first with a draft.
+    // The draft model reads 64 tokens of the prompt before each decode, so step 6 is the first with a draft.
     let other: Vec<TokenId> = prompt(300).into_iter().rev().collect();
     let run = engines.1.run(request_tokens(other, 40)).await;
     let first_draft = run.items.iter().find_map(|item| match item {
@@ -96,7 +96,7 @@ async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
     assert_eq!(first_draft, Some(6));
 }
 
-/// A change of a run by a mod.
+/// The name and the action of a mod that acts once.
 type ModCase = (&'static str, fn() -> Action);
 
 #[tokio::test]
@@ -140,10 +140,10 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 40, ..ProptestConfig::default() });
     let accepted = AtomicU32::new(0);
     let result = runner.run(&runs, |(changes, samples, late, tokens, length)| {
-        let of = || {
+        let request = || {
             let (changes, calls) = (changes.clone(), AtomicU32::new(0));
-            let request = sampled(request_tokens(prompt(length), tokens), if samples { 0.5 } else { 0.0 });
-            with_mod(request, late, move |call| {
+            let plain = sampled(request_tokens(prompt(length), tokens), if samples { 0.5 } else { 0.0 });
+            with_mod(plain, late, move |call| {
                 let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
                 match (changes.get(&number), call.event_type()) {
                     (_, EventType::Prefilled) | (None, _) => Action::Noop,
@@ -153,7 +153,7 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
                 }
             })
         };
-        let count = runtime.block_on(compare(&mut engines.borrow_mut(), "random", of));
+        let count = runtime.block_on(compare(&mut engines.borrow_mut(), "random", request));
         accepted.fetch_add(count, Ordering::Relaxed);
         Ok(())
     });
@@ -165,26 +165,26 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
 async fn shifted_context_is_read_again_by_the_draft_model() {
     let mut engines = (plain(1).await, drafting(1, &MAIN).await);
     for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
-        let at_the_end = || Request { overflow, ..request_tokens(prompt(480), 90) };
-        let accepted = compare(&mut engines, &format!("{overflow:?}"), at_the_end).await;
+        let near_full_context = || Request { overflow, ..request_tokens(prompt(480), 90) };
+        let accepted = compare(&mut engines, &format!("{overflow:?}"), near_full_context).await;
         assert!(accepted > 10, "{overflow:?}: {accepted}");
     }
 }
 
 #[tokio::test]
-async fn runs_that_share_drafts_keep_them_apart() {
+async fn runs_that_share_batches_have_their_own_drafts() {
     let mut alone = plain(1).await;
     let prompts = ["a b c a b c a b", "one two one two one", "x", "1 2 3 4 5 6 7 8", "la la la la la", "{\"a\":"];
-    let of = |text: &str| request(text, 80);
+    let request = |text: &str| request(text, 80);
     let mut expected = Vec::new();
     for text in prompts {
-        expected.push(alone.run(of(text)).await);
+        expected.push(alone.run(request(text)).await);
     }
     for draft in [&MAIN, &SIMILAR] {
         let mut together = drafting(4, draft).await;
         let runs = prompts.map(|text| {
             let engine = together.engine.clone();
-            tokio::spawn(async move { follow(engine.submit(of(text)).await.unwrap().output).await })
+            tokio::spawn(async move { follow(engine.submit(request(text)).await.unwrap().output).await })
         });
         let mut accepted = 0;
         for (run, expected) in runs.into_iter().zip(&expected) {
@@ -193,9 +193,9 @@ async fn runs_that_share_drafts_keep_them_apart() {
             accepted += end.finish.drafts.accepted;
         }
         assert!(accepted > 20, "{accepted}");
-        // The next run in a slot reuses what its prompt shares with the last one.
+        // The next run in a slot reuses the common prefix of its prompt and the last one.
         for _ in 0..2 {
-            let again = together.run(of(prompts[0])).await;
+            let again = together.run(request(prompts[0])).await;
             assert_eq!((again.generated(), &again.text), (expected[0].generated(), &expected[0].text));
         }
     }
@@ -205,8 +205,8 @@ async fn runs_that_share_drafts_keep_them_apart() {
 async fn draft_model_drafts_where_no_earlier_tokens_match() {
     let mut both = drafting_with(1, &MAIN, always(DrafterKind::NgramThenModel)).await;
     let mut ngrams = drafting_with(1, &MAIN, always(DrafterKind::Ngram)).await;
-    let of = || request("the old fox", 100);
-    let (both, ngrams) = (both.run(of()).await, ngrams.run(of()).await);
+    let request = || request("the old fox", 100);
+    let (both, ngrams) = (both.run(request()).await, ngrams.run(request()).await);
     assert_eq!(both.text, ngrams.text);
     let (both, ngrams) = (both.end.finish.drafts, ngrams.end.finish.drafts);
     assert!(both.accepted > ngrams.accepted, "{both:?} {ngrams:?}");
@@ -225,14 +225,14 @@ async fn limits_of_drafts_apply_to_a_draft_model() {
     let certain = drafts(DraftLimits { min_probability: Some(0.999), ..DraftLimits::default() }).await;
     let any = drafts(DraftLimits::default()).await;
     assert!(certain.drafted < any.drafted / 2, "{certain:?} {any:?}");
-    // Drafts that end early are shorter than the minimum.
+    // Drafts below the minimum length are discarded.
     let limits = DraftLimits { min: Some(6), min_probability: Some(0.999), ..DraftLimits::default() };
     let long = drafts(limits).await;
     assert!(long.drafted <= certain.drafted && long.drafted.is_multiple_of(6), "{long:?}");
 }
 
 #[tokio::test]
-async fn draft_model_that_does_not_pay_is_rarely_asked() {
+async fn unprofitable_draft_model_is_rarely_used() {
     // The draft model takes as long as the main model, so each draft costs more than it saves.
     let mut test_engine =
         drafting_with(1, &MAIN, SpeculationOptions { adaptive: true, ..always(DrafterKind::Model) }).await;
@@ -262,7 +262,7 @@ async fn start_error(draft: Arc<Model>) -> String {
 }
 
 #[tokio::test]
-async fn unusable_draft_model_is_named_at_start() {
+async fn error_for_unusable_draft_model_names_its_file_and_reason() {
     let fixture = |path: &str| load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(path));
     for (path, reason) in [
         (

@@ -1,4 +1,4 @@
-//! The engine on a real model: mods, KV state, text and trace agree. The model's weights are random; nothing here
+//! The engine with a real model: mods, KV state, text and trace agree. The weights of the model are random; no test
 //! depends on them.
 
 mod attention;
@@ -93,6 +93,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
+/// Returns a greedy request that ignores the end of generation.
 pub fn request(prompt: &str, max_tokens: u32) -> Request {
     let prompt = model().vocabulary().encode(prompt, false, true);
     request_tokens(prompt, max_tokens)
@@ -123,6 +124,7 @@ impl TestEngine {
     }
 }
 
+/// Returns the final text and the end of a run.
 pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
     let mut text = Vec::new();
     while let Some(output) = output.recv().await {
@@ -133,7 +135,7 @@ pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>)
             Output::Ended(end) => return (text.into_iter().collect(), end),
         }
     }
-    panic!("the stream ended without an end");
+    panic!("the output ended before the run");
 }
 
 impl CompletedRun {
@@ -164,6 +166,7 @@ impl CompletedRun {
         generated
     }
 
+    /// Returns type and step of each event.
     fn events(&self) -> Vec<(EventType, i32)> {
         self.items
             .iter()
@@ -219,6 +222,7 @@ impl ModInstance for TestModInstance {
     }
 }
 
+/// Adds a mod to a request. A late mod replies from another thread.
 pub fn with_mod(
     mut request: Request,
     late: bool,
@@ -231,6 +235,7 @@ pub fn with_mod(
     request
 }
 
+/// Returns true for the `Added` event after which the answer has this number of tokens.
 pub fn added_at(call: &Call<'_>, generated: usize) -> bool {
     call.event_type() == EventType::Added && call.generated().len() == generated
 }

@@ -15,7 +15,7 @@ use thunder::model::grammar::{Constraint, GrammarSource};
 use thunder::model::llama::CacheType;
 use thunder::mods::{Action, Call, CallEvent, LogitEdit};
 
-/// Drafts as often as possible, after matches of one token: many are accepted and many are rejected.
+/// Options to draft after every match of one token, so that many drafts are accepted and many are rejected.
 const ALWAYS: SpeculationOptions = SpeculationOptions {
     drafter: DrafterKind::Ngram,
     max_draft: 7,
@@ -47,7 +47,7 @@ async fn drafting(parallel: u32, attention: bool) -> TestEngine {
 }
 
 /// Returns the description of a trace item, and its numbers that depend on the batch size.
-pub fn described(item: &TraceItem) -> (String, Vec<f32>) {
+pub fn describe(item: &TraceItem) -> (String, Vec<f32>) {
     let mut numbers = Vec::new();
     let text = match item {
         TraceItem::Event(event) => {
@@ -77,7 +77,7 @@ pub fn described(item: &TraceItem) -> (String, Vec<f32>) {
 fn trace(run: &CompletedRun) -> Vec<(String, Vec<f32>)> {
     let (attention, others): (Vec<_>, Vec<_>) =
         run.items.iter().partition(|item| matches!(item, TraceItem::Attention(_)));
-    others.into_iter().chain(attention).map(described).collect()
+    others.into_iter().chain(attention).map(describe).collect()
 }
 
 fn assert_same(plain: &CompletedRun, drafted: &CompletedRun, case: &str) {
@@ -108,9 +108,9 @@ pub async fn compare(engines: &mut (TestEngine, TestEngine), case: &str, request
     found.end.finish.drafts.accepted
 }
 
-/// Replaces the logits by ones that depend on the last two tokens only: six tokens that repeat themselves, with
-/// probabilities that are the same for every size of a batch.
-fn table(call: &Call<'_>) -> Action {
+/// Replaces the logits by ones that depend on the last two tokens only, so that six tokens repeat themselves and no
+/// probability depends on the size of a batch.
+fn repeating_logits(call: &Call<'_>) -> Action {
     let CallEvent::ForwardPass { logits } = call.event else { return Action::Noop };
     let last: i32 = call.sequence.iter().rev().take(2).zip([31, 17]).map(|(token, factor)| token * factor).sum();
     let mut values = vec![-30.0; logits.len()];
@@ -119,7 +119,7 @@ fn table(call: &Call<'_>) -> Action {
 }
 
 fn looping(tokens: u32) -> Request {
-    with_mod(request("a b c a b c a b", tokens), false, table)
+    with_mod(request("a b c a b c a b", tokens), false, repeating_logits)
 }
 
 fn sampled(sampling: SamplingParams, tokens: u32) -> Request {
@@ -131,31 +131,34 @@ async fn drafts_change_neither_text_nor_trace() {
     let mut engines = (plain(1, false).await, drafting(1, false).await);
     let mut accepted = compare(&mut engines, "greedy", || looping(200)).await;
     assert!(accepted > 50, "{accepted}");
-    // A low temperature, so that earlier tokens are repeated.
-    let cool = || SamplingParams { temperature: 0.3, seed: 11, ..SamplingParams::default() };
-    accepted = compare(&mut engines, "sampled", || sampled(cool(), 200)).await;
+    // At a low temperature, earlier tokens are repeated.
+    let low_temperature = || SamplingParams { temperature: 0.3, seed: 11, ..SamplingParams::default() };
+    accepted = compare(&mut engines, "sampled", || sampled(low_temperature(), 200)).await;
     assert!(accepted > 5, "{accepted}");
     for (case, sampling) in [
-        ("warm", SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() }),
-        ("penalties", SamplingParams { repeat_penalty: 1.1, presence_penalty: 0.1, frequency_penalty: 0.1, ..cool() }),
-        ("mirostat", SamplingParams { mirostat: 2, ..cool() }),
-        ("dry", SamplingParams { dry_multiplier: 0.8, ..cool() }),
-        ("xtc", SamplingParams { xtc_probability: 0.5, xtc_threshold: 0.1, ..cool() }),
-        ("adaptive", SamplingParams { adaptive_target: 0.5, ..cool() }),
+        ("temperature 1", SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() }),
+        (
+            "penalties",
+            SamplingParams { repeat_penalty: 1.1, presence_penalty: 0.1, frequency_penalty: 0.1, ..low_temperature() },
+        ),
+        ("mirostat", SamplingParams { mirostat: 2, ..low_temperature() }),
+        ("dry", SamplingParams { dry_multiplier: 0.8, ..low_temperature() }),
+        ("xtc", SamplingParams { xtc_probability: 0.5, xtc_threshold: 0.1, ..low_temperature() }),
+        ("adaptive", SamplingParams { adaptive_target: 0.5, ..low_temperature() }),
     ] {
         compare(&mut engines, case, || sampled(sampling.clone(), 120)).await;
     }
 }
 
 #[tokio::test]
-async fn every_limit_ends_a_run_within_a_draft() {
+async fn limits_within_a_draft_end_the_run() {
     let mut engines = (plain(1, false).await, drafting(1, false).await);
     for tokens in 1..24 {
         compare(&mut engines, &format!("{tokens} tokens"), || looping(tokens)).await;
     }
-    let full = engines.0.run(looping(60)).await;
+    let expected = engines.0.run(looping(60)).await;
     for from in (5..50).step_by(7) {
-        let stop: String = full.text.chars().skip(from).take(4).collect();
+        let stop: String = expected.text.chars().skip(from).take(4).collect();
         let stopping = || {
             let looping = looping(60);
             Request { limits: Limits { stop: vec![stop.clone()], ..looping.limits }, ..looping }
@@ -164,11 +167,11 @@ async fn every_limit_ends_a_run_within_a_draft() {
     }
     let long: Vec<TokenId> = (0..480).map(|index| 5 + index % 9).collect();
     for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
-        let at_the_end = || {
+        let near_full_context = || {
             let request = request_tokens(long.clone(), 90);
-            with_mod(Request { overflow, ..request }, false, table)
+            with_mod(Request { overflow, ..request }, false, repeating_logits)
         };
-        compare(&mut engines, &format!("{overflow:?}"), at_the_end).await;
+        compare(&mut engines, &format!("{overflow:?}"), near_full_context).await;
     }
     let accepted = compare(&mut engines, "no drafts", || Request {
         drafts: DraftLimits { max: Some(0), ..DraftLimits::default() },
@@ -177,7 +180,7 @@ async fn every_limit_ends_a_run_within_a_draft() {
     assert_eq!(accepted.await, 0);
 }
 
-/// A change of a run by a mod at the one event where the last argument is true.
+/// The name and the action of a mod that acts at the call for which the last argument is true.
 type ModCase = (&'static str, fn(&Call<'_>, bool) -> Action);
 
 #[tokio::test]
@@ -267,7 +270,7 @@ async fn grammars_and_biases_hold_in_drafts() {
 }
 
 #[tokio::test]
-async fn attention_of_drafted_tokens_is_that_of_single_decodes() {
+async fn attention_of_drafted_tokens_equals_that_of_single_decodes() {
     let mut engines = (plain(2, true).await, drafting(2, true).await);
     for per_token in [false, true] {
         let accepted = compare(&mut engines, "attention", || {
@@ -290,18 +293,18 @@ async fn attention_of_drafted_tokens_is_that_of_single_decodes() {
 }
 
 #[tokio::test]
-async fn streams_that_share_batches_keep_their_drafts_apart() {
+async fn streams_that_share_batches_have_their_own_drafts() {
     let mut alone = plain(1, false).await;
     let prompts = ["a b c a b c a b", "one two one two one", "x", "1 2 3 4 5 6 7 8", "la la la la la", "{\"a\":"];
-    let of = |prompt| with_mod(request(prompt, 90), false, table);
+    let request = |prompt| with_mod(request(prompt, 90), false, repeating_logits);
     let mut expected = Vec::new();
     for prompt in prompts {
-        expected.push(alone.run(of(prompt)).await);
+        expected.push(alone.run(request(prompt)).await);
     }
     let mut together = drafting(4, false).await;
     let runs = prompts.map(|prompt| {
         let engine = together.engine.clone();
-        tokio::spawn(async move { follow(engine.submit(of(prompt)).await.unwrap().output).await })
+        tokio::spawn(async move { follow(engine.submit(request(prompt)).await.unwrap().output).await })
     });
     let mut accepted = 0;
     for (run, expected) in runs.into_iter().zip(&expected) {
@@ -312,7 +315,7 @@ async fn streams_that_share_batches_keep_their_drafts_apart() {
     assert!(accepted > 50, "{accepted}");
     // A later prompt reuses the state of an earlier run without its rejected tokens.
     for cached in [false, true] {
-        let again = together.run(of(prompts[0])).await;
+        let again = together.run(request(prompts[0])).await;
         assert_eq!((again.generated(), again.text), (expected[0].generated(), expected[0].text.clone()));
         assert!(!cached || again.end.finish.usage.cached_tokens > 0);
     }
@@ -334,7 +337,7 @@ async fn paused_run_continues_with_the_same_text() {
             }
             outputs += 1;
             if outputs % 40 == 0 {
-                // The slot is released at once, and the state with it.
+                // The run gives up its slot and its KV state immediately.
                 let Ok(paused) = generation.control.pause(Duration::ZERO).await else { continue };
                 assert_ne!(paused.activity, RunActivity::Running);
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -355,18 +358,18 @@ async fn unprofitable_drafts_stop_and_are_counted() {
     let looping = test_engine.run(looping(200)).await;
     let drafts = looping.end.finish.drafts;
     assert!(drafts.drafts > 0 && drafts.accepted <= drafts.drafted, "{drafts:?}");
-    let marked = |right: bool| {
+    let marked_tokens = |accepted: bool| {
         let is_marked = |item: &&TraceItem| match item {
             TraceItem::Event(event) => {
                 let drafted = event.measured.as_ref().and_then(|measured| measured.drafted);
-                drafted.is_some_and(|drafted| (Some(drafted) == event.sampled_token) == right)
+                drafted.is_some_and(|drafted| (Some(drafted) == event.sampled_token) == accepted)
             }
             _ => false,
         };
         looping.items.iter().filter(is_marked).count() as u32
     };
-    assert_eq!(marked(true), drafts.accepted);
-    assert!(marked(false) <= drafts.drafts);
+    assert_eq!(marked_tokens(true), drafts.accepted);
+    assert!(marked_tokens(false) <= drafts.drafts);
     let counts = test_engine.engine.status().counts().total;
     assert_eq!(
         (counts.drafts, counts.drafted_tokens, counts.accepted_tokens),
