@@ -25,13 +25,13 @@ const IMPORTS: &[(&str, &[&str])] = &[
 ];
 
 /// Modules of `api` that are not protocols: shared code, and the router that combines the protocols.
-const NO_PROTOCOLS: &[&str] = &["shared", "router"];
+const SHARED_MODULES: &[&str] = &["shared", "router"];
 
 /// Maximum cycles inside one folder.
 const MAX_CYCLES: usize = 3;
 
 /// A path from `crate`, e.g. `["api", "shared", "Fields"]`.
-type Absolute = Vec<String>;
+type CratePath = Vec<String>;
 
 /// The paths and names of a module file.
 #[derive(Default)]
@@ -41,25 +41,26 @@ struct Module {
     /// Names defined in the file.
     items: HashSet<String>,
     /// Names that it re-exports.
-    exports: HashMap<String, Absolute>,
+    exports: HashMap<String, CratePath>,
     /// Modules that it re-exports completely.
-    globs: Vec<Absolute>,
+    globs: Vec<CratePath>,
     /// Paths in its code, with their lines.
-    paths: Vec<(Absolute, usize)>,
+    paths: Vec<(CratePath, usize)>,
     /// Paths in its `use` items, re-exports included, with their lines.
-    imports: Vec<(Absolute, usize)>,
+    imports: Vec<(CratePath, usize)>,
 }
 
 /// Parser of one file; inline modules are a part of it.
 struct Reader<'a> {
-    module: Absolute,
+    module: CratePath,
     found: &'a mut Module,
     /// Imported names and declared modules of the current scope.
-    names: HashMap<String, Absolute>,
+    names: HashMap<String, CratePath>,
     /// Modules of other files that are compiled for tests only.
-    test_modules: &'a mut HashSet<Absolute>,
+    test_modules: &'a mut HashSet<CratePath>,
 }
 
+/// Returns true for attributes of tests and of modules for tests only.
 fn is_test(attributes: &[Attribute]) -> bool {
     attributes.iter().any(|attribute| {
         attribute.path().is_ident("test")
@@ -69,8 +70,8 @@ fn is_test(attributes: &[Attribute]) -> bool {
 }
 
 impl Reader<'_> {
-    /// Returns the path from `crate` if it starts in this crate.
-    fn absolute(&self, path: &[String]) -> Option<Absolute> {
+    /// Returns the path from `crate` if it begins in this crate.
+    fn absolute(&self, path: &[String]) -> Option<CratePath> {
         let mut rest = path;
         let mut base = match path.first()?.as_str() {
             "crate" => {
@@ -97,33 +98,33 @@ impl Reader<'_> {
         Some(base)
     }
 
-    /// Adds the leaves of a `use` tree to `leaves`: the path, and the name that it introduces (`*` for a glob).
-    fn leaves(tree: &UseTree, mut prefix: Vec<String>, leaves: &mut Vec<(Vec<String>, String)>) {
+    /// Adds the items of a `use` tree to `use_items`: the path, and the name that it introduces (`*` for a glob).
+    fn use_items(tree: &UseTree, mut prefix: Vec<String>, use_items: &mut Vec<(Vec<String>, String)>) {
         match tree {
             UseTree::Path(path) => {
                 prefix.push(path.ident.to_string());
-                Self::leaves(&path.tree, prefix, leaves);
+                Self::use_items(&path.tree, prefix, use_items);
             }
             UseTree::Group(group) => {
                 for item in &group.items {
-                    Self::leaves(item, prefix.clone(), leaves);
+                    Self::use_items(item, prefix.clone(), use_items);
                 }
             }
             UseTree::Name(name) if name.ident == "self" => {
                 let own = prefix.last().cloned().unwrap_or_default();
-                leaves.push((prefix, own));
+                use_items.push((prefix, own));
             }
             UseTree::Name(name) => {
                 prefix.push(name.ident.to_string());
-                leaves.push((prefix, name.ident.to_string()));
+                use_items.push((prefix, name.ident.to_string()));
             }
             UseTree::Rename(rename) => {
                 if rename.ident != "self" {
                     prefix.push(rename.ident.to_string());
                 }
-                leaves.push((prefix, rename.rename.to_string()));
+                use_items.push((prefix, rename.rename.to_string()));
             }
-            UseTree::Glob(_) => leaves.push((prefix, "*".to_owned())),
+            UseTree::Glob(_) => use_items.push((prefix, "*".to_owned())),
         }
     }
 
@@ -141,10 +142,10 @@ impl Reader<'_> {
             if is_test(&import.attrs) {
                 continue;
             }
-            let mut leaves = Vec::new();
-            Self::leaves(&import.tree, Vec::new(), &mut leaves);
+            let mut use_items = Vec::new();
+            Self::use_items(&import.tree, Vec::new(), &mut use_items);
             let line = import.use_token.span.start().line;
-            for (path, name) in leaves {
+            for (path, name) in use_items {
                 let Some(absolute) = self.absolute(&path) else { continue };
                 self.found.imports.push((absolute.clone(), line));
                 let is_export = !matches!(import.vis, Visibility::Inherited);
@@ -186,7 +187,7 @@ impl Reader<'_> {
         }
     }
 
-    fn name(&mut self, path: &[String], line: usize) {
+    fn add_path(&mut self, path: &[String], line: usize) {
         if let Some(absolute) = self.absolute(path) {
             self.found.paths.push((absolute, line));
         }
@@ -200,7 +201,7 @@ impl Reader<'_> {
             match token {
                 TokenTree::Ident(ident) => {
                     if colons != 2 {
-                        self.name(&std::mem::take(&mut path), line);
+                        self.add_path(&std::mem::take(&mut path), line);
                         line = ident.span().start().line;
                     }
                     path.push(ident.to_string());
@@ -208,7 +209,7 @@ impl Reader<'_> {
                 }
                 TokenTree::Punct(punct) if punct.as_char() == ':' => colons += 1,
                 other => {
-                    self.name(&std::mem::take(&mut path), line);
+                    self.add_path(&std::mem::take(&mut path), line);
                     colons = 0;
                     if let TokenTree::Group(group) = other {
                         self.tokens(group.stream());
@@ -216,7 +217,7 @@ impl Reader<'_> {
                 }
             }
         }
-        self.name(&path, line);
+        self.add_path(&path, line);
     }
 }
 
@@ -265,7 +266,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
         if path.leading_colon.is_none() {
             let names: Vec<String> = path.segments.iter().map(|segment| segment.ident.to_string()).collect();
             let line = path.segments.first().map_or(0, |segment| segment.ident.span().start().line);
-            self.name(&names, line);
+            self.add_path(&names, line);
         }
         visit::visit_path(self, path);
     }
@@ -277,7 +278,7 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 }
 
 /// The modules of a crate, by path.
-struct Crate(BTreeMap<Absolute, Module>);
+struct Crate(BTreeMap<CratePath, Module>);
 
 impl Crate {
     /// Reads files: the path below `src/` and the text of each.
@@ -286,7 +287,7 @@ impl Crate {
         let mut test_modules = HashSet::new();
         for (file, text) in files {
             let path = file.trim_end_matches(".rs").trim_end_matches("/mod");
-            let path: Absolute = match path {
+            let path: CratePath = match path {
                 "lib" => Vec::new(),
                 "main" => continue,
                 path => path.split('/').map(str::to_owned).collect(),
@@ -319,12 +320,12 @@ impl Crate {
             (0..=path.len()).rev().find_map(|length| Some((length, self.0.get(&path[..length])?)))?;
         let Some(name) = path.get(length) else { return Some(module) };
         if let Some(target) = module.exports.get(name) {
-            let followed: Absolute = target.iter().chain(&path[length + 1..]).cloned().collect();
+            let followed: CratePath = target.iter().chain(&path[length + 1..]).cloned().collect();
             return self.definition_within(&followed, depth - 1);
         }
         if !module.items.contains(name) {
             for glob in &module.globs {
-                let followed: Absolute = glob.iter().chain(&path[length..]).cloned().collect();
+                let followed: CratePath = glob.iter().chain(&path[length..]).cloned().collect();
                 let found = self.definition_within(&followed, depth - 1);
                 if found.is_some_and(|found| found.items.contains(name)) {
                     return found;
@@ -368,27 +369,27 @@ impl Crate {
     }
 
     /// Returns the files that each file imports. Use of definitions of enclosing modules does not count.
-    fn arrows(&self) -> BTreeMap<&str, BTreeSet<&str>> {
-        let mut arrows: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    fn imported_files(&self) -> BTreeMap<&str, BTreeSet<&str>> {
+        let mut imported_files: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (own, module) in &self.0 {
-            let around: Vec<&str> =
+            let enclosing: Vec<&str> =
                 (0..=own.len()).filter_map(|length| Some(self.0.get(&own[..length])?.file.as_str())).collect();
             let targets = module.paths.iter().filter_map(|(path, _)| self.definition(path));
-            let files = targets.map(|target| target.file.as_str()).filter(|file| !around.contains(file));
-            arrows.entry(&module.file).or_default().extend(files);
+            let files = targets.map(|target| target.file.as_str()).filter(|file| !enclosing.contains(file));
+            imported_files.entry(&module.file).or_default().extend(files);
         }
-        arrows
+        imported_files
     }
 
     /// Returns the cycles: sets of files in which each file imports every other one, directly or indirectly.
     fn cycles(&self) -> Vec<Vec<&str>> {
-        let arrows = self.arrows();
-        let reached: BTreeMap<&str, BTreeSet<&str>> = arrows
+        let imported_files = self.imported_files();
+        let reached: BTreeMap<&str, BTreeSet<&str>> = imported_files
             .keys()
             .map(|&file| {
                 let (mut reached, mut open) = (BTreeSet::new(), vec![file]);
                 while let Some(next) = open.pop() {
-                    open.extend(arrows[next].iter().copied().filter(|&target| reached.insert(target)));
+                    open.extend(imported_files[next].iter().copied().filter(|&target| reached.insert(target)));
                 }
                 (file, reached)
             })
@@ -406,7 +407,7 @@ impl Crate {
 /// Returns the reason why an import between two parts of `api` is not permitted, if it is not.
 fn protocol_import(path: &[String], target: &[String]) -> Option<String> {
     let (own, other) = (path.get(1)?, target.get(1)?);
-    let is_protocol = |name: &str| !NO_PROTOCOLS.contains(&name);
+    let is_protocol = |name: &str| !SHARED_MODULES.contains(&name);
     let both_in_api = path[0] == "api" && target[0] == "api";
     let is_forbidden = both_in_api && own != other && own != "router" && is_protocol(other) && path.len() > 1;
     is_forbidden.then(|| format!("`api::{own}` must not import {}", target.join("::")))
