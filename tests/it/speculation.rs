@@ -1,8 +1,7 @@
 //! Speculative decoding on the real server, with Python and built-in mods: text and events are those of a server without it.
 
-use super::builtins::recorded;
-use super::engine::speculation::described;
-use super::harness::{Server, folder, thunder};
+use super::engine::speculation::describe;
+use super::harness::{Server, folder, recorded_items, thunder};
 use serde_json::{Value, json};
 use thunder::events::{ActionType, EventType, TraceItem};
 
@@ -34,7 +33,7 @@ fn actions(items: &[TraceItem], kind: ActionType) -> usize {
 }
 
 fn texts(items: &[TraceItem]) -> Vec<String> {
-    items.iter().map(|item| described(item).0).collect()
+    items.iter().map(|item| describe(item).0).collect()
 }
 
 /// Generates an answer; returns it with the recorded items.
@@ -42,7 +41,7 @@ async fn completed(server: &Server, mods: &Value) -> (Value, Vec<TraceItem>) {
     let body = json!({"prompt": "Count to three: one two three ", "n_predict": 120, "temperature": 0.0, "mods": mods,
         "ignore_eos": true});
     let answer = server.answer("/completion", &body).await;
-    let items = recorded(server, &answer).await;
+    let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
     (answer, items)
 }
 
@@ -114,8 +113,11 @@ async fn draft_model_drafts_on_the_real_server() {
     let mut without = body.clone();
     without["speculative.n_max"] = json!(0);
     assert_eq!(drafting.answer("/completion", &without).await["timings"]["draft_n"], Value::Null);
-    let (status, refused) = drafting.post("/completion", &json!({"prompt": "a", "speculative.p_min": "x"})).await;
-    assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("speculative.p_min"), "{refused}");
+    let (status, rejected) = drafting.post("/completion", &json!({"prompt": "a", "speculative.p_min": "x"})).await;
+    assert!(
+        status == 400 && rejected["error"]["message"].as_str().unwrap().contains("speculative.p_min"),
+        "{rejected}"
+    );
     assert_eq!(drafting.get("/slots").await.1[0]["speculative"], true);
 
     let output = thunder().args(["serve", "--data-dir"]).arg(folder()).args(["--model", &tiny, "-md", &demo]).output();
@@ -133,13 +135,13 @@ async fn forks_of_drafted_runs_repeat_them() {
     let drafting = Server::start(&["--mods-dir", mods.to_str().unwrap(), "-np", "2", "--spec-type", "ngram-simple"]);
     drafting.wait_ready().await;
     let (answer, items) = completed(&drafting, &json!(["changing", "counting"])).await;
-    let guessed = |item: &TraceItem| match item {
+    let drafted_token = |item: &TraceItem| match item {
         TraceItem::Event(event) if event.event_type == EventType::Sampled => {
             event.measured.as_ref().and_then(|measured| measured.drafted)
         }
         _ => None,
     };
-    assert!(items.iter().any(|item| guessed(item).is_some()), "{}", answer["timings"]);
+    assert!(items.iter().any(|item| drafted_token(item).is_some()), "{}", answer["timings"]);
     let run = answer["thunder"]["run_id"].as_str().unwrap();
     // A busy machine can delay decodes so much that drafts do not pay, so several rounds may be needed.
     let mut drafted = 0;
@@ -150,10 +152,10 @@ async fn forks_of_drafted_runs_repeat_them() {
                 drafting.post(&format!("/api/v1/runs/{run}/forks"), &json!({"at": {"step": step}})).await;
             assert_eq!(status, 201, "{forked}");
             let id = forked["runs"][0]["run_id"].as_str().unwrap();
-            let fork = recorded(&drafting, &json!({"thunder": {"run_id": id}})).await;
+            let fork = recorded_items(&drafting, id).await;
             assert_eq!(texts(&fork), texts(&items), "step {step}");
             let own = fork.iter().filter(|item| matches!(item, TraceItem::Event(event) if event.step > step));
-            drafted += own.filter_map(guessed).count();
+            drafted += own.filter_map(drafted_token).count();
         }
         if drafted > 0 {
             return;
