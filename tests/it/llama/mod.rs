@@ -8,6 +8,7 @@ mod drop_in;
 mod embeddings;
 mod flags;
 mod infill;
+mod invalid_requests;
 mod lora;
 mod monitor;
 mod props;
