@@ -1,8 +1,9 @@
 //! Models without attention: their runs work, and requests for attention are rejected.
 
+use super::client::client_tokens;
 use super::gguf::Writer;
 use super::variant::{EPS, LAYERS, WIDTH, write_vocabulary};
-use super::{attention_request, client_tokens, tokens};
+use super::{attention_request, tokens};
 use crate::engine::test_engine_of;
 use std::path::PathBuf;
 use std::sync::Arc;
