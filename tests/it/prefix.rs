@@ -46,7 +46,8 @@ async fn routes_exist_only_below_prefix() {
     for path in ["/", "/health", "/v1/models", "/llm", "/llm/v2x/health", "/runs", "/v1/models/llm/v2/health"] {
         let response = http.get(format!("{root}{path}")).bearer_auth(KEY).send().await.unwrap();
         assert_eq!(response.status().as_u16(), 404, "{path}");
-        assert!(response.text().await.unwrap().contains("below /llm/v2"), "{path}");
+        let expected = format!("no route exists at {path}; all routes are below {PREFIX}");
+        assert!(response.text().await.unwrap().contains(&expected), "{path}");
     }
     let outside: Value = http.get(format!("{root}/v1/models")).send().await.unwrap().json().await.unwrap();
     assert_eq!(outside["error"]["type"], "not_found_error", "{outside}");
