@@ -58,7 +58,7 @@ fn forced_answer(text: &str) -> String {
 async fn form_saves_version_used_by_runs() {
     let server = Server::start(&UPLOAD_FLAGS);
     server.wait_ready().await;
-    // A form's lines end in CRLF.
+    // Browsers send the lines of a form with CRLF.
     let (status, final_path, html) =
         save(&server, MOD_KEY, "/mods/-new", "edited", &forced_answer("one").replace('\n', "\r\n")).await;
     assert_eq!((status, final_path.as_str()), (200, "/mods/edited"), "{html}");

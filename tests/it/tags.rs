@@ -75,7 +75,7 @@ async fn invalid_change_of_tags_changes_nothing() {
 }
 
 #[tokio::test]
-async fn running_run_keeps_tags_and_feedback_when_it_ends() {
+async fn active_run_keeps_tags_and_feedback_when_it_ends() {
     let server = server().await;
     let body = json!({"prompt": "Hello", "max_tokens": 300, "stream": true, "ignore_eos": true});
     let response = server.request(reqwest::Method::POST, "/v1/completions").json(&body).send().await.unwrap();

@@ -96,7 +96,7 @@ async fn post(server: &Server, key: &str, path: &str, body: Value) -> Value {
 }
 
 /// Creates one of each resource as Ann.
-async fn make_everything(server: &Server) -> Created {
+async fn create_resources(server: &Server) -> Created {
     let ann = "ann-key-1";
     let prompt = format!("{MARK} is a secret");
     let body = json!({"prompt": prompt, "max_tokens": 2, "request_id": "ann-run", "id_slot": 0});
@@ -126,7 +126,7 @@ async fn make_everything(server: &Server) -> Created {
 async fn runs_of_other_tenants_are_hidden_on_all_routes() {
     let files = folder();
     let server = start(&["--slot-save-path", files.to_str().unwrap(), "--metrics", "--props", "--parallel", "1"]).await;
-    let created = make_everything(&server).await;
+    let created = create_resources(&server).await;
     let (_, document) = get(&server, "bob-key", "/api/v1/openapi.json").await;
     let mut requests = 0;
     for (path, operations) in document["paths"].as_object().unwrap() {

@@ -9,7 +9,7 @@ use serde_json::json;
 use yawc::{Frame, OpCode, Options};
 
 #[tokio::test]
-async fn first_halo_weave_version_works() {
+async fn messages_have_the_format_of_the_first_halo_weave() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is blue, and the sea is").await;
     let mut socket = connect(server, PATH, Options::default()).await;
@@ -99,18 +99,18 @@ async fn requests_share_a_socket_and_one_can_be_cancelled() {
     let mut socket = connect(server, PATH, Options::default()).await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "endless", "max_new_tokens": 3000}))).await;
     assert_eq!(next(&mut socket).await.0["request_id"], "endless");
-    // Other messages are answered while the request runs.
+    // The server answers other requests while this one is active.
     assert_eq!(server.get("/api/v1/model/info").await.0, 200);
     tokens_of(server, "quick").await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "short", "return_attention": false}))).await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "endless"}))).await;
     send(&mut socket, &json!({"type": "ping"})).await;
-    let (mut short, mut doubled, mut pong) = (false, false, false);
-    while !(short && doubled && pong) {
+    let (mut short, mut duplicate_rejected, mut pong) = (false, false, false);
+    while !(short && duplicate_rejected && pong) {
         let (message, _) = next(&mut socket).await;
         short |= message["type"] == "done" && message["request_id"] == "short";
         pong |= message["type"] == "pong";
-        doubled |= message["error_code"] == "DUPLICATE_REQUEST_ID";
+        duplicate_rejected |= message["error_code"] == "DUPLICATE_REQUEST_ID";
     }
     send(&mut socket, &json!({"type": "cancel", "request_id": "endless"})).await;
     let end = loop {

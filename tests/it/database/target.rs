@@ -38,6 +38,7 @@ impl Target {
         Store::open(database, |_| {}).await.unwrap()
     }
 
+    /// Ingests the example of the specification under this name; returns the status.
     pub async fn ingest(&self, name: &str) -> u16 {
         const SAMPLE: &str = include_str!("../../../fixtures/sample_payload.json");
         let body = SAMPLE.replace("req_abc123", &self.name(name));

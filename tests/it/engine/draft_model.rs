@@ -1,7 +1,7 @@
 //! Speculative decoding with a draft model changes only the number of decodes. The main model has 32-bit weights and no
 //! flash attention, so that results do not depend on the size of a batch.
 
-use super::exact_model::{load, widened};
+use super::exact_model::{load, widened_model};
 use super::speculation::{self, compare};
 use super::{TestEngine, follow, model, options, request, request_tokens, test_engine_of, with_mod};
 use proptest::prelude::*;
@@ -18,35 +18,35 @@ use thunder::mods::{Action, Call};
 use tokio::sync::mpsc;
 
 /// The main model, which is also a draft model that is always right.
-static MAIN: LazyLock<Arc<Model>> = LazyLock::new(|| widened(0.0));
+static MAIN: LazyLock<Arc<Model>> = LazyLock::new(|| widened_model(0.0));
 /// A draft model that is often right.
-static SIMILAR: LazyLock<Arc<Model>> = LazyLock::new(|| widened(0.2));
+static SIMILAR: LazyLock<Arc<Model>> = LazyLock::new(|| widened_model(0.2));
 
 /// Returns options to draft at every step.
-fn always(drafter: DrafterKind) -> SpeculationOptions {
+fn draft_always(drafter: DrafterKind) -> SpeculationOptions {
     SpeculationOptions { drafter, max_draft: 6, min_match: 1, adaptive: false, ..SpeculationOptions::default() }
 }
 
-fn exact(options: &mut EngineOptions) {
-    speculation::exact(options);
+fn set_exact_options(options: &mut EngineOptions) {
+    speculation::set_exact_options(options);
     options.attention = AttentionCapture::On;
 }
 
-async fn plain(parallel: u32) -> TestEngine {
-    test_engine_of(Arc::clone(&MAIN), parallel, false, exact).await
+async fn plain_engine(parallel: u32) -> TestEngine {
+    test_engine_of(Arc::clone(&MAIN), parallel, false, set_exact_options).await
 }
 
-async fn drafting_with(parallel: u32, draft: &Arc<Model>, speculation: SpeculationOptions) -> TestEngine {
+async fn drafting_engine_with(parallel: u32, draft: &Arc<Model>, speculation: SpeculationOptions) -> TestEngine {
     test_engine_of(Arc::clone(&MAIN), parallel, false, |options| {
-        exact(options);
+        set_exact_options(options);
         options.speculation = speculation;
         options.draft_model = Some(DraftModel::new(Arc::clone(draft)));
     })
     .await
 }
 
-async fn drafting(parallel: u32, draft: &Arc<Model>) -> TestEngine {
-    drafting_with(parallel, draft, always(DrafterKind::Model)).await
+async fn drafting_engine(parallel: u32, draft: &Arc<Model>) -> TestEngine {
+    drafting_engine_with(parallel, draft, draft_always(DrafterKind::Model)).await
 }
 
 /// Returns a prompt of this number of tokens.
@@ -54,31 +54,31 @@ fn prompt(length: usize) -> Vec<TokenId> {
     (0..length as TokenId).map(|index| 5 + (index * 7 + index / 9) % 200).collect()
 }
 
-fn sampled(request: Request, temperature: f32) -> Request {
+fn with_temperature(request: Request, temperature: f32) -> Request {
     Request { sampling: SamplingParams { temperature, seed: 11, ..SamplingParams::default() }, ..request }
 }
 
 #[tokio::test]
 async fn draft_model_changes_neither_text_nor_trace() {
-    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
+    let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     let accepted = compare(&mut engines, "greedy", || request("the old fox", 120)).await;
     assert!(accepted > 90, "{accepted}");
-    let sample = || sampled(request("the old fox", 120), 0.7);
+    let sample = || with_temperature(request("the old fox", 120), 0.7);
     compare(&mut engines, "sampled", sample).await;
-    let mut engines = (plain(1).await, drafting(1, &SIMILAR).await);
+    let mut engines = (plain_engine(1).await, drafting_engine(1, &SIMILAR).await);
     let (mut accepted, mut drafted) = (0, 0);
     for text in ["the old fox", "one two three one two", "{\"a\": [1, 2"] {
         let case = || request(text, 120);
         accepted += compare(&mut engines, text, case).await;
         drafted += engines.1.run(case()).await.end.finish.drafts.drafted;
-        compare(&mut engines, text, || sampled(case(), 0.5)).await;
+        compare(&mut engines, text, || with_temperature(case(), 0.5)).await;
     }
     assert!(accepted > 20 && accepted + 20 < drafted, "{accepted} of {drafted}");
 }
 
 #[tokio::test]
 async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
-    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
+    let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     for length in [1, 4, 5, 64, 65, 66, 130, 400] {
         let case = || Request { cache_prompt: false, ..request_tokens(prompt(length), 60) };
         let accepted = compare(&mut engines, &format!("{length} tokens"), case).await;
@@ -101,7 +101,7 @@ type ModCase = (&'static str, fn() -> Action);
 
 #[tokio::test]
 async fn mods_see_and_change_the_same_run_with_a_draft_model() {
-    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
+    let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     let cases: [ModCase; 5] = [
         ("nothing", || Action::Noop),
         ("force", || Action::ForceTokens(vec![40, 41, 40, 41, 42, 43])),
@@ -132,7 +132,7 @@ async fn mods_see_and_change_the_same_run_with_a_draft_model() {
 #[test]
 fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let engines = runtime.block_on(async { (plain(2).await, drafting(2, &SIMILAR).await) });
+    let engines = runtime.block_on(async { (plain_engine(2).await, drafting_engine(2, &SIMILAR).await) });
     let engines = std::cell::RefCell::new(engines);
     let change = (0u32..5, proptest::collection::vec(40..60i32, 0..4));
     let changes = proptest::collection::btree_map(3usize..120, change, 0..8);
@@ -142,7 +142,7 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
     let result = runner.run(&runs, |(changes, samples, late, tokens, length)| {
         let request = || {
             let (changes, calls) = (changes.clone(), AtomicU32::new(0));
-            let plain = sampled(request_tokens(prompt(length), tokens), if samples { 0.5 } else { 0.0 });
+            let plain = with_temperature(request_tokens(prompt(length), tokens), if samples { 0.5 } else { 0.0 });
             with_mod(plain, late, move |call| {
                 let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
                 match (changes.get(&number), call.event_type()) {
@@ -163,7 +163,7 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
 
 #[tokio::test]
 async fn shifted_context_is_read_again_by_the_draft_model() {
-    let mut engines = (plain(1).await, drafting(1, &MAIN).await);
+    let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
         let near_full_context = || Request { overflow, ..request_tokens(prompt(480), 90) };
         let accepted = compare(&mut engines, &format!("{overflow:?}"), near_full_context).await;
@@ -173,7 +173,7 @@ async fn shifted_context_is_read_again_by_the_draft_model() {
 
 #[tokio::test]
 async fn runs_that_share_batches_have_their_own_drafts() {
-    let mut alone = plain(1).await;
+    let mut alone = plain_engine(1).await;
     let prompts = ["a b c a b c a b", "one two one two one", "x", "1 2 3 4 5 6 7 8", "la la la la la", "{\"a\":"];
     let request = |text: &str| request(text, 80);
     let mut expected = Vec::new();
@@ -181,7 +181,7 @@ async fn runs_that_share_batches_have_their_own_drafts() {
         expected.push(alone.run(request(text)).await);
     }
     for draft in [&MAIN, &SIMILAR] {
-        let mut together = drafting(4, draft).await;
+        let mut together = drafting_engine(4, draft).await;
         let runs = prompts.map(|text| {
             let engine = together.engine.clone();
             tokio::spawn(async move { follow(engine.submit(request(text)).await.unwrap().output).await })
@@ -195,16 +195,16 @@ async fn runs_that_share_batches_have_their_own_drafts() {
         assert!(accepted > 20, "{accepted}");
         // The next run in a slot reuses the common prefix of its prompt and the last one.
         for _ in 0..2 {
-            let again = together.run(request(prompts[0])).await;
-            assert_eq!((again.generated(), &again.text), (expected[0].generated(), &expected[0].text));
+            let repeated = together.run(request(prompts[0])).await;
+            assert_eq!((repeated.generated(), &repeated.text), (expected[0].generated(), &expected[0].text));
         }
     }
 }
 
 #[tokio::test]
 async fn draft_model_drafts_where_no_earlier_tokens_match() {
-    let mut both = drafting_with(1, &MAIN, always(DrafterKind::NgramThenModel)).await;
-    let mut ngrams = drafting_with(1, &MAIN, always(DrafterKind::Ngram)).await;
+    let mut both = drafting_engine_with(1, &MAIN, draft_always(DrafterKind::NgramThenModel)).await;
+    let mut ngrams = drafting_engine_with(1, &MAIN, draft_always(DrafterKind::Ngram)).await;
     let request = || request("the old fox", 100);
     let (both, ngrams) = (both.run(request()).await, ngrams.run(request()).await);
     assert_eq!(both.text, ngrams.text);
@@ -214,7 +214,7 @@ async fn draft_model_drafts_where_no_earlier_tokens_match() {
 
 #[tokio::test]
 async fn limits_of_drafts_apply_to_a_draft_model() {
-    let mut test_engine = drafting(1, &MAIN).await;
+    let mut test_engine = drafting_engine(1, &MAIN).await;
     let mut drafts = async |limits: DraftLimits| {
         test_engine.run(Request { drafts: limits, ..request("the old fox", 60) }).await.end.finish.drafts
     };
@@ -235,16 +235,16 @@ async fn limits_of_drafts_apply_to_a_draft_model() {
 async fn unprofitable_draft_model_is_rarely_used() {
     // The draft model takes as long as the main model, so each draft costs more than it saves.
     let mut test_engine =
-        drafting_with(1, &MAIN, SpeculationOptions { adaptive: true, ..always(DrafterKind::Model) }).await;
+        drafting_engine_with(1, &MAIN, SpeculationOptions { adaptive: true, ..draft_always(DrafterKind::Model) }).await;
     let run = test_engine.run(request("the old fox", 400)).await;
     assert!(run.end.finish.drafts.drafts < 200, "{:?}", run.end.finish.drafts);
 }
 
 #[tokio::test]
 async fn memory_of_the_draft_model_is_released_with_the_engine() {
-    let draft = widened(0.1);
+    let draft = widened_model(0.1);
     let released = Arc::downgrade(&draft);
-    let mut test_engine = drafting(2, &draft).await;
+    let mut test_engine = drafting_engine(2, &draft).await;
     assert!(test_engine.run(request("the old fox", 20)).await.end.finish.drafts.drafted > 0);
     drop(draft);
     test_engine.engine.stop().await;
@@ -256,7 +256,7 @@ async fn memory_of_the_draft_model_is_released_with_the_engine() {
 async fn start_error(draft: Arc<Model>) -> String {
     let (recorder, _signals) = mpsc::channel(10);
     let mut options = options(1, false);
-    options.speculation = always(DrafterKind::Model);
+    options.speculation = draft_always(DrafterKind::Model);
     options.draft_model = Some(DraftModel::new(draft));
     Engine::start(model(), options, recorder).await.err().unwrap().to_string()
 }

@@ -13,9 +13,9 @@ use thunder::mods::{
 
 /// Reproducible random numbers.
 #[derive(Debug, Clone)]
-struct Numbers(u64);
+struct RandomNumbers(u64);
 
-impl Numbers {
+impl RandomNumbers {
     fn below(&mut self, count: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % count
@@ -26,7 +26,7 @@ impl Numbers {
     }
 }
 
-/// A mod that acts at random. It repeats its actions only if it receives every event again, because each event uses
+/// A mod that acts at random. It repeats its actions only if it receives every event nested_fork, because each event uses
 /// random numbers.
 struct RandomMod {
     name: &'static str,
@@ -34,7 +34,7 @@ struct RandomMod {
 }
 
 struct RandomModInstance {
-    numbers: Numbers,
+    numbers: RandomNumbers,
     late: bool,
 }
 
@@ -49,7 +49,7 @@ impl ModFactory for RandomMod {
     }
 
     fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(RandomModInstance { numbers: Numbers(self.seed), late: self.seed.is_multiple_of(2) }))
+        Ok(Box::new(RandomModInstance { numbers: RandomNumbers(self.seed), late: self.seed.is_multiple_of(2) }))
     }
 }
 
@@ -137,12 +137,13 @@ fn events(run: &CompletedRun) -> Vec<EventContent> {
     run.items.iter().filter_map(content).collect()
 }
 
+/// Returns the steps with a forward pass.
 fn steps(run: &CompletedRun) -> Vec<i32> {
     events(run).into_iter().filter(|event| event.0 == EventType::ForwardPass).map(|event| event.1).collect()
 }
 
 async fn submit_error(test_engine: &TestEngine, request: Request) -> SubmitError {
-    test_engine.engine.submit(request).await.expect_err("the fork is accepted")
+    test_engine.engine.submit(request).await.expect_err("the fork must be rejected")
 }
 
 #[tokio::test]
@@ -150,7 +151,7 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
     let mut test_engine = exact_engine(2, |_| {}).await;
     let (mut forks, mut backtracks) = (0, 0);
     for case in 0..200 {
-        let mut numbers = Numbers(case);
+        let mut numbers = RandomNumbers(case);
         let mut request = request_tokens((0..12).map(|_| 40 + numbers.below(400) as TokenId).collect(), 24);
         request.sampling = match case % 5 {
             0 => SamplingParams { temperature: 0.0, ..SamplingParams::default() },
@@ -178,8 +179,8 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
         );
         assert_eq!(fork.generated(), run.generated(), "case {case}, step {step}");
         // A fork can be forked, too.
-        let again = test_engine.run(fork_of(&fork, &request, step)).await;
-        assert_eq!(events(&again), events(&run), "case {case}, step {step}");
+        let nested_fork = test_engine.run(fork_of(&fork, &request, step)).await;
+        assert_eq!(events(&nested_fork), events(&run), "case {case}, step {step}");
         forks += 1;
         let is_backtrack = |item: &&TraceItem| matches!(item, TraceItem::Action(action) if action.action_type == thunder::events::ActionType::Backtrack);
         backtracks += run.items.iter().filter(is_backtrack).count();

@@ -25,8 +25,10 @@ use thunder::mods::{
 };
 use tokio::sync::mpsc;
 
+/// Tokens that a slot of a test engine holds.
 pub const CONTEXT: u32 = 512;
 
+/// Returns the tiny model, which all tests share.
 pub fn model() -> Arc<Model> {
     static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
@@ -40,20 +42,24 @@ pub struct TestEngine {
     signals: mpsc::Receiver<Signal>,
 }
 
+/// The output and the recorded items of a run.
 pub struct CompletedRun {
     pub text: String,
     pub end: Arc<RunEnd>,
     pub items: Vec<TraceItem>,
 }
 
+/// Starts an engine with the tiny model.
 pub async fn test_engine(parallel: u32, attention: bool) -> TestEngine {
     test_engine_with(parallel, attention, |_| {}).await
 }
 
+/// Starts an engine with the tiny model and changed options.
 pub async fn test_engine_with(parallel: u32, attention: bool, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
     test_engine_of(model(), parallel, attention, change).await
 }
 
+/// Starts an engine with this model and changed options.
 pub async fn test_engine_of(
     model: Arc<Model>,
     parallel: u32,
@@ -66,6 +72,7 @@ pub async fn test_engine_of(
     TestEngine { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
 }
 
+/// Returns the options of a test engine.
 pub fn options(parallel: u32, attention: bool) -> EngineOptions {
     EngineOptions {
         ctx_size: CONTEXT,
@@ -99,6 +106,7 @@ pub fn request(prompt: &str, max_tokens: u32) -> Request {
     request_tokens(prompt, max_tokens)
 }
 
+/// Returns a greedy request for these tokens that ignores the end of generation.
 pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request {
         sampling: SamplingParams { temperature: 0.0, seed: 7, ..SamplingParams::default() },
@@ -109,6 +117,7 @@ pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
 }
 
 impl TestEngine {
+    /// Runs a request to its end, and returns what was sent and recorded.
     pub async fn run(&mut self, request: Request) -> CompletedRun {
         let generation = self.engine.submit(request).await.unwrap();
         let (text, end) = follow(generation.output).await;

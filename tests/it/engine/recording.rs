@@ -50,7 +50,8 @@ impl ReceivedSignals {
     }
 }
 
-async fn engine(capacity: usize) -> (Engine, mpsc::Receiver<Signal>) {
+/// Starts an engine whose recorder holds this number of signals.
+async fn start_engine(capacity: usize) -> (Engine, mpsc::Receiver<Signal>) {
     let (recorder, signals) = mpsc::channel(capacity);
     (Engine::start(model(), options(1, true), recorder).await.unwrap(), signals)
 }
@@ -62,7 +63,7 @@ fn with_attention(request: Request) -> Request {
 #[tokio::test]
 async fn cancelled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
     const CANCELLED: usize = 300;
-    let (engine, mut signals) = engine(1).await;
+    let (engine, mut signals) = start_engine(1).await;
     let first = engine.submit(with_attention(request("The sky is", 40))).await.unwrap();
     for _ in 0..CANCELLED {
         drop(engine.submit(with_attention(request_tokens(vec![6; 4], 3))).await.unwrap());
@@ -84,7 +85,7 @@ async fn cancelled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
 
 #[tokio::test]
 async fn start_of_a_run_is_signalled_before_submit_returns() {
-    let (engine, mut signals) = engine(8).await;
+    let (engine, mut signals) = start_engine(8).await;
     let run = engine.submit(request("The sky is", 2)).await.unwrap();
     assert!(matches!(signals.try_recv(), Ok(Signal::Started(start)) if start.run_id == run.run_id));
     follow(run.output).await;
@@ -93,7 +94,7 @@ async fn start_of_a_run_is_signalled_before_submit_returns() {
 
 #[tokio::test]
 async fn slow_recorder_receives_everything_in_order() {
-    let (engine, mut signals) = engine(1).await;
+    let (engine, mut signals) = start_engine(1).await;
     let listener = tokio::spawn(async move {
         let mut received = ReceivedSignals::default();
         while let Some(signal) = signals.recv().await {

@@ -4,7 +4,7 @@
 use crate::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
 
-async fn answer(server: &Server) -> Value {
+async fn greedy_tokens(server: &Server) -> Value {
     let body = json!({"prompt": "Once there was", "temperature": 0, "n_predict": 6, "return_tokens": true, "ignore_eos": true});
     server.answer("/completion", &body).await["tokens"].clone()
 }
@@ -23,7 +23,7 @@ async fn tensor_placement_is_passed_to_llama_cpp() {
         "info,llama-cpp-2=debug",
     ]);
     server_with_rules.wait_ready().await;
-    assert_eq!(answer(&server_with_rules).await, answer(server().await).await);
+    assert_eq!(greedy_tokens(&server_with_rules).await, greedy_tokens(server().await).await);
     let log = server_with_rules.log();
     let overrides: Vec<&str> = log.lines().filter(|line| line.contains("buffer type overridden to CPU")).collect();
     let is_overridden = |name: &str| overrides.iter().any(|line| line.contains(&format!("tensor {name} ")));
@@ -42,7 +42,7 @@ async fn tensor_placement_is_passed_to_llama_cpp() {
 }
 
 #[test]
-fn invalid_placement_ends_start() {
+fn invalid_placement_is_rejected_with_reason() {
     for (rule, parts) in [
         ("ffn=CUDA7", ["'CUDA7'", "the buffers are CPU"]),
         ("(ffn=CPU", ["--override-tensor", "invalid regular expression"]),

@@ -79,7 +79,7 @@ async fn body_that_is_not_json_is_rejected() {
 }
 
 #[tokio::test]
-async fn too_long_prompt_is_rejected() {
+async fn too_long_and_empty_prompts_are_rejected() {
     let body = json!({"prompt": "bread ".repeat(6000), "max_tokens": 1});
     let (status, answer) = server().await.post("/v1/completions", &body).await;
     assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");

@@ -1,6 +1,6 @@
 //! Conversations: messages dropped when the context is full, and state kept between turns.
 
-use super::{assert_first_layer_equals, long, rows, with_attention};
+use super::{assert_first_layer_equals, irregular_tokens, rows, with_attention};
 use crate::engine::{CONTEXT, added_at, model, request_tokens, test_engine, with_mod};
 use thunder::engine::{Overflow, Request, SubmitError};
 use thunder::events::{EvictedMessage, FinishReason, Scope, Span, TokenId, TraceItem};
@@ -43,12 +43,12 @@ fn roles(evicted: &[EvictedMessage]) -> Vec<&str> {
 async fn full_context_drops_messages_and_reports_them() {
     let mut test_engine = test_engine(1, true).await;
     let mut messages = vec![
-        ("system", long(0, 20)),
-        ("user", long(1, 60)),
-        ("assistant", long(2, 60)),
-        ("user", long(3, 60)),
-        ("assistant", long(4, 60)),
-        ("user", long(5, 60)),
+        ("system", irregular_tokens(0, 20)),
+        ("user", irregular_tokens(1, 60)),
+        ("assistant", irregular_tokens(2, 60)),
+        ("user", irregular_tokens(3, 60)),
+        ("assistant", irregular_tokens(4, 60)),
+        ("user", irregular_tokens(5, 60)),
     ];
     let result = test_engine.run(with_attention(conversation(&messages, 200))).await;
     let finish = &result.end.finish;
@@ -56,7 +56,7 @@ async fn full_context_drops_messages_and_reports_them() {
     assert!(finish.truncated && finish.evicted_tokens >= 120);
     assert_eq!(roles(&finish.evicted), ["user", "assistant"]);
     assert_eq!((finish.evicted[0].tokens, finish.evicted[1].tokens), (60, 60));
-    assert!(finish.evicted[0].text.starts_with(&model().vocabulary().decode(&long(1, 4))));
+    assert!(finish.evicted[0].text.starts_with(&model().vocabulary().decode(&irregular_tokens(1, 4))));
     // The slot has the tokens of the conversation without its first turn.
     let without: Vec<_> = [&messages[..1], &messages[3..]].concat();
     let (mut expected, _) = chat(&without);
@@ -69,7 +69,7 @@ async fn full_context_drops_messages_and_reports_them() {
     let answer = result.generated();
     let slot_sequence = expected.len() as u32;
     messages.push(("assistant", answer));
-    messages.push(("user", long(6, 10)));
+    messages.push(("user", irregular_tokens(6, 10)));
     let result = test_engine.run(with_attention(conversation(&messages, 5))).await;
     assert_eq!(result.end.finish.usage.cached_tokens, slot_sequence);
     assert_eq!(roles(&result.end.finish.evicted), ["user", "assistant"]);
@@ -80,11 +80,12 @@ async fn full_context_drops_messages_and_reports_them() {
 #[tokio::test]
 async fn oldest_turns_of_a_long_prompt_are_dropped_first() {
     let mut test_engine = test_engine(1, true).await;
-    let turns: Vec<_> =
-        (0..8).flat_map(|turn| [("user", long(2 * turn, 50)), ("assistant", long(2 * turn + 1, 50))]).collect();
-    let mut messages = vec![("system", long(99, 20))];
+    let turns: Vec<_> = (0..8)
+        .flat_map(|turn| [("user", irregular_tokens(2 * turn, 50)), ("assistant", irregular_tokens(2 * turn + 1, 50))])
+        .collect();
+    let mut messages = vec![("system", irregular_tokens(99, 20))];
     messages.extend(turns);
-    messages.push(("user", long(50, 20)));
+    messages.push(("user", irregular_tokens(50, 20)));
     let result = test_engine.run(with_attention(conversation(&messages, 6))).await;
     assert_eq!(result.end.finish.usage.completion_tokens, 6);
     let evicted = roles(&result.end.finish.evicted);
@@ -98,13 +99,18 @@ async fn oldest_turns_of_a_long_prompt_are_dropped_first() {
     let again = test_engine.run(conversation(&messages, 6)).await;
     assert_eq!(again.end.finish.usage.cached_tokens as usize, prompt.len() - 1);
     assert_eq!(again.generated(), result.generated());
-    let too_long = [("system", long(1, 400)), ("user", long(2, 50)), ("assistant", long(3, 50)), ("user", long(4, 50))];
+    let too_long = [
+        ("system", irregular_tokens(1, 400)),
+        ("user", irregular_tokens(2, 50)),
+        ("assistant", irregular_tokens(3, 50)),
+        ("user", irregular_tokens(4, 50)),
+    ];
     let error = test_engine.engine.submit(conversation(&too_long, 5)).await.unwrap_err();
     assert!(matches!(error, SubmitError::NothingToDrop { context: 512, .. }), "{error}");
     let mut stopping = conversation(&messages, 5);
     stopping.overflow = Overflow::Stop;
     assert!(test_engine.engine.submit(stopping).await.is_err());
-    let mut without_messages = request_tokens(long(1, 100), 600);
+    let mut without_messages = request_tokens(irregular_tokens(1, 100), 600);
     without_messages.limits.max_steps = 10_000;
     without_messages.overflow = Overflow::Evict;
     let result = test_engine.run(without_messages).await;
@@ -121,10 +127,10 @@ async fn oldest_turns_of_a_long_prompt_are_dropped_first() {
 #[tokio::test]
 async fn messages_are_dropped_only_at_some_turns() {
     let mut test_engine = test_engine(1, false).await;
-    let mut messages = vec![("system", long(0, 20))];
+    let mut messages = vec![("system", irregular_tokens(0, 20))];
     let (mut evictions, mut evicted) = (0, 0);
     for turn in 0..14 {
-        messages.push(("user", long(turn, 40)));
+        messages.push(("user", irregular_tokens(turn, 40)));
         let result = test_engine.run(conversation(&messages, 20)).await;
         let finish = &result.end.finish;
         if finish.evicted_tokens == evicted {

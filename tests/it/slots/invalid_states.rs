@@ -1,6 +1,6 @@
 //! Invalid states and states of other models: each is rejected without side effects.
 
-use super::{in_slot, long, state_of};
+use super::{in_slot, irregular_tokens, state_of};
 use crate::engine::{request, request_tokens, test_engine, test_engine_of, test_engine_with};
 use bytes::Bytes;
 use std::path::Path;
@@ -13,8 +13,8 @@ use thunder::model::llama::{AdapterSet, AttentionCapture, CacheType, ModelOption
 #[tokio::test]
 async fn incompatible_state_is_rejected_without_side_effects() {
     let mut test_engine = test_engine_with(2, true, |options| options.attention = AttentionCapture::On).await;
-    test_engine.run(in_slot(request_tokens(long(1, 50), 4), 0)).await;
-    test_engine.run(in_slot(request_tokens(long(2, 70), 4), 1)).await;
+    test_engine.run(in_slot(request_tokens(irregular_tokens(1, 50), 4), 0)).await;
+    test_engine.run(in_slot(request_tokens(irregular_tokens(2, 70), 4), 1)).await;
     let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block.to_vec();
     let before = state_of(&mut test_engine, 1).await;
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
@@ -87,7 +87,7 @@ async fn incompatible_state_is_rejected_without_side_effects() {
 
 /// Returns the state of a slot with so few tokens that a test can change every byte.
 pub async fn small_state(test_engine: &mut crate::engine::TestEngine) -> Vec<u8> {
-    test_engine.run(in_slot(request_tokens(long(1, 3), 1), 0)).await;
+    test_engine.run(in_slot(request_tokens(irregular_tokens(1, 3), 1), 0)).await;
     test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block.to_vec()
 }
 
@@ -108,7 +108,7 @@ pub fn with_checksum(mut block: Vec<u8>) -> Bytes {
 async fn truncated_state_is_rejected() {
     let mut test_engine = test_engine(2, true).await;
     let block = small_state(&mut test_engine).await;
-    test_engine.run(in_slot(request_tokens(long(2, 40), 3), 1)).await;
+    test_engine.run(in_slot(request_tokens(irregular_tokens(2, 40), 3), 1)).await;
     let before = test_engine.engine.slot_tokens(&Scope::All, 1).await.unwrap();
     for len in 0..block.len() {
         for cut in [
@@ -126,7 +126,7 @@ async fn truncated_state_is_rejected() {
 #[tokio::test]
 async fn forged_state_is_rejected_or_harmless() {
     let mut test_engine = test_engine(2, true).await;
-    let expected = test_engine.run(in_slot(request_tokens(long(4, 60), 8), 1)).await;
+    let expected = test_engine.run(in_slot(request_tokens(irregular_tokens(4, 60), 8), 1)).await;
     let block = small_state(&mut test_engine).await;
     let (mut rejected, mut accepted) = (0, 0);
     for at in 0..block.len() {
@@ -146,7 +146,7 @@ async fn forged_state_is_rejected_or_harmless() {
     // Changed headers, counts, types and lengths are rejected; changed tokens, keys and values are accepted.
     assert!(rejected > 600 && accepted > 1000, "{rejected} rejected, {accepted} accepted");
     // The next run in the slot is not affected.
-    let mut next = in_slot(request_tokens(long(4, 60), 8), 1);
+    let mut next = in_slot(request_tokens(irregular_tokens(4, 60), 8), 1);
     next.cache_prompt = false;
     assert_eq!(test_engine.run(next).await.generated(), expected.generated());
 }
@@ -176,8 +176,8 @@ async fn nan_logits_end_the_run_but_not_the_server() {
     let options = ModelOptions { adapters: vec![(folder.join("tiny-lora.gguf"), 0.0)], ..ModelOptions::default() };
     let model = Arc::new(Model::load(&folder.join("tiny.gguf"), &options, |_| true).unwrap());
     let mut test_engine = test_engine_of(model, 1, true, |_| {}).await;
-    let expected = test_engine.run(request_tokens(long(2, 50), 5)).await;
-    let mut request = request_tokens(long(1, 50), 5);
+    let expected = test_engine.run(request_tokens(irregular_tokens(2, 50), 5)).await;
+    let mut request = request_tokens(irregular_tokens(1, 50), 5);
     request.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
     request.sampling.temperature = 1.0;
     let result = test_engine.run(request).await;
@@ -190,6 +190,6 @@ async fn nan_logits_end_the_run_but_not_the_server() {
         )
     );
     assert!(test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap().tokens.is_empty());
-    let result = test_engine.run(request_tokens(long(2, 50), 5)).await;
+    let result = test_engine.run(request_tokens(irregular_tokens(2, 50), 5)).await;
     assert_eq!((result.end.finish.reason, result.generated()), (FinishReason::Length, expected.generated()));
 }

@@ -1,7 +1,7 @@
 //! Models with recurrent layers or an attention window, and quantized caches: continued runs equal fresh ones token for
 //! token, and operations that cannot be exact are rejected without side effects.
 
-use super::{in_slot, long, max_difference, rows, with_attention};
+use super::{in_slot, irregular_tokens, max_difference, rows, with_attention};
 use crate::engine::{
     CompletedRun, TestEngine, follow, options, request_tokens, test_engine, test_engine_of, test_engine_with, with_mod,
 };
@@ -58,7 +58,7 @@ async fn continued_state_equals_a_fresh_run() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
         let is_recurrent = name != WINDOW;
         let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
-        let prompt = long(1, 100);
+        let prompt = irregular_tokens(1, 100);
         let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
         assert_eq!(first, generate_uncached(&mut test_engine, &prompt, 12).await, "{name}");
         let cached_sequence = [prompt.as_slice(), &first[..11]].concat();
@@ -68,8 +68,11 @@ async fn continued_state_equals_a_fresh_run() {
             "{name}"
         );
         for cut in [99, 90, 40] {
-            let reused =
-                assert_equals_fresh_run(&mut test_engine, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
+            let reused = assert_equals_fresh_run(
+                &mut test_engine,
+                &[&prompt[..cut], &irregular_tokens(cut as i32, 20)].concat(),
+            )
+            .await;
             // A recurrent state can only return to a checkpoint, which is here at the last token of the prompt.
             assert_eq!(reused, if is_recurrent && cut < 99 { 0 } else { cut }, "{name} at {cut}");
         }
@@ -80,7 +83,7 @@ async fn continued_state_equals_a_fresh_run() {
         );
         // The slot gets another prompt and then a continuation of the first, several times.
         for last in 80..83 {
-            assert_equals_fresh_run(&mut test_engine, &long(3, 110)).await;
+            assert_equals_fresh_run(&mut test_engine, &irregular_tokens(3, 110)).await;
             let again = [prompt.as_slice(), &first[..9], &[last]].concat();
             assert_eq!(assert_equals_fresh_run(&mut test_engine, &again).await, 109, "{name}");
         }
@@ -99,7 +102,7 @@ async fn continued_state_equals_a_fresh_run() {
 async fn recurrent_streams_are_independent() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
         let mut test_engine = test_engine_of(load(name), 3, false, |_| {}).await;
-        let prompts: Vec<_> = (0..5).map(|index| long(index, 50 + 13 * index as usize)).collect();
+        let prompts: Vec<_> = (0..5).map(|index| irregular_tokens(index, 50 + 13 * index as usize)).collect();
         let mut alone = Vec::new();
         for prompt in &prompts {
             alone.push(test_engine.run(in_slot(request_tokens(prompt.clone(), 20), 1)).await.text);
@@ -126,12 +129,12 @@ async fn remaining_context_is_recomputed_if_cells_cannot_shift() {
         test_engine_with(2, false, bf16).await,
     ];
     for mut test_engine in engines {
-        let mut endless = in_slot(request_tokens(long(1, 100), 450), 0);
+        let mut endless = in_slot(request_tokens(irregular_tokens(1, 100), 450), 0);
         endless.limits.max_steps = 10_000;
         endless.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
         let result = test_engine.run(endless).await;
         assert_eq!((result.end.finish.reason, result.end.finish.evicted_tokens), (FinishReason::Length, 246));
-        let sequence = [long(1, 100), result.generated()].concat();
+        let sequence = [irregular_tokens(1, 100), result.generated()].concat();
         let remaining = [&sequence[..20], &sequence[266..512]].concat();
         assert_eq!(sequence[512..], generate_uncached(&mut test_engine, &remaining, 38).await);
     }
@@ -153,12 +156,12 @@ async fn assert_shift_rejected(test_engine: &mut TestEngine, slot: u32, keep: us
 async fn recurrent_state_rejects_shifts_and_states_of_other_models() {
     let foreign = {
         let mut tiny = test_engine(1, false).await;
-        tiny.run(request_tokens(long(1, 40), 1)).await;
+        tiny.run(request_tokens(irregular_tokens(1, 40), 1)).await;
         tiny.engine.save_slot(&Scope::All, 0).await.unwrap().block
     };
     for name in RECURRENT {
         let mut test_engine = test_engine_of(load(name), 1, false, |_| {}).await;
-        test_engine.run(request_tokens(long(1, 50), 1)).await;
+        test_engine.run(request_tokens(irregular_tokens(1, 50), 1)).await;
         assert_shift_rejected(&mut test_engine, 0, 10, 20, "recurrent").await;
         assert_shift_rejected(&mut test_engine, 0, 40, 11, "recurrent").await;
         let error = test_engine.engine.restore_slot(None, 0, foreign.clone()).await.unwrap_err();
@@ -169,7 +172,7 @@ async fn recurrent_state_rejects_shifts_and_states_of_other_models() {
             0,
             "all tokens can be removed"
         );
-        test_engine.run(request_tokens(long(1, 50), 1)).await;
+        test_engine.run(request_tokens(irregular_tokens(1, 50), 1)).await;
     }
 }
 
@@ -179,10 +182,10 @@ async fn attention_is_captured_in_attention_layers() {
     let error = test_engine.engine.attention().unwrap_err();
     assert!(matches!(error, SubmitError::AttentionUnsupported { why: Unsupported::Recurrent, .. }), "{error}");
     let mut alone = test_engine_of(load(RECURRENT[1]), 1, true, |_| {}).await;
-    let expected = alone.run(with_attention(request_tokens(long(1, 100), 5))).await;
+    let expected = alone.run(with_attention(request_tokens(irregular_tokens(1, 100), 5))).await;
     let mut shared = test_engine_of(load(RECURRENT[1]), 3, true, |_| {}).await;
-    let other = shared.engine.submit(with_attention(request_tokens(long(2, 70), 40))).await.unwrap();
-    let result = shared.run(with_attention(request_tokens(long(1, 100), 5))).await;
+    let other = shared.engine.submit(with_attention(request_tokens(irregular_tokens(2, 70), 40))).await.unwrap();
+    let result = shared.run(with_attention(request_tokens(irregular_tokens(1, 100), 5))).await;
     follow(other.output).await;
     assert_eq!(result.generated(), expected.generated());
     for ((len, row), (_, expected)) in rows(&result).iter().zip(rows(&expected)) {
@@ -197,7 +200,7 @@ async fn attention_is_captured_in_attention_layers() {
 async fn bf16_keys_cannot_be_shifted() {
     let types = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::Bf16;
     let mut test_engine = test_engine_with(1, true, types).await;
-    test_engine.run(request_tokens(long(1, 50), 1)).await;
+    test_engine.run(request_tokens(irregular_tokens(1, 50), 1)).await;
     assert_shift_rejected(&mut test_engine, 0, 10, 20, "bf16").await;
     assert_eq!(test_engine.engine.shift_slot(&Scope::All, 0, 40, 11).await.unwrap(), 40, "the end can be removed");
 }
@@ -205,7 +208,7 @@ async fn bf16_keys_cannot_be_shifted() {
 #[tokio::test]
 async fn state_with_window_is_restored_and_shifted_only_before_the_window() {
     let mut test_engine = test_engine_of(load(WINDOW), 2, false, |_| {}).await;
-    let prompt = long(1, 100);
+    let prompt = irregular_tokens(1, 100);
     let answer = test_engine.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
     let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block;
     let cached_sequence = [prompt.as_slice(), &answer[..3]].concat();
@@ -250,7 +253,7 @@ async fn runs_with_quantized_caches_equal_fresh_runs() {
             (options.cache_type_k, options.cache_type_v) = (keys, values);
         };
         let mut test_engine = test_engine_of(Arc::clone(&model), 2, attention, types).await;
-        let prompt = long(1, 80);
+        let prompt = irregular_tokens(1, 80);
         let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
         assert_eq!(first, generate_uncached(&mut test_engine, &prompt, 12).await, "{keys} {values}");
         let cached_sequence = [prompt.as_slice(), &first[..11]].concat();
@@ -258,8 +261,11 @@ async fn runs_with_quantized_caches_equal_fresh_runs() {
             assert_equals_fresh_run(&mut test_engine, &[cached_sequence.as_slice(), &[77, 78]].concat()).await,
             91
         );
-        assert_eq!(assert_equals_fresh_run(&mut test_engine, &[&prompt[..50], &long(2, 20)].concat()).await, 50);
-        assert_equals_fresh_run(&mut test_engine, &long(3, 110)).await;
+        assert_eq!(
+            assert_equals_fresh_run(&mut test_engine, &[&prompt[..50], &irregular_tokens(2, 20)].concat()).await,
+            50
+        );
+        assert_equals_fresh_run(&mut test_engine, &irregular_tokens(3, 110)).await;
         assert_eq!(
             assert_equals_fresh_run(&mut test_engine, &[cached_sequence.as_slice(), &[99]].concat()).await,
             91,

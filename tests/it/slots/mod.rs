@@ -15,7 +15,7 @@ use thunder::engine::Request;
 use thunder::events::{Scope, TokenId, TraceItem};
 
 /// Returns an irregular sequence of tokens.
-pub fn long(seed: i32, len: usize) -> Vec<TokenId> {
+pub fn irregular_tokens(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 40 + (seed * 7 + index * index + 3 * index) % 500).collect()
 }
 

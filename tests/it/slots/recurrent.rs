@@ -2,7 +2,7 @@
 
 use super::invalid_states::{small_state, with_checksum};
 use super::memory_types::{RECURRENT, generate_uncached, load};
-use super::{alternatives, in_slot, long, max_difference, state_of};
+use super::{alternatives, in_slot, irregular_tokens, max_difference, state_of};
 use crate::engine::{added_at, follow, request_tokens, test_engine, test_engine_of, with_mod};
 use bytes::Bytes;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,19 +15,22 @@ use thunder::mods::Action;
 async fn restored_recurrent_slot_continues_as_the_original() {
     for name in RECURRENT {
         let mut first = test_engine_of(load(name), 2, false, |_| {}).await;
-        let first_answer = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
-        let prompt = [long(1, 60), first_answer.generated()].concat();
+        let first_answer = first.run(in_slot(request_tokens(irregular_tokens(1, 60), 8), 0)).await;
+        let prompt = [irregular_tokens(1, 60), first_answer.generated()].concat();
         let saved = first.engine.save_slot(&Scope::All, 0).await.unwrap();
         assert_eq!(saved.tokens, 67, "the last token was sampled, but not decoded");
         let expected = first.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
         // The state is restored into other slots and into an engine with another number of slots, while another run is active.
         let mut second = test_engine_of(load(name), 3, false, |_| {}).await;
-        second.run(in_slot(request_tokens(long(3, 100), 4), 2)).await;
+        second.run(in_slot(request_tokens(irregular_tokens(3, 100), 4), 2)).await;
         for (original, slot) in [(true, 1), (true, 0), (false, 2), (false, 0)] {
             let test_engine = if original { &mut first } else { &mut second };
-            let other =
-                test_engine.engine.submit(in_slot(request_tokens(long(5, 50), 30), 1 - slot.min(1))).await.unwrap();
+            let other = test_engine
+                .engine
+                .submit(in_slot(request_tokens(irregular_tokens(5, 50), 30), 1 - slot.min(1)))
+                .await
+                .unwrap();
             assert_eq!(test_engine.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67, "{name}");
             assert_eq!(test_engine.engine.slot_tokens(&Scope::All, slot).await.unwrap().tokens, prompt[..67]);
             // The other run ends first, because sums in shared batches are rounded differently.
@@ -48,7 +51,7 @@ async fn restored_recurrent_slot_continues_as_the_original() {
 async fn truncated_or_forged_state_is_rejected_or_harmless() {
     for name in RECURRENT {
         let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
-        let expected = test_engine.run(in_slot(request_tokens(long(4, 60), 8), 1)).await.generated();
+        let expected = test_engine.run(in_slot(request_tokens(irregular_tokens(4, 60), 8), 1)).await.generated();
         let block = small_state(&mut test_engine).await;
         let before = state_of(&mut test_engine, 1).await;
         // All bytes of headers, and a sample of the values.
@@ -83,7 +86,7 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
         }
         assert!(rejected > 150 && accepted > 150, "{name}: {rejected} rejected, {accepted} accepted");
         assert_eq!(
-            generate_uncached(&mut test_engine, &long(4, 60), 8).await,
+            generate_uncached(&mut test_engine, &irregular_tokens(4, 60), 8).await,
             expected,
             "{name}: the next run is not affected"
         );
@@ -134,7 +137,7 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
 async fn repeated_prompt_is_not_recomputed() {
     for name in RECURRENT {
         let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
-        let prompt = long(1, 300);
+        let prompt = irregular_tokens(1, 300);
         let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!(first.end.finish.usage.cached_tokens, 0);
         for slot in [0, 0, 1] {
@@ -145,7 +148,7 @@ async fn repeated_prompt_is_not_recomputed() {
             assert_eq!(test_engine.engine.slot_tokens(&Scope::All, slot).await.unwrap().processed, 1);
         }
         for slot in [0, 1] {
-            test_engine.run(in_slot(request_tokens(long(2, 310), 4), slot)).await;
+            test_engine.run(in_slot(request_tokens(irregular_tokens(2, 310), 4), slot)).await;
         }
         let again = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await;
         assert_eq!((again.end.finish.usage.cached_tokens, again.generated()), (299, first.generated()), "{name}");
@@ -161,7 +164,7 @@ async fn repeated_prompt_is_not_recomputed() {
 #[tokio::test]
 async fn shared_instructions_are_not_recomputed() {
     let chat = |question: i32| {
-        let mut request = request_tokens([long(1, 120), long(question, 40)].concat(), 6);
+        let mut request = request_tokens([irregular_tokens(1, 120), irregular_tokens(question, 40)].concat(), 6);
         let span = |role: &str, start, end| Span { role: role.into(), start, end };
         request.spans = vec![span("system", 2, 118), span("template", 118, 120), span("user", 120, 157)];
         request
@@ -199,7 +202,7 @@ async fn run_with_backtracks(test_engine: &mut crate::engine::TestEngine, prompt
 
 #[tokio::test]
 async fn backtrack_recomputes_the_answer_but_not_the_prompt() {
-    let prompt = long(1, 400);
+    let prompt = irregular_tokens(1, 400);
     let (_, plain) = run_with_backtracks(&mut test_engine(1, false).await, &prompt).await;
     for name in RECURRENT {
         let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
@@ -219,7 +222,7 @@ async fn long_backtrack_is_exact_within_any_checkpoint_budget() {
     for bytes in [64 << 20, 1 << 20] {
         let mut test_engine =
             test_engine_of(load(RECURRENT[0]), 2, false, |options| options.cache_ram_bytes = bytes).await;
-        let prompt = long(1, 50);
+        let prompt = irregular_tokens(1, 50);
         let done = AtomicUsize::new(0);
         let request = with_mod(in_slot(request_tokens(prompt.clone(), 400), 0), false, move |call| {
             if added_at(call, 390) && done.fetch_add(1, Ordering::Relaxed) == 0 {

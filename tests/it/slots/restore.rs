@@ -1,6 +1,6 @@
 //! States that are saved and restored, in the same slot, in another one, and after a restart.
 
-use super::{alternatives, in_slot, long, max_difference, rows, with_attention};
+use super::{alternatives, in_slot, irregular_tokens, max_difference, rows, with_attention};
 use crate::engine::{request, request_tokens, test_engine, test_engine_with};
 use thunder::engine::{Ses1Error, SlotError};
 use thunder::events::Scope;
@@ -11,17 +11,17 @@ async fn restored_slot_continues_as_the_original() {
     for attention in [false, true] {
         let mut first = test_engine(2, attention).await;
         let with_mode = |request| if attention { with_attention(request) } else { request };
-        let first_answer = first.run(in_slot(request_tokens(long(1, 60), 8), 0)).await;
-        let mut prompt = long(1, 60);
+        let first_answer = first.run(in_slot(request_tokens(irregular_tokens(1, 60), 8), 0)).await;
+        let mut prompt = irregular_tokens(1, 60);
         prompt.extend(first_answer.generated());
         let saved = first.engine.save_slot(&Scope::All, 0).await.unwrap();
         assert_eq!(saved.tokens, 67, "the last token was sampled, but not decoded");
         let expected = first.run(in_slot(with_mode(request_tokens(prompt.clone(), 12)), 0)).await;
         assert_eq!(expected.end.finish.usage.cached_tokens, 67);
-        first.run(in_slot(request_tokens(long(2, 90), 4), 0)).await;
+        first.run(in_slot(request_tokens(irregular_tokens(2, 90), 4), 0)).await;
         // The state is restored into another slot, and into an engine with another number of slots.
         let mut second = test_engine(3, attention).await;
-        second.run(in_slot(request_tokens(long(3, 100), 4), 2)).await;
+        second.run(in_slot(request_tokens(irregular_tokens(3, 100), 4), 2)).await;
         for (original, slot) in [(true, 1), (false, 2), (false, 0)] {
             let test_engine = if original { &mut first } else { &mut second };
             assert_eq!(test_engine.engine.restore_slot(None, slot, saved.block.clone()).await.unwrap(), 67);
@@ -63,8 +63,8 @@ async fn state_of_another_cache_type_is_rejected() {
         options.cache_type_v = CacheType::F32;
     };
     let mut first = test_engine_with(1, true, with_f32_cache).await;
-    let expected = first.run(request_tokens(long(1, 64), 20)).await;
-    let mut prompt = long(1, 64);
+    let expected = first.run(request_tokens(irregular_tokens(1, 64), 20)).await;
+    let mut prompt = irregular_tokens(1, 64);
     prompt.extend(&expected.generated()[..10]);
     first.run(request_tokens(prompt.clone(), 1)).await;
     let saved = first.engine.save_slot(&Scope::All, 0).await.unwrap();

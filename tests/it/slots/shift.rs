@@ -1,6 +1,6 @@
 //! Tokens removed from the middle of a sequence, on request or because the context is full.
 
-use super::{assert_first_layer_equals, in_slot, long, rows, with_attention};
+use super::{assert_first_layer_equals, in_slot, irregular_tokens, rows, with_attention};
 use crate::engine::{CONTEXT, follow, model, request, request_tokens, test_engine, with_mod};
 use std::time::Duration;
 use thunder::engine::{Overflow, SlotError};
@@ -13,7 +13,7 @@ async fn shifted_slot_has_its_tokens_in_order() {
         let mut test_engine = test_engine(parallel, true).await;
         let slot = parallel - 1;
         for (keep, discard) in [(10, 20), (0, 15), (1, 50)] {
-            test_engine.run(in_slot(request_tokens(long(1, 80), 4), slot)).await;
+            test_engine.run(in_slot(request_tokens(irregular_tokens(1, 80), 4), slot)).await;
             let mut expected = test_engine.engine.slot_tokens(&Scope::All, slot).await.unwrap().tokens;
             assert_eq!(expected.len(), 83);
             assert_eq!(test_engine.engine.shift_slot(&Scope::All, slot, keep, discard).await.unwrap(), 83 - discard);
@@ -31,7 +31,7 @@ async fn shifted_slot_has_its_tokens_in_order() {
             assert_eq!((again.generated(), rows(&again)), (result.generated(), rows(&result)));
             test_engine.engine.erase_slot(&Scope::All, slot).await.unwrap();
         }
-        test_engine.run(in_slot(request_tokens(long(1, 40), 1), slot)).await;
+        test_engine.run(in_slot(request_tokens(irregular_tokens(1, 40), 1), slot)).await;
         for (keep, discard) in [(0, 41), (41, 1), (usize::MAX, 2)] {
             let error = test_engine.engine.shift_slot(&Scope::All, slot, keep, discard).await.unwrap_err();
             assert!(matches!(error, SlotError::Range { tokens: 40, .. }), "{error}");
@@ -72,7 +72,7 @@ async fn slot_action_waits_for_an_active_run_and_is_dropped_on_disconnect() {
 #[tokio::test]
 async fn full_context_ends_the_answer_or_is_shifted() {
     let mut test_engine = test_engine(1, true).await;
-    let mut long_run = request_tokens(long(1, 100), 800);
+    let mut long_run = request_tokens(irregular_tokens(1, 100), 800);
     long_run.limits.max_steps = 10_000;
     let stopped = test_engine.run(long_run.clone()).await;
     assert_eq!(stopped.end.finish.reason, FinishReason::Length);
@@ -94,7 +94,7 @@ async fn full_context_ends_the_answer_or_is_shifted() {
     assert!(rows.iter().all(|(len, _)| *len < CONTEXT as usize));
     // The slot has the final sequence of the run.
     let slot_tokens = test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap().tokens;
-    let sequence = [long(1, 100), shifted.generated()].concat();
+    let sequence = [irregular_tokens(1, 100), shifted.generated()].concat();
     assert_eq!(slot_tokens[..20], sequence[..20]);
     assert_eq!(slot_tokens[20..], sequence[sequence.len() - (slot_tokens.len() - 20) - 1..sequence.len() - 1]);
     let mut next = slot_tokens.clone();
@@ -116,7 +116,7 @@ async fn full_context_ends_the_answer_or_is_shifted() {
 #[tokio::test]
 async fn backtrack_after_a_shift_removes_the_right_tokens() {
     let mut test_engine = test_engine(1, false).await;
-    let mut request = request_tokens(long(1, 100), 700);
+    let mut request = request_tokens(irregular_tokens(1, 100), 700);
     request.limits.max_steps = 10_000;
     request.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
     let done = std::sync::atomic::AtomicBool::new(false);

@@ -59,7 +59,7 @@ async fn wait_until_stored(target: &Target, name: &str) -> Value {
     panic!("{name} is not stored")
 }
 
-pub async fn dead_programs_run_is_interrupted(target: &Target) {
+pub async fn run_of_dead_program_is_interrupted(target: &Target) {
     let dead = target.store("dead").await;
     dead.recorder().0.signals.send(start(target, "dead", RunId::now())).await.unwrap();
     wait_until_stored(target, "dead").await;

@@ -96,14 +96,14 @@ async fn start_stream(target: &Target, name: &str) -> (String, reqwest::Response
     (id, response)
 }
 
-pub async fn running_run_is_readable(target: &Target) {
+pub async fn active_run_is_readable(target: &Target) {
     let (id, _response) = start_stream(target, "running").await;
     let (status, run) = target.server.get(&format!("/api/v1/runs/{id}")).await;
     assert_eq!((status, &run["run"]["request_id"]), (200, &json!(target.name("running"))));
     assert_eq!(target.runs_matching("status:running").await, [target.name("running")]);
 }
 
-pub async fn running_run_is_cancelled(target: &Target) {
+pub async fn abandoned_run_is_cancelled(target: &Target) {
     // The client of this run has disconnected at the end of the previous check.
     let run = target.server.finished(&target.name("running")).await;
     assert_eq!(run["run"]["status"], "cancelled");
@@ -111,9 +111,9 @@ pub async fn running_run_is_cancelled(target: &Target) {
 
 pub async fn recorder_survives_terminated_connections(target: &Target) {
     let mut connection = target.connect().await;
-    let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
+    let terminate = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
         and pid <> pg_backend_pid() and backend_type = 'client backend'";
-    sqlx::raw_sql(end).execute(&mut connection).await.unwrap();
+    sqlx::raw_sql(terminate).execute(&mut connection).await.unwrap();
     drop(connection);
     let run = target.generate(json!({"request_id": target.name("after")})).await;
     assert_eq!(run["run"]["status"], "done");

@@ -28,18 +28,18 @@ const ALWAYS: SpeculationOptions = SpeculationOptions {
 /// with them have 16 bits.
 const TOLERANCE: f32 = 0.02;
 
-pub fn exact(options: &mut EngineOptions) {
+pub fn set_exact_options(options: &mut EngineOptions) {
     (options.cache_type_k, options.cache_type_v) = (CacheType::F32, CacheType::F32);
     options.cache_ram_bytes = 0;
 }
 
-async fn plain(parallel: u32, attention: bool) -> TestEngine {
-    test_engine_with(parallel, attention, exact).await
+async fn plain_engine(parallel: u32, attention: bool) -> TestEngine {
+    test_engine_with(parallel, attention, set_exact_options).await
 }
 
-async fn drafting(parallel: u32, attention: bool) -> TestEngine {
+async fn drafting_engine(parallel: u32, attention: bool) -> TestEngine {
     test_engine_with(parallel, attention, |options| {
-        exact(options);
+        set_exact_options(options);
         options.speculation = ALWAYS;
     })
     .await
@@ -117,22 +117,22 @@ fn repeating_logits(call: &Call<'_>) -> Action {
     Action::AdjustedLogits { edit: LogitEdit::Replace(values), temperature: None }
 }
 
-fn looping(tokens: u32) -> Request {
+fn looping_request(tokens: u32) -> Request {
     with_mod(request("a b c a b c a b", tokens), false, repeating_logits)
 }
 
-fn sampled(sampling: SamplingParams, tokens: u32) -> Request {
-    Request { sampling, ..looping(tokens) }
+fn sampled_request(sampling: SamplingParams, tokens: u32) -> Request {
+    Request { sampling, ..looping_request(tokens) }
 }
 
 #[tokio::test]
 async fn drafts_change_neither_text_nor_trace() {
-    let mut engines = (plain(1, false).await, drafting(1, false).await);
-    let mut accepted = compare(&mut engines, "greedy", || looping(200)).await;
+    let mut engines = (plain_engine(1, false).await, drafting_engine(1, false).await);
+    let mut accepted = compare(&mut engines, "greedy", || looping_request(200)).await;
     assert!(accepted > 50, "{accepted}");
     // At a low temperature, earlier tokens are repeated.
     let low_temperature = || SamplingParams { temperature: 0.3, seed: 11, ..SamplingParams::default() };
-    accepted = compare(&mut engines, "sampled", || sampled(low_temperature(), 200)).await;
+    accepted = compare(&mut engines, "sampled", || sampled_request(low_temperature(), 200)).await;
     assert!(accepted > 5, "{accepted}");
     for (case, sampling) in [
         ("temperature 1", SamplingParams { temperature: 1.0, seed: 3, ..SamplingParams::default() }),
@@ -145,21 +145,21 @@ async fn drafts_change_neither_text_nor_trace() {
         ("xtc", SamplingParams { xtc_probability: 0.5, xtc_threshold: 0.1, ..low_temperature() }),
         ("adaptive", SamplingParams { adaptive_target: 0.5, ..low_temperature() }),
     ] {
-        compare(&mut engines, case, || sampled(sampling.clone(), 120)).await;
+        compare(&mut engines, case, || sampled_request(sampling.clone(), 120)).await;
     }
 }
 
 #[tokio::test]
 async fn limits_within_a_draft_end_the_run() {
-    let mut engines = (plain(1, false).await, drafting(1, false).await);
+    let mut engines = (plain_engine(1, false).await, drafting_engine(1, false).await);
     for tokens in 1..24 {
-        compare(&mut engines, &format!("{tokens} tokens"), || looping(tokens)).await;
+        compare(&mut engines, &format!("{tokens} tokens"), || looping_request(tokens)).await;
     }
-    let expected = engines.0.run(looping(60)).await;
+    let expected = engines.0.run(looping_request(60)).await;
     for from in (5..50).step_by(7) {
         let stop: String = expected.text.chars().skip(from).take(4).collect();
         let stopping = || {
-            let looping = looping(60);
+            let looping = looping_request(60);
             Request { limits: Limits { stop: vec![stop.clone()], ..looping.limits }, ..looping }
         };
         compare(&mut engines, &format!("stop string {stop:?}"), stopping).await;
@@ -174,25 +174,26 @@ async fn limits_within_a_draft_end_the_run() {
     }
     let accepted = compare(&mut engines, "no drafts", || Request {
         drafts: DraftLimits { max: Some(0), ..DraftLimits::default() },
-        ..looping(60)
+        ..looping_request(60)
     });
     assert_eq!(accepted.await, 0);
 }
 
 #[tokio::test]
 async fn grammars_and_biases_hold_in_drafts() {
-    let mut engines = (plain(1, false).await, drafting(1, false).await);
+    let mut engines = (plain_engine(1, false).await, drafting_engine(1, false).await);
     for (grammar, tokens) in [
         (GrammarSource::Regex("(ab){5,60}xyz".into()), 100),
         (GrammarSource::Regex("[a-c]{30,90}".into()), 120),
         (GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()), 80),
     ] {
-        let constrained = || Request { constraint: Some(Constraint::new("test", grammar.clone())), ..looping(tokens) };
+        let constrained =
+            || Request { constraint: Some(Constraint::new("test", grammar.clone())), ..looping_request(tokens) };
         compare(&mut engines, &format!("{grammar:?}"), constrained).await;
     }
     let banned = model().vocabulary().encode("a", false, false)[0];
     let biased = || {
-        sampled(
+        sampled_request(
             SamplingParams {
                 temperature: 0.0,
                 logit_bias: vec![(banned, f32::NEG_INFINITY)],
@@ -206,17 +207,17 @@ async fn grammars_and_biases_hold_in_drafts() {
 
 #[tokio::test]
 async fn attention_of_drafted_tokens_equals_that_of_single_decodes() {
-    let mut engines = (plain(2, true).await, drafting(2, true).await);
+    let mut engines = (plain_engine(2, true).await, drafting_engine(2, true).await);
     for per_token in [false, true] {
         let accepted = compare(&mut engines, "attention", || {
-            let mut captured = Request { attention: true, ..looping(60) };
+            let mut captured = Request { attention: true, ..looping_request(60) };
             (captured.report.per_token, captured.report.attention_rows) = (per_token, per_token);
             captured
         })
         .await;
         assert!(accepted > 10, "{accepted}");
         let late = compare(&mut engines, "attention and a mod", || {
-            let captured = Request { attention: true, ..looping(40) };
+            let captured = Request { attention: true, ..looping_request(40) };
             with_mod(captured, true, |call| match call.event_type() {
                 EventType::Sampled if call.generated().len() % 10 == 9 => Action::ForceTokens(vec![40, 41]),
                 _ => Action::Noop,
@@ -229,14 +230,14 @@ async fn attention_of_drafted_tokens_equals_that_of_single_decodes() {
 
 #[tokio::test]
 async fn streams_that_share_batches_have_their_own_drafts() {
-    let mut alone = plain(1, false).await;
+    let mut alone = plain_engine(1, false).await;
     let prompts = ["a b c a b c a b", "one two one two one", "x", "1 2 3 4 5 6 7 8", "la la la la la", "{\"a\":"];
     let request = |prompt| with_mod(request(prompt, 90), false, repeating_logits);
     let mut expected = Vec::new();
     for prompt in prompts {
         expected.push(alone.run(request(prompt)).await);
     }
-    let mut together = drafting(4, false).await;
+    let mut together = drafting_engine(4, false).await;
     let runs = prompts.map(|prompt| {
         let engine = together.engine.clone();
         tokio::spawn(async move { follow(engine.submit(request(prompt)).await.unwrap().output).await })
@@ -250,18 +251,19 @@ async fn streams_that_share_batches_have_their_own_drafts() {
     assert!(accepted > 50, "{accepted}");
     // A later prompt reuses the state of an earlier run without its rejected tokens.
     for cached in [false, true] {
-        let again = together.run(request(prompts[0])).await;
-        assert_eq!((again.generated(), again.text), (expected[0].generated(), expected[0].text.clone()));
-        assert!(!cached || again.end.finish.usage.cached_tokens > 0);
+        let repeated = together.run(request(prompts[0])).await;
+        assert_eq!((repeated.generated(), repeated.text), (expected[0].generated(), expected[0].text.clone()));
+        assert!(!cached || repeated.end.finish.usage.cached_tokens > 0);
     }
 }
 
 #[tokio::test]
 async fn paused_run_continues_with_the_same_text() {
-    let (mut plain, test_engine) = (plain(1, false).await, drafting(1, false).await);
-    let expected = plain.run(looping(300)).await;
+    let (mut plain, test_engine) = (plain_engine(1, false).await, drafting_engine(1, false).await);
+    let expected = plain.run(looping_request(300)).await;
     for late in [false, true] {
-        let mut generation = test_engine.engine.submit(with_mod(looping(300), late, |_| Action::Noop)).await.unwrap();
+        let mut generation =
+            test_engine.engine.submit(with_mod(looping_request(300), late, |_| Action::Noop)).await.unwrap();
         let mut text = String::new();
         let mut outputs = 0;
         let end = loop {
@@ -290,7 +292,7 @@ async fn unprofitable_drafts_stop_and_are_counted() {
         options.speculation = SpeculationOptions { drafter: DrafterKind::Ngram, ..SpeculationOptions::default() };
     })
     .await;
-    let looping = test_engine.run(looping(200)).await;
+    let looping = test_engine.run(looping_request(200)).await;
     let drafts = looping.end.finish.drafts;
     assert!(drafts.drafts > 0 && drafts.accepted <= drafts.drafted, "{drafts:?}");
     let marked_tokens = |accepted: bool| {

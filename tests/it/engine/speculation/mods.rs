@@ -1,6 +1,6 @@
 //! Mods receive the same calls and change the same runs with and without drafts.
 
-use super::{compare, drafting, looping, plain, sampled};
+use super::{compare, drafting_engine, looping_request, plain_engine, sampled_request};
 use crate::engine::{added_at, with_mod};
 use proptest::prelude::*;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ type ModCase = (&'static str, fn(&Call<'_>, bool) -> Action);
 
 #[tokio::test]
 async fn mods_see_and_change_the_same_run() {
-    let mut engines = (plain(1, false).await, drafting(1, false).await);
+    let mut engines = (plain_engine(1, false).await, drafting_engine(1, false).await);
     let at = |event: EventType, generated: usize| {
         move |call: &Call<'_>| call.event_type() == event && call.generated().len() == generated
     };
@@ -39,7 +39,7 @@ async fn mods_see_and_change_the_same_run() {
                     let case = format!("{name} at {event:?} {generated}, late {late}");
                     compare(&mut engines, &case, || {
                         let (now, once) = (at(event, generated), AtomicU32::new(0));
-                        with_mod(looping(40), late, move |call| {
+                        with_mod(looping_request(40), late, move |call| {
                             let now = now(call) && once.fetch_add(1, Ordering::Relaxed) == 0;
                             act(call, now)
                         })
@@ -49,7 +49,7 @@ async fn mods_see_and_change_the_same_run() {
             }
         }
         let edited = || {
-            with_mod(looping(80), late, |call| match call.event_type() {
+            with_mod(looping_request(80), late, |call| match call.event_type() {
                 EventType::ForwardPass => Action::AdjustedLogits {
                     edit: LogitEdit::Add(vec![(40 + call.generated().len() as i32 % 3, 9.0)]),
                     temperature: Some(0.2),
@@ -63,7 +63,7 @@ async fn mods_see_and_change_the_same_run() {
         let seen = Arc::new(AtomicU32::new(0));
         let accepted = compare(&mut engines, "observed", || {
             let seen = Arc::clone(&seen);
-            with_mod(looping(100), late, move |call| {
+            with_mod(looping_request(100), late, move |call| {
                 seen.fetch_add(u32::from(added_at(call, 50)), Ordering::Relaxed);
                 Action::Noop
             })
@@ -93,7 +93,7 @@ fn change() -> impl Strategy<Value = Change> {
 #[test]
 fn random_mods_see_and_change_the_same_run() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let mut engines = runtime.block_on(async { (plain(2, false).await, drafting(2, false).await) });
+    let mut engines = runtime.block_on(async { (plain_engine(2, false).await, drafting_engine(2, false).await) });
     let runs = (proptest::collection::btree_map(0usize..160, change(), 0..12), 0u32..3, any::<bool>(), 1u32..70);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
     let accepted = AtomicU32::new(0);
@@ -103,7 +103,7 @@ fn random_mods_see_and_change_the_same_run() {
             let (changes, calls) = (changes.clone(), AtomicU32::new(0));
             let sampling =
                 SamplingParams { temperature: 0.4 * temperature as f32, seed: 5, ..SamplingParams::default() };
-            with_mod(sampled(sampling, tokens), late, move |call| {
+            with_mod(sampled_request(sampling, tokens), late, move |call| {
                 let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
                 match (changes.get(&number), call.event_type()) {
                     (_, EventType::Prefilled) | (None, _) => Action::Noop,
