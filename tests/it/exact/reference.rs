@@ -59,12 +59,11 @@ impl Reference {
         Self { rounding, ..Self::new(variant) }
     }
 
-    /// Returns the maximum deviation of rows in the first layer with attention. If roundings are known, its inputs are
-    /// those of llama.cpp, so that only the computation of the rows remains; except for models with values so close to
-    /// the middle between two 16-bit floats that they round differently.
+    /// Returns the maximum deviation of rows in the first layer with attention. With the rounding of llama.cpp, its inputs
+    /// are equal to those of llama.cpp, except for models with values near the middle between two 16-bit floats.
     pub fn first_layer_tolerance(&self) -> f64 {
-        let rounds_alike = !self.rounding.cache || !(self.kind.is_gemma() || self.kind == Kind::Lfm2);
-        if self.rounding != Rounding::default() && rounds_alike { 1e-6 } else { f64::INFINITY }
+        let has_equal_inputs = !self.rounding.cache || !(self.kind.is_gemma() || self.kind == Kind::Lfm2);
+        if self.rounding != Rounding::default() && has_equal_inputs { 1e-6 } else { f64::INFINITY }
     }
 
     /// Returns a cached value or a query after llama.cpp's rounding.
@@ -85,7 +84,7 @@ impl Reference {
         &self.last
     }
 
-    /// Removes tokens. The remaining keys and values still contain their information.
+    /// Removes tokens. The keys and values of later tokens remain those that were computed with the removed ones.
     pub fn cut(&mut self, range: Range<usize>) {
         self.tokens.drain(range.clone());
         for layer in &mut self.cache {
@@ -146,6 +145,7 @@ impl Reference {
         out
     }
 
+    /// Computes the keys, values and rows of the next token.
     fn feed(&mut self, token: TokenId) {
         let (_, embedding) = self.weight("token_embd.weight");
         let mut x = embedding[token as usize * WIDTH..][..WIDTH].to_vec();
@@ -204,9 +204,9 @@ impl Reference {
             };
             let scores: Vec<f64> = self.cache[layer].iter().enumerate().map(score).collect();
             let sink = self.weights.get(&at("attn_sinks.weight")).map_or(f64::NEG_INFINITY, |(_, sinks)| sinks[head]);
-            let most = scores.iter().copied().fold(sink, f64::max);
-            let exp: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
-            let sum: f64 = exp.iter().sum::<f64>() + (sink - most).exp();
+            let max = scores.iter().copied().fold(sink, f64::max);
+            let exp: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = exp.iter().sum::<f64>() + (sink - max).exp();
             let row: Vec<f64> = exp.iter().map(|exp| exp / sum).collect();
             let mut sums = vec![0.0; width];
             for (share, cached) in row.iter().zip(&self.cache[layer]) {

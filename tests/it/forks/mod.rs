@@ -1,6 +1,8 @@
 //! `/api/v1/runs/{id}/forks` and `thunder fork` on the real server, with Python mods and the database.
 
-use super::harness::{ErrorTable, Server, folder, thunder};
+mod family;
+
+use super::harness::{ErrorTable, Server, folder, text, thunder, with_fields};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
@@ -49,10 +51,9 @@ async fn server() -> &'static Server {
 }
 
 /// Generates a run; returns it as recorded.
-async fn recorded(server: &Server, further: Value) -> Value {
-    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 24, "seed": 3, "ignore_eos": true});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    let answer = server.answer("/v1/completions", &body).await;
+async fn generate(server: &Server, fields: Value) -> Value {
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 24, "seed": 3, "ignore_eos": true});
+    let answer = server.answer("/v1/completions", &with_fields(body, &fields)).await;
     server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await
 }
 
@@ -61,7 +62,7 @@ fn id(run: &Value) -> &str {
 }
 
 /// Forks a run; returns the new runs as recorded.
-async fn forks(server: &Server, run: &Value, body: Value) -> Vec<Value> {
+async fn fork(server: &Server, run: &Value, body: Value) -> Vec<Value> {
     let (status, answer) = server.post(&format!("/api/v1/runs/{}/forks", id(run)), &body).await;
     assert_eq!(status, 201, "{answer}");
     assert_eq!(answer["parent"], run["run"]["run_id"]);
@@ -72,7 +73,7 @@ async fn forks(server: &Server, run: &Value, body: Value) -> Vec<Value> {
     runs
 }
 
-/// The content of the events: type, step, sampled and added tokens.
+/// Returns the content of the events: type, step, sampled and added tokens.
 fn events(run: &Value) -> Vec<Value> {
     let content = |event: &Value| {
         json!([event["event_type"], event["step"], event["sampled_token"], event["added_tokens"], event["forced"]])
@@ -80,19 +81,20 @@ fn events(run: &Value) -> Vec<Value> {
     run["events"].as_array().unwrap().iter().map(content).collect()
 }
 
-/// The added tokens.
+/// Returns the added tokens.
 fn generated(run: &Value) -> Vec<Value> {
     let added = run["events"].as_array().unwrap().iter().filter_map(|event| event["added_tokens"].as_array());
     added.flatten().cloned().collect()
 }
 
-/// The steps that can be forked.
+/// Returns the steps that can be forked.
 fn steps(run: &Value) -> Vec<i64> {
     let passes = run["events"].as_array().unwrap().iter().filter(|event| event["event_type"] == "ForwardPass");
     passes.map(|event| event["step"].as_i64().unwrap()).collect()
 }
 
-async fn refused(server: &Server, run: &str, body: Value) -> (u16, String) {
+/// Returns status and detail of a fork that is rejected.
+async fn rejection(server: &Server, run: &str, body: Value) -> (u16, String) {
     let (status, problem) = server.post(&format!("/api/v1/runs/{run}/forks"), &body).await;
     (status, problem["detail"].as_str().unwrap_or_default().to_owned())
 }
@@ -101,15 +103,15 @@ async fn refused(server: &Server, run: &str, body: Value) -> (u16, String) {
 async fn unchanged_fork_repeats_runs_with_python_mods() {
     let server = server().await;
     for seed in 0..6 {
-        let run = recorded(server, json!({"mods": ["wander"], "seed": seed, "temperature": 0.9})).await;
+        let run = generate(server, json!({"mods": ["wander"], "seed": seed, "temperature": 0.9})).await;
         assert!(run["run"]["backtracked"].as_i64() > Some(0), "{}", run["run"]);
         let steps = steps(&run);
         for step in [steps[0], steps[steps.len() / 2], steps[steps.len() - 1]] {
-            let fork = forks(server, &run, json!({"at": {"step": step}})).await.remove(0);
-            assert_eq!(events(&fork), events(&run), "seed {seed}, step {step}");
-            assert_eq!(fork["run"]["output_preview"], run["run"]["output_preview"]);
-            assert_eq!(fork["run"]["prompt_preview"], run["run"]["prompt_preview"]);
-            let parent = &fork["run"]["parent"];
+            let forked = fork(server, &run, json!({"at": {"step": step}})).await.remove(0);
+            assert_eq!(events(&forked), events(&run), "seed {seed}, step {step}");
+            assert_eq!(forked["run"]["output_preview"], run["run"]["output_preview"]);
+            assert_eq!(forked["run"]["prompt_preview"], run["run"]["prompt_preview"]);
+            let parent = &forked["run"]["parent"];
             assert_eq!((&parent["run_id"], &parent["step"]), (&run["run"]["run_id"], &json!(step)));
             assert_eq!(parent["change"], json!({}));
         }
@@ -117,45 +119,45 @@ async fn unchanged_fork_repeats_runs_with_python_mods() {
 }
 
 #[tokio::test]
-async fn changes_apply_from_the_step_on() {
+async fn changes_apply_from_the_forked_step() {
     let server = server().await;
-    let run = recorded(server, json!({"temperature": 0.8})).await;
+    let run = generate(server, json!({"temperature": 0.8})).await;
     let tokens = generated(&run);
     let order = run["events"]
         .as_array()
         .unwrap()
         .iter()
-        .position(|it| it["event_type"] == "Sampled" && it["step"] == 5)
+        .position(|event| event["event_type"] == "Sampled" && event["step"] == 5)
         .unwrap();
-    let by_event = forks(server, &run, json!({"at": {"event": order}, "token": 99})).await.remove(0);
+    let by_event = fork(server, &run, json!({"at": {"event": order}, "token": 99})).await.remove(0);
     assert_eq!((&generated(&by_event)[..4], &generated(&by_event)[4]), (&tokens[..4], &json!(99)));
-    assert_eq!(generated(&by_event).len(), 24, "the token budget is the run's");
+    assert_eq!(generated(&by_event).len(), 24, "the limit of the run applies");
     assert_eq!(by_event["run"]["parent"]["change"]["token"], 99);
-    let text = forks(server, &run, json!({"at": {"step": 5}, "text": "hello"})).await.remove(0);
-    assert!(text["run"]["output_preview"].as_str().unwrap().contains("hello"), "{}", text["run"]);
-    let cold = forks(server, &run, json!({"at": {"step": 5}, "sampling": {"temperature": 0.0}})).await.remove(0);
+    let with_text = fork(server, &run, json!({"at": {"step": 5}, "text": "hello"})).await.remove(0);
+    assert!(with_text["run"]["output_preview"].as_str().unwrap().contains("hello"), "{}", with_text["run"]);
+    let cold = fork(server, &run, json!({"at": {"step": 5}, "sampling": {"temperature": 0.0}})).await.remove(0);
     let greedy =
-        forks(server, &run, json!({"at": {"step": 5}, "sampling": {"temperature": 0.0}, "seed": 8})).await.remove(0);
+        fork(server, &run, json!({"at": {"step": 5}, "sampling": {"temperature": 0.0}, "seed": 8})).await.remove(0);
     assert_eq!((&generated(&cold)[..4], generated(&cold)), (&tokens[..4], generated(&greedy)));
     assert_ne!(generated(&cold), tokens);
     // A fork of a fork repeats it, too, with its parameters.
-    let again = forks(server, &cold, json!({"at": {"step": 9}})).await.remove(0);
+    let again = fork(server, &cold, json!({"at": {"step": 9}})).await.remove(0);
     assert_eq!(events(&again), events(&cold));
-    let (status, why) = refused(server, id(&cold), json!({"at": {"step": 3}})).await;
-    assert_eq!(status, 409, "{why}");
-    let several = forks(server, &run, json!({"at": {"step": 5}, "n": 3})).await;
+    let (status, reason) = rejection(server, id(&cold), json!({"at": {"step": 3}})).await;
+    assert_eq!(status, 409, "{reason}");
+    let several = fork(server, &run, json!({"at": {"step": 5}, "n": 3})).await;
     assert_eq!(several.len(), 3);
     let answers: std::collections::BTreeSet<String> =
         several.iter().map(|run| json!(generated(run)).to_string()).collect();
-    assert_eq!(answers.len(), 3, "each has its own seed");
+    assert_eq!(answers.len(), 3, "every fork has another seed");
     for run in &several {
         assert_eq!(generated(run)[..4], tokens[..4]);
     }
-    let seeded = forks(server, &run, json!({"at": {"step": 1}, "n": 2, "seed": 3})).await;
+    let seeded = fork(server, &run, json!({"at": {"step": 1}, "n": 2, "seed": 3})).await;
     assert_eq!(seeded[1]["run"]["seed"], 4);
     let found = server.get(&format!("/api/v1/runs?q=parent:{}&limit=50", id(&run))).await.1;
     assert_eq!(found["runs"].as_array().unwrap().len(), 9, "{found}");
-    assert!(found["runs"].as_array().unwrap().iter().all(|it| it["parent"]["run_id"] == run["run"]["run_id"]));
+    assert!(found["runs"].as_array().unwrap().iter().all(|run| run["parent"]["run_id"] == run["run"]["run_id"]));
     let page = server.request(Method::GET, &format!("/runs/{}", id(&run))).send().await.unwrap().text().await.unwrap();
     assert!(page.contains("data-fork") && page.contains("step 5: “hello”"), "{page}");
     let page = server.request(Method::GET, &format!("/runs/{}", id(&cold))).send().await.unwrap().text().await.unwrap();
@@ -166,155 +168,19 @@ async fn changes_apply_from_the_step_on() {
 }
 
 #[tokio::test]
-async fn family_has_all_generations() {
-    let server = server().await;
-    let run = recorded(server, json!({"temperature": 0.8})).await;
-    let first = forks(server, &run, json!({"at": {"step": 5}, "text": "hello"})).await.remove(0);
-    let second = forks(server, &run, json!({"at": {"step": 3}, "sampling": {"temperature": 0.0}})).await.remove(0);
-    let nested = forks(server, &first, json!({"at": {"step": 9}})).await.remove(0);
-    let mut families = Vec::new();
-    for member in [&run, &second, &nested] {
-        let (status, family) = server.get(&format!("/api/v1/runs/{}/family", id(member))).await;
-        assert_eq!(status, 200, "{family}");
-        families.push(family);
-    }
-    assert!(families.iter().all(|family| *family == families[0]), "every member has the same family");
-    let mut family = families.remove(0);
-    let order: Vec<&Value> = family["runs"].as_array().unwrap().iter().map(|member| &member["run_id"]).collect();
-    assert_eq!(order, [&run, &first, &second, &nested].map(|run| &run["run"]["run_id"]));
-    for (index, run) in [&run, &first, &second, &nested].into_iter().enumerate() {
-        let added: Vec<f64> = run["events"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|event| event["event_type"] == "Added")
-            .filter_map(|event| event["details"]["tokens"][0]["logprob"].as_f64())
-            .collect();
-        let mean = added.iter().sum::<f64>() / added.len() as f64;
-        let found = family["runs"][index]["mean_logprob"].as_f64().unwrap();
-        assert!((found - mean).abs() < 1e-4, "{found} {mean}");
-    }
-    let names = [(&run, "ROOT"), (&first, "FIRST"), (&second, "SECOND"), (&nested, "NESTED")];
-    for member in family["runs"].as_array_mut().unwrap() {
-        member["created_at"] = "TIME".into();
-        member["mean_logprob"] = "MEAN".into();
-        member["output_preview"] = "TEXT".into();
-    }
-    let mut shown = serde_json::to_string_pretty(&family).unwrap();
-    for (run, name) in names {
-        shown = shown.replace(id(run), name);
-    }
-    insta::assert_snapshot!(shown, @r#"
-    {
-      "runs": [
-        {
-          "run_id": "ROOT",
-          "created_at": "TIME",
-          "status": "done",
-          "finish_reason": "length",
-          "mods": [],
-          "seed": 3,
-          "prompt_tokens": 11,
-          "completion_tokens": 24,
-          "mean_logprob": "MEAN",
-          "output_preview": "TEXT",
-          "has_attention": false
-        },
-        {
-          "run_id": "FIRST",
-          "created_at": "TIME",
-          "status": "done",
-          "finish_reason": "length",
-          "mods": [],
-          "seed": 3,
-          "prompt_tokens": 11,
-          "completion_tokens": 24,
-          "mean_logprob": "MEAN",
-          "output_preview": "TEXT",
-          "has_attention": false,
-          "parent": {
-            "run_id": "ROOT",
-            "sequence_order": 13,
-            "step": 5,
-            "change": {
-              "text": "hello"
-            }
-          }
-        },
-        {
-          "run_id": "SECOND",
-          "created_at": "TIME",
-          "status": "done",
-          "finish_reason": "length",
-          "mods": [],
-          "seed": 3,
-          "prompt_tokens": 11,
-          "completion_tokens": 24,
-          "mean_logprob": "MEAN",
-          "output_preview": "TEXT",
-          "has_attention": false,
-          "parent": {
-            "run_id": "ROOT",
-            "sequence_order": 7,
-            "step": 3,
-            "change": {
-              "sampling": {
-                "temperature": 0.0
-              }
-            }
-          }
-        },
-        {
-          "run_id": "NESTED",
-          "created_at": "TIME",
-          "status": "done",
-          "finish_reason": "length",
-          "mods": [],
-          "seed": 3,
-          "prompt_tokens": 11,
-          "completion_tokens": 24,
-          "mean_logprob": "MEAN",
-          "output_preview": "TEXT",
-          "has_attention": false,
-          "parent": {
-            "run_id": "FIRST",
-            "sequence_order": 23,
-            "step": 9,
-            "change": {}
-          }
-        }
-      ],
-      "truncated": false,
-      "not_forkable": null
-    }
-    "#);
-}
-
-#[tokio::test]
-async fn family_of_external_run_reports_why_it_cannot_fork() {
-    let server = server().await;
-    let sample = include_str!("../../fixtures/sample_payload.json").replace("req_abc123", "foreign-family");
-    assert_eq!(server.request(Method::POST, "/ingest").body(sample).send().await.unwrap().status(), 201);
-    let (status, family) = server.get("/api/v1/runs/foreign-family/family").await;
-    assert_eq!((status, family["runs"].as_array().unwrap().len()), (200, 1));
-    let why = "the token ids of its prompt are not recorded, because it comes from another engine";
-    assert_eq!(family["not_forkable"], why);
-}
-
-#[tokio::test]
 async fn mods_of_a_fork_can_change() {
     let server = server().await;
-    let run = recorded(server, json!({"mods": ["wander"]})).await;
+    let run = generate(server, json!({"mods": ["wander"]})).await;
     let last = *steps(&run).last().unwrap();
-    let plain = forks(server, &run, json!({"at": {"step": last}, "mods": []})).await.remove(0);
+    let plain = fork(server, &run, json!({"at": {"step": last}, "mods": []})).await.remove(0);
     assert_eq!(plain["run"]["mods"], json!([]));
-    let kept: Vec<Value> = events(&run).into_iter().take_while(|it| it[1].as_i64() < Some(last)).collect();
+    let kept: Vec<Value> = events(&run).into_iter().take_while(|event| event[1].as_i64() < Some(last)).collect();
     assert_eq!(events(&plain)[..kept.len()], kept);
-    let run = recorded(server, json!({"mods": ["forgetful"]})).await;
+    let run = generate(server, json!({"mods": ["forgetful"]})).await;
     assert!(run["run"]["forced"].as_i64() > Some(0), "{}", run["run"]);
-    let (status, why) = refused(server, id(&run), json!({"at": {"step": steps(&run).last().unwrap()}})).await;
+    let (status, reason) = rejection(server, id(&run), json!({"at": {"step": steps(&run).last().unwrap()}})).await;
     assert_eq!(
-        (status, &*why),
+        (status, &*reason),
         (
             409,
             "the mod 'forgetful' does not repeat its recorded actions: at step 1 (Added) it returned ForceTokens [87, 86, 356] in the recorded run and returns Noop now; it may depend on the time, on its own randomness or on more logits than are recorded; fork before that step, or with other `mods`"
@@ -325,9 +191,9 @@ async fn mods_of_a_fork_can_change() {
 #[tokio::test]
 async fn impossible_fork_reports_reason() {
     let server = server().await;
-    let run = recorded(server, json!({"max_tokens": 4})).await;
+    let run = generate(server, json!({"max_tokens": 4})).await;
     let id = id(&run);
-    let sample = include_str!("../../fixtures/sample_payload.json").replace("req_abc123", "foreign");
+    let sample = include_str!("../../../fixtures/sample_payload.json").replace("req_abc123", "foreign");
     assert_eq!(server.request(Method::POST, "/ingest").body(sample).send().await.unwrap().status(), 201);
     let mut problems = Vec::new();
     for (run, body) in [
@@ -345,8 +211,8 @@ async fn impossible_fork_reports_reason() {
         ("foreign", json!({"at": {"step": 1}})),
         ("nobody", json!({"at": {"step": 1}})),
     ] {
-        let (status, why) = refused(server, run, body.clone()).await;
-        problems.push(format!("{body}: {status} {}", why.replace(id, "ID").split("; known").next().unwrap()));
+        let (status, reason) = rejection(server, run, body.clone()).await;
+        problems.push(format!("{body}: {status} {}", reason.replace(id, "ID").split("; known").next().unwrap()));
     }
     insta::assert_snapshot!(problems.join("\n"), @r#"
     {"at":{}}: 400 `at` must have either `step` or `event`
@@ -364,7 +230,7 @@ async fn impossible_fork_reports_reason() {
     {"at":{"step":1}}: 404 no run 'nobody' exists
     "#);
     let prompt =
-        forks(server, &run, json!({"at": {"step": 2}})).await.remove(0)["events"][0]["details"]["prompt"].clone();
+        fork(server, &run, json!({"at": {"step": 2}})).await.remove(0)["events"][0]["details"]["prompt"].clone();
     let (status, problem) = server.post("/api/v1/reruns", &json!({"prompt": prompt})).await;
     assert_eq!(status, 409, "{problem}");
 }
@@ -372,31 +238,32 @@ async fn impossible_fork_reports_reason() {
 #[tokio::test]
 async fn command_forks_a_run() {
     let server = server().await;
-    let run = recorded(server, json!({})).await;
-    let fork = |arguments: &[&str]| {
+    let run = generate(server, json!({})).await;
+    let run_fork = |arguments: &[&str]| {
         let mut command = thunder();
         command.args(["fork", id(&run), "--server", &server.base]).args(arguments);
         let output = command.output().unwrap();
-        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
     };
-    let (code, out, errors) = fork(&["--at", "3"]);
+    let (code, out, errors) = run_fork(&["--at", "3"]);
     assert_eq!(code, Some(0), "{errors}");
     assert!(out.contains(run["run"]["output_preview"].as_str().unwrap().trim()), "{out}");
     assert!(errors.contains("replay: "), "{errors}");
-    let (code, out, errors) = fork(&["--at", "3", "--text", "hello", "--set", "temperature=0", "-n", "2", "--json"]);
+    let (code, out, errors) =
+        run_fork(&["--at", "3", "--text", "hello", "--set", "temperature=0", "-n", "2", "--json"]);
     assert_eq!(code, Some(0), "{errors}");
     let shown: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((shown["step"].as_i64(), shown["runs"].as_array().unwrap().len()), (Some(3), 2));
     assert_eq!(shown["runs"][1]["run"]["parent"]["change"]["sampling"], json!({"temperature": 0}));
-    let (code, _, errors) = fork(&["--at", "300"]);
+    let (code, _, errors) = run_fork(&["--at", "300"]);
     assert_eq!(code, Some(1), "{errors}");
-    assert!(errors.contains("step 300 is not recorded"), "{errors}");
+    assert!(errors.contains("step 300 is not recorded; the run can be forked at the steps 1 to 24"), "{errors}");
 }
 
 #[tokio::test]
 async fn recorded_tokens_must_be_those_of_the_model() {
     let server = server().await;
-    let run = recorded(server, json!({})).await;
+    let run = generate(server, json!({})).await;
     let mut errors = ErrorTable::default();
     for (index, token) in [1_000_000, -7, i32::MAX].into_iter().enumerate() {
         let mut foreign = run.clone();

@@ -1,6 +1,8 @@
 //! Faulty mods on the real server: their runs end or continue as the handbook describes, and neither other runs nor the
 //! server are affected. Each is tested with the rights of the server and in the sandbox.
 
+mod sandbox;
+
 use super::harness::{Server, server};
 use futures::future::join_all;
 use serde_json::{Value, json};
@@ -12,10 +14,10 @@ use tokio::time::sleep;
 const FAULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods/faults");
 const TOKENS: usize = 8;
 
-fn start(further: &[&str]) -> Server {
+fn start(flags: &[&str]) -> Server {
     // The import of a worker has its own timeout; the timeout of a call is long enough for a busy machine.
     let arguments = ["--mods-dir", FAULTS, "--mod-timeout", "5000", "--mod-memory", "256M", "--ctx-size", "2048"];
-    Server::start(&[&arguments, further].concat())
+    Server::start(&[&arguments, flags].concat())
 }
 
 /// Returns the server whose mods are local files and have the rights of the server.
@@ -53,25 +55,25 @@ async fn run_mod(server: &Server, name: &str, tokens: usize) -> FaultyRun {
     FaultyRun { exceptions: texts("mod_call", "exception_message"), logs: texts("mod_log", "log_message"), answer }
 }
 
-/// Returns the text of a run without mods, which must not be affected.
-async fn other(server: &Server) -> String {
+/// Returns the text of a run without mods.
+async fn text_without_mods(server: &Server) -> String {
     let body = json!({"prompt": "Once", "max_tokens": 24, "temperature": 0, "ignore_eos": true});
     let answer = server.answer("/v1/completions", &body).await;
     assert_eq!(answer["usage"]["completion_tokens"], 24, "{answer}");
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
 }
 
-/// Runs the mod beside other runs and checks that they are not affected.
-async fn run_beside_others(server: &Server, name: &str) -> FaultyRun {
-    let undisturbed = other(server).await;
+/// Runs the mod while other runs are active, and asserts that they are not affected.
+async fn run_with_others(server: &Server, name: &str) -> FaultyRun {
+    let expected = text_without_mods(server).await;
     let (result, beside) = tokio::join!(run_mod(server, name, TOKENS), async {
         let mut texts = Vec::new();
         for _ in 0..4 {
-            texts.push(other(server).await);
+            texts.push(text_without_mods(server).await);
         }
         texts
     });
-    assert!(beside.iter().all(|text| *text == undisturbed), "{name} affects other runs");
+    assert!(beside.iter().all(|text| *text == expected), "{name} affects other runs");
     assert_eq!(server.get("/health").await.0, 200, "{name}");
     result
 }
@@ -82,17 +84,17 @@ fn exception(result: &FaultyRun) -> &str {
     &result.exceptions[0]
 }
 
-async fn faults(server: &Server) {
-    let waited = |result: &FaultyRun| {
+async fn assert_faults_are_contained(server: &Server) {
+    let assert_timed_out = |result: &FaultyRun| {
         assert!(exception(result).starts_with("deadline of 5000 ms exceeded"), "{:?}", result.exceptions);
     };
-    let both = tokio::join!(run_beside_others(server, "endless"), run_beside_others(server, "stops"));
-    waited(&both.0);
-    waited(&both.1);
+    let both = tokio::join!(run_with_others(server, "endless"), run_with_others(server, "stops"));
+    assert_timed_out(&both.0);
+    assert_timed_out(&both.1);
     // Their workers were restarted.
     let again = tokio::join!(run_mod(server, "endless", TOKENS), run_mod(server, "stops", TOKENS));
-    waited(&again.0);
-    waited(&again.1);
+    assert_timed_out(&again.0);
+    assert_timed_out(&again.1);
     for (name, expected) in [
         ("bomb", "MemoryError"),
         ("segfault", "the worker was ended by signal 11 (SIGSEGV)"),
@@ -109,10 +111,10 @@ async fn faults(server: &Server) {
         ("calls_too_long", "InvalidActionError at Added: tool calls must have at most 1048576 bytes, got 1048"),
         ("edits_too_many", "InvalidActionError at Added: an edit must have at most one entry per token"),
     ] {
-        let result = run_beside_others(server, name).await;
+        let result = run_with_others(server, name).await;
         assert!(exception(&result).starts_with(expected), "{name}: {:?}", result.exceptions);
         // The worker was restarted.
-        let again = run_beside_others(server, name).await;
+        let again = run_with_others(server, name).await;
         assert!(exception(&again).starts_with(expected), "{name}: {:?}", again.exceptions);
     }
     if cfg!(target_os = "linux") {
@@ -120,7 +122,7 @@ async fn faults(server: &Server) {
             // On a busy machine, Python may fail to start a thread first. The limit must be reached in one of the runs.
             let mut reached = false;
             for _ in 0..5 {
-                let result = run_beside_others(server, name).await;
+                let result = run_with_others(server, name).await;
                 reached = result.exceptions.iter().any(|exception| exception.ends_with("threads; the maximum is 512"));
                 if reached {
                     break;
@@ -130,11 +132,11 @@ async fn faults(server: &Server) {
             assert!(reached, "{name} never reaches the limit of threads");
         }
     }
-    // Its own run receives the unsolicited messages, as if they had been sent in order.
-    run_beside_others(server, "unasked").await;
+    // A worker that sends replies before their calls affects only its own run.
+    run_with_others(server, "unasked").await;
     for name in ["prints", "writes_past_python"] {
         let before = resident_mib(server);
-        let result = run_beside_others(server, name).await;
+        let result = run_with_others(server, name).await;
         let log_bytes: usize = result.logs.iter().map(String::len).sum();
         assert!(log_bytes < 1 << 20, "{name}: {log_bytes} bytes of logs");
         assert!(resident_mib(server) < before + 128, "{name} fills the server's memory");
@@ -152,18 +154,18 @@ fn resident_mib(server: &Server) -> u64 {
 
 #[tokio::test]
 async fn faulty_mods_do_not_affect_other_runs() {
-    faults(unrestricted_server().await).await;
+    assert_faults_are_contained(unrestricted_server().await).await;
 }
 
 #[tokio::test]
 async fn faulty_sandboxed_mods_do_not_affect_other_runs() {
-    if sandboxed().await {
-        faults(sandboxed_server().await).await;
+    if has_sandbox().await {
+        assert_faults_are_contained(sandboxed_server().await).await;
     }
 }
 
 /// Returns true if this system has a sandbox; otherwise prints the reason.
-async fn sandboxed() -> bool {
+async fn has_sandbox() -> bool {
     let (_, props) = server().await.get("/props").await;
     let sandbox = &props["mod_sandbox"];
     assert_eq!(sandbox["policy"], "uploaded", "{props}");
@@ -177,92 +179,8 @@ async fn sandboxed() -> bool {
 }
 
 #[tokio::test]
-async fn sandbox_denies_access_to_the_system() {
-    if !sandboxed().await {
-        return;
-    }
-    let (unrestricted_server, sandboxed_server) = (unrestricted_server().await, sandboxed_server().await);
-    for name in [
-        "forks",
-        "spawns",
-        "opens_sockets",
-        "reads_files",
-        "lists_folders",
-        "sees_processes",
-        "writes_files",
-        "makes_folders",
-        "signals",
-        "grows_memory",
-    ] {
-        let result = run_beside_others(unrestricted_server, name).await;
-        assert!(
-            result.logs.len() == 1 && result.logs[0].starts_with("done"),
-            "{name}: {:?} {:?}",
-            result.logs,
-            result.exceptions
-        );
-        let result = run_beside_others(sandboxed_server, name).await;
-        assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
-    }
-    for name in ["replaces_itself", "lifts_limits", "looks_up_names"] {
-        let result = run_beside_others(sandboxed_server, name).await;
-        assert!(
-            result.logs.len() == 1 && result.logs[0].starts_with("refused "),
-            "{name}: {:?} {:?}",
-            result.logs,
-            result.exceptions
-        );
-    }
-    let by_number = cfg!(target_arch = "x86_64");
-    for name in
-        ["appends_to_memory", "own_memory", "parents_memory", "parents_folder", "parents_limits", "makes_memory"]
-            .into_iter()
-            .chain(["abstract_socket", "named_socket"])
-            .chain(["forces_buffer", "enlarges_buffer", "poisons_memory", "merges_memory"])
-            .chain(
-                ["traces", "reads_processes", "io_ring", "new_user", "threads_net"].into_iter().filter(|_| by_number),
-            )
-    {
-        let result = run_beside_others(sandboxed_server, name).await;
-        assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
-    }
-    for (name, done) in
-        [("starts_threads", "done None"), ("frees_memory", "done advised"), ("does_not_block", "done set")]
-    {
-        let result = run_beside_others(sandboxed_server, name).await;
-        assert_eq!(result.logs, [done], "{name} must be permitted: {:?}", result.exceptions);
-    }
-    let limit = run_beside_others(sandboxed_server, "reads_thread_limit").await.logs.remove(0);
-    let limit: i64 = limit.strip_prefix("done ").unwrap().parse().unwrap();
-    assert!((1024..20_000).contains(&limit), "the kernel must limit threads: {limit}");
-    assert_workers_have_no_capabilities(sandboxed_server);
-}
-
-/// Asserts that workers have no capabilities, even if the server runs as root.
-fn assert_workers_have_no_capabilities(server: &Server) {
-    let parent = format!("PPid:\t{}\n", server.pid());
-    let mut workers = 0;
-    for process in std::fs::read_dir("/proc").unwrap().flatten() {
-        let read = |name| std::fs::read_to_string(process.path().join(name)).unwrap_or_default();
-        let status = read("status");
-        if !status.contains(&parent) || !read("cmdline").contains("bootstrap.py") {
-            continue;
-        }
-        workers += 1;
-        for line in status.lines().filter(|line| line.starts_with("Cap")) {
-            let (set, held) = line.split_once(":\t").unwrap();
-            // Without root the bounding set cannot be lowered, but no capability can be gained either.
-            if set != "CapBnd" || nix::unistd::geteuid().is_root() {
-                assert_eq!(u64::from_str_radix(held, 16).unwrap(), 0, "{line}");
-            }
-        }
-    }
-    assert!(workers > 0, "no worker runs");
-}
-
-#[tokio::test]
 async fn repeatedly_failing_mod_is_disabled_and_reported() {
-    let result = run_beside_others(unrestricted_server().await, "always_raises").await;
+    let result = run_with_others(unrestricted_server().await, "always_raises").await;
     let count = result.exceptions.len();
     assert!((5..=15).contains(&count) && result.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
     let output = "the mod 'always_raises' was disabled at step 5 for the rest of this run: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
@@ -297,7 +215,7 @@ async fn slow_mod_delays_only_its_own_run() {
     // Three times as many tokens: if the others waited for the mod, they would end last.
     let others = async {
         for _ in 0..2 {
-            other(server).await;
+            text_without_mods(server).await;
         }
     };
     tokio::select! {
@@ -321,13 +239,13 @@ async fn worker_using_cpu_or_threads_without_a_call_is_ended() {
 async fn configured_number_of_workers_serves_one_mod() {
     let server = Server::start(&["--mods-dir", FAULTS, "--mod-workers", "3", "--parallel", "4", "--mod-idle", "2"]);
     server.wait_ready().await;
-    let ask = |tokens| run_mod(&server, "who", tokens);
-    let result = join_all([ask(200), ask(200), ask(200), ask(200)]).await;
+    let run = |tokens| run_mod(&server, "who", tokens);
+    let results = join_all([run(200), run(200), run(200), run(200)]).await;
     let mut processes = HashSet::new();
-    for run in &result {
+    for run in &results {
         assert_eq!(run.logs.len(), 200, "{:?}", run.exceptions);
         let own: HashSet<&str> = run.logs.iter().map(String::as_str).collect();
-        assert_eq!(own.len(), 1, "a run stays with its worker");
+        assert_eq!(own.len(), 1, "one worker receives all calls of a run");
         processes.extend(own);
     }
     assert!((2..=3).contains(&processes.len()), "{processes:?}");
@@ -344,9 +262,9 @@ async fn configured_number_of_workers_serves_one_mod() {
 }
 
 #[tokio::test]
-async fn thousand_runs_leak_no_resources() {
+async fn thousand_runs_leak_no_memory() {
     let server = unrestricted_server().await;
-    let mut seen = Vec::new();
+    let mut sizes = Vec::new();
     for round in 0..10 {
         for _ in 0..25 {
             join_all((0..4).map(|_| async {
@@ -359,98 +277,9 @@ async fn thousand_runs_leak_no_resources() {
         assert_eq!(result.exceptions, Vec::<String>::new());
         let (retained, kib) = result.logs[0].split_once(' ').unwrap();
         assert_eq!(retained, "1", "round {round}: the worker holds state of ended runs");
-        seen.push((kib.parse::<u64>().unwrap() >> 10, resident_mib(server)));
+        sizes.push((kib.parse::<u64>().unwrap() >> 10, resident_mib(server)));
     }
-    let (early, late) = (seen[2], seen[9]);
-    assert!(late.0 <= early.0 + 8, "the worker grows: {seen:?}");
-    assert!(late.1 <= early.1 + 48, "the server grows: {seen:?}");
-}
-
-/// Returns a request with the mod key.
-fn as_boss(server: &Server, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
-    crate::harness::http().request(method, format!("{}{path}", server.base)).bearer_auth("boss")
-}
-
-/// Uploads the mod `entrypoint` of `faults.py`.
-async fn uploaded(server: &Server, entrypoint: &str) {
-    let source = std::fs::read_to_string(std::path::Path::new(FAULTS).join("faults.py")).unwrap();
-    let body = json!({"name": entrypoint, "language": "python", "entrypoint": entrypoint, "source": source});
-    let answer = as_boss(server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
-    assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap());
-}
-
-#[tokio::test]
-async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
-    if !sandboxed().await {
-        return;
-    }
-    let server = Server::start(&["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload"]);
-    server.wait_ready().await;
-    for name in ["opens_sockets", "reads_files", "writes_files", "forks", "signals"] {
-        uploaded(&server, name).await;
-        assert_eq!(run_beside_others(&server, name).await.logs, ["refused PermissionError"], "{name}");
-    }
-    uploaded(&server, "naps").await;
-    let slow = run_mod(&server, "naps", TOKENS);
-    let remove = async {
-        // The run is active as soon as its worker is.
-        while server.get("/slots").await.1.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false) {
-            sleep(Duration::from_millis(10)).await;
-        }
-        let request = as_boss(&server, reqwest::Method::DELETE, "/v1/mods/naps");
-        assert!(request.send().await.unwrap().status().is_success());
-    };
-    let (result, ()) = tokio::join!(slow, remove);
-    assert!(exception(&result).starts_with("the mod 'naps' was removed during the run"), "{:?}", result.exceptions);
-    let body = json!({"prompt": "Once", "mods": ["naps"]});
-    assert_eq!(server.post("/v1/completions", &body).await.0, 400, "the removed mod is unknown");
-}
-
-#[tokio::test]
-async fn uploaded_mod_cannot_forge_log_entries_or_describe_itself_endlessly() {
-    if !sandboxed().await {
-        return;
-    }
-    let server = Server::start(&["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload"]);
-    server.wait_ready().await;
-    let upload = async |source: &str| {
-        let body = json!({"name": "forges", "source": source});
-        let answer = as_boss(&server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
-        (answer.status().as_u16(), answer.text().await.unwrap())
-    };
-    let mod_with =
-        |first: &str| format!("from thunder_mods import mod\n{first}\n@mod\ndef forges(event, actions):\n    ...\n");
-    assert_eq!(upload(&mod_with(r#"print("run_beside_others\nERROR forged")"#)).await.0, 200);
-    server.wait_for_log(r#"log line during import: "run_beside_others\nERROR forged""#).await;
-    let (status, text) = upload(&mod_with(
-        r#"forged = "x" * (2 << 20)
-import gc
-channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
-channel.send({"kind": "loaded", "handlers": [], "padding": forged})"#,
-    ))
-    .await;
-    assert!(status == 400 && text.contains("the maximum is 1048576"), "{text}");
-    let (status, text) = upload("raise ValueError('x' * 100_000)").await;
-    assert!(status == 400 && text.len() < 200_000, "{} bytes", text.len());
-    let (status, text) = upload(
-        r#"import gc
-channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
-channel.send({"kind": "failed", "message": "x" * 100_000, "traceback": None})"#,
-    )
-    .await;
-    assert!(status == 400 && text.len() < 20_000, "{} bytes", text.len());
-}
-
-#[tokio::test]
-async fn uploads_without_a_sandbox_require_a_flag() {
-    let body = json!({"name": "calm", "entrypoint": "calm",
-        "source": "from thunder_mods import mod\n@mod\ndef calm(event, actions):\n    import socket\n    socket.socket()\n    open('/etc/passwd')\n"});
-    let off = ["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload", "--mod-sandbox", "off"];
-    let server = Server::start(&off);
-    server.wait_ready().await;
-    let answer = as_boss(&server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
-    assert_eq!(answer.status(), 200);
-    assert_eq!(run_mod(&server, "calm", 2).await.exceptions, Vec::<String>::new());
-    server.wait_for_log("run with the rights of the server").await;
-    assert_eq!(server.get("/props").await.1["mod_sandbox"]["policy"], "off");
+    let (early, late) = (sizes[2], sizes[9]);
+    assert!(late.0 <= early.0 + 8, "the worker grows: {sizes:?}");
+    assert!(late.1 <= early.1 + 48, "the server grows: {sizes:?}");
 }

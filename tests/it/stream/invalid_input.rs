@@ -1,8 +1,8 @@
-//! Malicious and careless clients.
+//! Invalid messages and frames, lost connections, and clients that do not read.
 
 use super::client::Next;
 use super::{Client, endless};
-use crate::harness::{ErrorTable, Server, server};
+use crate::harness::{ErrorTable, Server, server, websocket_handshake};
 use futures::SinkExt;
 use serde_json::json;
 use std::time::Duration;
@@ -10,7 +10,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use yawc::Frame;
 
-async fn code_after(client: &mut Client) -> Option<u16> {
+/// Reads until the connection closes, and returns the close code.
+async fn close_code(client: &mut Client) -> Option<u16> {
     loop {
         if let Next::Closed(code) = client.next().await {
             return code;
@@ -35,7 +36,7 @@ async fn invalid_first_message_is_explained_and_closes_connection() {
         let error = client.message().await;
         assert_eq!((&error["error"], &error["recoverable"]), (&json!("invalid_request"), &json!(false)));
         errors.add_message(first, &error);
-        assert_eq!(code_after(&mut client).await, Some(1008), "{first}");
+        assert_eq!(close_code(&mut client).await, Some(1008), "{first}");
     }
     insta::assert_snapshot!("first_message_errors", errors);
 }
@@ -102,15 +103,10 @@ async fn invalid_messages_are_explained_and_connection_stays_open() {
     assert_eq!(last.last().unwrap()["type"], "completion");
 }
 
-/// Returns a connection whose frames are written by hand.
-async fn raw(server: &Server) -> TcpStream {
+/// Returns a connection on which the test writes the bytes of the frames.
+async fn tcp_connection(server: &Server) -> TcpStream {
     let mut stream = TcpStream::connect(server.base.trim_start_matches("http://")).await.unwrap();
-    let host = server.base.trim_start_matches("http://");
-    let request = format!(
-        "GET /generate HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n\
-         Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    );
-    stream.write_all(request.as_bytes()).await.unwrap();
+    stream.write_all(websocket_handshake("/generate", "").as_bytes()).await.unwrap();
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await.unwrap());
@@ -128,32 +124,32 @@ async fn invalid_frames_close_connection() {
         frame.extend_from_slice(payload);
         frame
     };
-    for (what, bytes, code) in [
+    for (name, bytes, code) in [
         ("not masked", vec![0x81, 0x02, b'h', b'i'], Some(1002)),
         ("a reserved bit", masked(0xa1, b"x"), Some(1002)),
         ("an unknown opcode", masked(0x83, b"x"), Some(1003)),
-        ("a continuation of nothing", masked(0x80, b"x"), Some(1002)),
-        ("a ping in pieces", masked(0x09, b"x"), Some(1002)),
-        ("no UTF-8", masked(0x81, b"\xff\xfe"), Some(1007)),
+        ("a continuation without a first frame", masked(0x80, b"x"), Some(1002)),
+        ("a fragmented ping", masked(0x09, b"x"), Some(1002)),
+        ("invalid UTF-8", masked(0x81, b"\xff\xfe"), Some(1007)),
         ("a frame of 2^62 bytes", vec![0x81, 0xff, 0x40, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], Some(1009)),
         ("a close frame of one byte", masked(0x88, b"x"), Some(1002)),
     ] {
-        let mut stream = raw(server).await;
+        let mut stream = tcp_connection(server).await;
         stream.write_all(&bytes).await.unwrap();
-        let mut answer = Vec::new();
-        let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut answer)).await;
-        let at = answer.iter().rposition(|&byte| byte == 0x88);
-        let reported = at.and_then(|at| Some(u16::from_be_bytes([*answer.get(at + 2)?, *answer.get(at + 3)?])));
-        assert!(read.is_ok(), "{what}: the connection stays open");
-        assert_eq!(reported, code, "{what}: {answer:?}");
+        let mut response = Vec::new();
+        let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_end(&mut response)).await;
+        let at = response.iter().rposition(|&byte| byte == 0x88);
+        let close_code = at.and_then(|at| Some(u16::from_be_bytes([*response.get(at + 2)?, *response.get(at + 3)?])));
+        assert!(read.is_ok(), "{name}: the connection stays open");
+        assert_eq!(close_code, code, "{name}: {response:?}");
     }
-    // Random bytes.
-    let mut stream = raw(server).await;
-    let noise: Vec<u8> = (0..4000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
-    let _ = stream.write_all(&noise).await;
+    // Random bytes may be rejected while they are sent.
+    let mut stream = tcp_connection(server).await;
+    let random: Vec<u8> = (0..4000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let _ = stream.write_all(&random).await;
     drop(stream);
-    // A message in very small pieces is a message.
-    let mut stream = raw(server).await;
+    // A message may be split into frames of one byte.
+    let mut stream = tcp_connection(server).await;
     let config = br#"{"type":"config","prompt":"Once","parameters":{"max_tokens":2}}"#;
     for (index, byte) in config.iter().enumerate() {
         let opcode = u8::from(index == 0);
@@ -173,12 +169,12 @@ async fn disconnect_during_request_does_not_affect_others() {
         let mut client = Client::connect(&server).await;
         client.send(&endless()).await;
         client.until(|message| message["index"] == 2).await;
-        // Without a close frame.
+        // Closes the connection without a close frame.
         drop(client);
     }
     // The only slot is free again.
-    let answer = server.answer("/v1/generate", &json!({"prompt": "Once", "max_tokens": 3})).await;
-    assert!(answer["usage"]["completion_tokens"].as_u64().unwrap() > 0);
+    let response = server.answer("/v1/generate", &json!({"prompt": "Once", "max_tokens": 3})).await;
+    assert!(response["usage"]["completion_tokens"].as_u64().unwrap() > 0);
 }
 
 #[tokio::test]
@@ -201,12 +197,12 @@ async fn client_that_does_not_read_pauses_only_its_run() {
             .unwrap()
     };
     let mut before = 0;
-    let mut still = 0;
-    while still < 20 {
+    let mut unchanged = 0;
+    while unchanged < 20 {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        let now = generated().await;
-        still = if now == before && now > 0 { still + 1 } else { 0 };
-        before = now;
+        let current = generated().await;
+        unchanged = if current == before && current > 0 { unchanged + 1 } else { 0 };
+        before = current;
     }
     assert!(before < 3900, "all {before} tokens were generated, although the client does not read");
     let other = server.answer("/v1/generate", &json!({"prompt": "Other", "max_tokens": 20, "ignore_eos": true})).await;
@@ -224,17 +220,17 @@ async fn slot_of_unread_run_is_given_to_waiting_run() {
     let mut slow = Client::connect(&server).await;
     slow.send(&endless()).await;
     let mut messages = vec![slow.message().await];
-    // All buffers fill up, and then the only slot is blocked.
+    // The unread messages fill all buffers, so that the run waits in the only slot.
     let other = json!({"prompt": "Another prompt", "max_tokens": 20, "ignore_eos": true});
     assert_eq!(server.answer("/v1/generate", &other).await["usage"]["completion_tokens"], 20);
     messages.extend(slow.until_end().await);
     let end = messages.last().unwrap();
     assert_eq!((&end["type"], &end["usage"]["completion_tokens"]), (&json!("completion"), &json!(3900)), "{end}");
-    assert_eq!(end["generated_text"], super::followed(&messages));
+    assert_eq!(end["generated_text"], super::assemble_text(&messages));
 }
 
 #[tokio::test]
-async fn thousand_idle_connections_use_little_memory() {
+async fn idle_connection_uses_less_than_40_kib() {
     let server = Server::start(&[]);
     server.wait_ready().await;
     let resident = || -> usize {
@@ -242,17 +238,16 @@ async fn thousand_idle_connections_use_little_memory() {
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     };
-    let mut warm = Client::connect(&server).await;
-    warm.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    let mut active = Client::connect(&server).await;
+    active.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
     let before = resident();
     let mut idle = Vec::new();
     for _ in 0..1000 {
-        // Plain connections, so that limits of the client library do not apply.
-        idle.push(raw(&server).await);
+        // TCP connections are used, so that limits of the client library do not apply.
+        idle.push(tcp_connection(&server).await);
     }
-    let each = resident().saturating_sub(before) as f64 / 1000.0;
-    println!("an idle connection takes {each:.1} KiB");
-    assert!(each < 40.0, "an idle connection takes {each:.1} KiB");
-    let last = warm.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    let kibibytes = resident().saturating_sub(before) as f64 / 1000.0;
+    assert!(kibibytes < 40.0, "an idle connection takes {kibibytes:.1} KiB");
+    let last = active.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
     assert_eq!(last.last().unwrap()["type"], "completion");
 }

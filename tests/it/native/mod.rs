@@ -1,19 +1,20 @@
 //! The native routes on the real server: runs that the engine made and runs that were ingested.
 
-use super::harness::{ErrorTable, Server, SseReader, model, server};
+mod attention;
+
+use super::harness::{Server, SseReader, model, server, with_fields};
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
-use std::sync::LazyLock;
 use thunder::trace::columns;
 use thunder::trace::document::item_from_json;
 use thunder::trace::fold::Fold;
 
-const SAMPLE: &str = include_str!("../../fixtures/sample_payload.json");
+const SAMPLE: &str = include_str!("../../../fixtures/sample_payload.json");
 
-/// Ingests the specification's example under this id.
-async fn ingested(request_id: &str) -> &'static Server {
+/// Ingests the example of the specification with this id; returns the shared server.
+async fn ingest(request_id: &str) -> &'static Server {
     let server = server().await;
     let body = SAMPLE.replace("req_abc123", request_id);
     assert_eq!(server.request(Method::POST, "/ingest").body(body).send().await.unwrap().status(), 201);
@@ -21,16 +22,15 @@ async fn ingested(request_id: &str) -> &'static Server {
 }
 
 /// Generates a run and returns it when it has ended.
-async fn generated(server: &Server, further: Value) -> Value {
-    let mut body =
+async fn generate(server: &Server, fields: Value) -> Value {
+    let body =
         json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 3, "ignore_eos": true});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    let answer = server.answer("/v1/chat/completions", &body).await;
+    let answer = server.answer("/v1/chat/completions", &with_fields(body, &fields)).await;
     server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await
 }
 
 /// Starts a streamed generation; returns its run id and the stream.
-async fn begun(server: &Server, body: &Value) -> (String, impl Stream<Item = reqwest::Result<Bytes>> + Unpin) {
+async fn start_stream(server: &Server, body: &Value) -> (String, impl Stream<Item = reqwest::Result<Bytes>> + Unpin) {
     let response = server.request(Method::POST, "/v1/completions").json(body).send().await.unwrap();
     let run_id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
     (run_id, Box::pin(response.bytes_stream()))
@@ -54,7 +54,7 @@ fn lines(text: &str) -> Vec<Value> {
 #[tokio::test]
 async fn list_is_paged() {
     for id in ["page-1", "page-2", "page-3"] {
-        ingested(id).await;
+        ingest(id).await;
     }
     let server = server().await;
     let mut seen = Vec::new();
@@ -73,7 +73,7 @@ async fn list_is_paged() {
 
 #[tokio::test]
 async fn invalid_query_is_named() {
-    let server = ingested("queries").await;
+    let server = ingest("queries").await;
     let mut problems = Vec::new();
     for path in [
         "/api/v1/runs?modle=x",
@@ -115,7 +115,7 @@ async fn invalid_query_is_named() {
 
 #[tokio::test]
 async fn items_are_lines_in_order() {
-    let server = ingested("lines").await;
+    let server = ingest("lines").await;
     let response = get(server, "/api/v1/runs/lines/events", &[]).await;
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
     let text = response.text().await.unwrap();
@@ -138,34 +138,34 @@ async fn items_are_lines_in_order() {
 
 #[tokio::test]
 async fn finished_run_can_be_streamed_and_resumed() {
-    let server = ingested("stream").await;
+    let server = ingest("stream").await;
     let accept = ("accept", "text/event-stream");
-    let whole = events(get(server, "/api/v1/runs/stream/events", &[accept]).await).await;
+    let all = events(get(server, "/api/v1/runs/stream/events", &[accept]).await).await;
     let text = get(server, "/api/v1/runs/stream/events", &[]).await.text().await.unwrap();
-    let (end, items) = whole.split_last().unwrap();
+    let (end, items) = all.split_last().unwrap();
     assert_eq!(items.iter().map(|(_, _, data)| data.clone()).collect::<Vec<_>>(), lines(&text));
     assert_eq!((end.0.as_str(), end.2["request_id"].as_str()), ("end", Some("stream")));
     let resumed = events(get(server, "/api/v1/runs/stream/events", &[accept, ("last-event-id", "1")]).await).await;
-    assert_eq!(resumed, whole[4..], "the items of the last event are repeated");
+    assert_eq!(resumed, all[4..], "the items of the last event are repeated");
     let response = get(server, "/api/v1/runs/stream/events", &[accept, ("last-event-id", "x")]).await;
     assert_eq!(response.status(), 400);
 }
 
-/// A run followed during generation returns every item once, in order, equal to the stored items.
+/// A client that follows a run receives every item once, in order, equal to the stored items.
 #[tokio::test]
 async fn active_run_is_followed_live() {
     let server = server().await;
     let mut changes = SseReader::get(server, "/api/v1/runs/live").await;
     let body = json!({"prompt": "Hello", "max_tokens": 150, "ignore_eos": true, "stream": true,
                       "mods": [{"name": "force-prefix", "config": {"text": "one two three"}}]});
-    let (run_id, mut output) = begun(server, &body).await;
+    let (run_id, mut output) = start_stream(server, &body).await;
     let path = format!("/api/v1/runs/{run_id}/events");
-    let (late, ()) =
+    let (followed, ()) =
         tokio::join!(async { events(get(server, &path, &[("accept", "text/event-stream")]).await).await }, async {
             while output.next().await.is_some() {}
         });
     let run = server.finished(&run_id).await;
-    let (end, items) = late.split_last().unwrap();
+    let (end, items) = followed.split_last().unwrap();
     assert_eq!((end.0.as_str(), &end.2["status"]), ("end", &run["run"]["status"]));
     let stored = lines(&get(server, &path, &[]).await.text().await.unwrap());
     assert_eq!(items.len(), stored.len());
@@ -183,7 +183,7 @@ async fn active_run_is_followed_live() {
 #[tokio::test]
 async fn columns_are_the_fold_of_the_items() {
     let server = server().await;
-    let run = generated(server, json!({"mods": [{"name": "force-prefix", "config": {"text": "one two"}}]})).await;
+    let run = generate(server, json!({"mods": [{"name": "force-prefix", "config": {"text": "one two"}}]})).await;
     let path = format!("/api/v1/runs/{}", run["run"]["run_id"].as_str().unwrap());
     let response = get(server, &format!("{path}/columns"), &[]).await;
     assert_eq!(response.headers()["content-type"], "application/octet-stream");
@@ -205,8 +205,8 @@ async fn columns_are_the_fold_of_the_items() {
 }
 
 #[tokio::test]
-async fn alternatives_are_listed_for_own_and_external_runs() {
-    let server = ingested("alternatives").await;
+async fn alternatives_of_generated_and_ingested_runs_are_listed() {
+    let server = ingest("alternatives").await;
     let (status, foreign) = server.get("/api/v1/runs/alternatives/alternatives").await;
     assert_eq!(status, 200);
     insta::assert_json_snapshot!(foreign, @r#"
@@ -235,10 +235,10 @@ async fn alternatives_are_listed_for_own_and_external_runs() {
       ]
     }
     "#);
-    let run = generated(server, json!({})).await;
+    let run = generate(server, json!({})).await;
     let id = run["run"]["run_id"].as_str().unwrap();
-    let (_, ours) = server.get(&format!("/api/v1/runs/{id}/alternatives?from=0&to=5")).await;
-    let steps = ours["alternatives"].as_array().unwrap();
+    let (_, listed) = server.get(&format!("/api/v1/runs/{id}/alternatives?from=0&to=5")).await;
+    let steps = listed["alternatives"].as_array().unwrap();
     assert_eq!(steps.len(), 2);
     for step in steps {
         assert!(step["position"].is_u64() && step["chosen"].is_i64(), "{step}");
@@ -249,43 +249,6 @@ async fn alternatives_are_listed_for_own_and_external_runs() {
     }
 }
 
-async fn server_with_attention() -> &'static Server {
-    static ATTENTIVE: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
-    tokio::task::spawn_blocking(|| LazyLock::force(&ATTENTIVE)).await.unwrap().wait_ready().await
-}
-
-#[tokio::test]
-async fn attention_at_one_position_is_exact_for_every_step_and_view() {
-    // More steps than a map shows, and more events than one request reads.
-    const STEPS: usize = 1100;
-    let server = server_with_attention().await;
-    let run = generated(server, json!({"attention": true, "max_tokens": STEPS, "ignore_eos": true})).await;
-    let path = format!("/api/v1/runs/{}/attention", run["run"]["run_id"].as_str().unwrap());
-    let (_, first) = server.get(&format!("{path}?at=1")).await;
-    let layer = &first["attention"]["layer_ids"][0];
-    let position = 2;
-    for view in ["view=mean".to_owned(), "view=max".to_owned(), format!("view=layer&layer={layer}")] {
-        let (mut rows, mut from, mut requests) = (Vec::new(), json!(0), 0);
-        while !from.is_null() {
-            let (status, column) = server.get(&format!("{path}?from={from}&position={position}&{view}")).await;
-            assert_eq!(status, 200, "{column}");
-            rows.extend(column["attention"]["rows"].as_array().unwrap().clone());
-            from = column["attention"]["next"].clone();
-            requests += 1;
-        }
-        assert!(requests > 1, "{requests}");
-        assert_eq!(rows.len(), STEPS, "{view}");
-        for row in [&rows[0], &rows[1], &rows[STEPS / 2], &rows[STEPS - 1]] {
-            let (_, step) = server.get(&format!("{path}?at={}&{view}", row["sequence_order"])).await;
-            assert_eq!(step["attention"]["sequence_order"], row["sequence_order"]);
-            assert_eq!(step["attention"]["values"][position], row["value"], "{view} {row}");
-        }
-    }
-    assert_eq!(server.get(&format!("{path}?from=0&position=0&view=layer&layer=99")).await.0, 400);
-    let (status, beyond) = server.get(&format!("{path}?from=0&to=9&position=100000")).await;
-    assert_eq!((status, &beyond["attention"]["rows"]), (200, &json!([])));
-}
-
 #[tokio::test]
 async fn recorded_run_keeps_the_request_fields_that_shape_its_answer() {
     let server = server().await;
@@ -294,12 +257,12 @@ async fn recorded_run_keeps_the_request_fields_that_shape_its_answer() {
         "tool_choice": "none",
         "logit_bias": {"5": -3, "6": 2.5},
     });
-    let mut body = json!({
+    let body = json!({
         "messages": [{"role": "user", "content": "Hello"}],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
         "max_tokens": 2,
     });
-    body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+    let body = with_fields(body, &fields);
     let answer = server.answer("/v1/chat/completions", &body).await;
     let id = answer["thunder"]["run_id"].as_str().unwrap();
     server.finished(id).await;
@@ -309,144 +272,22 @@ async fn recorded_run_keeps_the_request_fields_that_shape_its_answer() {
 }
 
 #[tokio::test]
-async fn attention_is_returned_per_step_and_as_map() {
-    let server = server_with_attention().await;
-    let run = generated(server, json!({"attention": true})).await;
-    assert_eq!(run["run"]["has_attention"], true);
-    let path = format!("/api/v1/runs/{}/attention", run["run"]["run_id"].as_str().unwrap());
-    let (status, step) = server.get(&format!("{path}?at=3")).await;
-    assert_eq!(status, 200, "{step}");
-    let step = &step["attention"];
-    let (layers, heads) = (step["layer_ids"].as_array().unwrap(), step["heads"].as_u64().unwrap());
-    let values: Vec<f64> = serde_json::from_value(step["values"].clone()).unwrap();
-    assert_eq!((values.len() as u64, &step["sequence_order"]), (step["row_len"].as_u64().unwrap(), &json!(1)));
-    assert!((values.iter().sum::<f64>() - 1.0).abs() < 0.02, "{values:?}");
-    assert_eq!(step["stats"].as_array().unwrap().len() as u64, layers.len() as u64 * heads);
-    assert_eq!(step["quality"], "f16");
-    for layer in layers {
-        let (status, row) = server.get(&format!("{path}?at=1&view=layer&layer={layer}")).await;
-        assert_eq!((status, &row["attention"]["quality"]), (200, &json!("u8")));
-        let values: Vec<f64> = serde_json::from_value(row["attention"]["values"].clone()).unwrap();
-        assert!((values.iter().sum::<f64>() - 1.0).abs() < 0.05, "{values:?}");
-    }
-    assert_eq!(server.get(&format!("{path}?at=1&view=layer&layer=99")).await.0, 400);
-    let (status, weighted) = server.get(&format!("{path}?at=1&view=weighted_layers")).await;
-    assert_eq!((status, &weighted["attention"]["quality"]), (200, &json!("u8")), "{weighted}");
-    let mut expected = vec![0.0; values.len()];
-    let mut total = 0.0;
-    for (index, layer) in layers.iter().enumerate() {
-        let weight = 0.5 + index as f64 / layers.len() as f64;
-        total += weight;
-        let (_, row) = server.get(&format!("{path}?at=1&view=layer&layer={layer}")).await;
-        for (sum, value) in expected.iter_mut().zip(row["attention"]["values"].as_array().unwrap()) {
-            *sum += weight * value.as_f64().unwrap();
-        }
-    }
-    let weighted: Vec<f64> = serde_json::from_value(weighted["attention"]["values"].clone()).unwrap();
-    assert_eq!(weighted.len(), expected.len());
-    for (value, expected) in weighted.iter().zip(expected) {
-        assert!((value - expected / total).abs() < 1e-6, "{value} and {}", expected / total);
-    }
-    let (status, map) = server.get(&format!("{path}?from=0&view=weighted_layers")).await;
-    assert_eq!((status, &map["attention"]["quality"]), (200, &json!("u8")), "{map}");
-
-    let (status, map) = server.get(&format!("{path}?from=0&bins=4")).await;
-    assert_eq!(status, 200, "{map}");
-    let map = &map["attention"];
-    let rows = map["rows"].as_array().unwrap();
-    assert_eq!((rows.len(), &map["bins"], &map["sampled"]), (8, &json!(4), &json!(false)));
-    assert_eq!(rows.last().unwrap()["values"].as_array().unwrap().len(), 4);
-    assert_eq!(server.get(&format!("{path}?from=1000")).await.0, 404);
-}
-
-#[tokio::test]
-async fn selected_heads_are_stored_and_read_by_step_and_by_position() {
-    let server = server_with_attention().await;
-    let heads = json!([[3, 0], [1, 2]]);
-    let run = generated(server, json!({"attention": {"heads": heads}})).await;
-    let id = run["run"]["run_id"].as_str().unwrap();
-    let path = format!("/api/v1/runs/{id}/attention");
-    let (status, step) = server.get(&format!("{path}?at=4&view=head&layer=1&head=2")).await;
-    assert_eq!(status, 200, "{step}");
-    let step = &step["attention"];
-    assert_eq!((&step["quality"], &step["stored_heads"]), (&json!("f16"), &json!([[1, 2], [3, 0]])));
-    let values: Vec<f64> = serde_json::from_value(step["values"].clone()).unwrap();
-    assert!((values.iter().sum::<f64>() - 1.0).abs() < 0.01, "{values:?}");
-    let measures = step["stats"].as_array().unwrap().iter().find(|of| of["layer"] == 1 && of["head"] == 2).unwrap();
-    let peak = measures["peak_position"].as_u64().unwrap() as usize;
-    assert_eq!(values.iter().copied().fold(0.0, f64::max), values[peak], "{measures}");
-    assert_eq!(step["values"][peak], measures["peak"]);
-
-    // Each later step's value at a position is that of its row.
-    for (layer, head) in [(1, 2), (3, 0)] {
-        let view = format!("view=head&layer={layer}&head={head}");
-        let (status, column) = server.get(&format!("{path}?from=0&position=2&{view}")).await;
-        assert_eq!(status, 200, "{column}");
-        let rows = column["attention"]["rows"].as_array().unwrap();
-        assert_eq!(rows.len(), 8, "{column}");
-        for row in rows {
-            let (_, step) = server.get(&format!("{path}?at={}&{view}", row["sequence_order"])).await;
-            assert_eq!(step["attention"]["values"][2], row["value"]);
-        }
-    }
-    let mut errors = ErrorTable::default();
-    for query in [
-        "at=4&view=head&layer=0&head=0",
-        "from=0&position=2&view=head&layer=0&head=0",
-        "at=4&view=head&layer=1",
-        "from=0&view=head&layer=1&head=2",
-    ] {
-        errors.add(query, &server.get(&format!("{path}?{query}")).await);
-    }
-    insta::assert_snapshot!("attention_of_heads_errors", errors);
-
-    // The selection is recorded, and a fork stores the same heads.
-    let (_, prefilled) = server.get(&format!("/api/v1/runs/{id}/events?from=0&to=1")).await;
-    assert_eq!(prefilled["details"]["prompt"]["parameters"]["attention_heads"], json!([[1, 2], [3, 0]]));
-    let fork = json!({"at": {"step": 4}});
-    let (status, forks) = server.post(&format!("/api/v1/runs/{id}/forks"), &fork).await;
-    assert_eq!(status, 201, "{forks}");
-    let fork = forks["runs"][0]["run_id"].as_str().unwrap();
-    let run = server.finished(fork).await;
-    let last = run["run"]["events"].as_u64().unwrap() - 1;
-    let (_, step) = server.get(&format!("/api/v1/runs/{fork}/attention?at={last}")).await;
-    assert_eq!(step["attention"]["stored_heads"], json!([[1, 2], [3, 0]]), "{step}");
-}
-
-#[tokio::test]
-async fn unknown_or_too_many_heads_are_rejected_before_the_run() {
-    let server = server_with_attention().await;
-    let refused = async |attention: Value, max_tokens: u32| {
-        let body = json!({"prompt": "Hello", "max_tokens": max_tokens, "attention": attention});
-        let (status, error) = server.post("/v1/completions", &body).await;
-        assert_eq!((status, &error["error"]["param"]), (400, &json!("attention.heads")), "{error}");
-        error["error"]["message"].as_str().unwrap().to_owned()
-    };
-    let unknown = refused(json!({"heads": [[0, 1], [7, 1]]}), 4).await;
-    assert_eq!(unknown, "layer 7, head 1 does not exist; heads are 0 to 3, and layers with attention are [0, 1, 2, 3]");
-    assert_eq!(
-        refused(json!({"heads": [[0]]}), 4).await,
-        "attention.heads must be \"all\" or a list of 1 to 4096 pairs [layer, head], got [[0]]"
-    );
-}
-
-#[tokio::test]
 async fn run_is_removed_once() {
-    let server = ingested("removed").await;
+    let server = ingest("removed").await;
     let delete = async || server.request(Method::DELETE, "/api/v1/runs/removed").send().await.unwrap().status();
     assert_eq!(delete().await, 204);
     assert_eq!(delete().await, 404);
     assert_eq!(server.get("/api/v1/runs/removed").await.0, 404);
-    assert_eq!(ingested("removed").await.get("/api/v1/runs/removed").await.0, 200, "its id can be used again");
+    assert_eq!(ingest("removed").await.get("/api/v1/runs/removed").await.0, 200, "its id can be used again");
 }
 
 #[tokio::test]
 async fn active_run_cannot_be_removed() {
     let server = server().await;
     let body = json!({"prompt": "Hello", "max_tokens": 4000, "ignore_eos": true, "stream": true});
-    let (run_id, _output) = begun(server, &body).await;
+    let (run_id, _output) = start_stream(server, &body).await;
     let path = format!("/api/v1/runs/{run_id}");
-    // It is in the database after the recorder's first flush, long before its end.
+    // The run is in the database after the first flush of the recorder, long before its end.
     let status = loop {
         match server.request(Method::DELETE, &path).send().await.unwrap().status().as_u16() {
             404 => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
@@ -467,7 +308,7 @@ async fn mods_are_listed() {
     }
 }
 
-/// The token that ended the run is in the trace, but neither counted nor part of the text, in both places.
+/// The token that ended a run is in its trace, but neither counted nor part of the text.
 #[tokio::test]
 async fn exported_and_ingested_run_has_same_counts() {
     let server = server().await;
@@ -481,16 +322,16 @@ async fn exported_and_ingested_run_has_same_counts() {
     for (name, body) in [("ended", ended), ("stopped", stopped), ("cut", cut)] {
         let answer = server.answer("/v1/completions", &body).await;
         let id = answer["thunder"]["run_id"].as_str().unwrap().to_owned();
-        let ours = server.finished(&id).await;
-        let mut document = ours.clone();
+        let original = server.finished(&id).await;
+        let mut document = original.clone();
         document.as_object_mut().unwrap().remove("run");
         document["request"]["request_id"] = json!(format!("{id}-again"));
         assert_eq!(server.post("/ingest", &document).await.0, 201);
-        let (_, theirs) = server.get(&format!("/api/v1/runs/{id}-again")).await;
+        let (_, copy) = server.get(&format!("/api/v1/runs/{id}-again")).await;
         for field in ["completion_tokens", "prompt_tokens", "events", "forced", "surprise_strip"] {
-            assert_eq!(ours["run"][field], theirs["run"][field], "{name}: {field}");
+            assert_eq!(original["run"][field], copy["run"][field], "{name}: {field}");
         }
-        assert_eq!(ours["run"]["output_preview"], theirs["run"]["output_preview"], "{name}");
-        assert_eq!(ours["run"]["completion_tokens"], answer["usage"]["completion_tokens"], "{name}");
+        assert_eq!(original["run"]["output_preview"], copy["run"]["output_preview"], "{name}");
+        assert_eq!(original["run"]["completion_tokens"], answer["usage"]["completion_tokens"], "{name}");
     }
 }
