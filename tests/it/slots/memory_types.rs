@@ -8,10 +8,10 @@ use crate::engine::{
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use thunder::engine::{Engine, Overflow, Ses1Error, SlotError, SubmitError};
+use thunder::engine::{Engine, Overflow, Ses1Error, SlotError, SubmitError, UnsupportedAttention};
 use thunder::events::{EventType, FinishReason, Scope, TokenId};
 use thunder::model::Model;
-use thunder::model::llama::{CacheType, ModelOptions, Unsupported};
+use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::Action;
 
 pub const RECURRENT: [&str; 2] = ["memories/recurrent", "memories/hybrid"];
@@ -180,7 +180,10 @@ async fn recurrent_state_rejects_shifts_and_states_of_other_models() {
 async fn attention_is_captured_in_attention_layers() {
     let test_engine = test_engine_of(load(RECURRENT[0]), 1, true, |_| {}).await;
     let error = test_engine.engine.attention().unwrap_err();
-    assert!(matches!(error, SubmitError::AttentionUnsupported { why: Unsupported::Recurrent, .. }), "{error}");
+    assert!(
+        matches!(error, SubmitError::AttentionUnsupported { reason: UnsupportedAttention::Recurrent, .. }),
+        "{error}"
+    );
     let mut alone = test_engine_of(load(RECURRENT[1]), 1, true, |_| {}).await;
     let expected = alone.run(with_attention(request_tokens(irregular_tokens(1, 100), 5))).await;
     let mut shared = test_engine_of(load(RECURRENT[1]), 3, true, |_| {}).await;
