@@ -3,7 +3,6 @@
 mod fit;
 mod tensors;
 
-pub use fit::ContextRequirements;
 pub(super) use fit::other_split_files;
 pub use tensors::{TensorPlacement, TensorRule};
 

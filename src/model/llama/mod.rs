@@ -37,9 +37,7 @@ pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
 pub use context::{AttentionRow, Context, ContextOptions};
 pub use control_vectors::ControlVectors;
-pub use devices::{
-    ContextRequirements, Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason,
-};
+pub use devices::{Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason};
 pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};
 pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::ThreadOptions;
@@ -47,7 +45,7 @@ pub use gguf::GgufHeader;
 pub use head::{Activation, Head, HeadError};
 pub use images::{EmbeddingRows, Image, ImageError, ImageOptions, Images, first_unknown as first_unknown_image};
 pub use numa::Numa;
-pub use options::{GpuLayers, ModelOptions, SplitMode};
+pub use options::{ContextRequirements, GpuLayers, ModelOptions, SplitMode};
 pub use probe::probe;
 pub use rerank_template::RerankTemplate;
 pub use sampler::{Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};

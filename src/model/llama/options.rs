@@ -1,6 +1,6 @@
 //! Settings for loading a model.
 
-use super::{ContextRequirements, ControlVectors, ImageOptions, TensorPlacement, Tuning};
+use super::{CacheType, ControlVectors, ImageOptions, TensorPlacement, Tuning};
 use std::path::PathBuf;
 
 /// Settings for loading a model.
@@ -34,6 +34,39 @@ pub struct ModelOptions {
     pub images: Option<ImageOptions>,
     /// Compute settings.
     pub tuning: Tuning,
+}
+
+/// The memory that a context needs in addition to the weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContextRequirements {
+    /// Tokens per sequence.
+    pub context_per_sequence: u32,
+    /// True if `context_per_sequence` does not exceed the training context.
+    pub as_trained: bool,
+    /// Number of sequences.
+    pub sequences: u32,
+    /// Maximum tokens per physical batch.
+    pub ubatch_size: u32,
+    /// True if attention is computed with all scores in memory, that is, without flash attention.
+    pub scores: bool,
+    /// Data type of keys.
+    pub keys: CacheType,
+    /// Data type of values.
+    pub values: CacheType,
+}
+
+impl Default for ContextRequirements {
+    fn default() -> Self {
+        Self {
+            context_per_sequence: 4096,
+            as_trained: true,
+            sequences: 1,
+            ubatch_size: 512,
+            scores: true,
+            keys: CacheType::F16,
+            values: CacheType::F16,
+        }
+    }
 }
 
 /// Number of layers to place on GPUs.

@@ -1,46 +1,13 @@
 //! Estimate of the number of layers that fit on GPUs, computed from the model file before it is loaded.
 
 use super::super::ffi::types::type_layout;
-use super::super::{CacheType, GgufHeader, ModelOptions, SplitMode};
+use super::super::{CacheType, ContextRequirements, GgufHeader, ModelOptions, SplitMode};
 use std::path::{Path, PathBuf};
 
 /// Memory of each GPU that is left free for its driver and other programs, in bytes.
 const RESERVED_BYTES: u64 = 512 << 20;
 /// Maximum number of files of a model.
 const MAX_FILES: u64 = 1000;
-
-/// The memory that a context needs in addition to the weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ContextRequirements {
-    /// Tokens per sequence.
-    pub context_per_sequence: u32,
-    /// True if `context_per_sequence` does not exceed the training context.
-    pub as_trained: bool,
-    /// Number of sequences.
-    pub sequences: u32,
-    /// Maximum tokens per physical batch.
-    pub ubatch_size: u32,
-    /// True if attention is computed with all scores in memory, that is, without flash attention.
-    pub scores: bool,
-    /// Data type of keys.
-    pub keys: CacheType,
-    /// Data type of values.
-    pub values: CacheType,
-}
-
-impl Default for ContextRequirements {
-    fn default() -> Self {
-        Self {
-            context_per_sequence: 4096,
-            as_trained: true,
-            sequences: 1,
-            ubatch_size: 512,
-            scores: true,
-            keys: CacheType::F16,
-            values: CacheType::F16,
-        }
-    }
-}
 
 /// A GPU for the layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
