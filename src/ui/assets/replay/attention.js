@@ -386,7 +386,7 @@ export class Attention {
 /** Returns the rows of the answer that the step of a ForwardPass added. Pure. */
 export function stepRows(run, seq) {
   return run.stepEvents(seq).flatMap((e) => {
-    const [from, to] = run.bornAt(e);
+    const [from, to] = run.rowsAddedAt(e);
     return Array.from({ length: to - from }, (_, k) => from + k).filter((row) => !run.isPrompt(row));
   });
 }

@@ -1,6 +1,6 @@
 // One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
 // marks.
-import { h, palette, surface } from '../dom.js';
+import { drawn, h, palette, surface } from '../dom.js';
 
 const MAX_LISTED = 400;
 
@@ -39,13 +39,11 @@ export class Lanes {
           h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'What'].map((t) => h('th', { scope: 'col' }, t)))), this.#table)));
     this.#lanesBox = h('div');
     root.replaceChildren(this.#lanesBox, this.#details);
-    const resized = new ResizeObserver(() => this.draw());
-    resized.observe(root);
-    signal.addEventListener('abort', () => resized.disconnect());
-    document.addEventListener('theme', () => this.draw(), { signal });
+    this.#redraw = drawn(root, () => this.#draw(), signal);
   }
 
   #lanesBox;
+  #redraw;
 
   /** Adds marks that arrived since the last call. */
   sync() {
@@ -61,7 +59,7 @@ export class Lanes {
       this.#lanes.set(mark.mod_name, { canvas, cursor, box });
       this.#lanesBox.append(h('div', { class: 'lane' }, h('b', { title: mark.mod_name }, mark.mod_name), box));
     }
-    this.draw();
+    this.#redraw();
     this.#list();
   }
 
@@ -73,7 +71,7 @@ export class Lanes {
     this.#go(nearest.seq);
   }
 
-  draw() {
+  #draw() {
     if (!this.#lanes.size) return;
     const c = palette(['accent', 'erased', 'forced', 'line-strong']);
     const span = Math.max(1, this.#run.eventCount);

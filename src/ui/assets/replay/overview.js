@@ -1,5 +1,5 @@
 // The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
-import { palette, surface } from '../dom.js';
+import { drawn, palette, surface } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';
@@ -31,13 +31,10 @@ export class Overview {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');
     this.#scrub = box.querySelector('input');
-    const resized = new ResizeObserver(() => this.draw());
-    resized.observe(box);
-    signal.addEventListener('abort', () => resized.disconnect());
-    document.addEventListener('theme', () => this.draw(), { signal });
+    this.redraw = drawn(box, () => this.#draw(), signal);
   }
 
-  draw() {
+  #draw() {
     const s = surface(this.#canvas);
     if (!s) return;
     const { g, w, h: height } = s;

@@ -79,7 +79,10 @@ const view = new Replay(root, id, {
 });
 
 registerRunNavigation((place) => view.visit(place));
-view.open().then(() => { markFeedback(); return branches(); }).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+view.open().then(() => { markFeedback(); return painted(); }).then(branches).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+
+/** Waits until the browser has painted the next frame. */
+function painted() { return new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve))); }
 
 /** Links the mods of the run to the versions that it used. */
 function linkMods(mods) {

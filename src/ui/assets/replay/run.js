@@ -76,16 +76,26 @@ export class Run {
   }
 
   /** Returns the rows that an event added: the first one, and the one after the last. */
-  bornAt(e) {
-    let lo = 0;
-    let hi = this.count;
-    while (lo < hi) {
-      const mid = (lo + hi) >> 1;
-      if (this.addedAt(mid) < e) lo = mid + 1;
-      else hi = mid;
-    }
-    let end = lo;
-    while (end < this.count && this.addedAt(end) === e) end += 1;
-    return [lo, end];
+  rowsAddedAt(e) {
+    return rangeOf(e, this.count, (i) => this.addedAt(i));
   }
+
+  /** Returns the marks of the actions at an event. */
+  actionsAt(e) {
+    return this.marks.slice(...rangeOf(e, this.marks.length, (i) => this.marks[i].seq)).filter((mark) => mark.kind === 'action');
+  }
+}
+
+/** Returns the range of indexes, end exclusive, whose values equal `value`. The values are in ascending order. */
+function rangeOf(value, count, valueAt) {
+  let from = 0;
+  let above = count;
+  while (from < above) {
+    const middle = (from + above) >> 1;
+    if (valueAt(middle) < value) from = middle + 1;
+    else above = middle;
+  }
+  let end = from;
+  while (end < count && valueAt(end) === value) end += 1;
+  return [from, end];
 }

@@ -76,8 +76,7 @@ export class Replay {
 
   #start(run, prefilled) {
     this.n = Math.min(run.eventCount, this.#state.at ?? run.eventCount);
-    this.#build(run);
-    this.#prefilled(prefilled);
+    this.#build(run, prefilled);
     this.go(this.n, { quiet: true });
   }
 
@@ -112,7 +111,7 @@ export class Replay {
 
   #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#closed.signal }); }
 
-  #build(run) {
+  #build(run, prefilled) {
     this.#run = run;
     const go = (n) => { this.#parts.player.pause(); this.go(n); };
     const textBox = replaced(this.#el('text'));
@@ -133,6 +132,7 @@ export class Replay {
       panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#onPlayingChanged(playing) }),
     };
+    this.#prefilled(prefilled);
     this.#controls();
     this.#sync();
     this.#loadAttention();
@@ -194,7 +194,7 @@ export class Replay {
     text.sync(this.live);
     lanes.sync();
     this.#note();
-    overview.draw();
+    overview.redraw();
     const { textBox } = this.#parts;
     textBox.toggleAttribute('data-none', this.#run.count === 0);
     textBox.dataset.idle = this.live ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'The trace of this run has no events.';
@@ -205,7 +205,7 @@ export class Replay {
   set feedback(entries) {
     this.#feedback = entries;
     this.#note();
-    this.#parts.overview?.draw();
+    this.#parts.overview?.redraw();
   }
 
   #note() {
@@ -308,7 +308,7 @@ export class Replay {
   #row(e) {
     if (e === null) return null;
     for (const step of this.#run.stepEvents(e).filter((s) => s >= e)) {
-      const [from, to] = this.#run.bornAt(step);
+      const [from, to] = this.#run.rowsAddedAt(step);
       if (to > from && !this.#run.isPrompt(from)) return to - 1;
     }
     return null;
@@ -316,8 +316,8 @@ export class Replay {
 
   #showPosition(e, row) {
     const run = this.#run;
-    const rows = run.answered(this.n);
     const total = run.answered(run.eventCount);
+    const rows = this.atEnd ? total : run.answered(this.n);
     if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
     const end = this.n === run.eventCount;
