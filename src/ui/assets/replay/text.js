@@ -33,6 +33,8 @@ export class Text {
   #blocks = [];
   /** Index of the first block that may lack spans. */
   #firstUnbuilt = 0;
+  /** Blocks on the screen and close to it, which get their spans before others. */
+  #nearby = new Set();
   #role = null;
   #labels = null;
   #removals = [];
@@ -68,7 +70,9 @@ export class Text {
       return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onPick(token._row);
     });
     root.addEventListener('contentvisibilityautostatechange', ({ target, skipped }) => {
-      if (target._block && !skipped) this.#build(target._block);
+      if (!target._block) return;
+      if (skipped) this.#nearby.delete(target._block);
+      else this.#nearby.add(target._block);
     });
   }
 
@@ -144,7 +148,10 @@ export class Text {
       this.#isScheduled = false;
       if (this.#signal.aborted) return;
       const end = performance.now() + TASK_MS;
-      for (let b = this.#firstUnbuilt; b < this.#blocks.length && performance.now() < end; b += 1) this.#build(this.#blocks[b]);
+      for (const block of [...this.#nearby, ...this.#blocks.slice(this.#firstUnbuilt)]) {
+        this.#build(block);
+        if (performance.now() > end) break;
+      }
       this.#schedule();
     }));
   }
