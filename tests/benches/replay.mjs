@@ -18,7 +18,7 @@ import { document as trace } from '../browser/document.mjs';
 import { URL_, launch } from '../browser/browser.mjs';
 
 const rounds = Number(process.argv[2] ?? 7);
-const sizes = (process.argv[3] ?? '2000,10000,100000').split(',').filter(Boolean).map(Number);
+const sizes = (process.argv[3] ?? '2000,10000,100000').split(',').filter(Number).map(Number);
 const slowdowns = (process.env.SLOWDOWNS ?? '1,4').split(',').map(Number);
 const servers = [['', URL_], ...(process.env.BASELINE_URL ? [['before', process.env.BASELINE_URL]] : [])];
 const HTTP = { 'content-type': 'application/json', 'x-requested-by': 'bench' };
@@ -130,7 +130,7 @@ async function attention(server, path, slowdown) {
     };
     await time('on', () => document.querySelector('[data-act=attention]').click());
     for (const view of ['max', 'layer:0', 'last', 'mean']) await time(view, () => choose('Which attention', view));
-    await time('head', () => document.querySelector('.heads [data-head], .heads button, .heads td')?.click());
+    await time('head', () => document.querySelectorAll('.heads .kept')[1].click());
     await time('later', () => choose('Direction', 'later'));
     return { ...out, longest: measured.longest };
   });
@@ -164,8 +164,14 @@ async function post(server, path, body) {
   return response;
 }
 
-/** Stores a trace on every server. */
+/** Stores a trace on every server. Long ones only have measurements at Added, because a document is limited to 64 MiB. */
 async function store(document) {
+  if (document.events.length > 100000) {
+    for (const event of document.events.filter(({ event_type: type }) => type === 'ForwardPass' || type === 'Sampled')) {
+      delete event.top_tokens;
+      delete event.details;
+    }
+  }
   for (const [, server] of servers) await post(server, '/ingest', document);
 }
 

@@ -47,9 +47,9 @@ const note = h('p', { class: 'hint num' });
 
 function words({ run, rows }, [from, to], side, coloured) {
   return rows.slice(from, to).map((i, k) => {
-    const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}` });
+    const span = document.createElement('span');
     const bucket = coloured ? MODES[0].bucket(run, i) : -1;
-    if (bucket >= 0) span.classList.add(`b${bucket}`);
+    span.className = `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
     fill(span, run.text(i));
     spans[side][from + k] = span;
     return span;
@@ -173,7 +173,6 @@ function drawStrip() {
   if (!s) return;
   const { g, w, h: height } = s;
   const c = palette(['spark', 'accent-wash']);
-  g.clearRect(0, 0, w, height);
   const wide = w / Math.max(1, steps.length);
   g.fillStyle = c['accent-wash'];
   for (const { block, from } of changes) g.fillRect(from * wide, 0, Math.max(1, Math.max(block.a[1] - block.a[0], block.b[1] - block.b[0]) * wide), height);

@@ -84,7 +84,7 @@ export function palette(names) {
   return Object.fromEntries(names.map((name) => [name, colours.get(name)]));
 }
 
-/** Sets the size of a canvas to that of its box in device pixels. Returns the context in CSS pixels, or null if the canvas is hidden. */
+/** Sets the size of a canvas to that of its box in device pixels, and clears it. Returns the context in CSS pixels, or null if the canvas is hidden. */
 export function surface(canvas) {
   const { clientWidth: w, clientHeight: hgt } = canvas;
   if (!w || !hgt) return null;
@@ -95,6 +95,7 @@ export function surface(canvas) {
   if (canvas.height !== height) canvas.height = height;
   const g = canvas.getContext('2d');
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
+  g.clearRect(0, 0, w, hgt);
   return { g, w, h: hgt };
 }
 

@@ -1,5 +1,6 @@
 // Attention of one step over the text and as a strip, and of the whole run as a map.
 import { ask, h, palette, surface } from '../dom.js';
+import { requestDelay } from './events.js';
 import { percent } from './why.js';
 import { show } from './glyphs.js';
 import { Heads } from './heads.js';
@@ -46,6 +47,10 @@ export class Attention {
   #now = null;
   #abort = null;
   #timer = 0;
+  /** Step and view that are being loaded, or null. */
+  #loadingKey = null;
+  #rowDelay = requestDelay();
+  #laterDelay = requestDelay();
   #layers = [];
   #map = null;
   #drawn = '';
@@ -144,8 +149,7 @@ export class Attention {
     if (row === null || later.isReading) return undefined;
     later.isReading = true;
     try {
-      // A key that is held down selects many tokens; only the last one is requested.
-      await new Promise((resolve) => setTimeout(resolve, 70));
+      await new Promise((resolve) => setTimeout(resolve, this.#laterDelay()));
       const end = () => Math.min(run.removedAt(row), run.eventCount);
       for (let to = end(); later.next < to && !signal.aborted; to = end()) {
         const query = new URLSearchParams({ from: later.next, to, position: run.pos(row), ...viewQuery(this.view) });
@@ -179,10 +183,13 @@ export class Attention {
     const seq = this.#forwardAt(n);
     if (seq === null) return this.#none('No forward pass has happened at this event yet.');
     const key = `${seq} ${this.view}`;
-    if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
+    if (key === this.#loadingKey) return undefined;
     clearTimeout(this.#timer);
     this.#abort?.abort();
-    this.#timer = setTimeout(() => this.#load(seq, key), 60);
+    this.#loadingKey = null;
+    if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
+    this.#loadingKey = key;
+    this.#timer = setTimeout(() => this.#load(seq, key), this.#rowDelay());
     return undefined;
   }
 
@@ -230,6 +237,8 @@ export class Attention {
       this.#loadMap();
     } catch (error) {
       if (error.name !== 'AbortError') this.#none(error.status === 404 ? 'No attention was recorded for this step.' : `Attention could not be loaded: ${error.message}.`);
+    } finally {
+      if (this.#loadingKey === key) this.#loadingKey = null;
     }
   }
 
@@ -285,7 +294,6 @@ export class Attention {
     const c = palette(['spark', 'line-strong']);
     const { values, sink, peak } = this.#now;
     const step = s.w / values.length;
-    s.g.clearRect(0, 0, s.w, s.h);
     const columns = Math.min(values.length, Math.floor(s.w));
     for (let x = 0; x < columns; x += 1) {
       const from = Math.floor((x / columns) * values.length);

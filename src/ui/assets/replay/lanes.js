@@ -78,10 +78,7 @@ export class Lanes {
     const ready = new Map();
     for (const [name, lane] of this.#lanes) {
       const s = surface(lane.canvas);
-      if (s) {
-        s.g.clearRect(0, 0, s.w, s.h);
-        ready.set(name, s);
-      }
+      if (s) ready.set(name, s);
     }
     for (const mark of this.#run.marks) {
       const s = ready.get(mark.mod_name);

@@ -42,7 +42,6 @@ export class Overview {
     const run = this.#run;
     const step = 2;
     const { high, erased } = bins(run, Math.max(1, Math.floor(w / step)));
-    g.clearRect(0, 0, w, height);
     const floor = height - 2;
     // A token has about three events, so in a short run its bar can be that wide.
     const wide = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));

@@ -1,6 +1,7 @@
 // The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
 import { h, toast } from '../dom.js';
 import { surprise } from './colour.js';
+import { requestDelay } from './events.js';
 import { NEVER } from './rows.js';
 import { show } from './glyphs.js';
 import { explain, measured, percent } from './why.js';
@@ -23,6 +24,7 @@ export class Panel {
   #all = false;
   #loadId = 0;
   #job = null;
+  #delay = requestDelay();
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
   /** Values of the form that starts several forks. */
@@ -59,7 +61,6 @@ export class Panel {
       this.#drawStep(e, steps.map((s) => this.#events.peek(s)));
       return;
     }
-    // A key that is held down moves over many events; only the last one is requested.
     this.#root.setAttribute('aria-busy', 'true');
     this.#job = setTimeout(async () => {
       try {
@@ -74,7 +75,7 @@ export class Panel {
       } finally {
         if (loadId === this.#loadId) this.#root.removeAttribute('aria-busy');
       }
-    }, 70);
+    }, this.#delay());
   }
 
   /** Opens the sampling stages and scrolls to them. */
