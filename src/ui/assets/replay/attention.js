@@ -44,6 +44,7 @@ export class Attention {
   #id;
   #hooks;
   #cache = new Map();
+  /** The attention of the current step, or null. */
   #now = null;
   #abort = null;
   #timer = 0;
@@ -53,6 +54,7 @@ export class Attention {
   #laterDelay = requestDelay();
   #layers = [];
   #map = null;
+  /** Describes the map that `#base` contains. */
   #drawn = '';
   #strip = h('canvas', { 'aria-hidden': 'true' });
   #mapCanvas = h('canvas', { 'aria-hidden': 'true' });
@@ -61,6 +63,7 @@ export class Attention {
   #tops = h('ol', { class: 'tops' });
   #note = h('p', { class: 'hint' });
   #direction = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'earlier' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
+  /** Row whose attention from later steps is shown. */
   #subject = null;
   #later = null;
   #laterAbort = new AbortController();

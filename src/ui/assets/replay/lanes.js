@@ -18,7 +18,9 @@ export class Lanes {
   #lanes = new Map();
   #table = h('tbody');
   #details;
+  /** Kinds of marks in the table. */
   #kinds = new Set(['action', 'error', 'log']);
+  /** Number of marks at the last update. */
   #seen = -1;
   #n = 0;
 
@@ -108,6 +110,7 @@ export class Lanes {
     if (all.length > MAX_LISTED) this.#table.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${all.length} marks; the table shows the ${MAX_LISTED} around the cursor.`)));
   }
 
+  /** Moves the cursor to event `n`. */
   at(n) {
     this.#n = n;
     const left = `calc(${((n / Math.max(1, this.#run.eventCount)) * 100).toFixed(3)}% - 1px)`;

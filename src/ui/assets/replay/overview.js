@@ -44,13 +44,13 @@ export class Overview {
     const { high, erased } = bins(run, Math.max(1, Math.floor(w / step)));
     const floor = height - 2;
     // A token has about three events, so in a short run its bar can be that wide.
-    const wide = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
+    const barWidth = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
     high.forEach((value, x) => {
       if (!value && !erased[x]) return;
       g.fillStyle = erased[x] ? c.erased : c.spark;
       g.globalAlpha = erased[x] ? 0.55 : 0.9;
-      const tall = Math.max(1.5, Math.sqrt(Math.min(1, value / 12)) * (height - 14));
-      g.fillRect(x * step, floor - tall, wide, tall);
+      const barHeight = Math.max(1.5, Math.sqrt(Math.min(1, value / 12)) * (height - 14));
+      g.fillRect(x * step, floor - barHeight, barWidth, barHeight);
     });
     g.globalAlpha = 1;
     for (const mark of run.marks) {

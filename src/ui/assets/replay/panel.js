@@ -21,9 +21,11 @@ export class Panel {
   #alts = h('section', { hidden: true });
   #mods = h('section');
   #record = h('section', { hidden: true });
+  /** True if all candidates are listed. */
   #all = false;
+  /** Number of the newest request; the results of earlier ones are not shown. */
   #loadId = 0;
-  #job = null;
+  #timer = null;
   #delay = requestDelay();
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
@@ -48,7 +50,7 @@ export class Panel {
   show(e, row) {
     this.#drawToken(e, row);
     this.#loadId += 1;
-    clearTimeout(this.#job);
+    clearTimeout(this.#timer);
     if (e === null) {
       this.#alts.hidden = true;
       this.#mods.hidden = true;
@@ -62,7 +64,7 @@ export class Panel {
       return;
     }
     this.#root.setAttribute('aria-busy', 'true');
-    this.#job = setTimeout(async () => {
+    this.#timer = setTimeout(async () => {
       try {
         const entries = await this.#events.get(steps[0], steps.at(-1));
         if (loadId === this.#loadId) this.#drawStep(e, entries);

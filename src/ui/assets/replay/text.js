@@ -11,7 +11,8 @@ import { NEVER } from './rows.js';
 const VISIBLE = 1;
 const LATER = 2;
 const REMOVED = 3;
-const CLASS = [' f', '', ' g', ' x'];
+/** Class of a row by its state: hidden, visible, later, removed. */
+const STATE_CLASSES = [' f', '', ' g', ' x'];
 const ANSWER = { role: 'answer', dim: false };
 const PROMPT = { role: 'prompt', dim: false };
 const NEW_PROMPT = { role: 'new prompt', dim: false };
@@ -25,8 +26,9 @@ export class Text {
   #run;
   /** Spans by row; rows of empty blocks have none. */
   #spans = [];
-  #base = [];
-  #bucket = [];
+  /** Classes by row that never change, and the class of its colour. */
+  #fixedClasses = [];
+  #colourClass = [];
   #state = [];
   #blockOf = [];
   /** Blocks in order: `{el, part, first, end, built, shown, chips}`, with the rows `first..end`, of which those before `built` have spans. */
@@ -40,6 +42,7 @@ export class Text {
   #removals = [];
   #removalByLastRow = new Map();
   #chips = new Map();
+  /** Events whose removed rows the user has unfolded. */
   #open = new Set();
   #options;
   #n;
@@ -92,7 +95,7 @@ export class Text {
       rows += this.#blocks[b].end - this.#blocks[b].first;
     }
     for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
-    this.#updateChips();
+    this.#hideEmpty();
     this.#schedule();
   }
 
@@ -181,8 +184,8 @@ export class Text {
     fill(span, run.text(i));
     this.#spans[i] = span;
     const isDim = this.#roleOf(i).dim || run.isStop(i);
-    this.#base[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${isDim ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
-    this.#bucket[i] = this.#bucketClass(i);
+    this.#fixedClasses[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${isDim ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
+    this.#colourClass[i] = this.#colourClassOf(i);
     this.#write(i);
     parent.append(span);
   }
@@ -201,7 +204,7 @@ export class Text {
     return this.#labels?.roles[run.pos(i)] ?? PROMPT;
   }
 
-  #bucketClass(i) {
+  #colourClassOf(i) {
     const b = this.#paint(i);
     return b === 'touched' ? ' touched' : b >= 0 ? ` b${b}` : '';
   }
@@ -211,8 +214,8 @@ export class Text {
     if (!this.#spans[i]) return;
     const removedAt = this.#run.removedAt(i);
     const state = this.#state[i];
-    const isShadedLater = state === LATER && this.#coloursLater && this.#bucket[i];
-    let name = this.#base[i] + (state === VISIBLE || isShadedLater ? this.#bucket[i] : '') + (isShadedLater ? '' : CLASS[state]);
+    const isShadedLater = state === LATER && this.#coloursLater && this.#colourClass[i];
+    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colourClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
     if (state === REMOVED && this.#open.has(removedAt)) name += ' o';
     if (i === this.#cursor) name += ' cur';
     if (i === this.#selected) name += ' sel';
@@ -232,9 +235,9 @@ export class Text {
     this.#coloursLater = coloursLater;
     for (let i = 0; i < this.#spans.length; i += 1) {
       if (!this.#spans[i]) continue;
-      const next = this.#bucketClass(i);
-      if (next === this.#bucket[i] && !all) continue;
-      this.#bucket[i] = next;
+      const next = this.#colourClassOf(i);
+      if (next === this.#colourClass[i] && !all) continue;
+      this.#colourClass[i] = next;
       if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#write(i);
     }
   }
@@ -260,7 +263,7 @@ export class Text {
         if (this.isShown(i)) block.shown += 1;
       }
     }
-    this.#updateChips();
+    this.#hideEmpty();
   }
 
   #isOpen(removal) { return this.#options.showRemoved || this.#open.has(removal.removedAt); }
@@ -276,7 +279,7 @@ export class Text {
   }
 
   /** Shows the chips of the current event, and hides empty blocks and parts. */
-  #updateChips() {
+  #hideEmpty() {
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
     for (const block of this.#blocks) block.chips = 0;
     for (const removal of this.#removals) if (this.#updateChip(removal, this.#chips.get(removal.removedAt))) this.#blockOf[removal.last].chips += 1;
@@ -306,6 +309,7 @@ export class Text {
     if (scroll && this.#target) this.#reveal(this.#target);
   }
 
+  /** The span to which the text scrolls. */
   #target = null;
 
   #reveal(span, tries = 3) {
@@ -336,7 +340,7 @@ export class Text {
 
   /** Highlights the rows of one match. */
   highlight(rows) {
-    for (const i of rows) this.#ensure(i);
+    rows.forEach((i) => this.#ensure(i));
     const old = this.#hits;
     this.#hits = new Set(rows);
     for (const i of [...old, ...rows]) this.#write(i);

@@ -17,6 +17,7 @@ import { targetOf } from './moves.js';
 const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, layer: 'mean', later: false, q: '' };
 
 export class Replay {
+  /** Event of the cursor. */
   n = 0;
   #root;
   #id;
@@ -25,11 +26,16 @@ export class Replay {
   #parts = {};
   #state;
   #hooks;
+  /** True while the cursor stays at the end of a live run. */
   #follow = false;
+  /** Row that the user selected, or null. */
   #picked = null;
+  /** Stops following a live run. */
   #stop = null;
+  /** Matches of the search as ranges of rows, and the index of the shown one. */
   #hits = [];
   #hit = -1;
+  /** True if the run has recorded attention. */
   #recorded;
   #feedback = [];
 
@@ -96,6 +102,7 @@ export class Replay {
     this.#start(new Run(state), items[0]);
   }
 
+  /** True if there is no server, in an exported page. */
   #isLocal = false;
 
   /** Releases all resources, before another run is shown. */
@@ -107,6 +114,7 @@ export class Replay {
 
   #closed = new AbortController();
 
+  /** Returns the element of the component with `data-name`. */
   #el(name) { return this.#root.querySelector(`[data-${name}]`); }
 
   #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#closed.signal }); }
@@ -193,7 +201,7 @@ export class Replay {
     const { text, overview, lanes } = this.#parts;
     text.sync(this.live);
     lanes.sync();
-    this.#note();
+    this.#markNotes();
     overview.redraw();
     const { textBox } = this.#parts;
     textBox.toggleAttribute('data-none', this.#run.count === 0);
@@ -204,11 +212,11 @@ export class Replay {
   /** Marks the tokens that notes and feedback name: `{token, tone, text}`, with the index of the token in the answer. */
   set feedback(entries) {
     this.#feedback = entries;
-    this.#note();
+    this.#markNotes();
     this.#parts.overview?.redraw();
   }
 
-  #note() {
+  #markNotes() {
     const { text, overview } = this.#parts;
     if (!overview || !(this.#feedback.length || overview.notes.length)) return;
     const answer = this.#answer();
@@ -247,7 +255,10 @@ export class Replay {
     this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
   }
 
-  /** Moves the cursor to event `n`; `run.eventCount` is the end. */
+  /**
+   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` leaves the address as it is, `playing` is set by the
+   * player, and `live` keeps the selected row.
+   */
   go(n, { quiet = false, playing = false, live = false } = {}) {
     const run = this.#run;
     if (!run) return;
@@ -378,6 +389,7 @@ export class Replay {
     }
   }
 
+  /** Shows which buttons and colours are selected. */
   #toggles() {
     for (const name of ['showRemoved', 'showLater', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
@@ -386,6 +398,7 @@ export class Replay {
     for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
+  /** Highlights the first match of a text. */
   #find(needle) {
     const { text } = this.#parts;
     this.#state.find = needle;
