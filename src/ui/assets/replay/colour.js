@@ -35,6 +35,9 @@ export const MODES = [
   { id: 'plain', name: 'Plain', unit: '', edges: [], bucket: () => -1 },
 ];
 
+/** Returns the bucket 0–7 of a share, on a square-root scale up to `peak`. */
+export const bucketOfShare = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
+
 /** Returns the surprise of a row in bits, or null if it was not measured. */
 export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
 

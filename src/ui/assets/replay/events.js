@@ -12,10 +12,9 @@ const DELAY_MS = 70;
 
 /**
  * Returns a function that gives the delay of a request in milliseconds. A key that is held down moves over many events, so
- * that only the last one is requested; a single step is requested at once.
+ * that only the last one is requested; a single step is requested at once. `last` is the time of a request before.
  */
-export function requestDelay() {
-  let last = -Infinity;
+export function requestDelay(last = -Infinity) {
   return () => {
     const now = performance.now();
     const delay = now - last < BUSY_MS ? DELAY_MS : 0;

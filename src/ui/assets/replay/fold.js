@@ -3,7 +3,6 @@
 
 import { Step, detailsOf, isQuote, labelOf, listedTokens, measuredOf } from './items.js';
 import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
-
 const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
 /** Largest quantised value. */

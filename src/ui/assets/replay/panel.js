@@ -26,7 +26,8 @@ export class Panel {
   /** Number of the newest request; the results of earlier ones are not shown. */
   #loadId = 0;
   #timer = null;
-  #delay = requestDelay();
+  /** The first request waits until the text is shown. */
+  #delay = requestDelay(performance.now());
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
   /** Values of the form that starts several forks. */
