@@ -1,6 +1,6 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs and shows both distributions; a strip shows the divergence of the model's distributions at every step.
-import { ask, base, h, palette, surface } from './dom.js';
+import { ask, base, drawn, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/colour.js';
 import { align, coalesce } from './replay/diff.js';
@@ -88,7 +88,7 @@ function draw() {
     ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
     : `No difference: ${same} tokens are equal.`;
   scrub.max = String(Math.max(0, steps.length - 1));
-  drawStrip();
+  redrawStrip();
   if (changes.length) choose(0);
   else if (steps.length) go(steps.length - 1);
 }
@@ -163,7 +163,7 @@ async function loadDivergences() {
   }));
   const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
   divergences = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
-  drawStrip();
+  redrawStrip();
   if (at >= 0) go(at);
 }
 
@@ -259,8 +259,7 @@ document.querySelector('.tools').addEventListener('click', (event) => act(event.
 listen(['compare'], act);
 
 document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
-new ResizeObserver(drawStrip).observe(canvas);
-document.addEventListener('theme', drawStrip);
+const redrawStrip = drawn(canvas, drawStrip, new AbortController().signal);
 
 try {
   sides = await Promise.all([side(root.dataset.a), side(root.dataset.b)]);
