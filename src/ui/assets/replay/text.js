@@ -1,10 +1,9 @@
 // The token text: one span per row, in blocks that the browser skips while they are off screen.
-// All blocks are created at once, but empty. A block gets its spans before it is shown: those at the start or at the cursor
-// before the first frame, others when the user scrolls to them, and the rest in short tasks, so that the browser's own
-// search finds all text. Moving the cursor only changes classes of rows whose state changes.
+// A block gets its spans before it is shown: those at the start or at the cursor before the first frame, others when the user
+// scrolls to them, and the rest in short tasks, so that the browser's own search finds all text. Moving the cursor only changes classes of rows whose state changes.
 import { h } from '../dom.js';
 import { fill, show } from './glyphs.js';
-import { mayCut, roles } from './parts.js';
+import { MAX_BLOCK_ROWS, mayCut, roles } from './parts.js';
 import { isChipVisible, removals } from './removals.js';
 import { NEVER } from './rows.js';
 
@@ -18,8 +17,9 @@ const PROMPT = { role: 'prompt', dim: false };
 const NEW_PROMPT = { role: 'new prompt', dim: false };
 /** Minimum number of rows whose spans are created before the first frame: about as many as a window shows. */
 const FIRST_ROWS = 400;
-/** Duration of a task that creates spans, in milliseconds. */
+/** Duration of a task that creates spans, in milliseconds, and the number of rows that it adds to blocks. */
 const TASK_MS = 16;
+const ROWS_PER_TASK = 4 * MAX_BLOCK_ROWS;
 
 export class Text {
   #root;
@@ -88,7 +88,7 @@ export class Text {
   sync(all) {
     this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
     this.#removalByLastRow = new Map(this.#removals.map((removal) => [removal.last, removal]));
-    for (let i = this.#blockOf.length; i < this.#run.count; i += 1) this.#addToBlock(i);
+    this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS + MAX_BLOCK_ROWS);
     let rows = 0;
     for (let b = this.#firstUnbuilt; b < this.#blocks.length && (all || rows < FIRST_ROWS); b += 1) {
       this.#build(this.#blocks[b]);
@@ -97,6 +97,11 @@ export class Text {
     for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
     this.#hideEmpty();
     this.#schedule();
+  }
+
+  /** Adds the rows before `end` to blocks. */
+  #addRows(end) {
+    for (let i = this.#blockOf.length; i < Math.min(end, this.#run.count); i += 1) this.#addToBlock(i);
   }
 
   /** Adds row `i` to the last block, or to a new one. */
@@ -138,29 +143,33 @@ export class Text {
 
   /** Creates the missing spans in short tasks. */
   #schedule() {
-    while (this.#firstUnbuilt < this.#blocks.length && this.#blocks[this.#firstUnbuilt].built === this.#blocks[this.#firstUnbuilt].end) this.#firstUnbuilt += 1;
-    if (this.#firstUnbuilt === this.#blocks.length) {
-      // A live run adds rows to its last block.
-      this.#firstUnbuilt = Math.max(0, this.#blocks.length - 1);
-      return;
-    }
-    if (this.#isScheduled) return;
+    const isBuilt = (block) => block.built === block.end;
+    // The last block stays, because it may get more rows.
+    while (this.#firstUnbuilt < this.#blocks.length - 1 && isBuilt(this.#blocks[this.#firstUnbuilt])) this.#firstUnbuilt += 1;
+    const isDone = this.#blockOf.length === this.#run.count && this.#blocks.slice(this.#firstUnbuilt).every(isBuilt);
+    if (isDone || this.#isScheduled) return;
     this.#isScheduled = true;
     // One task per frame, after it was painted.
     requestAnimationFrame(() => setTimeout(() => {
       this.#isScheduled = false;
       if (this.#signal.aborted) return;
       const end = performance.now() + TASK_MS;
+      this.#addRows(this.#blockOf.length + ROWS_PER_TASK);
       for (const block of [...this.#nearby, ...this.#blocks.slice(this.#firstUnbuilt)]) {
         this.#build(block);
         if (performance.now() > end) break;
       }
+      this.#hideEmpty();
       this.#schedule();
     }));
   }
 
   /** Creates the spans of the block with row `i` and of its neighbours, which may be visible together with it. */
   #ensure(i) {
+    if (i >= this.#blockOf.length) {
+      this.#addRows(i + FIRST_ROWS + MAX_BLOCK_ROWS);
+      this.#hideEmpty();
+    }
     const block = this.#blockOf[i];
     if (!block) return;
     const b = this.#blocks.indexOf(block);
@@ -282,7 +291,7 @@ export class Text {
   #hideEmpty() {
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
     for (const block of this.#blocks) block.chips = 0;
-    for (const removal of this.#removals) if (this.#updateChip(removal, this.#chips.get(removal.removedAt))) this.#blockOf[removal.last].chips += 1;
+    for (const removal of this.#removals) if (this.#updateChip(removal, this.#chips.get(removal.removedAt)) && this.#blockOf[removal.last]) this.#blockOf[removal.last].chips += 1;
     const visibleParts = new Set();
     for (const block of this.#blocks) {
       const isEmpty = block.shown + block.chips === 0;

@@ -325,9 +325,18 @@ export class Replay {
     return null;
   }
 
+  /** Returns the number of tokens in the answer at the end; it is counted once when the run has ended. */
+  #total() {
+    if (this.live) return this.#run.answered(this.#run.eventCount);
+    this.#finalTotal ??= this.#run.answered(this.#run.eventCount);
+    return this.#finalTotal;
+  }
+
+  #finalTotal = null;
+
   #showPosition(e, row) {
     const run = this.#run;
-    const total = run.answered(run.eventCount);
+    const total = this.#total();
     const rows = this.atEnd ? total : run.answered(this.n);
     if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
