@@ -66,8 +66,8 @@ export const registerRunNavigation = (go) => { open = go; };
 const here = document.querySelector('.bar nav [aria-current]');
 if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
 
-// The first formatter takes long to create, so the page waits until nothing else is to be done. Safari has no idle callbacks.
-(globalThis.requestIdleCallback ?? setTimeout)(() => document.querySelectorAll('time[datetime]').forEach(localise));
+// The first formatter takes long to create, so the page waits until it is idle. Safari has no idle callbacks.
+(globalThis.requestIdleCallback ?? setTimeout)(() => document.querySelectorAll('time[datetime]').forEach(localise), { timeout: 500 });
 
 for (const pre of document.querySelectorAll('pre.curl')) {
   const line = pre.textContent.trim();
