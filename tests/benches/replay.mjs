@@ -13,7 +13,7 @@
 // built: all tokens are in the document; longest: longest task; step: one token back until the next frame;
 // CPU: processor time of the page's main thread until `visible`, which depends less on other programs.
 import { gzipSync } from 'node:zlib';
-import { readFileSync, readdirSync } from 'node:fs';
+import { readdirSync } from 'node:fs';
 import { document as trace } from '../browser/document.mjs';
 import { URL_, launch } from '../browser/browser.mjs';
 
@@ -207,9 +207,9 @@ if (ids.length === servers.length) {
 }
 await browser.close();
 
-const folder = new URL('../../src/ui/assets/', import.meta.url);
-const files = readdirSync(new URL('replay/', folder)).map((name) => `replay/${name}`);
+const names = readdirSync(new URL('../../src/ui/assets/replay/', import.meta.url));
+const scripts = await Promise.all(names.map(async (name) => (await fetch(`${URL_}/assets/-/replay/${name}`)).text()));
 const packed = (text) => gzipSync(text, { level: 9 }).length;
-const sorted = files.map((name) => [name, packed(readFileSync(new URL(name, folder)))]).sort((a, b) => b[1] - a[1]);
-console.log(`\nModules, bytes gzipped: ${sorted.map(([name, size]) => `${name} ${size}`).join(', ')}`);
-console.log(`All of them in one file: ${packed(files.map((name) => readFileSync(new URL(name, folder), 'utf8')).join(''))}`);
+const moduleSizes = names.map((name, i) => [name, packed(scripts[i])]).sort((a, b) => b[1] - a[1]);
+console.log(`\nModules of the replay, bytes gzipped: ${moduleSizes.map((entry) => entry.join(' ')).join(', ')}`);
+console.log(`Sum ${moduleSizes.reduce((sum, [, size]) => sum + size, 0)}, as one file ${packed(scripts.join(''))}`);
