@@ -1,5 +1,6 @@
 //! Page that compares two runs: the server renders the differing settings, a script the differing tokens.
 
+use super::assets;
 use super::error::{self, show};
 use super::run::{RunPageView, short};
 use super::shell::Shell;
@@ -11,6 +12,9 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Deserialize;
+use std::sync::LazyLock;
+
+static MODULES: LazyLock<Vec<String>> = LazyLock::new(|| assets::modules("compare.js"));
 
 #[derive(Template)]
 #[template(path = "compare.html")]
@@ -20,6 +24,10 @@ struct ComparePage {
     b: RunPageView,
     settings: Vec<Setting>,
     swap_href: String,
+    /// URLs of the page's modules, for preloading.
+    modules: Vec<String>,
+    /// URLs that the page's script requests first, for preloading.
+    requests: [String; 2],
 }
 
 /// A setting or number that differs between the runs.
@@ -65,6 +73,8 @@ impl ComparePage {
             swap_href: format!("/compare?a={}&b={}", b.run_id, a.run_id),
             a: RunPageView::new(a, ""),
             b: RunPageView::new(b, ""),
+            modules: MODULES.clone(),
+            requests: [a, b].map(|run| format!("/api/v1/runs/{}/columns", run.run_id)),
         }
     }
 }

@@ -16,6 +16,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
+use std::sync::LazyLock;
 
 /// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
@@ -25,6 +26,8 @@ const EVENTS_PER_REQUEST: u32 = 96;
 
 /// Maximum forks that a run's page links to.
 const MAX_FORKS_SHOWN: u32 = 8;
+
+static MODULES: LazyLock<Vec<String>> = LazyLock::new(|| assets::modules("replay/page.js"));
 
 #[derive(Template)]
 #[template(path = "replay.html")]
@@ -52,7 +55,7 @@ pub(super) struct Pane {
     pub(super) run_id: String,
     pub(super) status: &'static str,
     pub(super) attention: bool,
-    /// URLs of the component's modules.
+    /// URLs of the page's modules, for preloading.
     pub(super) modules: Vec<String>,
     /// URLs that the component requests first, for preloading.
     pub(super) requests: Vec<String>,
@@ -61,13 +64,7 @@ pub(super) struct Pane {
 impl Pane {
     /// Returns a component whose run is set by a script.
     pub(super) fn idle() -> Self {
-        Self {
-            run_id: String::new(),
-            status: "",
-            attention: false,
-            modules: assets::replay_modules(),
-            requests: Vec::new(),
-        }
+        Self { run_id: String::new(), status: "", attention: false, modules: Vec::new(), requests: Vec::new() }
     }
 }
 
@@ -172,8 +169,8 @@ impl ReplayPage {
                 run_id: id.to_string(),
                 status: run.status.as_str(),
                 attention: run.has_attention,
+                modules: MODULES.clone(),
                 requests: first_requests(run),
-                ..Pane::idle()
             },
             run: RunPageView::new(run, q),
         }

@@ -1,8 +1,8 @@
 // Modules of the replay that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { MODES, legend, surprise } from '../../src/ui/assets/replay/colour.js';
-import { bucketOf, sinkOf } from '../../src/ui/assets/replay/attention.js';
+import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/colour.js';
+import { sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
 import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
@@ -100,9 +100,9 @@ test('attention sink is detected by its mass and excluded from the scale', () =>
   assert.deepEqual(sinkOf([0.1, 0.7, 0.1, 0.1]), { sink: 1, peak: 0.1 });
   assert.deepEqual(sinkOf([0.3, 0.3, 0.4]), { sink: -1, peak: 0.4 });
   assert.deepEqual(sinkOf([]), { sink: -1, peak: 0 });
-  assert.equal(bucketOf(0, 0.5), 0);
-  assert.equal(bucketOf(0.5, 0.5), 7);
-  assert.equal(bucketOf(1, 0.5), 7);
+  assert.equal(bucketOfShare(0, 0.5), 0);
+  assert.equal(bucketOfShare(0.5, 0.5), 7);
+  assert.equal(bucketOfShare(1, 0.5), 7);
 });
 
 const event = (o) => ({ kind: 'event', ...o });

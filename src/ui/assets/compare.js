@@ -1,6 +1,6 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
-import { ask, base, h, palette, surface } from './dom.js';
+import { ask, base, drawn, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/colour.js';
 import { align, coalesce } from './replay/diff.js';
@@ -48,9 +48,9 @@ const note = h('p', { class: 'hint num' });
 /** Returns the elements of a range of tokens. */
 function tokenSpans({ run, rows }, [from, to], side, coloured) {
   return rows.slice(from, to).map((i, k) => {
-    const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}` });
+    const span = document.createElement('span');
     const bucket = coloured ? MODES[0].bucket(run, i) : -1;
-    if (bucket >= 0) span.classList.add(`b${bucket}`);
+    span.className = `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
     fill(span, run.text(i));
     spans[side][from + k] = span;
     return span;
@@ -89,7 +89,7 @@ function draw() {
     ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
     : `No difference: ${same} tokens are equal.`;
   scrub.max = String(Math.max(0, steps.length - 1));
-  drawStrip();
+  redrawStrip();
   if (changes.length) selectChange(0);
   else if (steps.length) moveCursor(steps.length - 1);
 }
@@ -166,7 +166,7 @@ async function loadDivergences() {
   }));
   const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
   divergences = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
-  drawStrip();
+  redrawStrip();
   if (at >= 0) moveCursor(at);
 }
 
@@ -176,7 +176,6 @@ function drawStrip() {
   if (!s) return;
   const { g, w, h: height } = s;
   const c = palette(['spark', 'accent-wash']);
-  g.clearRect(0, 0, w, height);
   const stepWidth = w / Math.max(1, steps.length);
   g.fillStyle = c['accent-wash'];
   for (const { block, from } of changes) g.fillRect(from * stepWidth, 0, Math.max(1, Math.max(block.a[1] - block.a[0], block.b[1] - block.b[0]) * stepWidth), height);
@@ -263,8 +262,7 @@ document.querySelector('.tools').addEventListener('click', (event) => act(event.
 listen(['compare'], act);
 
 document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
-new ResizeObserver(drawStrip).observe(canvas);
-document.addEventListener('theme', drawStrip);
+const redrawStrip = drawn(canvas, drawStrip, new AbortController().signal);
 
 try {
   sides = await Promise.all([loadSide(root.dataset.a), loadSide(root.dataset.b)]);

@@ -66,11 +66,25 @@ export const registerRunNavigation = (go) => { goInRun = go; };
 const here = document.querySelector('.bar nav [aria-current]');
 if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
 
-for (const time of document.querySelectorAll('time[datetime]')) showLocalTime(time);
+// The first formatter takes long to create, so the page waits until it is idle. Safari has no idle callbacks.
+(globalThis.requestIdleCallback ?? setTimeout)(() => document.querySelectorAll('time[datetime]').forEach(showLocalTime), { timeout: 500 });
 
 for (const pre of document.querySelectorAll('pre.curl')) {
   const command = pre.textContent.trim();
   pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(command, 'command') }, 'Copy'));
+}
+
+const FORMATS = {
+  clock: { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false },
+  day: { day: 'numeric', month: 'short' },
+  dayAndYear: { day: 'numeric', month: 'short', year: 'numeric' },
+};
+const formatters = {};
+
+/** Formats a date in one of `FORMATS`; each formatter is created once. */
+function format(name, at) {
+  formatters[name] ??= new Intl.DateTimeFormat([], FORMATS[name]);
+  return formatters[name].format(at);
 }
 
 /** Shows a time in the user's time zone; the server writes UTC. */
@@ -78,8 +92,8 @@ export function showLocalTime(el) {
   const at = new Date(el.dateTime);
   if (Number.isNaN(at.getTime())) return;
   const today = new Date().toDateString() === at.toDateString();
-  const clock = at.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false });
-  const day = at.toLocaleDateString([], { day: 'numeric', month: 'short', ...(at.getFullYear() !== new Date().getFullYear() && { year: 'numeric' }) });
+  const clock = format('clock', at);
+  const day = format(at.getFullYear() === new Date().getFullYear() ? 'day' : 'dayAndYear', at);
   el.textContent = today ? clock : `${clock}\n${day}`;
   el.title = at.toString();
 }
