@@ -37,7 +37,7 @@ async fn reasoning_has_budget() {
         "{answer}"
     );
     let (status, answer) = server.post("/v1/messages", &ask(json!(0))).await;
-    assert_eq!((status, message_of(&answer)), (400, "thinking.budget_tokens must be an integer of 1 or more, got 0"));
+    assert_eq!((status, message_of(&answer)), (400, "`thinking.budget_tokens` must be an integer of 1 or more, got 0"));
 }
 
 #[tokio::test]

@@ -136,7 +136,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected an integer from -2147483648 to 2147483647, found \"1234\"",
+      "detail": "expected an integer from -2147483648 to 2147483647, got \"1234\"",
       "pointer": "$.events[2].sampled_token"
     }
     "#);
@@ -147,7 +147,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected the sequence_order of one of the events, 0 to 3, found 9",
+      "detail": "expected the sequence_order of one of the events, 0 to 3, got 9",
       "pointer": "$.mod_calls[1].event_sequence_order"
     }
     "#);
@@ -156,7 +156,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected JSON, found EOF while parsing a value at line 1 column 12",
+      "detail": "expected JSON, got EOF while parsing a value at line 1 column 12",
       "pointer": "$"
     }
     "#);
@@ -165,7 +165,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected JSON, found EOF while parsing a value at line 1 column 0",
+      "detail": "expected JSON, got EOF while parsing a value at line 1 column 0",
       "pointer": "$"
     }
     "#);

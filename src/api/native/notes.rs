@@ -18,7 +18,7 @@ pub struct NoteRequest {
     /// Index of the token in the answer that the note is about, from 0; null for the whole run.
     #[serde(default)]
     position: Option<u32>,
-    /// The text, up to 10 000 characters. An empty text removes the note.
+    /// The text, up to 10,000 characters. An empty text removes the note.
     #[schema(max_length = 10_000)]
     text: String,
 }

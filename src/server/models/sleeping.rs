@@ -1,6 +1,6 @@
 //! Sleeping models: unloaded while idle, with the data to report until they are loaded again.
 
-use super::{Entry, Loaded, ModelRegistry, ModelState};
+use super::{Loaded, ModelEntry, ModelRegistry, ModelState};
 use crate::engine::EngineStatus;
 use crate::server::ApiError;
 use serde_json::value::RawValue;
@@ -51,14 +51,14 @@ impl ModelRegistry {
             Some(loaded)
         });
         if let Some(loaded) = taken.flatten() {
-            tracing::info!(model = name, "idle, sleeping until the next request");
+            tracing::info!(model = name, "model is idle, sleeping until the next request");
             let (registry, name) = (self.clone(), name.to_owned());
             tokio::spawn(async move { registry.unload(name, loaded).await });
         }
     }
 }
 
-impl Entry {
+impl ModelEntry {
     fn view(&self) -> Option<ModelView> {
         match (&self.state, &self.sleeping) {
             (ModelState::Ready(loaded), _) => Some(ModelView::Loaded(loaded.clone())),

@@ -20,7 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(act)).routes(routes!(list))
+    OpenApiRouter::new().routes(routes!(session_action)).routes(routes!(list))
 }
 
 /// Query parameters: the action, the slot and the model.
@@ -44,7 +44,7 @@ struct SessionActionParams {
               (status = 404, description = "Unknown session or file"),
               (status = 501, description = "The server was started without --slot-save-path"),
               (status = 507, description = "Storage for sessions is full")))]
-async fn act(
+async fn session_action(
     State(app): State<App>,
     caller: Caller,
     id: Result<Path<String>, PathRejection>,
