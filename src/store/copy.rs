@@ -54,43 +54,29 @@ pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<
 
 /// A transaction on a pooled connection. Commit and rollback return the connection to the pool; dropping the
 /// transaction closes it.
-pub struct GuardedTransaction(Option<PgConnection>);
+pub struct GuardedTransaction(PgConnection);
 
 impl GuardedTransaction {
     /// Begins a transaction.
     pub async fn begin(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        let mut transaction = Self(Some(pool.acquire().await?));
-        transaction.connection().begin().await?;
-        Ok(transaction)
+        let mut connection = pool.acquire().await?;
+        connection.begin().await?;
+        Ok(Self(connection))
     }
 
     /// Returns the connection.
     pub fn connection(&mut self) -> &mut PgConnection {
-        self.0.as_mut().expect("the connection is present until the end")
+        &mut self.0
     }
 
     /// Makes the changes permanent.
-    pub async fn commit(self) -> Result<(), sqlx::Error> {
-        self.end("commit").await
+    pub async fn commit(mut self) -> Result<(), sqlx::Error> {
+        self.0.end("commit").await
     }
 
     /// Undoes the changes.
-    pub async fn rollback(self) -> Result<(), sqlx::Error> {
-        self.end("rollback").await
-    }
-
-    async fn end(mut self, statement: &'static str) -> Result<(), sqlx::Error> {
-        self.connection().end(statement).await?;
-        drop(self.0.take());
-        Ok(())
-    }
-}
-
-impl Drop for GuardedTransaction {
-    fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            connection.detach();
-        }
+    pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
+        self.0.end("rollback").await
     }
 }
 

@@ -2,9 +2,10 @@
 //
 //   (cd tests/browser && npm install); THUNDER_URL=http://127.0.0.1:6767 node tests/benches/replay.mjs [ROUNDS]
 //
-// Stores traces of 2,000, 10,000 and 50,000 tokens, then opens each several times. Columns, in milliseconds, medians:
-// painted: first frame with tokens, after the navigation; after columns: the same, after the response with the columns;
-// longest: longest task; step: one token back until the next frame.
+// Stores traces of 2,000, 10,000 and 50,000 tokens, then opens each several times. Prints medians in milliseconds. Painted: from the
+// navigation to the first frame with tokens. Columns requested: from the navigation to the request for the columns. After columns: from
+// their response to the first frame with tokens. Longest task: of the main thread. Step: from a key that moves one token back to the
+// next frame.
 import { document as trace } from '../browser/document.mjs';
 import { URL_, launch } from '../browser/browser.mjs';
 

@@ -36,7 +36,7 @@ export async function copy(text, what) {
   }
 }
 
-/** Calls `fetch`; all of the browser's errors about an unreachable server become one message. */
+/** Calls `fetch`. If the server is unreachable, the error has the same message in all browsers. */
 export async function reach(url, options) {
   try {
     return await fetch(url, options);
@@ -79,7 +79,7 @@ export function palette(names) {
   return out;
 }
 
-/** Sets the size of a canvas to that of its box in device pixels. Returns the context in CSS pixels, or null if the canvas is hidden. */
+/** Resizes a canvas to its box, in device pixels. Returns `{g, w, h}`: the context and the size in CSS pixels, or null if the canvas is hidden. */
 export function surface(canvas) {
   const { clientWidth: w, clientHeight: hgt } = canvas;
   if (!w || !hgt) return null;

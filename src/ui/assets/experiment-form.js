@@ -9,6 +9,7 @@ const cells = document.querySelector('[data-cells]');
 const problem = document.querySelector('[data-problem]');
 const button = form.querySelector('[type=submit]');
 
+/** Returns the values of the form. */
 const values = () => ({
   name: fields.name.value,
   model: fields.model?.value ?? '',
@@ -22,11 +23,11 @@ const values = () => ({
 });
 
 /** Fills the form. */
-function fill(texts) {
+function fillForm(texts) {
   for (const [name, value] of Object.entries(texts)) {
     if (fields[name] && value !== '') fields[name].value = value;
   }
-  count();
+  showCount();
 }
 
 /** Returns the control of a field. */
@@ -53,7 +54,7 @@ function showError(message, field) {
 }
 
 /** Shows the number of runs while the form is edited. */
-function count() {
+function showCount() {
   try {
     const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x' }));
     cells.textContent = `${number} run${number === 1 ? '' : 's'}`;
@@ -87,7 +88,7 @@ form.addEventListener('submit', (event) => {
 });
 form.addEventListener('input', () => {
   clearErrors();
-  count();
+  showCount();
 });
 fields.regex.addEventListener('input', () => { fields.scorer.value = 'regex'; });
 
@@ -97,7 +98,7 @@ form.querySelector('[data-act=file]').addEventListener('click', () => file.click
 file.addEventListener('change', async () => {
   const [chosen] = file.files;
   if (!chosen) return;
-  fill({ prompts: await chosen.text(), format: /\.csv$/i.test(chosen.name) ? 'csv' : 'lines' });
+  fillForm({ prompts: await chosen.text(), format: /\.csv$/i.test(chosen.name) ? 'csv' : 'lines' });
   file.value = '';
 });
 
@@ -106,7 +107,7 @@ for (const add of document.querySelectorAll('[data-add]')) {
     const line = `${add.dataset.add}${add.dataset.config ? ` ${add.dataset.config}` : ''}`;
     fields.mods.value = `${fields.mods.value.trimEnd()}\n${line}`.trimStart();
     fields.mods.focus();
-    count();
+    showCount();
   });
 }
 
@@ -119,10 +120,10 @@ listen(['experimentForm'], (action) => {
 const from = new URLSearchParams(location.search).get('from');
 if (from) {
   try {
-    fill(formOf((await (await ask(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
+    fillForm(formOf((await (await ask(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
   } catch (error) {
     showError(`The experiment was not loaded: ${error.message}`);
   }
 }
-count();
+showCount();
 if (!from) fields.name.focus();

@@ -1,4 +1,4 @@
-// Code of every page: theme, help, and global shortcuts.
+// Code of every page: theme, help, global shortcuts, and times in the user's time zone.
 import { base, copy, h } from './dom.js';
 import { openGoto } from './goto.js';
 import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
@@ -46,7 +46,7 @@ document.querySelector('[data-help-button]').addEventListener('click', showHelp)
 
 listen(['anywhere'], (action) => {
   if (action === 'help') showHelp();
-  else if (action === 'goto') openGoto(open);
+  else if (action === 'goto') openGoto(goInRun);
   else if (action === 'goRuns') location.assign(`${base}/runs`);
   else if (action === 'goPlayground') location.assign(`${base}/playground`);
   else if (action === 'goMods') location.assign(`${base}/mods`);
@@ -57,24 +57,24 @@ listen(['anywhere'], (action) => {
   return true;
 });
 
-let open = null;
+let goInRun = null;
 
-/** Registers the function that moves the open run to an event or token of Ctrl+K. */
-export const registerRunNavigation = (go) => { open = go; };
+/** Registers the function with which Ctrl+K moves to an event or token of the open run. */
+export const registerRunNavigation = (go) => { goInRun = go; };
 
 // On a narrow screen, the navigation scrolls.
 const here = document.querySelector('.bar nav [aria-current]');
 if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
 
-for (const time of document.querySelectorAll('time[datetime]')) localise(time);
+for (const time of document.querySelectorAll('time[datetime]')) showLocalTime(time);
 
 for (const pre of document.querySelectorAll('pre.curl')) {
-  const line = pre.textContent.trim();
-  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(line, 'line') }, 'Copy'));
+  const command = pre.textContent.trim();
+  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(command, 'command') }, 'Copy'));
 }
 
 /** Shows a time in the user's time zone; the server writes UTC. */
-export function localise(el) {
+export function showLocalTime(el) {
   const at = new Date(el.dateTime);
   if (Number.isNaN(at.getTime())) return;
   const today = new Date().toDateString() === at.toDateString();

@@ -1,6 +1,6 @@
 use super::{Data, Live, document, psql};
 use sqlx::{Connection, PgConnection};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thunder::events::Scope;
 use thunder::store::{Error, RunQuery, Store};
 use thunder::trace::document::Document;
@@ -294,5 +294,33 @@ async fn tags_lock_runs_in_order_of_their_ids() {
     assert_eq!(changed.iter().map(|run| run.run_id).collect::<Vec<_>>(), ids);
     assert!(changed.iter().all(|run| run.tags == ["checked"]), "{changed:?}");
     holder.close().await.unwrap();
+    store.close().await;
+}
+
+/// Requests end at any moment because clients disconnect. A connection that a cancelled read left inside its read-only
+/// transaction would fail the next writes.
+#[tokio::test]
+async fn cancelled_reads_leave_no_connection_in_a_transaction() {
+    let data = Data::new();
+    let store = data.open().await;
+    let stored = store.ingest(&Scope::All, None, document("doc", 3)).await.unwrap();
+    let reads = || futures::future::join_all((0..4).map(|_| store.items(&Scope::All, stored.run_id, 0..10)));
+    reads().await;
+    for round in 0..400 {
+        let begun = Instant::now();
+        // A timer has a resolution of one millisecond, which is longer than the read.
+        let cancel = async {
+            while begun.elapsed() < Duration::from_micros(10 * round) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = cancel => {}
+            _ = reads() => {}
+        }
+        for ready in futures::future::join_all((0..4).map(|_| store.ready())).await {
+            ready.unwrap();
+        }
+    }
     store.close().await;
 }
