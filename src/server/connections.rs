@@ -1,8 +1,8 @@
 //! Accepts, serves and closes connections.
 //!
 //! Time and size of a request's headers are limited, so that slow clients do not occupy resources. Bodies, streams and
-//! sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS handshake has the same
-//! time limit.
+//! sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS handshake has the
+//! time limit of the headers.
 
 use super::protocol::GuardRejection;
 use super::{ApiError, App};

@@ -32,9 +32,9 @@ struct SessionActionParams {
 }
 
 /// Executes an `?action=` on a stored session: `save` stores a snapshot of `&slot=N` under the number. `restore` loads
-/// it into a slot; with `{file}` it loads that file below `--slot-save-path`. `remove` deletes it; with `{file}` it
-/// writes it to that file first. Stored sessions belong to the model they were saved with. They are kept until they are
-/// removed or the server stops, even while their model is unloaded.
+/// the snapshot into a slot; with `{file}`, it loads that file below `--slot-save-path` instead. `remove` deletes the
+/// snapshot; with `{file}`, it first writes the snapshot to that file. Stored sessions belong to the model they were
+/// saved with. They are kept until they are removed or the server stops, even while their model is unloaded.
 #[utoipa::path(post, path = "/sessions/{id_session}", tag = "llama-server",
     params(("id_session" = i64, Path, description = "Number of the session"),
            ("action" = String, Query, description = "save, restore or remove"),
