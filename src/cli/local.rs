@@ -111,7 +111,7 @@ impl Local {
         hashes.iter().filter(|hash| source_store::remove(&self.app.config().data.dir, hash)).count() > 0
     }
 
-    /// Stops the engine and the database.
+    /// Stops the engine, and then the database.
     pub async fn finish(self) {
         // This process is the only client, and all its requests have been answered.
         self.serving.abort();

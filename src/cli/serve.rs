@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub struct Args {
     #[command(flatten)]
     engine: EngineFlags,
-    /// Print the GPUs that --device accepts, and exit
+    /// List of the GPUs that --device accepts, without starting the server
     #[arg(long, help_heading = "GPUs")]
     list_devices: bool,
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
         startup::list_devices()?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(note) = args.engine.speculation.unsupported_note() {
+    if let Some(note) = args.engine.speculation.ineffective_flag_note() {
         tracing::warn!("{note}");
     }
     match signals.run_until_signal(hub::set_model(&mut args.engine)).await {

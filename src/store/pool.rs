@@ -38,12 +38,12 @@ pub struct PgPool {
 impl PgPool {
     /// Creates a pool of up to `connections` connections, which are opened on demand.
     pub fn new(hosts: Arc<Hosts>, statements: Statements, connections: u32, acquire_timeout: Duration) -> Self {
-        let several = hosts.is_multi_host();
+        let is_multi_host = hosts.is_multi_host();
         let mut options = PgPoolOptions::new().max_connections(connections).acquire_timeout(acquire_timeout);
         options = options.after_connect(move |connection, _| {
             Box::pin(async move {
-                if several && !accepts_writes(connection).await? {
-                    return Err(Error::Io(std::io::Error::other("the host accepts no writes")));
+                if is_multi_host && !accepts_writes(connection).await? {
+                    return Err(Error::Io(std::io::Error::other("the host does not accept writes")));
                 }
                 if statements == Statements::Named {
                     // A generic plan cannot exclude partitions. Poolers reject this setting as a startup option.
@@ -52,7 +52,7 @@ impl PgPool {
                 Ok(())
             })
         });
-        if several {
+        if is_multi_host {
             // Instead of sqlx's ping, because the host may have become a standby.
             options = options.test_before_acquire(false);
             options = options.before_acquire(|connection, _| Box::pin(accepts_writes(connection)));
@@ -146,7 +146,7 @@ impl PgConnection {
         }
     }
 
-    /// Begins a transaction, which [`PgConnection::end`] or the end of the connection ends.
+    /// Begins a transaction. It ends with [`PgConnection::end`], or when the connection closes.
     pub async fn begin(&mut self) -> Result<(), Error> {
         self.set_in_transaction(true);
         sqlx::raw_sql("begin").execute(self.raw()).await?;

@@ -1,6 +1,7 @@
 //! Computes the summary row of a run from its trace items.
 
-use super::runs::{RunSummary, pack};
+use super::run_summary::RunSummary;
+use super::runs::pack;
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, Tenant, TraceItem, Usage};
 use crate::trace::columns;
 use crate::trace::document::{RequestExtras, RequestMeta};

@@ -117,7 +117,7 @@ struct RunDocument<'a> {
 pub async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
     let run = app.find_run(&scope, &id).await?;
     let document = app.store()?.document(&scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
-    let notes = app.store()?.reported(&scope, run.run_id).await?.notes();
+    let notes = app.store()?.reported(&scope, run.run_id).await?.remarks();
     let write = move || {
         let mut json = br#"{"run":"#.to_vec();
         serde_json::to_writer(&mut json, &NotedRun { run: &run, notes }).map_err(ApiError::internal)?;

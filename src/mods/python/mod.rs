@@ -59,6 +59,7 @@ mod frame;
 mod handle;
 mod instance;
 mod interpreter;
+mod job;
 mod limits;
 mod message;
 mod process;
@@ -67,13 +68,14 @@ mod shared_memory;
 mod supervisor;
 #[cfg(test)]
 mod tests;
+mod wire_action;
+mod worker_dir;
 mod worker_spec;
 
 use super::{ModDescription, ModFactory, ModOrigin};
 use instance::PythonMod;
 pub use limits::WorkerLimits;
 use message::HandlerInfo;
-pub use process::unpack_sdk;
 use sandbox::{SandboxLauncher, SandboxPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -82,6 +84,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+pub use worker_dir::unpack_sdk;
 use worker_spec::WorkerSpec;
 
 /// Template of a new mod.

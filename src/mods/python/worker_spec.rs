@@ -1,12 +1,12 @@
 //! Start of a worker, its messages, and its end.
 
 use super::call_log::CallLog;
+use super::job::RunContext;
 use super::limits::MAX_THREADS;
 use super::message::{FromWorker, HandlerInfo, PROTOCOL, ToWorker, to_json};
 use super::process::{WorkerFailure, WorkerProcess, describe_exit};
 use super::sandbox::SandboxLauncher;
 use super::shared_memory::SharedMemory;
-use super::supervisor::RunContext;
 use super::{Source, WorkerLimits};
 use crate::mods::{ModException, ModLogLine};
 use std::path::PathBuf;

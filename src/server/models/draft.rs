@@ -42,11 +42,11 @@ fn draft_options(config: &EngineConfig, entry: &ModelEntry, draft: &DraftModelCo
         control: ControlVectors::default(),
         gpu_layers: gpu_layers(draft.gpu_layers),
         tensors: TensorPlacement::default(),
-        room: ContextRequirements {
+        context: ContextRequirements {
             scores: false,
             keys: cache_type(draft.cache_type_k),
             values: cache_type(draft.cache_type_v),
-            ..main.room
+            ..main.context
         },
         tuning: Tuning { rope: RopeOptions::default(), overrides: Vec::new(), ..main.tuning },
         ..main

@@ -205,7 +205,7 @@ pub(super) fn model_options(config: &EngineConfig, entry: &ModelEntry) -> ModelO
         no_mmap: config.no_mmap,
         mlock: config.mlock,
         tuning: tuning(&config.tuning),
-        room: ContextRequirements {
+        context: ContextRequirements {
             context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
             as_trained: config.ctx_size.is_none(),
             sequences: config.parallel,

@@ -179,7 +179,7 @@ impl From<SlotError> for ApiError {
         let message = error.to_string();
         match error {
             SlotError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
-            SlotError::State(Ses1Error::NoLayout) | SlotError::Fixed(_) | SlotError::NoSlots => {
+            SlotError::State(Ses1Error::NoLayout) | SlotError::NotRemovable(_) | SlotError::NoSlots => {
                 Self::not_supported(message)
             }
             SlotError::State(_) | SlotError::Rejected => Self::invalid("state", message),
