@@ -169,7 +169,8 @@ fn parse_optional<T: for<'de> Deserialize<'de>>(value: &Value, field: &str) -> R
     if value.is_null() {
         return Ok(None);
     }
-    T::deserialize(value).map(Some).map_err(|error| ApiError::invalid(field, format!("`{field}` is invalid: {error}")))
+    let parsed = serde_path_to_error::deserialize(value);
+    parsed.map(Some).map_err(|error| ApiError::from_field_deserialization(field, &error))
 }
 
 /// Returns the mods of the recorded run in the recorded versions, or with `any_version` in their current versions.

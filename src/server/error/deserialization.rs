@@ -52,6 +52,20 @@ impl ApiError {
     pub(crate) fn from_deserialization<E: std::fmt::Display>(error: &serde_path_to_error::Error<E>) -> Self {
         Failure::from(error).to_error(None)
     }
+
+    /// Converts an error of [`serde_path_to_error::deserialize`] for the value of a field.
+    pub(crate) fn from_field_deserialization<E: std::fmt::Display>(
+        field: &str,
+        error: &serde_path_to_error::Error<E>,
+    ) -> Self {
+        let Failure { path, message } = Failure::from(error);
+        let path = match path.as_str() {
+            "" => field.to_owned(),
+            path if path.starts_with('[') => format!("{field}{path}"),
+            path => format!("{field}.{path}"),
+        };
+        Failure { path, message }.to_error(None)
+    }
 }
 
 /// Returns the path of the invalid field, and the text of the error.
@@ -240,6 +254,9 @@ mod tests {
             inner(json!({"count": 1, "of": 2})),
             @"list[0].of: unknown field `list[0].of`; known fields: count, unit, on"
         );
+        let of_field = serde_path_to_error::deserialize::<_, Inner>(&json!({"count": true})).unwrap_err();
+        let of_field = ApiError::from_field_deserialization("list[1]", &of_field).problem().detail;
+        insta::assert_snapshot!(of_field, @"`list[1].count` must be an integer between 0 and 4294967295, got true");
         insta::assert_snapshot!(super::describe("", "duplicate field `limit`", None).1, @"`limit` is given more than once");
     }
 }
