@@ -96,6 +96,10 @@ fn describe(path: &str, message: &str, received: Option<&str>) -> (String, Strin
             .and_then(|rest| rest.rsplit_once(", expected "))
         {
             mismatch(&expected_value(expected), &got.unwrap_or_else(|| received_value(found)))
+        } else if let Some((length, expected)) =
+            message.strip_prefix("invalid length ").and_then(|rest| rest.split_once(", expected "))
+        {
+            mismatch(&expected_value(expected), &format!("a list of length {length}"))
         } else if let Some(expected) = expected_parameter(message, received) {
             let got = got.map(|got| format!(", got {got}")).unwrap_or_default();
             format!("{subject} must be {expected}{got}")
@@ -229,7 +233,7 @@ mod tests {
     #[test]
     fn deserialization_errors_name_field_and_expected_value() {
         let inner = |inner: Value| error(&json!({ "list": [inner] }));
-        insta::assert_snapshot!(error(&json!([])), @": the body must be an object, got a list");
+        insta::assert_snapshot!(error(&json!([])), @": the body must be an object, got a list of length 0");
         insta::assert_snapshot!(error(&json!({})), @"list: `list` is missing");
         insta::assert_snapshot!(error(&json!({"lst": []})), @"lst: unknown field `lst`; known fields: list");
         insta::assert_snapshot!(error(&json!({"list": 5})), @"list: `list` must be a list, got 5");
