@@ -27,6 +27,7 @@ fn draft_always(drafter: DrafterKind) -> SpeculationOptions {
     SpeculationOptions { drafter, max_draft: 6, min_match: 1, adaptive: false, ..SpeculationOptions::default() }
 }
 
+/// Sets a 32-bit cache and no flash attention.
 fn set_exact_options(options: &mut EngineOptions) {
     speculation::set_exact_options(options);
     options.attention = AttentionCapture::On;

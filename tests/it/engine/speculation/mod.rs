@@ -15,7 +15,7 @@ use thunder::model::llama::CacheType;
 use thunder::mods::{Action, Call, CallEvent, LogitEdit};
 
 /// Options to draft after every match of one token, so that many drafts are accepted and many are rejected.
-const ALWAYS: SpeculationOptions = SpeculationOptions {
+const DRAFT_ALWAYS: SpeculationOptions = SpeculationOptions {
     drafter: DrafterKind::Ngram,
     max_draft: 7,
     min_draft: 0,
@@ -28,6 +28,7 @@ const ALWAYS: SpeculationOptions = SpeculationOptions {
 /// with them have 16 bits.
 const TOLERANCE: f32 = 0.02;
 
+/// Sets a 32-bit cache without saved states, so that results depend little on the size of a batch.
 pub fn set_exact_options(options: &mut EngineOptions) {
     (options.cache_type_k, options.cache_type_v) = (CacheType::F32, CacheType::F32);
     options.cache_ram_bytes = 0;
@@ -40,7 +41,7 @@ async fn plain_engine(parallel: u32, attention: bool) -> TestEngine {
 async fn drafting_engine(parallel: u32, attention: bool) -> TestEngine {
     test_engine_with(parallel, attention, |options| {
         set_exact_options(options);
-        options.speculation = ALWAYS;
+        options.speculation = DRAFT_ALWAYS;
     })
     .await
 }
@@ -79,6 +80,7 @@ fn trace(run: &CompletedRun) -> Vec<(String, Vec<f32>)> {
     others.into_iter().chain(attention).map(describe).collect()
 }
 
+/// Asserts that a run with drafts has the text, the trace and the end of the run without.
 fn assert_same(plain: &CompletedRun, drafted: &CompletedRun, case: &str) {
     let (expected, found) = (trace(plain), trace(drafted));
     for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
@@ -117,6 +119,7 @@ fn repeating_logits(call: &Call<'_>) -> Action {
     Action::AdjustedLogits { edit: LogitEdit::Replace(values), temperature: None }
 }
 
+/// Returns a request whose answer repeats itself.
 fn looping_request(tokens: u32) -> Request {
     with_mod(request("a b c a b c a b", tokens), false, repeating_logits)
 }
@@ -216,7 +219,7 @@ async fn attention_of_drafted_tokens_equals_that_of_single_decodes() {
         })
         .await;
         assert!(accepted > 10, "{accepted}");
-        let late = compare(&mut engines, "attention and a mod", || {
+        let accepted = compare(&mut engines, "attention and a mod", || {
             let captured = Request { attention: true, ..looping_request(40) };
             with_mod(captured, true, |call| match call.event_type() {
                 EventType::Sampled if call.generated().len() % 10 == 9 => Action::ForceTokens(vec![40, 41]),
@@ -224,7 +227,7 @@ async fn attention_of_drafted_tokens_equals_that_of_single_decodes() {
             })
         })
         .await;
-        assert!(late > 3, "{late}");
+        assert!(accepted > 3, "{accepted}");
     }
 }
 
