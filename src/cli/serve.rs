@@ -9,7 +9,7 @@ use crate::config::{Config, Credentials};
 use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
 use crate::server::mods::{ModSync, store_used_versions};
-use crate::server::{App, Listeners, State, announce, load_login_secret};
+use crate::server::{App, Listeners, ServerState, announce, load_login_secret};
 use crate::store::Store;
 use crate::ui;
 use sd_notify::NotifyState;
@@ -70,7 +70,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
     let started = signals.run_until_signal(Box::pin(start(&app, &progress))).await;
     progress.end();
     if let Ok(Ok(_)) = &started {
-        app.set_state(State::Ready);
+        app.set_state(ServerState::Ready);
         let server = &app.config().server;
         if server.cluster.no_model {
             eprintln!("thunder: no model is loaded (--no-model)");
@@ -96,7 +96,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
     if !matches!(started, Ok(Err(_))) {
         eprintln!("thunder: stopping; a second signal stops immediately");
     }
-    app.set_state(State::Stopping);
+    app.set_state(ServerState::Stopping);
     let stopped = signals.run_until_signal(async {
         if let Err(error) = server.await {
             tracing::error!(%error, "the server ended with an error");

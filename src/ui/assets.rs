@@ -1,6 +1,6 @@
 //! Serves style sheet, scripts and icon from the binary.
 //!
-//! The URL of every file starts with a hash over all files, so that relative imports between modules stay within one
+//! The URL of every file starts with a hash of all files, so that relative imports between modules stay within one
 //! version and browsers can cache files indefinitely. Debug builds read the files from the source tree at run time and
 //! disable caching.
 
@@ -21,7 +21,7 @@ struct Assets;
 
 const CACHE_FOREVER: &str = "public, max-age=31536000, immutable";
 
-/// Returns the hash over all assets, as used in their URLs.
+/// Returns the hash of all assets, as used in their URLs.
 pub(super) fn version() -> &'static str {
     static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| {

@@ -81,11 +81,11 @@ impl ComparePage {
 
 /// Returns the differing settings.
 fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
-    let of = |run: &RunSummary| {
+    let rows = |run: &RunSummary| {
         let view = RunPageView::new(run, "");
         let number = |value: Option<i64>| value.map(|value| value.to_string()).unwrap_or_default();
         [
-            ("began", view.created_text.replace('\n', ", ")),
+            ("started", view.created_text.replace('\n', ", ")),
             ("model", view.model),
             ("surface", view.surface),
             ("prompt", view.prompt),
@@ -101,7 +101,7 @@ fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
             ("speed", view.speed),
         ]
     };
-    let pairs = of(a).into_iter().zip(of(b));
+    let pairs = rows(a).into_iter().zip(rows(b));
     pairs.filter(|((_, a), (_, b))| a != b).map(|((name, a), (_, b))| Setting { name, a, b }).collect()
 }
 

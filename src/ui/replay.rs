@@ -150,9 +150,9 @@ fn href(id: &str, query: Option<&str>, retry: u32) -> String {
 impl ReplayPage {
     fn new(run: &RunSummary, reported: ReportedView, forks: Vec<RunPageView>, q: &str, headers: &HeaderMap) -> Self {
         let id = run.run_id;
-        let neighbour = |way: &str| match q {
-            "" => format!("/runs/{id}/{way}"),
-            q => format!("/runs/{id}/{way}?q={}", encoded(q)),
+        let neighbor_href = |direction: &str| match q {
+            "" => format!("/runs/{id}/{direction}"),
+            q => format!("/runs/{id}/{direction}?q={}", encoded(q)),
         };
         Self {
             shell: Shell::new(headers, "runs"),
@@ -163,8 +163,8 @@ impl ReplayPage {
             forks,
             forks_href: runs_href(&forks_filter(run)),
             ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
-            prev_href: neighbour("newer"),
-            next_href: neighbour("older"),
+            prev_href: neighbor_href("newer"),
+            next_href: neighbor_href("older"),
             pane: Pane {
                 run_id: id.to_string(),
                 status: run.status.as_str(),
@@ -185,7 +185,9 @@ pub(super) async fn older(
     Query(params): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    neighbour(&app, &scope, &id, &params.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
+    redirect_to_neighbor(&app, &scope, &id, &params.q, true)
+        .await
+        .unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// `GET /runs/{id}/newer`: redirects to the next newer run in the list filtered by `q`.
@@ -196,23 +198,25 @@ pub(super) async fn newer(
     Query(params): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    neighbour(&app, &scope, &id, &params.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
+    redirect_to_neighbor(&app, &scope, &id, &params.q, false)
+        .await
+        .unwrap_or_else(|error| error::render(&headers, &error))
 }
 
-/// Redirects to the neighbour of a run, or to the list if the run has no neighbour.
-async fn neighbour(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
+/// Redirects to the neighbor of a run, or to the list if the run has no neighbor.
+async fn redirect_to_neighbor(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
     let run = app.find_run(scope, id).await?;
-    let neighbour = if older {
+    let neighbor = if older {
         older_in_pages(app, scope, q, &run).await?
     } else {
         // The list can only be read from new to old, so only its first pages are searched.
         newer_in_pages(app, scope, q, &run).await?
     };
-    let href = neighbour.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
+    let href = neighbor.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
     Ok(Redirect::to(&href).into_response())
 }
 
-/// Maximum number of pages of the list that are searched for a neighbour.
+/// Maximum number of pages of the list that are searched for a neighbor.
 const MAX_PAGES: usize = 10;
 
 async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {

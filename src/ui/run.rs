@@ -113,7 +113,7 @@ impl RunPageView {
             page_href: format!("/runs/{id}/export.html"),
             again_href: format!("/playground?from={id}"),
             parent_href: run.parent.as_ref().map(|parent| format!("/runs/{}", parent.run_id)).unwrap_or_default(),
-            parent_text: run.parent.as_ref().map(described_fork).unwrap_or_default(),
+            parent_text: run.parent.as_ref().map(describe_fork).unwrap_or_default(),
             request_id: run.request_id.clone(),
             id,
         }
@@ -121,7 +121,7 @@ impl RunPageView {
 }
 
 /// Describes the step of a fork and its change.
-pub(super) fn described_fork(parent: &RunParent) -> String {
+pub(super) fn describe_fork(parent: &RunParent) -> String {
     let change = &parent.change;
     let mut changes = Vec::new();
     if let Some(text) = change["text"].as_str() {
@@ -171,7 +171,7 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
         }
         RunStatus::Running | RunStatus::Done => {
             if let Some(message) = run.message.as_deref().filter(|message| !message.is_empty()) {
-                // The text may begin with the name of a mod, so it is not capitalised.
+                // The text may begin with the name of a mod, so it is not capitalized.
                 let more = if run.errors > 1 { format!(" ({} errors in total)", run.errors) } else { String::new() };
                 add("warn", format!("{message}{more}"));
             }

@@ -22,7 +22,8 @@ const VIEWS: [(&str, &str); 5] = [
     ("Forced", "forced>0"),
 ];
 
-const PAGE: u32 = 50;
+/// Number of runs per page.
+const PAGE_SIZE: u32 = 50;
 
 #[derive(Template)]
 #[template(path = "runs.html")]
@@ -149,7 +150,7 @@ pub(super) async fn page(
         Err(error) => return error::render(&headers, &error),
     };
     let q = params.q.trim().to_owned();
-    let query = RunQuery { q: q.clone(), before: params.before, limit: PAGE };
+    let query = RunQuery { q: q.clone(), before: params.before, limit: PAGE_SIZE };
     let found = match store.runs(&caller.scope, &query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
@@ -197,7 +198,8 @@ fn terms(q: &str) -> Vec<String> {
     terms
 }
 
-fn without_each(q: &str) -> Vec<TermView> {
+/// Returns the terms of a filter, each with the rest of the filter; empty if there is only one.
+fn term_views(q: &str) -> Vec<TermView> {
     let terms = terms(q);
     if terms.len() < 2 {
         return Vec::new();
@@ -226,7 +228,7 @@ impl List {
             Some(_) if q.is_empty() && !paged => "empty",
             Some(_) => "no-match",
         };
-        let terms = if state == "no-match" { without_each(&q) } else { Vec::new() };
+        let terms = if state == "no-match" { term_views(&q) } else { Vec::new() };
         let next = page.as_ref().and_then(|page| page.next);
         let older_href = next.map_or_else(String::new, |before| match q.as_str() {
             "" => format!("/runs?before={before}"),

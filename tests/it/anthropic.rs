@@ -36,7 +36,7 @@ async fn reasoning_stops_at_its_budget() {
         "{answer}"
     );
     let (status, answer) = server.post(MESSAGES, &body(json!(0))).await;
-    assert_eq!((status, message_of(&answer)), (400, "thinking.budget_tokens must be an integer of 1 or more, got 0"));
+    assert_eq!((status, message_of(&answer)), (400, "`thinking.budget_tokens` must be an integer of 1 or more, got 0"));
 }
 
 #[tokio::test]

@@ -139,7 +139,7 @@ async fn invalid_experiment_starts_nothing() {
         (
             with("parameters", json!([{}, {"temperature": -3}])),
             400,
-            "prompts[0], mods[0], parameters[1]: temperature must be a number",
+            "prompts[0], mods[0], parameters[1]: `temperature` must be a number",
             "parameters[1].temperature",
         ),
         (with("parameters", json!([{"seed": 3}])), 400, "`parameters[0].seed` is not allowed", "parameters[0].seed"),

@@ -12,7 +12,7 @@ use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use thunder::events::{RunStatus, Scope, Signal, system};
 use thunder::mods::ModRegistry;
-use thunder::server::{App, Listeners, State};
+use thunder::server::{App, Listeners, ServerState};
 use thunder::store::{Database, Store};
 use tokio::sync::mpsc;
 
@@ -56,7 +56,7 @@ async fn dead_decode_thread_is_reported_on_all_routes() {
     app.set_database(store.clone(), live);
     app.models().open(recorder.into()).await.unwrap();
     app.models().load_default(|_, _| ()).await.unwrap();
-    app.set_state(State::Ready);
+    app.set_state(ServerState::Ready);
     let serving = tokio::spawn(listeners.serve(app.clone(), thunder::api::router(&app, &thunder::ui::pages())));
     let http = crate::harness::http();
     assert_eq!(response_of(http.get(format!("{base}/healthz"))).await.0, 200);
@@ -74,7 +74,7 @@ async fn dead_decode_thread_is_reported_on_all_routes() {
     for path in ["/health", "/healthz", "/v1/health"] {
         let (status, health) = response_of(http.get(format!("{base}{path}"))).await;
         assert_eq!((status, health["status"].as_str()), (503, Some("failed")), "{health}");
-        assert_eq!(health["reason"], "the decode thread has died; restart the server");
+        assert_eq!(health["reason"], "the decode thread has stopped; restart the server");
     }
     assert!(!app.engine().unwrap().is_running());
     app.models().stop().await;
@@ -88,7 +88,7 @@ async fn dead_decode_thread_is_reported_on_all_routes() {
     let ended = ended.expect("the end of the run is recorded");
     assert_eq!(ended.status, RunStatus::Failed);
     assert_eq!(ended.finish.message.as_deref(), Some("the decode thread panicked; restart the server"));
-    app.set_state(State::Stopping);
+    app.set_state(ServerState::Stopping);
     serving.await.unwrap();
     store.close().await;
 }

@@ -34,7 +34,7 @@ use utoipa_axum::routes;
 
 /// Returns the native routes.
 pub(super) fn protocol() -> Protocol {
-    let calls = OpenApiRouter::new()
+    let routes = OpenApiRouter::new()
         .routes(routes!(runs::list))
         .routes(routes!(live::changes))
         .routes(routes!(tags::change))
@@ -61,7 +61,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(forks::fork))
         .routes(routes!(experiments::list, experiments::create))
         .routes(routes!(experiments::resume));
-    Protocol::native(&["/api"]).routes(Access::Key, calls).routes(Access::Run, runs)
+    Protocol::native(&["/api"]).routes(Access::Key, routes).routes(Access::Run, runs)
 }
 
 /// Returns the ids of the runs that the field `runs` of a request names.

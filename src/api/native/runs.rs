@@ -18,7 +18,8 @@ use utoipa::{IntoParams, ToSchema};
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListRunsParams {
-    /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each negated by `-`.
+    /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each negated with a
+    /// leading `-`.
     #[serde(default)]
     q: String,
     /// Only runs older than the one with this `run_id`.

@@ -216,11 +216,11 @@ async fn impossible_fork_reports_reason() {
     }
     insta::assert_snapshot!(problems.join("\n"), @r#"
     {"at":{}}: 400 `at` must have either `step` or `event`
-    {"at":{"step":9}}: 400 step 9 is not recorded; the run can be forked at the steps 1 to 4
-    {"at":{"step":0}}: 400 step 0 has no forward pass; the run can be forked at the steps 1 to 4
+    {"at":{"step":9}}: 400 step 9 is not recorded; the run can be forked at steps 1 to 4
+    {"at":{"step":0}}: 400 step 0 has no forward pass; the run can be forked at steps 1 to 4
     {"at":{"event":99}}: 400 `at.event` must be an event of the run, 0 to 12, got 99
     {"at":{"step":1},"n":65}: 400 `n` must be an integer between 1 and 64, got 65
-    {"at":{"step":1},"n":2,"seed":"continue"}: 400 `seed` must not be "continue" for several runs, because they would be equal; omit it or send a number
+    {"at":{"step":1},"n":2,"seed":"continue"}: 400 `seed` must not be "continue" for several runs, because they would be identical; omit it or send a number
     {"at":{"step":1},"token":1,"text":"a"}: 400 `token` and `text` must not both be present; omit one of them
     {"at":{"step":1},"token":1000000}: 400 `token` must be a token id between 0 and 639, got 1000000
     {"at":{"step":1},"text":""}: 400 `text` must not be empty; omit it to let the model continue

@@ -122,11 +122,11 @@ async fn invalid_body_error_names_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 7] = [
         (json!({}), "`inputs` is missing; send a string or a list of strings"),
-        (json!({"inputs": 5}), "inputs must be a string or a list of strings, got 5"),
-        (json!({"inputs": ""}), "inputs must not be empty"),
-        (json!({"inputs": []}), "inputs must not be empty"),
-        (json!({"inputs": ["a", 3]}), "inputs[1] must be a string, got 3"),
-        (json!({"inputs": ["a", ""]}), "inputs[1] must not be empty"),
+        (json!({"inputs": 5}), "`inputs` must be a string or a list of strings, got 5"),
+        (json!({"inputs": ""}), "`inputs` must not be empty"),
+        (json!({"inputs": []}), "`inputs` must not be empty"),
+        (json!({"inputs": ["a", 3]}), "`inputs[1]` must be a string, got 3"),
+        (json!({"inputs": ["a", ""]}), "`inputs[1]` must not be empty"),
         (json!(["a"]), "the body must be a JSON object, got [\"a\"]"),
     ];
     for (body, message) in cases {

@@ -264,7 +264,7 @@ async fn full_context_is_handled_as_requested() {
     let (status, error) = server.post("/completion", &body).await;
     assert_eq!(
         (status, message_of(&error)),
-        (400, "context_policy must be \"stop\", \"shift\" or \"evict\", got \"forget\"")
+        (400, "`context_policy` must be \"stop\", \"shift\" or \"evict\", got \"forget\"")
     );
     let long = "word ".repeat(60);
     let chat = json!({"max_tokens": 20, "temperature": 0, "ignore_eos": true, "context_policy": "evict", "messages": [

@@ -81,6 +81,6 @@ async fn tokenizer_routes_accept_vllm_fields() {
     let (status, error) = server.post("/tokenize", &json!({"prompt": 5})).await;
     assert_eq!(
         (status, message_of(&error)),
-        (400, "prompt must be a string, or a list of strings and token ids below 640, got 5")
+        (400, "`prompt` must be a string, or a list of strings and token ids below 640, got 5")
     );
 }

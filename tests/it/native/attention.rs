@@ -161,6 +161,6 @@ async fn unknown_or_too_many_heads_are_rejected_before_the_run() {
     assert_eq!(unknown, "layer 7, head 1 does not exist; heads are 0 to 3, and layers with attention are [0, 1, 2, 3]");
     assert_eq!(
         rejection(json!({"heads": [[0]]}), 4).await,
-        "attention.heads must be \"all\" or a list of 1 to 4096 pairs [layer, head], got [[0]]"
+        "`attention.heads` must be \"all\" or a list of 1 to 4096 pairs [layer, head], got [[0]]"
     );
 }

@@ -94,17 +94,17 @@ async fn invalid_query_is_named() {
         problems.push(format!("{path}: {status} {}{suggestion}", problem["detail"].as_str().unwrap()));
     }
     insta::assert_snapshot!(problems.join("\n"), @r#"
-    /api/v1/runs?modle=x: 400 modle: unknown field `modle`, expected one of `q`, `before`, `limit`
+    /api/v1/runs?modle=x: 400 unknown field `modle`; known fields: q, before, limit
     /api/v1/runs?limit=0: 400 `limit` must be an integer between 1 and 500, got 0
-    /api/v1/runs?before=yesterday: 400 before: UUID parsing failed: invalid character: found `y` at 0
+    /api/v1/runs?before=yesterday: 400 `before` must be a UUID, got "yesterday"
     /api/v1/runs?q=modle:x: 400 'modle' is not a field; the fields are model, mod, status, surface, error, request, user, session, tag, feedback, note, metadata, parent, experiment, tokens, backtracks, forced, actions, after, before. Put the term in quotation marks to search for it as text (at character 1 of the filter) [model]
     /api/v1/runs/nobody: 404 no run 'nobody' exists
     /api/v1/runs/nobody/columns: 404 no run 'nobody' exists
     /api/v1/runs/queries/events?from=5&to=2: 400 `from` and `to` must satisfy 0 <= from <= to, got 5 and 2
-    /api/v1/runs/queries/events?from=a: 400 from: invalid digit found in string
+    /api/v1/runs/queries/events?from=a: 400 `from` must be an integer, got "a"
     /api/v1/runs/queries/attention: 400 send either `at` (an event), or `from` and `to` (a range of events)
     /api/v1/runs/queries/attention?at=1: 404 no attention was recorded at event 1 of this run
-    /api/v1/runs/queries/attention?at=1&view=median: 400 view: unknown variant `median`, expected one of `mean`, `max`, `last`, `weighted_layers`, `layer`, `head`
+    /api/v1/runs/queries/attention?at=1&view=median: 400 `view` must be "mean", "max", "last", "weighted_layers", "layer" or "head", got "median"
     /api/v1/runs/queries/attention?from=0&bins=0: 400 `bins` must be an integer between 1 and 4096, got 0
     "#);
     for (query, pointer) in [("limit=-1", "limit"), ("modle=x", "modle"), ("before=yesterday", "before")] {

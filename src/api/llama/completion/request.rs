@@ -166,7 +166,7 @@ fn parse_prompt(value: &Value, name: &str, loaded: &Loaded) -> Result<Vec<TokenI
         Value::Object(object) => {
             if object.get("multimodal_data").is_some_and(|data| !is_null_or_empty(data)) {
                 return Err(ApiError::not_supported(format!(
-                    "{name}.multimodal_data: completions support text only; send images to /v1/chat/completions"
+                    "`{name}.multimodal_data`: completions support text only; send images to /v1/chat/completions"
                 )));
             }
             object.get("prompt_string").filter(|text| text.is_string()).ok_or_else(|| {
