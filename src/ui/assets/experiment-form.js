@@ -19,6 +19,7 @@ const values = () => ({
   parameters: fields.parameters.value,
   scorer: fields.scorer.value,
   regex: fields.regex.value,
+  python: fields.python.value,
 });
 
 /** Fills the form. */
@@ -30,7 +31,7 @@ function fill(texts) {
 }
 
 /** Returns the control of a field. */
-const control = (field) => (field === 'score' ? fields.regex : fields[field]);
+const control = (field) => (field === 'score' ? fields[fields.scorer.value === 'python' ? 'python' : 'regex'] : fields[field]);
 
 function clearErrors() {
   problem.hidden = true;
@@ -55,7 +56,7 @@ function showError(message, field) {
 /** Shows the number of runs while the form is edited. */
 function count() {
   try {
-    const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x' }));
+    const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x', python: 'x' }));
     cells.textContent = `${number} run${number === 1 ? '' : 's'}`;
   } catch {
     cells.textContent = '';
@@ -89,7 +90,7 @@ form.addEventListener('input', () => {
   clearErrors();
   count();
 });
-fields.regex.addEventListener('input', () => { fields.scorer.value = 'regex'; });
+for (const scorer of ['regex', 'python']) fields[scorer].addEventListener('input', () => { fields.scorer.value = scorer; });
 
 const file = h('input', { type: 'file', accept: '.csv,.txt,text/csv,text/plain', hidden: true });
 form.append(file);
