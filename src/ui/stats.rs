@@ -14,7 +14,7 @@ use askama::Template;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
-use calls::CallRow;
+use calls::CallTimeView;
 use chrono::{DateTime, Duration, Utc};
 use serde::Deserialize;
 
@@ -43,7 +43,7 @@ struct StatsPage {
     by_model: Vec<NamedGroup>,
     by_mod: Vec<ModView>,
     call_charts: Vec<Chart>,
-    calls: Vec<CallRow>,
+    calls: Vec<CallTimeView>,
     curl_chat: String,
 }
 

@@ -172,7 +172,7 @@ async fn python_scores_answers_and_errors_are_kept_per_cell() {
     assert_eq!((&changed["grid"][1]["score"], &changed["grid"][1]["score_error"]), (&json!(1.0), &Value::Null));
 
     for (source, expected) in [
-        ("def score(text):", "`score.python`: SyntaxError: "),
+        ("def score(text):", "`score.python`: IndentationError: expected an indented block"),
         ("def rate(text): return 1", "has no function 'score'; define `def score(text):`"),
         ("def score(a, b, c): return 1", "score must take (text) or (text, cell), but it takes (a, b, c)"),
         ("1 / 0\ndef score(text): return 1", "ZeroDivisionError: division by zero (line 1)"),
@@ -221,7 +221,7 @@ async fn export_has_whole_answers_and_no_formulas() {
     let server = server().await;
     let definition = json!({
         "name": "export", "prompts": ["=1+1", "-5"], "seeds": [1],
-        "mods": [[{"name": "force-prefix", "config": {"text": format!("=SUM(A1) {}", "long ".repeat(200))}}]],
+        "mods": [[{"name": "force-prefix", "config": {"text": format!("=SUM(A1) {}", "long ".repeat(80))}}]],
         "parameters": [{"max_tokens": 400, "ignore_eos": true}],
     });
     let id = start(&server, &definition).await;
@@ -238,7 +238,7 @@ async fn export_has_whole_answers_and_no_formulas() {
     assert!(lines[1].starts_with("0,'=1+1,"), "{csv}");
     assert!(lines[2].starts_with("1,-5,"), "a number stays one: {csv}");
     let preview = done["grid"][0]["output_preview"].as_str().unwrap();
-    let whole = format!("=SUM(A1) {}", "long ".repeat(200));
+    let whole = format!("=SUM(A1) {}", "long ".repeat(80));
     assert!(preview.len() < whole.len() && csv.contains(&format!("'{whole}")), "{csv}");
     let parquet = get("cells.parquet").await;
     assert!(parquet.starts_with(b"PAR1") && parquet.ends_with(b"PAR1"));

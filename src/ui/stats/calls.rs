@@ -7,7 +7,7 @@ use crate::store::{CallTime, CallTimeStep, ModCallStatistics, Statistics};
 const MAX_CHARTS: usize = 6;
 
 /// A row of the table: a mod in all runs, or in the runs of a model.
-pub(super) struct CallRow {
+pub(super) struct CallTimeView {
     /// True for a row of all models.
     pub(super) is_total: bool,
     pub(super) name: String,
@@ -19,23 +19,23 @@ pub(super) struct CallRow {
     pub(super) max: String,
 }
 
-impl CallRow {
+impl CallTimeView {
     fn new(is_total: bool, name: String, href: String, time: &CallTime) -> Self {
         let [total, mean, max] = [time.total_ms, time.mean_ms, time.max_ms].map(duration);
         Self { is_total, name, href, calls: time.calls, total, mean, max }
     }
 }
 
-/// Returns the rows of the table. A mod that ran with one model has one row.
-pub(super) fn rows(mods: &[ModCallStatistics], filter: &RunFilter<'_>) -> Vec<CallRow> {
+/// Returns the rows of the table: each mod, followed by its models.
+pub(super) fn rows(mods: &[ModCallStatistics], filter: &RunFilter<'_>) -> Vec<CallTimeView> {
     let rows_of = |one: &ModCallStatistics| {
         let filter = RunFilter { used_mod: &one.name, ..*filter };
-        let mut rows = vec![CallRow::new(true, one.name.clone(), filter.href(""), &one.time)];
+        let mut rows = vec![CallTimeView::new(true, one.name.clone(), filter.href(""), &one.time)];
         for model in &one.models {
             let is_named = !model.model.is_empty();
             let name = if is_named { model.model.clone() } else { "not named".to_owned() };
             let href = if is_named { RunFilter { model: &model.model, ..filter }.href("") } else { String::new() };
-            rows.push(CallRow::new(false, name, href, &model.time));
+            rows.push(CallTimeView::new(false, name, href, &model.time));
         }
         rows
     };

@@ -165,12 +165,14 @@ async fn mod_call_time_is_counted_once_per_past_day() {
     let upgraded = read(&store, &Scope::All, query).await;
     assert_eq!((upgraded.total.counts.runs, calls(&upgraded, "x").time.calls), (288, 645));
 
-    // A run that is stored late is added, once it is measured.
-    psql(&url, "update runs set status = 'done' where request_id = 'r100'").await;
-    psql(&url, &RUNS.replace("(0, 288) n", "(6, 6) n")).await;
+    // A run that ends late is added.
+    let end =
+        "update runs set status = 'done', mod_call_names = '{x}', mod_call_counts = '{7}', mod_call_us = '{14000}',
+        mod_call_max_us = '{2000}' where request_id = 'r100'";
+    psql(&url, end).await;
     store.count_days(today()).await.unwrap();
     let late = read(&store, &Scope::All, query).await;
-    assert_eq!((late.total.counts.runs, calls(&late, "x").time.calls), (289, 648));
+    assert_eq!((late.total.counts.runs, calls(&late, "x").time.calls), (289, 652));
     other.close().await;
     store.close().await;
 }

@@ -282,7 +282,9 @@ impl ExperimentDefinition {
 fn not_imported(error: &LoadError) -> ApiError {
     match error {
         LoadError::Failed { message, .. } => {
-            let line = error.line().map(|line| format!(" (line {line})")).unwrap_or_default();
+            // The message of a syntax error has the line.
+            let line = error.line().map(|line| format!("line {line}")).filter(|line| !message.contains(line));
+            let line = line.map(|line| format!(" ({line})")).unwrap_or_default();
             ApiError::invalid("score.python", format!("`score.python`: {message}{line}")).code(ErrorCode::ModFailed)
         }
         // The server lacks a requirement of Python mods.
