@@ -190,7 +190,7 @@ async fn python_scores_answers_and_errors_are_kept_per_cell() {
     )
     .await;
     assert_eq!(code, Some(1), "{out}{err}");
-    assert!(err.contains("thunder: cell 0 could not be scored: ZeroDivisionError: division by zero (line 3)"), "{err}");
+    assert!(err.contains("thunder: cell 0 could not be scored: ZeroDivisionError: division by zero (line 2)"), "{err}");
     assert!(err.contains("2 cells: 2 done; mean score 1.00"), "{err}");
 }
 
