@@ -264,12 +264,11 @@ impl Thrift {
 
     fn list(&mut self, number: u8, kind: u8, length: usize) {
         self.field(number, thrift::LIST);
-        match u8::try_from(length) {
-            Ok(length @ ..15) => self.out.push(length << 4 | kind),
-            _ => {
-                self.out.push(0xf0 | kind);
-                varint(&mut self.out, length as u64);
-            }
+        if let Ok(length @ ..15) = u8::try_from(length) {
+            self.out.push(length << 4 | kind);
+        } else {
+            self.out.push(0xf0 | kind);
+            varint(&mut self.out, length as u64);
         }
     }
 
