@@ -41,6 +41,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V19__experiments", include_str!("../../migrations/V19__experiments.sql")),
     ("V20__run_list", include_str!("../../migrations/V20__run_list.sql")),
     ("V21__notes", include_str!("../../migrations/V21__notes.sql")),
+    ("V22__mod_call_time", include_str!("../../migrations/V22__mod_call_time.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this

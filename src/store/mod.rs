@@ -71,8 +71,8 @@ pub use saved_filters::{MAX_SAVED_FILTERS, SavedFilter};
 pub use servers::{Announcement, ServerInfo};
 pub use spool::SpoolStatus;
 pub use statistics::{
-    GroupStatistics, MAX_STATISTICS_DAYS, ModStatistics, ModelStatistics, RunCounts, Statistics, StatisticsQuery,
-    StatisticsUnit, TimeStep,
+    CallTime, CallTimeStep, GroupStatistics, MAX_STATISTICS_DAYS, ModCallStatistics, ModStatistics, ModelCallTime,
+    ModelStatistics, RunCounts, Statistics, StatisticsQuery, StatisticsUnit, TimeStep,
 };
 pub use tags::{MAX_TAGS, TaggedRun};
 

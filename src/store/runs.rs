@@ -3,7 +3,7 @@
 use super::pool::PgConnection;
 use super::rows::clean;
 use super::scope::{owners, visible};
-use super::summary_builder::RunRow;
+use super::summary_builder::{ModCallTime, RunRow};
 use super::{Error, Store};
 use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunStatus, Scope};
 use chrono::{DateTime, Utc};
@@ -190,6 +190,10 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
         .bind(run.parent.as_ref().map(|parent| parent.sequence_order))
         .bind(run.parent.as_ref().map(|parent| parent.step))
         .bind(run.parent.as_ref().map(|parent| parent.change.to_string().replace("\\u0000", "\\u2400")))
+        .bind(row.calls.iter().map(|call| clean(&call.name)).collect::<Vec<_>>())
+        .bind(row.calls.iter().map(|call| call.calls).collect::<Vec<_>>())
+        .bind(row.calls.iter().map(ModCallTime::total_us).collect::<Vec<_>>())
+        .bind(row.calls.iter().map(ModCallTime::max_us).collect::<Vec<_>>())
         .execute(connection)
         .await?;
     Ok(())
@@ -257,10 +261,11 @@ const SAVE: &str = "
         user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
         completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
         prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras, owner, metadata,
-        labels, end_cause, parent_run, parent_event, parent_step, parent_change)
+        labels, end_cause, parent_run, parent_event, parent_step, parent_change,
+        mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us)
     values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
         $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')),
-        $36::json, $37, $38::json, $39, $40, $41, $42, $43, $44::json)
+        $36::json, $37, $38::json, $39, $40, $41, $42, $43, $44::json, $45, $46, $47, $48)
     on conflict (run_id) do update set
         completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
         end_cause = excluded.end_cause,
@@ -271,5 +276,7 @@ const SAVE: &str = "
         actions = excluded.actions, errors = excluded.errors, error_text = excluded.error_text,
         first_token_us = excluded.first_token_us, prompt_us = excluded.prompt_us,
         generation_us = excluded.generation_us, has_attention = excluded.has_attention,
-        surprise_strip = excluded.surprise_strip, version = runs.version + 1,
+        surprise_strip = excluded.surprise_strip, mod_call_names = excluded.mod_call_names,
+        mod_call_counts = excluded.mod_call_counts, mod_call_us = excluded.mod_call_us,
+        mod_call_max_us = excluded.mod_call_max_us, version = runs.version + 1,
         search = case when $33 is null then runs.search else excluded.search end";

@@ -45,6 +45,8 @@ pub(super) struct RunPageView {
     pub(super) parent_href: String,
     /// The step of the fork and its change.
     pub(super) parent_text: String,
+    /// True in a list for a fork below another run of its family.
+    pub(super) is_branch: bool,
 }
 
 /// A tag with a link to its runs.
@@ -115,6 +117,7 @@ impl RunPageView {
             parent_href: run.parent.as_ref().map(|parent| format!("/runs/{}", parent.run_id)).unwrap_or_default(),
             parent_text: run.parent.as_ref().map(describe_fork).unwrap_or_default(),
             request_id: run.request_id.clone(),
+            is_branch: false,
             id,
         }
     }

@@ -51,6 +51,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(experiments::show, experiments::remove))
         .routes(routes!(experiments::cancel))
         .routes(routes!(experiments::csv::export))
+        .routes(routes!(experiments::parquet::export))
         .routes(routes!(experiments::score))
         .routes(routes!(family::show))
         .routes(routes!(events::list))

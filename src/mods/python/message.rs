@@ -29,7 +29,11 @@ pub enum ToWorker<'a> {
         module: &'a str,
         /// Function to serve; `None` lists all with `@mod`.
         entrypoint: Option<&'a str>,
+        /// True for a scorer, whose function is `score`.
+        scorer: bool,
     },
+    /// An answer to score; the body is its text. Answered by `scored` or `failed`.
+    Score { cell: &'a ScoredCell },
     /// A run that later calls refer to. Not answered.
     Run {
         run: u64,
@@ -57,6 +61,27 @@ pub enum ToWorker<'a> {
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         gone: bool,
     },
+}
+
+/// Properties of a cell of an experiment that a scorer receives.
+#[derive(Debug, Clone, Serialize)]
+pub struct ScoredCell {
+    /// Number of the cell, from 0.
+    pub cell: usize,
+    /// Id of its run.
+    pub run_id: String,
+    /// The prompt.
+    pub prompt: String,
+    /// The list of mods.
+    pub mods: Vec<Value>,
+    /// The set of parameters.
+    pub parameters: serde_json::Map<String, Value>,
+    /// The seed.
+    pub seed: u32,
+    /// Finish reason of the run.
+    pub finish_reason: &'static str,
+    /// Tokens of the answer.
+    pub completion_tokens: u32,
 }
 
 /// Serializes a header, which cannot fail for these types.
@@ -108,6 +133,8 @@ pub enum FromWorker {
     Log { level: LogLevel, message: String },
     /// A query to the server.
     Query(WorkerQuery),
+    /// The score of an answer.
+    Scored { score: Option<f32> },
     /// The reply to a call. The body has sparse edits: `i32` tokens, then as many `f32` values.
     Reply(WorkerReply),
 }

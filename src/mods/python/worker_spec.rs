@@ -26,6 +26,8 @@ pub struct WorkerSpec {
     pub source: Arc<Source>,
     /// Function to serve; `None` to list all.
     pub entrypoint: Option<String>,
+    /// True for the scorer of an experiment.
+    pub is_scorer: bool,
 }
 
 impl WorkerSpec {
@@ -44,6 +46,7 @@ impl WorkerSpec {
             file: &self.source.file,
             module: &self.source.module,
             entrypoint: self.entrypoint.as_deref(),
+            scorer: self.is_scorer,
         });
         let deadline = Instant::now() + self.limits.import;
         let mut logs = CallLog::default();

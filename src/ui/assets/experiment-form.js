@@ -20,6 +20,7 @@ const values = () => ({
   parameters: fields.parameters.value,
   scorer: fields.scorer.value,
   regex: fields.regex.value,
+  python: fields.python.value,
 });
 
 /** Fills the form. */
@@ -31,7 +32,7 @@ function fillForm(texts) {
 }
 
 /** Returns the control of a field. */
-const control = (field) => (field === 'score' ? fields.regex : fields[field]);
+const control = (field) => (field === 'score' ? fields[fields.scorer.value === 'python' ? 'python' : 'regex'] : fields[field]);
 
 function clearErrors() {
   problem.hidden = true;
@@ -56,7 +57,7 @@ function showError(message, field) {
 /** Shows the number of runs while the form is edited. */
 function showCount() {
   try {
-    const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x' }));
+    const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x', python: 'x' }));
     cells.textContent = `${number} run${number === 1 ? '' : 's'}`;
   } catch {
     cells.textContent = '';
@@ -90,7 +91,7 @@ form.addEventListener('input', () => {
   clearErrors();
   showCount();
 });
-fields.regex.addEventListener('input', () => { fields.scorer.value = 'regex'; });
+for (const scorer of ['regex', 'python']) fields[scorer].addEventListener('input', () => { fields.scorer.value = scorer; });
 
 const file = h('input', { type: 'file', accept: '.csv,.txt,text/csv,text/plain', hidden: true });
 form.append(file);

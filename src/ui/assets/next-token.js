@@ -1,5 +1,6 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
 import { ask, base, h } from './dom.js';
+import { funnel } from './funnel.js';
 import { group } from './replay/events.js';
 import { show } from './replay/glyphs.js';
 import { explain, percent } from './replay/why.js';
@@ -131,7 +132,7 @@ export class NextToken {
         h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
       h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
         h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
-        h('td', { class: 'why' }, row.chosen ? 'drawn' : row.why)))));
+        h('td', { class: 'why' }, row.chosen ? 'drawn' : row.why, stages.length && (row.chosen || row.sampler !== null || row.why) ? [' ', funnel(row, stages)] : null)))));
     const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
     const session = new URLSearchParams({ q: `session:"${this.#session}"` });
     const focused = this.#box.contains(document.activeElement);

@@ -243,7 +243,8 @@ async fn older_database_is_migrated_and_logged() {
     psql(
         &url,
         "delete from refinery_schema_history where version >= 7; alter table runs drop column deletion, drop column request_extras, drop column owner, drop column end_cause,
-            drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change, drop column user_notes;
+            drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change, drop column user_notes, drop column mod_call_names,
+            drop column mod_call_counts, drop column mod_call_us, drop column mod_call_max_us;
         alter table attention drop column head_rows;
         insert into runs (run_id, request_id, created_at, status, finish_reason, message, surface, mods, prompt_preview,
                 output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
@@ -254,7 +255,7 @@ async fn older_database_is_migrated_and_logged() {
                 ('gone', 'cancelled', 'cancelled', 'the client disconnected'),
                 ('full', 'failed', 'error', 'llama.cpp cannot decode: out of memory; use a smaller --ctx-size')
             ) old (name, status, reason, message);
-        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days;
+        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats;
         alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions;
         drop index runs_user, runs_surface, runs_error_count, runs_backtracked, runs_forced; drop index if exists runs_error_text;
         drop function mod_sets;
@@ -273,7 +274,7 @@ async fn older_database_is_migrated_and_logged() {
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V22__mod_call_time"
         ]
     );
 }
