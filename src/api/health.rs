@@ -1,8 +1,9 @@
 //! Health of the server: `/health`, `/healthz` and llama-server's `/v1/health`, without an API key.
 
 use crate::api::shared::error::{LlamaError, LlamaErrorBody};
-use crate::server::{Access, ApiError, App, Protocol, State};
+use crate::server::{Access, ApiError, App, Protocol, ServerState};
 use axum::Json;
+use axum::extract::State;
 use axum::http::StatusCode;
 use axum::routing::get;
 use serde::Serialize;
@@ -38,17 +39,17 @@ pub(super) fn protocols(path: Option<&str>) -> [Protocol; 2] {
     ]
 }
 
-/// Returns 200 if model and database are ready, else 503 with the reason. Also at `/health`.
+/// Returns 200 if model and database are ready, otherwise 503 with the reason. Also at `/health`.
 #[utoipa::path(get, path = "/healthz", tag = "health",
     responses((status = 200, body = Health), (status = 503, body = Health)))]
-async fn healthz(axum::extract::State(app): axum::extract::State<App>) -> (StatusCode, Json<Health>) {
+async fn healthz(State(app): State<App>) -> (StatusCode, Json<Health>) {
     let (status, reason) = match app.state() {
-        State::Loading(activity) => ("loading", Some(activity)),
-        State::Stopping | State::Stopped => ("stopping", Some("the server is stopping".into())),
-        State::Ready if app.models().default_model().is_some_and(|loaded| !loaded.is_running()) => {
-            ("failed", Some("the decode thread has died; restart the server".into()))
+        ServerState::Loading(activity) => ("loading", Some(activity)),
+        ServerState::Stopping | ServerState::Stopped => ("stopping", Some("the server is stopping".into())),
+        ServerState::Ready if app.models().default_model().is_some_and(|loaded| !loaded.is_running()) => {
+            ("failed", Some("the decode thread has stopped; restart the server".into()))
         }
-        State::Ready => match app.store() {
+        ServerState::Ready => match app.store() {
             Ok(store) => match store.ready().await {
                 Ok(()) => ("ok", None),
                 Err(error) => ("unavailable", Some(error.to_string())),

@@ -1,4 +1,4 @@
-//! `POST /ingest`: stores a complete run of another engine, as specified by the `/ingest` document.
+//! `POST /ingest`: stores a complete run of another engine, sent in the `/ingest` document format.
 //!
 //! The body is JSON, plain or compressed; its content type is ignored. A 201 response has an empty body and means that
 //! the run is committed. The same document returns 201 again, so that a client that lost the response can repeat the
@@ -20,7 +20,7 @@ use utoipa_axum::routes;
 const SURFACE: HeaderName = HeaderName::from_static("x-thunder-surface");
 /// Maximum size of a document after decompression.
 const MAX_BYTES: usize = 64 * 1024 * 1024;
-/// Maximum bytes of a too large document that are read and discarded. Without that, a client that is still sending
+/// Maximum bytes of an oversized document that are read and discarded. Without that, a client that is still sending
 /// would see a broken connection instead of the response.
 const MAX_DISCARDED_BYTES: usize = 4 * MAX_BYTES;
 /// Size above which documents are parsed on a blocking thread.
@@ -145,7 +145,7 @@ fn read_error(error: &axum::Error) -> ApiError {
 
 impl From<DocumentError> for ApiError {
     fn from(error: DocumentError) -> Self {
-        let detail = format!("expected {}, found {}", error.expected, error.found);
+        let detail = format!("expected {}, got {}", error.expected, error.found);
         Self::invalid(error.path, detail)
     }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Maximum duration of a server's first response.
+/// Maximum time until the server responds to a health check.
 const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Flags that select a server.
@@ -39,12 +39,12 @@ impl ServerArgs {
     pub async fn find(&self) -> anyhow::Result<Option<Server>> {
         match &self.server {
             Some(url) => Server::at(url, self.server_ca.as_deref(), self.api_key.clone()).await.map(Some),
-            None => Ok(self.default().await),
+            None => Ok(self.on_default_address().await),
         }
     }
 
     /// Returns the server on the default address, if one runs.
-    pub async fn default(&self) -> Option<Server> {
+    pub async fn on_default_address(&self) -> Option<Server> {
         Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), None, self.api_key.clone()).await.ok()
     }
 }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 /// Print the completions for a shell; the handbook's page "Operating" shows where to put them
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Shell
+    /// Shell to print completions for
     shell: Shell,
 }
 

@@ -27,7 +27,7 @@ enum InvalidConfig {
     UnknownFlag(String),
     #[error("'{flag}' is not a flag of `thunder {command}`; `thunder {command} --help` lists its flags")]
     UnknownFlagOfCommand { command: String, flag: String },
-    #[error("'{flag}' is {found}, expected {expected}")]
+    #[error("'{flag}' must be {expected}, got {found}")]
     Type { flag: String, found: &'static str, expected: &'static str },
 }
 
@@ -222,8 +222,8 @@ mod tests {
             ("prot = 1", "'prot' is not a flag of any command"),
             ("[serve]\nmax-tokens = 1", "'max-tokens' is not a flag of `thunder serve`"),
             ("[nothing]\nx = 1", "'nothing' is not a flag of any command"),
-            ("mlock = 'yes'", "'mlock' is string, expected true or false"),
-            ("port = 2026-01-01", "'port' is datetime, expected a string"),
+            ("mlock = 'yes'", "'mlock' must be true or false, got string"),
+            ("port = 2026-01-01", "'port' must be a string, a number, true or false, or a list of these, got datetime"),
             ("port = 'high'", "invalid value 'high' for '--port <PORT>'"),
         ] {
             let error = read(file, "thunder serve").unwrap_err();

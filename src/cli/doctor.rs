@@ -10,8 +10,8 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use tokio::task::spawn_blocking;
 
-/// Free bytes of the data folder's disk below which a warning is printed.
-const LOW_DISK_BYTES: u128 = 2 << 30;
+/// Minimum free bytes on the disk of the data directory; with less, a warning is printed.
+const MIN_FREE_BYTES: u128 = 2 << 30;
 
 /// Check everything that `thunder serve` needs: model, devices, addresses, disk, database, Python and sandbox
 ///
@@ -88,7 +88,7 @@ pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
     can_start &= print("model", &model);
     can_start &= print("devices", &spawn_blocking(check_devices).await?);
     can_start &= print("addresses", &check_addresses(&config).await);
-    can_start &= print("data folder", &check_disk(&config.data.dir));
+    can_start &= print("data directory", &check_disk(&config.data.dir));
     can_start &= print("database", &check_database(&config).await);
     let python = startup::python_mods(&config.engine.mods);
     let (interpreter, launcher) = (python.interpreter().is_ok(), python.launcher.clone());
@@ -107,7 +107,7 @@ fn print(subject: &str, finding: &Finding) -> bool {
         Verdict::Limited => "warning",
         Verdict::Fails => "FAILED",
     };
-    println!("{verdict:<8} {subject:<13} {}", finding.text);
+    println!("{verdict:<8} {subject:<14} {}", finding.text);
     finding.verdict != Verdict::Fails
 }
 
@@ -160,7 +160,7 @@ fn check_disk(folder: &Path) -> Finding {
         Ok(disk) => {
             let free = u128::from(disk.blocks_available()) * u128::from(disk.fragment_size());
             let gib = free as f64 / f64::from(1 << 30);
-            if free < LOW_DISK_BYTES {
+            if free < MIN_FREE_BYTES {
                 Finding::limited(format!("{path_text}: only {gib:.1} GiB free; --keep-size limits the recordings"))
             } else {
                 Finding::works(format!("{path_text}, {gib:.1} GiB free"))
@@ -170,7 +170,7 @@ fn check_disk(folder: &Path) -> Finding {
 }
 
 async fn check_database(config: &Config) -> Finding {
-    let place = if config.data.database_url.is_some() { "external" } else { "embedded" };
+    let kind = if config.data.database_url.is_some() { "external" } else { "embedded" };
     let versions = async {
         let mut admin = super::db::open(&config.data).await?;
         let version = admin.version().await;
@@ -184,7 +184,7 @@ async fn check_database(config: &Config) -> Finding {
                 || "the next start creates or updates the schema".to_owned(),
                 |schema| format!("schema {schema}"),
             );
-            Finding::works(format!("{place}, PostgreSQL {}, {schema}", version.server))
+            Finding::works(format!("{kind}, PostgreSQL {}, {schema}", version.server))
         }
     }
 }

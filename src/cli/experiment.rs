@@ -16,13 +16,16 @@ const POLL_INTERVAL: Duration = Duration::from_millis(300);
 /// Maximum columns of a value in the table.
 const MAX_COLUMNS: usize = 36;
 
+/// Maximum printed errors of the scorer.
+const MAX_ERRORS: usize = 5;
+
 /// Names of the table's columns.
 const COLUMNS: [&str; 9] = ["CELL", "PROMPT", "MODS", "PARAMETERS", "SEED", "STATE", "TOKENS", "SCORE", "ANSWER"];
 
 /// Run an experiment: a grid of prompts, mods, parameters and seeds
 ///
 /// The file has the fields of POST /api/v1/experiments; without a name, the experiment has that of the file. It runs on a
-/// running server. Ctrl-C cancels it. The exit code is 1 if a cell failed.
+/// running server. Ctrl-C cancels it. The exit code is 1 if a cell failed or its scorer did.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Definition of the experiment
@@ -31,6 +34,9 @@ pub struct Args {
     /// File for the cells as comma-separated values
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// File for the cells in the format Parquet
+    #[arg(long, value_name = "FILE")]
+    parquet: Option<PathBuf>,
     /// Print the experiment as JSON instead of a table
     #[arg(long)]
     json: bool,
@@ -62,9 +68,10 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
         }
     }
     let experiment = load(&server, &path).await?;
-    if let Some(file) = &args.csv {
-        let csv = server.send(server.request(Method::GET, &format!("{path}/cells.csv"))).await?.bytes().await?;
-        std::fs::write(file, csv).with_context(|| format!("cannot write {}", file.display()))?;
+    for (file, name) in [(&args.csv, "cells.csv"), (&args.parquet, "cells.parquet")] {
+        let Some(file) = file else { continue };
+        let cells = server.send(server.request(Method::GET, &format!("{path}/{name}"))).await?.bytes().await?;
+        std::fs::write(file, cells).with_context(|| format!("cannot write {}", file.display()))?;
     }
     if args.json {
         println!("{experiment}");
@@ -72,9 +79,14 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
         print!("{}", table(&experiment));
     }
     let counts = &experiment["summary"]["counts"];
+    let errors = score_errors(&experiment);
+    errors.iter().take(MAX_ERRORS).for_each(|error| eprintln!("thunder: {error}"));
+    if errors.len() > MAX_ERRORS {
+        eprintln!("thunder: {} more cells could not be scored", errors.len() - MAX_ERRORS);
+    }
     let done = counts["done"].as_u64() == experiment["cells"].as_u64() && experiment["state"] == "done";
     eprintln!("{}", outcome(&experiment));
-    Ok(if done { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if done && errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Reads a definition. Without a name, it gets that of the file.
@@ -129,6 +141,15 @@ fn outcome(experiment: &Value) -> String {
         counts.filter(|(_, count)| **count != 0).map(|(state, count)| format!("{count} {state}")).collect();
     let score = experiment["mean_score"].as_f64().map(|score| format!("; mean score {score:.2}")).unwrap_or_default();
     format!("{} cells: {}{score}", experiment["cells"], counts.join(", "))
+}
+
+/// Returns the errors of the scorer.
+fn score_errors(experiment: &Value) -> Vec<String> {
+    let error = |cell: &Value| {
+        let message = escape_control_characters(cell["score_error"].as_str()?);
+        Some(format!("cell {} could not be scored: {message}", cell["cell"]))
+    };
+    experiment["grid"].as_array().into_iter().flatten().filter_map(error).collect()
 }
 
 /// Returns the table of the cells. Columns without different values are omitted, except the last ones.

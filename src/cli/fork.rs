@@ -21,16 +21,16 @@ pub struct Args {
     /// Event of that step, by `sequence_order`
     #[arg(long, value_name = "EVENT")]
     event: Option<i32>,
-    /// Token id to append at this step instead of a draw
+    /// Token id to append at this step instead of a sampled token
     #[arg(long, value_name = "ID", conflicts_with = "text")]
     token: Option<i32>,
-    /// Text to append at this step instead of a draw
+    /// Text to append at this step instead of a sampled token
     #[arg(long)]
     text: Option<String>,
     /// Mod from this step on, instead of the run's mods; repeatable
     #[arg(long = "mod", value_name = "NAME")]
     mods: Vec<String>,
-    /// Run without mods from this step on
+    /// No mods from this step on
     #[arg(long, conflicts_with = "mods")]
     no_mods: bool,
     /// Sampling parameter to change at this step, e.g. temperature=0.2; repeatable
@@ -42,7 +42,7 @@ pub struct Args {
     /// Number of new runs, 1 to 64
     #[arg(short, long, default_value_t = 1)]
     n: u32,
-    /// Print the result as JSON
+    /// Result as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

@@ -11,7 +11,7 @@ use crate::config::{Config, KeyHash, SecurityConfig};
 use crate::events::{RunId, Signal, TraceItem, system};
 use crate::mods::{ModRegistry, source_store};
 use crate::server::mods::{store_used_versions, used_files};
-use crate::server::{App, Listeners, State};
+use crate::server::{App, Listeners, ServerState};
 use crate::trace::document::{Document, RequestExtras, RequestMeta};
 use crate::ui;
 use std::collections::HashMap;
@@ -61,7 +61,7 @@ impl Local {
             local.finish().await;
             return Err(error);
         }
-        app.set_state(State::Ready);
+        app.set_state(ServerState::Ready);
         Ok((local, Server::new(format!("http://{address}"), Some(key.parse()?))?))
     }
 
@@ -111,13 +111,13 @@ impl Local {
         hashes.iter().filter(|hash| source_store::remove(&self.app.config().data.dir, hash)).count() > 0
     }
 
-    /// Stops the engine and the database.
+    /// Stops the engine, and then the database.
     pub async fn finish(self) {
         // This process is the only client, and all its requests have been answered.
         self.serving.abort();
-        self.app.set_state(State::Stopping);
+        self.app.set_state(ServerState::Stopping);
         self.app.models().stop().await;
-        self.app.set_state(State::Stopped);
+        self.app.set_state(ServerState::Stopped);
         if let Ok(store) = self.app.store() {
             store.clone().close().await;
         }

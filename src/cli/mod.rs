@@ -252,7 +252,7 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     });
     let file = flags.and_then(|flags| flags.log_file.as_deref());
     let terminal = file.is_none() && std::io::IsTerminal::is_terminal(&std::io::stderr());
-    let colours = flags.and_then(|flags| flags.log_colors).and_then(OnOffAuto::as_bool).unwrap_or(terminal);
+    let colors = flags.and_then(|flags| flags.log_colors).and_then(OnOffAuto::as_bool).unwrap_or(terminal);
     let writer = match file {
         None => BoxMakeWriter::new(std::io::stderr),
         Some(path) => {
@@ -264,7 +264,7 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
     };
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer);
     match cli.log_format {
-        LogFormat::Text => subscriber.with_ansi(colours).init(),
+        LogFormat::Text => subscriber.with_ansi(colors).init(),
         LogFormat::Json => subscriber.json().flatten_event(true).with_span_list(false).with_current_span(false).init(),
     }
     Ok(())

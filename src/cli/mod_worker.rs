@@ -4,7 +4,7 @@ use std::process::ExitCode;
 /// Run a Python mod's worker in a sandbox; started by the server
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print the sandbox features of this system, and exit
+    /// Check of this system's sandbox features, without a worker
     #[arg(long, conflicts_with = "profile")]
     check: bool,
     /// Limits of the worker, as JSON from the server

@@ -71,7 +71,7 @@ impl Printer {
     }
 }
 
-/// Replaces control characters by visible symbols, so that text cannot move the cursor or change colours.
+/// Replaces control characters by visible symbols, so that text cannot move the cursor or change colors.
 pub fn escape_control_characters(text: &str) -> String {
     text.chars()
         .map(|c| match c {

@@ -1,6 +1,6 @@
 //! Progress of the start: a bar on a terminal, lines elsewhere.
 
-use crate::server::{App, State};
+use crate::server::{App, ServerState};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -61,7 +61,7 @@ impl Progress {
 
     fn show(&self, exact: &str, coarse: &str) {
         if let Some(app) = &self.app {
-            app.set_state(State::Loading(exact.to_owned()));
+            app.set_state(ServerState::Loading(exact.to_owned()));
         }
         if let Some(bar) = &self.bar {
             bar.set_message(exact.to_owned());

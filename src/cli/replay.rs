@@ -17,16 +17,16 @@ pub struct Args {
     /// Run id, `request_id`, or a file of `thunder export`
     #[arg(value_name = "RUN")]
     run: String,
-    /// Compare the new run with the recorded one
+    /// Comparison of the new run with the recorded one
     #[arg(long, required = true)]
     verify: bool,
     /// Python file with a mod of the run; repeatable
     #[arg(long = "mod", value_name = "FILE.py")]
     mods: Vec<String>,
-    /// Use the current versions of the mods, even if the run used others
+    /// Current versions of the mods, even if the run used others
     #[arg(long)]
     any_version: bool,
-    /// Print the result as JSON
+    /// Result as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

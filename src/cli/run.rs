@@ -26,13 +26,13 @@ pub struct Args {
     /// Maximum tokens of the answer
     #[arg(long, short = 'n', value_name = "N", alias = "n-predict", default_value_t = 512)]
     max_tokens: u32,
-    /// Sampling temperature; 0 always takes the most probable token; default 0.8
+    /// Sampling temperature; 0 always takes the most probable token; default: 0.8
     #[arg(long, value_name = "T", alias = "temp")]
     temperature: Option<f32>,
-    /// Top-k: sample from the K most probable tokens
+    /// Number of most probable tokens to sample from; 0 for all
     #[arg(long, value_name = "K")]
     top_k: Option<i32>,
-    /// Top-p: sample from the most probable tokens with total probability P
+    /// Cumulative probability of the most probable tokens to sample from, 0 to 1
     #[arg(long, value_name = "P")]
     top_p: Option<f32>,
     /// Stop string; repeatable
@@ -41,10 +41,10 @@ pub struct Args {
     /// System message
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Continue the prompt without the chat template
+    /// Prompt continued as plain text, without the chat template
     #[arg(long, conflicts_with = "system")]
     raw: bool,
-    /// Do not capture attention
+    /// No attention capture
     #[arg(long)]
     no_attention: bool,
     #[command(flatten)]

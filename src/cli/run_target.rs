@@ -98,7 +98,8 @@ impl RunTarget {
         engine.parallel = Some(1);
         super::hub::set_model(&mut engine).await?;
         let config = Config::new(engine, data, &ServerFlags::default())?;
-        let owner = if own_database || config.data.database_url.is_some() { None } else { server.default().await };
+        let owner =
+            if own_database || config.data.database_url.is_some() { None } else { server.on_default_address().await };
         let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };
         let (local, server) = Local::start(config, registry, record).await?;
         Ok(Self { server, local: Some(local), owner })

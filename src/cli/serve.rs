@@ -9,7 +9,7 @@ use crate::config::{Config, Credentials};
 use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
 use crate::server::mods::{ModSync, store_used_versions};
-use crate::server::{App, Listeners, State, announce, load_login_secret};
+use crate::server::{App, Listeners, ServerState, announce, load_login_secret};
 use crate::store::Store;
 use crate::ui;
 use sd_notify::NotifyState;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub struct Args {
     #[command(flatten)]
     engine: EngineFlags,
-    /// Print the GPUs that --device accepts, and exit
+    /// List of the GPUs that --device accepts, without starting the server
     #[arg(long, help_heading = "GPUs")]
     list_devices: bool,
     #[command(flatten)]
@@ -50,7 +50,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
         startup::list_devices()?;
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(note) = args.engine.speculation.unsupported_note() {
+    if let Some(note) = args.engine.speculation.ineffective_flag_note() {
         tracing::warn!("{note}");
     }
     match signals.run_until_signal(hub::set_model(&mut args.engine)).await {
@@ -70,7 +70,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
     let started = signals.run_until_signal(Box::pin(start(&app, &progress))).await;
     progress.end();
     if let Ok(Ok(_)) = &started {
-        app.set_state(State::Ready);
+        app.set_state(ServerState::Ready);
         let server = &app.config().server;
         if server.cluster.no_model {
             eprintln!("thunder: no model is loaded (--no-model)");
@@ -96,7 +96,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
     if !matches!(started, Ok(Err(_))) {
         eprintln!("thunder: stopping; a second signal stops immediately");
     }
-    app.set_state(State::Stopping);
+    app.set_state(ServerState::Stopping);
     let stopped = signals.run_until_signal(async {
         if let Err(error) = server.await {
             tracing::error!(%error, "the server ended with an error");

@@ -25,14 +25,14 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
         None => Database::Embedded { data_dir: config.dir.clone() },
     };
     let store = Store::open(database, |step| progress.begin(step)).await?;
-    store.retain(Retention { days: config.keep_days, bytes: config.keep_bytes });
+    store.set_retention(Retention { days: config.keep_days, bytes: config.keep_bytes });
     Ok(store)
 }
 
 /// Loads the default model and starts its engine. The signals of every engine go to `recorder`.
 pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &Arc<Progress>) -> anyhow::Result<()> {
-    if let Some(wrong) = gpu_flag_warning(&app.config().engine) {
-        tracing::warn!("{wrong}");
+    if let Some(warning) = gpu_flag_warning(&app.config().engine) {
+        tracing::warn!("{warning}");
     }
     app.models().open(recorder.into()).await?;
     let shown = Arc::clone(progress);

@@ -30,7 +30,7 @@ struct AdapterArguments {
     /// LoRA adapter with its scale, e.g. `style.gguf:0.5`; numbered together with --lora, in order
     #[arg(long, env = "THUNDER_LORA_SCALED", value_name = "PATH:SCALE", value_delimiter = ',')]
     lora_scaled: Vec<ScaledFile>,
-    /// Load LoRA adapters with scale 0 until POST /lora-adapters or a request sets one
+    /// Scale 0 for all LoRA adapters until POST /lora-adapters or a request sets another one
     #[arg(long, env = "THUNDER_LORA_INIT_WITHOUT_APPLY", value_parser = clap::builder::FalseyValueParser::new())]
     lora_init_without_apply: bool,
 }

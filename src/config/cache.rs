@@ -1,6 +1,6 @@
 //! The KV cache: data types, reuse across requests, and the policy for a full context.
 
-use super::flags::OnOff;
+use super::flag_values::OnOff;
 use super::{ConfigError, Size};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
@@ -32,7 +32,7 @@ impl CacheTypeFlag {
         self.0
     }
 
-    fn is_quantised(self) -> bool {
+    fn is_quantized(self) -> bool {
         !matches!(self.0, "f32" | "f16" | "bf16")
     }
 }
@@ -66,7 +66,7 @@ pub struct CacheFlags {
     /// Data type of keys: `f32`, `f16`, `bf16`, `q8_0`, `q4_0`, `q4_1`, `iq4_nl`, `q5_0` or `q5_1` [also: -ctk]
     #[arg(long, env = "THUNDER_CACHE_TYPE_K", value_name = "TYPE", default_value = "f16")]
     pub cache_type_k: CacheTypeFlag,
-    /// Data type of values; quantised types exclude --attention on [also: -ctv]
+    /// Data type of values; quantized types exclude --attention on [also: -ctv]
     #[arg(long, env = "THUNDER_CACHE_TYPE_V", value_name = "TYPE", default_value = "f16")]
     pub cache_type_v: CacheTypeFlag,
     /// Minimum share of a prompt, 0 to 1, that must be in a slot's KV cache for the slot to be preferred; 0 ignores slot
@@ -101,7 +101,7 @@ pub struct CacheFlags {
     pub kv_unified: Option<OnOff>,
 }
 
-/// Behaviour when the context is full.
+/// Behavior when the context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum ContextPolicy {
     /// Ends the answer.
@@ -130,8 +130,8 @@ pub struct CacheConfig {
 impl CacheFlags {
     /// Validates the flags. `stores_scores` is true if flash attention is off because attention is captured.
     pub(super) fn config(&self, stores_scores: bool) -> Result<CacheConfig, ConfigError> {
-        if stores_scores && self.cache_type_v.is_quantised() {
-            return Err(ConfigError::QuantisedValues { cache_type: self.cache_type_v });
+        if stores_scores && self.cache_type_v.is_quantized() {
+            return Err(ConfigError::QuantizedValues { cache_type: self.cache_type_v });
         }
         if !(0.0..=1.0).contains(&self.slot_prompt_similarity) {
             return Err(ConfigError::Similarity { value: self.slot_prompt_similarity });

@@ -13,8 +13,8 @@ pub struct ClusterFlags {
     /// the address of --listen, or none if that is a loopback address or 0.0.0.0
     #[arg(long, env = "THUNDER_SERVER_URL", value_name = "URL")]
     pub server_url: Option<String>,
-    /// Serve the dashboard, /ingest and all other routes that need no model; the remaining routes answer 503 and name a
-    /// server with a model
+    /// Server without a model, for the dashboard, /ingest and all other routes that need none; the remaining routes
+    /// answer 503 and name a server with a model
     #[arg(long, env = "THUNDER_NO_MODEL", value_parser = clap::builder::FalseyValueParser::new(),
           conflicts_with_all = ["model", "models_dir", "hf_repo", "model_url"])]
     pub no_model: bool,

@@ -31,8 +31,8 @@ pub fn bundled_model(cache: &Path) -> std::io::Result<PathBuf> {
     Ok(path)
 }
 
-/// Returns the data folder. If Thunder runs as root, the database runs as another user, who must be able to reach the
-/// folder.
+/// Returns the default data directory. If Thunder runs as root, the database runs as another user, who must be able to
+/// enter it.
 pub(super) fn data_dir() -> Option<PathBuf> {
     if nix::unistd::Uid::effective().is_root() {
         return Some(PathBuf::from("/var/lib/thunder"));

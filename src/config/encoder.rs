@@ -6,11 +6,11 @@ use clap::{Args, ValueEnum};
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Embeddings and scores")]
 pub struct EncoderFlags {
-    /// Serve embeddings, also with a generative model; an encoder without this flag and --reranking serves everything
-    /// it supports
+    /// Embeddings, also with a generative model; an encoder without this flag or --reranking serves everything it
+    /// supports
     #[arg(long, alias = "embeddings", env = "THUNDER_EMBEDDING", value_parser = clap::builder::FalseyValueParser::new())]
     pub embedding: bool,
-    /// Serve reranking and classification; needs a model with a classification head
+    /// Reranking and classification; needs a model with a classification head
     #[arg(long, alias = "rerank", env = "THUNDER_RERANKING", value_parser = clap::builder::FalseyValueParser::new())]
     pub reranking: bool,
     /// Pooling of token embeddings into one embedding; default: the model's, else mean
@@ -43,7 +43,7 @@ pub enum HeadFlag {
     Direct,
     /// Hyperbolic tangent.
     Tanh,
-    /// Rectifier.
+    /// Rectified linear unit.
     Relu,
     /// GELU.
     Gelu,

@@ -1,4 +1,4 @@
-//! Errors of the configuration, each with the flag, the found value and the expected one.
+//! Errors of the configuration, each with the flag, its value and the expected form.
 
 use super::{CacheTypeFlag, TlsError};
 use std::net::SocketAddr;
@@ -135,7 +135,7 @@ pub enum ConfigError {
     },
     /// Flash attention and attention capture without it are both required.
     #[error(
-        "--flash-attn on and --attention on exclude each other; --attention auto captures attention with flash attention"
+        "--flash-attn on and --attention on are mutually exclusive; --attention auto captures attention with flash attention"
     )]
     FlashAttention,
     /// No built-in chat template has the name.
@@ -219,11 +219,11 @@ pub enum ConfigError {
         /// The value.
         origin: String,
     },
-    /// Quantised values need flash attention.
+    /// Quantized values need flash attention.
     #[error(
         "--cache-type-v {cache_type} needs flash attention, which --attention on and --flash-attn off disable; set --attention auto, or use f16, bf16 or f32"
     )]
-    QuantisedValues {
+    QuantizedValues {
         /// The type.
         cache_type: CacheTypeFlag,
     },
@@ -242,8 +242,8 @@ pub enum ConfigError {
         /// The value.
         value: f32,
     },
-    /// There is no home folder for data.
-    #[error("no home folder for data; set --data-dir DIR")]
+    /// `HOME` is not set, so there is no default data directory.
+    #[error("there is no default data directory, because HOME is not set; set --data-dir DIR")]
     NoHome,
     /// The database URL is not a PostgreSQL URL.
     #[error("the database URL must begin with postgres:// or postgresql://")]

@@ -9,10 +9,12 @@ use super::{
     AdapterFlags, ClusterFlags, ControlFlags, EncoderFlags, ImageFlags, KeyHash, LimitFlags, ModFlags, Rights,
     SecurityConfig, Size, SpeculationFlags, TlsFlags, TuningFlags,
 };
-use clap::{Args, ValueEnum};
+use clap::Args;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
+
+pub use super::flag_values::{OnOff, OnOffAuto, Secret};
 
 /// The model and its settings.
 #[derive(Debug, Clone, Default, Args)]
@@ -48,10 +50,10 @@ pub struct EngineFlags {
     /// Maximum tokens computed at once within a decode call [also: -ub]
     #[arg(long, env = "THUNDER_UBATCH_SIZE", value_name = "TOKENS", default_value_t = 512)]
     pub ubatch_size: u32,
-    /// Read the model into memory instead of mapping the file
+    /// Model read into memory instead of a mapped file
     #[arg(long, env = "THUNDER_NO_MMAP", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_mmap: bool,
-    /// Lock the model's weights in memory
+    /// Weights locked in memory
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
     /// Attention capture for runs that request it: without flash attention (on), none (off), or with flash attention where
@@ -99,14 +101,14 @@ pub struct EngineFlags {
     pub mods: ModFlags,
 }
 
-/// Data folder, database and retention.
+/// Data directory, database and retention.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Data")]
 pub struct DataFlags {
-    /// Folder of the embedded database and caches; default: the user's data folder, for root /var/lib/thunder
+    /// Directory of the embedded database and caches; default: the user's data directory, for root /var/lib/thunder
     #[arg(long, env = "THUNDER_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// URL of a PostgreSQL server, version 14 or newer; default: Thunder runs its own server in the data folder
+    /// URL of a PostgreSQL server, version 14 or newer; default: an embedded server in the data directory
     #[arg(long, env = "DATABASE_URL", value_name = "URL", hide_env_values = true)]
     pub database_url: Option<String>,
     /// URL of the same database that bypasses a pooler, for migrations and notifications; default: --database-url
@@ -181,14 +183,14 @@ pub struct ServerFlags {
         hide_env_values = true
     )]
     pub ingest_keys: Vec<Secret>,
-    /// Accept traces at /ingest without a key, even if other routes need one; only on loopback addresses. They belong to the
-    /// tenant of the API keys; if there are several tenants, only admin keys see them
+    /// Traces at /ingest without a key, even if other routes need one; only on loopback addresses. The runs belong to
+    /// the tenant of the API keys; if there are several tenants, only admin keys see them
     #[arg(long, env = "THUNDER_INGEST_OPEN", value_parser = clap::builder::FalseyValueParser::new())]
     pub ingest_open: bool,
-    /// Accept mod uploads at /v1/mods with a --mod-key or --admin-key, and run mods uploaded earlier
+    /// Mod uploads at /v1/mods with a --mod-key or --admin-key, and use of mods uploaded earlier
     #[arg(long, env = "THUNDER_ALLOW_MOD_UPLOAD", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_mod_upload: bool,
-    /// Serve other machines without a key
+    /// Access from other machines without a key
     #[arg(long, env = "THUNDER_ALLOW_UNAUTHENTICATED", value_parser = clap::builder::FalseyValueParser::new())]
     pub allow_unauthenticated: bool,
     /// Web origin whose pages may call the API, e.g. `https://app.example`; repeatable; localhost, or * for all
@@ -206,11 +208,11 @@ pub struct ServerFlags {
     /// TLS.
     #[command(flatten)]
     pub tls: TlsFlags,
-    /// Reject requests that name an unknown model; default: a server with one model answers them with that model
+    /// Error 404 for requests that name an unknown model; default: a server with one model answers them with that model
     #[arg(long, env = "THUNDER_STRICT_MODEL_NAMES", value_parser = clap::builder::FalseyValueParser::new(),
           conflicts_with = "any_model_name")]
     pub strict_model_names: bool,
-    /// Answer requests that name an unknown model with the default model, even with --models-dir
+    /// Default model for requests that name an unknown model, even with --models-dir
     #[arg(long, env = "THUNDER_ANY_MODEL_NAME", value_parser = clap::builder::FalseyValueParser::new())]
     pub any_model_name: bool,
     /// Folder of GGUF files that can be loaded by file name, in addition to --model
@@ -219,7 +221,7 @@ pub struct ServerFlags {
     /// Maximum number of loaded models; loading one more unloads the least recently used; 0 for unlimited
     #[arg(long, env = "THUNDER_MODELS_MAX", value_name = "N", default_value_t = 4)]
     pub models_max: u32,
-    /// Load models from --models-dir when a request names them [also: --no-models-autoload]
+    /// Loading of models from --models-dir when a request names them [also: --no-models-autoload]
     #[arg(
         long,
         env = "THUNDER_MODELS_AUTOLOAD",
@@ -258,69 +260,6 @@ pub struct ServerFlags {
     /// Logging.
     #[command(flatten)]
     pub log: LogFlags,
-}
-
-/// On or off.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum OnOff {
-    /// On.
-    #[default]
-    #[value(aliases = ["1", "true", "enabled"])]
-    On,
-    /// Off.
-    #[value(aliases = ["0", "false", "disabled"])]
-    Off,
-}
-
-/// On, off, or chosen automatically.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
-pub enum OnOffAuto {
-    /// Chosen automatically.
-    #[default]
-    Auto,
-    /// On.
-    #[value(aliases = ["1", "true", "enabled"])]
-    On,
-    /// Off.
-    #[value(aliases = ["0", "false", "disabled"])]
-    Off,
-}
-
-impl OnOffAuto {
-    /// Returns the setting; `None` if it is chosen automatically.
-    #[must_use]
-    pub fn as_bool(self) -> Option<bool> {
-        match self {
-            Self::Auto => None,
-            Self::On => Some(true),
-            Self::Off => Some(false),
-        }
-    }
-}
-
-/// Text that must not appear in logs.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub(super) String);
-
-impl std::str::FromStr for Secret {
-    type Err = std::convert::Infallible;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.to_owned()))
-    }
-}
-
-impl Secret {
-    /// Returns the text.
-    #[must_use]
-    pub fn reveal(&self) -> &str {
-        &self.0
-    }
-}
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("(secret)")
-    }
 }
 
 impl EngineFlags {

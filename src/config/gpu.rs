@@ -33,13 +33,13 @@ pub struct GpuFlags {
     /// takes precedence over --cpu-moe, --n-cpu-moe and --n-cpu-ffn [also: -ot]
     #[arg(long, env = "THUNDER_OVERRIDE_TENSOR", value_name = "PATTERN=BUFFER", value_delimiter = ',')]
     pub override_tensor: Vec<TensorOverride>,
-    /// Keep all expert weights on the CPU [also: -cmoe]
+    /// All expert weights on the CPU [also: -cmoe]
     #[arg(long, env = "THUNDER_CPU_MOE", value_parser = clap::builder::FalseyValueParser::new())]
     pub cpu_moe: bool,
-    /// Keep the expert weights of the first N layers on the CPU [also: -ncmoe]
+    /// Number of first layers whose expert weights stay on the CPU [also: -ncmoe]
     #[arg(long, env = "THUNDER_N_CPU_MOE", value_name = "N", default_value_t = 0)]
     pub n_cpu_moe: u32,
-    /// Keep the feed-forward weights of the first N layers on the CPU, in models without experts [also: -ncffn]
+    /// Number of first layers whose feed-forward weights stay on the CPU, in models without experts [also: -ncffn]
     #[arg(long, env = "THUNDER_N_CPU_FFN", value_name = "N", default_value_t = 0)]
     pub n_cpu_ffn: u32,
 }
@@ -60,7 +60,7 @@ impl std::str::FromStr for TensorOverride {
             Some((pattern, buffer)) if !pattern.is_empty() && !buffer.is_empty() => {
                 Ok(Self { pattern: pattern.to_owned(), buffer: buffer.to_owned() })
             }
-            _ => Err(format!("'{text}' is not PATTERN=BUFFER, e.g. \\.ffn_up=CPU")),
+            _ => Err(format!("'{text}' is not a tensor override; expected PATTERN=BUFFER, e.g. \\.ffn_up=CPU")),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Models from the Hugging Face Hub or another server with its routes, and the folder of downloads.
 
 use super::ConfigError;
-use super::flags::Secret;
+use super::flag_values::Secret;
 use clap::Args;
 use reqwest::Url;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ pub struct HubFlags {
     /// Access token of the Hugging Face Hub for private and gated repositories [also: -hft]
     #[arg(long, env = "HF_TOKEN", value_name = "TOKEN", hide_env_values = true)]
     pub hf_token: Option<Secret>,
-    /// Use only models that are already in the cache
+    /// Only models that are already in the cache, without network access
     #[arg(long, env = "THUNDER_OFFLINE", value_parser = clap::builder::FalseyValueParser::new())]
     pub offline: bool,
 }

@@ -1,6 +1,6 @@
 //! The image encoder of the command line.
 
-use super::flags::OnOff;
+use super::flag_values::OnOff;
 use super::{ConfigError, Size};
 use clap::Args;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub struct ImageFlags {
     /// Projector (GGUF) that lets --model see images; default: text only [also: -mm]
     #[arg(long, env = "THUNDER_MMPROJ", value_name = "PATH")]
     mmproj: Option<PathBuf>,
-    /// Encode images on the GPU if the model uses one [also: --no-mmproj-offload]
+    /// Encoding of images on the GPU, if the model uses one [also: --no-mmproj-offload]
     #[arg(long, env = "THUNDER_MMPROJ_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     mmproj_offload: OnOff,

@@ -3,7 +3,7 @@
 //! [`RequestFlags`] become fields of the request's JSON, so the request parser validates them.
 
 use super::ConfigError;
-use super::flags::{OnOff, OnOffAuto};
+use super::flag_values::{OnOff, OnOffAuto};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use std::net::SocketAddr;
@@ -30,10 +30,10 @@ pub struct RequestFlags {
     /// Temperature; 0 always takes the most probable token; default: 0.8
     #[arg(long = "temp", alias = "temperature", env = "THUNDER_TEMP", value_name = "T", allow_negative_numbers = true)]
     pub temperature: Option<f32>,
-    /// Sample from the K most probable tokens; 0 for all; default: 40
+    /// Number of most probable tokens to sample from; 0 for all; default: 40
     #[arg(long, env = "THUNDER_TOP_K", value_name = "K", allow_negative_numbers = true)]
     pub top_k: Option<i32>,
-    /// Sample from the most probable tokens with cumulative probability P; default: 0.95
+    /// Cumulative probability of the most probable tokens to sample from, 0 to 1; default: 0.95
     #[arg(long, env = "THUNDER_TOP_P", value_name = "P")]
     pub top_p: Option<f32>,
     /// Minimum probability of a token relative to the most probable one; default: 0.05
@@ -51,7 +51,7 @@ pub struct RequestFlags {
     /// Penalty on tokens by their number of occurrences
     #[arg(long, env = "THUNDER_FREQUENCY_PENALTY", value_name = "X", allow_negative_numbers = true)]
     pub frequency_penalty: Option<f32>,
-    /// Ignore end-of-generation tokens
+    /// Generation beyond end-of-generation tokens
     #[arg(long, env = "THUNDER_IGNORE_EOS", value_parser = clap::builder::FalseyValueParser::new())]
     pub ignore_eos: bool,
     /// Number of prompt tokens to keep when the context is full; -1 for all
@@ -77,7 +77,7 @@ pub struct RequestFlags {
     /// Text inserted at the end of reasoning that exceeds --reasoning-budget
     #[arg(long, env = "THUNDER_REASONING_BUDGET_MESSAGE", value_name = "TEXT")]
     pub reasoning_budget_message: Option<String>,
-    /// Continue a final assistant message instead of answering it [also: --no-prefill-assistant]
+    /// Continuation of a final assistant message instead of an answer to it [also: --no-prefill-assistant]
     #[arg(long, env = "THUNDER_PREFILL_ASSISTANT", value_name = "on|off", default_value = "on",
           default_missing_value = "on", num_args = 0..=1, require_equals = true)]
     pub prefill_assistant: OnOff,
@@ -181,7 +181,7 @@ pub struct RouteFlags {
     /// Path prefix of all APIs, sockets and the dashboard, e.g. `/llm`
     #[arg(long, env = "THUNDER_API_PREFIX", value_name = "PATH")]
     pub api_prefix: Option<String>,
-    /// Serve the APIs without the dashboard
+    /// APIs without the dashboard
     #[arg(long, alias = "no-webui", env = "THUNDER_NO_UI", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_ui: bool,
     /// Folder for saving and restoring slot and session snapshots
@@ -204,7 +204,7 @@ pub struct LogFlags {
     /// File that the log is appended to instead of standard error.
     #[arg(long, hide = true, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
-    /// Coloured lines; default: if standard error is a terminal.
+    /// Colored lines; default: if standard error is a terminal.
     #[arg(long, hide = true, value_name = "on|off|auto", num_args = 0..=1, default_missing_value = "on")]
     pub log_colors: Option<OnOffAuto>,
     /// Disables logging.

@@ -156,9 +156,9 @@ impl SpeculationFlags {
         }
     }
 
-    /// Returns a warning about flags that have no effect.
+    /// Returns the warning about a flag that has no effect.
     #[must_use]
-    pub fn unsupported_note(&self) -> Option<&'static str> {
+    pub fn ineffective_flag_note(&self) -> Option<&'static str> {
         if self.spec_type.contains(&SpecTypeFlag::DraftLayers) {
             return Some(
                 "draft layers in --spec-type have no effect: drafts come from the text of the run (ngram-simple) or from a \

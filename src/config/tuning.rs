@@ -1,12 +1,12 @@
-//! Compute settings that override llama.cpp's defaults: rotary positions, model metadata, threads, memory. The flags have
+//! Compute settings that override llama.cpp's defaults: rotary position embeddings (RoPE), model metadata, threads, memory. The flags have
 //! llama-server's names.
 
-use super::flags::OnOff;
+use super::flag_values::OnOff;
 use clap::{Args, ValueEnum};
 
 /// Maximum number of CPUs in a mask.
 const MAX_CPUS: usize = 512;
-/// llama.cpp's maximum of bytes in a metadata key or text value.
+/// llama.cpp's maximum length of a metadata key or text value, in bytes.
 const MAX_BYTES: usize = 127;
 
 /// Compute settings.
@@ -16,54 +16,54 @@ pub struct TuningFlags {
     /// Scaling of positions beyond the training context; default: the model's
     #[arg(long, env = "THUNDER_ROPE_SCALING", value_name = "none|linear|yarn")]
     pub rope_scaling: Option<RopeScalingFlag>,
-    /// Factor by which the training context is extended
+    /// Factor by which the training context is extended; default: the model's
     #[arg(long, env = "THUNDER_ROPE_SCALE", value_name = "X", value_parser = positive, conflicts_with = "rope_freq_scale")]
     pub rope_scale: Option<f32>,
-    /// Base frequency of the rotary positions; default: the model's
+    /// Base frequency of the rotary position embeddings (RoPE); default: the model's
     #[arg(long, env = "THUNDER_ROPE_FREQ_BASE", value_name = "X", value_parser = positive)]
     pub rope_freq_base: Option<f32>,
-    /// Reciprocal of --rope-scale
+    /// Reciprocal of --rope-scale; default: the model's
     #[arg(long, env = "THUNDER_ROPE_FREQ_SCALE", value_name = "X", value_parser = positive)]
     pub rope_freq_scale: Option<f32>,
-    /// Training context of the model before it was extended with YaRN
+    /// Training context of the model before it was extended with YaRN; default: the model's
     #[arg(long, env = "THUNDER_YARN_ORIG_CTX", value_name = "TOKENS")]
     pub yarn_orig_ctx: Option<u32>,
-    /// Mix of YaRN's extrapolation; 0 for interpolation only
+    /// YaRN's extrapolation mix factor; 0 for interpolation only; default: the model's
     #[arg(long, env = "THUNDER_YARN_EXT_FACTOR", value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub yarn_ext_factor: Option<f32>,
-    /// YaRN's scale of the attention magnitude
+    /// YaRN's scale of the attention magnitude; default: the model's
     #[arg(long, env = "THUNDER_YARN_ATTN_FACTOR", value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub yarn_attn_factor: Option<f32>,
-    /// YaRN's high correction dimension
+    /// YaRN's high correction dimension; default: the model's
     #[arg(long, env = "THUNDER_YARN_BETA_SLOW", value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub yarn_beta_slow: Option<f32>,
-    /// YaRN's low correction dimension
+    /// YaRN's low correction dimension; default: the model's
     #[arg(long, env = "THUNDER_YARN_BETA_FAST", value_name = "X", value_parser = finite, allow_negative_numbers = true)]
     pub yarn_beta_fast: Option<f32>,
     /// Override of a value in the model's metadata, e.g. `tokenizer.ggml.add_bos_token=bool:false`; repeat or separate
     /// with commas
     #[arg(long, env = "THUNDER_OVERRIDE_KV", value_name = "KEY=TYPE:VALUE", value_delimiter = ',')]
     pub override_kv: Vec<MetadataOverride>,
-    /// Check the weights for invalid numbers while loading
+    /// Check of the weights for invalid numbers while loading
     #[arg(long, env = "THUNDER_CHECK_TENSORS", value_parser = clap::builder::FalseyValueParser::new())]
     pub check_tensors: bool,
     /// Loading of the weights: auto maps the file, none reads it into memory, mlock and mmap+mlock also lock them in
     /// memory
     #[arg(long, env = "THUNDER_LOAD_MODE", value_name = "MODE")]
     pub load_mode: Option<LoadMode>,
-    /// Keep the KV cache of GPU layers on the GPU [also: --no-kv-offload, -nkvo]
+    /// KV cache of GPU layers on the GPU [also: --no-kv-offload, -nkvo]
     #[arg(long, env = "THUNDER_KV_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub kv_offload: OnOff,
-    /// Offload prompt processing of CPU layers to GPUs [also: --no-op-offload]
+    /// Prompt processing of CPU layers on GPUs [also: --no-op-offload]
     #[arg(long, env = "THUNDER_OP_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub op_offload: OnOff,
-    /// Repack weights for the CPU or GPU that computes them [also: --no-repack]
+    /// Repacking of weights for the CPU or GPU that computes them [also: --no-repack]
     #[arg(long, env = "THUNDER_REPACK", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub repack: OnOff,
-    /// Do not use the host buffers of GPUs, so that weights on the CPU can have CPU-specific layouts
+    /// No host buffers of GPUs, so that weights on the CPU can have CPU-specific layouts
     #[arg(long, env = "THUNDER_NO_HOST", value_parser = clap::builder::FalseyValueParser::new())]
     pub no_host: bool,
     /// Placement of threads and memory on NUMA machines
@@ -82,7 +82,7 @@ pub struct TuningFlags {
     /// CPUs for decoding, as a range that is added to --cpu-mask
     #[arg(long, env = "THUNDER_CPU_RANGE", value_name = "FIRST-LAST", value_parser = range)]
     pub cpu_range: Option<CpuSet>,
-    /// Pin each thread to one of these CPUs
+    /// Pinning of each thread to one of these CPUs
     #[arg(long, env = "THUNDER_CPU_STRICT", value_name = "on|off", default_value = "off")]
     pub cpu_strict: OnOff,
 }
@@ -237,7 +237,7 @@ impl std::str::FromStr for MetadataOverride {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let invalid = || {
             format!(
-                "'{text}' is not KEY=TYPE:VALUE with a type int, float, bool or str, e.g. \
+                "'{text}' is not KEY=TYPE:VALUE with the type int, float, bool or str, e.g. \
                  tokenizer.ggml.add_bos_token=bool:false"
             )
         };

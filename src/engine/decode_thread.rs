@@ -1,4 +1,4 @@
-//! Start of the decode thread. The thread creates the llama context that it owns, and reports the context's properties.
+//! Start of the decode thread. The thread creates and owns the llama context, and reports the context's properties.
 
 use super::kv::host_cache::HostCache;
 use super::kv::slots::KvSlots;
@@ -10,7 +10,9 @@ use super::scheduler::command::Command;
 use super::speculation::draft_context::{DraftContext, MainSizes};
 use super::status::EngineStatus;
 use crate::events::Signal;
-use crate::model::llama::{AttentionCapture, AttentionSupport, Context, ContextOptions, StateLayout, Unsupported};
+use crate::model::llama::{
+    AttentionCapture, AttentionSupport, Context, ContextOptions, StateLayout, UnsupportedAttention,
+};
 use crate::model::{Model, ModelError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -18,7 +20,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::thread::JoinHandle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Divisor of `cache_ram_bytes` that gives the maximum bytes of all checkpoints.
+/// Checkpoints may use `cache_ram_bytes` divided by this number.
 const CHECKPOINT_MEMORY_DIVISOR: usize = 8;
 
 /// Initial data of the decode thread.
@@ -39,7 +41,7 @@ pub struct ContextProperties {
     /// Setting that takes effect; never [`AttentionCapture::Auto`].
     pub attention_capture: AttentionCapture,
     /// Attention that can be captured from the model; `None` if capture is off.
-    pub attention_support: Option<Result<AttentionSupport, Unsupported>>,
+    pub attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
     /// True if runs draft tokens.
     pub speculates: bool,
 }

@@ -2,7 +2,7 @@
 
 use crate::events::TokenId;
 use crate::model::grammar;
-use crate::model::llama::{ImageError, Unsupported};
+use crate::model::llama::{ImageError, UnsupportedAttention};
 
 /// Reason why a request was rejected.
 #[derive(Debug, thiserror::Error)]
@@ -68,12 +68,12 @@ pub enum SubmitError {
     #[error("attention was requested, but the server runs with --attention off; start it with --attention auto or on")]
     AttentionOff,
     /// The model's attention cannot be captured.
-    #[error("attention was requested, but the attention of the model '{model}' cannot be captured: {why}")]
+    #[error("attention was requested, but the attention of the model '{model}' cannot be captured: {reason}")]
     AttentionUnsupported {
         /// Name of the model.
         model: String,
-        /// Reason.
-        why: Unsupported,
+        /// The reason.
+        reason: UnsupportedAttention,
     },
     /// The request selects an attention head that the model does not have.
     #[error("layer {layer}, head {head} does not exist; heads are 0 to {last}, and layers with attention are {layers:?}", last = heads.saturating_sub(1))]

@@ -5,8 +5,8 @@ use crate::model::llama::SamplingParams;
 use serde_json::Value;
 use std::sync::Arc;
 
-/// The part of a recorded run before one of its steps. A run that starts from it keeps the tokens, the position of the
-/// random number generator and the states of its mods.
+/// The part of a recorded run before one of its steps. A run that starts from it continues with the same tokens, the
+/// same state of the random number generator and the same mod states.
 #[derive(Debug, Clone)]
 pub struct ForkPoint {
     /// Recorded items before the step; the events are numbered from 0 without gaps.
@@ -20,7 +20,7 @@ pub struct ForkPoint {
     pub mods_repeat_from: Vec<Option<u32>>,
     /// Tokens that are appended before the model continues.
     pub tokens: Vec<TokenId>,
-    /// Parameters of the steps before this one. The new run records them, so that it can be forked at these steps, too.
+    /// Parameters of the steps before this one. The new run records them, so that it can be forked at those steps, too.
     pub earlier_parameters: Value,
     /// The recorded run, shown as the parent in the list of runs.
     pub parent: RunParent,

@@ -29,7 +29,7 @@ mod submit;
 mod validate;
 
 pub use crate::model::llama::{
-    AttentionCapture, AttentionRow, AttentionSupport, SamplerStage, SamplingParams, Unsupported,
+    AttentionCapture, AttentionRow, AttentionSupport, SamplerStage, SamplingParams, UnsupportedAttention,
 };
 pub use control::{Generation, RunControl};
 pub use error::{RunOver, SubmitError};
@@ -72,7 +72,7 @@ struct Inner {
     /// Setting that takes effect; never [`AttentionCapture::Auto`].
     attention_capture: AttentionCapture,
     /// Attention that can be captured from the model; `None` if capture is off.
-    attention_support: Option<Result<AttentionSupport, Unsupported>>,
+    attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
     status: Arc<EngineStatus>,
     /// True if runs draft tokens.
     speculates: bool,
@@ -197,8 +197,8 @@ impl Engine {
         match &self.inner.attention_support {
             None => Err(SubmitError::AttentionOff),
             Some(Ok(attention_support)) => Ok(attention_support),
-            Some(Err(why)) => {
-                Err(SubmitError::AttentionUnsupported { model: self.inner.model.name().to_owned(), why: *why })
+            Some(Err(reason)) => {
+                Err(SubmitError::AttentionUnsupported { model: self.inner.model.name().to_owned(), reason: *reason })
             }
         }
     }

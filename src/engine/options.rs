@@ -25,7 +25,7 @@ pub struct EngineOptions {
     pub attention: AttentionCapture,
     /// Type of the keys in the KV cache.
     pub cache_type_k: CacheType,
-    /// Type of the values in the KV cache; a quantised type needs flash attention.
+    /// Type of the values in the KV cache; a quantized type needs flash attention.
     pub cache_type_v: CacheType,
     /// Minimum fraction of the prompt that must match the tokens of a slot for the run to prefer that slot; 0 ignores
     /// the tokens of slots.

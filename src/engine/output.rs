@@ -38,7 +38,7 @@ pub struct TextDelta {
     /// Number of tokens to remove from the end of the earlier deltas before `tokens` are added, because a mod removed
     /// them; only in runs with `per_token`.
     pub retracted: usize,
-    /// Reason for the end of the run, if this is known to be the last delta.
+    /// Reason for the end of the run, if this delta is known to be the last.
     pub last: Option<FinishReason>,
 }
 

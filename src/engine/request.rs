@@ -32,7 +32,8 @@ pub struct Request {
     pub metadata: RunMetadata,
     /// Tokens of the prompt. Must not be empty, and must fit into the context; see `overflow`.
     pub prompt: Vec<TokenId>,
-    /// Images of the prompt, in any order. An image of an earlier request may be missing while it is cached.
+    /// Images of the prompt, in any order. An image of an earlier request may be omitted as long as the engine caches
+    /// it.
     pub images: Vec<Arc<Image>>,
     /// Files of images to record with the run.
     pub image_files: Vec<ImageFile>,
@@ -82,7 +83,7 @@ pub struct Request {
     /// Minimum tokens of a chunk of cached state that is shifted to a new position and reused; 0 disables this. The
     /// keys and values of such a chunk were computed after other tokens than those that precede it now.
     pub cache_reuse: usize,
-    /// Behaviour when the context is full.
+    /// Behavior when the context is full.
     pub overflow: Overflow,
     /// Limits of the drafts of speculative decoding.
     pub drafts: DraftLimits,
@@ -144,7 +145,7 @@ impl Request {
         records
     }
 
-    /// Returns the limit of a context of `context` tokens.
+    /// Returns this request's limit for a slot that holds `context` tokens.
     pub(super) fn context_limit(&self, context: usize) -> ContextLimit {
         ContextLimit { context, overflow: self.overflow, may_fill: self.may_fill_context }
     }
@@ -153,7 +154,7 @@ impl Request {
     pub const ALTERNATIVES: usize = 10;
 }
 
-/// Behaviour when the context is full.
+/// Behavior when the context is full.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Overflow {
@@ -172,12 +173,12 @@ pub enum Overflow {
     Evict,
 }
 
-/// Size of the context of a run, and the behaviour when it is full.
+/// Size of the context of a run, and the behavior when it is full.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ContextLimit {
     /// Tokens that a slot holds.
     pub context: usize,
-    /// Behaviour when the context is full.
+    /// Behavior when the context is full.
     pub overflow: Overflow,
     /// True if the prompt may fill the whole context.
     pub may_fill: bool,
@@ -268,7 +269,7 @@ impl Limits {
         Ok(())
     }
 
-    /// Returns `tokens`, or the server-wide maximum if that is lower.
+    /// Returns the lower of `tokens` and the server-wide maximum.
     #[must_use]
     pub fn capped(&self, tokens: u32) -> u32 {
         self.server_max_tokens.map_or(tokens, |max| tokens.min(max))

@@ -26,10 +26,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-/// Maximum outputs queued for a client that does not read, before its run pauses.
+/// Maximum outputs queued for a client that does not read. Its run is not decoded while the queue is full.
 const MAX_QUEUED_OUTPUTS: usize = 256;
 
-/// Maximum bytes of attention queued for a client that does not read, before its run pauses.
+/// Maximum bytes of attention queued for a client that does not read.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 impl Engine {

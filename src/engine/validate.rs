@@ -33,7 +33,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks that the prompt has only known tokens and images and fits into the context, possibly after messages are dropped.
+    /// Checks that the prompt has only known tokens and images and fits into the context, possibly after messages are
+    /// dropped.
     fn validate_prompt(&self, request: &Request) -> Result<(), SubmitError> {
         let vocabulary = self.inner.model.vocabulary();
         let context = self.inner.options.ctx_size as usize;

@@ -12,7 +12,7 @@ pub enum ActionType {
     AdjustedPrefill,
     /// Appends the given tokens instead of a sampled one.
     ForceTokens,
-    /// Replaces the answer by the given tokens and ends the run.
+    /// Replaces the answer with the given tokens and ends the run.
     ForceOutput,
     /// Removes generated tokens and optionally appends others.
     Backtrack,

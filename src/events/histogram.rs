@@ -1,4 +1,4 @@
-//! A histogram of durations that any thread can add to without waiting or allocating.
+//! A histogram of durations. Any thread can add to it without waiting or allocating.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -31,7 +31,7 @@ const LONG_BOUNDS: &[u64] = &[
     600_000_000,
 ];
 
-/// Counts of durations by range, and their sum.
+/// Number of durations in each range, and the sum of all durations.
 #[derive(Debug)]
 pub struct Histogram {
     bounds: &'static [u64],
@@ -40,7 +40,7 @@ pub struct Histogram {
     sum_us: AtomicU64,
 }
 
-/// State of a [`Histogram`].
+/// Snapshot of a [`Histogram`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct HistogramCounts {
     /// Upper bounds in seconds, each with the number of durations up to it.
@@ -86,8 +86,8 @@ impl Histogram {
     pub fn counts(&self) -> HistogramCounts {
         let mut count = 0;
         let mut cumulative = Vec::with_capacity(self.bounds.len());
-        for (range, counted) in self.counts.iter().enumerate() {
-            count += counted.load(Relaxed);
+        for (range, range_count) in self.counts.iter().enumerate() {
+            count += range_count.load(Relaxed);
             cumulative.extend(self.bounds.get(range).map(|&bound| (bound as f64 / 1e6, count)));
         }
         HistogramCounts { cumulative, count, sum: self.sum_us.load(Relaxed) as f64 / 1e6 }

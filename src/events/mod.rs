@@ -11,6 +11,7 @@
 mod action;
 mod call;
 mod event;
+mod finish;
 mod histogram;
 mod image;
 mod measured;
@@ -23,15 +24,13 @@ mod tenant;
 pub use action::{ActionRecord, ActionType};
 pub use call::{LogLevel, ModCall, ModLog};
 pub use event::{Event, EventType};
+pub use finish::{DraftUsage, EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, Usage};
 pub use histogram::{Histogram, HistogramCounts};
 pub use image::{ImageFile, ImageRecord, ImageTile, hex};
 pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
 pub use recorder::{DurabilityAck, DurabilityAcks, NotStored, Recorder, UnstoredRun, UnstoredRuns};
 pub use requested::RequestedAction;
-pub use run::{
-    DraftUsage, EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, RunId, RunMetadata, RunParent, RunStart,
-    RunStatus, Surface, Usage,
-};
+pub use run::{RunId, RunMetadata, RunParent, RunStart, RunStatus, Surface};
 pub use tenant::{Scope, Tenant};
 
 use std::sync::Arc;
@@ -39,15 +38,15 @@ use std::sync::Arc;
 /// A token id. The type is llama.cpp's; ids of other engines are kept unchanged.
 pub type TokenId = i32;
 
-/// Returns true if the id is a placeholder for one position of an image. Such ids are negative, so that no vocabulary has
-/// them, and derived from the image, so that equal ids mean equal images.
+/// Returns true if the id is a placeholder for one position of an image. Such ids are negative, so that no vocabulary
+/// has them, and derived from the image, so that equal ids mean equal images.
 #[must_use]
 pub const fn is_image_token(token: TokenId) -> bool {
     // llama.cpp uses -1 for "no token".
     token < -1
 }
 
-/// A JSON text kept byte for byte.
+/// JSON text, kept byte for byte.
 pub type RawJson = Box<serde_json::value::RawValue>;
 
 /// One entry of a run's trace.

@@ -67,7 +67,7 @@ impl DurabilityAcks {
         self.lock().contains_key(&run_id)
     }
 
-    /// Sends the ack: the run is stored, or the reason why it never will be.
+    /// Sends the ack: success, or the reason why the run will never be stored.
     pub fn resolve(&self, run_id: RunId, outcome: Result<(), NotStored>) {
         if let Some(sender) = self.lock().remove(&run_id) {
             // The receiver may be dropped.
@@ -82,8 +82,8 @@ impl DurabilityAcks {
 
 /// The recorded runs of this process that are not completely stored; cheap to clone.
 ///
-/// The engine inserts a run before any client knows its id, and the recorder removes it with its last row. So a reader
-/// can determine which runs are missing or incomplete in the database.
+/// The engine inserts a run before any client knows its id, and the recorder removes it after storing its last row. So
+/// readers can tell which runs are missing or incomplete in the database.
 #[derive(Debug, Clone, Default)]
 pub struct UnstoredRuns(Arc<Mutex<HashMap<RunId, UnstoredEntry>>>);
 
@@ -111,7 +111,7 @@ impl UnstoredRuns {
         self.lock().insert(run_id, UnstoredEntry { request_id, owner, is_over, removed: watch::Sender::new(()) });
     }
 
-    /// Removes a run that is completely stored, or the rest of which was lost.
+    /// Removes a run that is completely stored, or whose remaining data was lost.
     pub fn remove(&self, run_id: RunId) {
         self.lock().remove(&run_id);
     }

@@ -1,5 +1,5 @@
 //! Measurements of the distribution of logits: entropy, and probability and rank of tokens. They run for every
-//! generated token on the decode thread, and are written so that the compiler vectorises their loops over the
+//! generated token on the decode thread, and are written so that the compiler vectorizes their loops over the
 //! vocabulary.
 
 use crate::events::TokenId;
@@ -125,7 +125,7 @@ impl TopEntries {
 #[inline(always)]
 fn exp(x: f32) -> f32 {
     // 1.5 × 2^23: floats of this size have no fraction bits, so adding it rounds to an integer, which is then in the
-    // low bits. `floor` and `round` would call libm on baseline x86-64, which prevents vectorisation.
+    // low bits. `floor` and `round` would call libm on baseline x86-64, which prevents vectorization.
     const ROUND: f32 = 12_582_912.0;
     let t = x * std::f32::consts::LOG2_E;
     let rounded = t + ROUND;

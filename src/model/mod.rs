@@ -90,19 +90,19 @@ pub enum ModelError {
         /// The reason.
         reason: String,
     },
-    /// Quantised values without flash attention.
+    /// Quantized values without flash attention.
     #[error(
         "a KV cache with {cache_type} values needs flash attention, which --attention on turns off; set --attention auto or --cache-type-v f16"
     )]
-    QuantisedValues {
+    QuantizedValues {
         /// The type.
         cache_type: &'static str,
     },
-    /// The model's head size is not a multiple of the block size of the quantised type.
+    /// The model's head size is not a multiple of the block size of the quantized type.
     #[error(
         "a KV cache of {cache_type} stores blocks of 32 values, but the heads of this model have {width} values, which is not a multiple of 32; use f16, bf16 or f32"
     )]
-    QuantisedHeads {
+    QuantizedHeads {
         /// The type.
         cache_type: &'static str,
         /// Values per head.
@@ -125,9 +125,9 @@ pub enum ModelError {
 /// The reason why tokens cannot be removed from a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ShiftError {
-    /// The model's cache does not support it; the sequence is unchanged.
+    /// The KV cache cannot remove these tokens; the sequence is unchanged.
     #[error("{0}")]
-    Fixed(&'static str),
+    NotRemovable(&'static str),
     /// llama.cpp failed; the sequence is empty.
     #[error("llama.cpp cannot shift the remaining tokens of the sequence")]
     Failed,

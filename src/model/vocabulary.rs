@@ -1,3 +1,5 @@
+//! A model's vocabulary: texts of tokens, special tokens and the tokenizer.
+
 pub(super) mod breakers;
 
 use crate::events::{TokenId, is_image_token};
@@ -228,13 +230,13 @@ impl Vocabulary {
     /// Returns the start positions of sequence breakers. The computation scans the vocabulary, so recent results are
     /// cached.
     pub(super) fn breakers(&self, texts: &[String]) -> Arc<Breakers> {
-        let mut kept = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = kept.iter().position(|(known, _)| known == texts).map(|at| kept.remove(at));
+        let mut cached = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = cached.iter().position(|(known, _)| known == texts).map(|at| cached.remove(at));
         let entry = known.unwrap_or_else(|| (texts.to_vec(), Arc::new(Breakers::new(self, texts))));
         let breakers = Arc::clone(&entry.1);
-        kept.push(entry);
-        if kept.len() > MAX_CACHED_BREAKERS {
-            kept.remove(0);
+        cached.push(entry);
+        if cached.len() > MAX_CACHED_BREAKERS {
+            cached.remove(0);
         }
         breakers
     }

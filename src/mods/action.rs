@@ -1,3 +1,5 @@
+//! Actions that mods request.
+
 use crate::events::{ActionType, EventType, Fault, TokenId};
 use crate::model::grammar::TokenMask;
 use serde_json::Value;

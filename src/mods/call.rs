@@ -1,3 +1,5 @@
+//! Calls of mods, and their replies.
+
 use super::Action;
 use crate::events::{EventType, ImageRecord, ImageTile, LogLevel, RunId, TokenId};
 use crate::model::Vocabulary;
@@ -186,27 +188,27 @@ pub struct ModLogLine {
 /// run never waits for a mod that has ended.
 pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
-    is_polled_for: bool,
+    is_polled: bool,
 }
 
 impl ReplySender {
     /// Creates a sender that passes the reply to `deliver`.
     pub fn new(deliver: impl FnOnce(Reply) + Send + 'static) -> Self {
-        Self { deliver: Some(Box::new(deliver)), is_polled_for: false }
+        Self { deliver: Some(Box::new(deliver)), is_polled: false }
     }
 
     /// Marks the sender as polled: the caller [polls](super::ModInstance::poll_reply) for the reply until it calls
     /// [`stop_polling`](super::ModInstance::stop_polling).
     #[must_use]
     pub fn polled(mut self) -> Self {
-        self.is_polled_for = true;
+        self.is_polled = true;
         self
     }
 
     /// Returns true if the caller polls for the reply.
     #[must_use]
     pub fn is_polled(&self) -> bool {
-        self.is_polled_for
+        self.is_polled
     }
 
     /// Sends the reply.
@@ -225,7 +227,7 @@ impl ReplySender {
                     inspect(&reply);
                     deliver(reply);
                 });
-                observed.is_polled_for = self.is_polled_for;
+                observed.is_polled = self.is_polled;
                 observed
             }
             None => self,

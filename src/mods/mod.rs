@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 /// A registered mod.
 pub trait ModFactory: Send + Sync {
-    /// Returns name, description, language and version.
+    /// Returns the description, which includes name, language and version.
     fn describe(&self) -> ModDescription;
 
     /// Returns the SHA-256 of the source in hexadecimal, if the source can be shown.

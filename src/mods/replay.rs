@@ -1,6 +1,6 @@
 //! Replay of the events of a recorded run to a mod.
 //!
-//! The recorded actions change the sequence, not those that the mod returns in the replay. A recording has only the
+//! The sequence follows the recorded actions, not those that the mod returns in the replay. A recording has only the
 //! most probable tokens of each step. The mod gets these tokens with their probabilities, and all other tokens with
 //! equal shares of the remaining probability.
 
@@ -91,8 +91,8 @@ impl RecordedSequence {
         }
         match action.action_type {
             ActionType::Backtrack => {
-                let drawn = usize::from(self.newest == Some(EventType::Sampled));
-                let requested = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(drawn);
+                let unappended = usize::from(self.newest == Some(EventType::Sampled));
+                let requested = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(unappended);
                 let removed = details.removed.unwrap_or(requested).min(self.tokens.len() - self.prompt_len);
                 self.tokens.truncate(self.tokens.len() - removed);
             }

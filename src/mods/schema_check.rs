@@ -43,7 +43,7 @@ impl Validator<'_> {
     }
 
     fn value(&self, value: &Value, schema: &Value, at: &str, depth: usize) -> Result<(), String> {
-        let mismatch = |expected: String| Err(format!("{} must be {expected}, found {value}", subject(at)));
+        let mismatch = |expected: String| Err(format!("{} must be {expected}, got {value}", subject(at)));
         let schema = match schema {
             Value::Bool(false) => return Err(format!("{} is not allowed", subject(at))),
             Value::Object(schema) => schema,
@@ -114,7 +114,7 @@ impl Validator<'_> {
             }
         }
         count_error(object.len(), schema, ("minProperties", "maxProperties"), "properties")
-            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", subject(at), object.len())))
+            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, got {}", subject(at), object.len())))
     }
 
     fn array(&self, items: &[Value], schema: &Map<String, Value>, at: &str, depth: usize) -> Result<(), String> {
@@ -133,7 +133,7 @@ impl Validator<'_> {
             }
         }
         count_error(items.len(), schema, ("minItems", "maxItems"), "items")
-            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, found {}", subject(at), items.len())))
+            .map_or(Ok(()), |expected| Err(format!("{} must have {expected}, got {}", subject(at), items.len())))
     }
 
     /// Returns the expectation that a text does not meet, or `None` if it meets all.
@@ -167,7 +167,7 @@ impl Validator<'_> {
         }
         if let Some(parts) = part("anyOf").filter(|parts| !parts.iter().any(|part| matches(&part))) {
             return Err(format!(
-                "{} must match one of {} schemas and matches none, found {value}",
+                "{} must match one of {} schemas but matches none, got {value}",
                 subject(at),
                 parts.len()
             ));
@@ -176,7 +176,7 @@ impl Validator<'_> {
             let count = parts.iter().filter(matches).count();
             if count != 1 {
                 return Err(format!(
-                    "{} must match exactly one of {} schemas and matches {count}, found {value}",
+                    "{} must match exactly one of {} schemas but matches {count}, got {value}",
                     subject(at),
                     parts.len()
                 ));
@@ -184,7 +184,7 @@ impl Validator<'_> {
         }
         match schema.get("not") {
             Some(not) if matches(&not) => {
-                Err(format!("{} matches a schema that is excluded, found {value}", subject(at)))
+                Err(format!("{} matches a schema that is excluded, got {value}", subject(at)))
             }
             _ => Ok(()),
         }
@@ -237,7 +237,7 @@ fn range(number: f64, schema: &Map<String, Value>) -> Option<String> {
     mismatch("minimum", |a, b| a >= b, "of at least")
         .or_else(|| mismatch("maximum", |a, b| a <= b, "of at most"))
         .or_else(|| mismatch("exclusiveMinimum", |a, b| a > b, "above"))
-        .or_else(|| mismatch("exclusiveMaximum", |a, b| a < b, "child_path"))
+        .or_else(|| mismatch("exclusiveMaximum", |a, b| a < b, "below"))
         .or_else(|| {
             mismatch("multipleOf", |a, b| b == 0.0 || ((a / b) - (a / b).round()).abs() < 1e-9, "that is a multiple of")
         })
@@ -278,25 +278,22 @@ mod tests {
         assert_eq!(first_error(&valid, &schema), None);
         assert_eq!(first_error(&json!({"city": "Oakford", "at": null}), &schema), None);
         for (mismatch, message) in [
-            (json!(3), "the value must be an object, found 3"),
+            (json!(3), "the value must be an object, got 3"),
             (json!({}), "'city' is missing"),
-            (json!({"city": "Rome"}), "'city' must be one of \"Oakford\", \"Zürich\", found \"Rome\""),
-            (json!({"city": "Oakford", "days": 1.5}), "'days' must be an integer, found 1.5"),
-            (json!({"city": "Oakford", "days": 9}), "'days' must be a number of at most 7, found 9"),
+            (json!({"city": "Rome"}), "'city' must be one of \"Oakford\", \"Zürich\", got \"Rome\""),
+            (json!({"city": "Oakford", "days": 1.5}), "'days' must be an integer, got 1.5"),
+            (json!({"city": "Oakford", "days": 9}), "'days' must be a number of at most 7, got 9"),
             (
                 json!({"city": "Oakford", "tags": ["ab", "c"]}),
-                "'tags[1]' must be a string of at least 2 characters, found \"c\"",
+                "'tags[1]' must be a string of at least 2 characters, got \"c\"",
             ),
             (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags[1]' is a duplicate"),
-            (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "'tags' must have at most 2 items, found 3"),
+            (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "'tags' must have at most 2 items, got 3"),
             (
                 json!({"city": "Oakford", "at": "now"}),
-                "'at' must be a string that matches ^[0-9]+:[0-9]+$, found \"now\"",
+                "'at' must be a string that matches ^[0-9]+:[0-9]+$, got \"now\"",
             ),
-            (
-                json!({"city": "Oakford", "unit": "K"}),
-                "'unit' must match one of 2 schemas and matches none, found \"K\"",
-            ),
+            (json!({"city": "Oakford", "unit": "K"}), "'unit' must match one of 2 schemas but matches none, got \"K\""),
             (json!({"city": "Oakford", "x": 1}), "'x' is unknown; known fields: city, days, tags, at, unit"),
         ] {
             assert_eq!(first_error(&mismatch, &schema).as_deref(), Some(message));

@@ -22,7 +22,7 @@ const MAX_REQUEST_ID: usize = 128;
 /// Logged status if the client disconnected before the response began, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Route of requests for paths without a route.
+/// Logged route of requests to unknown paths.
 const NO_ROUTE: &str = "other";
 
 /// Label of the caller's key; an extension of the response.

@@ -6,7 +6,7 @@ use crate::config::{Config, Credentials};
 use crate::engine::Engine;
 use crate::events::Scope;
 use crate::mods::ModRegistry;
-use crate::server::limits::Rates;
+use crate::server::limits::RateLimits;
 use crate::store::{Live, RunSummary, Store};
 use chrono::{DateTime, Utc};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -24,9 +24,9 @@ pub struct App(Arc<Inner>);
 struct Inner {
     database: OnceLock<(Store, Live)>,
     models: ModelRegistry,
-    state: watch::Sender<State>,
+    state: watch::Sender<ServerState>,
     sockets: Sockets,
-    rates: Rates,
+    rate_limits: RateLimits,
     requests: RequestMetrics,
     experiments: ActiveExperiments,
     registry: Arc<ModRegistry>,
@@ -39,7 +39,7 @@ struct Inner {
 
 /// State of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
+pub enum ServerState {
     /// Not ready yet, with the current activity, e.g. "loading the model, 40 %".
     Loading(String),
     /// Default model and database are ready.
@@ -57,9 +57,9 @@ impl App {
         Self(Arc::new(Inner {
             database: OnceLock::new(),
             models: ModelRegistry::new(Arc::clone(&config), clock),
-            state: watch::Sender::new(State::Loading("starting".into())),
+            state: watch::Sender::new(ServerState::Loading("starting".into())),
             sockets: Sockets::new(config.server.sockets.max_message_bytes),
-            rates: Rates::new(config.server.rates),
+            rate_limits: RateLimits::new(config.server.rates),
             requests: RequestMetrics::default(),
             experiments: ActiveExperiments::default(),
             registry,
@@ -79,8 +79,8 @@ impl App {
         self.0.database.get().map(|(store, _)| store).ok_or_else(|| self.not_ready())
     }
 
-    /// Returns the run with that `run_id`, else with that `request_id`, if the scope covers it. Waits for the rows of a
-    /// run that is being recorded.
+    /// Returns the run with that `run_id` or, failing that, `request_id`, if the scope covers it. Waits for the rows of
+    /// a run that is being recorded.
     ///
     /// # Errors
     /// 404 if no such run exists; 503 while the database is unavailable or lacks the rows.
@@ -148,7 +148,7 @@ impl App {
     /// # Errors
     /// 503 with the reason otherwise.
     pub fn ready(&self) -> Result<(), ApiError> {
-        if self.state() == State::Ready { Ok(()) } else { Err(self.not_ready()) }
+        if self.state() == ServerState::Ready { Ok(()) } else { Err(self.not_ready()) }
     }
 
     /// Returns the default model if it is ready.
@@ -156,7 +156,7 @@ impl App {
     /// # Errors
     /// 503 if it is not ready, and when the server stops.
     pub fn default_model(&self) -> Result<Loaded, ApiError> {
-        if matches!(self.state(), State::Stopping | State::Stopped) {
+        if matches!(self.state(), ServerState::Stopping | ServerState::Stopped) {
             return Err(self.not_ready());
         }
         self.0.models.default_model().ok_or_else(|| self.not_ready())
@@ -172,17 +172,21 @@ impl App {
 
     /// Succeeds until the server stops: a WebSocket that is opened during the start waits for the server.
     pub(crate) fn open_for_sockets(&self) -> Result<(), ApiError> {
-        if matches!(self.state(), State::Stopping | State::Stopped) { Err(self.not_ready()) } else { Ok(()) }
+        if matches!(self.state(), ServerState::Stopping | ServerState::Stopped) {
+            Err(self.not_ready())
+        } else {
+            Ok(())
+        }
     }
 
     /// Waits until the server has started or stops.
     pub(crate) async fn started(&self) {
-        self.wait(|state| !matches!(state, State::Loading(_))).await;
+        self.wait(|state| !matches!(state, ServerState::Loading(_))).await;
     }
 
     /// Returns the rate limits.
-    pub(crate) fn rates(&self) -> &Rates {
-        &self.0.rates
+    pub(crate) fn rate_limits(&self) -> &RateLimits {
+        &self.0.rate_limits
     }
 
     /// Returns durations and statuses of requests.
@@ -248,17 +252,18 @@ impl App {
 
     /// Returns the state of the server.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ServerState {
         self.0.state.borrow().clone()
     }
 
     /// Sets the state of the server. Stopping is final.
-    pub fn set_state(&self, state: State) {
-        self.0.state.send_if_modified(|now| {
-            let backwards = matches!(now, State::Stopping | State::Stopped) && state != State::Stopped;
-            let changes = !backwards && *now != state;
+    pub fn set_state(&self, state: ServerState) {
+        self.0.state.send_if_modified(|current| {
+            let goes_back =
+                matches!(current, ServerState::Stopping | ServerState::Stopped) && state != ServerState::Stopped;
+            let changes = !goes_back && *current != state;
             if changes {
-                *now = state;
+                *current = state;
             }
             changes
         });
@@ -266,15 +271,15 @@ impl App {
 
     /// Waits until the server begins to stop. Streams without an end are closed then.
     pub async fn stopping(&self) {
-        self.wait(|state| matches!(state, State::Stopping | State::Stopped)).await;
+        self.wait(|state| matches!(state, ServerState::Stopping | ServerState::Stopped)).await;
     }
 
     /// Waits until the grace period is over. Runs end then.
     pub async fn stopped(&self) {
-        self.wait(|state| *state == State::Stopped).await;
+        self.wait(|state| *state == ServerState::Stopped).await;
     }
 
-    async fn wait(&self, reached: impl FnMut(&State) -> bool) {
+    async fn wait(&self, reached: impl FnMut(&ServerState) -> bool) {
         // The sender is part of `self`, so waiting cannot fail.
         let _ = self.0.state.subscribe().wait_for(reached).await;
     }
@@ -286,9 +291,9 @@ impl App {
 
     fn not_ready(&self) -> ApiError {
         match self.state() {
-            State::Loading(step) => ApiError::unavailable(format!("the server is not ready yet: {step}")),
-            State::Ready => ApiError::unavailable("the default model is not loaded"),
-            State::Stopping | State::Stopped => ApiError::unavailable("the server is stopping"),
+            ServerState::Loading(step) => ApiError::unavailable(format!("the server is not ready yet: {step}")),
+            ServerState::Ready => ApiError::unavailable("the default model is not loaded"),
+            ServerState::Stopping | ServerState::Stopped => ApiError::unavailable("the server is stopping"),
         }
         .retry_after(1)
     }

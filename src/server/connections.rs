@@ -1,8 +1,8 @@
 //! Accepts, serves and closes connections.
 //!
 //! Time and size of a request's headers are limited, so that slow clients do not occupy resources. Bodies, streams and
-//! sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS handshake has the same
-//! time limit.
+//! sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS handshake has the
+//! time limit of the headers.
 
 use super::protocol::GuardRejection;
 use super::{ApiError, App};
@@ -73,7 +73,7 @@ pub(super) async fn accept(listener: TcpListener, routes: Router, app: App) {
         while open.try_join_next().is_some() {}
         match accepted {
             Ok((stream, peer)) => {
-                prepare(&stream);
+                set_socket_options(&stream);
                 open.spawn(listener_state.clone().serve_connection(stream, peer, routes.clone()));
             }
             Err(error) if affects_one_connection(&error) => {}
@@ -94,7 +94,7 @@ impl ListenerState {
         let tls = self.app.credentials().tls.as_ref().map(|tls| TlsAcceptor::from(tls.server()));
         let Some(tls) = &tls else { return self.serve(stream, service(routes)).await };
         let start = tokio::select! {
-            start = within(self.app.config().server.header_timeout, begin(tls, stream)) => start,
+            start = with_time_limit(self.app.config().server.header_timeout, start_connection(tls, stream)) => start,
             () = self.app.stopping() => return,
         };
         match start {
@@ -126,7 +126,7 @@ impl ListenerState {
 }
 
 /// Starts a connection to an https port. A TLS handshake starts with byte 22, an http request with a letter.
-async fn begin(tls: &TlsAcceptor, stream: TcpStream) -> io::Result<ConnectionStart> {
+async fn start_connection(tls: &TlsAcceptor, stream: TcpStream) -> io::Result<ConnectionStart> {
     let mut first = [0];
     if stream.peek(&mut first).await? > 0 && first[0].is_ascii_uppercase() {
         return Ok(ConnectionStart::Plain(stream));
@@ -134,7 +134,7 @@ async fn begin(tls: &TlsAcceptor, stream: TcpStream) -> io::Result<ConnectionSta
     tls.accept(stream).await.map(|stream| ConnectionStart::Tls(Box::new(stream)))
 }
 
-async fn within<T>(limit: Option<Duration>, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+async fn with_time_limit<T>(limit: Option<Duration>, work: impl Future<Output = io::Result<T>>) -> io::Result<T> {
     match limit {
         Some(limit) => tokio::time::timeout(limit, work).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())),
         None => work.await,
@@ -158,7 +158,7 @@ async fn mark_as_https(mut request: Request) -> Request {
 }
 
 /// Disables Nagle's algorithm because tokens are small, and enables keep-alive probes.
-fn prepare(stream: &TcpStream) {
+fn set_socket_options(stream: &TcpStream) {
     let keep_alive = TcpKeepalive::new()
         .with_time(KEEPALIVE_IDLE)
         .with_interval(KEEPALIVE_INTERVAL)

@@ -17,23 +17,23 @@ const MAX_TRACKED_CLIENTS: usize = 10_000;
 const MAX_LOGINS_PER_MINUTE: NonZeroU32 = NonZeroU32::MIN.saturating_add(9);
 
 /// Rate limits per key and per address.
-pub(crate) struct Rates {
-    logins: Rate<IpAddr>,
-    keys: Option<Rate<String>>,
-    addresses: Option<Rate<IpAddr>>,
+pub(crate) struct RateLimits {
+    logins: RateLimit<IpAddr>,
+    keys: Option<RateLimit<String>>,
+    addresses: Option<RateLimit<IpAddr>>,
 }
 
-struct Rate<K: Hash + Eq + Clone> {
+struct RateLimit<K: Hash + Eq + Clone> {
     per_minute: NonZeroU32,
     limiter: DefaultKeyedRateLimiter<K>,
 }
 
-impl Rates {
+impl RateLimits {
     pub(crate) fn new(config: RateConfig) -> Self {
         Self {
-            logins: Rate::new(MAX_LOGINS_PER_MINUTE, None),
-            keys: config.per_key.map(|rate| Rate::new(rate, config.burst)),
-            addresses: config.per_address.map(|rate| Rate::new(rate, config.burst)),
+            logins: RateLimit::new(MAX_LOGINS_PER_MINUTE, None),
+            keys: config.per_key.map(|rate| RateLimit::new(rate, config.burst)),
+            addresses: config.per_address.map(|rate| RateLimit::new(rate, config.burst)),
         }
     }
 
@@ -60,7 +60,7 @@ impl Rates {
     }
 }
 
-impl<K: Hash + Eq + Clone> Rate<K> {
+impl<K: Hash + Eq + Clone> RateLimit<K> {
     fn new(per_minute: NonZeroU32, burst: Option<NonZeroU32>) -> Self {
         let quota = Quota::per_minute(per_minute).allow_burst(burst.unwrap_or(per_minute));
         Self { per_minute, limiter: RateLimiter::keyed(quota) }
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn rate_limit_applies_per_client() {
-        let rates = Rates::new(RateConfig {
+        let rates = RateLimits::new(RateConfig {
             per_key: NonZeroU32::new(60),
             per_address: NonZeroU32::new(6),
             burst: NonZeroU32::new(2),

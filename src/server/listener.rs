@@ -1,6 +1,6 @@
 //! Listeners and the lifetime of the server.
 
-use super::{App, State, connections};
+use super::{App, ServerState, connections};
 use axum::Router;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -68,11 +68,11 @@ impl Listeners {
         tokio::pin!(all_ended);
         if tokio::time::timeout(grace, &mut all_ended).await.is_err() {
             tracing::warn!(grace_s = grace.as_secs(), "grace period over, ending active runs");
-            app.set_state(State::Stopped);
+            app.set_state(ServerState::Stopped);
             if tokio::time::timeout(LAST_WRITE_TIMEOUT, all_ended).await.is_err() {
                 tracing::debug!("connections still open at exit");
             }
         }
-        app.set_state(State::Stopped);
+        app.set_state(ServerState::Stopped);
     }
 }

@@ -65,8 +65,8 @@ pub(crate) fn address(uri: &Uri) -> String {
     address
 }
 
-/// Returns `next` if it is a path of this server, else the start page: a link to the login page must not redirect to
-/// another site.
+/// Returns `next` if it is a path of this server, otherwise the start page: a link to the login page must not redirect
+/// to another site.
 fn local_path(next: Option<&str>) -> &str {
     let is_local = |next: &&str| {
         let only_visible = next.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
@@ -91,8 +91,8 @@ async fn log_in(
 ) -> Response {
     let base = base(&headers);
     let next = local_path(login.next.as_deref());
-    // Check the rate limit before the key, so that rejected attempts do not reveal if a key is valid.
-    if let Err(error) = app.rates().check_login(peer) {
+    // Check the rate limit before the key, so that rejected attempts do not reveal whether a key is valid.
+    if let Err(error) = app.rate_limits().check_login(peer) {
         let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
         return (error.status(), form(base, next, &notice)).into_response();
     }

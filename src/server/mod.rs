@@ -21,12 +21,12 @@ mod protocol;
 pub(crate) mod request_metrics;
 pub(crate) mod socket;
 
-pub use app::{App, State};
+pub use app::{App, ServerState};
 pub use auth::Caller;
 pub use error::{ApiError, ErrorCode, ErrorKind, Problem, request_id, with_request_id, with_run_id};
 pub use listener::{BindError, Listeners};
 pub use login::load_login_secret;
-pub use models::{Entry, LoadStep, Loaded, ModelRegistry, ModelState};
+pub use models::{LoadStep, Loaded, ModelEntry, ModelRegistry, ModelState};
 pub use peers::announce;
 pub use prefix::base;
 pub use protocol::{Access, ErrorFormat, ErrorFormats, Pages, Protocol, RouteGroup};

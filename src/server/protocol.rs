@@ -1,3 +1,5 @@
+//! Protocols: groups of routes with the access that they require and the format of their errors.
+
 use super::{ApiError, App};
 use axum::http::{HeaderMap, Uri};
 use axum::response::{IntoResponse, Response};
@@ -14,7 +16,7 @@ pub enum Access {
     Ingest,
     /// A key, if keys are configured.
     Key,
-    /// Like `Key`; each `POST` starts a run and counts for the rate limits.
+    /// Like `Key`; each `POST` starts a run and counts toward the rate limits.
     Run,
     /// Like `Key` for a WebSocket, which may send the key in its first message.
     Socket,
@@ -65,7 +67,7 @@ impl Protocol {
         self
     }
 
-    /// Returns its groups of routes.
+    /// Returns the groups of routes.
     #[must_use]
     pub fn into_groups(self) -> Vec<RouteGroup> {
         self.groups
@@ -96,7 +98,7 @@ impl ErrorFormats {
         self
     }
 
-    /// Returns the format of the longest prefix of a path.
+    /// Returns the format of the longest prefix that matches a path.
     #[must_use]
     pub fn for_path(&self, path: &str) -> ErrorFormat {
         let below =

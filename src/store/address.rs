@@ -18,7 +18,7 @@ const HOST_TIMEOUT: Duration = Duration::from_secs(3);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum duration of the search for a pooler. A pooler without a free server connection does not answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Number of queries for the server process on each connection during the search for a pooler.
+/// Number of times that the search for a pooler queries the server process of each connection.
 const PROBE_COUNT: usize = 4;
 
 /// The hosts of the database, with and without a pooler in between.
@@ -135,7 +135,7 @@ impl Hosts {
             match parameter.split_once('=').unwrap_or((parameter, "")) {
                 ("target_session_attrs", "read-write" | "primary") => {}
                 ("target_session_attrs", other) => {
-                    let reason = format!("target_session_attrs is '{other}', and Thunder needs read-write");
+                    let reason = format!("target_session_attrs is '{other}', but Thunder needs read-write");
                     return Err(invalid(reason));
                 }
                 ("statement_cache_capacity" | "statement-cache-capacity", capacity) => {
@@ -237,7 +237,7 @@ async fn connect_to_write(options: &PgConnectOptions) -> Result<sqlx::PgConnecti
         return Ok(connection);
     }
     connection.close().await?;
-    Err(io::Error::other(format!("host {}:{} accepts no writes", options.get_host(), options.get_port())).into())
+    Err(io::Error::other(format!("host {}:{} does not accept writes", options.get_host(), options.get_port())).into())
 }
 
 /// Returns true if the server accepts writes.

@@ -1,4 +1,4 @@
-//! Attention of stored runs, in the encoding of the capture.
+//! Attention of stored runs, encoded as it was captured.
 
 use super::scope::covers;
 use super::{Error, Store};
@@ -75,7 +75,7 @@ impl Store {
     }
 
     /// Returns the value of a row at a position, as f16, for each step in a range of events, with the event of the
-    /// step. Skips steps whose row is shorter or not stored. Returns none for a run outside the scope. Reads only the
+    /// step. Skips steps whose row is shorter or not stored. Returns an empty list for a run outside the scope. Reads only the
     /// value from each row.
     ///
     /// # Errors

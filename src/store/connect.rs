@@ -5,7 +5,7 @@ use super::embedded::Embedded;
 use super::pool::{PgConnection, PgPool};
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
-use super::{Error, Inner, Live, Recording, Retention, Store, citus, maintenance, migrate, recorder};
+use super::{Error, Inner, Live, RecorderTask, Retention, Store, citus, maintenance, migrate, recorder};
 use crate::events::{DurabilityAcks, UnstoredRuns, system};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ impl Store {
                 progress("storing the records of the spool file");
             }
             while !spool.is_drained() {
-                Box::pin(recorder::drain_some(&pool, server_id, &mut spool)).await?;
+                Box::pin(recorder::drain_batch(&pool, server_id, &mut spool)).await?;
             }
             dead.extend(spool.server_id());
             spool.remove();
@@ -140,7 +140,7 @@ impl Store {
             recorder_pool,
             server_id,
             live,
-            recorder: Mutex::new(Recording::Pending(Some(spool))),
+            recorder: Mutex::new(RecorderTask::Pending(Some(spool))),
             recorder_metrics: Arc::default(),
             durability_acks: DurabilityAcks::default(),
             unstored: UnstoredRuns::default(),

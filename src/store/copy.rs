@@ -19,8 +19,8 @@ const CHUNK_BYTES: usize = 64 * 1024;
 const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 /// PostgreSQL's epoch, the start of the year 2000, in Unix microseconds.
 const EPOCH_US: i64 = 946_684_800_000_000;
-/// Type id of `integer` in the header of an array.
-const INTEGER: i32 = 23;
+/// OID of the type `integer`, in the header of an array.
+const INTEGER_OID: i32 = 23;
 
 /// Columns of equal length, one value per row.
 pub trait Table {
@@ -54,43 +54,29 @@ pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<
 
 /// A transaction on a pooled connection. Commit and rollback return the connection to the pool; dropping the
 /// transaction closes it.
-pub struct GuardedTransaction(Option<PgConnection>);
+pub struct GuardedTransaction(PgConnection);
 
 impl GuardedTransaction {
     /// Begins a transaction.
     pub async fn begin(pool: &PgPool) -> Result<Self, sqlx::Error> {
-        let mut transaction = Self(Some(pool.acquire().await?));
-        transaction.connection().begin().await?;
-        Ok(transaction)
+        let mut connection = pool.acquire().await?;
+        connection.begin().await?;
+        Ok(Self(connection))
     }
 
     /// Returns the connection.
     pub fn connection(&mut self) -> &mut PgConnection {
-        self.0.as_mut().expect("the connection is present until the end")
+        &mut self.0
     }
 
     /// Makes the changes permanent.
-    pub async fn commit(self) -> Result<(), sqlx::Error> {
-        self.end("commit").await
+    pub async fn commit(mut self) -> Result<(), sqlx::Error> {
+        self.0.end("commit").await
     }
 
     /// Undoes the changes.
-    pub async fn rollback(self) -> Result<(), sqlx::Error> {
-        self.end("rollback").await
-    }
-
-    async fn end(mut self, statement: &'static str) -> Result<(), sqlx::Error> {
-        self.connection().end(statement).await?;
-        drop(self.0.take());
-        Ok(())
-    }
-}
-
-impl Drop for GuardedTransaction {
-    fn drop(&mut self) {
-        if let Some(connection) = self.0.take() {
-            connection.detach();
-        }
+    pub async fn rollback(mut self) -> Result<(), sqlx::Error> {
+        self.0.end("rollback").await
     }
 }
 
@@ -100,8 +86,8 @@ pub trait CopyField {
     fn put(&self, out: &mut Vec<u8>);
 }
 
-/// A value of type `integer[]`. COPY encodes it as an array. As an argument it is the text of the array, because `unnest`
-/// flattens arrays of arrays.
+/// A value of type `integer[]`. COPY encodes it as an array. As a statement argument it is sent as the text of the array,
+/// because `unnest` flattens arrays of arrays.
 #[derive(Debug)]
 pub struct Integers<'a>(pub Cow<'a, [i32]>);
 
@@ -109,8 +95,8 @@ impl CopyField for Integers<'_> {
     fn put(&self, out: &mut Vec<u8>) {
         let numbers = &*self.0;
         // Dimensions, null flag, element type; length and first index of the single dimension.
-        let head = [1, 0, INTEGER, numbers.len() as i32, 1];
-        let head = if numbers.is_empty() { &[0, 0, INTEGER] } else { &head[..] };
+        let head = [1, 0, INTEGER_OID, numbers.len() as i32, 1];
+        let head = if numbers.is_empty() { &[0, 0, INTEGER_OID] } else { &head[..] };
         let at = out.len();
         out.extend_from_slice(&[0; 4]);
         head.iter().for_each(|number| out.extend_from_slice(&number.to_be_bytes()));

@@ -103,7 +103,7 @@ impl Store {
         Ok(rows.into_iter().map(|(id, runs)| Deletion::new(id, runs.unsigned_abs(), now)).collect())
     }
 
-    /// Makes the runs of a deletion visible again and returns them in order of their ids. Returns none if the scope has no such
+    /// Makes the runs of a deletion visible again and returns them in order of their ids. Returns an empty list if the scope has no such
     /// deletion, or if its time is over.
     ///
     /// # Errors

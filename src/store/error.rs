@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 static UNAVAILABLE: AtomicU64 = AtomicU64::new(0);
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 
-/// Numbers of failed database operations since the start of the program.
+/// Counts of failed database operations since the start of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ErrorCounts {
     /// The database could not be reached, or did not answer in time.
@@ -19,7 +19,7 @@ pub struct ErrorCounts {
 }
 
 impl ErrorCounts {
-    /// Returns the numbers so far.
+    /// Returns the current counts.
     #[must_use]
     pub fn now() -> Self {
         Self { unavailable: UNAVAILABLE.load(Relaxed), refused: REFUSED.load(Relaxed) }
@@ -73,7 +73,7 @@ pub enum Error {
     },
     /// The schema is older than this release needs.
     #[error(
-        "the schema of the database has version {found}, and version {needed} is needed; start `thunder serve` once to bring \
+        "the schema of the database has version {found}, but this release needs version {needed}; start `thunder serve` once to bring \
          it up to date"
     )]
     OldSchema {
@@ -84,7 +84,7 @@ pub enum Error {
     },
     /// A table is distributed differently from the planned distribution.
     #[error(
-        "the table '{table}' is {found}, and must be {expected}; undo it with select undistribute_table('{table}'), then run \
+        "the table '{table}' is {found}, but must be {expected}; undo it with select undistribute_table('{table}'), then run \
          this command again"
     )]
     DistributionPlan {
@@ -92,7 +92,7 @@ pub enum Error {
         table: String,
         /// Its current distribution.
         found: String,
-        /// The required distribution, unless the table is local.
+        /// The required distribution.
         expected: &'static str,
     },
     /// The database does not accept writes.
@@ -108,10 +108,10 @@ pub enum Error {
     #[error("run {0} is still running; cancel it first with POST /api/v1/runs/{0}/cancel")]
     StillRunning(RunId),
     /// A run would have more tags than [`MAX_TAGS`](super::MAX_TAGS).
-    #[error("run {0} would have {1} tags, and may have at most {max}; remove some of them", max = super::MAX_TAGS)]
+    #[error("run {0} would have {1} tags, but at most {max} are allowed; remove some of them", max = super::MAX_TAGS)]
     TooManyTags(RunId, usize),
     /// A run would have more notes than [`MAX_NOTES`](super::MAX_NOTES).
-    #[error("run {0} would have {1} notes, and may have at most {max}; remove some of them", max = super::MAX_NOTES)]
+    #[error("run {0} would have {1} notes, but at most {max} are allowed; remove some of them", max = super::MAX_NOTES)]
     TooManyNotes(RunId, usize),
     /// The run is recorded, but its rows are not in the database yet.
     #[error(
@@ -123,7 +123,7 @@ pub enum Error {
     Damaged {
         /// The run.
         run_id: RunId,
-        /// The damage and its place.
+        /// Description of the damage, with its location.
         reason: String,
     },
     /// The database cannot be reached at the moment.
@@ -137,7 +137,7 @@ pub enum Error {
         /// Error of the last one.
         source: sqlx::Error,
     },
-    /// The role lacks a right that Thunder needs.
+    /// The role lacks a privilege that Thunder needs.
     #[error("the database rejected the statement: {0}; {hint}", hint = OWNER_HINT)]
     Privilege(#[source] sqlx::Error),
     /// The database rejected the statement.
@@ -168,7 +168,7 @@ pub enum EmbeddedError {
         /// The searched folders.
         searched: String,
     },
-    /// The data belongs to another major version than any of the programs found.
+    /// The data was created by a major version other than those of the programs found.
     #[error(
         "{} was created by PostgreSQL {data}, but the programs found are {found}; install PostgreSQL {data} or set \
          THUNDER_PG_BIN to its folder", data_dir.display()
@@ -181,7 +181,7 @@ pub enum EmbeddedError {
         /// The versions found, with their folders.
         found: String,
     },
-    /// Another Thunder runs on the same data directory.
+    /// Another Thunder process uses the same data directory.
     #[error(
         "the data directory {} is in use by another Thunder{}; stop it, or choose another directory with --data-dir",
         data_dir.display(), owner.map(|pid| format!(" (process {pid})")).unwrap_or_default()
@@ -330,13 +330,13 @@ pub(super) fn is_transient(error: &sqlx::Error) -> bool {
     }
 }
 
-/// Remedy for a role without the right to change the schema.
+/// Remedy for a role without the privilege to change the schema.
 pub(super) const OWNER_HINT: &str = "the role that Thunder connects as must own its tables: connect as the role that \
     created them, or hand them over with `reassign owned by OTHER_ROLE to ROLE`; a new database needs `grant create on \
     schema public to ROLE`";
 
-/// Returns true if the role lacks a right.
-pub(super) fn is_privilege(error: &sqlx::Error) -> bool {
+/// Returns true if the role lacks a privilege.
+pub(super) fn is_missing_privilege(error: &sqlx::Error) -> bool {
     const INSUFFICIENT_PRIVILEGE: &str = "42501";
     error
         .as_database_error()
@@ -350,7 +350,7 @@ impl From<sqlx::Error> for Error {
         if is_transient { &UNAVAILABLE } else { &REFUSED }.fetch_add(1, Relaxed);
         if is_transient {
             Self::Unavailable(error)
-        } else if is_privilege(&error) {
+        } else if is_missing_privilege(&error) {
             Self::Privilege(error)
         } else {
             Self::Database(error)

@@ -1,5 +1,6 @@
 //! Experiments: grids of runs, with the run and the score of each cell.
 
+mod answers;
 mod cells;
 
 use super::rows::clean;

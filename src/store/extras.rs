@@ -8,12 +8,12 @@ use crate::events::{RunId, Scope};
 use crate::trace::columns;
 use crate::trace::document::RequestExtras;
 
-/// Fields reported by the engine of an ingested run, compared with its recording.
+/// Fields reported by the engine of an ingested run, with a comparison of its text and its events.
 #[derive(Debug, Clone, Default)]
 pub struct Reported {
     /// Fields of the document's `request`.
     pub request: RequestExtras,
-    /// The answer that the events give, if it differs from the reported `final_text`.
+    /// The answer according to the events, if it differs from the reported `final_text`.
     pub replayed_text: Option<String>,
 }
 
@@ -42,19 +42,19 @@ impl Store {
 }
 
 impl Reported {
-    /// Returns notes for a reader of the run.
+    /// Returns remarks on differences between the document and the stored run.
     #[must_use]
-    pub fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
+    pub fn remarks(&self) -> Vec<String> {
+        let mut remarks = Vec::new();
         match self.request.replaced_nul {
             0 => {}
-            1 => notes.push("1 NUL character of the document was replaced with U+FFFD.".to_owned()),
-            count => notes.push(format!("{count} NUL characters of the document were replaced with U+FFFD.")),
+            1 => remarks.push("1 NUL character of the document was replaced with U+FFFD.".to_owned()),
+            count => remarks.push(format!("{count} NUL characters of the document were replaced with U+FFFD.")),
         }
         if self.replayed_text.is_some() {
-            notes.push("The text of the events differs from the final_text that the engine reported.".to_owned());
+            remarks.push("The text of the events differs from the final_text that the engine reported.".to_owned());
         }
-        notes
+        remarks
     }
 }
 

@@ -1,7 +1,8 @@
 //! The family of a run: the first run that it descends from, and all forks of that one, direct and indirect.
 
 use super::pool::PgConnection;
-use super::runs::{RunSummary, by_id, select_runs};
+use super::run_summary::{RunSummary, select_runs};
+use super::runs::by_id;
 use super::scope::{owners, visible};
 use super::{Error, Store};
 use crate::events::{RunId, Scope};

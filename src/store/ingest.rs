@@ -2,7 +2,7 @@
 
 use super::copy::GuardedTransaction;
 use super::rows::{InsertMode, Rows};
-use super::runs::{claim, request_id_owner, save};
+use super::runs::{request_id_owner, reserve_request_id, save};
 use super::scope::is_visible;
 use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
@@ -81,7 +81,7 @@ impl Store {
         let connection = transaction.connection();
         let request_id = &document.request.request_id;
         // A concurrent insertion of the same id waits here until the first one has ended.
-        if !claim(connection, request_id, run_id).await? {
+        if !reserve_request_id(connection, request_id, run_id).await? {
             let existing = request_id_owner(connection, request_id).await?;
             let is_covered = match &existing {
                 Some((run_id, _)) => is_visible(connection, scope, *run_id).await?,

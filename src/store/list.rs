@@ -7,12 +7,15 @@
 //! candidates were checked; its `next` continues there. Neither step reads more than a few thousand runs, and no statement
 //! allows a plan that reads all of them.
 
+mod search;
+
 use super::filter::{Branch, Filter};
-use super::pool::{PgConnection, PgPool};
-use super::runs::{RunSummary, select_runs};
+use super::pool::PgPool;
+use super::run_summary::{RunSummary, select_runs};
 use super::scope::{Owner, owner_branches, push_owned, push_owner};
 use super::{Error, Store};
 use crate::events::{RunId, Scope, system};
+use search::{choose_indexes, search};
 use serde::Serialize;
 use sqlx::{Postgres, QueryBuilder};
 use uuid::Uuid;
@@ -29,27 +32,11 @@ const PROBE_RUNS: i64 = 1500;
 /// Maximum number of runs that the repeated probe examines.
 const MAX_PROBE_RUNS: i64 = 6000;
 
-/// Number of the newest runs from which the shares of runs with words and labels are estimated.
-const SAMPLE_RUNS: i64 = 1000;
-
-/// Minimum and maximum number of runs in the first window of the search.
-const FIRST_WINDOW: (f64, f64) = (10_000.0, 100_000.0);
-
-/// Maximum growth in percent from one window to the next. Beyond it, the next window has all remaining runs.
-const MAX_GROWTH: u128 = 1600;
-
 /// Maximum number of model names, and of sets of mods, that are compared with a term before the runs.
 const MAX_NAMES: i32 = 200;
 
-/// Maximum number of runs that are looked up by a part of their request ids before the search.
-const MAX_REQUESTS: i64 = 2000;
-
 /// Condition of runs without a deletion, see `super::deletions`.
 const NOT_DELETED: &str = " and deletion is null";
-
-/// Settings for the search: plans read only runs that indexes find, and get memory for the entries of the indexes.
-const SEARCH_SETTINGS: &str = "set local enable_indexscan = off; set local enable_seqscan = off; set local jit = off; \
-                               set local max_parallel_workers_per_gather = 0; set local work_mem = '64MB'";
 
 /// A query of the run list, newest first.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -268,190 +255,4 @@ async fn probe(pool: &PgPool, listing: &Listing<'_>, before: Option<Uuid>, rows:
         ids: part.matches,
     };
     Ok(Progress::merge(examined.into_iter().map(progress).collect(), wanted))
-}
-
-/// Selects the terms for which the search uses an index. Returns the maximum share of runs that match all of these terms.
-async fn choose_indexes(connection: &mut PgConnection, filter: &mut Filter) -> Result<f64, Error> {
-    let wanted = filter.frequency_terms();
-    let mut shares = newest_shares(connection, &wanted).await?;
-    for (frequency, (_, column, start)) in shares.iter_mut().zip(&wanted) {
-        let overall: f64 = sqlx::query_scalar(
-            "select coalesce(sum(frequency), 0)::float8
-            from pg_stats, unnest(most_common_elems::text::text[], most_common_elem_freqs) as common (element, frequency)
-            where tablename = 'runs' and schemaname = any(current_schemas(false)) and attname = $1
-                and (element = $2 or $1 = 'search' and starts_with(element, $2))",
-        )
-        .bind(column)
-        .bind(start)
-        .fetch_one(&mut *connection)
-        .await?;
-        *frequency = frequency.max(overall);
-    }
-    let indexes = wanted.iter().map(|(index, ..)| *index);
-    let lowest = filter.set_frequencies(&indexes.zip(shares).collect::<Vec<_>>());
-    for (index, pattern) in filter.request_patterns() {
-        let runs: Vec<Uuid> = sqlx::query_scalar("select run_id from run_keys where request_id ilike $1 limit $2")
-            .bind(pattern)
-            .bind(MAX_REQUESTS + 1)
-            .fetch_all(&mut *connection)
-            .await?;
-        filter.set_request_matches(index, (runs.len() <= MAX_REQUESTS as usize).then_some(runs));
-    }
-    Ok(lowest)
-}
-
-/// Returns the share of the newest runs that have each of these words and labels. The statistics of the database contain
-/// only the most common words, few of which may begin with a text.
-async fn newest_shares(
-    connection: &mut PgConnection,
-    wanted: &[(usize, &'static str, String)],
-) -> Result<Vec<f64>, Error> {
-    if wanted.is_empty() {
-        return Ok(Vec::new());
-    }
-    let mut sql = QueryBuilder::<Postgres>::new("select array[");
-    for (number, (_, column, start)) in wanted.iter().enumerate() {
-        sql.push(if number > 0 { ", " } else { "" }).push("coalesce(avg(coalesce(");
-        if *column == "search" {
-            sql.push("search @@ (nullif(plainto_tsquery('simple', ").push_bind(start.clone());
-            sql.push(")::text, '') || ':*')::tsquery");
-        } else {
-            sql.push("labels @> array[").push_bind(start.clone()).push("]");
-        }
-        sql.push(", false)::integer), 0)::float8");
-    }
-    sql.push("] from (select search, labels from runs order by run_id desc limit ").push_bind(SAMPLE_RUNS);
-    sql.push(") as newest");
-    Ok(sql.build_query_scalar().fetch_one(connection).await?)
-}
-
-/// Searches the runs that are older than those of the probe. `frequency` is the result of [`choose_indexes`].
-async fn search(
-    connection: &mut PgConnection,
-    listing: &Listing<'_>,
-    mut progress: Progress,
-    frequency: f64,
-) -> Result<Progress, Error> {
-    let max_candidates = listing.filter.max_candidates();
-    let mut budget = max_candidates.unwrap_or(i64::MAX);
-    let span = listing.filter.id_range().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
-    let below = progress.searched_until.into_iter().chain(span.until).min();
-    let first_window = max_candidates.map_or(0.0, |max| max as f64 / frequency).clamp(FIRST_WINDOW.0, FIRST_WINDOW.1);
-    let WindowEnds { newest, first, oldest } = window_ends(connection, below, span.from, first_window as i64).await?;
-    sqlx::raw_sql(SEARCH_SETTINGS).execute(&mut *connection).await?;
-    let (mut upper, mut from) = (newest, first);
-    // The probe counts as a window if its matches allow an estimate of the frequency.
-    if max_candidates.is_none()
-        && let (Some(first_match), Some(end)) = (progress.ids.first(), progress.searched_until)
-    {
-        let found = progress.ids.len();
-        from = next_window(*first_match, end, unchecked_growth(found, listing.wanted - found));
-    }
-    let hides_ids = first > oldest && listing.has_several_id_indexes();
-    loop {
-        let lower = Some(from).filter(|from| *from > oldest);
-        let missing = listing.wanted - progress.ids.len();
-        let max = if max_candidates.is_some() { budget } else { missing as i64 };
-        let ids = (lower, progress.searched_until);
-        let window = examine_window(connection, listing, ids, hides_ids && lower.is_none(), max, missing).await?;
-        let found = window.matches.len();
-        progress.ids.extend(window.matches);
-        if found == missing {
-            progress.searched_until = progress.ids.last().copied();
-            return Ok(progress);
-        }
-        progress.searched_until = if window.candidates == max { window.oldest } else { lower };
-        budget = budget.saturating_sub(window.candidates);
-        let Some(end) = progress.searched_until.filter(|_| budget > 0) else { return Ok(progress) };
-        let growth = if max_candidates.is_some() {
-            let allowed = (100 * budget).checked_div(window.candidates);
-            allowed.map_or(u128::MAX, |allowed| u128::from(allowed.unsigned_abs())).min(growth(found, missing - found))
-        } else {
-            unchecked_growth(found, missing - found)
-        };
-        from = next_window(upper, end, growth);
-        upper = end;
-    }
-}
-
-/// Returns the size of the next window, in percent of the last one, that is expected to contain twice the missing matches.
-fn growth(found: usize, missing: usize) -> u128 {
-    (200 * missing).checked_div(found).map_or(u128::MAX, |growth| growth as u128)
-}
-
-/// Returns [`growth`] for candidates that need no check, or [`u128::MAX`] for a window of all remaining runs if the growth
-/// exceeds [`MAX_GROWTH`].
-fn unchecked_growth(found: usize, missing: usize) -> u128 {
-    Some(growth(found, missing)).filter(|growth| *growth <= MAX_GROWTH).unwrap_or(u128::MAX)
-}
-
-/// Returns the first id of the window below `end`, whose size is `growth` percent of the window from `end` to `upper`.
-fn next_window(upper: Uuid, end: Uuid, growth: u128) -> Uuid {
-    let width = (upper.as_u128().saturating_sub(end.as_u128()) / 100).saturating_mul(growth.max(1));
-    Uuid::from_u128(end.as_u128().saturating_sub(width))
-}
-
-/// The ids at the ends of windows.
-struct WindowEnds {
-    newest: Uuid,
-    /// First id of the first window.
-    first: Uuid,
-    oldest: Uuid,
-}
-
-/// Returns the ends of windows on the runs between two ids; the first window has `rows` runs. With fewer runs, the first
-/// window has all of them.
-async fn window_ends(
-    connection: &mut PgConnection,
-    below: Option<Uuid>,
-    from: Option<Uuid>,
-    rows: i64,
-) -> Result<WindowEnds, Error> {
-    let mut sql = QueryBuilder::<Postgres>::new("");
-    for (number, (order, offset)) in [("desc", 0), ("desc", rows), ("asc", 0)].into_iter().enumerate() {
-        sql.push(if number > 0 { " union all (" } else { "(" });
-        sql.push("select run_id from runs where true");
-        push_before(&mut sql, below);
-        if let Some(from) = from {
-            sql.push(" and run_id >= ").push_bind(from);
-        }
-        sql.push(" order by run_id ").push(order).push(" offset ").push_bind(offset).push(" limit 1)");
-    }
-    let mut ends: Vec<Uuid> = sql.build_query_scalar().fetch_all(connection).await?;
-    ends.sort_unstable();
-    Ok(match *ends.as_slice() {
-        [oldest, first, newest] => WindowEnds { newest, first, oldest },
-        [oldest, newest] => WindowEnds { newest, first: oldest, oldest },
-        _ => WindowEnds { newest: Uuid::nil(), first: Uuid::nil(), oldest: Uuid::nil() },
-    })
-}
-
-/// Examines the runs between two ids. With `hides_ids`, the plan uses no index for the condition on ids.
-async fn examine_window(
-    connection: &mut PgConnection,
-    listing: &Listing<'_>,
-    (from, until): (Option<Uuid>, Option<Uuid>),
-    hides_ids: bool,
-    max_candidates: i64,
-    wanted: usize,
-) -> Result<Examination, Error> {
-    let mut sql = QueryBuilder::<Postgres>::new("");
-    let push_candidates = |sql: &mut QueryBuilder<Postgres>| {
-        sql.push(if hides_ids { " and (true" } else { "" });
-        if let Some(from) = from {
-            sql.push(" and run_id >= ").push_bind(from);
-        }
-        push_before(sql, until);
-        listing.filter.push_branch(listing.branch, sql);
-        sql.push(if hides_ids { ") is true" } else { "" });
-        push_owned(sql, listing.scope);
-        listing.filter.push_indexed(sql);
-        ""
-    };
-    let push_checks = |sql: &mut QueryBuilder<Postgres>| {
-        sql.push(NOT_DELETED);
-        listing.filter.push_checked(sql);
-    };
-    push_examination(&mut sql, push_candidates, max_candidates, push_checks, wanted);
-    Ok(sql.build_query_as().fetch_one(connection).await?)
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::watch;
 
-/// Maximum updates that a slow subscriber can lag behind. After more, it must subscribe again.
+/// Maximum updates that a slow subscriber can lag behind. Beyond this number, it must subscribe again.
 const MAX_LAG: usize = 1024;
 /// Maximum ended runs whose status is kept in memory, so that a lookup does not report it again.
 const MAX_ENDED: usize = 4096;
@@ -142,7 +142,7 @@ impl Live {
         }
     }
 
-    /// Reports the status of a run in the database.
+    /// Reports the status of a run that was read from the database.
     pub(super) fn report_status(&self, run_id: RunId, owner: Option<Tenant>, status: RunStatus) {
         let is_known = self.statuses().runs.get(&run_id) == Some(&status);
         // Runs of this server are reported when they are stored.
@@ -162,7 +162,7 @@ impl Live {
         self.followers().values().for_each(|follower| follower.send_replace(()));
     }
 
-    /// Requests all subscribers to load the run list again.
+    /// Asks all subscribers to reload the run list.
     pub(super) fn request_reload(&self) {
         let _ = self.changes.send(RunListUpdate::Missed);
     }
@@ -182,7 +182,7 @@ impl Live {
     /// Removes stored batches from the backlog, up to their last event.
     pub(super) fn remove_stored_items(&self, run_id: RunId, stored: &[Arc<Vec<TraceItem>>]) {
         if let Some(running) = self.lock().get_mut(&run_id) {
-            running.forget(stored);
+            running.remove_stored(stored);
         }
     }
 
@@ -228,7 +228,7 @@ impl Statuses {
 }
 
 impl LiveRun {
-    fn forget(&mut self, stored: &[Arc<Vec<TraceItem>>]) {
+    fn remove_stored(&mut self, stored: &[Arc<Vec<TraceItem>>]) {
         let Some(newest) = stored.last() else { return };
         let Some(end) = self.backlog.iter().position(|items| Arc::ptr_eq(items, newest)) else { return };
         let last_event = self.backlog[..=end].iter().enumerate().rev().find_map(|(batch, items)| {

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 /// Interval of checks for a changed retention.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of checks between two maintenance passes, which makes one hour. Partitions are created days in advance.
+/// Number of checks between two maintenance passes: one hour. Partitions are created days in advance.
 const CHECKS_PER_MAINTENANCE: u32 = 720;
 
 /// Runs the maintenance until the task is aborted.
@@ -25,7 +25,7 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
         if let Err(error) = &removed
             && !failed
         {
-            tracing::warn!(%error, "cannot remove deleted runs; the attempt is repeated every few seconds");
+            tracing::warn!(%error, "cannot remove deleted runs; retrying every few seconds");
         }
         failed = removed.is_err();
         if check.is_multiple_of(CHECKS_PER_MAINTENANCE)

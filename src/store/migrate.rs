@@ -6,7 +6,7 @@
 
 use super::Error;
 use super::address::Addresses;
-use super::error::{OWNER_HINT, is_privilege};
+use super::error::{OWNER_HINT, is_missing_privilege};
 use super::pool::{PgConnection, PgPool};
 use super::script::statements;
 use crate::events::system;
@@ -41,6 +41,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V19__experiments", include_str!("../../migrations/V19__experiments.sql")),
     ("V20__run_list", include_str!("../../migrations/V20__run_list.sql")),
     ("V21__notes", include_str!("../../migrations/V21__notes.sql")),
+    ("V22__mod_call_time", include_str!("../../migrations/V22__mod_call_time.sql")),
     ("V23__images", include_str!("../../migrations/V23__images.sql")),
 ];
 
@@ -60,7 +61,7 @@ pub async fn migrate(addresses: &Addresses, progress: &impl Fn(&str)) -> Result<
     result
 }
 
-/// Creates the partitions of this day and of the days after it.
+/// Creates the partitions of the given day and of the days after it; see [`DAYS_AHEAD`].
 pub async fn make_partitions(pool: &PgPool, today: NaiveDate) -> Result<i32, sqlx::Error> {
     sqlx::query_scalar("select make_partitions($1, $2)").bind(today).bind(DAYS_AHEAD).fetch_one(pool).await
 }
@@ -139,7 +140,7 @@ fn describe(error: &refinery_core::Error) -> String {
         if !text.contains(&line) {
             text = format!("{text}: {line}");
         }
-        if source.downcast_ref::<sqlx::Error>().is_some_and(is_privilege) {
+        if source.downcast_ref::<sqlx::Error>().is_some_and(is_missing_privilege) {
             text = format!("{text}; {OWNER_HINT}");
         }
         cause = source.source();
@@ -147,8 +148,7 @@ fn describe(error: &refinery_core::Error) -> String {
     text
 }
 
-/// A statement of V16 that Citus does not support for distributed tables, where PostgreSQL therefore tries to compress the
-/// values first.
+/// A statement of V16 that Citus rejects for distributed tables. Without it, PostgreSQL tries to compress the values.
 const UNSUPPORTED_BY_CITUS: &str = "alter table attention alter column head_rows set storage external";
 
 struct MigrationConnection<'c>(&'c mut PgConnection);

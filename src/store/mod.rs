@@ -36,6 +36,7 @@ mod recorder;
 mod responses;
 mod retention;
 mod rows;
+mod run_summary;
 mod runs;
 mod saved_filters;
 mod scope;
@@ -66,13 +67,13 @@ pub use read::ItemPage;
 pub use recorder::RecorderMetrics;
 pub use responses::NewResponse;
 pub use retention::Retention;
-pub use runs::RunSummary;
+pub use run_summary::RunSummary;
 pub use saved_filters::{MAX_SAVED_FILTERS, SavedFilter};
 pub use servers::{Announcement, ServerInfo};
 pub use spool::SpoolStatus;
 pub use statistics::{
-    GroupStatistics, MAX_STATISTICS_DAYS, ModStatistics, ModelStatistics, RunCounts, Statistics, StatisticsQuery,
-    StatisticsUnit, TimeStep,
+    CallTime, CallTimeStep, GroupStatistics, MAX_STATISTICS_DAYS, ModCallStatistics, ModStatistics, ModelCallTime,
+    ModelStatistics, RunCounts, Statistics, StatisticsQuery, StatisticsUnit, TimeStep,
 };
 pub use tags::{MAX_TAGS, TaggedRun};
 
@@ -106,7 +107,7 @@ struct Inner {
     recorder_pool: PgPool,
     server_id: Uuid,
     live: Live,
-    recorder: Mutex<Recording>,
+    recorder: Mutex<RecorderTask>,
     recorder_metrics: Arc<RecorderMetrics>,
     durability_acks: DurabilityAcks,
     unstored: UnstoredRuns,
@@ -128,7 +129,7 @@ struct Inner {
 type Flush = oneshot::Sender<bool>;
 
 /// The recorder before and after its start.
-enum Recording {
+enum RecorderTask {
     Pending(Option<Spool>),
     Running(mpsc::Sender<Signal>, mpsc::Sender<Flush>, Option<JoinHandle<()>>),
 }
@@ -138,10 +139,10 @@ impl Store {
     #[must_use]
     pub fn recorder(&self) -> (Recorder, Live) {
         let inner = &self.inner;
-        let mut recording = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = match &mut *recording {
-            Recording::Running(sender, ..) => sender.clone(),
-            Recording::Pending(spool) => {
+        let mut task = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        let sender = match &mut *task {
+            RecorderTask::Running(sender, ..) => sender.clone(),
+            RecorderTask::Pending(spool) => {
                 let (sender, signals) = mpsc::channel(MAX_QUEUED_SIGNALS);
                 let (flush, flushes) = mpsc::channel(MAX_QUEUED_SIGNALS);
                 let target = Target {
@@ -152,8 +153,8 @@ impl Store {
                     unstored: inner.unstored.clone(),
                     metrics: Arc::clone(&inner.recorder_metrics),
                 };
-                let task = recorder::record(target, spool.take(), signals, flushes, inner.closing.subscribe());
-                *recording = Recording::Running(sender.clone(), flush, Some(tokio::spawn(task)));
+                let record = recorder::record(target, spool.take(), signals, flushes, inner.closing.subscribe());
+                *task = RecorderTask::Running(sender.clone(), flush, Some(tokio::spawn(record)));
                 sender
             }
         };
@@ -173,7 +174,7 @@ impl Store {
         self.inner.live.clone()
     }
 
-    /// Checks that a document would be stored now.
+    /// Checks that the database accepts documents.
     ///
     /// # Errors
     /// The database does not answer, does not accept writes, or has just failed to store a document.
@@ -216,8 +217,8 @@ impl Store {
         let inner = &self.inner;
         inner.closing.send_replace(true);
         let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            Recording::Running(_, _, task) => task.take(),
-            Recording::Pending(spool) => {
+            RecorderTask::Running(_, _, task) => task.take(),
+            RecorderTask::Pending(spool) => {
                 if let Some(spool) = spool.take().filter(Spool::is_drained) {
                     spool.remove();
                 }

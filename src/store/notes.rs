@@ -1,7 +1,7 @@
 //! Notes of users on runs and on tokens of their answers.
 //!
-//! The notes of a run are a column of the run, so they belong to its owner and are removed with it. Labels of the run find
-//! runs with notes.
+//! The notes of a run are a column of the run, so they belong to its owner and are removed with it. Labels of the run allow
+//! filters to find runs with notes.
 
 use super::rows::clean;
 use super::scope::{owners, visible};

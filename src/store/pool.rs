@@ -38,12 +38,12 @@ pub struct PgPool {
 impl PgPool {
     /// Creates a pool of up to `connections` connections, which are opened on demand.
     pub fn new(hosts: Arc<Hosts>, statements: Statements, connections: u32, acquire_timeout: Duration) -> Self {
-        let several = hosts.is_multi_host();
+        let is_multi_host = hosts.is_multi_host();
         let mut options = PgPoolOptions::new().max_connections(connections).acquire_timeout(acquire_timeout);
         options = options.after_connect(move |connection, _| {
             Box::pin(async move {
-                if several && !accepts_writes(connection).await? {
-                    return Err(Error::Io(std::io::Error::other("the host accepts no writes")));
+                if is_multi_host && !accepts_writes(connection).await? {
+                    return Err(Error::Io(std::io::Error::other("the host does not accept writes")));
                 }
                 if statements == Statements::Named {
                     // A generic plan cannot exclude partitions. Poolers reject this setting as a startup option.
@@ -52,7 +52,7 @@ impl PgPool {
                 Ok(())
             })
         });
-        if several {
+        if is_multi_host {
             // Instead of sqlx's ping, because the host may have become a standby.
             options = options.test_before_acquire(false);
             options = options.before_acquire(|connection, _| Box::pin(accepts_writes(connection)));
@@ -63,11 +63,8 @@ impl PgPool {
 
     /// Takes a connection out of the pool. Dropping it returns it to the pool.
     pub async fn acquire(&self) -> Result<PgConnection, Error> {
-        Ok(PgConnection {
-            raw: Raw::Pooled(self.acquire_raw().await?),
-            statements: self.statements,
-            in_transaction: false,
-        })
+        let pooled = Pooled { connection: self.acquire_raw().await?, in_transaction: false };
+        Ok(PgConnection { raw: Raw::Pooled(pooled), statements: self.statements })
     }
 
     /// Begins a transaction.
@@ -77,13 +74,13 @@ impl PgPool {
 
     /// Begins a transaction with this statement.
     pub async fn begin_with(&self, statement: &'static str) -> Result<Transaction, Error> {
-        let transaction =
-            sqlx::Transaction::begin(self.acquire_raw().await?, Some(SqlStr::from_static(statement))).await?;
-        Ok(Transaction(PgConnection {
-            raw: Raw::Transaction(transaction),
-            statements: self.statements,
-            in_transaction: true,
-        }))
+        let connection = self.acquire_raw().await?;
+        let begin = sqlx::Transaction::begin(connection, Some(SqlStr::from_static(statement)));
+        // A task of its own, because the caller may be cancelled: sqlx 0.9.0 does not roll back a transaction if `begin` is
+        // cancelled before its response, and the connection would return to the pool inside the transaction
+        // (https://github.com/transact-rs/sqlx/issues/4393).
+        let transaction = tokio::spawn(begin).await.map_err(|error| Error::Io(std::io::Error::other(error)))??;
+        Ok(Transaction(PgConnection { raw: Raw::Transaction(transaction), statements: self.statements }))
     }
 
     /// Closes all connections.
@@ -110,41 +107,48 @@ impl PgPool {
 pub struct PgConnection {
     raw: Raw,
     statements: Statements,
-    /// True while a transaction is open.
-    in_transaction: bool,
 }
 
 #[derive(Debug)]
 enum Raw {
-    Pooled(PoolConnection<Postgres>),
-    Dedicated(Box<sqlx::PgConnection>),
+    Pooled(Pooled),
+    Dedicated { connection: Box<sqlx::PgConnection>, in_transaction: bool },
     Transaction(sqlx::Transaction<'static, Postgres>),
+}
+
+/// A connection of the pool. It is closed instead of returned if a transaction is open, for example because its future was
+/// cancelled.
+#[derive(Debug)]
+struct Pooled {
+    connection: PoolConnection<Postgres>,
+    in_transaction: bool,
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        if self.in_transaction {
+            self.connection.close_on_drop();
+        }
+    }
 }
 
 impl PgConnection {
     /// Wraps a connection that does not belong to a pool.
     pub fn dedicated(connection: sqlx::PgConnection, statements: Statements) -> Self {
-        Self { raw: Raw::Dedicated(Box::new(connection)), statements, in_transaction: false }
-    }
-
-    /// Closes a pooled connection instead of returning it to the pool.
-    pub fn detach(self) {
-        if let Raw::Pooled(connection) = self.raw {
-            drop(connection.detach());
-        }
+        Self { raw: Raw::Dedicated { connection: Box::new(connection), in_transaction: false }, statements }
     }
 
     /// Closes a dedicated connection; a pooled one returns to the pool.
     pub async fn close(self) -> Result<(), Error> {
         match self.raw {
-            Raw::Dedicated(connection) => connection.close().await,
+            Raw::Dedicated { connection, .. } => connection.close().await,
             Raw::Pooled(_) | Raw::Transaction(_) => Ok(()),
         }
     }
 
-    /// Begins a transaction, which [`PgConnection::end`] or the end of the connection ends.
+    /// Begins a transaction. It ends with [`PgConnection::end`], or when the connection closes.
     pub async fn begin(&mut self) -> Result<(), Error> {
-        self.in_transaction = true;
+        self.set_in_transaction(true);
         sqlx::raw_sql("begin").execute(self.raw()).await?;
         Ok(())
     }
@@ -152,27 +156,43 @@ impl PgConnection {
     /// Ends the transaction with `commit` or `rollback`.
     pub async fn end(&mut self, statement: &'static str) -> Result<(), Error> {
         sqlx::raw_sql(statement).execute(self.raw()).await?;
-        self.in_transaction = false;
+        self.set_in_transaction(false);
         Ok(())
+    }
+
+    fn is_in_transaction(&self) -> bool {
+        match &self.raw {
+            Raw::Pooled(Pooled { in_transaction, .. }) | Raw::Dedicated { in_transaction, .. } => *in_transaction,
+            Raw::Transaction(_) => true,
+        }
+    }
+
+    fn set_in_transaction(&mut self, value: bool) {
+        match &mut self.raw {
+            Raw::Pooled(Pooled { in_transaction, .. }) | Raw::Dedicated { in_transaction, .. } => {
+                *in_transaction = value
+            }
+            Raw::Transaction(_) => {}
+        }
     }
 
     /// Returns sqlx's connection.
     pub fn raw(&mut self) -> &mut sqlx::PgConnection {
         match &mut self.raw {
-            Raw::Pooled(connection) => connection,
-            Raw::Dedicated(connection) => connection,
+            Raw::Pooled(Pooled { connection, .. }) => connection,
+            Raw::Dedicated { connection, .. } => connection,
             Raw::Transaction(transaction) => transaction,
         }
     }
 
     async fn run<'q, E: Execute<'q, Postgres> + 'q>(&mut self, query: E) -> Result<Vec<QueryOutput>, Error> {
-        if self.in_transaction || self.statements != Statements::InTransaction {
+        if self.is_in_transaction() || self.statements != Statements::InTransaction {
             return self.raw().fetch_many(Unnamed(query)).try_collect().await;
         }
-        let mut transaction = self.raw().begin().await?;
-        let steps = (&mut *transaction).fetch_many(Unnamed(query)).try_collect().await?;
-        transaction.commit().await?;
-        Ok(steps)
+        self.begin().await?;
+        let steps = self.raw().fetch_many(Unnamed(query)).try_collect().await;
+        self.end(if steps.is_ok() { "commit" } else { "rollback" }).await?;
+        steps
     }
 }
 
@@ -185,7 +205,7 @@ impl Transaction {
     pub async fn commit(self) -> Result<(), Error> {
         match self.0.raw {
             Raw::Transaction(transaction) => transaction.commit().await,
-            Raw::Pooled(_) | Raw::Dedicated(_) => Ok(()),
+            Raw::Pooled(_) | Raw::Dedicated { .. } => Ok(()),
         }
     }
 
@@ -193,7 +213,7 @@ impl Transaction {
     pub async fn rollback(self) -> Result<(), Error> {
         match self.0.raw {
             Raw::Transaction(transaction) => transaction.rollback().await,
-            Raw::Pooled(_) | Raw::Dedicated(_) => Ok(()),
+            Raw::Pooled(_) | Raw::Dedicated { .. } => Ok(()),
         }
     }
 }

@@ -39,7 +39,7 @@ pub struct ItemPage {
 
 impl Store {
     /// Returns the items of a range of events, without attention, in item order: each event, then for each of its mod calls
-    /// the call, its logs, its actions. `measured` is filled. Returns none for a run outside the scope.
+    /// the call, its logs, its actions. Decodes the measurements of events. Returns an empty list for a run outside the scope.
     ///
     /// # Errors
     /// The database failed, or the stored data is damaged.

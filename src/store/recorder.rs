@@ -29,7 +29,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
 pub use metrics::RecorderMetrics;
-pub use persist::drain_some;
+pub use persist::drain_batch;
 
 /// Maximum time before received items are written.
 const FLUSH_INTERVAL: Duration = Duration::from_millis(250);
@@ -63,7 +63,7 @@ pub struct Target {
 
 struct Recorder {
     target: Target,
-    runs: HashMap<RunId, Recording>,
+    runs: HashMap<RunId, RecordedRun>,
     pending: Vec<Record>,
     pending_items: usize,
     /// Dropped runs that are still being generated.
@@ -83,7 +83,7 @@ struct Recorder {
     received_at: Option<Instant>,
 }
 
-struct Recording {
+struct RecordedRun {
     summary: RunSummaryBuilder,
     numbering: Numbering,
     changed: bool,
@@ -227,8 +227,8 @@ impl Recorder {
             Signal::Started(start) => {
                 let run_id = start.run_id;
                 let summary = RunSummaryBuilder::from_start(&start, self.target.server_id);
-                let recording = Recording { summary, numbering: Numbering::default(), changed: false };
-                self.runs.insert(run_id, recording);
+                let run = RecordedRun { summary, numbering: Numbering::default(), changed: false };
+                self.runs.insert(run_id, run);
                 self.target.live.add_run(run_id, start.owner.clone());
                 self.push(Record::Started(start, self.target.server_id));
             }
@@ -273,7 +273,7 @@ impl Recorder {
         let times = self.write_at.into_iter().chain(delay.map(|delay| Instant::now() + delay));
         self.write_at = times.min();
         self.received_at.get_or_insert_with(Instant::now);
-        self.pending_items += record.len();
+        self.pending_items += record.weight();
         self.target.metrics.set_pending_items(self.pending_items);
         self.pending.push(record);
     }
@@ -331,7 +331,7 @@ impl Recorder {
             }
         }
         if result.outcome == PersistOutcome::Lost {
-            self.pending_items += result.records.iter().map(Record::len).sum::<usize>();
+            self.pending_items += result.records.iter().map(Record::weight).sum::<usize>();
             self.pending.splice(..0, result.records);
             for row in result.rows {
                 match self.runs.get_mut(&row.summary.run_id) {
@@ -377,7 +377,7 @@ impl Recorder {
         tracing::error!(run.id = %run_id, %reason, "stopped recording a run");
         let has_end = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
         self.pending.retain(|record| record.run_id() != run_id);
-        self.pending_items = self.pending.iter().map(Record::len).sum();
+        self.pending_items = self.pending.iter().map(Record::weight).sum();
         self.ended.retain(|row| row.summary.run_id != run_id);
         if self.runs.remove(&run_id).is_some() && !has_end {
             self.ignored.insert(run_id);

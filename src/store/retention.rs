@@ -18,7 +18,7 @@ pub struct Retention {
 
 impl Store {
     /// Changes the retention. It is applied within seconds and then every hour.
-    pub fn retain(&self, retention: Retention) {
+    pub fn set_retention(&self, retention: Retention) {
         self.inner.retention.send_replace(retention);
     }
 

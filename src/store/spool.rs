@@ -123,7 +123,7 @@ impl Spool {
             at += (HEADER + body.len()) as u64;
             match decode(&body) {
                 Some(record) => {
-                    count += record.len();
+                    count += record.weight();
                     records.push(record);
                 }
                 None => {

@@ -1,6 +1,6 @@
 //! The statements that insert rows with `unnest`: columns as arrays, one round trip per table.
 
-/// Returns a statement for new rows, and one that skips existing rows and takes twice the time.
+/// Expands to a statement for new rows, and one that skips existing rows and takes twice the time.
 macro_rules! insert_statements {
     ($insert:literal) => {
         [$insert, concat!($insert, " on conflict do nothing")]

@@ -2,19 +2,22 @@
 //!
 //! The runs of a past day are counted once, into the tables of migration V18; those of other days are counted when
 //! statistics are read. Later changes of a day, such as deletions, do not change its counts, except that runs that were
-//! stored late are added.
+//! stored late are added. The durations of mod calls are counted in the same way, into the table of migration V22.
 
+mod calls;
 mod days;
 mod groups;
 
 use super::scope::owners;
 use super::{Error, Store};
 use crate::events::Scope;
+use calls::CallGroups;
 use chrono::{DateTime, Days, NaiveDate, NaiveTime, Utc};
 use groups::Groups;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub(super) use calls::{MAX_CALL_MODS, MAX_CALL_US};
 pub(super) use days::count_days;
 
 /// Maximum number of days of a query.
@@ -177,6 +180,54 @@ pub struct ModStatistics {
     pub without: GroupStatistics,
 }
 
+/// Durations of mod calls. Calls without a measured duration do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct CallTime {
+    /// Calls.
+    pub calls: i64,
+    /// Sum of their durations in milliseconds.
+    pub total_ms: f64,
+    /// Mean duration in milliseconds.
+    pub mean_ms: f64,
+    /// Longest duration in milliseconds.
+    pub max_ms: f64,
+}
+
+/// Durations of mod calls in the runs of a time step.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct CallTimeStep {
+    /// Start of the hour or day.
+    pub at: DateTime<Utc>,
+    /// Durations.
+    #[serde(flatten)]
+    pub time: CallTime,
+}
+
+/// Durations of mod calls in the runs of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ModelCallTime {
+    /// Name of the model; empty if the runs name none.
+    pub model: String,
+    /// Durations.
+    #[serde(flatten)]
+    pub time: CallTime,
+}
+
+/// Durations of the calls of a mod.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ModCallStatistics {
+    /// Name of the mod.
+    #[serde(rename = "mod")]
+    pub name: String,
+    /// Durations in all runs.
+    #[serde(flatten)]
+    pub time: CallTime,
+    /// Time steps with calls, oldest first.
+    pub steps: Vec<CallTimeStep>,
+    /// Models by total duration, largest first.
+    pub models: Vec<ModelCallTime>,
+}
+
 /// Statistics of ended runs.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct Statistics {
@@ -192,6 +243,8 @@ pub struct Statistics {
     pub models: Vec<ModelStatistics>,
     /// Mods by number of runs, largest first.
     pub mods: Vec<ModStatistics>,
+    /// Durations of mod calls by mod, largest total first; only those of the mod that the query names.
+    pub mod_calls: Vec<ModCallStatistics>,
 }
 
 impl Store {
@@ -207,10 +260,13 @@ impl Store {
     ) -> Result<Statistics, Error> {
         let mut snapshot = self.inner.pool.begin_with(super::read::SNAPSHOT).await?;
         let first = days::first_day(&mut snapshot).await?.unwrap_or(today).max(query.from.unwrap_or(NaiveDate::MIN));
-        let counted: Vec<NaiveDate> = sqlx::query_scalar("select day from run_stats_days where day >= $1")
-            .bind(first)
-            .fetch_all(&mut *snapshot)
-            .await?;
+        let counted: Vec<(NaiveDate, bool)> =
+            sqlx::query_as("select day, has_mod_calls from run_stats_days where day >= $1")
+                .bind(first)
+                .fetch_all(&mut *snapshot)
+                .await?;
+        let measured: Vec<NaiveDate> = counted.iter().filter(|(_, measured)| *measured).map(|(day, _)| *day).collect();
+        let counted: Vec<NaiveDate> = counted.into_iter().map(|(day, _)| day).collect();
         let mut groups = Groups::default();
         let selection = Selection { owners: owners(scope), model: query.model.as_deref(), unit: query.unit };
         let selected = query.used_mod.as_deref().unwrap_or_default();
@@ -220,9 +276,14 @@ impl Store {
             let (counts, buckets) = days::count(&mut snapshot, &selection, span).await?;
             groups.add(counts, buckets, selected);
         }
+        let mut call_groups = CallGroups::default();
+        call_groups.add(calls::read_counted(&mut snapshot, &selection, first).await?, selected);
+        for span in days::uncounted_spans(first, today, &measured) {
+            call_groups.add(calls::count(&mut snapshot, &selection, span).await?, selected);
+        }
         // Not the first day of other tenants' runs.
         let from = query.from.or(groups.first_day()).unwrap_or(today);
-        Ok(groups.finish(from, query.unit))
+        Ok(Statistics { mod_calls: call_groups.finish(), ..groups.finish(from, query.unit) })
     }
 
     /// Counts the runs of the days before `today` that are not counted yet.

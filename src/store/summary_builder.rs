@@ -1,6 +1,8 @@
 //! Computes the summary row of a run from its trace items.
 
-use super::runs::{RunSummary, pack};
+use super::run_summary::RunSummary;
+use super::runs::pack;
+use super::statistics::{MAX_CALL_MODS, MAX_CALL_US};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, Tenant, TraceItem, Usage};
 use crate::trace::columns;
 use crate::trace::document::{RequestExtras, RequestMeta};
@@ -27,6 +29,7 @@ pub struct RunSummaryBuilder {
     server_id: Option<Uuid>,
     fold: Fold,
     error_text: String,
+    calls: Vec<ModCallTime>,
     /// Fields that the engine of an ingested run reported; empty for a run of this server.
     reported: RequestExtras,
     /// True if the run was ingested as a document.
@@ -35,6 +38,29 @@ pub struct RunSummaryBuilder {
     /// exactly which tokens form the answer.
     usage: Option<Usage>,
     finished: bool,
+}
+
+/// Durations of the calls of a mod in a run. Calls without a measured duration do not count.
+#[derive(Debug, Clone)]
+pub struct ModCallTime {
+    /// Name of the mod.
+    pub name: String,
+    /// Number of calls.
+    pub calls: i64,
+    total_ms: f64,
+    max_ms: f64,
+}
+
+impl ModCallTime {
+    /// Returns the sum of the durations in microseconds.
+    pub fn total_us(&self) -> i64 {
+        (self.total_ms * 1e3).min(MAX_CALL_US).round() as i64
+    }
+
+    /// Returns the longest duration in microseconds.
+    pub fn max_us(&self) -> i64 {
+        (self.max_ms * 1e3).min(MAX_CALL_US).round() as i64
+    }
 }
 
 /// A row of the table `runs`.
@@ -46,6 +72,8 @@ pub struct RunRow {
     pub server_id: Option<Uuid>,
     /// The first error messages, for the filter.
     pub error_text: String,
+    /// Durations of mod calls, in the order of the first calls.
+    pub calls: Vec<ModCallTime>,
     /// Searchable text; `None` keeps the stored text.
     pub search: Option<String>,
     /// The compressed column file of a finished run.
@@ -97,6 +125,7 @@ impl RunSummaryBuilder {
             server_id,
             fold: Fold::new(),
             error_text: String::new(),
+            calls: Vec::new(),
             reported: RequestExtras::default(),
             ingested: false,
             usage: None,
@@ -117,6 +146,9 @@ impl RunSummaryBuilder {
                 let mods = &mut self.summary.mods;
                 if self.ingested && mods.len() < MAX_MODS && !mods.contains(&call.mod_name) {
                     mods.push(call.mod_name.clone());
+                }
+                if let Some(ms) = call.execution_time_ms.filter(|ms| ms.is_finite() && *ms >= 0.0) {
+                    self.add_call(&call.mod_name, ms);
                 }
                 if let Some(message) = &call.exception_message {
                     self.add_error(&call.mod_name, message);
@@ -192,6 +224,7 @@ impl RunSummaryBuilder {
             fingerprint: None,
             request_extras: None,
             error_text: self.error_text.clone(),
+            calls: self.calls.clone(),
             server_id: self.server_id,
             summary,
         }
@@ -200,6 +233,22 @@ impl RunSummaryBuilder {
     /// Returns the current column file.
     pub fn columns(&self) -> Vec<u8> {
         columns::encode(&self.fold)
+    }
+
+    fn add_call(&mut self, name: &str, ms: f64) {
+        let index = self.calls.iter().position(|call| call.name == name);
+        if index.is_none() && self.calls.len() < MAX_CALL_MODS {
+            self.calls.push(ModCallTime { name: name.to_owned(), calls: 0, total_ms: 0.0, max_ms: 0.0 });
+        }
+        let call = match index {
+            Some(index) => self.calls.get_mut(index),
+            None => self.calls.last_mut().filter(|call| call.name == name),
+        };
+        if let Some(call) = call {
+            call.calls += 1;
+            call.total_ms += ms;
+            call.max_ms = call.max_ms.max(ms);
+        }
     }
 
     fn add_error(&mut self, source: &str, message: &str) {

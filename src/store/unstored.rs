@@ -1,6 +1,6 @@
-//! Reads of runs that the recorder has not stored yet. The read requests the recorder to store them now, and waits.
+//! Reads of runs that the recorder has not stored yet. A read asks the recorder to store them now, and waits.
 
-use super::{Error, Recording, RunSummary, Store};
+use super::{Error, RecorderTask, RunSummary, Store};
 use crate::events::{RunId, Scope, UnstoredRun};
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -46,11 +46,11 @@ impl Store {
         self.inner.unstored.get(scope, run_id)
     }
 
-    /// Requests the recorder to store everything it has received. Returns false if it fails.
+    /// Asks the recorder to store everything it has received. Returns false if that fails.
     async fn flush(&self) -> bool {
         let flushes = match &*self.inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            Recording::Running(_, flushes, _) => flushes.clone(),
-            Recording::Pending(_) => return true,
+            RecorderTask::Running(_, flushes, _) => flushes.clone(),
+            RecorderTask::Pending(_) => return true,
         };
         let (stored, answer) = oneshot::channel();
         flushes.send(stored).await.is_ok() && answer.await.unwrap_or(false)

@@ -1,9 +1,9 @@
-//! Writes records of live runs to the database. The records come from the engine or from a spool file.
+//! Writes of records of live runs to the database. The records come from the engine or from a spool file.
 
 use super::pool::{PgConnection, PgPool};
 use super::read;
 use super::rows::{InsertMode, Rows, clean};
-use super::runs::{by_id, claim, mark_interrupted, request_id_owner, save};
+use super::runs::{by_id, mark_interrupted, request_id_owner, reserve_request_id, save};
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{Error, images};
@@ -36,15 +36,15 @@ impl Record {
 
     /// Returns the weight in items. Attention and images are weighted by their bytes, because one of them can be as large as a
     /// thousand events.
-    pub fn len(&self) -> usize {
+    pub fn weight(&self) -> usize {
         const BYTES: usize = 4096;
-        let weight = |item: &TraceItem| match item {
+        let item_weight = |item: &TraceItem| match item {
             TraceItem::Attention(step) => 1 + (step.t0.len() + step.t1.len()) / BYTES,
             _ => 1,
         };
         match self {
             Self::Started(start, _) => 1 + start.images.iter().map(|file| file.data.len()).sum::<usize>() / BYTES,
-            Self::Items(_, _, items) => items.iter().map(weight).sum(),
+            Self::Items(_, _, items) => items.iter().map(item_weight).sum(),
             Self::Ended(..) => 1,
         }
     }
@@ -72,13 +72,13 @@ pub async fn write<'r>(
     for run in runs {
         save(&mut transaction, run).await?;
     }
-    notify(&mut transaction, server, changes(records)).await?;
+    notify(&mut transaction, server, notifications(records)).await?;
     transaction.commit().await
 }
 
-/// Returns the changes that records make, one for each run.
-fn changes(records: &[Record]) -> Vec<RunNotification> {
-    let mut changes: Vec<RunNotification> = Vec::new();
+/// Returns one notification for each run of the records.
+fn notifications(records: &[Record]) -> Vec<RunNotification> {
+    let mut notifications: Vec<RunNotification> = Vec::new();
     let mut positions = HashMap::new();
     for record in records {
         let run_id = record.run_id();
@@ -88,24 +88,24 @@ fn changes(records: &[Record]) -> Vec<RunNotification> {
             Record::Ended(_, end) => Some(end.status),
         };
         let position = *positions.entry(run_id).or_insert_with(|| {
-            changes.push(RunNotification::new(run_id, None));
-            changes.len() - 1
+            notifications.push(RunNotification::new(run_id, None));
+            notifications.len() - 1
         });
-        changes[position].status = status.or(changes[position].status);
+        notifications[position].status = status.or(notifications[position].status);
     }
-    changes
+    notifications
 }
 
 /// Writes records of a spool file, some or all of which may be stored already. Computes the runs' rows from the stored items.
-pub async fn rewrite(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
+pub async fn write_spooled(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
     write_records(&mut transaction, records, Attempt::Retry).await?;
     for record in records {
         if let Record::Ended(run_id, end) = record {
-            refold(&mut transaction, *run_id, |summary| summary.end(end)).await?;
+            recompute_row(&mut transaction, *run_id, |summary| summary.end(end)).await?;
         }
     }
-    notify(&mut transaction, server, changes(records)).await?;
+    notify(&mut transaction, server, notifications(records)).await?;
     Ok(transaction.commit().await?)
 }
 
@@ -124,7 +124,7 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
     let orphans = "delete from attention t where t.run_id = $1 and not exists \
                    (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
     sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
-    let failure = match refold(&mut transaction, run_id, |summary| summary.interrupt(at)).await {
+    let failure = match recompute_row(&mut transaction, run_id, |summary| summary.interrupt(at)).await {
         Ok(()) => {
             notify(&mut transaction, server, vec![change]).await?;
             transaction.commit().await?;
@@ -175,11 +175,11 @@ async fn insert_run(
 ) -> Result<(), sqlx::Error> {
     let run_id = start.run_id;
     let mut request_id = clean(&start.request_id).into_owned();
-    if !claim(connection, &request_id, run_id).await?
+    if !reserve_request_id(connection, &request_id, run_id).await?
         && request_id_owner(connection, &request_id).await?.is_none_or(|(owner, _)| owner != run_id)
     {
         request_id = format!("{request_id}~{run_id}");
-        claim(connection, &request_id, run_id).await?;
+        reserve_request_id(connection, &request_id, run_id).await?;
     }
     if attempt == Attempt::Retry && by_id(connection, &Scope::All, run_id).await?.is_some() {
         return Ok(());
@@ -188,8 +188,8 @@ async fn insert_run(
     save(connection, &RunSummaryBuilder::from_start(&start, server_id).row()).await
 }
 
-/// Folds the stored items of a run again, applies `change`, and writes its row.
-async fn refold(
+/// Computes the row of a run from its stored items, applies `change`, and writes it.
+async fn recompute_row(
     connection: &mut PgConnection,
     run_id: RunId,
     change: impl FnOnce(&mut RunSummaryBuilder),

@@ -2,7 +2,7 @@
 //! copying.
 //!
 //! Magic `RUNC`, u16 version, u16 flags, u32 rows, u32 events, u32 sections, then a table of `{u32 id, u32 offset, u32
-//! length}`; sections begin at multiples of 8 bytes and are little-endian. `ui/assets/replay/columns.js` reads it.
+//! length}`; sections begin at multiples of 8 bytes and are little-endian. `src/ui/assets/replay/columns.js` reads it.
 
 use super::fold::{EventPoint, Fold, Mark, NEVER, TokenRow, flags};
 use std::collections::HashMap;
@@ -14,9 +14,9 @@ const HEADER_BYTES: usize = 20;
 /// Id, offset and length.
 const ENTRY_BYTES: usize = 12;
 const ALIGNMENT: usize = 8;
-/// Quantisation steps per nat and per bit.
+/// Quantization steps per nat and per bit.
 const SCALE: f32 = 2048.0;
-/// Largest quantised value of a u16 column; 65535 means unknown.
+/// Largest quantized value of a u16 column; 65535 means unknown.
 const MAX_QUANTISED: f32 = 65_534.0;
 
 /// Ids of the sections.
@@ -38,7 +38,7 @@ mod section {
     pub const EVENT_TIME: u32 = 15;
 }
 
-/// The decoded contents of a columns file.
+/// The decoded contents of a column file.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Columns {
     /// Token instances, with `logprob`, `entropy` and `rank` rounded by the format.
@@ -58,30 +58,30 @@ impl Columns {
     }
 }
 
-/// The reason why bytes are not valid columns.
+/// The reason why bytes are not a valid column file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ColumnsError {
     /// Another format or another version.
-    #[error("not columns of version 1")]
+    #[error("the data is not a column file of version 1")]
     Format,
     /// A section is missing, lies outside the bytes or has the wrong length.
-    #[error("section {0} of the columns is damaged")]
+    #[error("section {0} of the column file is damaged")]
     Section(u32),
 }
 
-/// Quantises −ln p in steps of 1/2048, saturating; 65535 for unknown.
+/// Quantizes −ln p in steps of 1/2048, saturating; 65535 for unknown.
 #[must_use]
-pub fn quantise_logprob(logprob: Option<f32>) -> u16 {
-    quantise(logprob.map(|logprob| -logprob))
+pub fn quantize_logprob(logprob: Option<f32>) -> u16 {
+    quantize(logprob.map(|logprob| -logprob))
 }
 
-/// Quantises bits in steps of 1/2048, saturating; 65535 for unknown.
+/// Quantizes bits in steps of 1/2048, saturating; 65535 for unknown.
 #[must_use]
-pub fn quantise_entropy(entropy: Option<f32>) -> u16 {
-    quantise(entropy)
+pub fn quantize_entropy(entropy: Option<f32>) -> u16 {
+    quantize(entropy)
 }
 
-fn quantise(value: Option<f32>) -> u16 {
+fn quantize(value: Option<f32>) -> u16 {
     value
         .filter(|value| !value.is_nan())
         .map_or(u16::MAX, |value| (value * SCALE).round().clamp(0.0, MAX_QUANTISED) as u16)
@@ -99,8 +99,8 @@ pub fn encode(fold: &Fold) -> Vec<u8> {
         (section::POS, column(rows, |row| row.pos.to_le_bytes())),
         (section::ADDED_AT, column(rows, |row| row.added_at.to_le_bytes())),
         (section::REMOVED_AT, column(rows, |row| row.removed_at.to_le_bytes())),
-        (section::LOGPROB, column(rows, |row| quantise_logprob(row.logprob).to_le_bytes())),
-        (section::ENTROPY, column(rows, |row| quantise_entropy(row.entropy).to_le_bytes())),
+        (section::LOGPROB, column(rows, |row| quantize_logprob(row.logprob).to_le_bytes())),
+        (section::ENTROPY, column(rows, |row| quantize_entropy(row.entropy).to_le_bytes())),
         (section::RANK, column(rows, |row| (row.rank.unwrap_or(0).min(u32::from(u16::MAX)) as u16).to_le_bytes())),
         (section::FLAGS, column(rows, |row| [row.flags])),
         (section::DT, column(rows, |row| row.dt_ms.to_le_bytes())),
@@ -255,7 +255,7 @@ fn numbers(bytes: &[u8]) -> Vec<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::{ColumnsError, decode, encode, quantise_entropy, quantise_logprob};
+    use super::{ColumnsError, decode, encode, quantize_entropy, quantize_logprob};
     use crate::events::{Event, EventType, Measurements, TokenMeasurement, TraceItem};
     use crate::trace::document::Document;
     use crate::trace::fold::{Fold, TokenRow};
@@ -284,12 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn quantisation_rounds_and_saturates() {
-        assert_eq!(quantise_logprob(Some(-0.5)), 1024);
-        assert_eq!(quantise_logprob(Some(f32::NEG_INFINITY)), 65_534);
-        assert_eq!(quantise_logprob(Some(f32::NAN)), 65_535);
-        assert_eq!(quantise_entropy(Some(0.0)), 0);
-        assert_eq!(quantise_entropy(None), 65_535);
+    fn quantization_rounds_and_saturates() {
+        assert_eq!(quantize_logprob(Some(-0.5)), 1024);
+        assert_eq!(quantize_logprob(Some(f32::NEG_INFINITY)), 65_534);
+        assert_eq!(quantize_logprob(Some(f32::NAN)), 65_535);
+        assert_eq!(quantize_entropy(Some(0.0)), 0);
+        assert_eq!(quantize_entropy(None), 65_535);
     }
 
     #[test]

@@ -50,10 +50,10 @@ struct ComparedItem {
     description: String,
 }
 
-/// Finds the first difference between a recording and a second one of the same run. With `whole` false the first
-/// recording is incomplete, and additional items in the second one are no difference.
+/// Finds the first difference between a recording and a second one of the same run. If `is_complete` is false, the
+/// first recording was interrupted, and additional items in the second one are not a difference.
 #[must_use]
-pub fn find_first(recorded: &Document, now: &Document, whole: bool) -> Option<Difference> {
+pub fn find_first(recorded: &Document, now: &Document, is_complete: bool) -> Option<Difference> {
     let (a, b) = (compared_items(recorded), compared_items(now));
     let at = a.iter().zip(&b).position(|(a, b)| a.key != b.key || a.description != b.description);
     let at = at.unwrap_or(a.len().min(b.len()));
@@ -62,7 +62,7 @@ pub fn find_first(recorded: &Document, now: &Document, whole: bool) -> Option<Di
     let (there, here) = (a.get(at), b.get(at));
     let shown = match (there, here) {
         (None, None) => return None,
-        (None, Some(_)) if !whole => return None,
+        (None, Some(_)) if !is_complete => return None,
         (Some(item), _) | (None, Some(item)) => item,
     };
     Some(Difference {

@@ -9,3 +9,4 @@ pub mod columns;
 pub mod difference;
 pub mod document;
 pub mod fold;
+pub mod parquet;

@@ -1,6 +1,6 @@
 //! Serves style sheet, scripts and icon from the binary.
 //!
-//! The URL of every file starts with a hash over all files, so that relative imports between modules stay within one
+//! The URL of every file starts with a hash of all files, so that relative imports between modules stay within one
 //! version and browsers can cache files indefinitely. Debug builds read the files from the source tree at run time and
 //! disable caching.
 
@@ -21,7 +21,7 @@ struct Assets;
 
 const CACHE_FOREVER: &str = "public, max-age=31536000, immutable";
 
-/// Returns the hash over all assets, as used in their URLs.
+/// Returns the hash of all assets, as used in their URLs.
 pub(super) fn version() -> &'static str {
     static VERSION: OnceLock<String> = OnceLock::new();
     VERSION.get_or_init(|| {
@@ -38,28 +38,46 @@ pub(super) fn version() -> &'static str {
     })
 }
 
-/// Returns the modules that the replay component loads first, for preloading. Modules imported later are not included.
-pub(super) fn replay_modules() -> Vec<String> {
-    static MODULES: OnceLock<Vec<String>> = OnceLock::new();
-    let modules = MODULES.get_or_init(|| {
-        let mut names = vec!["replay/view.js".to_owned()];
-        let mut read = 0;
-        while let Some(name) = names.get(read).cloned() {
-            for import in imports(&name) {
-                if !names.contains(&import) {
-                    names.push(import);
-                }
+/// Returns the URLs of a script and of the modules that it loads first, for preloading. Modules imported later are not
+/// included.
+pub(super) fn modules(script: &str) -> Vec<String> {
+    let mut names = vec![script.to_owned()];
+    let mut read = 0;
+    while let Some(name) = names.get(read).cloned() {
+        for import in imports(&name) {
+            if !names.contains(&import) {
+                names.push(import);
             }
-            read += 1;
         }
-        names
-    });
-    modules.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
+        read += 1;
+    }
+    names.iter().map(|name| format!("/assets/{}/{name}", version())).collect()
 }
 
 /// Returns the text of a file, which must exist.
 pub(super) fn text(name: &str) -> String {
     Assets::get(name).map(|file| String::from_utf8_lossy(&file.data).into_owned()).unwrap_or_default()
+}
+
+/// Returns a script without indentation and lines of comments, a fifth smaller when compressed. Lines keep their numbers,
+/// so that errors in a browser name the lines of the source.
+pub(super) fn without_comments(script: &str) -> String {
+    let mut out = String::with_capacity(script.len());
+    let mut is_comment = false;
+    for line in script.lines().map(str::trim_start) {
+        is_comment |= line.starts_with("/*");
+        if !is_comment && !line.starts_with("//") {
+            out.push_str(line);
+        }
+        is_comment &= !line.contains("*/");
+        out.push('\n');
+    }
+    out
+}
+
+/// Returns true for the dashboard's own scripts. Vendored files are served unchanged.
+fn is_own_script(path: &str) -> bool {
+    path.ends_with(".js") && !path.starts_with("vendor/")
 }
 
 /// Returns the files that a module imports statically.
@@ -110,7 +128,11 @@ fn serve(path: &str, file: &EmbeddedFile, headers: &HeaderMap, is_current: bool)
     {
         return (StatusCode::NOT_MODIFIED, described).into_response();
     }
-    let body = Body::from(file.data.clone().into_owned());
+    let body = if is_own_script(path) {
+        Body::from(without_comments(&String::from_utf8_lossy(&file.data)))
+    } else {
+        Body::from(file.data.clone().into_owned())
+    };
     (described, [(header::CONTENT_TYPE, content_type(path))], body).into_response()
 }
 
@@ -126,7 +148,10 @@ fn content_type(path: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use super::{Assets, imports, resolve};
+    use super::{Assets, imports, is_own_script, resolve, without_comments};
+    use flate2::Compression;
+    use flate2::write::GzEncoder;
+    use std::io::Write;
 
     #[test]
     fn modules_import_only_existing_files() {
@@ -141,10 +166,37 @@ mod tests {
 
     #[test]
     fn replay_preloads_required_modules() {
-        let modules = super::replay_modules();
+        let modules = super::modules("replay/page.js");
         let has = |name: &str| modules.iter().any(|module| module.ends_with(name));
-        assert!(has("/replay/view.js") && has("/replay/rows.js") && has("/dom.js"), "{modules:?}");
+        assert!(has("/replay/page.js") && has("/replay/rows.js") && has("/dom.js") && has("/shell.js"), "{modules:?}");
         assert!(!has("/replay/attention.js") && !has("/replay/live.js") && !has("/replay/fold.js"), "{modules:?}");
+    }
+
+    #[test]
+    fn scripts_lose_comments_and_indentation_but_keep_their_lines() {
+        let script = "// One.\n/** Two. */\nlet x = 'a//b';\n/**\n * Three.\n */\nif (x) {\n  f(); // four\n}\n";
+        assert_eq!(without_comments(script), "\n\nlet x = 'a//b';\n\n\n\nif (x) {\nf(); // four\n}\n");
+        for name in Assets::iter().filter(|name| is_own_script(name)) {
+            let text = String::from_utf8(Assets::get(&name).unwrap().data.into_owned()).unwrap();
+            for line in without_comments(&text).lines() {
+                let has_even = line.matches('`').count().is_multiple_of(2);
+                assert!(has_even, "{name}: a template literal of several lines would lose its indentation: {line}");
+            }
+            for line in text.lines().filter(|line| line.trim_start().starts_with(['*', '/'])) {
+                let after = line.split_once("*/").map_or("", |(_, after)| after);
+                assert!(after.is_empty(), "{name}: code after a comment would be removed: {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn size_of_replay_scripts_is_limited() {
+        let names = Assets::iter().filter(|name| name.starts_with("replay/"));
+        let all: String = names.map(|name| without_comments(&super::text(&name))).collect();
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+        encoder.write_all(all.as_bytes()).unwrap();
+        let packed = encoder.finish().unwrap().len();
+        assert!(packed < 45_000, "the modules of the replay have {packed} bytes compressed");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 pub(super) fn script(entry: &str) -> String {
     let mut script = String::from("'use strict';\nconst modules = {};\n");
     for name in dependency_order(entry) {
-        let text = assets::text(&name);
+        let text = assets::without_comments(&assets::text(&name));
         let Module { imports, body, exports } = parse(&name, &text);
         // Writing to a String cannot fail.
         let _ = writeln!(script, "(() => {{");

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use tower::ServiceExt;
 
 #[derive(Parser)]
-struct Line {
+struct TestArgs {
     #[command(flatten)]
     engine: EngineFlags,
     #[command(flatten)]
@@ -24,8 +24,8 @@ struct Line {
 
 /// Returns the state of a starting server: no database and no model.
 pub(super) fn app() -> App {
-    let line = Line::parse_from(["thunder", "--data-dir", "/tmp/thunder-ui-checks"]);
-    let config = Config::new(line.engine, line.data, &line.server).unwrap();
+    let args = TestArgs::parse_from(["thunder", "--data-dir", "/tmp/thunder-ui-checks"]);
+    let config = Config::new(args.engine, args.data, &args.server).unwrap();
     App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), system::now)
 }
 

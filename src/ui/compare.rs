@@ -1,5 +1,6 @@
 //! Page that compares two runs: the server renders the differing settings, a script the differing tokens.
 
+use super::assets;
 use super::error::{self, show};
 use super::run::{RunPageView, short};
 use super::shell::Shell;
@@ -11,6 +12,9 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use serde::Deserialize;
+use std::sync::LazyLock;
+
+static MODULES: LazyLock<Vec<String>> = LazyLock::new(|| assets::modules("compare.js"));
 
 #[derive(Template)]
 #[template(path = "compare.html")]
@@ -20,6 +24,10 @@ struct ComparePage {
     b: RunPageView,
     settings: Vec<Setting>,
     swap_href: String,
+    /// URLs of the page's modules, for preloading.
+    modules: Vec<String>,
+    /// URLs that the page's script requests first, for preloading.
+    requests: [String; 2],
 }
 
 /// A setting or number that differs between the runs.
@@ -65,17 +73,19 @@ impl ComparePage {
             swap_href: format!("/compare?a={}&b={}", b.run_id, a.run_id),
             a: RunPageView::new(a, ""),
             b: RunPageView::new(b, ""),
+            modules: MODULES.clone(),
+            requests: [a, b].map(|run| format!("/api/v1/runs/{}/columns", run.run_id)),
         }
     }
 }
 
 /// Returns the differing settings.
 fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
-    let of = |run: &RunSummary| {
+    let rows = |run: &RunSummary| {
         let view = RunPageView::new(run, "");
         let number = |value: Option<i64>| value.map(|value| value.to_string()).unwrap_or_default();
         [
-            ("began", view.created_text.replace('\n', ", ")),
+            ("started", view.created_text.replace('\n', ", ")),
             ("model", view.model),
             ("surface", view.surface),
             ("prompt", view.prompt),
@@ -91,7 +101,7 @@ fn settings(a: &RunSummary, b: &RunSummary) -> Vec<Setting> {
             ("speed", view.speed),
         ]
     };
-    let pairs = of(a).into_iter().zip(of(b));
+    let pairs = rows(a).into_iter().zip(rows(b));
     pairs.filter(|((_, a), (_, b))| a != b).map(|((name, a), (_, b))| Setting { name, a, b }).collect()
 }
 

@@ -74,7 +74,7 @@ struct EditorPage {
     documentation: String,
     fields: Vec<Field>,
     /// Reason why the mod cannot be saved, with the remedy.
-    why_not: String,
+    read_only_reason: String,
     /// Error of the last save, and Python's traceback.
     problem: String,
     traceback: String,
@@ -94,7 +94,7 @@ struct VersionView {
 }
 
 struct TemplateView {
-    what: &'static str,
+    description: &'static str,
     href: String,
     chosen: bool,
 }
@@ -128,7 +128,7 @@ pub(super) async fn page(
     headers: HeaderMap,
 ) -> Response {
     match EditorPage::load(&app, &caller, &name, params.version, &headers).await {
-        Ok(page) => page.displayed(StatusCode::OK),
+        Ok(page) => page.respond(StatusCode::OK),
         Err(error) => error::render(&headers, &error),
     }
 }
@@ -140,7 +140,7 @@ pub(super) async fn new_page(
     Query(params): Query<EditorParams>,
     headers: HeaderMap,
 ) -> Response {
-    EditorPage::for_new_mod(&app, &caller, params.template.as_deref(), &headers).displayed(StatusCode::OK)
+    EditorPage::for_new_mod(&app, &caller, params.template.as_deref(), &headers).respond(StatusCode::OK)
 }
 
 /// `POST /mods/{name}`: saves the form as a new version.
@@ -207,7 +207,7 @@ async fn save_as(
             if !page.new_name.is_empty() {
                 page.new_name = submitted.name;
             }
-            page.displayed(error.kind().status())
+            page.respond(error.kind().status())
         }
         Err(_) => error::render(headers, &error),
     }
@@ -305,8 +305,8 @@ impl EditorPage {
         page.templates = TEMPLATES
             .iter()
             .enumerate()
-            .map(|(number, (name, what, ..))| TemplateView {
-                what,
+            .map(|(number, (name, description, ..))| TemplateView {
+                description,
                 href: format!("/mods/-new?template={name}"),
                 chosen: number == chosen,
             })
@@ -337,7 +337,7 @@ impl EditorPage {
             kept: "{}".to_owned(),
             documentation: String::new(),
             fields: Vec::new(),
-            why_not: refused.map(|error| sentence(&error.problem().detail)).unwrap_or_default(),
+            read_only_reason: refused.map(|error| sentence(&error.problem().detail)).unwrap_or_default(),
             problem: String::new(),
             traceback: String::new(),
             try_href: String::new(),
@@ -345,14 +345,14 @@ impl EditorPage {
         }
     }
 
-    /// Sets the reason why nobody can save this mod.
-    fn forbid(&mut self, why: &str) {
+    /// Prevents saving for every caller, for this reason.
+    fn forbid(&mut self, reason: &str) {
         self.may_save = false;
-        why.clone_into(&mut self.why_not);
+        reason.clone_into(&mut self.read_only_reason);
     }
 
     /// Renders the page; the editor's style elements need the nonce.
-    fn displayed(&self, status: StatusCode) -> Response {
+    fn respond(&self, status: StatusCode) -> Response {
         let mut response = show(status, self);
         let policy = format!("{}; style-src 'self' 'nonce-{}'", super::POLICY, self.nonce);
         if let Ok(policy) = HeaderValue::from_str(&policy) {
@@ -432,7 +432,7 @@ mod tests {
             None,
             &HeaderMap::new(),
         );
-        let response = page.displayed(StatusCode::OK);
+        let response = page.respond(StatusCode::OK);
         let policy = response.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap();
         assert!(policy.contains(&page.nonce) && !policy.contains("unsafe"), "{policy}");
     }

@@ -63,6 +63,7 @@ struct GridView {
     failed_href: String,
     again_href: String,
     csv_href: String,
+    parquet_href: String,
     variants: Vec<VariantView>,
     /// True if there are several lists of mods, sets of parameters, or seeds.
     has_mods: bool,
@@ -102,6 +103,7 @@ struct CellView {
     tokens: String,
     logprob: String,
     score: String,
+    score_error: String,
     compare_href: String,
 }
 
@@ -174,6 +176,7 @@ impl GridView {
             failed_href: runs_href(&format!("{filter} status:failed")),
             again_href: format!("/experiments/-new?from={}", view.id),
             csv_href: format!("/api/v1/experiments/{}/cells.csv", view.id),
+            parquet_href: format!("/api/v1/experiments/{}/cells.parquet", view.id),
             variants: variants(&summary, definition),
             has_mods: definition.mods.len() > 1,
             has_parameters: definition.parameters.len() > 1,
@@ -204,7 +207,7 @@ fn facts(definition: &Definition) -> Vec<String> {
     ];
     facts.extend(definition.model.iter().map(|model| format!("model {model}")));
     for (kind, value) in definition.score.iter().flatten() {
-        facts.push(match value.as_str() {
+        facts.push(match value.as_str().filter(|_| kind != "python") {
             Some(pattern) => format!("score: {kind} {pattern}"),
             None => format!("score: {kind}"),
         });
@@ -280,6 +283,7 @@ impl CellView {
             tokens: if cell.completion_tokens == 0 { String::new() } else { cell.completion_tokens.to_string() },
             logprob: cell.mean_logprob.map(number).unwrap_or_default(),
             score: cell.score.map(|score| short(f64::from(score)).to_string()).unwrap_or_default(),
+            score_error: cell.score_error.unwrap_or_default(),
         }
     }
 }
@@ -310,11 +314,13 @@ mod tests {
             score: Some(0.25),
             output_preview: "<script>x</script>".into(),
             error: None,
+            score_error: Some("ValueError: <b>".into()),
         };
         let outcomes: Vec<_> = (0..3).map(outcome).collect();
         let grid = GridView::new(&experiment, &definition, (0..8).map(cell).collect(), &outcomes, 0, "");
         let html = ExperimentPage { shell: Shell::new(&HeaderMap::new(), "experiments"), grid }.render().unwrap();
         crate::ui::checks::page(&html);
+        assert!(html.contains("Not scored: ValueError: &#60;b&#62;"), "{html}");
         assert!(!html.contains("<script>x") && !html.contains("<i>Hello"), "{html}");
         let (a, b) = (Uuid::from_u128(100), Uuid::from_u128(102));
         assert!(html.contains(&format!("/compare?a={a}&#38;b={b}")), "{html}");

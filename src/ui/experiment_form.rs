@@ -3,7 +3,8 @@
 use super::error::show;
 use super::shell::{Shell, encoded, origin};
 use crate::mods::ModDescription;
-use crate::server::App;
+use crate::server::mods::require_upload_rights;
+use crate::server::{App, Caller};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -17,6 +18,8 @@ struct FormPage {
     /// Names of the models; the first one is the default.
     models: Vec<String>,
     curl: String,
+    /// Reason why the caller may not use Python scorers; empty if it may.
+    python_refused: String,
 }
 
 struct ModView {
@@ -39,15 +42,16 @@ impl From<ModDescription> for ModView {
 }
 
 /// `GET /experiments/-new`: renders the form. Its script fills it from the experiment of the query parameter `from`.
-pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
+pub(super) async fn page(State(app): State<App>, caller: Caller, headers: HeaderMap) -> Response {
     let mut entries = app.models().list();
     entries.sort_by_key(|entry| !entry.default);
     let models = entries.into_iter().map(|entry| entry.name).collect();
-    show(StatusCode::OK, &FormPage::new(&headers, app.registry().list(), models))
+    let refused = require_upload_rights(&app, &caller).err().map(|error| error.problem().detail);
+    show(StatusCode::OK, &FormPage::new(&headers, app.registry().list(), models, refused.unwrap_or_default()))
 }
 
 impl FormPage {
-    fn new(headers: &HeaderMap, mods: Vec<ModDescription>, models: Vec<String>) -> Self {
+    fn new(headers: &HeaderMap, mods: Vec<ModDescription>, models: Vec<String>, python_refused: String) -> Self {
         let body = r#"{"name": "greetings", "prompts": ["Hello", "The sky"], "seeds": [1, 2], "parameters": [{"max_tokens": 20}]}"#;
         let curl = format!(
             "curl {}/api/v1/experiments \\\n  -H 'Content-Type: application/json' \\\n  -d '{body}'",
@@ -58,6 +62,7 @@ impl FormPage {
             mods: mods.into_iter().map(ModView::from).collect(),
             models,
             curl,
+            python_refused,
         }
     }
 }
@@ -75,8 +80,14 @@ mod tests {
             config: json!({"phrase": "<x>"}),
             ..ModDescription::default()
         };
-        let html = FormPage::new(&HeaderMap::new(), vec![known], vec!["demo".into()]).render().unwrap();
+        let page = FormPage::new(&HeaderMap::new(), vec![known], vec!["demo".into()], "not <allowed>".into());
+        let html = page.render().unwrap();
         crate::ui::checks::page(&html);
-        assert!(!html.contains("<x>") && html.contains("ban-phrases"));
+        assert!(
+            !html.contains("<x>")
+                && !html.contains("<allowed>")
+                && html.contains("disabled")
+                && html.contains("ban-phrases")
+        );
     }
 }

@@ -50,7 +50,7 @@ async fn file(app: &App, scope: &Scope, id: &str) -> Result<Response, ApiError> 
             hash(&style)
         );
         let view = RunPageView::new(&run, "");
-        let pane = Pane { run_id: view.id.clone(), status: view.status, modules: Vec::new(), ..Pane::idle() };
+        let pane = Pane { run_id: view.id.clone(), status: view.status, ..Pane::idle() };
         let items = STANDARD.encode(compress(&lines)?);
         let page = ExportPage { banners: banners(&run), run: view, pane, policy, style, script, items };
         page.render().map_err(ApiError::internal)

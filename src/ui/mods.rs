@@ -43,7 +43,7 @@ struct ModRow {
 /// A field of a mod's configuration.
 pub(super) struct Field {
     pub(super) name: String,
-    pub(super) needed: bool,
+    pub(super) required: bool,
     /// Default as JSON; empty without a default.
     pub(super) default: String,
     pub(super) description: String,
@@ -51,13 +51,13 @@ pub(super) struct Field {
 
 /// Returns the fields of a JSON schema of an object.
 pub(super) fn fields(schema: &Value) -> Vec<Field> {
-    let needed =
+    let is_required =
         |name: &str| schema["required"].as_array().is_some_and(|all| all.iter().any(|one| one.as_str() == Some(name)));
     let known = schema["properties"].as_object().into_iter().flatten();
     known
         .map(|(name, field)| Field {
             name: name.clone(),
-            needed: needed(name),
+            required: is_required(name),
             default: field.get("default").filter(|value| !value.is_null()).map(Value::to_string).unwrap_or_default(),
             description: field["description"].as_str().unwrap_or_default().to_owned(),
         })

@@ -8,7 +8,7 @@ use crate::store::{Note, RunSummary};
 /// The fields of one note for the templates.
 pub(super) struct NoteView {
     pub(super) text: String,
-    /// Index of the token in the answer that it is about, from 0.
+    /// Index in the answer of the token that the note is about, from 0.
     pub(super) position: Option<u32>,
     pub(super) user: String,
     pub(super) updated_at: String,

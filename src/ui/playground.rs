@@ -1,5 +1,6 @@
 //! The playground: a form for the public API next to the replay of the started run.
 
+use super::assets;
 use super::error::show;
 use super::replay::Pane;
 use super::shell::{Shell, curl_chat};
@@ -10,6 +11,9 @@ use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use std::sync::LazyLock;
+
+static MODULES: LazyLock<Vec<String>> = LazyLock::new(|| assets::modules("playground.js"));
 
 #[derive(Template)]
 #[template(path = "playground.html")]
@@ -61,7 +65,7 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
         attention: app.engine().is_ok_and(|engine| engine.attention().is_ok()),
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         curl_chat: curl_chat(&headers),
-        pane: Pane::idle(),
+        pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
         is_empty: super::runs::is_empty(&app, &scope).await,
     };
     show(StatusCode::OK, &page)
@@ -95,7 +99,7 @@ mod tests {
             attention: false,
             mods: vec![known.into()],
             curl_chat: String::new(),
-            pane: Pane::idle(),
+            pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
             is_empty: true,
         };
         let html = page.render().unwrap();

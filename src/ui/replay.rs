@@ -16,6 +16,7 @@ use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
+use std::sync::LazyLock;
 
 /// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
@@ -25,6 +26,8 @@ const EVENTS_PER_REQUEST: u32 = 96;
 
 /// Maximum forks that a run's page links to.
 const MAX_FORKS_SHOWN: u32 = 8;
+
+static MODULES: LazyLock<Vec<String>> = LazyLock::new(|| assets::modules("replay/page.js"));
 
 #[derive(Template)]
 #[template(path = "replay.html")]
@@ -52,7 +55,7 @@ pub(super) struct Pane {
     pub(super) run_id: String,
     pub(super) status: &'static str,
     pub(super) attention: bool,
-    /// URLs of the component's modules.
+    /// URLs of the page's modules, for preloading.
     pub(super) modules: Vec<String>,
     /// URLs that the component requests first, for preloading.
     pub(super) requests: Vec<String>,
@@ -61,13 +64,7 @@ pub(super) struct Pane {
 impl Pane {
     /// Returns a component whose run is set by a script.
     pub(super) fn idle() -> Self {
-        Self {
-            run_id: String::new(),
-            status: "",
-            attention: false,
-            modules: assets::replay_modules(),
-            requests: Vec::new(),
-        }
+        Self { run_id: String::new(), status: "", attention: false, modules: Vec::new(), requests: Vec::new() }
     }
 }
 
@@ -153,9 +150,9 @@ fn href(id: &str, query: Option<&str>, retry: u32) -> String {
 impl ReplayPage {
     fn new(run: &RunSummary, reported: ReportedView, forks: Vec<RunPageView>, q: &str, headers: &HeaderMap) -> Self {
         let id = run.run_id;
-        let neighbour = |way: &str| match q {
-            "" => format!("/runs/{id}/{way}"),
-            q => format!("/runs/{id}/{way}?q={}", encoded(q)),
+        let neighbor_href = |direction: &str| match q {
+            "" => format!("/runs/{id}/{direction}"),
+            q => format!("/runs/{id}/{direction}?q={}", encoded(q)),
         };
         Self {
             shell: Shell::new(headers, "runs"),
@@ -166,14 +163,14 @@ impl ReplayPage {
             forks,
             forks_href: runs_href(&forks_filter(run)),
             ratings: [("-1", "Bad"), ("-0.5", "Rather bad"), ("0", "Neither"), ("0.5", "Rather good"), ("1", "Good")],
-            prev_href: neighbour("newer"),
-            next_href: neighbour("older"),
+            prev_href: neighbor_href("newer"),
+            next_href: neighbor_href("older"),
             pane: Pane {
                 run_id: id.to_string(),
                 status: run.status.as_str(),
                 attention: run.has_attention,
+                modules: MODULES.clone(),
                 requests: first_requests(run),
-                ..Pane::idle()
             },
             run: RunPageView::new(run, q),
         }
@@ -188,7 +185,9 @@ pub(super) async fn older(
     Query(params): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    neighbour(&app, &scope, &id, &params.q, true).await.unwrap_or_else(|error| error::render(&headers, &error))
+    redirect_to_neighbor(&app, &scope, &id, &params.q, true)
+        .await
+        .unwrap_or_else(|error| error::render(&headers, &error))
 }
 
 /// `GET /runs/{id}/newer`: redirects to the next newer run in the list filtered by `q`.
@@ -199,23 +198,25 @@ pub(super) async fn newer(
     Query(params): Query<ReplayParams>,
     headers: HeaderMap,
 ) -> Response {
-    neighbour(&app, &scope, &id, &params.q, false).await.unwrap_or_else(|error| error::render(&headers, &error))
+    redirect_to_neighbor(&app, &scope, &id, &params.q, false)
+        .await
+        .unwrap_or_else(|error| error::render(&headers, &error))
 }
 
-/// Redirects to the neighbour of a run, or to the list if the run has no neighbour.
-async fn neighbour(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
+/// Redirects to the neighbor of a run, or to the list if the run has no neighbor.
+async fn redirect_to_neighbor(app: &App, scope: &Scope, id: &str, q: &str, older: bool) -> Result<Response, ApiError> {
     let run = app.find_run(scope, id).await?;
-    let neighbour = if older {
+    let neighbor = if older {
         older_in_pages(app, scope, q, &run).await?
     } else {
         // The list can only be read from new to old, so only its first pages are searched.
         newer_in_pages(app, scope, q, &run).await?
     };
-    let href = neighbour.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
+    let href = neighbor.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
     Ok(Redirect::to(&href).into_response())
 }
 
-/// Maximum number of pages of the list that are searched for a neighbour.
+/// Maximum number of pages of the list that are searched for a neighbor.
 const MAX_PAGES: usize = 10;
 
 async fn older_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> Result<Option<RunSummary>, ApiError> {

@@ -46,7 +46,7 @@ impl ReportedView {
         Self {
             fields: fields.into_iter().filter_map(|(name, value)| Some((name, value?))).collect(),
             texts: request.final_text.as_deref().zip(replayed).map(|(theirs, ours)| (shorten(theirs), shorten(ours))),
-            notes: reported.notes(),
+            notes: reported.remarks(),
         }
     }
 }

@@ -45,6 +45,8 @@ pub(super) struct RunPageView {
     pub(super) parent_href: String,
     /// The step of the fork and its change.
     pub(super) parent_text: String,
+    /// True in a list for a fork below another run of its family.
+    pub(super) is_branch: bool,
 }
 
 /// A tag with a link to its runs.
@@ -113,15 +115,16 @@ impl RunPageView {
             page_href: format!("/runs/{id}/export.html"),
             again_href: format!("/playground?from={id}"),
             parent_href: run.parent.as_ref().map(|parent| format!("/runs/{}", parent.run_id)).unwrap_or_default(),
-            parent_text: run.parent.as_ref().map(described_fork).unwrap_or_default(),
+            parent_text: run.parent.as_ref().map(describe_fork).unwrap_or_default(),
             request_id: run.request_id.clone(),
+            is_branch: false,
             id,
         }
     }
 }
 
 /// Describes the step of a fork and its change.
-pub(super) fn described_fork(parent: &RunParent) -> String {
+pub(super) fn describe_fork(parent: &RunParent) -> String {
     let change = &parent.change;
     let mut changes = Vec::new();
     if let Some(text) = change["text"].as_str() {
@@ -171,7 +174,7 @@ pub(super) fn banners(run: &RunSummary) -> Vec<Banner> {
         }
         RunStatus::Running | RunStatus::Done => {
             if let Some(message) = run.message.as_deref().filter(|message| !message.is_empty()) {
-                // The text may begin with the name of a mod, so it is not capitalised.
+                // The text may begin with the name of a mod, so it is not capitalized.
                 let more = if run.errors > 1 { format!(" ({} errors in total)", run.errors) } else { String::new() };
                 add("warn", format!("{message}{more}"));
             }

@@ -6,12 +6,13 @@ use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
 use crate::events::{RunId, Scope};
 use crate::server::base;
 use crate::server::{App, Caller};
-use crate::store::{BadFilter, Error, RunPage, RunQuery, SavedFilter};
+use crate::store::{BadFilter, Error, RunPage, RunQuery, RunSummary, SavedFilter};
 use askama::Template;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
+use std::collections::HashMap;
 
 /// Built-in views in the order of keys 1–5.
 const VIEWS: [(&str, &str); 5] = [
@@ -22,7 +23,8 @@ const VIEWS: [(&str, &str); 5] = [
     ("Forced", "forced>0"),
 ];
 
-const PAGE: u32 = 50;
+/// Number of runs per page.
+const PAGE_SIZE: u32 = 50;
 
 #[derive(Template)]
 #[template(path = "runs.html")]
@@ -149,7 +151,7 @@ pub(super) async fn page(
         Err(error) => return error::render(&headers, &error),
     };
     let q = params.q.trim().to_owned();
-    let query = RunQuery { q: q.clone(), before: params.before, limit: PAGE };
+    let query = RunQuery { q: q.clone(), before: params.before, limit: PAGE_SIZE };
     let found = match store.runs(&caller.scope, &query).await {
         Ok(page) => Ok(page),
         Err(Error::BadFilter(bad)) => Err(bad),
@@ -197,7 +199,8 @@ fn terms(q: &str) -> Vec<String> {
     terms
 }
 
-fn without_each(q: &str) -> Vec<TermView> {
+/// Returns the terms of a filter, each with the rest of the filter; empty if there is only one.
+fn term_views(q: &str) -> Vec<TermView> {
     let terms = terms(q);
     if terms.len() < 2 {
         return Vec::new();
@@ -214,6 +217,29 @@ fn without_each(q: &str) -> Vec<TermView> {
         .collect()
 }
 
+/// Returns the runs of a page with those of a family together, at the place of its newest run: the original first, if the
+/// page has it, then its forks.
+fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunPageView> {
+    let parents: HashMap<RunId, RunId> =
+        runs.iter().filter_map(|run| Some((run.run_id, run.parent.as_ref()?.run_id))).collect();
+    let origin = |run: RunId| std::iter::successors(Some(run), |run| parents.get(run).copied()).last().unwrap_or(run);
+    let mut families: Vec<(RunId, Vec<&RunSummary>)> = Vec::new();
+    let mut known: HashMap<RunId, usize> = HashMap::new();
+    for run in runs {
+        let origin = origin(run.run_id);
+        let index = *known.entry(origin).or_insert_with(|| {
+            families.push((origin, Vec::new()));
+            families.len() - 1
+        });
+        families[index].1.push(run);
+    }
+    let members = families.into_iter().flat_map(|(origin, mut members)| {
+        members.sort_by_key(|run| run.run_id != origin);
+        members.into_iter().enumerate()
+    });
+    members.map(|(at, run)| RunPageView { is_branch: at > 0, ..RunPageView::new(run, q) }).collect()
+}
+
 impl List {
     fn new(q: String, paged: bool, found: Result<RunPage, BadFilter>, headers: &HeaderMap) -> Self {
         let (page, bad) = match found {
@@ -226,7 +252,7 @@ impl List {
             Some(_) if q.is_empty() && !paged => "empty",
             Some(_) => "no-match",
         };
-        let terms = if state == "no-match" { without_each(&q) } else { Vec::new() };
+        let terms = if state == "no-match" { term_views(&q) } else { Vec::new() };
         let next = page.as_ref().and_then(|page| page.next);
         let older_href = next.map_or_else(String::new, |before| match q.as_str() {
             "" => format!("/runs?before={before}"),
@@ -236,7 +262,7 @@ impl List {
             bad,
             state,
             terms,
-            runs: page.iter().flat_map(|page| &page.runs).map(|run| RunPageView::new(run, &q)).collect(),
+            runs: by_family(page.as_ref().map_or(&[][..], |page| &page.runs), &q),
             newest_href: if paged { runs_href(&q) } else { String::new() },
             older_href,
             base: base(headers).to_owned(),
@@ -253,6 +279,7 @@ impl List {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::RunParent;
     use crate::ui::run::sample;
     use chrono::DateTime;
 
@@ -271,6 +298,26 @@ mod tests {
         assert!(!html.contains("<script>alert"));
         assert!(!html.contains("<b>KeyError") && !html.contains("<b>mine"));
         assert!(html.contains("href=\"/runs?q=a%20b\""));
+    }
+
+    #[test]
+    fn families_are_together_with_the_original_first() {
+        let id = |number: u128| RunId(uuid::Uuid::from_u128(number));
+        let run = |number: u128, parent: Option<u128>| RunSummary {
+            run_id: id(number),
+            parent: parent.map(|parent| RunParent {
+                run_id: id(parent),
+                sequence_order: 3,
+                step: 1,
+                change: serde_json::json!({}),
+            }),
+            ..sample()
+        };
+        // Newest first. The original of 7 and 4 is on another page.
+        let runs = [run(9, Some(5)), run(8, None), run(7, Some(1)), run(6, Some(9)), run(5, None), run(4, Some(1))];
+        let shown: Vec<_> = by_family(&runs, "").into_iter().map(|run| (run.id, run.is_branch)).collect();
+        let expected = [(5, false), (9, true), (6, true), (8, false), (7, false), (4, true)];
+        assert_eq!(shown, expected.map(|(number, is_branch)| (id(number).to_string(), is_branch)));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The statistics page: charts by time, and tables by model and by mod. It needs no script.
 
+mod calls;
+
 use super::error::{self, show};
 use super::shell::{Shell, encoded, runs_href};
 use crate::events::{Scope, system};
@@ -12,6 +14,7 @@ use askama::Template;
 use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
+use calls::CallTimeView;
 use chrono::{DateTime, Duration, Utc};
 use serde::Deserialize;
 
@@ -39,6 +42,8 @@ struct StatsPage {
     steps: Vec<NamedGroup>,
     by_model: Vec<NamedGroup>,
     by_mod: Vec<ModView>,
+    call_charts: Vec<Chart>,
+    calls: Vec<CallTimeView>,
     curl_chat: String,
 }
 
@@ -50,8 +55,8 @@ struct Span {
 
 /// A bar chart over time.
 struct Chart {
-    title: &'static str,
-    note: &'static str,
+    title: String,
+    note: String,
     /// The largest value with its unit.
     max: String,
     width: f64,
@@ -151,6 +156,7 @@ impl StatsPage {
     ) -> Self {
         let (model, used_mod) = (query.model.clone().unwrap_or_default(), query.used_mod.clone().unwrap_or_default());
         let filter = RunFilter { model: &model, used_mod: &used_mod, from: query.from.map(|_| statistics.from) };
+        let axis = TimeAxis { from: statistics.from, now, unit: statistics.unit };
         let span = |days: Option<u32>| days.map_or("all".to_owned(), |days| days.to_string());
         let mut models: Vec<String> = statistics.models.iter().map(|one| one.model.clone()).collect();
         let mut mods: Vec<String> = statistics.mods.iter().map(|one| one.name.clone()).collect();
@@ -173,7 +179,9 @@ impl StatsPage {
             mods,
             total: GroupView::new(&statistics.total),
             reasons: reasons(&statistics.total, &filter),
-            charts: charts(statistics, &filter, now),
+            charts: charts(statistics, &filter, &axis),
+            call_charts: calls::charts(statistics, &filter, &axis),
+            calls: calls::rows(&statistics.mod_calls, &filter),
             steps: statistics
                 .steps
                 .iter()
@@ -211,6 +219,29 @@ impl RunFilter<'_> {
     /// Returns the URL of the runs of a time step.
     fn step_href(&self, at: DateTime<Utc>, unit: StatisticsUnit) -> String {
         Self { from: Some(at), ..*self }.href(&format!("before:{}", time(at + length(unit))))
+    }
+}
+
+/// The time axis of the charts.
+struct TimeAxis {
+    from: DateTime<Utc>,
+    now: DateTime<Utc>,
+    unit: StatisticsUnit,
+}
+
+impl TimeAxis {
+    /// Returns the number of time steps before a time.
+    fn index(&self, at: DateTime<Utc>) -> f64 {
+        ((at - self.from).num_seconds() / length(self.unit).num_seconds()) as f64
+    }
+
+    /// Returns the width of a chart in its own units.
+    fn width(&self) -> f64 {
+        (self.index(self.now) + 1.0).max(1.0) * STEP
+    }
+
+    fn label(&self, at: DateTime<Utc>) -> String {
+        label(at, self.unit)
     }
 }
 
@@ -254,7 +285,7 @@ fn reasons(total: &GroupStatistics, filter: &RunFilter<'_>) -> Vec<Reason> {
 }
 
 /// Returns the charts of the page.
-fn charts(statistics: &Statistics, filter: &RunFilter<'_>, now: DateTime<Utc>) -> Vec<Chart> {
+fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &TimeAxis) -> Vec<Chart> {
     type Values = fn(&GroupStatistics) -> (f64, f64, String);
     let all: [(&str, &str, &str, Values); 4] = [
         ("Runs", "lower part: failed", "", |one| {
@@ -274,8 +305,6 @@ fn charts(statistics: &Statistics, filter: &RunFilter<'_>, now: DateTime<Utc>) -
             (p95, p50, format!("median {p50:.0} ms, 95 % within {p95:.0} ms"))
         }),
     ];
-    let step = length(statistics.unit);
-    let count = ((now - statistics.from).num_seconds() / step.num_seconds() + 1).max(1);
     all.into_iter()
         .map(|(title, note, unit, values)| {
             let max = statistics.steps.iter().map(|one| values(&one.statistics).0).fold(0.0, f64::max);
@@ -283,24 +312,23 @@ fn charts(statistics: &Statistics, filter: &RunFilter<'_>, now: DateTime<Utc>) -
             let bar = |one: &TimeStep| {
                 let (value, part, text) = values(&one.statistics);
                 let (height, height2) = (scaled(value), scaled(part));
-                let index = (one.at - statistics.from).num_seconds() / step.num_seconds();
                 Bar {
-                    x: index as f64 * STEP,
+                    x: axis.index(one.at) * STEP,
                     y: HEIGHT - height,
                     height,
                     y2: HEIGHT - height2,
                     height2,
                     href: filter.step_href(one.at, statistics.unit),
-                    title: format!("{}: {text}", label(one.at, statistics.unit)),
+                    title: format!("{}: {text}", axis.label(one.at)),
                 }
             };
             Chart {
-                title,
-                note,
+                title: title.to_owned(),
+                note: note.to_owned(),
                 max: format!("{max:.0}{unit}"),
-                width: count as f64 * STEP,
-                from: label(statistics.from, statistics.unit),
-                until: label(now, statistics.unit),
+                width: axis.width(),
+                from: axis.label(axis.from),
+                until: axis.label(axis.now),
                 bars: statistics.steps.iter().map(bar).collect(),
             }
         })

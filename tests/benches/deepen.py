@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a deep model with the answers of a small one, to measure speculative decoding with the small one as its draft model.
+"""Makes a deep model that gives the same answers as a small one, to measure speculative decoding with the small one as its
+draft model.
 
-The new layers are copies of the model's layers whose output projections are zero, so they take time but change nothing.
+The new layers are copies of the model's layers with output projections of zero, so they take time but change nothing.
 
     tests/benches/deepen.py fixtures/models/demo.gguf target/deep.gguf LAYERS
 
@@ -50,7 +51,7 @@ def text(value):
 
 
 def read(data):
-    """Returns the metadata, with the place of the number of layers, and the tensors: name, dimensions, type, bytes."""
+    """Returns the metadata, the position of the number of layers in it, that number, and the tensors: name, dimensions, type, bytes."""
     reader = Reader(data)
     count, pairs = reader.number("Q"), reader.number("Q")
     start, layers, lists = reader.at, None, []

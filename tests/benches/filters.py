@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measures the first page of the run list for each filter of tests/it/store/filters.rs, over HTTP.
 
-Fills a database with made runs, then asks a server without a model for each filter: once after PostgreSQL was restarted
-and the kernel's page cache was dropped (as root only), then several times. The database must be a new one.
+Fills a new database with generated runs, then requests the list with each filter from a server without a model. With --cold, the
+first request follows a restart of PostgreSQL and the removal of the kernel's page cache (as root only).
 
     tests/benches/filters.py target/release/thunder postgres:///new?host=/run/postgresql [RUNS] [--cold COMMAND]
 
-COMMAND restarts PostgreSQL. Prints milliseconds, slowest first.
+COMMAND restarts PostgreSQL. Prints medians in milliseconds, warm and cold, slowest first.
 """
 
 import argparse
@@ -69,10 +69,10 @@ class Server:
                 time.sleep(0.05)
 
     def get(self, path):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}") as response:
             response.read()
-        return 1000 * (time.perf_counter() - begun)
+        return 1000 * (time.perf_counter() - started)
 
     def page(self, q):
         return self.get("/api/v1/runs?" + urllib.parse.urlencode({"q": q}))

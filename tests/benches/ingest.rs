@@ -20,7 +20,7 @@ use thunder::config::Config;
 use thunder::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use thunder::events::{RunId, Scope, system};
 use thunder::mods::ModRegistry;
-use thunder::server::{App, Listeners, State};
+use thunder::server::{App, Listeners, ServerState};
 use thunder::store::{Database, Store};
 use thunder::trace::columns;
 use thunder::trace::document::Document;
@@ -65,7 +65,7 @@ async fn main() {
     let options = options.expect("an address");
     let app = serve(&store).await;
     measure(&store, &app.1, options, rounds).await;
-    app.0.set_state(State::Stopping);
+    app.0.set_state(ServerState::Stopping);
     store.close().await;
     let _ = std::fs::remove_dir_all(data_dir);
 }
@@ -84,7 +84,7 @@ async fn serve(store: &Store) -> (App, String) {
     let url = format!("http://{}/ingest", listeners.addresses()[0]);
     let app = App::new(config, Arc::new(ModRegistry::with_builtin()), system::now);
     app.set_database(store.clone(), store.live());
-    app.set_state(State::Ready);
+    app.set_state(ServerState::Ready);
     tokio::spawn(listeners.serve(app.clone(), thunder::api::router(&app, &thunder::ui::pages())));
     (app, url)
 }

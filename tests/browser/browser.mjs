@@ -18,9 +18,9 @@ export async function launch() {
   return browser;
 }
 
-/** Opens a page that records errors, except those for which `expected` returns true. */
-export async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false, server = URL_ } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
+/** Opens a page that records errors, except those for which `expected` returns true. `key` is sent with each request. */
+export async function open(path, { width = 1280, height = 860, scheme = 'light', expected = () => false, server = URL_, key = null } = {}) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce', ...(key && { extraHTTPHeaders: { authorization: `Bearer ${key}` } }) });
   // The browser shares the processor with other tests.
   context.setDefaultTimeout(TIMEOUT_MS);
   const page = await context.newPage();

@@ -111,7 +111,7 @@ test('strip is a slider, and the command field finds events and tokens', async (
   assert.match(await where(), new RegExp(`event ${middle + 1} `), 'arrow keys must work on the slider, too');
   await page.keyboard.press('Control+k');
   await page.keyboard.type('token 3');
-  assert.match(await page.textContent('#goto-what'), /token 3/);
+  assert.match(await page.textContent('#goto-hint'), /token 3/);
   await page.keyboard.press('Enter');
   assert.match(await where(), /^token 3 /);
   await page.keyboard.press('Control+k');

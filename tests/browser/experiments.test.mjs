@@ -175,3 +175,57 @@ test('prompts are read from a CSV file', async () => {
   await page.context().close();
   await quiet();
 });
+
+const { EDITOR_URL, MOD_KEY } = process.env;
+const skip = EDITOR_URL && MOD_KEY ? false : 'set EDITOR_URL and MOD_KEY to a server where mods can be saved';
+
+test('Python scores answers, and its errors are shown at the field and at the cells', { skip }, async () => {
+  for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
+    const page = await open('/experiments', { scheme, width, server: EDITOR_URL, key: MOD_KEY, expected: (what) => what.startsWith('400') });
+    await page.goto(`${EDITOR_URL}/experiments/-new`);
+    await page.fill('#name', mark);
+    await page.fill('#prompts', 'Hello');
+    await page.fill('#seeds', '1, 2');
+    await page.fill('#parameters', 'max_tokens=4 ignore_eos=true');
+    await page.fill('#python', 'def score(text)');
+    assert.equal(await page.isChecked('[value=python]'), true);
+    await page.keyboard.press('Control+Enter');
+    await page.waitForFunction(() => /SyntaxError.*line 1/.test(document.querySelector('#score-error').textContent));
+    assert.equal(await page.evaluate(() => document.activeElement.id), 'python');
+    await page.fill('#python', 'def score(text, cell):\n    return 0.25 / (2 - cell["seed"])\n');
+    await check(page, `python-form-${scheme}-${width}`);
+    await page.keyboard.press('Control+Enter');
+    await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
+    await page.waitForSelector('[data-part=progress][data-state=done]');
+    await page.waitForFunction(() => document.querySelector('[data-score="1"]').value === '0.25');
+    const [first, second] = await page.locator('.cells [data-name=Answer]').allTextContents();
+    assert.ok(!first.includes('Not scored') && second.includes('Not scored: ZeroDivisionError: float division by zero (line 2)'), second);
+    await check(page, `python-scores-${scheme}-${width}`);
+    // Not by a click: Chromium sends no key with a download.
+    const file = await fetch(EDITOR_URL + await page.getAttribute('a[download]:has-text("Parquet")', 'href'), { headers: { authorization: `Bearer ${MOD_KEY}` } });
+    assert.equal(Buffer.from(await file.arrayBuffer()).subarray(0, 4).toString(), 'PAR1');
+    await page.getByText('Change and start').click();
+    await page.waitForFunction(() => document.querySelector('#python').value.includes('0.25'));
+    assert.equal(await page.isChecked('[value=python]'), true);
+    await page.context().close();
+  }
+  await quiet();
+});
+
+test('statistics link the call time of a mod to its runs', async () => {
+  const body = JSON.stringify({ prompt: 'Hello', max_tokens: 4, ignore_eos: true, mods: ['log-top'] });
+  const headers = { 'content-type': 'application/json' };
+  const run = (await json('/v1/completions', { method: 'POST', headers, body })).thunder.run_id;
+  for (let status = ''; status !== 'done';) ({ run: { status } } = await json(`/api/v1/runs/${run}`));
+  for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
+    const page = await open('/stats?days=1&mod=log-top', { scheme, width });
+    const chart = page.locator('.charts.calls figure');
+    assert.deepEqual(await chart.locator('b').allTextContents(), ['log-top']);
+    await check(page, `stats-${scheme}-${width}`);
+    assert.match(await chart.locator('a').last().getAttribute('aria-label'), /: .* in \d+ calls, mean .*, slowest /);
+    await page.goto(URL_ + await chart.locator('a').last().getAttribute('href'));
+    await page.waitForSelector(`[data-run="${run}"]`);
+    await page.context().close();
+  }
+  await quiet();
+});

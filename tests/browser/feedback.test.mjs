@@ -29,7 +29,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const page = await open(`/runs/${id}`, { scheme, width });
     await ready(page);
     await page.waitForSelector('.t.note');
-    // The tokens of the answer: those that are neither the prompt's nor erased.
+    // The tokens of the answer: those that belong neither to the prompt nor to a removed stretch.
     const answer = await page.locator('.t:not(.p, .x)').allTextContents();
     const marked = page.locator('.t.note');
     assert.equal(await marked.count(), 2, 'one entry names a token beyond the answer, one names none');

@@ -57,7 +57,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   await page.waitForFunction(() => document.querySelector('select[aria-label="Which attention"]').value === 'head:1:2');
   const { values, quality } = await attention(id, 'at=10&view=head&layer=1&head=2');
   assert.equal(quality, 'f16');
-  // The first, or beside a sink the second.
+  // The largest weight, or the second largest where the first token is an attention sink.
   const top = values.map((v, i) => [v, i]).sort((a, b) => b[0] - a[0]).map(([, i]) => i).slice(0, 2);
   await page.waitForFunction((known) => known.includes(Number(document.querySelector('.tops li').firstChild.textContent)), top);
   // A link opens the same head.

@@ -1,4 +1,5 @@
-// Streams tokens with their attention over the WebSocket, as binary frames, and prints for each the earlier token with the most attention.
+// Streams tokens with their attention over the WebSocket, as binary frames, and prints for each token the earlier one with the most
+// attention.
 //
 //     node tests/examples/attention.mjs [http://127.0.0.1:6767]
 //
@@ -46,7 +47,7 @@ const end = await new Promise((resolve, reject) => {
     }
     const { message, values } = parse(data);
     const [layers, heads, positions] = message.attention.shape;
-    if (positions !== texts.length) throw new Error("value i is about token i");
+    if (positions !== texts.length) throw new Error("a row must have one value per token");
     const mean = new Float64Array(positions);
     values.forEach((value, index) => (mean[index % positions] += value / (layers * heads)));
     const strongest = mean.indexOf(Math.max(...mean));

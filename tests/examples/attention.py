@@ -22,7 +22,7 @@ def call(path, body=None):
 
 
 def rows(attention):
-    """Rows as [layer][head][position]."""
+    """Returns the rows as [layer][head][position]."""
     values = array.array("f", base64.b64decode(attention["data"]))
     if sys.byteorder == "big":
         values.byteswap()
@@ -48,7 +48,7 @@ for step in answer["attention_data"]:
     assert all(abs(sum(head) - 1) < 1e-3 for layer in tensor for head in layer), "each head's row sums to 1"
     heads = [head for layer in tensor for head in layer]
     mean = [sum(column) / len(heads) for column in zip(*heads)]
-    assert len(mean) == len(texts), "value i is about token i"
+    assert len(mean) == len(texts), "a row has one value per token"
     strongest = max(range(len(mean)), key=mean.__getitem__)
     print(f"{step['text']!r} looked most at {texts[strongest]!r} ({mean[strongest]:.3f})")
     texts.append(step["text"])

@@ -2,14 +2,14 @@
 //
 //     node tests/examples/stream.mjs "Once upon a time" [http://127.0.0.1:6767]
 //
-// A server with keys takes one from the environment variable THUNDER_API_KEY: a browser cannot send headers with a WebSocket, so
-// the key comes with the first message.
+// If the server has keys, set the environment variable THUNDER_API_KEY. A browser cannot send headers with a WebSocket, so the key is
+// sent in the first message.
 
 const [prompt = 'Once upon a time', base = 'http://127.0.0.1:6767'] = process.argv.slice(2);
 const socket = new WebSocket(`${base.replace(/^http/, 'ws')}/generate`);
 const send = (message) => socket.send(JSON.stringify(message));
 let text = '';
-let over = false;
+let ended = false;
 let changed = false;
 
 socket.onopen = () => {
@@ -44,15 +44,15 @@ socket.onmessage = ({ data }) => {
       if (message.operation === 'feedback') socket.close();
       break;
     case 'completion':
-      over = true;
-      if (text !== message.generated_text) throw new Error('the text that was streamed is not the text');
+      ended = true;
+      if (text !== message.generated_text) throw new Error('the streamed text differs from the final one');
       console.log(text);
       console.error(message.finish_reason, message.usage);
       send({ type: 'feedback', rating: 1, text: 'from the example' });
       break;
     case 'error':
       // The run may end before the change arrives.
-      if (over || (changed && message.error === 'invalid_request')) break;
+      if (ended || (changed && message.error === 'invalid_request')) break;
       console.error(`${message.error}: ${message.message}`);
       process.exitCode = 1;
       socket.close();

@@ -3,8 +3,8 @@
 
     python3 tests/examples/stream.py "Once upon a time" [http://127.0.0.1:6767]
 
-A server with keys takes one from the environment variable THUNDER_API_KEY. With the package `websockets` the class Socket
-is one line: websockets.sync.client.connect(url).
+If the server has keys, set the environment variable THUNDER_API_KEY. With the package `websockets`, one line replaces the class
+Socket: websockets.sync.client.connect(url).
 """
 import base64
 import json
@@ -16,14 +16,14 @@ from urllib.parse import urlsplit
 
 
 class Socket:
-    """The part of RFC 6455 that a client of text messages needs."""
+    """A client of RFC 6455 for text messages."""
 
     def __init__(self, base):
-        at = urlsplit(base)
-        self.tcp = socket.create_connection((at.hostname, at.port or 80))
+        url = urlsplit(base)
+        self.tcp = socket.create_connection((url.hostname, url.port or 80))
         self.file = self.tcp.makefile("rb")
         head = (
-            f"GET /generate HTTP/1.1\r\nHost: {at.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            f"GET /generate HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
             f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}\r\n"
         )
         if key := os.environ.get("THUNDER_API_KEY"):
@@ -68,7 +68,7 @@ def main(prompt, base="http://127.0.0.1:6767"):
         "parameters": {"max_tokens": 60, "temperature": 0.7},
         "options": {"generated_text": "delta"},
     })
-    text, changed, over = "", False, False
+    text, changed, ended = "", False, False
     for message in connection:
         kind = message["type"]
         if kind == "init":
@@ -85,12 +85,12 @@ def main(prompt, base="http://127.0.0.1:6767"):
             if message["operation"] == "feedback":
                 break
         elif kind == "completion":
-            over = True
+            ended = True
             assert text == message["generated_text"]
             print(text)
             print(message["finish_reason"], message["usage"], file=sys.stderr)
             connection.send({"type": "feedback", "rating": 1, "text": "from the example"})
-        elif kind == "error" and not over:
+        elif kind == "error" and not ended:
             if changed and message["error"] == "invalid_request":
                 continue  # the run ended before the change arrived; its completion follows
             sys.exit(f"{message['error']}: {message['message']}")

@@ -1,17 +1,16 @@
 //! Anthropic's Messages API with a real model. Its weights are random, so a mod forces the answers that tests depend on.
 
 use super::chat::{CALLS, forced_answer};
-use super::harness::{ErrorTable, message_of, server};
+use super::harness::{ErrorTable, message_of, server, with_fields};
 use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
 
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
-fn ask(further: Value) -> Value {
-    let mut body =
+fn message_request(fields: Value) -> Value {
+    let body =
         json!({"model": "tiny", "max_tokens": 200, "messages": [{"role": "user", "content": "Hello!"}], "seed": 7});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+    with_fields(body, &fields)
 }
 
 fn tools() -> Value {
@@ -23,27 +22,27 @@ fn tools() -> Value {
 }
 
 #[tokio::test]
-async fn reasoning_has_budget() {
+async fn reasoning_stops_at_its_budget() {
     let server = server().await;
-    let ask = |budget: Value| {
+    let body = |budget: Value| {
         json!({"max_tokens": 20, "ignore_eos": true, "messages": [{"role": "user", "content": "Hello!"}],
                "mods": [{"name": "force-prefix", "config": {"text": "<think>"}}],
                "thinking": {"type": "enabled", "budget_tokens": budget}})
     };
-    let answer = server.answer("/v1/messages", &ask(json!(3))).await;
+    let answer = server.answer(MESSAGES, &body(json!(3))).await;
     assert_eq!(
         (&answer["content"][0]["type"], &answer["content"][1]["type"]),
         (&json!("thinking"), &json!("text")),
         "{answer}"
     );
-    let (status, answer) = server.post("/v1/messages", &ask(json!(0))).await;
-    assert_eq!((status, message_of(&answer)), (400, "thinking.budget_tokens must be an integer of 1 or more, got 0"));
+    let (status, answer) = server.post(MESSAGES, &body(json!(0))).await;
+    assert_eq!((status, message_of(&answer)), (400, "`thinking.budget_tokens` must be an integer of 1 or more, got 0"));
 }
 
 #[tokio::test]
-async fn message_consists_of_blocks() {
+async fn message_has_blocks_of_reasoning_text_and_calls() {
     let server = server().await;
-    let body = ask(json!({"tools": tools(), "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
+    let body = message_request(json!({"tools": tools(), "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
     let mut answer = server.answer(MESSAGES, &body).await;
     assert!(answer["id"].as_str().unwrap().starts_with("msg_"));
     assert!(answer["usage"]["input_tokens"].is_u64() && answer["usage"]["output_tokens"].as_u64().unwrap() > 10);
@@ -94,14 +93,15 @@ async fn message_consists_of_blocks() {
 #[tokio::test]
 async fn streamed_message_equals_complete_message() {
     let server = server().await;
-    let body =
-        ask(json!({"tools": tools(), "stream": true, "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
+    let body = message_request(
+        json!({"tools": tools(), "stream": true, "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}),
+    );
     let events = server.events(MESSAGES, &body).await;
     assert!(events.iter().all(|(name, data)| data["type"] == name.as_str()));
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).filter(|name| *name != "ping").collect();
     let counts = |usage: &Value| ["input_tokens", "cache_read_input_tokens"].map(|name| usage[name].as_u64().unwrap());
     let end = &events.iter().find(|(name, _)| name == "message_delta").unwrap().1;
-    assert_eq!(counts(&events[0].1["message"]["usage"]), counts(&end["usage"]), "usage is known at the start");
+    assert_eq!(counts(&events[0].1["message"]["usage"]), counts(&end["usage"]), "the start reports the same usage");
     assert_eq!(names.first(), Some(&"message_start"));
     assert_eq!(names[names.len() - 2..], ["message_delta", "message_stop"]);
     assert_eq!(events[0].1["message"]["content"], json!([]));
@@ -147,16 +147,16 @@ async fn streamed_message_equals_complete_message() {
 }
 
 #[tokio::test]
-async fn message_has_stop_reason() {
+async fn stop_reason_names_what_ended_the_answer() {
     let server = server().await;
-    let reason = async |further: Value| {
-        let answer = server.answer(MESSAGES, &ask(further)).await;
+    let reason = async |fields: Value| {
+        let answer = server.answer(MESSAGES, &message_request(fields)).await;
         (answer["stop_reason"].as_str().unwrap().to_owned(), answer["stop_sequence"].clone())
     };
     assert_eq!(reason(json!({"mods": forced_answer("Yes.")})).await, ("end_turn".into(), Value::Null));
     assert_eq!(reason(json!({"max_tokens": 2, "ignore_eos": true})).await, ("max_tokens".into(), Value::Null));
-    let boundless = json!({"max_tokens": null, "mods": forced_answer("Yes.")});
-    assert_eq!(reason(boundless).await.0, "end_turn", "only Anthropic's own server requires a limit");
+    let without_limit = json!({"max_tokens": null, "mods": forced_answer("Yes.")});
+    assert_eq!(reason(without_limit).await.0, "end_turn", "only Anthropic's own server requires a limit");
     let stopped = reason(json!({"mods": forced_answer("One, two, three"), "stop_sequences": [" two"]})).await;
     assert_eq!(stopped, ("stop_sequence".into(), json!(" two")));
 }
@@ -164,7 +164,7 @@ async fn message_has_stop_reason() {
 #[tokio::test]
 async fn tool_results_are_accepted_and_tokens_counted() {
     let server = server().await;
-    let body = ask(json!({"system": "Be short.", "tools": tools(), "messages": [
+    let body = message_request(json!({"system": "Be short.", "tools": tools(), "messages": [
         {"role": "user", "content": "Add."},
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "3"}]}]}));
@@ -183,7 +183,7 @@ async fn chosen_tool_is_called() {
     let server = server().await;
     for choice in [json!({"type": "tool", "name": "add"}), json!({"type": "any", "disable_parallel_tool_use": true})] {
         let tools = json!([tools()[1]]);
-        let body = ask(json!({"tools": tools, "tool_choice": choice, "temperature": 3.0}));
+        let body = message_request(json!({"tools": tools, "tool_choice": choice, "temperature": 3.0}));
         let answer = server.answer(MESSAGES, &body).await;
         assert_eq!((&answer["stop_reason"], &answer["content"][0]["name"]), (&json!("tool_use"), &json!("add")));
         assert!(answer["content"][0]["input"]["a"].is_u64());
@@ -194,26 +194,26 @@ async fn chosen_tool_is_called() {
 async fn errors_have_anthropic_format() {
     let server = server().await;
     let mut errors = ErrorTable::default();
-    for further in [
+    for fields in [
         json!({"messages": []}),
         json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
         json!({"tools": [{"name": "f"}]}),
         json!({"tool_choice": {"type": "maybe"}}),
         json!({"temperature": "hot"}),
     ] {
-        let answer = server.post(MESSAGES, &ask(further.clone())).await;
-        assert_eq!((answer.0, &answer.1["type"]), (400, &json!("error")), "{further}");
+        let answer = server.post(MESSAGES, &message_request(fields.clone())).await;
+        assert_eq!((answer.0, &answer.1["type"]), (400, &json!("error")), "{fields}");
         assert_eq!(answer.1["error"]["type"], "invalid_request_error");
-        errors.add(further, &answer);
+        errors.add(fields, &answer);
     }
     insta::assert_snapshot!("message_errors", errors);
-    let (_, answer) = server.post(MESSAGES, &ask(json!({"system": "bread ".repeat(9000)}))).await;
+    let (_, answer) = server.post(MESSAGES, &message_request(json!({"system": "bread ".repeat(9000)}))).await;
     let error = &answer["error"];
     assert_eq!(error["type"], "invalid_request_error", "{answer}");
     assert!(error["n_prompt_tokens"].as_u64() > error["n_ctx"].as_u64(), "{answer}");
     let (status, answer) = server.get(MESSAGES).await;
     assert_eq!((status, &answer["type"]), (405, &json!("error")));
-    let body = ask(json!({"mods": ["refuse"], "stream": true}));
+    let body = message_request(json!({"mods": ["refuse"], "stream": true}));
     let (status, answer) = server.post(MESSAGES, &body).await;
     assert_eq!((status, &answer["error"]["message"]), (422, &json!("not today")));
 }
@@ -223,14 +223,17 @@ async fn answer_can_be_constrained() {
     let server = server().await;
     let format = json!({"type": "json_schema", "schema": {"type": "object", "properties": {"ok": {"type": "boolean"}},
                                                           "required": ["ok"], "additionalProperties": false}});
-    for further in [json!({"output_config": {"format": format, "effort": "low"}}), json!({"output_format": format})] {
-        let answer = server.answer(MESSAGES, &ask(further)).await;
+    for fields in [json!({"output_config": {"format": format, "effort": "low"}}), json!({"output_format": format})] {
+        let answer = server.answer(MESSAGES, &message_request(fields)).await;
         let text = answer["content"].as_array().unwrap().iter().find_map(|block| block["text"].as_str()).unwrap();
         assert!(serde_json::from_str::<Value>(text).unwrap()["ok"].is_boolean(), "{answer}");
     }
-    let later =
-        json!({"messages": [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}], "max_tokens": 1});
-    server.answer(MESSAGES, &ask(later)).await;
+}
+
+#[tokio::test]
+async fn system_message_may_follow_user_message() {
+    let messages = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]);
+    server().await.answer(MESSAGES, &message_request(json!({"messages": messages, "max_tokens": 1}))).await;
 }
 
 #[tokio::test]

@@ -57,7 +57,7 @@ fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
         }
     }
     let count = |extents: &[usize]| extents.iter().product::<usize>();
-    // One pool of random numbers, from which each tensor takes another part.
+    // The values of all tensors come from one pool of random numbers, each from a different position.
     let mut state = 6767_u64;
     let mut random = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -82,14 +82,14 @@ fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
     writer.with_tensors(&tensors)
 }
 
-/// Returns the reason of a refused request, without the name of the model.
+/// Returns the reason in an error message, without the name of the model.
 fn reason(answer: &Value) -> String {
     let message = answer.pointer("/error/message").or_else(|| answer.get("error")).and_then(Value::as_str).unwrap();
     message.rsplit(": ").next().unwrap().split(';').next().unwrap().to_owned()
 }
 
-/// Returns the cells of a model in the table: generation and attention, each with the reason if it is not supported.
-async fn outcome(server: &Server, name: &str) -> (String, String) {
+/// Returns the support of a model for generation and for attention: "yes", or "no" with the reason.
+async fn support(server: &Server, name: &str) -> (String, String) {
     let body = json!({"model": name, "prompt": "Once upon", "max_tokens": 4, "ignore_eos": true, "seed": 1});
     let (status, answer) = server.post("/v1/completions", &body).await;
     if status != 200 {
@@ -125,16 +125,15 @@ async fn architectures_of_llama_cpp_generate_as_the_handbook_says() {
     let (status, answer) = server.post("/v1/completions", &json!({"model": "wide-rope", "prompt": "Once"})).await;
     let message = answer["error"]["message"].as_str().unwrap();
     assert!(
-        status == 503 && message.contains("`rope.dimension_count` is 64, and must be at most the 32 values of a head"),
+        status == 503 && message.contains("`rope.dimension_count` must be at most 32, the size of a head, got 64"),
         "{answer}"
     );
-    let mut outcomes: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
+    let mut supported: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
     for name in architectures.keys() {
-        let outcome = outcome(&server, name).await;
-        outcomes.entry(outcome).or_default().push(name);
+        supported.entry(support(&server, name).await).or_default().push(name);
     }
     let mut table = String::from("| Generation | Attention | Architectures |\n|---|---|---|\n");
-    for ((generation, attention), names) in outcomes.iter().rev() {
+    for ((generation, attention), names) in supported.iter().rev() {
         writeln!(table, "| {generation} | {attention} | `{}` |", names.join("`, `")).unwrap();
     }
     super::handbook::assert_generated("models.md", "architectures", &table);

@@ -1,11 +1,10 @@
 //! The built-in mods over HTTP, on a model with random weights: each mod works as documented for any text.
 
-use super::harness::{Server, model, server};
+use super::harness::{Server, model, recorded_items, server};
 use serde_json::{Value, json};
 use thunder::events::{ActionType, TraceItem};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
-use thunder::trace::document::item_from_json;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -22,20 +21,11 @@ fn text(answer: &Value) -> &str {
     choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap_or_default()
 }
 
-/// Returns the text of an answer that a mod ended.
-async fn ended(server: &Server, path: &str, body: &Value) -> String {
+/// Returns the text of an answer, which a mod must end.
+async fn text_of_ended(server: &Server, path: &str, body: &Value) -> String {
     let answer = server.answer(path, body).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
     text(&answer).to_owned()
-}
-
-/// Returns the recorded items of an answer's run.
-pub async fn recorded(server: &Server, answer: &Value) -> Vec<TraceItem> {
-    let run = answer["thunder"]["run_id"].as_str().unwrap();
-    server.finished(run).await;
-    let lines = server.request(reqwest::Method::GET, &format!("/api/v1/runs/{run}/events")).send().await.unwrap();
-    let lines = lines.text().await.unwrap();
-    lines.lines().map(|line| item_from_json(line.as_bytes()).unwrap()).collect()
 }
 
 fn logs(items: &[TraceItem]) -> Vec<&str> {
@@ -54,38 +44,41 @@ fn backtracks(items: &[TraceItem]) -> usize {
 }
 
 #[tokio::test]
-async fn mods_determine_the_form_of_the_answer() {
+async fn mods_constrain_the_answer() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"size": {"enum": ["small", "large"]}, "sure": {"type": "boolean"}},
         "required": ["size", "sure"], "additionalProperties": false});
-    let mut answers = std::collections::BTreeSet::new();
+    let mut outputs = std::collections::BTreeSet::new();
     for seed in 0..5 {
         for path in [CHAT, COMPLETIONS] {
-            let one = |name: &str, config: Value| body(seed, json!([{"name": name, "config": config}]));
-            let text = ended(server, path, &one("json-schema", json!({"schema": schema}))).await;
+            let with_mod = |name: &str, config: Value| body(seed, json!([{"name": name, "config": config}]));
+            let text = text_of_ended(server, path, &with_mod("json-schema", json!({"schema": schema}))).await;
             let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
             assert!(
                 ["small", "large"].contains(&value["size"].as_str().unwrap()) && value["sure"].is_boolean(),
                 "{text}"
             );
-            let date = ended(server, path, &one("regex", json!({"pattern": "[0-9]{4}-(0[1-9]|1[0-2])"}))).await;
+            let date =
+                text_of_ended(server, path, &with_mod("regex", json!({"pattern": "[0-9]{4}-(0[1-9]|1[0-2])"}))).await;
             assert!(date.len() == 7 && date[..4].parse::<u32>().is_ok() && date.as_bytes()[4] == b'-', "{date}");
             let gbnf = json!({"gbnf": "root ::= (\"yes\" | \"no\") [.!]"});
             let lark = json!({"lark": "start: (\"yes\" | \"no\") /[.!]/"});
             for grammar in [gbnf, lark] {
-                let output = ended(server, path, &one("grammar", grammar)).await;
+                let output = text_of_ended(server, path, &with_mod("grammar", grammar)).await;
                 assert!(["yes.", "no.", "yes!", "no!"].contains(&output.as_str()), "{output}");
-                answers.insert(output);
+                outputs.insert(output);
             }
-            let choice = ended(server, path, &one("choices", json!({"choices": ["red", "green", "blue-green"]}))).await;
+            let choice =
+                text_of_ended(server, path, &with_mod("choices", json!({"choices": ["red", "green", "blue-green"]})))
+                    .await;
             assert!(["red", "green", "blue-green"].contains(&choice.as_str()), "{choice}");
         }
     }
-    assert!(answers.len() > 1, "every seed has the same answer: {answers:?}");
+    assert!(outputs.len() > 1, "every seed has the same answer: {outputs:?}");
 }
 
 #[tokio::test]
-async fn forms_and_bans_combine_in_any_order() {
+async fn constraints_and_bans_combine_in_any_order() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": false});
     let mut mods = vec![
@@ -94,7 +87,7 @@ async fn forms_and_bans_combine_in_any_order() {
         json!({"name": "ban-phrases", "config": {"phrases": ["ab", "CC", "e\"}"], "max_retries": 500}}),
     ];
     for seed in 0..9 {
-        let text = ended(server, COMPLETIONS, &body(seed, json!(mods))).await;
+        let text = text_of_ended(server, COMPLETIONS, &body(seed, json!(mods))).await;
         let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
         let name = value["name"].as_str().unwrap();
         assert!((4..=8).contains(&name.len()) && name.bytes().all(|byte| (b'a'..=b'f').contains(&byte)), "{text}");
@@ -114,8 +107,8 @@ async fn phrases_are_banned_and_replaced_as_whole_words() {
     assert_eq!(output("replace-phrase", replace, "A Cat, a category, a cat").await, "A dog, a category, a dog");
     let banned = output("ban-phrases", json!({"phrases": ["cat"], "whole_words": true}), "A category of cat").await;
     assert!(banned.starts_with("A category of ") && !banned["A category of ".len()..].starts_with("cat "), "{banned}");
-    let stands = output("ban-phrases", json!({"phrases": ["cat"], "whole_words": true}), "A category").await;
-    assert_eq!(stands, "A category");
+    let unchanged = output("ban-phrases", json!({"phrases": ["cat"], "whole_words": true}), "A category").await;
+    assert_eq!(unchanged, "A category");
 }
 
 #[tokio::test]
@@ -130,8 +123,8 @@ async fn reasoning_budget_ends_the_reasoning() {
         let message = &answer["choices"][0]["message"];
         assert!(message["reasoning_content"].as_str().unwrap().ends_with(" Enough."), "{message}");
         assert!(!message["content"].as_str().unwrap().is_empty(), "{message}");
-        let items = recorded(server, &answer).await;
-        // The forced line break after the marker counts.
+        let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
+        // The forced line break after the marker also counts.
         assert!(logs(&items)[0].starts_with("reasoning ended after "), "{:?}", logs(&items));
     }
 }
@@ -147,18 +140,18 @@ async fn most_probable_choice_is_the_answer() {
     let mut totals = Vec::new();
     for choice in choices {
         let tokens = server.answer("/tokenize", &json!({"content": choice})).await["tokens"].clone();
-        let whole: Vec<&Value> = [&prompt, &tokens].iter().flat_map(|part| part.as_array().unwrap()).collect();
-        let mut whole = json!(whole);
-        whole.as_array_mut().unwrap().push(json!(end));
-        let requested = json!({"prompt": whole, "echo": true, "logprobs": 1, "max_tokens": 0});
-        let answer = server.answer(COMPLETIONS, &requested).await;
+        let sequence: Vec<&Value> = [&prompt, &tokens].iter().flat_map(|part| part.as_array().unwrap()).collect();
+        let mut sequence = json!(sequence);
+        sequence.as_array_mut().unwrap().push(json!(end));
+        let request = json!({"prompt": sequence, "echo": true, "logprobs": 1, "max_tokens": 0});
+        let answer = server.answer(COMPLETIONS, &request).await;
         let values = answer["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
         totals.push((values[length..].iter().map(|value| value.as_f64().unwrap()).sum::<f64>(), choice));
     }
     let best = totals.iter().max_by(|a, b| a.0.total_cmp(&b.0)).unwrap().1;
     let mods = json!([{"name": "choices", "config": {"choices": choices, "pick": "most-probable"}}]);
     let answer = server.answer(COMPLETIONS, &body(1, mods.clone())).await;
-    let items = recorded(server, &answer).await;
+    let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
     assert_eq!(text(&answer), best, "{totals:?} {:?}", logs(&items));
     for (total, choice) in &totals {
         let (_, rest) = logs(&items)[0].split_once(&format!("{choice:?} ")).unwrap();
@@ -177,16 +170,16 @@ async fn low_confidence_tokens_are_retried() {
     let server = &Server::start(&["--parallel", "1"]);
     server.wait_ready().await;
     let mods = json!([{"name": "retry-low-confidence", "config": {"window": 4, "mean_logprob": -0.1, "tries": 2}}]);
-    let mut requested = body(3, mods);
-    requested["max_tokens"] = json!(24);
-    requested["cache_prompt"] = json!(false);
-    let answer = server.answer(COMPLETIONS, &requested).await;
+    let mut request = body(3, mods);
+    request["max_tokens"] = json!(24);
+    request["cache_prompt"] = json!(false);
+    let answer = server.answer(COMPLETIONS, &request).await;
     assert_eq!(answer["usage"]["completion_tokens"], 24);
-    let items = recorded(server, &answer).await;
+    let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
     // Six windows, each sampled again twice; if the best attempt was not the last, it is restored.
     assert!((12..=18).contains(&backtracks(&items)), "{}", backtracks(&items));
-    requested["stream"] = json!(true);
-    let events = server.stream(COMPLETIONS, &requested).await;
+    request["stream"] = json!(true);
+    let events = server.stream(COMPLETIONS, &request).await;
     assert!(events.iter().all(|event| !event.contains("retract")), "{events:?}");
     let chunks = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
     let streamed: String =
@@ -201,13 +194,13 @@ async fn stop_rules_end_the_answer() {
     let answer = server.answer(COMPLETIONS, &body(5, rule(json!({"tokens": 5})))).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     assert_eq!(answer["usage"]["completion_tokens"], 5);
-    let output = ended(server, COMPLETIONS, &body(6, rule(json!({"regex": "[aeiou]"})))).await;
+    let output = text_of_ended(server, COMPLETIONS, &body(6, rule(json!({"regex": "[aeiou]"})))).await;
     assert_eq!(output.find(|c| "aeiou".contains(c)), Some(output.len() - 1), "{output}");
     let forced = |text: &str, config: Value| json!([{"name": "force-prefix", "config": {"text": text}}, {"name": "stop-rules", "config": config}]);
     let mods = forced("One is 1.0. Two! Three", json!({"sentences": 2}));
-    assert_eq!(ended(server, CHAT, &body(7, mods)).await, "One is 1.0. Two!");
+    assert_eq!(text_of_ended(server, CHAT, &body(7, mods)).await, "One is 1.0. Two!");
     let mods = forced("a\n b\n b\nb\nc\n", json!({"repeated_lines": 3}));
-    assert_eq!(ended(server, CHAT, &body(7, mods)).await, "a\n b\n b\nb");
+    assert_eq!(text_of_ended(server, CHAT, &body(7, mods)).await, "a\n b\n b\nb");
     let mods = rule(json!({"mean_logprob": -0.01, "window": 3}));
     let answer = server.answer(COMPLETIONS, &body(8, mods)).await;
     assert_eq!(
@@ -231,34 +224,34 @@ async fn invalid_tool_calls_are_blocked() {
         body["max_tokens"] = json!(60);
         body
     };
-    for (call, config, why) in [
+    for (call, config, reason) in [
         ("{\"name\": \"rm\", \"arguments\": {}}", json!({}), "unknown tool 'rm'; known tools: get_weather, add"),
         (
             "{\"name\": \"add\", \"arguments\": {\"a\": 3}}",
             json!({"max_retries": 0}),
-            "the arguments of 'add' are invalid: 'a' must be one of 1, 2, found 3",
+            "the arguments of 'add' are invalid: 'a' must be one of 1, 2, got 3",
         ),
         ("{\"name\": \"add\", \"arguments\": {\"a\": 1}}", json!({"block": ["add"]}), "the tool 'add' is blocked"),
     ] {
-        let mut requested = forced(call, config);
-        let answer = server.answer(CHAT, &requested).await;
+        let mut request = forced(call, config);
+        let answer = server.answer(CHAT, &request).await;
         let message = &answer["choices"][0]["message"];
         assert!(message.get("tool_calls").is_none(), "{message}");
         assert!(message["content"].as_str().unwrap().starts_with("I look."), "{message}");
-        let items = recorded(server, &answer).await;
-        assert!(logs(&items)[0].starts_with(why), "{:?}", logs(&items));
-        requested["stream"] = json!(true);
-        let events = server.stream(CHAT, &requested).await;
+        let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
+        assert!(logs(&items)[0].starts_with(reason), "{:?}", logs(&items));
+        request["stream"] = json!(true);
+        let events = server.stream(CHAT, &request).await;
         assert!(
             events.iter().all(|event| !event.contains("tool_calls\":[") && !event.contains("retract")),
             "{events:?}"
         );
     }
-    let requested = forced("{\"name\": \"add\", \"arguments\": {\"a\": 2}}", json!({"block": ["get_weather"]}));
-    let answer = server.answer(CHAT, &requested).await;
+    let request = forced("{\"name\": \"add\", \"arguments\": {\"a\": 2}}", json!({"block": ["get_weather"]}));
+    let answer = server.answer(CHAT, &request).await;
     assert_eq!(answer["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"], "{\"a\": 2}");
-    let failing = forced("{\"name\": \"rm\", \"arguments\": {}}", json!({"max_retries": 0, "then": "error"}));
-    let (status, answer) = server.post(CHAT, &failing).await;
+    let with_error = forced("{\"name\": \"rm\", \"arguments\": {}}", json!({"max_retries": 0, "then": "error"}));
+    let (status, answer) = server.post(CHAT, &with_error).await;
     assert!(
         status >= 400 && answer["error"]["message"].as_str().unwrap().contains("unknown tool 'rm'"),
         "{status} {answer}"
@@ -272,7 +265,7 @@ async fn invalid_configuration_error_names_the_field() {
         (
             "think-budget",
             json!({"tokens": "many"}),
-            "mod 'think-budget': 'tokens' must be an integer from 0 to 1000000, found \"many\"",
+            "mod 'think-budget': 'tokens' must be an integer from 0 to 1000000, got \"many\"",
         ),
         ("json-schema", json!({"schema": {"type": "array", "uniqueItems": true}}), "mod 'json-schema': 'schema': "),
         ("regex", json!({"pattern": "[0-9"}), "mod 'regex': 'pattern': "),
@@ -284,12 +277,12 @@ async fn invalid_configuration_error_names_the_field() {
         (
             "choices",
             json!({"choices": []}),
-            "mod 'choices': 'choices' must be a list of non-empty strings, e.g. [\"yes\", \"no\"], found []",
+            "mod 'choices': 'choices' must be a list of non-empty strings, e.g. [\"yes\", \"no\"], got []",
         ),
         (
             "retry-low-confidence",
             json!({"tries": 0}),
-            "mod 'retry-low-confidence': 'tries' must be an integer from 1 to 32, found 0",
+            "mod 'retry-low-confidence': 'tries' must be an integer from 1 to 32, got 0",
         ),
         ("stop-rules", json!({}), "mod 'stop-rules': no rule is set; at least one of "),
         ("tool-guard", json!({}), "mod 'tool-guard': 'tools' is missing, and the request has no tools"),

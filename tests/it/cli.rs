@@ -1,26 +1,20 @@
 //! The command line, interactive and in scripts.
 
-use super::harness::{Server, assert_no_postgres, can_receive, folder, model, server, thunder};
+use super::harness::{Server, assert_no_postgres, can_receive, folder, model, output_of, server, text, thunder};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use thunder::events::system;
 
-async fn output(mut command: Command) -> Output {
-    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-fn on(server: &Server, words: &[&str]) -> Command {
+/// Returns a command that connects to the server.
+fn client_command(server: &Server, arguments: &[&str]) -> Command {
     let mut command = thunder();
-    command.args(words).args(["--server", &server.base]);
+    command.args(arguments).args(["--server", &server.base]);
     command
 }
 
+/// Returns a trace of another engine with one token.
 fn payload(request_id: &str) -> String {
     serde_json::json!({
         "request": {"request_id": request_id, "model": "elsewhere", "created_at": "2026-01-02T03:04:05Z"},
@@ -34,26 +28,26 @@ fn payload(request_id: &str) -> String {
     .to_string()
 }
 
-/// A closed terminal sends SIGHUP.
+/// SIGHUP is the signal of a closed terminal.
 #[test]
 fn signal_to_a_command_leaves_no_postgres_behind() {
     let commands = [("HUP", &["chat"][..]), ("TERM", &["run", "hello", "-n", "2000"]), ("INT", &["chat"])];
-    for (signal, words) in commands.into_iter().filter(|(signal, _)| can_receive(signal)) {
+    for (signal, arguments) in commands.into_iter().filter(|(signal, _)| can_receive(signal)) {
         let data_dir = folder();
         let mut command = thunder();
-        command.args(words).args(["--threads", "1", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
+        command.args(arguments).args(["--threads", "1", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        let _open = child.stdin.take();
+        let _open_input = child.stdin.take();
         let begun = Instant::now();
         let state = data_dir.join("postgres/data/postmaster.pid");
         while !std::fs::read_to_string(&state).is_ok_and(|text| text.contains("ready")) {
-            assert!(begun.elapsed() < Duration::from_mins(2), "{words:?}: {:?}", child.try_wait());
+            assert!(begun.elapsed() < Duration::from_mins(2), "{arguments:?}: {:?}", child.try_wait());
             std::thread::sleep(Duration::from_millis(5));
         }
         let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
         assert!(sent.success());
         let ended = child.wait().unwrap();
-        assert!(ended.code().is_some(), "{words:?}: {ended}");
+        assert!(ended.code().is_some(), "{arguments:?}: {ended}");
         assert_no_postgres(&data_dir, signal);
     }
 }
@@ -61,47 +55,47 @@ fn signal_to_a_command_leaves_no_postgres_behind() {
 #[tokio::test]
 async fn run_prints_answer_and_replay_address() {
     let server = server().await;
-    let words = ["run", "Hello!", "--mod", "log-top", "--seed", "3", "-n", "8", "--system", "Be short."];
-    let reported = output(on(server, &words)).await;
-    assert!(reported.status.success(), "{}", text(&reported.stderr));
-    let (answer, rest) = (text(&reported.stdout), text(&reported.stderr));
+    let arguments = ["run", "Hello!", "--mod", "log-top", "--seed", "3", "-n", "8", "--system", "Be short."];
+    let output = output_of(client_command(server, &arguments)).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let (answer, notes) = (text(&output.stdout), text(&output.stderr));
     assert!(answer.ends_with('\n') && !answer.contains('\x1b'), "{answer:?}");
-    let replay = rest.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
+    let replay = notes.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
     let run_id = replay.strip_prefix(&format!("{}/runs/", server.base)).unwrap();
     let run = server.finished(run_id).await;
     assert_eq!(run["run"]["surface"], "cli");
     assert_eq!(run["run"]["mods"], serde_json::json!(["log-top"]));
     assert_eq!(run["run"]["has_attention"], true);
-    let again = output(on(server, &words)).await;
-    assert_eq!(answer, text(&again.stdout), "the same seed gave another answer");
+    let repeated = output_of(client_command(server, &arguments)).await;
+    assert_eq!(answer, text(&repeated.stdout), "the same seed gives another answer");
 }
 
 #[tokio::test]
 async fn run_prints_end_reason() {
     let server = server().await;
-    let reported = output(on(server, &["run", "Hello!", "--mod", "loop_forever", "-n", "4"])).await;
-    let printed = text(&reported.stderr);
+    let output = output_of(client_command(server, &["run", "Hello!", "--mod", "loop_forever", "-n", "4"])).await;
+    let printed = text(&output.stderr);
     assert!(
-        reported.status.success() && printed.contains("ended by length: the limit of 272 steps was reached"),
+        output.status.success() && printed.contains("ended by length: the limit of 272 steps was reached"),
         "{printed}"
     );
-    let reported = output(on(server, &["run", "Hello!", "--mod", "quote_greets", "-n", "2"])).await;
-    let printed = text(&reported.stderr);
+    let output = output_of(client_command(server, &["run", "Hello!", "--mod", "quote_greets", "-n", "2"])).await;
+    let printed = text(&output.stderr);
     assert!(printed.contains("ended by length: the limit of 2 tokens is reached (--max-tokens)"), "{printed}");
 }
 
 #[tokio::test]
 async fn run_reports_errors() {
     let server = server().await;
-    let reported = output(on(server, &["run", "Hello!", "--mod", "nope"])).await;
-    assert_eq!(reported.status.code(), Some(1));
-    assert!(text(&reported.stderr).contains("unknown mod 'nope'"), "{}", text(&reported.stderr));
-    let reported = output(on(server, &["run", "Hello!", "--mod", "./missing.py"])).await;
-    assert!(text(&reported.stderr).contains("missing.py"), "{}", text(&reported.stderr));
-    let mut nobody = thunder();
-    nobody.args(["run", "Hello!", "--server", "http://127.0.0.1:1"]);
-    let reported = output(nobody).await;
-    assert!(text(&reported.stderr).contains("no server answers at http://127.0.0.1:1"), "{}", text(&reported.stderr));
+    let output = output_of(client_command(server, &["run", "Hello!", "--mod", "nope"])).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("unknown mod 'nope'"), "{}", text(&output.stderr));
+    let output = output_of(client_command(server, &["run", "Hello!", "--mod", "./missing.py"])).await;
+    assert!(text(&output.stderr).contains("missing.py"), "{}", text(&output.stderr));
+    let mut unreachable = thunder();
+    unreachable.args(["run", "Hello!", "--server", "http://127.0.0.1:1"]);
+    let output = output_of(unreachable).await;
+    assert!(text(&output.stderr).contains("no server answers at http://127.0.0.1:1"), "{}", text(&output.stderr));
 }
 
 #[tokio::test]
@@ -113,21 +107,21 @@ async fn run_works_without_server() {
         .arg(&data_dir)
         .arg("-m")
         .arg(model());
-    let reported = output(command).await;
-    let printed = text(&reported.stderr);
-    assert!(reported.status.success(), "{printed}");
+    let output = output_of(command).await;
+    let printed = text(&output.stderr);
+    assert!(output.status.success(), "{printed}");
     let replay = printed.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
     let run_id = replay.split("/runs/").nth(1).unwrap().split(' ').next().unwrap();
     let mut export = thunder();
     export.args(["export", run_id, "--data-dir"]).arg(&data_dir);
-    let exported = output(export).await;
+    let exported = output_of(export).await;
     assert!(exported.status.success(), "{}", text(&exported.stderr));
     let document: Value = serde_json::from_slice(&exported.stdout).unwrap();
     assert_eq!(document["request"]["request_id"], run_id);
     assert!(document["events"].as_array().unwrap().len() > 3 * 6);
 }
 
-/// A GPU build finds the driver by this path, and starts itself again as the sandbox.
+/// A GPU build finds the driver by this path, also when it starts itself as the sandbox of a worker.
 #[tokio::test]
 async fn workers_use_library_path_of_program() {
     let data_dir = folder();
@@ -136,24 +130,24 @@ async fn workers_use_library_path_of_program() {
                   def look(event, actions, tokenizer):\n    \
                   return actions.force_output(tokenizer.encode(os.environ.get(\"LD_LIBRARY_PATH\", \"nowhere\")))\n";
     std::fs::write(&file, source).unwrap();
-    for kept_in in ["off", "all"] {
+    for sandbox in ["off", "all"] {
         let mut command = thunder();
         command
             .env("LD_LIBRARY_PATH", "/opt/driver")
-            .args(["run", "Hello!", "--mod-sandbox", kept_in, "--mod"])
+            .args(["run", "Hello!", "--mod-sandbox", sandbox, "--mod"])
             .arg(&file);
         command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
-        let reported = output(command).await;
-        assert_eq!(text(&reported.stdout).trim(), "/opt/driver", "{kept_in}: {}", text(&reported.stderr));
+        let output = output_of(command).await;
+        assert_eq!(text(&output.stdout).trim(), "/opt/driver", "{sandbox}: {}", text(&output.stderr));
     }
 }
 
-/// A path from which every account can run the interpreter.
 #[tokio::test]
 async fn sandboxed_worker_does_not_run_as_root() {
+    /// Every account can run this interpreter.
     const PYTHON: &str = "/usr/bin/python3";
     if !nix::unistd::geteuid().is_root() || !Path::new(PYTHON).exists() {
-        return eprintln!("skipped: it needs root, and a Python of the system");
+        return eprintln!("skipped: the test needs root and {PYTHON}");
     }
     let data_dir = folder();
     let file = data_dir.join("look.py");
@@ -164,9 +158,9 @@ async fn sandboxed_worker_does_not_run_as_root() {
     let mut command = thunder();
     command.env("THUNDER_PYTHON", PYTHON).args(["run", "Hello!", "--mod-sandbox", "all", "--mod"]).arg(&file);
     command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
-    let reported = output(command).await;
-    let refused = text(&reported.stderr);
-    assert!(text(&reported.stdout).trim() == "True" || refused.contains("there is no sandbox"), "{refused}");
+    let output = output_of(command).await;
+    let errors = text(&output.stderr);
+    assert!(text(&output.stdout).trim() == "True" || errors.contains("there is no sandbox"), "{errors}");
 }
 
 #[tokio::test]
@@ -176,19 +170,19 @@ async fn trace_round_trips() {
     let folder = folder();
     let (file, copy) = (folder.join("trace.json"), folder.join("copy.json"));
     std::fs::write(&file, payload(&id)).unwrap();
-    let reported = output(on(server, &["ingest", file.to_str().unwrap()])).await;
-    assert!(reported.status.success(), "{}", text(&reported.stderr));
-    assert_eq!(text(&reported.stdout).trim(), format!("{}/runs/{id}", server.base));
-    let reported = output(on(server, &["export", &id, "-o", copy.to_str().unwrap()])).await;
-    assert!(reported.status.success(), "{}", text(&reported.stderr));
+    let output = output_of(client_command(server, &["ingest", file.to_str().unwrap()])).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout).trim(), format!("{}/runs/{id}", server.base));
+    let output = output_of(client_command(server, &["export", &id, "-o", copy.to_str().unwrap()])).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
     let copied = std::fs::read_to_string(&copy).unwrap();
     assert!(copied.contains("{\"b\":1.5,\"a\":null}"), "{copied}");
     // The copy is the same run, so it can be ingested again.
-    let reported = output(on(server, &["ingest", copy.to_str().unwrap()])).await;
-    assert!(reported.status.success(), "{}", text(&reported.stderr));
-    let reported = output(on(server, &["export", "no-such-run"])).await;
-    assert_eq!(reported.status.code(), Some(1));
-    assert!(text(&reported.stderr).contains("no-such-run"), "{}", text(&reported.stderr));
+    let output = output_of(client_command(server, &["ingest", copy.to_str().unwrap()])).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let output = output_of(client_command(server, &["export", "no-such-run"])).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stderr), "thunder: no run 'no-such-run' exists\n");
 }
 
 #[tokio::test]
@@ -206,23 +200,20 @@ async fn ingest_error_names_file_and_field() {
         command.args(["ingest", "--check"]).args(files);
         command
     };
-    let reported = output(check(&[&right])).await;
-    assert!(
-        reported.status.success() && text(&reported.stdout).contains("run r with 3 events"),
-        "{}",
-        text(&reported.stdout)
-    );
-    let reported = output(check(&[&right, &wrong])).await;
-    assert_eq!(reported.status.code(), Some(1));
-    let printed = text(&reported.stderr);
+    let output = output_of(check(&[&right])).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), format!("{}: run r with 3 events\n", right.display()));
+    let output = output_of(check(&[&right, &wrong])).await;
+    assert_eq!(output.status.code(), Some(1));
+    let printed = text(&output.stderr);
     assert!(printed.contains("wrong.json") && printed.contains("$.events[0]"), "{printed}");
 }
 
 #[test]
 fn unknown_argument_is_usage_error() {
-    for words in [&["frobnicate"][..], &["serve", "--frobnicate"], &["run"], &["serve", "--port", "99999"]] {
-        let output = thunder().args(words).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{words:?}: {}", text(&output.stderr));
+    for arguments in [&["frobnicate"][..], &["serve", "--frobnicate"], &["run"], &["serve", "--port", "99999"]] {
+        let output = thunder().args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
     }
     let help = thunder().arg("--help").output().unwrap();
     for command in ["serve", "run", "ingest", "export"] {
@@ -230,7 +221,6 @@ fn unknown_argument_is_usage_error() {
     }
 }
 
-/// A server listens on the address in its configuration file, and the environment overrides the file.
 #[tokio::test]
 async fn configuration_file_sets_flags_below_command_line_and_environment() {
     let path = folder().join("thunder.toml");
@@ -243,7 +233,7 @@ async fn configuration_file_sets_flags_below_command_line_and_environment() {
         .arg(&path)
         .env("THUNDER_CTX_SIZE", "128")
         .env("THUNDER_API_KEY", "hidden-key");
-    let printed = output(command).await;
+    let printed = output_of(command).await;
     assert!(printed.status.success(), "{}", text(&printed.stderr));
     let printed = text(&printed.stdout);
     let file = path.display();
@@ -261,11 +251,11 @@ async fn configuration_file_sets_flags_below_command_line_and_environment() {
     );
 
     // The printed file is a configuration file with the same values.
-    let again = path.with_file_name("again.toml");
-    std::fs::write(&again, &printed).unwrap();
+    let copy = path.with_file_name("again.toml");
+    std::fs::write(&copy, &printed).unwrap();
     let mut command = thunder();
-    command.arg("config").arg("--config-file").arg(&again);
-    let reread = text(&output(command).await.stdout);
+    command.arg("config").arg("--config-file").arg(&copy);
+    let reread = text(&output_of(command).await.stdout);
     let values = |text: &str| -> Vec<String> {
         let lines = text.lines().filter(|line| !line.starts_with('#') && !line.is_empty());
         lines.map(|line| line.split(" # ").next().unwrap().to_owned()).collect()
@@ -274,7 +264,7 @@ async fn configuration_file_sets_flags_below_command_line_and_environment() {
 }
 
 #[tokio::test]
-async fn invalid_configuration_file_ends_the_command_with_its_name() {
+async fn configuration_file_error_names_file_and_cause() {
     let path = folder().join("thunder.toml");
     for (content, expected) in [
         ("prot = 1", "'prot' is not a flag of any command"),
@@ -284,14 +274,14 @@ async fn invalid_configuration_file_ends_the_command_with_its_name() {
         std::fs::write(&path, content).unwrap();
         let mut command = thunder();
         command.args(["serve", "--config-file"]).arg(&path);
-        let refused = output(command).await;
-        let message = text(&refused.stderr);
-        assert!(!refused.status.success() && message.contains(expected), "{message}");
+        let output = output_of(command).await;
+        let message = text(&output.stderr);
+        assert!(!output.status.success() && message.contains(expected), "{message}");
         assert!(message.contains(&format!("configuration file {}", path.display())), "{message}");
     }
     let mut command = thunder();
     command.args(["config", "--config-file", "/nonexistent/thunder.toml"]);
-    let message = text(&output(command).await.stderr);
+    let message = text(&output_of(command).await.stderr);
     assert!(message.contains("/nonexistent/thunder.toml") && message.contains("--config-file"), "{message}");
 }
 
@@ -305,7 +295,7 @@ async fn completions_and_manual_pages_cover_every_command() {
     for shell in ["bash", "zsh", "fish"] {
         let mut command = thunder();
         command.args(["completions", shell]);
-        let script = text(&output(command).await.stdout);
+        let script = text(&output_of(command).await.stdout);
         assert!(commands.iter().all(|name| script.contains(name)) && script.contains("ctx-size"), "{shell}");
         if shell == "bash" {
             let file = folder().join("completions");
@@ -317,7 +307,7 @@ async fn completions_and_manual_pages_cover_every_command() {
     let pages = folder().join("man1");
     let mut command = thunder();
     command.arg("man").arg(&pages);
-    let written = output(command).await;
+    let written = output_of(command).await;
     assert!(written.status.success(), "{}", text(&written.stderr));
     for name in &commands {
         let page = std::fs::read_to_string(pages.join(format!("thunder-{name}.1"))).unwrap();
@@ -329,16 +319,16 @@ async fn completions_and_manual_pages_cover_every_command() {
 #[tokio::test]
 async fn doctor_reports_working_and_missing_features() {
     let data_dir = folder();
-    let doctor = |port: &str, words: &[&str]| {
+    let doctor = |port: &str, arguments: &[&str]| {
         let mut command = thunder();
-        command.args(["doctor", "--port", port, "--data-dir"]).arg(&data_dir).args(words);
+        command.args(["doctor", "--port", port, "--data-dir"]).arg(&data_dir).args(arguments);
         command
     };
-    let healthy = output(doctor("0", &["-m", model().to_str().unwrap()])).await;
+    let healthy = output_of(doctor("0", &["-m", model().to_str().unwrap()])).await;
     let report = text(&healthy.stdout);
     assert!(healthy.status.success(), "{report}{}", text(&healthy.stderr));
     let subjects =
-        ["configuration", "model", "devices", "addresses", "data folder", "database", "Python", "mod sandbox"];
+        ["configuration", "model", "devices", "addresses", "data directory", "database", "Python", "mod sandbox"];
     for (line, subject) in report.lines().skip(1).zip(subjects) {
         assert!(line[9..].starts_with(subject) && !line.starts_with("FAILED"), "{report}");
     }
@@ -350,8 +340,8 @@ async fn doctor_reports_working_and_missing_features() {
     let taken = listener.local_addr().unwrap().port().to_string();
     let damaged = folder().join("damaged.gguf");
     std::fs::write(&damaged, "GGUF").unwrap();
-    let words = ["-m", damaged.to_str().unwrap(), "--database-url", "postgres://127.0.0.1:1/x"];
-    let broken = output(doctor(&taken, &words)).await;
+    let arguments = ["-m", damaged.to_str().unwrap(), "--database-url", "postgres://127.0.0.1:1/x"];
+    let broken = output_of(doctor(&taken, &arguments)).await;
     assert_eq!(broken.status.code(), Some(1));
     let report = text(&broken.stdout);
     let failed: Vec<&str> = report.lines().filter(|line| line.starts_with("FAILED")).collect();

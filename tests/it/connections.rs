@@ -1,8 +1,8 @@
 //! Connections of malicious or careless clients: plain sockets without a client library.
 
-use super::harness::Server;
+use super::harness::{Server, read_until_closed, websocket_handshake};
 use serde_json::json;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -15,22 +15,11 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// Waits until the server closes the connection. Returns its output.
-fn until_closed(mut stream: TcpStream) -> String {
-    let mut output = Vec::new();
-    match stream.read_to_end(&mut output) {
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
-        Err(error) => panic!("the connection stays open: {error}"),
-    }
-    String::from_utf8_lossy(&output).into_owned()
-}
-
 #[tokio::test]
-async fn header_time_is_limited_but_answer_time_is_not() {
+async fn time_limit_of_headers_does_not_apply_to_bodies_and_answers() {
     let server = Server::start(&["--header-timeout", "1", "-c", "2048", "-np", "2"]);
     server.wait_ready().await;
-    let scene = move || {
+    let clients = move || {
         let head = |body: &str| {
             format!(
                 "POST /completion HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
@@ -54,26 +43,26 @@ async fn header_time_is_limited_but_answer_time_is_not() {
             assert!(begun.elapsed() < WAIT_TIMEOUT, "headers have no time limit");
             std::thread::sleep(Duration::from_millis(50));
         }
-        assert_eq!(until_closed(silent), "");
-        // The limit does not apply to the older connections.
+        assert_eq!(read_until_closed(silent), "");
+        // The limit does not apply to the connections whose headers were complete.
         waiting.write_all(body.as_bytes()).unwrap();
-        let answer = until_closed(waiting);
+        let answer = read_until_closed(waiting);
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"tokens_predicted\":3"), "{answer}");
-        let answer = until_closed(stream);
+        let answer = read_until_closed(stream);
         assert!(answer.contains("\"stop\":true"), "{}", &answer[answer.len().saturating_sub(300)..]);
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    tokio::task::spawn_blocking(clients).await.unwrap();
 }
 
 #[tokio::test]
-async fn headers_have_a_limited_size() {
+async fn headers_above_their_maximum_size_are_rejected() {
     let server = super::harness::server().await;
-    let scene = move || {
+    let clients = move || {
         let mut stream = connect(server);
         stream.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Long: ").unwrap();
         // The server may answer and close before everything is written.
         let _ = stream.write_all(&vec![b'a'; 1 << 20]);
-        let answer = until_closed(stream);
+        let answer = read_until_closed(stream);
         assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
         let mut stream = connect(server);
         write!(
@@ -82,38 +71,33 @@ async fn headers_have_a_limited_size() {
             "a".repeat(16_000)
         )
         .unwrap();
-        assert!(until_closed(stream).starts_with("HTTP/1.1 200"));
+        assert!(read_until_closed(stream).starts_with("HTTP/1.1 200"));
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    tokio::task::spawn_blocking(clients).await.unwrap();
 }
 
 #[tokio::test]
 async fn connection_is_reused_and_socket_outlives_header_timeout() {
     let server = Server::start(&["--header-timeout", "1"]);
     server.wait_ready().await;
-    let scene = move || {
-        let mut kept = connect(&server);
+    let clients = move || {
+        let mut reused = connect(&server);
         for _ in 0..3 {
-            kept.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+            reused.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
             let mut output = [0; 4096];
-            let count = kept.read(&mut output).unwrap();
+            let count = reused.read(&mut output).unwrap();
             assert!(output[..count].starts_with(b"HTTP/1.1 200"));
         }
         let mut socket = connect(&server);
-        socket
-            .write_all(
-                b"GET /generate HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-                  Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
-            )
-            .unwrap();
+        socket.write_all(websocket_handshake("/generate", "").as_bytes()).unwrap();
         let mut output = [0; 4096];
         let count = socket.read(&mut output).unwrap();
         assert!(output[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&output[..count]));
-        // A younger connection reaches the time limit.
-        assert_eq!(until_closed(connect(&server)), "");
+        // A connection that was opened later reaches the time limit.
+        assert_eq!(read_until_closed(connect(&server)), "");
         // A masked text frame of two bytes, {}; any answer is accepted.
         socket.write_all(&[0x81, 0x82, 0, 0, 0, 0, b'{', b'}']).unwrap();
         assert!(socket.read(&mut output).unwrap() > 0, "the socket was closed");
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    tokio::task::spawn_blocking(clients).await.unwrap();
 }

@@ -1,15 +1,14 @@
 //! Constrained answers: grammars and JSON schemas on every route that accepts them, with a model with random
 //! weights, which would not generate such text by itself.
 
-use super::harness::{ErrorTable, Server, message_of, server};
+use super::harness::{ErrorTable, Server, message_of, recorded_items, server, with_fields};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use thunder::events::{Event, Measurements, TraceItem};
-use thunder::trace::document::item_from_json;
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
-const NATIVE: &str = "/completion";
+const LLAMA_COMPLETION: &str = "/completion";
 
 fn schema() -> Value {
     json!({
@@ -38,31 +37,27 @@ fn assert_valid(text: &str) {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
-fn body(seed: u32, further: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "prompt": "Hello", "seed": seed,
+fn body(seed: u32, fields: Value) -> Value {
+    let body = json!({"messages": [{"role": "user", "content": "Hello!"}], "prompt": "Hello", "seed": seed,
         "temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 200, "ignore_eos": false});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+    with_fields(body, &fields)
 }
 
 fn format() -> Value {
     json!({"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "strict": true, "schema": schema()}}})
 }
 
-/// Returns the answer if it ended by itself.
-fn ended<'a>(answer: &'a Value, pointer: &str) -> Option<&'a str> {
+/// Returns the text of an answer if the model ended it.
+fn complete_text<'a>(answer: &'a Value, pointer: &str) -> Option<&'a str> {
     let choice = &answer["choices"][0];
     (choice["finish_reason"] == "stop").then(|| choice.pointer(pointer).unwrap().as_str().unwrap())
 }
 
 /// Returns the recorded events of an answer's run.
-async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measurements)> {
-    let run = answer["thunder"]["run_id"].as_str().unwrap();
-    server.finished(run).await;
-    let lines = server.request(reqwest::Method::GET, &format!("/api/v1/runs/{run}/events")).send().await.unwrap();
-    let lines = lines.text().await.unwrap();
-    let items = lines.lines().map(|line| item_from_json(line.as_bytes()).unwrap());
+async fn recorded_events(server: &Server, answer: &Value) -> Vec<(Event, Measurements)> {
+    let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
     items
+        .into_iter()
         .filter_map(|item| match item {
             TraceItem::Event(mut event) => {
                 let measured = event.measured.take().map(|measured| *measured).unwrap_or_default();
@@ -74,37 +69,39 @@ async fn recorded(server: &Server, answer: &Value) -> Vec<(Event, Measurements)>
 }
 
 #[tokio::test]
-async fn complete_answers_are_valid() {
+async fn complete_answers_match_their_schema() {
     let server = server().await;
-    let mut ends = 0;
+    let mut complete = 0;
     for seed in 0..12 {
         let chat = server.answer(CHAT, &body(seed, format())).await;
         let completion = server.answer(COMPLETIONS, &body(seed, json!({"json_schema": schema()}))).await;
-        for text in [ended(&chat, "/message/content"), ended(&completion, "/text")].into_iter().flatten() {
+        for text in
+            [complete_text(&chat, "/message/content"), complete_text(&completion, "/text")].into_iter().flatten()
+        {
             assert_valid(text);
-            ends += 1;
+            complete += 1;
         }
     }
-    assert!(ends >= 12, "only {ends} answers ended");
+    assert!(complete >= 12, "only {complete} answers ended");
 }
 
 #[tokio::test]
 async fn streamed_answer_satisfies_constraint() {
     let server = server().await;
-    let mut ends = 0;
+    let mut complete = 0;
     for seed in 20..26 {
-        let mut requested = body(seed, format());
-        requested["stream"] = true.into();
-        let events = server.stream(CHAT, &requested).await;
+        let mut request = body(seed, format());
+        request["stream"] = true.into();
+        let events = server.stream(CHAT, &request).await;
         let chunks: Vec<Value> =
             events.iter().filter(|data| *data != "[DONE]").map(|data| serde_json::from_str(data).unwrap()).collect();
         let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
         if chunks.iter().any(|chunk| chunk["choices"][0]["finish_reason"] == "stop") {
             assert_valid(&text);
-            ends += 1;
+            complete += 1;
         }
     }
-    assert!(ends >= 3, "only {ends} answers ended");
+    assert!(complete >= 3, "only {complete} answers ended");
 }
 
 #[tokio::test]
@@ -113,7 +110,10 @@ async fn grammar_precedes_schema_on_llama_server_route() {
     let grammar = "root ::= \"<\" [0-9]{2,4} (\";\" [a-c]+)? \">\"";
     for seed in 0..8 {
         let answer = server
-            .answer(NATIVE, &body(seed, json!({"grammar": grammar, "json_schema": schema(), "n_predict": 60})))
+            .answer(
+                LLAMA_COMPLETION,
+                &body(seed, json!({"grammar": grammar, "json_schema": schema(), "n_predict": 60})),
+            )
             .await;
         let text = answer["content"].as_str().unwrap();
         let inner = text.strip_prefix('<').unwrap();
@@ -121,83 +121,84 @@ async fn grammar_precedes_schema_on_llama_server_route() {
         assert!((2..=4).contains(&digits), "{text}");
         if answer["stop_type"] != "limit" {
             let rest = &inner[digits..];
-            let fits = rest == ">"
+            let matches = rest == ">"
                 || rest.strip_prefix(';').and_then(|rest| rest.strip_suffix('>')).is_some_and(|letters| {
                     !letters.is_empty() && letters.chars().all(|letter| ('a'..='c').contains(&letter))
                 });
-            assert!(fits, "{text}");
+            assert!(matches, "{text}");
         }
     }
-    let answer = server.answer(NATIVE, &body(1, json!({"json_schema": {"const": 42}}))).await;
+    let answer = server.answer(LLAMA_COMPLETION, &body(1, json!({"json_schema": {"const": 42}}))).await;
     assert_eq!(answer["content"], "42");
-    let answer = server.answer(NATIVE, &body(1, json!({"grammar": "%llguidance {}\nstart: \"a\" | \"b\""}))).await;
+    let answer =
+        server.answer(LLAMA_COMPLETION, &body(1, json!({"grammar": "%llguidance {}\nstart: \"a\" | \"b\""}))).await;
     assert!(["a", "b"].contains(&answer["content"].as_str().unwrap()));
 }
 
 #[tokio::test]
-async fn object_without_schema_is_json_object() {
+async fn json_object_format_yields_an_object() {
     let server = server().await;
-    let mut ends = 0;
+    let mut complete = 0;
     for seed in 0..10 {
-        let requested =
+        let request =
             body(seed, json!({"response_format": {"type": "json_object"}, "temperature": 0.7, "max_tokens": 120}));
-        let answer = server.answer(CHAT, &requested).await;
-        if let Some(text) = ended(&answer, "/message/content") {
+        let answer = server.answer(CHAT, &request).await;
+        if let Some(text) = complete_text(&answer, "/message/content") {
             // A number may be larger than any double.
             let raw: &RawValue = serde_json::from_str(text).unwrap();
             assert!(raw.get().starts_with('{'), "{text}");
-            ends += 1;
+            complete += 1;
         }
     }
-    assert!(ends > 0);
+    assert!(complete > 0);
 }
 
 #[tokio::test]
 async fn backtracking_mods_respect_constraint() {
     let server = server().await;
     // "name" contains an e: if the grammar requires a token that a mod forbids, the run reports it.
-    let mut requested = body(0, format());
-    requested["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["e"]}}]);
-    let (status, refused) = server.post(CHAT, &requested).await;
-    assert_eq!(status, 422, "{refused}");
+    let mut request = body(0, format());
+    request["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["e"]}}]);
+    let (status, error) = server.post(CHAT, &request).await;
+    assert_eq!(status, 422, "{error}");
     assert_eq!(
-        message_of(&refused),
+        message_of(&error),
         "no token can be drawn: mods, bans and biases leave no token that the constraint permits"
     );
-    let mut ends = 0;
+    let mut complete = 0;
     for seed in 0..10 {
-        let mut requested = body(seed, format());
-        requested["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["small", "true"]}}]);
-        let answer = server.answer(CHAT, &requested).await;
-        if let Some(text) = ended(&answer, "/message/content") {
+        let mut request = body(seed, format());
+        request["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["small", "true"]}}]);
+        let answer = server.answer(CHAT, &request).await;
+        if let Some(text) = complete_text(&answer, "/message/content") {
             assert_valid(text);
             assert!(!text.contains("small") && !text.contains("true"), "{text}");
-            ends += 1;
+            complete += 1;
         }
     }
-    assert!(ends >= 5, "only {ends} answers ended");
+    assert!(complete >= 5, "only {complete} answers ended");
 }
 
 #[tokio::test]
-async fn forced_tokens_override_constraint_and_are_noted() {
+async fn forced_tokens_override_constraint_and_are_recorded_as_note() {
     let server = server().await;
     let prefix = |text: &str| json!([{"name": "force-prefix", "config": {"text": text}}]);
-    let mut fits = body(3, format());
-    fits["mods"] = prefix("{\"name\":\"forced\"");
-    let answer = server.answer(CHAT, &fits).await;
+    let mut compatible = body(3, format());
+    compatible["mods"] = prefix("{\"name\":\"forced\"");
+    let answer = server.answer(CHAT, &compatible).await;
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(text.starts_with("{\"name\":\"forced\""), "{text}");
-    if let Some(text) = ended(&answer, "/message/content") {
+    if let Some(text) = complete_text(&answer, "/message/content") {
         assert_valid(text);
     }
 
-    let mut contradicts = body(3, format());
-    contradicts["mods"] = prefix("No JSON");
-    contradicts["max_tokens"] = 12.into();
-    let answer = server.answer(CHAT, &contradicts).await;
+    let mut contradictory = body(3, format());
+    contradictory["mods"] = prefix("No JSON");
+    contradictory["max_tokens"] = 12.into();
+    let answer = server.answer(CHAT, &contradictory).await;
     assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("No JSON"));
     let notes: Vec<String> =
-        recorded(server, &answer).await.into_iter().filter_map(|(_, measured)| measured.note).collect();
+        recorded_events(server, &answer).await.into_iter().filter_map(|(_, measured)| measured.note).collect();
     assert_eq!(notes.len(), 1, "{notes:?}");
     assert!(notes[0].contains("is not permitted by the request's response_format"), "{notes:?}");
 }
@@ -207,7 +208,7 @@ async fn trace_contains_candidates_left_by_grammar() {
     let server = server().await;
     let answer = server.answer(CHAT, &body(5, format())).await;
     let mut draws = 0;
-    for (event, measured) in recorded(server, &answer).await {
+    for (event, measured) in recorded_events(server, &answer).await {
         if event.sampled_token.is_some() {
             assert_eq!(measured.stages[0].name, "grammar");
             let left = measured.stages[0].left as usize;
@@ -228,33 +229,33 @@ async fn trace_contains_candidates_left_by_grammar() {
 async fn invalid_grammar_error_names_field() {
     let server = server().await;
     let mut errors = ErrorTable::default();
-    for (path, further) in [
+    for (path, fields) in [
         (CHAT, json!({"grammar": "root ::= \"a\"\nx"})),
-        (NATIVE, json!({"grammar": "root ::= y"})),
+        (LLAMA_COMPLETION, json!({"grammar": "root ::= y"})),
         (COMPLETIONS, json!({"json_schema": {"type": "array", "uniqueItems": true}})),
         (CHAT, json!({"grammar": "root ::= \"a\"", "json_schema": {}})),
         (CHAT, json!({"response_format": {"type": "yaml"}})),
         (CHAT, json!({"grammar": "x".repeat(300_000)})),
         (CHAT, json!({"samplers": ["top_k", "magic"]})),
-        (NATIVE, json!({"repeat_last_n": -1})),
+        (LLAMA_COMPLETION, json!({"repeat_last_n": -1})),
     ] {
-        errors.add(format!("{path} {further}"), &server.post(path, &body(1, further.clone())).await);
+        errors.add(format!("{path} {fields}"), &server.post(path, &body(1, fields.clone())).await);
     }
     insta::assert_snapshot!("constraint_errors", errors);
-    // The server is not affected.
-    let answer = server.answer(NATIVE, &body(1, json!({"grammar": "root ::= \"ok\""}))).await;
+    // The server still answers.
+    let answer = server.answer(LLAMA_COMPLETION, &body(1, json!({"grammar": "root ::= \"ok\""}))).await;
     assert_eq!(answer["content"], "ok");
 }
 
 #[tokio::test]
 async fn constrained_and_free_runs_share_the_engine() {
     let server = server().await;
-    let ask = |seed: u32| async move {
-        let further = if seed.is_multiple_of(2) { format() } else { json!({"max_tokens": 60}) };
-        (seed, server.answer(CHAT, &body(seed, further)).await)
+    let complete = |seed: u32| async move {
+        let fields = if seed.is_multiple_of(2) { format() } else { json!({"max_tokens": 60}) };
+        (seed, server.answer(CHAT, &body(seed, fields)).await)
     };
-    for (seed, answer) in futures::future::join_all((0..8).map(ask)).await {
-        if let (true, Some(text)) = (seed.is_multiple_of(2), ended(&answer, "/message/content")) {
+    for (seed, answer) in futures::future::join_all((0..8).map(complete)).await {
+        if let (true, Some(text)) = (seed.is_multiple_of(2), complete_text(&answer, "/message/content")) {
             assert_valid(text);
         }
     }
@@ -265,7 +266,7 @@ async fn all_sampling_parameters_are_accepted() {
     let server = server().await;
     let answer = server
         .answer(
-            NATIVE,
+            LLAMA_COMPLETION,
             &json!({"prompt": "Hello", "n_predict": 24, "seed": 4, "samplers": "edskypmxt", "min_keep": 1, "typical_p": 0.9,
                 "top_n_sigma": 1.5, "xtc_probability": 0.5, "xtc_threshold": 0.05, "dynatemp_range": 0.2,
                 "dynatemp_exponent": 1.2, "dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 1,
@@ -279,8 +280,8 @@ async fn all_sampling_parameters_are_accepted() {
     assert_eq!(settings["dry_sequence_breakers"], json!(["\n", "."]));
     for mirostat in [1, 2] {
         let body = json!({"prompt": "Hello", "n_predict": 8, "mirostat": mirostat, "ignore_eos": true, "seed": 4});
-        assert_eq!(server.answer(NATIVE, &body).await["tokens_predicted"], 8);
+        assert_eq!(server.answer(LLAMA_COMPLETION, &body).await["tokens_predicted"], 8);
     }
     let body = json!({"prompt": "Hello", "n_predict": 8, "samplers": ["top_k", "adaptive_p"], "adaptive_target": 0.3, "ignore_eos": true});
-    assert_eq!(server.answer(NATIVE, &body).await["tokens_predicted"], 8);
+    assert_eq!(server.answer(LLAMA_COMPLETION, &body).await["tokens_predicted"], 8);
 }

@@ -1,18 +1,14 @@
 //! `thunder db` on plain PostgreSQL. `store::citus` has the same commands on a cluster.
 
-use super::harness::{Server, folder, thunder};
+use super::harness::{Server, folder, output_of, text, thunder};
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 use thunder::events::system;
 
-async fn output(mut command: Command) -> Output {
-    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
-}
-
-fn db(data_dir: &Path, words: &[&str]) -> Command {
+fn db(data_dir: &Path, arguments: &[&str]) -> Command {
     let mut command = thunder();
-    command.arg("db").args(words).arg("--data-dir").arg(data_dir);
+    command.arg("db").args(arguments).arg("--data-dir").arg(data_dir);
     command
 }
 
@@ -25,18 +21,18 @@ async fn ingest(data_dir: &Path) {
     std::fs::write(&payload, run).unwrap();
     let mut command = thunder();
     command.arg("ingest").arg(&payload).arg("--data-dir").arg(data_dir);
-    let done = output(command).await;
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let output = output_of(command).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
 #[tokio::test]
-async fn status_of_a_running_servers_database_has_tables_partitions_and_spool() {
+async fn status_lists_tables_partitions_and_spool_of_a_running_server() {
     let server = Server::start_embedded(&[]);
     server.wait_ready().await;
-    std::fs::write(server.data_dir.join("spool/gone.refused"), "12345").unwrap();
-    let shown = output(db(&server.data_dir, &["status", "--json"])).await;
-    assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
-    let status: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    std::fs::write(server.data_dir.join("spool/record.refused"), "12345").unwrap();
+    let output = output_of(db(&server.data_dir, &["status", "--json"])).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let status: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(status["runs"], 0);
     assert_eq!(status["citus"], Value::Null);
     assert_eq!(status["partitions"]["unit"], "day");
@@ -47,22 +43,21 @@ async fn status_of_a_running_servers_database_has_tables_partitions_and_spool() 
     assert!(table("runs")["bytes"].as_u64().unwrap() > 0 && status["bytes"].as_u64() > table("runs")["bytes"].as_u64());
     assert_eq!((&status["spool"]["records"], &status["spool"]["refused_bytes"]), (&0.into(), &5.into()));
 
-    let text = output(db(&server.data_dir, &["status"])).await;
-    let text = String::from_utf8(text.stdout).unwrap();
-    let events = text.lines().find(|line| line.starts_with("events ")).unwrap();
+    let list = text(&output_of(db(&server.data_dir, &["status"])).await.stdout);
+    let events = list.lines().find(|line| line.starts_with("events ")).unwrap();
     assert_eq!(events.split_whitespace().take(4).collect::<Vec<_>>(), ["events", "local", "-", "4"]);
-    assert!(text.contains("\nPartitions: 3 from 20"), "{text}");
-    assert!(text.contains("\nSpool: empty; 5 B of rejected or damaged records in"), "{text}");
+    assert!(list.contains("\nPartitions: 3 from 20"), "{list}");
+    assert!(list.contains("\nSpool: empty; 5 B of rejected or damaged records in"), "{list}");
     assert_eq!(server.stop("TERM").await, Some(0));
 }
 
 #[tokio::test]
-async fn distribution_without_citus_is_rejected() {
+async fn distribution_without_citus_shows_its_plan_and_is_rejected() {
     let data_dir = folder();
     ingest(&data_dir).await;
-    let shown = output(db(&data_dir, &["distribute", "--dry-run", "--shards", "8", "--partitions", "day"])).await;
-    assert!(shown.status.success(), "{}", String::from_utf8_lossy(&shown.stderr));
-    insta::assert_snapshot!(String::from_utf8(shown.stdout).unwrap(), @r"
+    let output = output_of(db(&data_dir, &["distribute", "--dry-run", "--shards", "8", "--partitions", "day"])).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    insta::assert_snapshot!(text(&output.stdout), @r"
     -- no Citus, 8 shards, one partition per day
     -- obstacle: the embedded database has no Citus: give the coordinator's address with --database-url
 
@@ -157,28 +152,27 @@ async fn distribution_without_citus_is_rejected() {
     commit;
     ");
 
-    let months = output(db(&data_dir, &["distribute", "--dry-run"])).await;
-    let months = String::from_utf8(months.stdout).unwrap();
+    let months = text(&output_of(db(&data_dir, &["distribute", "--dry-run"])).await.stdout);
     assert!(months.starts_with("-- no Citus, 32 shards, one partition per month\n"), "{months}");
     assert!(months.contains("\nupdate partitioning set unit = 'month';\n"), "{months}");
     let month = system::now().format("select merge_partitions('%Y-%m-01');").to_string();
     assert!(months.contains(&month), "{months}");
 
-    let refused = output(db(&data_dir, &["distribute"])).await;
-    assert_eq!(refused.status.code(), Some(1));
-    let error = String::from_utf8(refused.stderr).unwrap();
+    let rejected = output_of(db(&data_dir, &["distribute"])).await;
+    assert_eq!(rejected.status.code(), Some(1));
+    let error = text(&rejected.stderr);
     assert!(error.contains("the embedded database has no Citus: give the coordinator's address"), "{error}");
-    let status = output(db(&data_dir, &["status", "--json"])).await;
+    let status = output_of(db(&data_dir, &["status", "--json"])).await;
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!((&status["runs"], &status["partitions"]["unit"]), (&1.into(), &"day".into()), "nothing was changed");
 }
 
 #[tokio::test]
-async fn status_of_a_database_without_schema_names_the_remedy() {
+async fn status_error_without_schema_names_the_remedy() {
     let data_dir = folder();
-    let refused = output(db(&data_dir, &["status"])).await;
-    assert_eq!(refused.status.code(), Some(1));
-    let error = String::from_utf8(refused.stderr).unwrap();
+    let rejected = output_of(db(&data_dir, &["status"])).await;
+    assert_eq!(rejected.status.code(), Some(1));
+    let error = text(&rejected.stderr);
     assert!(error.contains("the schema of the database has version 0"), "{error}");
     assert!(error.contains("start `thunder serve` once"), "{error}");
 }

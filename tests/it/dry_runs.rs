@@ -1,13 +1,13 @@
 //! Dry runs of edited mods on recorded runs.
 
 use super::harness::{Server, message_of};
+use super::registry::{MOD_KEY, UPLOAD_FLAGS};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const BOSS: &str = "boss-key";
 const ROUTE: &str = "/api/v1/mods/dry-runs";
 
-/// A mod that forces tokens once, after `every` tokens.
+/// Returns a mod that forces tokens at the forward pass that fulfils a condition.
 fn stamp(condition: &str) -> String {
     format!(
         "from thunder_mods import Added, ForwardPass, mod\n\n\n@mod(events=[ForwardPass, Added], config={{\"every\": 3}})\n\
@@ -17,41 +17,37 @@ fn stamp(condition: &str) -> String {
     )
 }
 
-async fn send(server: &Server, key: &str, path: &str, body: &Value) -> (u16, Value) {
-    let response = server.request(Method::POST, path).bearer_auth(key).json(body).send().await.unwrap();
-    (response.status().as_u16(), response.json().await.unwrap_or_default())
-}
-
 async fn dry_run(server: &Server, source: &str, run: &str) -> Value {
     let body = json!({"mod": {"name": "stamp", "source": source}, "run": run});
-    let (status, result) = send(server, BOSS, ROUTE, &body).await;
+    let (status, result) = server.send(MOD_KEY, Method::POST, ROUTE, Some(&body)).await;
     assert_eq!(status, 200, "{result}");
     result
 }
 
 #[tokio::test]
 async fn edited_mod_is_compared_with_recorded_run() {
-    let server = Server::start(&["--api-key=user-key", "--mod-key", BOSS, "--allow-mod-upload"]);
+    let server = Server::start(&UPLOAD_FLAGS);
     server.wait_ready().await;
     let source = stamp("count == event.config[\"every\"]");
-    let (status, saved) = send(&server, BOSS, "/v1/mods", &json!({"name": "stamp", "source": source})).await;
+    let (status, saved) =
+        server.send(MOD_KEY, Method::POST, "/v1/mods", Some(&json!({"name": "stamp", "source": source}))).await;
     assert!(status < 300, "{saved}");
     let body = json!({"prompt": "Hello", "max_tokens": 8, "seed": 1, "ignore_eos": true, "request_id": "dry",
         "mods": [{"name": "stamp", "config": {"every": 5}}]});
-    let (status, answer) = send(&server, BOSS, "/v1/completions", &body).await;
+    let (status, answer) = server.send(MOD_KEY, Method::POST, "/v1/completions", Some(&body)).await;
     assert_eq!(status, 200, "{answer}");
     let path = "/api/v1/runs/dry";
-    while server.request(Method::GET, path).bearer_auth(BOSS).send().await.unwrap().status() != 200 {
+    while server.request(Method::GET, path).bearer_auth(MOD_KEY).send().await.unwrap().status() != 200 {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
 
     // The configuration is the recorded one.
-    let same = dry_run(&server, &source, "dry").await;
-    let report = &same["report"];
-    assert_eq!((&same["problems"], &report["difference"]), (&json!([]), &Value::Null), "{same}");
+    let unchanged = dry_run(&server, &source, "dry").await;
+    let report = &unchanged["report"];
+    assert_eq!((&unchanged["problems"], &report["difference"]), (&json!([]), &Value::Null), "{unchanged}");
     assert_eq!((&report["recorded"], &report["complete"]), (&json!(true), &json!(true)));
     let events = report["events"].as_array().unwrap();
-    assert_eq!(events.len(), 1, "{same}");
+    assert_eq!(events.len(), 1, "{unchanged}");
     let tokens = &events[0]["action"]["tokens"];
     let text = format!("ForceTokens {tokens} \"stop\"").replace(',', ", ");
     assert_eq!(
@@ -70,7 +66,7 @@ async fn edited_mod_is_compared_with_recorded_run() {
     );
     let steps: Vec<&Value> =
         earlier["report"]["events"].as_array().unwrap().iter().map(|reply| &reply["step"]).collect();
-    assert_eq!(steps, [5, 6], "what the run did is listed even if the mod would do nothing");
+    assert_eq!(steps, [5, 6], "actions of the recorded run are listed even if the mod returns none now");
 
     let failing = dry_run(&server, &stamp("1 / (count - 2)"), "dry").await;
     let events = failing["report"]["events"].as_array().unwrap();
@@ -83,22 +79,19 @@ async fn edited_mod_is_compared_with_recorded_run() {
     assert_eq!((&broken["report"], &broken["problems"][0]["line"]), (&Value::Null, &json!(4)), "{broken}");
 
     // Nothing was registered or recorded.
-    let (_, list) = {
-        let response = server.request(Method::GET, "/api/v1/runs").bearer_auth(BOSS).send().await.unwrap();
-        (response.status(), response.json::<Value>().await.unwrap())
-    };
+    let (_, list) = server.send(MOD_KEY, Method::GET, "/api/v1/runs", None).await;
     assert_eq!(list["runs"].as_array().unwrap().len(), 1, "{list}");
 
     let body = |run: &str| json!({"mod": {"name": "stamp", "source": source}, "run": run});
-    let (status, problem) = send(&server, BOSS, ROUTE, &body("unknown")).await;
+    let (status, problem) = server.send(MOD_KEY, Method::POST, ROUTE, Some(&body("unknown"))).await;
     assert_eq!(status, 404, "{problem}");
-    let (status, problem) = send(&server, "user-key", ROUTE, &body("dry")).await;
+    let (status, problem) = server.send("user-key", Method::POST, ROUTE, Some(&body("dry"))).await;
     assert_eq!(status, 403, "{problem}");
     let document = json!({"request": {"request_id": "elsewhere", "model": "other"}, "events": [
         {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 1}],
         "mod_calls": [], "mod_logs": [], "actions": []});
-    assert_eq!(send(&server, BOSS, "/ingest", &document).await.0, 201);
-    let (status, problem) = send(&server, BOSS, ROUTE, &body("elsewhere")).await;
+    assert_eq!(server.send(MOD_KEY, Method::POST, "/ingest", Some(&document)).await.0, 201);
+    let (status, problem) = server.send(MOD_KEY, Method::POST, ROUTE, Some(&body("elsewhere"))).await;
     assert_eq!(
         (status, message_of(&problem)),
         (400, "the run cannot be replayed: its prompt is not recorded, because it comes from another engine")

@@ -1,15 +1,10 @@
 //! The page of a mod: viewing versions, and saving one with and without scripts.
 
 use super::harness::{Server, server};
+use super::registry::{MOD_KEY, UPLOAD_FLAGS};
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 use std::fmt::Write;
-
-const BOSS: &str = "boss-key";
-
-fn with_uploads() -> [&'static str; 4] {
-    ["--api-key=user-key", "--mod-key", BOSS, "--allow-mod-upload"]
-}
 
 async fn page(server: &Server, key: &str, path: &str) -> (u16, String) {
     let request = server.request(Method::GET, path).header("accept", "text/html");
@@ -17,7 +12,7 @@ async fn page(server: &Server, key: &str, path: &str) -> (u16, String) {
     (response.status().as_u16(), response.text().await.unwrap())
 }
 
-/// Returns the form fields of a browser without scripts.
+/// Returns the request that a browser without scripts sends for the form.
 fn form(server: &Server, path: &str, name: &str, source: &str) -> RequestBuilder {
     let mut body = format!("name={name}&source=");
     for byte in source.bytes() {
@@ -30,22 +25,25 @@ fn form(server: &Server, path: &str, name: &str, source: &str) -> RequestBuilder
     request.header("content-type", "application/x-www-form-urlencoded").body(body)
 }
 
-/// Sends the form and returns the final address.
+/// Sends the form; returns status, path and text of the final page.
 async fn save(server: &Server, key: &str, path: &str, name: &str, source: &str) -> (u16, String, String) {
     let mut request = form(server, path, name, source);
     if !key.is_empty() {
         request = request.bearer_auth(key);
     }
     let response = request.send().await.unwrap();
-    let at = response.url().path().to_owned();
-    // A too large body is answered before it has arrived completely, and the connection is closed.
-    (response.status().as_u16(), at, response.text().await.unwrap_or_default())
+    let final_path = response.url().path().to_owned();
+    // The server may answer a body that is too large before it has read it, and close the connection.
+    (response.status().as_u16(), final_path, response.text().await.unwrap_or_default())
 }
 
 async fn check(server: &Server, key: &str, body: &Value) -> (u16, Value) {
-    let request = server.request(Method::POST, "/api/v1/mods/check").bearer_auth(key).json(body);
-    let response = request.send().await.unwrap();
-    (response.status().as_u16(), response.json().await.unwrap())
+    server.send(key, Method::POST, "/api/v1/mods/check", Some(body)).await
+}
+
+/// Returns status and body of the mod that the tests save.
+async fn saved_mod(server: &Server) -> (u16, Value) {
+    server.send(MOD_KEY, Method::GET, "/v1/mods/edited", None).await
 }
 
 /// Returns a mod whose answer is `text`.
@@ -58,47 +56,41 @@ fn forced_answer(text: &str) -> String {
 
 #[tokio::test]
 async fn form_saves_version_used_by_runs() {
-    let server = Server::start(&with_uploads());
+    let server = Server::start(&UPLOAD_FLAGS);
     server.wait_ready().await;
-    // A form's lines end in CRLF.
-    let (status, at, html) =
-        save(&server, BOSS, "/mods/-new", "edited", &forced_answer("one").replace('\n', "\r\n")).await;
-    assert_eq!((status, at.as_str()), (200, "/mods/edited"), "{html}");
+    // Browsers send the lines of a form with CRLF.
+    let (status, final_path, html) =
+        save(&server, MOD_KEY, "/mods/-new", "edited", &forced_answer("one").replace('\n', "\r\n")).await;
+    assert_eq!((status, final_path.as_str()), (200, "/mods/edited"), "{html}");
     assert!(html.contains("def edited(event, actions, tokenizer):\n"), "{html}");
-    let (_, shown) = check_version(&server).await;
+    let (_, shown) = saved_mod(&server).await;
     let first = shown["hash"].as_str().unwrap().to_owned();
-    let (status, _, html) = save(&server, BOSS, "/mods/edited", "edited", &forced_answer("two")).await;
+    let (status, _, html) = save(&server, MOD_KEY, "/mods/edited", "edited", &forced_answer("two")).await;
     assert_eq!(status, 200, "{html}");
     assert!(html.contains(&format!("href=\"/mods/edited?version={first}\"")), "{html}");
 
-    let run = server.request(Method::POST, "/v1/completions").bearer_auth("user-key");
-    let run = run.json(&json!({"prompt": "Hello", "max_tokens": 4, "mods": ["edited"]})).send().await.unwrap();
-    let answer: Value = run.json().await.unwrap();
+    let body = json!({"prompt": "Hello", "max_tokens": 4, "mods": ["edited"]});
+    let (_, answer) = server.send("user-key", Method::POST, "/v1/completions", Some(&body)).await;
     assert_eq!(answer["choices"][0]["text"], "two", "{answer}");
 
     let (status, html) = page(&server, "user-key", &format!("/mods/edited?version={first}")).await;
     assert_eq!(status, 200);
     assert!(html.contains("earlier version") && html.contains("Says one") && !html.contains("Says two"), "{html}");
     assert!(html.contains("--mod-key"), "the page names the required key: {html}");
-    assert_eq!(page(&server, BOSS, "/mods/edited?version=000000").await.0, 404);
-    assert_eq!(page(&server, BOSS, "/mods/nobody").await.0, 404);
-    let (status, html) = page(&server, BOSS, "/mods/ban-phrases").await;
+    assert_eq!(page(&server, MOD_KEY, "/mods/edited?version=000000").await.0, 404);
+    assert_eq!(page(&server, MOD_KEY, "/mods/nobody").await.0, 404);
+    let (status, html) = page(&server, MOD_KEY, "/mods/ban-phrases").await;
     assert!(status == 200 && html.contains("cannot be changed") && html.contains("max_retries"), "{html}");
 
-    server.request(Method::DELETE, "/v1/mods/edited").bearer_auth(BOSS).send().await.unwrap();
-    let (status, html) = page(&server, BOSS, "/mods/edited").await;
+    server.request(Method::DELETE, "/v1/mods/edited").bearer_auth(MOD_KEY).send().await.unwrap();
+    let (status, html) = page(&server, MOD_KEY, "/mods/edited").await;
     assert!(status == 200 && html.contains("removed") && html.contains("Says two"), "{html}");
     server.stop("TERM").await;
 }
 
-async fn check_version(server: &Server) -> (u16, Value) {
-    let response = server.request(Method::GET, "/v1/mods/edited").bearer_auth(BOSS).send().await.unwrap();
-    (response.status().as_u16(), response.json().await.unwrap())
-}
-
 #[tokio::test]
 async fn save_and_check_require_upload_right() {
-    let server = Server::start(&with_uploads());
+    let server = Server::start(&UPLOAD_FLAGS);
     server.wait_ready().await;
     let source = forced_answer("it");
     assert_eq!(save(&server, "", "/mods/-new", "edited", &source).await.0, 401);
@@ -107,56 +99,56 @@ async fn save_and_check_require_upload_right() {
     let body = json!({"name": "edited", "source": source});
     assert_eq!(check(&server, "user-key", &body).await.0, 403);
     let foreign =
-        form(&server, "/mods/-new", "edited", &source).bearer_auth(BOSS).header("origin", "https://example.org");
-    let refused = foreign.send().await.unwrap();
-    assert_eq!(refused.status(), 403, "a page of another origin");
-    assert_eq!(check_version(&server).await.0, 404, "nothing was registered");
+        form(&server, "/mods/-new", "edited", &source).bearer_auth(MOD_KEY).header("origin", "https://example.org");
+    let rejected = foreign.send().await.unwrap();
+    assert_eq!(rejected.status(), 403, "a page of another origin");
+    assert_eq!(saved_mod(&server).await.0, 404, "nothing was registered");
 
     // The error is shown, and the input is kept.
-    let (status, _, html) = save(&server, BOSS, "/mods/-new", "edited", "raise KeyError('x')\n").await;
+    let (status, _, html) = save(&server, MOD_KEY, "/mods/-new", "edited", "raise KeyError('x')\n").await;
     assert!(status == 400 && html.contains("KeyError") && html.contains("raise KeyError"), "{status} {html}");
-    let (status, _, html) = save(&server, BOSS, "/mods/-new", "edited", &"#".repeat((1 << 20) + 1)).await;
+    let (status, _, html) = save(&server, MOD_KEY, "/mods/-new", "edited", &"#".repeat((1 << 20) + 1)).await;
     assert!(status == 400 && html.contains("maximum is 1048576"), "{status} {}", &html[..2000.min(html.len())]);
-    assert_eq!(save(&server, BOSS, "/mods/-new", "edited", &"a".repeat(9 << 20)).await.0, 413);
-    assert_eq!(save(&server, BOSS, "/mods/-new", "ban-phrases", &source).await.0, 409);
-    assert_eq!(check_version(&server).await.0, 404);
+    assert_eq!(save(&server, MOD_KEY, "/mods/-new", "edited", &"a".repeat(9 << 20)).await.0, 413);
+    assert_eq!(save(&server, MOD_KEY, "/mods/-new", "ban-phrases", &source).await.0, 409);
+    assert_eq!(saved_mod(&server).await.0, 404);
     server.stop("TERM").await;
 }
 
 #[tokio::test]
 async fn check_reports_lines_and_registers_nothing() {
-    let server = Server::start(&with_uploads());
+    let server = Server::start(&UPLOAD_FLAGS);
     server.wait_ready().await;
-    let found = async |source: &str| {
-        let (status, checked) = check(&server, BOSS, &json!({"name": "edited", "source": source})).await;
+    let check_source = async |source: &str| {
+        let (status, checked) = check(&server, MOD_KEY, &json!({"name": "edited", "source": source})).await;
         assert_eq!(status, 200, "{checked}");
         checked
     };
-    let fine = found(&forced_answer("it")).await;
-    assert_eq!(fine, json!({"problems": [], "description": "Says it & more."}));
-    let syntax = found("from thunder_mods import mod\ndef x(:\n").await;
+    let valid = check_source(&forced_answer("it")).await;
+    assert_eq!(valid, json!({"problems": [], "description": "Says it & more."}));
+    let syntax = check_source("from thunder_mods import mod\ndef x(:\n").await;
     assert_eq!(syntax["problems"][0]["line"], 2, "{syntax}");
     assert!(syntax["problems"][0]["message"].as_str().unwrap().contains("SyntaxError"), "{syntax}");
-    let raised = found("import thunder_mods\n\n\ndef f():\n    raise KeyError('x')\n\n\nf()\n").await;
+    let raised = check_source("import thunder_mods\n\n\ndef f():\n    raise KeyError('x')\n\n\nf()\n").await;
     assert_eq!(raised["problems"][0]["line"], 5, "the error names its line: {raised}");
-    let nothing = found("x = 1\n").await;
-    assert_eq!(nothing["problems"][0]["line"], Value::Null, "{nothing}");
+    let without_mod = check_source("x = 1\n").await;
+    assert_eq!(without_mod["problems"][0]["line"], Value::Null, "{without_mod}");
     let files = json!({"a.py": "from thunder_mods import mod\nimport b\n", "b.py": "\n\n1 / 0\n"});
     let package = json!({"name": "edited", "module": "a", "source": files});
-    let (_, package) = check(&server, BOSS, &package).await;
+    let (_, package) = check(&server, MOD_KEY, &package).await;
     assert_eq!(
         (&package["problems"][0]["file"], &package["problems"][0]["line"]),
         (&json!("b.py"), &json!(3)),
         "{package}"
     );
-    let (_, taken) = check(&server, BOSS, &json!({"name": "ban-phrases", "source": forced_answer("it")})).await;
+    let (_, taken) = check(&server, MOD_KEY, &json!({"name": "ban-phrases", "source": forced_answer("it")})).await;
     assert_eq!(taken["problems"][0]["pointer"], "name", "{taken}");
-    assert_eq!(check_version(&server).await.0, 404);
+    assert_eq!(saved_mod(&server).await.0, 404);
     server.stop("TERM").await;
 }
 
 #[tokio::test]
-async fn rejected_upload_names_required_flags() {
+async fn pages_without_upload_right_name_required_flags() {
     let server = server().await;
     let (status, html) = page(server, "", "/mods/-new").await;
     assert!(status == 200 && html.contains("--allow-mod-upload") && html.contains(" disabled"), "{html}");

@@ -90,7 +90,7 @@ async fn grid_is_run_scored_and_found() {
     assert_eq!((lines.len(), lines[9]), (10, ""), "{csv}");
     assert_eq!(
         lines[0],
-        "cell,prompt,mods,parameters,seed,state,run_id,finish_reason,completion_tokens,mean_logprob,score,output_preview,error"
+        "cell,prompt,mods,parameters,seed,state,run_id,finish_reason,completion_tokens,mean_logprob,score,output,error,score_error"
     );
     let run = done["grid"][2]["run_id"].as_str().unwrap();
     let row = format!(
@@ -121,6 +121,131 @@ async fn grid_is_run_scored_and_found() {
     assert_eq!(list["runs"].as_array().unwrap().len(), 8, "the runs remain");
 }
 
+/// Gives the share of cells' letters, and fails, hangs or gives nothing for some seeds.
+const SCORER: &str = "import time
+
+def score(text, cell):
+    print(cell['run_id'])
+    if cell['seed'] == 2:
+        raise ValueError('bad \x1b answer')
+    if cell['seed'] == 3:
+        while True:
+            pass
+    if cell['seed'] == 4:
+        return None
+    if cell['seed'] == 5:
+        return 'high'
+    assert cell['prompt'] == 'Hello' and cell['mods'] == [] and cell['parameters']['max_tokens'] == 6
+    assert cell['finish_reason'] == 'length' and cell['completion_tokens'] == 6 and text
+    return 0.5
+";
+
+#[tokio::test]
+async fn python_scores_answers_and_errors_are_kept_per_cell() {
+    let process = Server::start(&["--mod-key", "boss", "--allow-mod-upload"]);
+    let server = Server::known(process.wait_ready().await.base.clone(), Some("boss"));
+    let definition = json!({
+        "name": "python", "prompts": ["Hello"], "seeds": [1, 2, 3, 4, 5, 6],
+        "parameters": [{"max_tokens": 6, "ignore_eos": true}], "score": {"python": SCORER},
+    });
+    let id = start(&server, &definition).await;
+    let done = reached(&server, &id, "done").await;
+    assert_eq!(column(&done, "state"), [&json!("done"); 6], "the runs themselves are done");
+    assert_eq!(column(&done, "error"), [&Value::Null; 6]);
+    let half = json!(0.5);
+    assert_eq!(column(&done, "score"), [&half, &Value::Null, &Value::Null, &Value::Null, &Value::Null, &half]);
+    let errors: Vec<&str> =
+        column(&done, "score_error").into_iter().map(|error| error.as_str().unwrap_or_default()).collect();
+    assert_eq!((errors[0], errors[3], errors[5]), ("", "", ""), "{errors:?}");
+    assert_eq!(errors[1], "ValueError: bad \u{1b} answer (line 6)");
+    assert!(errors[2].starts_with("deadline of 1000 ms exceeded (line "), "{errors:?}");
+    assert!(errors[4].contains("score must return a number from 0 to 1, a bool or None, got 'high'"), "{errors:?}");
+    assert_eq!(done["summary"]["variants"][0]["mean_score"], json!(0.5));
+    let page = server.request(Method::GET, &format!("/experiments/{id}")).send().await.unwrap().text().await.unwrap();
+    assert!(page.contains("Not scored: ValueError: bad") && page.contains("score: python"), "{page}");
+
+    // A score given by hand replaces the error.
+    let path = format!("{ROUTE}/{id}/cells/1");
+    let scored = server.request(Method::PUT, &path).json(&json!({"score": 1})).send().await.unwrap();
+    assert_eq!(scored.status(), 204);
+    let (_, changed) = server.get(&format!("{ROUTE}/{id}")).await;
+    assert_eq!((&changed["grid"][1]["score"], &changed["grid"][1]["score_error"]), (&json!(1.0), &Value::Null));
+
+    for (source, expected) in [
+        ("def score(text):", "`score.python`: IndentationError: expected an indented block"),
+        ("def rate(text): return 1", "has no function 'score'; define `def score(text):`"),
+        ("def score(a, b, c): return 1", "score must take (text) or (text, cell), but it takes (a, b, c)"),
+        ("1 / 0\ndef score(text): return 1", "ZeroDivisionError: division by zero (line 1)"),
+    ] {
+        let definition = json!({"name": "x", "prompts": ["a"], "seeds": [1], "score": {"python": source}});
+        let (status, problem) = server.post(ROUTE, &definition).await;
+        let detail = problem["detail"].as_str().unwrap();
+        assert!(status == 400 && detail.contains(expected), "{source}: {problem}");
+        assert_eq!(problem["pointer"], "score.python");
+    }
+    let (code, out, err) = command(
+        &server,
+        "prompts = [\"Hello\"]\nseeds = [1, 2]\nparameters = [{ max_tokens = 2 }]\nscore.python = '''\ndef score(text, cell):\n    return 1 / (cell[\"seed\"] - 1)\n'''\n",
+        &["--api-key", "boss"],
+    )
+    .await;
+    assert_eq!(code, Some(1), "{out}{err}");
+    assert!(err.contains("thunder: cell 0 could not be scored: ZeroDivisionError: division by zero (line 2)"), "{err}");
+    assert!(err.contains("2 cells: 2 done; mean score 1.00"), "{err}");
+}
+
+#[tokio::test]
+async fn python_scorer_needs_the_rights_of_an_upload() {
+    let keys = folder().join("keys.txt");
+    std::fs::write(&keys, "ann-key name=ann\nmod-key name=ann mods\n").unwrap();
+    let score = json!({"python": "score = len"});
+    let definition =
+        json!({"name": "x", "prompts": ["a"], "seeds": [1], "parameters": [{"max_tokens": 1}], "score": score});
+    let with_keys = ["--api-key-file", keys.to_str().unwrap(), "--allow-mod-upload"];
+    for (words, key, status) in
+        [(&with_keys[..], "ann-key", 403), (&with_keys, "mod-key", 201), (&with_keys[..2], "mod-key", 403)]
+    {
+        let process = Server::start(words);
+        let server = Server::known(process.wait_ready().await.base.clone(), Some(key));
+        let (found, body) = server.post(ROUTE, &definition).await;
+        let detail = body["detail"].as_str().unwrap_or_default();
+        assert!(found == status && detail.is_empty() == (status == 201), "{words:?} {key}: {body}");
+        assert!(found == 201 || detail.starts_with("a scorer in Python needs the rights of an upload: "), "{body}");
+        let page = server.request(Method::GET, "/experiments/-new").send().await.unwrap().text().await.unwrap();
+        assert_eq!(page.contains("value=\"python\" disabled"), status == 403, "{page}");
+    }
+}
+
+#[tokio::test]
+async fn export_has_whole_answers_and_no_formulas() {
+    let server = server().await;
+    let definition = json!({
+        "name": "export", "prompts": ["=1+1", "-5"], "seeds": [1],
+        "mods": [[{"name": "force-prefix", "config": {"text": format!("=SUM(A1) {}", "long ".repeat(80))}}]],
+        "parameters": [{"max_tokens": 400, "ignore_eos": true}],
+    });
+    let id = start(&server, &definition).await;
+    let done = reached(&server, &id, "done").await;
+    let get = async |name: &str| {
+        let response = server.request(Method::GET, &format!("{ROUTE}/{id}/{name}")).send().await.unwrap();
+        assert_eq!(response.status(), 200, "{name}");
+        let disposition = response.headers()["content-disposition"].to_str().unwrap().to_owned();
+        assert_eq!(disposition, format!("attachment; filename=\"{id}.{}\"", name.rsplit('.').next().unwrap()));
+        response.bytes().await.unwrap()
+    };
+    let csv = String::from_utf8(get("cells.csv").await.to_vec()).unwrap();
+    let lines: Vec<&str> = csv.split("\r\n").collect();
+    assert!(lines[1].starts_with("0,'=1+1,"), "{csv}");
+    assert!(lines[2].starts_with("1,-5,"), "a number stays one: {csv}");
+    let preview = done["grid"][0]["output_preview"].as_str().unwrap();
+    let whole = format!("=SUM(A1) {}", "long ".repeat(80));
+    assert!(preview.len() < whole.len() && csv.contains(&format!("'{whole}")), "{csv}");
+    let parquet = get("cells.parquet").await;
+    assert!(parquet.starts_with(b"PAR1") && parquet.ends_with(b"PAR1"));
+    let missing = server.get(&format!("{ROUTE}/{}/cells.parquet", uuid::Uuid::nil())).await;
+    assert_eq!(missing.0, 404);
+}
+
 #[tokio::test]
 async fn invalid_experiment_starts_nothing() {
     let server = server().await;
@@ -139,7 +264,7 @@ async fn invalid_experiment_starts_nothing() {
         (
             with("parameters", json!([{}, {"temperature": -3}])),
             400,
-            "prompts[0], mods[0], parameters[1]: temperature must be a number",
+            "prompts[0], mods[0], parameters[1]: `temperature` must be a number",
             "parameters[1].temperature",
         ),
         (with("parameters", json!([{"seed": 3}])), 400, "`parameters[0].seed` is not allowed", "parameters[0].seed"),

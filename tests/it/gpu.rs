@@ -1,16 +1,16 @@
 //! Tests of GPU flags that need no GPU.
 
-use super::harness::{Server, folder, model, server, thunder};
+use super::harness::{Server, folder, model, output_of, server, text, thunder};
 use serde_json::Value;
 use std::process::Output;
 
-async fn output(words: &[&str]) -> Output {
+async fn output(arguments: &[&str]) -> Output {
     let mut command = thunder();
-    command.args(words);
-    tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
+    command.args(arguments);
+    output_of(command).await
 }
 
-fn with_type<'a>(props: &'a Value, kind: &str) -> Vec<&'a Value> {
+fn devices_of_type<'a>(props: &'a Value, kind: &str) -> Vec<&'a Value> {
     props["devices"].as_array().unwrap().iter().filter(|device| device["type"] == kind).collect()
 }
 
@@ -18,33 +18,33 @@ fn with_type<'a>(props: &'a Value, kind: &str) -> Vec<&'a Value> {
 async fn props_list_devices() {
     let (status, props) = server().await.get("/props").await;
     assert_eq!(status, 200, "{props}");
-    let processors = with_type(&props, "cpu");
+    let processors = devices_of_type(&props, "cpu");
     assert!(!processors.is_empty() && processors.iter().all(|device| device["used"] == true), "{props}");
     let cpu = processors.iter().find(|device| device["name"] == "CPU").unwrap();
     assert!(cpu["description"].as_str().is_some_and(|name| !name.is_empty()), "{cpu}");
     assert!(cpu["memory_total"].as_u64() >= cpu["memory_free"].as_u64() && cpu["memory_total"] != 0, "{cpu}");
-    // Its four layers and the output.
+    // The model has four layers and the output layer.
     assert_eq!(props["n_layers"], 5);
-    let gpus = with_type(&props, "gpu");
+    let gpus = devices_of_type(&props, "gpu");
     let layers = if gpus.iter().any(|gpu| gpu["used"] == true) { 5 } else { 0 };
     assert_eq!(props["n_gpu_layers"], layers, "{props}");
 }
 
 #[tokio::test]
 async fn gpu_flags_without_gpu_are_reported_and_ignored() {
-    let words = ["--device", "none", "--gpu-layers", "all", "--split-mode", "none", "--tensor-split", "3,1"];
-    let server = Server::start(&[&words[..], &["--main-gpu", "1"]].concat());
+    let flags = ["--device", "none", "--gpu-layers", "all", "--split-mode", "none", "--tensor-split", "3,1"];
+    let server = Server::start(&[&flags[..], &["--main-gpu", "1"]].concat());
     let (_, props) = server.wait_ready().await.get("/props").await;
     assert_eq!((&props["n_gpu_layers"], &props["n_layers"]), (&0.into(), &5.into()), "{props}");
-    assert!(with_type(&props, "gpu").iter().all(|gpu| gpu["used"] == false), "{props}");
+    assert!(devices_of_type(&props, "gpu").iter().all(|gpu| gpu["used"] == false), "{props}");
     let log = server.log();
-    let reported = "--gpu-layers all, --tensor-split 3,1 and --main-gpu 1 have no effect: --device none";
-    assert!(log.contains(reported), "{log}");
+    let warning = "--gpu-layers all, --tensor-split 3,1 and --main-gpu 1 have no effect: --device none";
+    assert!(log.contains(warning), "{log}");
     let line = log.lines().find(|line| line.contains("computing on ")).unwrap();
     assert!(!line.contains("layers"), "{line}");
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 4, "temperature": 0});
-    let here = server.answer("/v1/completions", &body).await;
-    assert_eq!(here["usage"]["completion_tokens"], 4, "{here}");
+    let answer = server.answer("/v1/completions", &body).await;
+    assert_eq!(answer["usage"]["completion_tokens"], 4, "{answer}");
 }
 
 #[tokio::test]
@@ -52,13 +52,13 @@ async fn unknown_gpu_ends_start_with_list_of_gpus() {
     let (dir, model) = (folder(), model());
     let (dir, model) = (dir.to_str().unwrap(), model.to_str().unwrap());
     let serve = ["serve", "--listen", "127.0.0.1:0", "--data-dir", dir, "--model", model, "--device", "CUDA99"];
-    let reported = output(&serve).await;
-    let errors = String::from_utf8(reported.stderr).unwrap();
-    assert_eq!(reported.status.code(), Some(1), "{errors}");
+    let rejected = output(&serve).await;
+    let errors = text(&rejected.stderr);
+    assert_eq!(rejected.status.code(), Some(1), "{errors}");
     assert!(errors.contains("--device names 'CUDA99', but ") && errors.contains("--device none"), "{errors}");
 
     let listed = output(&["serve", "--list-devices"]).await;
-    let (list, errors) = (String::from_utf8(listed.stdout).unwrap(), String::from_utf8(listed.stderr).unwrap());
+    let (list, errors) = (text(&listed.stdout), text(&listed.stderr));
     assert!(listed.status.success() && list.starts_with("Available devices:\n  "), "{list}{errors}");
     if !cfg!(any(feature = "cuda", feature = "vulkan", feature = "metal")) {
         assert_eq!(list, "Available devices:\n  (none)\n");

@@ -1,6 +1,6 @@
 //! The handbook: generated tables, names of functions, and the code blocks of its pages.
 
-use super::harness::{Server, folder, model, thunder};
+use super::harness::{Server, folder, model, output_of, thunder};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -103,7 +103,7 @@ fn architecture_page_names_functions_that_exist() {
         assert!(declares, "src/{file}.rs declares no {name}");
         count += 1;
     }
-    assert!(count >= 20, "only {count} references");
+    assert!(count >= 20, "there are only {count} references");
 }
 
 /// The README is an introduction; details belong in the handbook.
@@ -227,12 +227,12 @@ impl PageRunner {
             "sh" if block.text.starts_with("thunder serve") => {
                 let line = block.text.trim();
                 assert_eq!(line.lines().count(), 1, "{place}: a block must start one server only");
-                let words: Vec<String> =
-                    line.split_whitespace().skip(2).map(|word| word.trim_matches('\'').to_owned()).collect();
-                if words.iter().any(|word| word == "--list-devices") {
+                let arguments: Vec<String> =
+                    line.split_whitespace().skip(2).map(|argument| argument.trim_matches('\'').to_owned()).collect();
+                if arguments.iter().any(|argument| argument == "--list-devices") {
                     return self.run_command(&place, "bash", &["-ec", line]).await;
                 }
-                self.flags = words;
+                self.flags = arguments;
                 self.server().await;
                 self.ran += 1;
             }
@@ -247,14 +247,14 @@ impl PageRunner {
     }
 
     async fn run_json(&mut self, place: &str, block: &Block) {
-        let whole = serde_json::from_str::<Value>(&block.text);
-        if whole.is_err() {
+        let document = serde_json::from_str::<Value>(&block.text);
+        if document.is_err() {
             for line in block.text.lines() {
                 serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{place}: {error} in {line}"));
             }
         }
         if let Some(path) = &block.post {
-            let (status, answer) = self.server().await.post(path, &whole.unwrap()).await;
+            let (status, answer) = self.server().await.post(path, &document.unwrap()).await;
             if !(200..300).contains(&status) {
                 self.failures.push(format!("{place}: {status} {answer}"));
             }
@@ -278,8 +278,8 @@ impl PageRunner {
             .collect();
         let probe =
             format!("import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in {imports:?}))");
-        let known = self.command("python3", &["-c", &probe], &base).status().unwrap().success();
-        if known {
+        let is_installed = self.command("python3", &["-c", &probe], &base).status().unwrap().success();
+        if is_installed {
             self.run_command(place, "python3", &[name]).await;
         } else {
             self.skipped.push(format!("{place}: a package of {imports:?} is not installed"));
@@ -311,7 +311,7 @@ impl PageRunner {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let mut command = self.command(program, &arguments, &base);
         command.env("HANDBOOK_DATA", data).env("HANDBOOK_DATABASE", database);
-        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let output = output_of(command).await;
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !output.status.success() {
             let script = arguments.join(" ");

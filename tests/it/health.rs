@@ -1,12 +1,12 @@
 //! The states of a server: loading, ready, stopping.
 
-use super::harness::{Server, assert_no_postgres, can_receive, folder, model, server, thunder};
+use super::harness::{Server, assert_no_postgres, can_receive, folder, model, output_of, server, text, thunder};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Returns a server with an embedded database, for tests that do not change it.
-async fn embedded() -> &'static Server {
+async fn embedded_server() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start_embedded(&[]));
     SERVER.wait_ready().await
 }
@@ -38,8 +38,8 @@ async fn starting_server_responds_with_reason() {
     }
     assert!(!reasons.is_empty(), "the server was never seen loading");
     assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
-    let leftover = std::fs::read_dir(&server.data_dir).unwrap().flatten().map(|entry| entry.path());
-    for path in leftover.filter(|path| path.is_dir()) {
+    let entries = std::fs::read_dir(&server.data_dir).unwrap().flatten().map(|entry| entry.path());
+    for path in entries.filter(|path| path.is_dir()) {
         assert!(!path.join("postmaster.pid").exists(), "PostgreSQL still runs in {}", path.display());
     }
 }
@@ -70,12 +70,12 @@ async fn signal_while_starting_leaves_no_postgres_behind() {
 
 #[tokio::test]
 async fn data_directory_is_readable_by_its_owner_only() {
-    let server = embedded().await;
+    let server = embedded_server().await;
     let mut folders = vec![server.data_dir.clone()];
     let mut seen = 0;
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            // The tests create the first one, and files of runs are temporary.
+            // The harness creates server.log, and files of runs are temporary.
             let Ok(found) = entry.metadata() else { continue };
             if entry.file_name() == "server.log" {
                 continue;
@@ -100,7 +100,7 @@ async fn health_routes_are_equal() {
 }
 
 #[tokio::test]
-async fn active_answer_is_completed_before_stop() {
+async fn active_answer_is_completed_within_shutdown_grace() {
     let server = Server::start(&["--shutdown-grace", "30"]);
     server.wait_ready().await;
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 64, "ignore_eos": true, "stream": true});
@@ -112,7 +112,7 @@ async fn active_answer_is_completed_before_stop() {
 }
 
 #[tokio::test]
-async fn slow_answer_is_truncated_by_timeout() {
+async fn long_answer_is_truncated_without_shutdown_grace() {
     let server = Server::start(&["--shutdown-grace", "0"]);
     server.wait_ready().await;
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
@@ -129,9 +129,9 @@ fn address_in_use_error_names_remedy() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let output = thunder().args(["serve", "--listen", &address, "--data-dir"]).arg(folder()).output().unwrap();
-    let printed = String::from_utf8(output.stderr).unwrap();
+    let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(printed.contains(&address) && printed.contains("--listen"), "{printed}");
+    assert!(errors.contains(&address) && errors.contains("--listen"), "{errors}");
 }
 
 #[test]
@@ -142,13 +142,13 @@ fn invalid_model_error_names_file() {
     let mut command = thunder();
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&data_dir).arg("-m").arg(&file);
     let output = command.output().unwrap();
-    let printed = String::from_utf8(output.stderr).unwrap();
+    let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(printed.contains("not-a-model.gguf") && printed.contains("GGUF"), "{printed}");
+    assert!(errors.contains("not-a-model.gguf") && errors.contains("GGUF"), "{errors}");
 }
 
 #[test]
-fn context_larger_than_memory_is_rejected_at_start() {
+fn context_larger_than_memory_ends_start() {
     let mut command = thunder();
     command
         .args(["serve", "-c", "1000000000", "--listen", "127.0.0.1:0", "--data-dir"])
@@ -156,19 +156,24 @@ fn context_larger_than_memory_is_rejected_at_start() {
         .arg("-m")
         .arg(model());
     let output = command.output().unwrap();
-    let printed = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{printed}");
-    assert!(printed.contains("KV cache") && printed.contains("smaller --ctx-size"), "{printed}");
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    assert!(errors.contains("KV cache") && errors.contains("smaller --ctx-size"), "{errors}");
 }
 
 #[tokio::test]
 async fn second_server_on_data_directory_is_rejected() {
-    let server = embedded().await;
+    let server = embedded_server().await;
     let mut command = thunder();
     command.args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(&server.data_dir).arg("-m").arg(model());
-    let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
-    let printed = String::from_utf8(output.stderr).unwrap();
+    let output = output_of(command).await;
+    let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    assert!(printed.contains("in use"), "{printed}");
+    let expected = format!(
+        "the data directory {} is in use by another Thunder (process {}); stop it, or choose another directory with --data-dir",
+        server.data_dir.display(),
+        server.pid()
+    );
+    assert!(errors.contains(&expected), "{errors}");
     assert_eq!(server.get("/healthz").await.0, 200);
 }

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SAMPLE: &[u8] = include_bytes!("../../fixtures/sample_payload.json");
 
-/// Returns the specification's example under another id.
+/// Returns the example of the specification with another id.
 fn sample(request_id: &str) -> Value {
     let mut payload: Value = serde_json::from_slice(SAMPLE).unwrap();
     payload["request"]["request_id"] = json!(request_id);
@@ -136,7 +136,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected an integer from -2147483648 to 2147483647, found \"1234\"",
+      "detail": "expected an integer from -2147483648 to 2147483647, got \"1234\"",
       "pointer": "$.events[2].sampled_token"
     }
     "#);
@@ -147,7 +147,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected the sequence_order of one of the events, 0 to 3, found 9",
+      "detail": "expected the sequence_order of one of the events, 0 to 3, got 9",
       "pointer": "$.mod_calls[1].event_sequence_order"
     }
     "#);
@@ -156,7 +156,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected JSON, found EOF while parsing a value at line 1 column 12",
+      "detail": "expected valid JSON, got a syntax error: EOF while parsing a value at line 1 column 12",
       "pointer": "$"
     }
     "#);
@@ -165,7 +165,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected JSON, found EOF while parsing a value at line 1 column 0",
+      "detail": "expected valid JSON, got a syntax error: EOF while parsing a value at line 1 column 0",
       "pointer": "$"
     }
     "#);
@@ -218,7 +218,7 @@ async fn expect_continue_is_answered() {
     let address = server.base.strip_prefix("http://").unwrap().to_owned();
     let body = sample("expect").to_string();
     let lines = tokio::task::spawn_blocking(move || {
-        let ask = |length: usize| {
+        let send_head = |length: usize| {
             let mut stream = TcpStream::connect(&address).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let head = format!(
@@ -230,8 +230,8 @@ async fn expect_continue_is_answered() {
             stream.read_exact(&mut answer).unwrap();
             (stream, String::from_utf8_lossy(&answer).lines().next().unwrap().to_owned())
         };
-        let (_, too_large) = ask(70 << 20);
-        let (mut stream, continue_line) = ask(body.len());
+        let (_, too_large) = send_head(70 << 20);
+        let (mut stream, continue_line) = send_head(body.len());
         stream.write_all(body.as_bytes()).unwrap();
         let mut rest = String::new();
         stream.read_to_string(&mut rest).unwrap();
@@ -254,18 +254,16 @@ async fn large_document_can_be_replayed() {
         })
         .collect();
     let payload = json!({"request": {"request_id": "long"}, "events": events});
-    let began = Instant::now();
     assert_eq!(post(server, payload.to_string().into(), &[]).await.status(), 201);
-    eprintln!("9000 events in {:?}", began.elapsed());
     let (_, run) = server.get("/api/v1/runs?q=request:long").await;
     assert_eq!(run["runs"][0]["completion_tokens"], 3000);
     let text = server.request(Method::GET, "/api/v1/runs/long/events").send().await.unwrap().text().await.unwrap();
-    assert_eq!(text.lines().count(), 9000, "over several pages");
+    assert_eq!(text.lines().count(), 9000, "the events span several pages");
 }
 
-/// A small trace of another engine can claim so many tokens that they would fill the memory.
+/// A small trace of another engine can declare more tokens and log lines than fit into memory.
 #[tokio::test]
-async fn small_document_cannot_claim_much_memory() {
+async fn small_document_cannot_fill_the_memory() {
     let server = server().await;
     let prefilled = json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "details":
         {"evicted": {"ranges": [[0, u32::MAX], [0, u32::MAX]], "messages": []}}});

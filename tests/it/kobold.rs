@@ -29,7 +29,7 @@ async fn newest_halo_weave_version_works() {
     assert!(model["max_context_length"].as_u64().unwrap() > 0);
     // The attention formats of clients, with the names of KoboldCPP's fork.
     let (_, info) = server.get("/api/v1/model/info").await;
-    for (theirs, ours) in [
+    for (kobold_name, name) in [
         ("num_layers", "num_layers"),
         ("num_attention_heads", "num_attention_heads"),
         ("num_key_value_heads", "num_key_value_heads"),
@@ -38,26 +38,26 @@ async fn newest_halo_weave_version_works() {
         ("max_trained_context", "max_position_embeddings"),
         ("eos_token_id", "eos_token_id"),
     ] {
-        assert!(model[theirs].is_u64() && model[theirs] == info[ours], "{theirs}: {model} {info}");
+        assert!(model[kobold_name].is_u64() && model[kobold_name] == info[name], "{kobold_name}: {model} {info}");
     }
     assert!(model["bos_token_id"].is_i64() && model["eot_token_id"].is_i64(), "{model}");
     let tokens = server.answer("/api/v1/tokenize", &json!({"text": "The sky is"})).await;
     let prompt: Vec<i64> = serde_json::from_value(tokens["token_ids"].clone()).unwrap();
     let body = json!({"input_ids": prompt, "max_length": 5, "temperature": 0, "top_p": 0.9, "top_k": 40, "rep_pen": 1.1,
                       "sampler_seed": -1, "stop_sequence": [], "output_attentions": true, "request_id": null, "ignore_eos": true});
-    let reported = events(server, &body).await;
-    assert_eq!(reported.len(), 6, "{reported:?}");
-    for (index, (name, event)) in reported[..5].iter().enumerate() {
+    let received = events(server, &body).await;
+    assert_eq!(received.len(), 6, "{received:?}");
+    for (index, (name, event)) in received[..5].iter().enumerate() {
         assert_eq!((name.as_str(), &event["type"]), ("", &json!("token")));
         assert_eq!(event["attention"]["shape"], json!([4, 4, prompt.len() + index]));
         let data = STANDARD.decode(event["attention"]["data"].as_str().unwrap()).unwrap();
         assert_eq!(data.len(), 4 * 4 * 4 * (prompt.len() + index));
     }
-    assert_eq!((&reported[5].1["type"], &reported[5].1["finish_reason"]), (&json!("done"), &json!("length")));
+    assert_eq!((&received[5].1["type"], &received[5].1["finish_reason"]), (&json!("done"), &json!("length")));
     let mut aggregated = body.clone();
     aggregated["attention_format"] = json!("aggregated");
-    let reported = events(server, &aggregated).await;
-    let attention = &reported[0].1["attention"];
+    let received = events(server, &aggregated).await;
+    let attention = &received[0].1["attention"];
     assert_eq!(attention["context_length"], prompt.len());
     assert_eq!(
         STANDARD.decode(attention["data"].as_str().unwrap()).unwrap().len(),
@@ -66,12 +66,12 @@ async fn newest_halo_weave_version_works() {
     );
     // The stop string is part of the stream.
     let mut stops = body.clone();
-    let texts: Vec<&str> = reported[..5].iter().map(|(_, event)| event["token"]["text"].as_str().unwrap()).collect();
+    let texts: Vec<&str> = received[..5].iter().map(|(_, event)| event["token"]["text"].as_str().unwrap()).collect();
     let (at, stop) = texts.iter().enumerate().find(|(_, text)| !text.is_empty()).unwrap();
     stops["stop_sequence"] = json!([stop]);
-    let reported = events(server, &stops).await;
-    assert_eq!((reported.len(), &reported[at].1["token"]["text"]), (at + 2, &json!(stop)));
-    assert_eq!(reported.last().unwrap().1["finish_reason"], "stop_string");
+    let received = events(server, &stops).await;
+    assert_eq!((received.len(), &received[at].1["token"]["text"]), (at + 2, &json!(stop)));
+    assert_eq!(received.last().unwrap().1["finish_reason"], "stop_string");
     // An error that is known before the first token is an HTTP error.
     let (status, error) = server.post("/api/extra/generate/stream", &json!({"input_ids": [100_000]})).await;
     assert_eq!((status, message_of(&error)), (400, "Token ID 100000 not in vocabulary (vocab_size=640)"));
@@ -85,7 +85,7 @@ async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, 
     socket.send(Frame::text(body.to_string())).await.unwrap();
     let mut frames = Vec::new();
     loop {
-        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.expect("nothing comes");
+        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.expect("no message arrives");
         let Some(frame) = frame else { return (frames, None) };
         match frame.opcode() {
             OpCode::Text => {
@@ -112,7 +112,7 @@ async fn numbers_are_sent_in_separate_frames() {
     // The client requests neither attention nor a format.
     let body = json!({"input_ids": prompt, "max_length": 4, "temperature": 0, "top_p": 0.9, "top_k": 40, "rep_pen": 1.0,
                       "sampler_seed": -1, "ignore_eos": true});
-    let named = |body: &Value| {
+    let with_request_id = |body: &Value| {
         let mut body = body.clone();
         body["request_id"] = json!(system::new_id());
         body
@@ -121,11 +121,11 @@ async fn numbers_are_sent_in_separate_frames() {
         let mut as_events = body.clone();
         as_events["output_attentions"] = json!(true);
         as_events["attention_format"] = json!(format);
-        let reported = events(server, &named(&as_events)).await;
-        let requested = if format == "aggregated" { &body } else { &as_events };
-        let (frames, code) = frames(server, &named(requested)).await;
+        let received = events(server, &with_request_id(&as_events)).await;
+        let request = if format == "aggregated" { &body } else { &as_events };
+        let (frames, code) = frames(server, &with_request_id(request)).await;
         assert_eq!((frames.len(), code), (9, Some(1000)), "{frames:?}");
-        for (pair, (_, event)) in frames[..8].chunks_exact(2).zip(&reported) {
+        for (pair, (_, event)) in frames[..8].chunks_exact(2).zip(&received) {
             let [Ok(token), Err(numbers)] = pair else { panic!("a text and its numbers: {pair:?}") };
             assert_eq!((&token["type"], &token["token_id"]), (&json!("token"), &event["token"]["token_id"]));
             assert_eq!(token["text"], event["token"]["text"]);
@@ -145,17 +145,17 @@ async fn numbers_are_sent_in_separate_frames() {
     }
     let mut texts_only = body.clone();
     texts_only["output_attentions"] = json!(false);
-    let (reported, _) = frames(server, &texts_only).await;
-    assert!(reported.len() == 5 && reported.iter().all(Result::is_ok), "{reported:?}");
-    let requested = json!({"prompt": "The sky is", "max_length": 1, "temperature": 0, "ignore_eos": true});
-    let (reported, _) = frames(server, &requested).await;
-    assert_eq!(reported.len(), 3, "{reported:?}");
-    for wrong in
+    let (received, _) = frames(server, &texts_only).await;
+    assert!(received.len() == 5 && received.iter().all(Result::is_ok), "{received:?}");
+    let request = json!({"prompt": "The sky is", "max_length": 1, "temperature": 0, "ignore_eos": true});
+    let (received, _) = frames(server, &request).await;
+    assert_eq!(received.len(), 3, "{received:?}");
+    for invalid in
         [json!({"input_ids": [100_000]}), json!({"input_ids": [4], "attention_format": "viz"}), json!({}), json!([])]
     {
-        let (reported, code) = frames(server, &wrong).await;
-        let [Ok(error)] = &reported[..] else { panic!("{wrong}: {reported:?}") };
-        assert_eq!((&error["type"], code), (&json!("error"), Some(1008)), "{wrong}: {error}");
+        let (received, code) = frames(server, &invalid).await;
+        let [Ok(error)] = &received[..] else { panic!("{invalid}: {received:?}") };
+        assert_eq!((&error["type"], code), (&json!("error"), Some(1008)), "{invalid}: {error}");
         assert!(error["error"].is_string() && error["error_code"].is_string(), "{error}");
     }
 }
@@ -166,18 +166,20 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
     let url = || format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let key = format!("FRAMES{}", std::process::id());
     let body = json!({"input_ids": [40, 41, 42], "max_length": 3000, "ignore_eos": true, "genkey": key});
-    for leaves in [false, true] {
+    for disconnects in [false, true] {
         let mut socket = WebSocket::connect(url()).await.unwrap();
         socket.send(Frame::text(body.to_string())).await.unwrap();
         let first = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().unwrap();
         assert_eq!(first.opcode(), OpCode::Text);
-        if leaves {
+        if disconnects {
             drop(socket);
         } else {
             assert_eq!(server.answer("/api/extra/abort", &json!({"genkey": key})).await["success"], "true");
             let done = loop {
-                let frame =
-                    tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().expect("closed without an end");
+                let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next())
+                    .await
+                    .unwrap()
+                    .expect("the socket closes before the end");
                 if frame.opcode() == OpCode::Text && frame.as_str().contains("\"done\"") {
                     break serde_json::from_str::<Value>(frame.as_str()).unwrap();
                 }
@@ -185,13 +187,13 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
             assert_eq!(done["finish_reason"], "cancelled");
         }
         // Its key is no longer in use.
-        let gone = async {
+        let until_key_is_free = async {
             while server.answer("/api/extra/generate/check", &json!({"genkey": key})).await["results"][0]["text"] != ""
             {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(WAIT_TIMEOUT, gone).await.expect("the generation continues");
+        tokio::time::timeout(WAIT_TIMEOUT, until_key_is_free).await.expect("the generation continues");
     }
 }
 
@@ -204,11 +206,11 @@ async fn prompt_is_completed_with_and_without_stream() {
     let result = &answer["results"][0];
     assert_eq!((&result["finish_reason"], &result["completion_tokens"]), (&json!("length"), &json!(8)), "{answer}");
     let text = result["text"].as_str().unwrap().to_owned();
-    let reported = events(server, &body).await;
-    assert!(reported.iter().all(|(name, _)| name == "message"));
-    assert_eq!(reported.iter().map(|(_, event)| event["token"].as_str().unwrap()).collect::<String>(), text);
-    assert_eq!(reported.last().unwrap().1["finish_reason"], "length");
-    assert!(reported[..reported.len() - 1].iter().all(|(_, event)| event["finish_reason"].is_null()));
+    let received = events(server, &body).await;
+    assert!(received.iter().all(|(name, _)| name == "message"));
+    assert_eq!(received.iter().map(|(_, event)| event["token"].as_str().unwrap()).collect::<String>(), text);
+    assert_eq!(received.last().unwrap().1["finish_reason"], "length");
+    assert!(received[..received.len() - 1].iter().all(|(_, event)| event["finish_reason"].is_null()));
     let stop: String = text.chars().skip(2).take(2).collect();
     for (trim, expected) in [(true, text[..text.find(&stop).unwrap()].to_owned()), (false, stop.clone())] {
         let mut stopped = body.clone();
@@ -221,7 +223,7 @@ async fn prompt_is_completed_with_and_without_stream() {
         assert!(if trim { output == expected } else { output.contains(&expected) }, "{output:?} {expected:?}");
         assert_eq!(answer["results"][0]["finish_reason"], "stop");
     }
-    // A too long prompt loses its beginning, but not its memory.
+    // The beginning of a prompt that is too long is removed, but not its memory.
     let long =
         json!({"prompt": "word ".repeat(20_000), "memory": "Remember.", "max_length": 2, "max_context_length": 100});
     let answer = server.answer("/api/v1/generate", &long).await;
@@ -257,7 +259,7 @@ async fn generation_can_be_polled_and_aborted() {
 }
 
 #[tokio::test]
-async fn small_routes_respond() {
+async fn routes_about_server_and_tokens_respond() {
     let server = server().await;
     let (_, version) = server.get("/api/extra/version").await;
     assert_eq!((&version["result"], &version["protected"]), (&json!("KoboldCpp"), &json!(false)));
@@ -311,33 +313,33 @@ async fn cors_origins_are_enforced() {
     }
 }
 
-/// The processes of a server's database, stopped until this is dropped.
-struct Frozen(Vec<String>);
+/// The processes of a server's database, paused until this is dropped.
+struct PausedDatabase(Vec<String>);
 
-impl Frozen {
-    fn database_of(server: &Server) -> Self {
+impl PausedDatabase {
+    fn new(server: &Server) -> Self {
         let file = std::fs::read_to_string(server.data_dir.join("postgres/data/postmaster.pid")).unwrap();
         let postmaster = file.lines().next().unwrap().trim().to_owned();
-        let is_its = |stat: &str| {
+        let is_child = |stat: &str| {
             stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.split(' ').nth(1) == Some(postmaster.as_str()))
         };
         let processes = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
             let entry = entry.ok()?;
             let stat = std::fs::read_to_string(entry.path().join("stat")).ok()?;
-            is_its(&stat).then(|| entry.file_name().to_string_lossy().into_owned())
+            is_child(&stat).then(|| entry.file_name().to_string_lossy().into_owned())
         });
-        let frozen = Self(processes.chain([postmaster.clone()]).collect());
-        frozen.send_signal("-STOP");
-        frozen
+        let paused = Self(processes.chain([postmaster.clone()]).collect());
+        paused.send_signal("-STOP");
+        paused
     }
 
     fn send_signal(&self, signal: &str) {
-        // Processes that have ended meanwhile are ignored.
+        // A process may have ended in the meantime.
         std::process::Command::new("kill").arg(signal).args(&self.0).status().unwrap();
     }
 }
 
-impl Drop for Frozen {
+impl Drop for PausedDatabase {
     fn drop(&mut self) {
         self.send_signal("-CONT");
     }
@@ -350,15 +352,15 @@ async fn hanging_database_delays_no_message() {
     server.wait_ready().await;
     let message = |name: &str| json!({"input_ids": [40, 41], "max_length": 2, "ignore_eos": true, "output_attentions": true, "request_id": name});
     assert_eq!(events(&server, &message("before")).await.len(), 3);
-    let frozen = Frozen::database_of(&server);
+    let paused = PausedDatabase::new(&server);
     let chat = async {
         for number in 0..10 {
-            let reported = events(&server, &message(&format!("message {number}"))).await;
-            assert_eq!((reported.len(), &reported[2].1["type"]), (3, &json!("done")), "{reported:?}");
+            let received = events(&server, &message(&format!("message {number}"))).await;
+            assert_eq!((received.len(), &received[2].1["type"]), (3, &json!("done")), "{received:?}");
         }
     };
     tokio::time::timeout(WAIT_TIMEOUT, chat).await.expect("each message waited for the database");
-    drop(frozen);
+    drop(paused);
 }
 
 #[tokio::test]

@@ -14,9 +14,9 @@ fn models(names: &[&str]) -> PathBuf {
     folder
 }
 
-async fn start(dir: &Path, further: &[&str]) -> Server {
+async fn start(dir: &Path, flags: &[&str]) -> Server {
     let arguments: Vec<&str> =
-        ["--models-dir", dir.to_str().unwrap()].into_iter().chain(further.iter().copied()).collect();
+        ["--models-dir", dir.to_str().unwrap()].into_iter().chain(flags.iter().copied()).collect();
     let server = Server::start(&arguments);
     server.wait_ready().await;
     server
@@ -40,7 +40,7 @@ async fn wait_for_status(server: &Server, name: &str, value: &str) -> Value {
     }
 }
 
-fn text(model: &str) -> Value {
+fn completion_request(model: &str) -> Value {
     json!({"model": model, "prompt": "Once", "max_tokens": 4, "seed": 1})
 }
 
@@ -55,38 +55,39 @@ async fn request_replaces_least_recently_used_model() {
     assert_eq!(list["models"][2]["name"], "pear");
     assert!(list["data"][0]["meta"]["ftype"].as_str().is_some_and(|name| !name.is_empty()), "{list}");
 
-    let answer = server.answer("/v1/completions", &text("apple")).await;
+    let answer = server.answer("/v1/completions", &completion_request("apple")).await;
     assert_eq!(answer["model"], "apple");
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
     assert_eq!(run["run"]["model"], "apple", "the run records its model");
     assert_eq!(status(&server, "apple").await["value"], "loaded");
 
-    assert_eq!(server.answer("/v1/completions", &text("pear")).await["model"], "pear");
+    assert_eq!(server.answer("/v1/completions", &completion_request("pear")).await["model"], "pear");
     assert_eq!(status(&server, "apple").await["value"], "unloaded");
     assert_eq!(status(&server, "tiny").await["value"], "loaded", "the default model is unloaded last");
-    // Both at once, with room for one: they run one after the other.
-    let (apple, pear) = (text("apple"), text("pear"));
+    // Two requests at once for two models, of which one fits: they run one after the other.
+    let (apple, pear) = (completion_request("apple"), completion_request("pear"));
     let (apple, pear) = tokio::join!(server.answer("/v1/completions", &apple), server.answer("/v1/completions", &pear));
     assert_eq!((apple["model"].as_str(), pear["model"].as_str()), (Some("apple"), Some("pear")));
     assert_eq!(apple["choices"][0]["text"], pear["choices"][0]["text"], "the same weights and seed");
 
-    // A file added later is found by its name, and no model is found by a path.
+    // A file that was added later is found by its name. A path finds no model.
     std::fs::copy(model(), dir.join("plum.gguf")).unwrap();
-    assert_eq!(server.answer("/v1/completions", &text("plum/log-top")).await["model"], "plum");
+    assert_eq!(server.answer("/v1/completions", &completion_request("plum/log-top")).await["model"], "plum");
     let path = dir.join("plum.gguf");
-    for wrong in ["../../tiny", path.to_str().unwrap(), "plum.gguf", "quince"] {
-        let (code, error) = server.post("/v1/completions", &text(wrong)).await;
-        assert_eq!((code, error["error"]["code"].as_str()), (404, Some("model_not_found")), "{wrong}: {error}");
+    for invalid in ["../../tiny", path.to_str().unwrap(), "plum.gguf", "quince"] {
+        let (code, error) = server.post("/v1/completions", &completion_request(invalid)).await;
+        assert_eq!((code, error["error"]["code"].as_str()), (404, Some("model_not_found")), "{invalid}: {error}");
         let known = "tiny, apple, pear, plum";
-        let expected = format!("unknown model '{wrong}'; known models: {known}; without \"model\" a request uses tiny");
+        let expected =
+            format!("unknown model '{invalid}'; known models: {known}; without \"model\" a request uses tiny");
         assert_eq!(message_of(&error), expected);
-        let (code, _) = server.post("/models/load", &json!({"model": wrong})).await;
-        assert_eq!(code, 404, "{wrong}");
+        let (code, _) = server.post("/models/load", &json!({"model": invalid})).await;
+        assert_eq!(code, 404, "{invalid}");
     }
 }
 
-/// Returns two models that differ in one bit at a position that sampling the file would miss.
-fn twins() -> PathBuf {
+/// Returns a folder with two models that differ in one bit, which a checksum of samples of the file would miss.
+fn models_with_one_different_bit() -> PathBuf {
     let folder = folder();
     let mut bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/demo.gguf")).unwrap();
     std::fs::write(folder.join("one.gguf"), &bytes).unwrap();
@@ -98,10 +99,10 @@ fn twins() -> PathBuf {
 
 #[tokio::test]
 async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
-    let dir = twins();
+    let dir = models_with_one_different_bit();
     let one = dir.join("one.gguf");
-    let further = ["--models-max", "1", "--model", one.to_str().unwrap(), "-np", "1"];
-    let server = start(&dir, &further).await;
+    let flags = ["--models-max", "1", "--model", one.to_str().unwrap(), "-np", "1"];
+    let server = start(&dir, &flags).await;
     server.answer("/completion", &json!({"prompt": "Once upon a time", "n_predict": 4, "id_slot": 0})).await;
     let saved = server.answer("/slots/0?action=save-state", &json!({})).await;
     server.answer("/sessions/7?action=save&slot=0", &json!({})).await;
@@ -117,7 +118,7 @@ async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
     let body = json!({"state": saved["state"]});
     let (code, answer) = server.post("/slots/0?action=restore-state&model=two", &body).await;
     assert_eq!((code, message_of(&answer)), (400, "the state was saved with another model"));
-    assert_eq!(status(&server, "one").await["value"], "unloaded", "only one model was loaded");
+    assert_eq!(status(&server, "one").await["value"], "unloaded", "at most one model is loaded");
     assert_eq!(server.get("/sessions?model=one").await.1[0]["id"], 7, "its stored sessions remain");
     assert_eq!(status(&server, "one").await["value"], "unloaded");
     let (code, answer) = server.post("/sessions/7?action=restore&slot=0&model=two", &json!({})).await;
@@ -127,27 +128,23 @@ async fn states_and_sessions_belong_to_the_model_they_were_saved_with() {
 }
 
 #[tokio::test]
-async fn models_are_loaded_and_unloaded_by_hand() {
+async fn models_are_loaded_and_unloaded_on_request() {
     let dir = models(&["apple"]);
     let server = start(&dir, &["--no-models-autoload"]).await;
-    let (code, error) = server.post("/v1/completions", &text("apple")).await;
+    let (code, error) = server.post("/v1/completions", &completion_request("apple")).await;
     assert_eq!((code, error["error"]["code"].as_str()), (400, Some("model_not_loaded")), "{error}");
     let apple = json!({"model": "apple"});
     assert_eq!(server.post("/models/unload", &apple).await.0, 400);
     assert_eq!(server.post("/models/load", &apple).await, (200, json!({"success": true})));
     wait_for_status(&server, "apple", "loaded").await;
     assert_eq!(server.post("/models/load", &apple).await.0, 400);
-    assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple");
+    assert_eq!(server.answer("/v1/completions", &completion_request("apple")).await["model"], "apple");
     assert_eq!(server.post("/models/unload", &apple).await, (200, json!({"success": true})));
     wait_for_status(&server, "apple", "unloaded").await;
-    assert_eq!(server.post("/v1/completions", &text("apple")).await.0, 400);
+    assert_eq!(server.post("/v1/completions", &completion_request("apple")).await.0, 400);
     // Files are neither downloaded nor deleted, and a body without a name is a client error.
     assert_eq!(server.post("/models", &apple).await.0, 400);
-    let (code, _) = {
-        let response = server.request(reqwest::Method::DELETE, "/models?model=apple").send().await.unwrap();
-        (response.status().as_u16(), response.text().await.unwrap())
-    };
-    assert_eq!(code, 400);
+    assert_eq!(server.send("", reqwest::Method::DELETE, "/models?model=apple", None).await.0, 400);
     assert!(dir.join("apple.gguf").exists());
     for body in [json!({}), json!({"model": 3}), json!([])] {
         assert_eq!(server.post("/models/load", &body).await.0, 400, "{body}");
@@ -158,21 +155,25 @@ async fn models_are_loaded_and_unloaded_by_hand() {
 async fn model_is_unloaded_after_its_runs() {
     let dir = models(&["apple"]);
     let server = start(&dir, &["--shutdown-grace", "30"]).await;
-    server.answer("/v1/completions", &text("apple")).await;
+    server.answer("/v1/completions", &completion_request("apple")).await;
     let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true});
     let mut stream = server.sse("/v1/completions", &body).await;
     stream.next().await.unwrap();
     assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
     assert_eq!(stream.rest().await.last().unwrap().data, "[DONE]");
     wait_for_status(&server, "apple", "unloaded").await;
-    assert_eq!(server.answer("/v1/completions", &text("apple")).await["model"], "apple", "the model is loaded again");
+    assert_eq!(
+        server.answer("/v1/completions", &completion_request("apple")).await["model"],
+        "apple",
+        "the model is loaded again"
+    );
 }
 
 #[tokio::test]
 async fn long_runs_end_when_their_model_is_unloaded() {
     let dir = models(&["apple"]);
     let server = start(&dir, &["--shutdown-grace", "0"]).await;
-    server.answer("/v1/completions", &text("apple")).await;
+    server.answer("/v1/completions", &completion_request("apple")).await;
     let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true});
     let mut stream = server.sse("/v1/completions", &body).await;
     stream.next().await.unwrap();
@@ -180,11 +181,11 @@ async fn long_runs_end_when_their_model_is_unloaded() {
     let events = stream.rest().await;
     assert!(events.len() < 3999, "{} events", events.len());
     wait_for_status(&server, "apple", "unloaded").await;
-    assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
+    assert_eq!(server.answer("/v1/completions", &completion_request("tiny")).await["model"], "tiny");
 }
 
-/// Returns the model with one token of its vocabulary replaced by another.
-fn with_a_token_twice(whole: &[u8]) -> Vec<u8> {
+/// Returns the model with one token of its vocabulary replaced by a copy of another.
+fn with_duplicate_token(whole: &[u8]) -> Vec<u8> {
     const KEY: &[u8] = b"tokenizer.ggml.tokens";
     let number = |at: usize| u64::from_le_bytes(whole[at..at + 8].try_into().unwrap()) as usize;
     let array = whole.windows(KEY.len()).position(|bytes| bytes == KEY).unwrap() + KEY.len();
@@ -208,7 +209,7 @@ async fn damaged_file_fails_only_its_model() {
     std::fs::write(dir.join("cut.gguf"), &whole[..whole.len() / 2]).unwrap();
     std::fs::write(dir.join("other.gguf"), "hello").unwrap();
     std::fs::write(dir.join("nothing.gguf"), &whole[..24]).unwrap();
-    std::fs::write(dir.join("twice.gguf"), with_a_token_twice(&whole)).unwrap();
+    std::fs::write(dir.join("twice.gguf"), with_duplicate_token(&whole)).unwrap();
     let server = start(&dir, &[]).await;
     let reasons = [
         ("cut", "incomplete"),
@@ -218,7 +219,7 @@ async fn damaged_file_fails_only_its_model() {
         ("twice", "GGML_ASSERT"),
     ];
     for (name, reason) in reasons {
-        let (code, error) = server.post("/v1/completions", &text(name)).await;
+        let (code, error) = server.post("/v1/completions", &completion_request(name)).await;
         assert_eq!(code, 503, "{error}");
         assert!(error["error"]["message"].as_str().unwrap().contains(reason), "{error}");
         let status = status(&server, name).await;
@@ -237,14 +238,14 @@ async fn model_changes_are_streamed() {
     let dir = models(&["apple"]);
     let server = start(&dir, &[]).await;
     let mut changes = SseReader::get(&server, "/models/sse").await;
-    let requested = text("apple");
-    let answer = server.answer("/v1/completions", &requested);
-    let is = |data: &Value, status: &str| {
+    let body = completion_request("apple");
+    let answer = server.answer("/v1/completions", &body);
+    let is_status = |data: &Value, status: &str| {
         *data == json!({"model": "apple", "event": "model_status", "data": {"status": status}})
     };
     let watch = async {
-        changes.until(|_, data| is(data, "unloaded")).await;
-        changes.until(|_, data| is(data, "loaded")).await;
+        changes.until(|_, data| is_status(data, "unloaded")).await;
+        changes.until(|_, data| is_status(data, "loaded")).await;
     };
     tokio::join!(watch, answer);
 }
@@ -263,12 +264,12 @@ async fn unloading_frees_the_memory() {
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default().to_owned();
         line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).map(|kib| kib / 1024)
     };
-    server.answer("/v1/completions", &text("a")).await;
+    server.answer("/v1/completions", &completion_request("a")).await;
     server.post("/models/unload", &json!({"model": "a"})).await;
     wait_for_status(&server, "a", "unloaded").await;
     let Some(before) = resident() else { return };
     for name in names {
-        server.answer("/v1/completions", &text(name)).await;
+        server.answer("/v1/completions", &completion_request(name)).await;
     }
     let loaded = resident().unwrap();
     for name in names {
@@ -283,7 +284,7 @@ async fn unloading_frees_the_memory() {
     assert!(after < before + (loaded - before) / 5, "{before} -> {loaded} -> {after} MiB");
 }
 
-/// Returns the tiny model with some bytes changed, most of them in its header; a seed is a file.
+/// Returns the tiny model with some bytes changed, most of them in its header. Each seed results in one file.
 fn damaged(whole: &[u8], seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = |below: usize| {
@@ -304,7 +305,7 @@ fn damaged(whole: &[u8], seed: u64) -> Vec<u8> {
 
 #[tokio::test]
 async fn damaged_files_never_end_the_server() {
-    let number = |name, usual| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(usual);
+    let number = |name, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
     let (first, rounds): (u64, u64) = (number("THUNDER_FUZZ_FIRST", 1), number("THUNDER_FUZZ_ROUNDS", 40));
     let whole = std::fs::read(model()).unwrap();
     let dir = folder();
@@ -313,7 +314,8 @@ async fn damaged_files_never_end_the_server() {
         let name = format!("damaged-{seed}");
         let file = dir.join(format!("{name}.gguf"));
         std::fs::write(&file, damaged(&whole, seed)).unwrap();
-        let sent = server.request(reqwest::Method::POST, "/v1/completions").json(&text(&name)).send().await;
+        let sent =
+            server.request(reqwest::Method::POST, "/v1/completions").json(&completion_request(&name)).send().await;
         let Ok(response) = sent else { panic!("seed {seed} ended the server:\n{}", server.log()) };
         // Some changes only affect weights, or produce NaN.
         let code = response.status().as_u16();
@@ -323,5 +325,5 @@ async fn damaged_files_never_end_the_server() {
         }
         std::fs::remove_file(&file).unwrap();
     }
-    assert_eq!(server.answer("/v1/completions", &text("tiny")).await["model"], "tiny");
+    assert_eq!(server.answer("/v1/completions", &completion_request("tiny")).await["model"], "tiny");
 }

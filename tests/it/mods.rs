@@ -1,17 +1,17 @@
-//! Built-in and Python mods in runs of the real engine. The model's weights are random; nothing here depends on them.
+//! Built-in and Python mods in runs of the real engine. The weights of the model are random; no test depends on them.
 
+use super::engine::{model, options};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams, SpeculationOptions};
-use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem, system};
-use thunder::model::Model;
-use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
+use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
+use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{ModFolder, ModRef, ModRegistry};
 use tokio::sync::mpsc;
 
-struct Lab {
+/// An engine with built-in and Python mods, and the channel of its recorder.
+struct ModEngine {
     engine: Engine,
     signals: mpsc::Receiver<Signal>,
     registry: ModRegistry,
@@ -25,38 +25,17 @@ struct ModRun {
     items: Vec<TraceItem>,
 }
 
-impl Lab {
+impl ModEngine {
     async fn new() -> Self {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let model =
-            Arc::new(Model::load(&root.join("fixtures/models/tiny.gguf"), &ModelOptions::default(), |_| true).unwrap());
         let (recorder, signals) = mpsc::channel(100_000);
-        let options = EngineOptions {
-            ctx_size: 512,
-            parallel: 2,
-            threads: 1,
-            threads_batch: 1,
-            batch_size: 256,
-            ubatch_size: 64,
-            attention: AttentionCapture::Off,
-            cache_type_k: CacheType::F16,
-            cache_type_v: CacheType::F16,
-            slot_prompt_similarity: 0.1,
-            cache_ram_bytes: 0,
-            speculation: SpeculationOptions::default(),
-            draft_model: None,
-            hash_cache: None,
-            max_tokens: None,
-            encode_heads: thunder::trace::attention::encode_heads,
-            encode_attention: |_, _, _, _| None,
-            clock: system::now,
-        };
+        let options = EngineOptions { cache_ram_bytes: 0, ..options(2, false) };
         let registry = ModRegistry::with_builtin();
         for folder in ["fixtures/mods", "tests/it/mods"] {
             ModFolder::new(root.join(folder), PythonMods::default()).sync(&registry).unwrap();
             assert!(registry.problems().is_empty(), "{:?}", registry.problems());
         }
-        Self { engine: Engine::start(model, options, recorder).await.unwrap(), signals, registry }
+        Self { engine: Engine::start(model(), options, recorder).await.unwrap(), signals, registry }
     }
 
     async fn run(&mut self, mods: &[(&str, Value)]) -> ModRun {
@@ -129,14 +108,14 @@ impl ModRun {
 
 #[tokio::test]
 async fn banned_phrase_is_absent_with_builtin_and_python_mods() {
-    let mut lab = Lab::new().await;
-    let plain = lab.run(&[]).await.text;
+    let mut engine = ModEngine::new().await;
+    let plain = engine.run(&[]).await.text;
     let phrase: String = plain.chars().skip(3).take(6).collect();
-    assert!(!phrase.contains('\u{fffd}'), "the random model writes text: {plain:?}");
-    let built_in = lab.run(&[("ban-phrases", json!({"phrases": [phrase], "case_sensitive": true}))]).await;
+    assert!(!phrase.contains('\u{fffd}'), "the random model wrote a part of a character: {plain:?}");
+    let built_in = engine.run(&[("ban-phrases", json!({"phrases": [phrase], "case_sensitive": true}))]).await;
     assert!(!built_in.text.contains(&phrase), "{:?} in {:?}", phrase, built_in.text);
     assert!(built_in.actions(ActionType::Backtrack) > 0);
-    let python = lab.run(&[("ban_phrase", json!({"phrase": phrase}))]).await;
+    let python = engine.run(&[("ban_phrase", json!({"phrase": phrase}))]).await;
     assert_eq!(python.exceptions(), Vec::<&str>::new());
     assert_eq!(python.text, built_in.text);
     assert_eq!(python.actions(ActionType::Backtrack), built_in.actions(ActionType::Backtrack));
@@ -145,8 +124,8 @@ async fn banned_phrase_is_absent_with_builtin_and_python_mods() {
 
 #[tokio::test]
 async fn builtin_and_python_mods_work_together() {
-    let mut lab = Lab::new().await;
-    let result = lab
+    let mut engine = ModEngine::new().await;
+    let result = engine
         .run(&[
             ("json_prefix", json!({"prefix": "{\""})),
             ("temperature_by_entropy_py", Value::Null),
@@ -158,21 +137,21 @@ async fn builtin_and_python_mods_work_together() {
     assert!(result.text.starts_with("{\""), "{}", result.text);
     assert_eq!(result.actions(ActionType::ForceTokens), 1);
     assert!(result.actions(ActionType::AdjustedLogits) > 10);
-    assert!(result.logs() > 6 * 10, "six lines a step");
+    assert!(result.logs() > 6 * 10, "six lines per step");
     assert_eq!(result.end.finish.reason, FinishReason::Length);
 }
 
 #[tokio::test]
 async fn repetition_loop_ends_the_run() {
-    let mut lab = Lab::new().await;
+    let mut engine = ModEngine::new().await;
     let bias = json!({"bias": {"65": 100.0}});
-    let result = lab.run(&[("bias-tokens", bias), ("stop-on-repetition", json!({"ngram": 2, "times": 3}))]).await;
+    let result = engine.run(&[("bias-tokens", bias), ("stop-on-repetition", json!({"ngram": 2, "times": 3}))]).await;
     assert_eq!(result.actions(ActionType::ForceTokens), 1);
     assert_eq!(result.end.finish.usage.completion_tokens, 6);
 }
 
-/// Returns a temperature at which the random model writes any token.
-fn hot(seed: u32) -> SamplingParams {
+/// Returns parameters with which the random model writes any token.
+fn high_temperature(seed: u32) -> SamplingParams {
     SamplingParams { temperature: 1.5, top_k: 0, top_p: 1.0, min_p: 0.0, seed, ..SamplingParams::default() }
 }
 
@@ -181,8 +160,8 @@ const SEEDS: u32 = 12;
 type Check<'a> = &'a dyn Fn(&str) -> bool;
 
 #[tokio::test]
-async fn strategy_determines_the_form_of_the_answer() {
-    let mut lab = Lab::new().await;
+async fn strategy_of_a_mod_constrains_its_answer() {
+    let mut engine = ModEngine::new().await;
     let letters = |text: &str| !text.is_empty() && text.chars().all(char::is_alphabetic);
     let digits = |text: &str| text.len() == 4 && text.chars().all(|c| c.is_ascii_digit());
     let list = |text: &str| {
@@ -198,47 +177,47 @@ async fn strategy_determines_the_form_of_the_answer() {
         ("list", &list),
     ];
     for (form, check) in checks {
-        let mut different = std::collections::HashSet::new();
+        let mut answers = std::collections::HashSet::new();
         for seed in 0..SEEDS {
-            let result = lab.sample(&[("in_form", json!({"form": form}))], hot(seed), 120).await;
+            let result = engine.sample(&[("in_form", json!({"form": form}))], high_temperature(seed), 120).await;
             assert_eq!(result.exceptions(), Vec::<&str>::new());
             let (answer, rest) = result.text.split_once("|||").unwrap_or_else(|| panic!("{form}: {:?}", result.text));
             assert!(check(answer), "{form} with seed {seed}: {answer:?}");
             assert!(!rest.is_empty(), "the model continues the answer");
-            different.insert(answer.to_owned());
+            answers.insert(answer.to_owned());
         }
-        assert!(different.len() > 1, "{form}: every seed has the same answer: {different:?}");
+        assert!(answers.len() > 1, "{form}: every seed has the same answer: {answers:?}");
     }
 }
 
 #[tokio::test]
 async fn erased_question_is_visible_only_to_its_mod() {
-    let mut lab = Lab::new().await;
+    let mut engine = ModEngine::new().await;
     for seed in 0..SEEDS {
-        let plain = lab.sample(&[], hot(seed), 60).await;
-        let result = lab.sample(&[("hidden", Value::Null)], hot(seed), 60).await;
+        let plain = engine.sample(&[], high_temperature(seed), 60).await;
+        let result = engine.sample(&[("hidden", Value::Null)], high_temperature(seed), 60).await;
         assert_eq!(result.exceptions(), Vec::<&str>::new());
         assert!(["answer yes", "answer no"].contains(&result.log_lines()[0]), "{:?}", result.log_lines());
         assert_eq!(result.log_lines().len(), 1);
-        assert_eq!(result.retracted, 0, "the question was sent to the client");
+        assert_eq!(result.retracted, 0, "the question must not be sent to the client");
         assert_eq!(result.text, result.end.finish.text);
         assert!(!result.text.contains("story?"), "{}", result.text);
         assert_eq!(result.end.finish.usage.completion_tokens, plain.end.finish.usage.completion_tokens);
-        let kept = lab.sample(&[("prompt_hidden", Value::Null)], hot(seed), 60).await;
+        let kept = engine.sample(&[("prompt_hidden", Value::Null)], high_temperature(seed), 60).await;
         assert!(kept.text.starts_with("yes") || kept.text.starts_with("no"), "{}", kept.text);
         assert_eq!((kept.retracted, kept.exceptions().len()), (0, 0));
     }
-    let short = lab.sample(&[("hidden", Value::Null)], hot(1), 5).await;
+    let short = engine.sample(&[("hidden", Value::Null)], high_temperature(1), 5).await;
     assert_eq!(short.log_lines(), ["answer None"], "the question does not fit into five tokens");
     assert!(!short.text.contains("story") && !short.text.contains("Is this"), "{}", short.text);
 }
 
 #[tokio::test]
 async fn flow_branches_on_the_answers() {
-    let mut lab = Lab::new().await;
+    let mut engine = ModEngine::new().await;
     let mut branches = std::collections::HashMap::new();
     for seed in 0..40 {
-        let result = lab.sample(&[("ways", Value::Null)], hot(seed), 80).await;
+        let result = engine.sample(&[("ways", Value::Null)], high_temperature(seed), 80).await;
         assert_eq!(result.exceptions(), Vec::<&str>::new());
         assert!(!result.text.contains('[') || result.end.finish.reason == FinishReason::Length, "{}", result.text);
         assert_eq!((result.retracted, &result.text), (0, &result.end.finish.text));
@@ -262,5 +241,5 @@ async fn flow_branches_on_the_answers() {
         };
         *branches.entry(branch).or_insert(0) += 1;
     }
-    assert!(branches.len() >= 3, "random weights take several branches: {branches:?}");
+    assert!(branches.len() >= 3, "different seeds take several branches: {branches:?}");
 }

@@ -44,7 +44,7 @@ async fn access_log(server: &Server, count: usize) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn metrics_of_runs_add_up() {
+async fn metrics_count_requests_runs_and_mod_calls() {
     let server = Server::start(&[]);
     server.wait_ready().await;
     let body =
@@ -83,15 +83,15 @@ async fn metrics_of_runs_add_up() {
         ("thunder_mod_call_failures_total{mod=\"log-top\"}", 0.0),
         ("thunder_spool_bytes", 0.0),
         ("thunder_database_errors_total{kind=\"unavailable\"}", 0.0),
-        ("thunder_database_errors_total{kind=\"refused\"}", 0.0),
+        ("thunder_database_errors_total{kind=\"error\"}", 0.0),
     ] {
         assert_eq!(found.get(name), Some(&expected), "{name}\n{text}");
     }
-    // A call for each forward pass of two runs.
+    // The mod is called for each of the 12 forward passes of two runs.
     assert_eq!(found["thunder_mod_call_duration_seconds_count{mod=\"log-top\"}"], 24.0, "{text}");
     assert!(found["thunder_recorded_attention_bytes_total"] > 0.0, "{text}");
-    let sum = found["thunder_time_to_first_token_seconds_sum"];
-    assert!(sum > found["thunder_queue_time_seconds_sum"] && sum < begun.elapsed().as_secs_f64() + 60.0, "{text}");
+    let first_token_seconds = found["thunder_time_to_first_token_seconds_sum"];
+    assert!(first_token_seconds > found["thunder_queue_time_seconds_sum"], "{text}");
     for (bucket, count) in found.iter().filter(|(name, _)| name.contains("le=\"+Inf\"")) {
         let total = bucket.replace("_bucket{", "_count{").replace(",le=\"+Inf\"", "").replace("{le=\"+Inf\"}", "");
         assert_eq!(found.get(total.as_str()), Some(count), "{bucket}");
@@ -99,7 +99,7 @@ async fn metrics_of_runs_add_up() {
     promtool(&["check", "metrics"], &text);
 }
 
-/// Runs Prometheus' own checker, where it is installed.
+/// Checks the input with `promtool` of Prometheus if it is installed.
 fn promtool(arguments: &[&str], input: &str) {
     let Ok(mut child) = Command::new("promtool")
         .args(arguments)
@@ -115,8 +115,9 @@ fn promtool(arguments: &[&str], input: &str) {
     let output = child.wait_with_output().unwrap();
     // Exit code 3 reports names that differ from Prometheus' conventions, such as those of llama-server.
     let printed = String::from_utf8_lossy(&output.stderr);
-    let own = printed.lines().filter(|line| !line.starts_with("llamacpp:") && !line.is_empty()).collect::<Vec<_>>();
-    assert!(own.is_empty() && matches!(output.status.code(), Some(0 | 3)), "{printed}");
+    let problems =
+        printed.lines().filter(|line| !line.starts_with("llamacpp:") && !line.is_empty()).collect::<Vec<_>>();
+    assert!(problems.is_empty() && matches!(output.status.code(), Some(0 | 3)), "{printed}");
 }
 
 #[tokio::test]
@@ -125,8 +126,8 @@ async fn metrics_are_on_by_default_on_loopback_addresses_only() {
     assert_eq!(status, 200);
     let public = Server::start(&["--listen", "0.0.0.0:0", "--api-key", "secret"]);
     public.wait_ready().await;
-    let (status, refused) = public.get("/metrics").await;
-    assert_eq!((status, refused["error"]["code"].as_u64()), (501, Some(501)), "{refused}");
+    let (status, error) = public.get("/metrics").await;
+    assert_eq!((status, error["error"]["code"].as_u64()), (501, Some(501)), "{error}");
 }
 
 #[tokio::test]
@@ -141,16 +142,16 @@ async fn access_log_has_a_json_line_per_request() {
     assert!(response.text().await.unwrap().contains("[DONE]"));
     let run = server.request(Method::GET, &format!("/api/v1/runs/{run_id}")).send().await.unwrap();
     assert_eq!(run.status(), 200);
-    let made = run.headers()["x-request-id"].to_str().unwrap().to_owned();
+    let assigned_id = run.headers()["x-request-id"].to_str().unwrap().to_owned();
     drop(run.bytes().await.unwrap());
     let log = access_log(&server, 2).await;
     assert_eq!(log.len(), 2, "{log:?}");
     let fields = ["method", "route", "status", "key", "run_id", "request_id", "complete"];
-    let shown = |line: &Value| fields.map(|field| line[field].clone());
+    let selected = |line: &Value| fields.map(|field| line[field].clone());
     let key = log[0]["key"].clone();
     assert!(key.as_str().is_some_and(|label| !label.is_empty() && !label.contains("secret")), "{key}");
     assert_eq!(
-        shown(&log[0]),
+        selected(&log[0]),
         [
             json!("POST"),
             json!("/v1/completions"),
@@ -162,8 +163,8 @@ async fn access_log_has_a_json_line_per_request() {
         ]
     );
     assert_eq!(
-        shown(&log[1]),
-        [json!("GET"), json!("/api/v1/runs/{id}"), json!(200), key, Value::Null, json!(made), json!(true)]
+        selected(&log[1]),
+        [json!("GET"), json!("/api/v1/runs/{id}"), json!(200), key, Value::Null, json!(assigned_id), json!(true)]
     );
     for line in &log {
         assert_eq!((&line["level"], &line["message"]), (&json!("INFO"), &json!("request")), "{line}");
@@ -188,7 +189,7 @@ async fn disconnected_stream_is_logged_as_incomplete() {
 }
 
 #[tokio::test]
-async fn access_log_can_be_turned_off_and_requests_without_a_run_have_no_run_id() {
+async fn access_log_can_be_turned_off() {
     let server = Server::start(&["--log-format", "json", "--log", "info,thunder::access=off"]);
     server.wait_ready().await;
     server.get("/props").await;

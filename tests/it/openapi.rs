@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
 
-/// Alternative paths of documented routes, used by clients of llama-server, `KoboldCPP` and older APIs, with the documented path.
+/// Alternative paths of routes, for clients of llama-server, `KoboldCPP` and older APIs, each with the documented path.
 const ALIASES: [(&str, &str); 21] = [
     ("/api/latest/config/max_context_length", "/api/v1/config/max_context_length"),
     ("/api/latest/config/max_length", "/api/v1/config/max_length"),
@@ -55,7 +55,7 @@ async fn openapi_operations_have_unique_ids() {
     let mut seen = BTreeSet::new();
     for (method, path, operation) in operations {
         let id = operation["operationId"].as_str().unwrap_or_default();
-        assert!(!id.is_empty() && seen.insert(id), "{method} {path}: operationId {id:?} is empty or taken");
+        assert!(!id.is_empty() && seen.insert(id), "{method} {path}: operationId {id:?} is empty or used twice");
     }
 }
 
@@ -76,11 +76,11 @@ async fn openapi_responses_have_descriptions() {
 async fn openapi_path_parameters_are_declared() {
     let document = document().await;
     for (method, path, operation) in operations(&document) {
-        let inside: BTreeSet<&str> = path.split('{').skip(1).map(|rest| rest.split_once('}').unwrap().0).collect();
+        let in_path: BTreeSet<&str> = path.split('{').skip(1).map(|rest| rest.split_once('}').unwrap().0).collect();
         let parameters = operation["parameters"].as_array().map_or(&[][..], Vec::as_slice);
         let declared: Vec<&Value> = parameters.iter().filter(|parameter| parameter["in"] == "path").collect();
         let names: BTreeSet<&str> = declared.iter().filter_map(|parameter| parameter["name"].as_str()).collect();
-        assert_eq!(names, inside, "{method} {path}");
+        assert_eq!(names, in_path, "{method} {path}");
         assert_eq!(names.len(), declared.len(), "{method} {path}: a path parameter is declared twice");
         assert!(declared.iter().all(|parameter| parameter["required"] == true), "{method} {path}");
     }
@@ -132,7 +132,7 @@ async fn references_of_api_documents_resolve() {
         assert!(references.len() > 10, "{path} has {} references", references.len());
         for reference in references {
             let pointer = reference.strip_prefix('#').unwrap_or(reference);
-            assert!(document.pointer(pointer).is_some(), "{path}: {reference} is nowhere");
+            assert!(document.pointer(pointer).is_some(), "{path}: {reference} does not exist");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `--api-prefix`: routes exist only below it, and links of pages include it.
 
-use super::harness::{Server, client, message_of, thunder};
+use super::harness::{Server, client, message_of, thunder, websocket_handshake};
 use reqwest::{Client, Response};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
@@ -18,7 +18,7 @@ struct Browser {
 impl Browser {
     async fn get(&self, path: &str) -> Response {
         let request = self.http.get(format!("{}{path}", self.root)).header("accept", "text/html");
-        // The client's prefix header is ignored.
+        // The server ignores this header.
         request.header("cookie", &self.cookie).header("x-forwarded-prefix", "//evil.example").send().await.unwrap()
     }
 }
@@ -46,10 +46,11 @@ async fn routes_exist_only_below_prefix() {
     for path in ["/", "/health", "/v1/models", "/llm", "/llm/v2x/health", "/runs", "/v1/models/llm/v2/health"] {
         let response = http.get(format!("{root}{path}")).bearer_auth(KEY).send().await.unwrap();
         assert_eq!(response.status().as_u16(), 404, "{path}");
-        assert!(response.text().await.unwrap().contains("below /llm/v2"), "{path}");
+        let expected = format!("no route exists at {path}; all routes are below {PREFIX}");
+        assert!(response.text().await.unwrap().contains(&expected), "{path}");
     }
-    let beside: Value = http.get(format!("{root}/v1/models")).send().await.unwrap().json().await.unwrap();
-    assert_eq!(beside["error"]["type"], "not_found_error", "{beside}");
+    let outside: Value = http.get(format!("{root}/v1/models")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(outside["error"]["type"], "not_found_error", "{outside}");
     assert_eq!(http.get(format!("{root}{PREFIX}/v1/models")).send().await.unwrap().status().as_u16(), 401);
     assert_eq!(server.get("/health").await.0, 200);
     let body = json!({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3, "stream": true});
@@ -60,8 +61,8 @@ async fn routes_exist_only_below_prefix() {
     assert_eq!(server.get("/api/v1/asyncapi.json").await.1["servers"]["local"]["pathname"], PREFIX);
 
     let run_id = {
-        let requested = json!({"prompt": "Once", "n_predict": 3});
-        server.answer("/completion", &requested).await["thunder"]["run_id"].as_str().unwrap().to_owned()
+        let body = json!({"prompt": "Once", "n_predict": 3});
+        server.answer("/completion", &body).await["thunder"]["run_id"].as_str().unwrap().to_owned()
     };
     server.finished(&run_id).await;
     assert_pages_link_below_prefix(&server, http, root, &run_id).await;
@@ -86,9 +87,9 @@ async fn assert_pages_link_below_prefix(server: &Server, http: Client, root: Str
     }
     let mut seen = BTreeSet::new();
     let pages = ["/runs", "/runs?q=model:none%20surface:none", "/runs?q=modle:x", "/playground", "/mods", "/nowhere"];
-    let of_run =
+    let pages_of_run =
         [format!("/runs/{run_id}"), format!("/runs/{run_id}?view=text"), format!("/compare?a={run_id}&b={run_id}")];
-    for path in pages.into_iter().map(str::to_owned).chain(of_run) {
+    for path in pages.into_iter().map(str::to_owned).chain(pages_of_run) {
         let response = browser.get(&format!("{PREFIX}{path}")).await;
         let page = response.text().await.unwrap();
         assert!(page.contains(&format!("data-base=\"{PREFIX}\"")) && !page.contains("evil"), "{path}: {page}");
@@ -103,16 +104,11 @@ async fn assert_pages_link_below_prefix(server: &Server, http: Client, root: Str
 }
 
 async fn assert_sockets_and_command_line_work(server: Server) {
-    let scene = move || {
+    let clients = move || {
         let address = server.base.strip_prefix("http://").unwrap().split('/').next().unwrap().to_owned();
         let mut socket = std::net::TcpStream::connect(address).unwrap();
-        write!(
-            socket,
-            "GET {PREFIX}/generate HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Authorization: Bearer {KEY}\r\nSec-WebSocket-Version: 13\r\n\
-             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        .unwrap();
+        let handshake = websocket_handshake(&format!("{PREFIX}/generate"), &format!("Authorization: Bearer {KEY}\r\n"));
+        socket.write_all(handshake.as_bytes()).unwrap();
         let mut output = [0; 4096];
         let count = socket.read(&mut output).unwrap();
         assert!(output[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&output[..count]));
@@ -122,5 +118,5 @@ async fn assert_sockets_and_command_line_work(server: Server) {
         let printed = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && printed.contains(&format!("{}/runs/", server.base)), "{printed}");
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    tokio::task::spawn_blocking(clients).await.unwrap();
 }

@@ -1,10 +1,10 @@
-//! Traces of Quote, whose accumulator nests the fields of actions in `details` and reports prompts and the final text.
+//! Traces of Quote. They nest the fields of actions in `details`, and have the prompts and the final text.
 
 use super::harness::{Server, server};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-/// Returns documents that Quote's own loop records, one for each kind of action.
+/// Returns traces that Quote recorded, one for each kind of action.
 fn traces() -> Vec<Value> {
     serde_json::from_slice(include_bytes!("../../fixtures/quote_traces.json")).unwrap()
 }
@@ -20,7 +20,7 @@ async fn page(server: &Server, path: &str) -> String {
 }
 
 #[tokio::test]
-async fn quote_traces_replay_to_their_final_text() {
+async fn replay_of_quote_traces_ends_with_their_final_text() {
     let server = server().await;
     for trace in traces() {
         assert_eq!(server.post("/ingest", &trace).await.0, 201);
@@ -30,9 +30,9 @@ async fn quote_traces_replay_to_their_final_text() {
         assert_eq!(status, 200, "{id}");
         assert_eq!(run["run"]["notes"], Value::Null, "{id}");
         assert_eq!(run["run"]["output_preview"], request["final_text"], "{id}");
-        let mut kept = run["request"].clone();
-        assert!(kept.as_object_mut().unwrap().remove("created_at").is_some());
-        assert_eq!(&kept, request, "{id}");
+        let mut stored = run["request"].clone();
+        assert!(stored.as_object_mut().unwrap().remove("created_at").is_some());
+        assert_eq!(&stored, request, "{id}");
     }
 }
 
@@ -92,18 +92,18 @@ async fn nul_characters_are_replaced_and_noted() {
     assert!(page(server, "/runs/quote-nul").await.contains(note));
 }
 
-/// Sends a run of a mod file as `thunder run` does.
+/// The document is one that `thunder run` sends for a mod in a file.
 #[tokio::test]
 async fn run_sent_by_cli_has_message_as_title_and_cli_surface() {
     let server = server().await;
     let document = json!({
-        "request": {"request_id": "quote-handed", "model": "demo", "mod_text": "stamp", "user_prompt": "Hello!"},
+        "request": {"request_id": "quote-cli", "model": "demo", "mod_text": "stamp", "user_prompt": "Hello!"},
         "events": [{"event_type": "Prefilled", "step": 0, "sequence_order": 0, "input_text": "<|im_start|>user\nHello!"}],
         "mod_calls": [{"event_sequence_order": 0, "mod_name": "stamp", "event_type": "Prefilled", "step": 0}],
     });
     let request = server.request(Method::POST, "/ingest").header("x-thunder-surface", "cli");
     assert_eq!(request.body(document.to_string()).send().await.unwrap().status(), 201);
-    let (_, run) = server.get("/api/v1/runs/quote-handed").await;
+    let (_, run) = server.get("/api/v1/runs/quote-cli").await;
     let run = &run["run"];
     assert_eq!((&run["surface"], &run["prompt_preview"]), (&json!("cli"), &json!("Hello!")));
     assert_eq!(run["mods"], json!(["stamp"]));

@@ -1,7 +1,7 @@
-//! Runs that are read while they are being recorded: right after their id is known, right after their answer, while the
-//! database is slow, and from another server.
+//! Runs that are read while they are recorded: after their first token, after their answer, while the database is slow,
+//! and from another server.
 
-use super::harness::{Server, run_start, server};
+use super::harness::{Server, run_start, server, with_fields};
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -14,18 +14,16 @@ use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
 
-/// Returns a server whose database a test may lock; used by one test at a time.
-async fn lockable() -> (&'static Server, MutexGuard<'static, ()>) {
+/// Returns a server whose database a test may lock. One test uses it at a time, until it drops the guard.
+async fn server_with_lockable_database() -> (&'static Server, MutexGuard<'static, ()>) {
     static SERVER: LazyLock<Server> = LazyLock::new(|| Server::start(&["--attention", "on"]));
-    static TURN: Mutex<()> = Mutex::const_new(());
-    let turn = TURN.lock().await;
-    (tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await, turn)
+    static IN_USE: Mutex<()> = Mutex::const_new(());
+    let guard = IN_USE.lock().await;
+    (tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await, guard)
 }
 
-fn body(further: &Value) -> Value {
-    let mut body = json!({"prompt": "Hello", "max_tokens": 12, "seed": 3, "ignore_eos": true});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+fn completion_request(fields: &Value) -> Value {
+    with_fields(json!({"prompt": "Hello", "max_tokens": 12, "seed": 3, "ignore_eos": true}), fields)
 }
 
 async fn status_and_text(server: &Server, path: &str) -> (u16, String) {
@@ -34,12 +32,12 @@ async fn status_and_text(server: &Server, path: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn running_run_is_readable_on_every_route_with_its_first_token() {
+async fn active_run_is_readable_on_every_route_after_its_first_token() {
     let server = server().await;
-    let known = server.answer("/v1/completions", &body(&json!({}))).await["thunder"]["run_id"].clone();
+    let known = server.answer("/v1/completions", &completion_request(&json!({}))).await["thunder"]["run_id"].clone();
     let known = known.as_str().unwrap();
     for _ in 0..3 {
-        let request = body(&json!({"stream": true, "max_tokens": 4000}));
+        let request = completion_request(&json!({"stream": true, "max_tokens": 4000}));
         let response = server.request(Method::POST, "/v1/completions").json(&request).send().await.unwrap();
         let id = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
         let mut output = response.bytes_stream();
@@ -65,12 +63,12 @@ async fn running_run_is_readable_on_every_route_with_its_first_token() {
 }
 
 #[tokio::test]
-async fn finished_run_is_whole_right_after_its_answer() {
-    let (server, _turn) = lockable().await;
-    let ask = async |number: i32| {
-        let request_id = format!("whole-{number}");
-        let further = json!({"request_id": request_id, "attention": true, "max_tokens": 10 + number});
-        let answer = server.answer("/v1/completions", &body(&further)).await;
+async fn finished_run_is_complete_when_its_answer_arrives() {
+    let (server, _guard) = server_with_lockable_database().await;
+    let check_run = async |number: i32| {
+        let request_id = format!("complete-{number}");
+        let fields = json!({"request_id": request_id, "attention": true, "max_tokens": 10 + number});
+        let answer = server.answer("/v1/completions", &completion_request(&fields)).await;
         let id = answer["thunder"]["run_id"].as_str().unwrap().to_owned();
         let id = if number % 2 == 0 { id } else { request_id };
         let (status, run) = server.get(&format!("/api/v1/runs/{id}")).await;
@@ -81,16 +79,16 @@ async fn finished_run_is_whole_right_after_its_answer() {
         let (status, attention) = server.get(&format!("/api/v1/runs/{id}/attention?at={order}")).await;
         assert_eq!((status, &attention["attention"]["sequence_order"]), (200, order), "{attention}");
     };
-    futures::future::join_all((0..8).map(ask)).await;
+    futures::future::join_all((0..8).map(check_run)).await;
 }
 
 #[tokio::test]
 async fn read_of_finished_run_waits_for_a_slow_database() {
-    let (server, _turn) = lockable().await;
+    let (server, _guard) = server_with_lockable_database().await;
     let mut blocker = PgConnection::connect(&server.database_url()).await.unwrap();
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("lock table events in exclusive mode").execute(&mut *lock).await.unwrap();
-    let answer = server.answer("/v1/completions", &body(&json!({}))).await;
+    let answer = server.answer("/v1/completions", &completion_request(&json!({}))).await;
     let path = format!("/api/v1/runs/{}", answer["thunder"]["run_id"].as_str().unwrap());
     let read = tokio::spawn(async move { server.get(&path).await });
     for _ in 0..20 {
@@ -104,39 +102,39 @@ async fn read_of_finished_run_waits_for_a_slow_database() {
 
 #[tokio::test]
 async fn request_id_is_unique_while_the_database_is_slow() {
-    let (server, _turn) = lockable().await;
+    let (server, _guard) = server_with_lockable_database().await;
     let id = format!("slow-{}", RunId::now());
-    let ask = async |fields: Value| server.post("/v1/completions", &body(&fields)).await;
+    let complete = async |fields: Value| server.post("/v1/completions", &completion_request(&fields)).await;
     let mut blocker = PgConnection::connect(&server.database_url()).await.unwrap();
 
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("lock table events in exclusive mode").execute(&mut *lock).await.unwrap();
-    let (status, answer) = ask(json!({"request_id": id})).await;
+    let (status, answer) = complete(json!({"request_id": id})).await;
     assert_eq!(status, 200, "{answer}");
-    let (status, answer) = ask(json!({"request_id": id})).await;
+    let (status, answer) = complete(json!({"request_id": id})).await;
     assert_eq!((status, &answer["error"]["param"]), (409, &json!("request_id")), "the first is not stored: {answer}");
     lock.rollback().await.unwrap();
     server.finished(&id).await;
 
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("lock table run_keys in access exclusive mode").execute(&mut *lock).await.unwrap();
-    let (status, answer) = ask(json!({"request_id": id, "record": "required"})).await;
+    let (status, answer) = complete(json!({"request_id": id, "record": "required"})).await;
     assert_eq!(status, 503, "{answer}");
-    let (status, answer) = ask(json!({"request_id": id})).await;
+    let (status, answer) = complete(json!({"request_id": id})).await;
     assert_eq!(status, 200, "{answer}");
     lock.rollback().await.unwrap();
     let run_id = answer["thunder"]["run_id"].as_str().unwrap();
     assert_eq!(server.finished(run_id).await["run"]["request_id"], format!("{id}~{run_id}"));
 }
 
-/// Writes a run as another server on the same database does.
-struct Elsewhere {
+/// Another server on the same database, which writes a run.
+struct OtherServer {
     store: Store,
     run_id: RunId,
     next: i32,
 }
 
-impl Elsewhere {
+impl OtherServer {
     async fn begin(url: &str, server: &Server) -> Self {
         let data_dir = server.data_dir.join("elsewhere");
         let store =
@@ -169,7 +167,7 @@ impl Elsewhere {
     }
 }
 
-/// Waits until the query returns that count.
+/// Waits until a query returns the expected count.
 async fn wait_for_count(watch: &mut PgConnection, query: &'static str, run_id: RunId, expected: i64) {
     for _ in 0..3000 {
         let count: i64 = sqlx::query_scalar(query).bind(run_id.0).fetch_one(&mut *watch).await.unwrap();
@@ -178,16 +176,16 @@ async fn wait_for_count(watch: &mut PgConnection, query: &'static str, run_id: R
         }
         sleep(Duration::from_millis(20)).await;
     }
-    panic!("never {expected}: {query}");
+    panic!("the count does not become {expected}: {query}");
 }
 
 #[tokio::test]
-async fn follower_gets_events_that_are_committed_while_it_reads() {
-    let (server, _turn) = lockable().await;
+async fn follower_receives_events_that_are_committed_while_it_reads() {
+    let (server, _guard) = server_with_lockable_database().await;
     let url = server.database_url();
     let mut watch = PgConnection::connect(&url).await.unwrap();
     let mut blocker = PgConnection::connect(&url).await.unwrap();
-    let mut run = Elsewhere::begin(&url, server).await;
+    let mut run = OtherServer::begin(&url, server).await;
     run.events(900, &mut watch).await;
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("lock table mod_calls in access exclusive mode").execute(&mut *lock).await.unwrap();
@@ -207,8 +205,8 @@ async fn follower_gets_events_that_are_committed_while_it_reads() {
     let ids: Vec<i32> = text.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect();
     let missing: Vec<i32> = (0..1100).filter(|order| !ids.contains(order)).collect();
     assert!(missing.is_empty(), "{} missing, the first is {}", missing.len(), missing[0]);
-    assert_eq!(ids.len(), 1100, "no item is repeated");
-    assert_eq!(status_and_text(server, &lines).await.1.lines().count(), 1100, "two pages");
+    assert_eq!(ids.len(), 1100, "items are repeated");
+    assert_eq!(status_and_text(server, &lines).await.1.lines().count(), 1100, "the events span two pages");
 }
 
 #[tokio::test]
@@ -228,7 +226,7 @@ async fn page_of_unknown_run_retries() {
         assert!(path.starts_with(&format!("/runs/{id}?at=3&view=text&retry=")), "{path}");
     }
     assert_eq!(seen.len(), 6, "{seen:?}");
-    let answer = server.answer("/v1/completions", &body(&json!({}))).await;
+    let answer = server.answer("/v1/completions", &completion_request(&json!({}))).await;
     let id = answer["thunder"]["run_id"].as_str().unwrap();
     let found = status_and_text(server, &format!("/runs/{id}?retry=2")).await;
     assert_eq!(found.0, 200, "{}", found.1);

@@ -7,29 +7,14 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const BOSS: &str = "boss-key";
+/// The key that may upload mods.
+pub const MOD_KEY: &str = "boss-key";
 
-/// Returns a server where `boss-key` may upload, and `user-key` may not.
-fn with_uploads() -> [&'static str; 4] {
-    ["--api-key=user-key", "--mod-key", BOSS, "--allow-mod-upload"]
-}
-
-async fn send(server: &Server, key: &str, method: Method, path: &str, body: Option<&Value>) -> (u16, Value) {
-    let mut request = server.request(method, path);
-    if !key.is_empty() {
-        request = request.bearer_auth(key);
-    }
-    if let Some(body) = body {
-        request = request.json(body);
-    }
-    let response = request.send().await.unwrap();
-    let status = response.status().as_u16();
-    let text = response.text().await.unwrap();
-    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
-}
+/// Flags of a server where [`MOD_KEY`] may upload mods, and `user-key` may not.
+pub const UPLOAD_FLAGS: [&str; 4] = ["--api-key=user-key", "--mod-key", MOD_KEY, "--allow-mod-upload"];
 
 async fn upload(server: &Server, body: &Value) -> (u16, Value) {
-    send(server, BOSS, Method::POST, "/v1/mods", Some(body)).await
+    server.send(MOD_KEY, Method::POST, "/v1/mods", Some(body)).await
 }
 
 /// Returns a mod whose answer is `text`.
@@ -40,12 +25,12 @@ fn forced_answer(name: &str, text: &str) -> String {
     )
 }
 
-fn prompt(name: &str) -> Value {
+fn completion_request(name: &str) -> Value {
     json!({"prompt": "Hello", "max_tokens": 4, "seed": 1, "mods": [name]})
 }
 
-async fn answer(server: &Server, key: &str, name: &str) -> (u16, Value) {
-    send(server, key, Method::POST, "/v1/completions", Some(&prompt(name))).await
+async fn complete(server: &Server, key: &str, name: &str) -> (u16, Value) {
+    server.send(key, Method::POST, "/v1/completions", Some(&completion_request(name))).await
 }
 
 fn text(answer: &Value) -> &str {
@@ -53,32 +38,32 @@ fn text(answer: &Value) -> &str {
 }
 
 #[tokio::test]
-async fn list_of_mods_names_each_field_once() {
+async fn mod_list_has_no_duplicate_fields() {
     // A derived deserializer rejects duplicate fields; a map would use the last one.
     #[derive(serde::Deserialize)]
-    struct Listed {
+    struct ListedMod {
         name: String,
         origin: String,
     }
     #[derive(serde::Deserialize)]
-    struct List {
-        mods: Vec<Listed>,
+    struct ModList {
+        mods: Vec<ListedMod>,
     }
     let server = server().await;
     let text = server.request(Method::GET, "/v1/mods").send().await.unwrap().text().await.unwrap();
-    let list: List = serde_json::from_str(&text).unwrap();
+    let list: ModList = serde_json::from_str(&text).unwrap();
     let origin = |name: &str| list.mods.iter().find(|listed| listed.name == name).unwrap().origin.as_str();
     assert_eq!((origin("log-top"), origin("replace_start")), ("builtin", "file"));
 }
 
 #[tokio::test]
 async fn mod_is_uploaded_used_disabled_and_removed() {
-    let server = Server::start(&with_uploads());
+    let server = Server::start(&UPLOAD_FLAGS);
     server.wait_ready().await;
     let body =
         json!({"name": "fixed", "language": "python", "entrypoint": "fixed", "source": forced_answer("fixed", "one")});
-    assert_eq!(send(&server, "", Method::POST, "/v1/mods", Some(&body)).await.0, 401);
-    let (status, problem) = send(&server, "user-key", Method::POST, "/v1/mods", Some(&body)).await;
+    assert_eq!(server.send("", Method::POST, "/v1/mods", Some(&body)).await.0, 401);
+    let (status, problem) = server.send("user-key", Method::POST, "/v1/mods", Some(&body)).await;
     assert_eq!(
         (status, message_of(&problem)),
         (
@@ -92,11 +77,11 @@ async fn mod_is_uploaded_used_disabled_and_removed() {
     assert_eq!((&registered["name"], &registered["replaced"]), (&json!("fixed"), &json!(false)));
     assert_eq!(registered["description"], "Says one.");
     let first = registered["hash"].as_str().unwrap().to_owned();
-    let (status, reported) = answer(&server, "user-key", "fixed").await;
-    assert_eq!((status, text(&reported)), (200, "one"));
-    let run = reported["thunder"]["run_id"].as_str().unwrap().to_owned();
+    let (status, answer) = complete(&server, "user-key", "fixed").await;
+    assert_eq!((status, text(&answer)), (200, "one"));
+    let run = answer["thunder"]["run_id"].as_str().unwrap().to_owned();
     let run = loop {
-        let (_, run) = send(&server, "user-key", Method::GET, &format!("/api/v1/runs/{run}"), None).await;
+        let (_, run) = server.send("user-key", Method::GET, &format!("/api/v1/runs/{run}"), None).await;
         if run["run"]["status"] == "done" {
             break run;
         }
@@ -112,55 +97,55 @@ async fn mod_is_uploaded_used_disabled_and_removed() {
     assert_eq!(registered["unchanged"], false);
     let (_, again) = upload(&server, &second).await;
     assert_eq!((&again["hash"], &again["unchanged"]), (&registered["hash"], &json!(true)));
-    assert_eq!(text(&answer(&server, "user-key", "fixed").await.1), "two");
-    let (_, versions) = send(&server, "user-key", Method::GET, "/v1/mods/fixed/versions", None).await;
+    assert_eq!(text(&complete(&server, "user-key", "fixed").await.1), "two");
+    let (_, versions) = server.send("user-key", Method::GET, "/v1/mods/fixed/versions", None).await;
     assert_eq!(versions["current"], registered["hash"]);
     let hashes: Vec<&Value> = versions["versions"].as_array().unwrap().iter().map(|version| &version["hash"]).collect();
     assert_eq!(hashes, [&registered["hash"], &json!(first)], "newest first");
     assert!(versions["versions"][0]["registered_by"].as_str().unwrap().starts_with("key-"), "{versions}");
-    assert!(!versions.to_string().contains(BOSS), "a key is shown");
+    assert!(!versions.to_string().contains(MOD_KEY), "a key is shown");
     let path = format!("/v1/mods/fixed/source?version={}", &first[..8]);
     assert_eq!(
-        send(&server, "user-key", Method::GET, &path, None).await,
+        server.send("user-key", Method::GET, &path, None).await,
         (200, Value::from(forced_answer("fixed", "one")))
     );
 
-    let (status, _) = send(&server, "user-key", Method::POST, "/v1/mods/fixed/disable", None).await;
+    let (status, _) = server.send("user-key", Method::POST, "/v1/mods/fixed/disable", None).await;
     assert_eq!(status, 403);
-    let (status, shown) = send(&server, BOSS, Method::POST, "/v1/mods/fixed/disable", None).await;
+    let (status, shown) = server.send(MOD_KEY, Method::POST, "/v1/mods/fixed/disable", None).await;
     assert_eq!((status, &shown["enabled"]), (200, &json!(false)));
-    let (status, reported) = answer(&server, "user-key", "fixed").await;
-    assert_eq!((status, &reported["error"]["code"]), (400, &json!("mod_disabled")), "{reported}");
+    let (status, answer) = complete(&server, "user-key", "fixed").await;
+    assert_eq!((status, &answer["error"]["code"]), (400, &json!("mod_disabled")), "{answer}");
 
     server.stop("TERM").await;
-    let server = server.start_again(&with_uploads());
+    let server = server.start_again(&UPLOAD_FLAGS);
     server.wait_ready().await;
-    let (_, shown) = send(&server, "user-key", Method::GET, "/v1/mods/fixed", None).await;
+    let (_, shown) = server.send("user-key", Method::GET, "/v1/mods/fixed", None).await;
     assert_eq!((&shown["enabled"], &shown["hash"]), (&json!(false), &registered["hash"]), "{shown}");
-    send(&server, BOSS, Method::POST, "/v1/mods/fixed/enable", None).await;
-    assert_eq!(text(&answer(&server, "user-key", "fixed").await.1), "two");
+    server.send(MOD_KEY, Method::POST, "/v1/mods/fixed/enable", None).await;
+    assert_eq!(text(&complete(&server, "user-key", "fixed").await.1), "two");
 
-    assert_eq!(send(&server, BOSS, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
-    let (status, problem) = send(&server, BOSS, Method::DELETE, "/v1/mods/fixed", None).await;
+    assert_eq!(server.send(MOD_KEY, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
+    let (status, problem) = server.send(MOD_KEY, Method::DELETE, "/v1/mods/fixed", None).await;
     assert_eq!((status, &*redact_text(message_of(&problem))), (404, "unknown mod 'fixed'; known mods: [mods]"));
-    let (status, reported) = answer(&server, "user-key", "fixed").await;
-    assert_eq!((status, &reported["error"]["code"]), (400, &json!("unknown_mod")), "{reported}");
+    let (status, answer) = complete(&server, "user-key", "fixed").await;
+    assert_eq!((status, &answer["error"]["code"]), (400, &json!("unknown_mod")), "{answer}");
 }
 
 #[tokio::test]
 async fn invalid_mod_is_rejected_with_reason() {
-    let server = Server::start(&with_uploads());
+    let server = Server::start(&UPLOAD_FLAGS);
     server.wait_ready().await;
-    let refused = async |body: Value| {
+    let rejection = async |body: Value| {
         let (status, problem) = upload(&server, &body).await;
         (status, problem["pointer"].as_str().unwrap_or_default().to_owned(), problem["detail"].to_string())
     };
     let (status, place, detail) =
-        refused(json!({"name": "bad", "source": "from thunder_mods import mod\ndef x(:\n"})).await;
+        rejection(json!({"name": "bad", "source": "from thunder_mods import mod\ndef x(:\n"})).await;
     assert_eq!((status, place.as_str()), (400, "source"), "{detail}");
     assert!(detail.contains("SyntaxError") && detail.contains("line 2"), "{detail}");
     let (status, _, detail) =
-        refused(json!({"name": "bad", "source": "import thunder_mods\n\n\nraise KeyError('x')\n"})).await;
+        rejection(json!({"name": "bad", "source": "import thunder_mods\n\n\nraise KeyError('x')\n"})).await;
     assert!(status == 400 && detail.contains("KeyError") && detail.contains("line 4"), "{detail}");
     let mut errors = ErrorTable::default();
     for (body, field) in [
@@ -178,7 +163,7 @@ async fn invalid_mod_is_rejected_with_reason() {
         errors.add(body, &answer);
     }
     insta::assert_snapshot!("upload_errors", errors);
-    let (status, list) = send(&server, BOSS, Method::GET, "/v1/mods", None).await;
+    let (status, list) = server.send(MOD_KEY, Method::GET, "/v1/mods", None).await;
     assert_eq!(status, 200);
     assert!(list["mods"].as_array().unwrap().iter().all(|found| found["origin"] == "builtin"), "no mod was registered");
 
@@ -192,7 +177,7 @@ async fn invalid_mod_is_rejected_with_reason() {
         upload(&server, &json!({"name": "calm", "module": "calm_mods.main", "entrypoint": "calm", "source": files}))
             .await;
     assert_eq!(status, 200, "{registered}");
-    assert_eq!(text(&answer(&server, BOSS, "calm").await.1), "calm");
+    assert_eq!(text(&complete(&server, MOD_KEY, "calm").await.1), "calm");
 }
 
 #[tokio::test]
@@ -211,12 +196,12 @@ async fn uploads_are_rejected_by_default() {
     assert_eq!(known("log-top").unwrap()["origin"], "builtin");
 }
 
-/// Waits until a mod has the expected state.
-async fn until(server: &Server, name: &str, is_right: impl Fn(u16, &Value) -> bool) -> Value {
+/// Waits until a mod has the expected state, as a key sees it; returns the mod.
+async fn wait_for_mod(server: &Server, key: &str, name: &str, is_expected: impl Fn(u16, &Value) -> bool) -> Value {
     let begun = Instant::now();
     loop {
-        let (status, shown) = server.get(&format!("/v1/mods/{name}")).await;
-        if is_right(status, &shown) {
+        let (status, shown) = server.send(key, Method::GET, &format!("/v1/mods/{name}"), None).await;
+        if is_expected(status, &shown) {
             return shown;
         }
         assert!(begun.elapsed() < Duration::from_mins(1), "{name}: {status} {shown}\n{}", server.log());
@@ -235,30 +220,30 @@ async fn mods_directory_is_watched() {
     write(&mods, "broken.py", "def x(:\n");
     let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
     server.wait_ready().await;
-    assert_eq!(text(&answer(&server, "", "fixed").await.1), "one");
-    let (_, reported) = answer(&server, "", "broken").await;
-    let message = reported["error"]["message"].as_str().unwrap();
+    assert_eq!(text(&complete(&server, "", "fixed").await.1), "one");
+    let (_, answer) = complete(&server, "", "broken").await;
+    let message = answer["error"]["message"].as_str().unwrap();
     assert!(message.contains("broken.py") && message.contains("SyntaxError"), "{message}");
-    let first = until(&server, "fixed", |status, _| status == 200).await["hash"].clone();
+    let first = wait_for_mod(&server, "", "fixed", |status, _| status == 200).await["hash"].clone();
 
     write(&mods, "fixed.py", &forced_answer("fixed", "two"));
-    let second = until(&server, "fixed", |_, shown| shown["hash"] != first).await;
+    let second = wait_for_mod(&server, "", "fixed", |_, shown| shown["hash"] != first).await;
     assert_eq!(second["earlier"][0]["hash"], first);
-    assert_eq!(text(&answer(&server, "", "fixed").await.1), "two");
+    assert_eq!(text(&complete(&server, "", "fixed").await.1), "two");
 
     write(&mods, "fixed.py", "def fixed(:\n");
-    let shown = until(&server, "fixed", |_, shown| shown["problem"].is_object()).await;
+    let shown = wait_for_mod(&server, "", "fixed", |_, shown| shown["problem"].is_object()).await;
     assert_eq!(shown["hash"], second["hash"]);
     assert!(shown["problem"]["traceback"].as_str().unwrap().contains("line 1"), "{shown}");
-    assert_eq!(text(&answer(&server, "", "fixed").await.1), "two", "the old version remains in use");
+    assert_eq!(text(&complete(&server, "", "fixed").await.1), "two", "the old version remains in use");
     let (_, list) = server.get("/v1/mods").await;
     assert_eq!(list["problems"].as_array().unwrap().len(), 2, "{list}");
 
     write(&mods, "broken.py", &forced_answer("mended", "three"));
-    until(&server, "mended", |status, _| status == 200).await;
-    assert_eq!(text(&answer(&server, "", "mended").await.1), "three");
+    wait_for_mod(&server, "", "mended", |status, _| status == 200).await;
+    assert_eq!(text(&complete(&server, "", "mended").await.1), "three");
     std::fs::remove_file(mods.join("fixed.py")).unwrap();
-    until(&server, "fixed", |status, _| status == 404).await;
+    wait_for_mod(&server, "", "fixed", |status, _| status == 404).await;
 }
 
 #[tokio::test]
@@ -273,7 +258,7 @@ async fn disabled_mod_is_not_called_from_next_token_on() {
     let mut response = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
     let run = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
     response.chunk().await.unwrap().unwrap();
-    assert_eq!(send(&server, "", Method::POST, "/v1/mods/slow/disable", None).await.0, 200);
+    assert_eq!(server.send("", Method::POST, "/v1/mods/slow/disable", None).await.0, 200);
     while response.chunk().await.unwrap().is_some() {}
     let run = server.finished(&run).await;
     assert_eq!(run["run"]["finish_reason"], "length", "the run continues without the mod");
@@ -286,47 +271,34 @@ async fn disabled_mod_is_not_called_from_next_token_on() {
     assert_eq!((&shown["enabled"], shown["calls"].as_u64()), (&json!(false), Some(before.len() as u64)), "{shown}");
 }
 
-/// Waits until a server with keys reports the expected state of the mod.
-async fn seen(server: &Server, name: &str, is_right: impl Fn(&Value) -> bool) {
-    let begun = Instant::now();
-    loop {
-        let (_, shown) = send(server, "user-key", Method::GET, &format!("/v1/mods/{name}"), None).await;
-        if is_right(&shown) {
-            return;
-        }
-        assert!(begun.elapsed() < Duration::from_mins(1), "{name}: {shown}\n{}", server.log());
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn servers_on_one_database_follow_each_other() {
-    let first = Server::start(&with_uploads());
+    let first = Server::start(&UPLOAD_FLAGS);
     first.wait_ready().await;
-    let second = first.start_beside(&with_uploads());
+    let second = first.start_beside(&UPLOAD_FLAGS);
     second.wait_ready().await;
     let body = json!({"name": "fixed", "language": "python", "source": forced_answer("fixed", "one")});
     let (status, registered) = upload(&first, &body).await;
     assert_eq!(status, 200, "{registered}");
-    seen(&second, "fixed", |shown| shown["hash"] == registered["hash"]).await;
-    assert_eq!(text(&answer(&second, "user-key", "fixed").await.1), "one");
+    wait_for_mod(&second, "user-key", "fixed", |_, shown| shown["hash"] == registered["hash"]).await;
+    assert_eq!(text(&complete(&second, "user-key", "fixed").await.1), "one");
 
     let (_, registered) = upload(&second, &json!({"name": "fixed", "source": forced_answer("fixed", "two")})).await;
     assert_eq!(registered["replaced"], true);
-    seen(&first, "fixed", |shown| shown["hash"] == registered["hash"]).await;
-    assert_eq!(text(&answer(&first, "user-key", "fixed").await.1), "two");
+    wait_for_mod(&first, "user-key", "fixed", |_, shown| shown["hash"] == registered["hash"]).await;
+    assert_eq!(text(&complete(&first, "user-key", "fixed").await.1), "two");
 
     for enabled in [false, true, false] {
         let path = if enabled { "/v1/mods/fixed/enable" } else { "/v1/mods/fixed/disable" };
-        assert_eq!(send(&first, BOSS, Method::POST, path, None).await.0, 200);
-        seen(&second, "fixed", |shown| shown["enabled"] == enabled).await;
+        assert_eq!(first.send(MOD_KEY, Method::POST, path, None).await.0, 200);
+        wait_for_mod(&second, "user-key", "fixed", |_, shown| shown["enabled"] == enabled).await;
     }
-    assert_eq!(send(&second, BOSS, Method::POST, "/v1/mods/log-top/disable", None).await.0, 200);
-    seen(&first, "log-top", |shown| shown["enabled"] == false).await;
+    assert_eq!(second.send(MOD_KEY, Method::POST, "/v1/mods/log-top/disable", None).await.0, 200);
+    wait_for_mod(&first, "user-key", "log-top", |_, shown| shown["enabled"] == false).await;
 
-    assert_eq!(send(&first, BOSS, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
-    seen(&second, "fixed", |shown| shown["hash"].is_null()).await;
-    assert_eq!(answer(&second, "user-key", "fixed").await.0, 400);
+    assert_eq!(first.send(MOD_KEY, Method::DELETE, "/v1/mods/fixed", None).await.0, 204);
+    wait_for_mod(&second, "user-key", "fixed", |_, shown| shown["hash"].is_null()).await;
+    assert_eq!(complete(&second, "user-key", "fixed").await.0, 400);
     second.stop("TERM").await;
 }

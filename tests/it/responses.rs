@@ -1,16 +1,14 @@
 //! OpenAI's Responses API with a real model. Its weights are random, so a mod forces the answers that tests depend on.
 
 use super::chat::{CALLS, forced_answer};
-use super::harness::{Server, server};
+use super::harness::{Server, server, with_fields};
 use serde_json::{Value, json};
 
 const RESPONSES: &str = "/v1/responses";
 
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
-fn ask(further: Value) -> Value {
-    let mut body = json!({"input": "Hello!", "max_output_tokens": 200, "seed": 7});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+fn response_request(fields: Value) -> Value {
+    with_fields(json!({"input": "Hello!", "max_output_tokens": 200, "seed": 7}), &fields)
 }
 
 fn tools() -> Value {
@@ -21,7 +19,7 @@ fn tools() -> Value {
     ])
 }
 
-/// Removes the ids.
+/// Returns items with their ids redacted.
 fn without_ids(items: &Value) -> Value {
     let mut items = items.clone();
     for item in items.as_array_mut().unwrap() {
@@ -38,7 +36,7 @@ fn without_ids(items: &Value) -> Value {
 #[tokio::test]
 async fn response_consists_of_items() {
     let server = server().await;
-    let body = ask(
+    let body = response_request(
         json!({"tools": tools(), "mods": forced_answer(&format!("<think>hm</think>{CALLS}")), "metadata": {"a": "b"}}),
     );
     let response = server.answer(RESPONSES, &body).await;
@@ -97,8 +95,9 @@ async fn response_consists_of_items() {
 #[tokio::test]
 async fn streamed_response_equals_complete_response() {
     let server = server().await;
-    let body =
-        ask(json!({"tools": tools(), "stream": true, "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
+    let body = response_request(
+        json!({"tools": tools(), "stream": true, "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}),
+    );
     let events = server.events(RESPONSES, &body).await;
     for (number, (name, data)) in events.iter().enumerate() {
         assert_eq!((&data["type"], &data["sequence_number"]), (&json!(name), &json!(number)));
@@ -107,7 +106,10 @@ async fn streamed_response_equals_complete_response() {
     assert_eq!(events[1].0, "response.in_progress");
     let (last, completed) = events.last().unwrap();
     assert_eq!(last, "response.completed");
-    assert!(completed["timings"]["predicted_n"].as_u64() > Some(10), "in llama-server's format: {completed}");
+    assert!(
+        completed["timings"]["predicted_n"].as_u64() > Some(10),
+        "the event has the timings of llama-server: {completed}"
+    );
     let output = &completed["response"]["output"];
     // Each item ends as in the complete response, and its deltas form its text.
     let done: Vec<Value> =
@@ -120,14 +122,14 @@ async fn streamed_response_equals_complete_response() {
     assert_eq!(pieces("response.reasoning_text.delta", 0), "hm");
     assert_eq!(pieces("response.output_text.delta", 1), "I look.");
     assert_eq!(pieces("response.function_call_arguments.delta", 3), "{\"a\": 2}");
-    let whole = server.answer(RESPONSES, &ask(json!({"tools": tools(), "mods": body["mods"]}))).await;
-    assert_eq!(without_ids(output), without_ids(&whole["output"]));
+    let complete = server.answer(RESPONSES, &response_request(json!({"tools": tools(), "mods": body["mods"]}))).await;
+    assert_eq!(without_ids(output), without_ids(&complete["output"]));
 }
 
 #[tokio::test]
 async fn items_are_accepted_as_input_and_tokens_counted() {
     let server = server().await;
-    let body = ask(json!({"instructions": "Be short.", "tools": tools(), "input": [
+    let body = response_request(json!({"instructions": "Be short.", "tools": tools(), "input": [
         {"role": "user", "content": [{"type": "input_text", "text": "Add."}]},
         {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{\"a\": 1}"},
         {"type": "function_call_output", "call_id": "c1", "output": "3"}]}));
@@ -143,7 +145,7 @@ async fn items_are_accepted_as_input_and_tokens_counted() {
 
 #[tokio::test]
 async fn truncated_response_is_incomplete() {
-    let body = ask(json!({"max_output_tokens": 2, "ignore_eos": true}));
+    let body = response_request(json!({"max_output_tokens": 2, "ignore_eos": true}));
     let response = server().await.answer(RESPONSES, &body).await;
     assert_eq!(
         (&response["status"], &response["incomplete_details"]["reason"]),
@@ -155,39 +157,46 @@ async fn truncated_response_is_incomplete() {
 async fn response_matches_requested_format() {
     let server = server().await;
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false});
-    let body =
-        ask(json!({"text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}, "temperature": 3.0}));
+    let body = response_request(
+        json!({"text": {"format": {"type": "json_schema", "name": "n", "schema": schema}}, "temperature": 3.0}),
+    );
     let response = server.answer(RESPONSES, &body).await;
     let text = response["output"][0]["content"][0]["text"].as_str().unwrap();
     assert!(serde_json::from_str::<Value>(text).unwrap()["ok"].is_boolean(), "{text}");
-    let body = ask(json!({"tools": tools(), "tool_choice": {"type": "function", "name": "add"}, "temperature": 3.0}));
+    let body = response_request(
+        json!({"tools": tools(), "tool_choice": {"type": "function", "name": "add"}, "temperature": 3.0}),
+    );
     assert_eq!(server.answer(RESPONSES, &body).await["output"][0]["name"], "add");
 }
 
 #[tokio::test]
 async fn response_continues_previous_response() {
     let server = server().await;
-    let first = server.answer(RESPONSES, &ask(json!({"mods": forced_answer("<think>hm</think>Hello, Ann.")}))).await;
+    let first = server
+        .answer(RESPONSES, &response_request(json!({"mods": forced_answer("<think>hm</think>Hello, Ann.")})))
+        .await;
     let id = first["id"].as_str().unwrap();
     assert_eq!(first["store"], true);
     assert_eq!(server.get(&format!("/v1/responses/{id}")).await, (200, first.clone()));
-    let further = json!({"previous_response_id": id, "input": "And now?"});
-    let whole = json!({"input": [
+    let continuation = json!({"previous_response_id": id, "input": "And now?"});
+    let complete = json!({"input": [
         {"role": "user", "content": "Hello!"},
         first["output"][0],
         first["output"][1],
         {"role": "user", "content": "And now?"},
     ]});
-    let count = server.answer("/v1/responses/input_tokens", &ask(further.clone())).await;
-    assert_eq!(server.answer("/v1/responses/input_tokens", &ask(whole)).await, count);
-    let mut streamed = ask(further);
+    let count = server.answer("/v1/responses/input_tokens", &response_request(continuation.clone())).await;
+    assert_eq!(server.answer("/v1/responses/input_tokens", &response_request(complete)).await, count);
+    let mut streamed = response_request(continuation);
     streamed["stream"] = true.into();
     let events = server.events(RESPONSES, &streamed).await;
     let second = &events.last().unwrap().1["response"];
     assert_eq!(second["previous_response_id"], first["id"]);
     // The slot with the first answer restores its reasoning.
     assert!(second["usage"]["input_tokens"].as_u64() >= count["input_tokens"].as_u64());
-    let third = server.answer(RESPONSES, &ask(json!({"previous_response_id": second["id"], "store": false}))).await;
+    let third = server
+        .answer(RESPONSES, &response_request(json!({"previous_response_id": second["id"], "store": false})))
+        .await;
     assert!(third["usage"]["input_tokens"].as_u64() > second["usage"]["input_tokens"].as_u64());
     let path = format!("/v1/responses/{id}");
     let listed = format!("/v1/responses/{}/input_items", second["id"].as_str().unwrap());
@@ -200,8 +209,8 @@ async fn response_continues_previous_response() {
         (&rest["has_more"], server.get(&listed).await.1["data"][0].clone()),
         (&json!(false), rest["data"][0].clone())
     );
-    for wrong in ["limit=0", "limit=x", "order=up", "after=nothing"] {
-        assert_eq!(server.get(&format!("{listed}?{wrong}")).await.0, 400, "{wrong}");
+    for invalid in ["limit=0", "limit=x", "order=up", "after=nothing"] {
+        assert_eq!(server.get(&format!("{listed}?{invalid}")).await.0, 400, "{invalid}");
     }
     let deleted = server.request(reqwest::Method::DELETE, &path).send().await.unwrap();
     assert_eq!(deleted.json::<Value>().await.unwrap(), json!({"id": id, "object": "response", "deleted": true}));
@@ -212,31 +221,32 @@ async fn response_continues_previous_response() {
         "the response is not stored"
     );
     let second = second["id"].clone();
-    server.answer(RESPONSES, &ask(json!({"previous_response_id": second}))).await;
+    server.answer(RESPONSES, &response_request(json!({"previous_response_id": second}))).await;
 }
 
 #[tokio::test]
 async fn response_survives_restart_and_belongs_to_owner() {
     let first = Server::start(&["--api-key", "one", "--api-key", "two"]);
     first.wait_ready().await;
-    let requested = ask(json!({"max_output_tokens": 4, "record": false}));
-    let kept = first.answer(RESPONSES, &requested).await;
-    let path = format!("/v1/responses/{}", kept["id"].as_str().unwrap());
+    let body = response_request(json!({"max_output_tokens": 4, "record": false}));
+    let stored = first.answer(RESPONSES, &body).await;
+    let path = format!("/v1/responses/{}", stored["id"].as_str().unwrap());
     first.stop("TERM").await;
     let again = first.start_again(&["--api-key", "one", "--api-key", "two"]);
     again.wait_ready().await;
-    assert_eq!(again.get(&path).await, (200, kept.clone()));
-    let further = ask(json!({"previous_response_id": kept["id"], "input": "And now?", "max_output_tokens": 4}));
-    let gone_on = again.answer(RESPONSES, &further).await;
-    assert!(gone_on["usage"]["input_tokens"].as_u64() > kept["usage"]["input_tokens"].as_u64());
+    assert_eq!(again.get(&path).await, (200, stored.clone()));
+    let continuation =
+        response_request(json!({"previous_response_id": stored["id"], "input": "And now?", "max_output_tokens": 4}));
+    let continued = again.answer(RESPONSES, &continuation).await;
+    assert!(continued["usage"]["input_tokens"].as_u64() > stored["usage"]["input_tokens"].as_u64());
     let other = crate::harness::http().get(format!("{}{path}", again.base)).bearer_auth("two").send().await.unwrap();
     assert_eq!(other.status(), 404, "the response belongs to another key");
 }
 
 #[tokio::test]
-async fn impossible_requests_are_rejected() {
+async fn invalid_request_error_names_field() {
     let server = server().await;
-    for (further, param) in [
+    for (fields, param) in [
         (json!({"previous_response_id": "resp_1"}), "previous_response_id"),
         (json!({"store": "always"}), "store"),
         (json!({"conversation": "conv_1"}), "conversation"),
@@ -245,7 +255,7 @@ async fn impossible_requests_are_rejected() {
         (json!({"tools": [{"type": 5}]}), "tools[0].type"),
         (json!({"temperature": "hot"}), "temperature"),
     ] {
-        let (status, answer) = server.post(RESPONSES, &ask(further)).await;
+        let (status, answer) = server.post(RESPONSES, &response_request(fields)).await;
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
     }
 }

@@ -6,18 +6,9 @@ use serde_json::{Value, json};
 
 const ROUTE: &str = "/api/v1/filters";
 
-async fn send(server: &Server, key: &str, method: Method, path: &str, body: Option<&Value>) -> (u16, Value) {
-    let mut request = server.request(method, path).bearer_auth(key);
-    if let Some(body) = body {
-        request = request.json(body);
-    }
-    let response = request.send().await.unwrap();
-    (response.status().as_u16(), response.json().await.unwrap_or_default())
-}
-
 /// Returns name and text of the filters of a key.
 async fn saved(server: &Server, key: &str) -> Vec<(String, String)> {
-    let (status, list) = send(server, key, Method::GET, ROUTE, None).await;
+    let (status, list) = server.send(key, Method::GET, ROUTE, None).await;
     assert_eq!(status, 200, "{list}");
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     list["filters"].as_array().unwrap().iter().map(|filter| (text(&filter["name"]), text(&filter["q"]))).collect()
@@ -30,7 +21,7 @@ async fn filters_are_saved_for_a_tenant() {
     let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
     server.wait_ready().await;
     let save = async |key: &str, name: &str, q: &str| {
-        send(&server, key, Method::POST, ROUTE, Some(&json!({"name": name, "q": q}))).await
+        server.send(key, Method::POST, ROUTE, Some(&json!({"name": name, "q": q}))).await
     };
     let (status, filter) = save("ann-key-1", " Slow / <b> ", "tokens>100 -status:done").await;
     assert_eq!(status, 201, "{filter}");
@@ -39,8 +30,8 @@ async fn filters_are_saved_for_a_tenant() {
     assert_eq!(filter, json!({"name": "Slow / <b>", "q": "tokens>100 -status:done", "created_at": created_at}));
     assert_eq!(save("ann-key-2", "Errors of a day", "error>0 after:2026-01-01").await.0, 201);
     assert_eq!(save("ann-key-2", "Slow / <b>", "tokens>200").await.0, 201);
-    let both = [("Errors of a day", "error>0 after:2026-01-01"), ("Slow / <b>", "tokens>200")];
-    assert_eq!(saved(&server, "ann-key-1").await, both.map(|(name, q)| (name.to_owned(), q.to_owned())));
+    let filters = [("Errors of a day", "error>0 after:2026-01-01"), ("Slow / <b>", "tokens>200")];
+    assert_eq!(saved(&server, "ann-key-1").await, filters.map(|(name, q)| (name.to_owned(), q.to_owned())));
     assert_eq!(saved(&server, "bob-key").await, []);
     let page = async |key: &str| {
         server.request(Method::GET, "/runs?q=tokens>200").bearer_auth(key).send().await.unwrap().text().await.unwrap()
@@ -50,9 +41,9 @@ async fn filters_are_saved_for_a_tenant() {
     assert!(!page("bob-key").await.contains("data-saved"));
 
     let path = format!("{ROUTE}/Slow%20%2F%20%3Cb%3E");
-    assert_eq!(send(&server, "bob-key", Method::DELETE, &path, None).await.0, 404);
-    assert_eq!(send(&server, "ann-key-1", Method::DELETE, &path, None).await, (204, Value::Null));
-    assert_eq!(send(&server, "ann-key-1", Method::DELETE, &path, None).await.0, 404);
+    assert_eq!(server.send("bob-key", Method::DELETE, &path, None).await.0, 404);
+    assert_eq!(server.send("ann-key-1", Method::DELETE, &path, None).await.0, 204);
+    assert_eq!(server.send("ann-key-1", Method::DELETE, &path, None).await.0, 404);
     assert_eq!(saved(&server, "ann-key-2").await.len(), 1);
 
     let long = "x".repeat(65);

@@ -33,10 +33,10 @@ async fn untrusted_host_name_is_rejected() {
         let response = send(server, "/v1/models", &[("host", host)]).await;
         assert_eq!(response.status().as_u16(), status, "{host}");
     }
-    let refused: Value = send(server, "/v1/models", &[("host", "evil.example")]).await.json().await.unwrap();
-    assert_eq!(refused["error"]["type"], "permission_error");
+    let rejected: Value = send(server, "/v1/models", &[("host", "evil.example")]).await.json().await.unwrap();
+    assert_eq!(rejected["error"]["type"], "permission_error");
     assert_eq!(
-        message_of(&refused),
+        message_of(&rejected),
         "host 'evil.example' is not trusted; start the server with --trusted-host evil.example to accept it"
     );
     let native: Value = send(server, "/api/v1/openapi.json", &[("host", "evil.example")]).await.json().await.unwrap();
@@ -44,7 +44,7 @@ async fn untrusted_host_name_is_rejected() {
 }
 
 #[tokio::test]
-async fn page_of_other_origin_cannot_change_mods() {
+async fn page_of_other_origin_cannot_start_runs() {
     let server = server().await;
     let own = server.base.clone();
     let path = "/v1/chat/completions";
@@ -62,7 +62,10 @@ async fn page_of_other_origin_cannot_change_mods() {
     }
     let read = send(server, "/v1/models", &[("origin", "https://evil.example")]).await;
     assert_eq!(read.status().as_u16(), 200);
-    assert!(read.headers().get("access-control-allow-origin").is_none(), "another page could read the answer");
+    assert!(
+        read.headers().get("access-control-allow-origin").is_none(),
+        "a page of another origin must not read the answer"
+    );
 }
 
 #[tokio::test]
@@ -92,16 +95,16 @@ async fn all_routes_except_health_require_key() {
         let response = send(&server, path, &headers).await;
         assert_eq!(response.status().as_u16(), status, "{path} {headers:?}");
     }
-    let refused = send(&server, "/v1/models", &[]).await;
-    assert_eq!(refused.headers()["www-authenticate"], "Bearer");
-    let refused: Value = refused.json().await.unwrap();
-    assert_eq!(refused["error"]["type"], "authentication_error");
+    let rejected = send(&server, "/v1/models", &[]).await;
+    assert_eq!(rejected.headers()["www-authenticate"], "Bearer");
+    let rejected: Value = rejected.json().await.unwrap();
+    assert_eq!(rejected["error"]["type"], "authentication_error");
 
     assert_browser_can_log_in(&server).await;
     assert_allowed_origin_can_call(&server).await;
     let answer = server.answer("/v1/completions", &json!({"prompt": "a", "max_tokens": 1})).await;
     assert!(answer["thunder"]["run_id"].is_string());
-    assert!(!server.log().contains(KEY), "the key is in the log");
+    assert!(!server.log().contains(KEY), "the log contains the key");
 }
 
 async fn assert_browser_can_log_in(server: &Server) {
@@ -131,12 +134,13 @@ async fn login_redirects_to_requested_page() {
     server.wait_ready().await;
     let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let location = |response: &reqwest::Response| response.headers()["location"].to_str().unwrap().to_owned();
-    let requested = "/runs?q=model:%22a%20b%22&before=1";
-    let refused = client.get(format!("{}{requested}", server.base)).header("accept", "text/html").send().await.unwrap();
-    let login = location(&refused);
+    let page_path = "/runs?q=model:%22a%20b%22&before=1";
+    let rejected =
+        client.get(format!("{}{page_path}", server.base)).header("accept", "text/html").send().await.unwrap();
+    let login = location(&rejected);
     let page = client.get(format!("{}{login}", server.base)).send().await.unwrap().text().await.unwrap();
     let next = page.split("name=\"next\" value=\"").nth(1).unwrap().split('"').next().unwrap().replace("&amp;", "&");
-    assert_eq!(next, requested);
+    assert_eq!(next, page_path);
     let log_in = |key: &str, next: &str| {
         let mut body = reqwest::Url::parse("http://form.example").unwrap();
         body.query_pairs_mut().append_pair("key", key).append_pair("next", next);
@@ -146,7 +150,7 @@ async fn login_redirects_to_requested_page() {
             .body(body.query().unwrap().to_owned())
             .send()
     };
-    for (next, expected) in [(next.as_str(), requested), ("//evil.example/", "/"), ("https://evil.example", "/")] {
+    for (next, expected) in [(next.as_str(), page_path), ("//evil.example/", "/"), ("https://evil.example", "/")] {
         let again = log_in("wrong", next).await.unwrap();
         assert_eq!(again.status().as_u16(), 401);
         let again = again.text().await.unwrap().replace("&amp;", "&");
@@ -170,17 +174,17 @@ async fn login_page_has_no_scripts_and_limits_attempts() {
     };
     let long = login(&"x".repeat(17 << 10)).await.unwrap();
     assert_eq!(long.status().as_u16(), 413, "a login has at most 16 KiB");
-    let mut refused = None;
+    let mut rejected = None;
     for _ in 0..40 {
         let response = login("wrong").await.unwrap();
         if response.status().as_u16() == 429 {
-            refused = Some(response.text().await.unwrap());
+            rejected = Some(response.text().await.unwrap());
             break;
         }
         assert_eq!(response.status().as_u16(), 401);
     }
-    assert!(refused.as_ref().is_some_and(|page| page.contains("10 logins per minute")), "{refused:?}");
-    assert_eq!(login(KEY).await.unwrap().status().as_u16(), 429, "the key is not checked either");
+    assert!(rejected.as_ref().is_some_and(|page| page.contains("10 logins per minute")), "{rejected:?}");
+    assert_eq!(login(KEY).await.unwrap().status().as_u16(), 429, "the correct key is rejected, too");
     assert_eq!(server.get("/v1/models").await.0, 200, "a client with the key needs no login");
 }
 
@@ -210,9 +214,9 @@ async fn assert_allowed_origin_can_call(server: &Server) {
     assert!(preflight.headers()["access-control-allow-headers"].to_str().unwrap().contains("x-stainless-os"));
     assert!(preflight.headers().get("access-control-allow-credentials").is_none());
     // Errors must be readable by the page, too.
-    let refused = send(server, "/v1/chat/completions", &[("origin", "https://app.example")]).await;
-    assert_eq!(refused.status().as_u16(), 401);
-    assert_eq!(refused.headers()["access-control-allow-origin"], "https://app.example");
+    let rejected = send(server, "/v1/chat/completions", &[("origin", "https://app.example")]).await;
+    assert_eq!(rejected.status().as_u16(), 401);
+    assert_eq!(rejected.headers()["access-control-allow-origin"], "https://app.example");
     let other = send(server, "/v1/models", &[("origin", "https://evil.example")]).await;
     assert!(other.headers().get("access-control-allow-origin").is_none());
 }

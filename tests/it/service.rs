@@ -1,7 +1,7 @@
 //! The server as a service: states reported to systemd, reload by SIGHUP, the example unit.
 
 use super::harness::{Server, can_receive, certificate, folder};
-use super::tls::secure;
+use super::tls::tls_connection;
 use reqwest::Method;
 use serde_json::json;
 use std::os::unix::net::UnixDatagram;
@@ -17,10 +17,10 @@ fn send_hangup(server: &Server) {
     assert!(sent.success());
 }
 
-async fn wait_until<F: Future<Output = bool>>(server: &Server, mut reached: impl FnMut() -> F) {
+async fn wait_until<F: Future<Output = bool>>(server: &Server, mut condition: impl FnMut() -> F) {
     let begun = Instant::now();
-    while !reached().await {
-        assert!(begun.elapsed() < WAIT_TIMEOUT, "not reached:\n{}", server.log());
+    while !condition().await {
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "the condition is not met:\n{}", server.log());
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -56,7 +56,7 @@ async fn hangup_reloads_api_keys_without_ending_streams() {
     }
     assert!(text.contains("\"stop\":true") && text.contains("\"tokens_predicted\":400"), "{text}");
 
-    // A damaged file leaves the keys as they are.
+    // A damaged file does not change the keys.
     std::fs::write(&keys, "third-key unknown-word\n").unwrap();
     send_hangup(&server);
     wait_until(&server, || async { server.log().contains("cannot reload") }).await;
@@ -75,19 +75,19 @@ async fn hangup_reloads_the_certificate() {
     std::fs::copy(certificate("server.key"), &key).unwrap();
     let server = Server::start(&["--ssl-cert-file", chain.to_str().unwrap(), "--ssl-key-file", key.to_str().unwrap()]);
     server.wait_ready().await;
-    // The server certificate alone, then with a second one.
-    let served = || {
-        let mut stream = secure(&server, &[]);
+    // The chain has one certificate, then two.
+    let served_certificates = || {
+        let mut stream = tls_connection(&server, &[]);
         while stream.conn.is_handshaking() {
             stream.conn.complete_io(&mut stream.sock).unwrap();
         }
         stream.conn.peer_certificates().unwrap().len()
     };
-    assert_eq!(served(), 1);
+    assert_eq!(served_certificates(), 1);
     let both = ["server.pem", "authority.pem"].map(|name| std::fs::read_to_string(certificate(name)).unwrap());
     std::fs::write(&chain, both.concat()).unwrap();
     send_hangup(&server);
-    wait_until(&server, || async { served() == 2 }).await;
+    wait_until(&server, || async { served_certificates() == 2 }).await;
 }
 
 #[tokio::test]

@@ -1,13 +1,12 @@
 //! Speculative decoding on the real server, with Python and built-in mods: text and events are those of a server without it.
 
-use super::builtins::recorded;
-use super::engine::speculation::described;
-use super::harness::{Server, folder, thunder};
+use super::engine::speculation::describe;
+use super::harness::{Server, folder, recorded_items, thunder};
 use serde_json::{Value, json};
 use thunder::events::{ActionType, EventType, TraceItem};
 
-/// `counting` determines every token, so that the size of a batch changes none, and repeats itself. `changing` changes the
-/// answer at three of its steps, in each way once.
+/// `counting` repeats three words and determines every token, so that no token depends on the size of a batch. `changing`
+/// forces, replaces and removes tokens, at one step each.
 const MODS: &str = r#"
 from thunder_mods import Added, ForwardPass, Sampled, mod
 
@@ -29,20 +28,20 @@ def changing(event, actions, tokenizer):
         return actions.backtrack(5)
 "#;
 
-fn actions(items: &[TraceItem], kind: ActionType) -> usize {
+fn count_actions(items: &[TraceItem], kind: ActionType) -> usize {
     items.iter().filter(|item| matches!(item, TraceItem::Action(action) if action.action_type == kind)).count()
 }
 
-fn texts(items: &[TraceItem]) -> Vec<String> {
-    items.iter().map(|item| described(item).0).collect()
+fn descriptions(items: &[TraceItem]) -> Vec<String> {
+    items.iter().map(|item| describe(item).0).collect()
 }
 
 /// Generates an answer; returns it with the recorded items.
-async fn completed(server: &Server, mods: &Value) -> (Value, Vec<TraceItem>) {
+async fn complete(server: &Server, mods: &Value) -> (Value, Vec<TraceItem>) {
     let body = json!({"prompt": "Count to three: one two three ", "n_predict": 120, "temperature": 0.0, "mods": mods,
         "ignore_eos": true});
     let answer = server.answer("/completion", &body).await;
-    let items = recorded(server, &answer).await;
+    let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
     (answer, items)
 }
 
@@ -64,20 +63,20 @@ async fn python_and_builtin_mods_see_and_change_the_same_run_with_drafts() {
         (json!([regex]), ActionType::ForceTokens, 1),
     ];
     for (mods, kind, min) in cases {
-        let (expected, trace) = completed(&plain, &mods).await;
+        let (expected, trace) = complete(&plain, &mods).await;
         assert!(
-            actions(&trace, kind) >= min,
+            count_actions(&trace, kind) >= min,
             "{mods}: {} of {kind:?} in {}",
-            actions(&trace, kind),
+            count_actions(&trace, kind),
             expected["content"]
         );
         assert_eq!(expected["timings"]["draft_n"], Value::Null);
-        // A run drafts little if its first drafts seem not to pay, as on a busy machine.
+        // On a busy machine, a run may stop drafting because its first drafts take longer than they save.
         let mut accepted = 0;
         for _ in 0..60 {
-            let (answer, found) = completed(&drafting, &mods).await;
+            let (answer, found) = complete(&drafting, &mods).await;
             assert_eq!(answer["content"], expected["content"], "{mods}");
-            assert_eq!(texts(&found), texts(&trace), "{mods}");
+            assert_eq!(descriptions(&found), descriptions(&trace), "{mods}");
             accepted += answer["timings"]["draft_n_accepted"].as_u64().unwrap_or_default();
             if accepted > 3 {
                 break;
@@ -114,8 +113,11 @@ async fn draft_model_drafts_on_the_real_server() {
     let mut without = body.clone();
     without["speculative.n_max"] = json!(0);
     assert_eq!(drafting.answer("/completion", &without).await["timings"]["draft_n"], Value::Null);
-    let (status, refused) = drafting.post("/completion", &json!({"prompt": "a", "speculative.p_min": "x"})).await;
-    assert!(status == 400 && refused["error"]["message"].as_str().unwrap().contains("speculative.p_min"), "{refused}");
+    let (status, rejected) = drafting.post("/completion", &json!({"prompt": "a", "speculative.p_min": "x"})).await;
+    assert!(
+        status == 400 && rejected["error"]["message"].as_str().unwrap().contains("speculative.p_min"),
+        "{rejected}"
+    );
     assert_eq!(drafting.get("/slots").await.1[0]["speculative"], true);
 
     let output = thunder().args(["serve", "--data-dir"]).arg(folder()).args(["--model", &tiny, "-md", &demo]).output();
@@ -132,16 +134,16 @@ async fn forks_of_drafted_runs_repeat_them() {
     std::fs::write(mods.join("drafts.py"), MODS).unwrap();
     let drafting = Server::start(&["--mods-dir", mods.to_str().unwrap(), "-np", "2", "--spec-type", "ngram-simple"]);
     drafting.wait_ready().await;
-    let (answer, items) = completed(&drafting, &json!(["changing", "counting"])).await;
-    let guessed = |item: &TraceItem| match item {
+    let (answer, items) = complete(&drafting, &json!(["changing", "counting"])).await;
+    let drafted_token = |item: &TraceItem| match item {
         TraceItem::Event(event) if event.event_type == EventType::Sampled => {
             event.measured.as_ref().and_then(|measured| measured.drafted)
         }
         _ => None,
     };
-    assert!(items.iter().any(|item| guessed(item).is_some()), "{}", answer["timings"]);
+    assert!(items.iter().any(|item| drafted_token(item).is_some()), "{}", answer["timings"]);
     let run = answer["thunder"]["run_id"].as_str().unwrap();
-    // A busy machine can delay decodes so much that drafts do not pay, so several rounds may be needed.
+    // On a busy machine, runs may stop drafting, so several rounds may be needed.
     let mut drafted = 0;
     for _ in 0..60 {
         // Before, between and after the steps at which the mod changes the answer.
@@ -150,14 +152,14 @@ async fn forks_of_drafted_runs_repeat_them() {
                 drafting.post(&format!("/api/v1/runs/{run}/forks"), &json!({"at": {"step": step}})).await;
             assert_eq!(status, 201, "{forked}");
             let id = forked["runs"][0]["run_id"].as_str().unwrap();
-            let fork = recorded(&drafting, &json!({"thunder": {"run_id": id}})).await;
-            assert_eq!(texts(&fork), texts(&items), "step {step}");
-            let own = fork.iter().filter(|item| matches!(item, TraceItem::Event(event) if event.step > step));
-            drafted += own.filter_map(guessed).count();
+            let fork = recorded_items(&drafting, id).await;
+            assert_eq!(descriptions(&fork), descriptions(&items), "step {step}");
+            let new_events = fork.iter().filter(|item| matches!(item, TraceItem::Event(event) if event.step > step));
+            drafted += new_events.filter_map(drafted_token).count();
         }
         if drafted > 0 {
             return;
         }
     }
-    panic!("no fork drafts");
+    panic!("no fork drafted a token");
 }

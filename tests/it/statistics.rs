@@ -51,6 +51,13 @@ async fn statistics_count_the_runs_of_the_tenant() {
     assert_eq!(stats(&server, "admin-key", "?unit=day").await["total"]["runs"], 3);
     assert_eq!(stats(&server, "ann-key", "?mod=force-prefix").await["total"]["runs"], 1);
     assert_eq!(stats(&server, "ann-key", "?model=absent").await["total"]["runs"], 0);
+    let calls = &ann["mod_calls"][0];
+    assert_eq!(ann["mod_calls"].as_array().map(Vec::len), Some(1), "{ann}");
+    assert!(calls["mod"] == "force-prefix" && calls["calls"].as_i64() >= Some(5), "{calls}");
+    assert!(calls["total_ms"].as_f64() >= calls["max_ms"].as_f64() && calls["mean_ms"].as_f64() > Some(0.0), "{calls}");
+    assert_eq!((&calls["steps"][0]["calls"], &calls["models"][0]["calls"]), (&calls["calls"], &calls["calls"]));
+    assert_eq!(stats(&server, "bob-key", "").await["mod_calls"], json!([]));
+    assert_eq!(stats(&server, "ann-key", "?mod=absent").await["mod_calls"], json!([]));
     let mut errors = ErrorTable::default();
     for query in ["?days=0", "?unit=week", "?x=1"] {
         let (status, text) = get(&server, "ann-key", &format!("/api/v1/stats{query}")).await;
@@ -60,11 +67,14 @@ async fn statistics_count_the_runs_of_the_tenant() {
 
     // Every link of a bar leads to its runs.
     let (_, page) = get(&server, "ann-key", "/stats?days=1").await;
-    let link = page.split("<a href=\"").find(|link| link.contains("tabindex=\"-1\" aria-label")).unwrap();
-    let link = link.split('"').next().unwrap().replace("&amp;", "&").replace("&#38;", "&");
-    let (_, list) = get(&server, "ann-key", &format!("/api/v1{link}")).await;
-    let list: Value = serde_json::from_str(&list).unwrap();
-    assert_eq!(list["runs"].as_array().map(Vec::len), Some(2), "{link} {list}");
+    let (runs, mod_calls) = page.split_once("<h2>Mod call time</h2>").unwrap();
+    for (part, expected) in [(runs, 2), (mod_calls, 1)] {
+        let link = part.split("<a href=\"").find(|link| link.contains("tabindex=\"-1\" aria-label")).unwrap();
+        let link = link.split('"').next().unwrap().replace("&amp;", "&").replace("&#38;", "&");
+        let (_, list) = get(&server, "ann-key", &format!("/api/v1{link}")).await;
+        let list: Value = serde_json::from_str(&list).unwrap();
+        assert_eq!(list["runs"].as_array().map(Vec::len), Some(expected), "{link} {list}");
+    }
     let (_, empty) = get(&server, "ann-key", "/stats?days=1&model=absent").await;
     assert!(empty.contains("No run ended in this period"));
 }

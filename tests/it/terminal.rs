@@ -1,6 +1,6 @@
 //! `thunder chat` in a pipe and on a pseudo-terminal created by Python.
 
-use super::harness::{Server, folder, model, server, thunder};
+use super::harness::{Server, folder, model, server, text, thunder};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -8,23 +8,24 @@ use std::process::{Child, ChildStdin, Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const MAX_WAIT: Duration = Duration::from_secs(40);
+/// Maximum wait for an expected output.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// Runs `thunder chat` with these lines in a pipe.
-async fn piped(server: &Server, words: &[&str], lines: &str) -> Output {
+/// Runs `thunder chat` on a server with these lines in a pipe.
+async fn piped(server: &Server, arguments: &[&str], lines: &str) -> Output {
     let mut command = thunder();
-    command.args(["chat", "--server", &server.base]).args(words).env("THUNDER_DATA_DIR", &server.data_dir);
-    let lines = lines.to_owned();
+    command.args(["chat", "--server", &server.base]).args(arguments).env("THUNDER_DATA_DIR", &server.data_dir);
+    output_with_input(command, lines.to_owned()).await
+}
+
+/// Runs a command with this input.
+async fn output_with_input(mut command: Command, lines: String) -> Output {
     let run = move || {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
         child.wait_with_output().unwrap()
     };
     tokio::task::spawn_blocking(run).await.unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Returns the mod that forces a text.
@@ -36,9 +37,9 @@ fn forced_answer(text: &str) -> String {
 async fn piped_input_is_answered_line_by_line() {
     let server = server().await;
     let lines = format!("{}\nHello!\nAnd\\\nagain?\n/replay\n", forced_answer("Bread."));
-    let reported = piped(server, &["-n", "6", "--seed", "4", "--system", "Be short."], &lines).await;
-    let (answers, notes) = (text(&reported.stdout), text(&reported.stderr));
-    assert!(reported.status.success(), "{notes}");
+    let output = piped(server, &["-n", "6", "--seed", "4", "--system", "Be short."], &lines).await;
+    let (answers, notes) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{notes}");
     assert_eq!(answers.matches("Bread.").count(), 2, "{answers}");
     assert!(!answers.contains('\x1b') && !notes.contains('\x1b'), "{answers}{notes}");
     assert_eq!(notes.lines().filter(|line| line.starts_with("6 tokens, ")).count(), 2, "{notes}");
@@ -60,9 +61,9 @@ async fn full_context_is_noted_once_and_shown() {
     let long = "word ".repeat(36);
     let lines =
         format!("/params ignore_eos true\none {long}\ntwo {long}\nthree {long}\nHi\n/params max_tokens 100\nGo\n");
-    let reported = piped(&server, &["-n", "20", "--seed", "4", "--temperature", "0"], &lines).await;
-    let notes = text(&reported.stderr);
-    assert!(reported.status.success(), "{notes}");
+    let output = piped(&server, &["-n", "20", "--seed", "4", "--temperature", "0"], &lines).await;
+    let notes = text(&output.stderr);
+    assert!(output.status.success(), "{notes}");
     let contexts: Vec<u64> = notes
         .lines()
         .filter_map(|line| line.split_once("; context ")?.1.split_once(" of 256 ")?.0.parse().ok())
@@ -78,11 +79,11 @@ async fn full_context_is_noted_once_and_shown() {
 async fn saved_conversation_can_be_continued() {
     let server = server().await;
     let folder = folder();
-    let file = folder.join("talk.json");
+    let file = folder.join("conversation.json");
     let shown = file.display();
     let lines = format!("/system Be short.\n/params temperature 0\n{}\nHello!\n/save {shown}\n", forced_answer("Yes."));
-    let reported = piped(server, &["-n", "5"], &lines).await;
-    assert!(reported.status.success(), "{}", text(&reported.stderr));
+    let output = piped(server, &["-n", "5"], &lines).await;
+    assert!(output.status.success(), "{}", text(&output.stderr));
     let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
     assert_eq!(saved["system"], "Be short.");
     assert_eq!(saved["parameters"], json!({"max_tokens": 5, "temperature": 0}));
@@ -90,37 +91,38 @@ async fn saved_conversation_can_be_continued() {
     assert_eq!(saved["messages"][1]["tokens"].as_array().unwrap().len(), 5, "{saved}");
     assert!(saved["messages"][1]["content"].as_str().unwrap().starts_with("Yes."));
     // The KV state is saved next to the conversation, and another server continues with it.
-    let state = std::fs::metadata(folder.join("talk.json.ses1")).unwrap();
+    let state = std::fs::metadata(folder.join("conversation.json.ses1")).unwrap();
     assert!(state.len() > 1000 && state.permissions().mode() & 0o777 == 0o600, "{state:?}");
     let other = Server::start(&[]);
     other.wait_ready().await;
-    let reported = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
-    let notes = text(&reported.stderr);
+    let output = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
+    let notes = text(&output.stderr);
     let cached = notes.lines().find_map(|line| line.split("; ").nth(1)?.split_once(" of ")?.0.parse::<u64>().ok());
-    assert!(reported.status.success() && cached.is_some_and(|cached| cached > 20), "{notes}");
-    std::fs::write(folder.join("talk.json.ses1"), "SES1 of another time").unwrap();
-    let reported = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
+    assert!(output.status.success() && cached.is_some_and(|cached| cached > 20), "{notes}");
+    std::fs::write(folder.join("conversation.json.ses1"), "SES1 with invalid content").unwrap();
+    let output = piped(&other, &["-n", "5"], &format!("/restore {shown}\nAnd now?\n")).await;
     assert!(
-        reported.status.success() && text(&reported.stderr).contains("processes the whole"),
+        output.status.success() && text(&output.stderr).contains("processes the whole"),
         "{}",
-        text(&reported.stderr)
+        text(&output.stderr)
     );
-    // A restored conversation is the same one: the same answer to the same message.
-    let on = |how: String| async move {
-        let reported = piped(server, &["-n", "5"], &how).await;
-        assert!(reported.status.success(), "{}", text(&reported.stderr));
-        text(&reported.stdout)
+    // The restored conversation gets the same answer to the same message.
+    let answers_to = |lines: String| async move {
+        let output = piped(server, &["-n", "5"], &lines).await;
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
     };
-    let once = on(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
-    let again = on(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", forced_answer("Yes."))).await;
+    let once = answers_to(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
+    let again = answers_to(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", forced_answer("Yes."))).await;
     let answers: Vec<&str> = once.split_inclusive("Yes.").collect();
     assert_eq!(answers.len(), 3, "{once}");
     assert!(once.starts_with(&again), "{once:?} {again:?}");
-    for wrong in ["/restore /nowhere.json", "/save", "/frobnicate", "/mods on nope", "/regenerate", "/mods off log-top"]
+    for invalid in
+        ["/restore /nowhere.json", "/save", "/frobnicate", "/mods on nope", "/regenerate", "/mods off log-top"]
     {
-        let reported = piped(server, &[], &format!("{wrong}\n")).await;
-        assert_eq!(reported.status.code(), Some(1), "{wrong}: {}", text(&reported.stderr));
-        assert!(text(&reported.stderr).contains("thunder: "), "{wrong}: {}", text(&reported.stderr));
+        let output = piped(server, &[], &format!("{invalid}\n")).await;
+        assert_eq!(output.status.code(), Some(1), "{invalid}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains("thunder: "), "{invalid}: {}", text(&output.stderr));
     }
 }
 
@@ -134,9 +136,9 @@ async fn tool_is_called_and_user_enters_result() {
     )
     .unwrap();
     let lines = "/tools\n/mods on call_tool\nWhere?\n/mods off\nin the garden\n";
-    let reported = piped(server, &["-n", "6", "--tools", file.to_str().unwrap()], lines).await;
-    let notes = text(&reported.stderr);
-    assert!(reported.status.success(), "{notes}");
+    let output = piped(server, &["-n", "6", "--tools", file.to_str().unwrap()], lines).await;
+    let notes = text(&output.stderr);
+    assert!(output.status.success(), "{notes}");
     assert!(notes.contains("lookup  Looks something up"), "{notes}");
     assert!(notes.contains("the model calls "), "{notes}");
     assert_eq!(notes.matches("tokens, ").count(), 2, "the model answers the result: {notes}");
@@ -147,14 +149,9 @@ async fn chat_works_without_server() {
     let data_dir = folder();
     let mut command = thunder();
     command.args(["chat", "-n", "4", "--threads", "1", "--data-dir"]).arg(&data_dir).arg("-m").arg(model());
-    let run = move || {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(b"Hello!\nAgain!\n/replay\n").unwrap();
-        child.wait_with_output().unwrap()
-    };
-    let reported = tokio::task::spawn_blocking(run).await.unwrap();
-    let notes = text(&reported.stderr);
-    assert!(reported.status.success(), "{notes}");
+    let output = output_with_input(command, "Hello!\nAgain!\n/replay\n".to_owned()).await;
+    let notes = text(&output.stderr);
+    assert!(output.status.success(), "{notes}");
     let replay = notes.lines().find_map(|line| line.strip_prefix("replay: ")).unwrap();
     let run_id = replay.split("/runs/").nth(1).unwrap().split(' ').next().unwrap();
     let export = thunder().args(["export", run_id, "--data-dir"]).arg(&data_dir).output().unwrap();
@@ -162,7 +159,7 @@ async fn chat_works_without_server() {
     assert_eq!(document["request"]["request_id"], run_id);
 }
 
-/// A terminal with the program in it.
+/// A pseudo-terminal in which the program runs.
 struct Terminal {
     child: Child,
     keys: ChildStdin,
@@ -170,16 +167,16 @@ struct Terminal {
 }
 
 impl Terminal {
-    fn start(server: &Server, words: &[&str]) -> Self {
-        Self::at(&server.base, words)
+    fn start(server: &Server, arguments: &[&str]) -> Self {
+        Self::start_at(&server.base, arguments)
     }
 
-    fn at(base: &str, words: &[&str]) -> Self {
+    fn start_at(base: &str, arguments: &[&str]) -> Self {
         let home = folder();
         let program = env!("CARGO_BIN_EXE_thunder");
         let mut command = Command::new("python3");
         command.args(["-c", "import pty, sys; sys.exit(pty.spawn(sys.argv[1:]) >> 8)", program, "chat", "--server"]);
-        command.arg(base).args(words).current_dir(&home).env("THUNDER_DATA_DIR", &home).env("TERM", "xterm");
+        command.arg(base).args(arguments).current_dir(&home).env("THUNDER_DATA_DIR", &home).env("TERM", "xterm");
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let shown = Arc::new(Mutex::new(String::new()));
         let (mut output, into) = (child.stdout.take().unwrap(), Arc::clone(&shown));
@@ -209,7 +206,7 @@ impl Terminal {
             if let Some(at) = shown[from..].find(expected) {
                 return from + at + expected.len();
             }
-            assert!(begun.elapsed() < MAX_WAIT, "'{expected}' is not shown:\n{shown:?}");
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "'{expected}' is not shown:\n{shown:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -218,18 +215,19 @@ impl Terminal {
     fn wait_for_bytes(&mut self, from: usize, bytes: usize) {
         let begun = Instant::now();
         while self.shown.lock().unwrap().len() < from + bytes {
-            assert!(begun.elapsed() < MAX_WAIT, "{bytes} bytes are not shown:\n{:?}", self.shown.lock().unwrap());
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "{bytes} bytes are not shown:\n{:?}", self.shown.lock().unwrap());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 
-    fn ended(&mut self) -> Option<i32> {
+    /// Waits until the program ends; returns its exit code.
+    fn wait_for_end(&mut self) -> Option<i32> {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
             }
-            assert!(begun.elapsed() < MAX_WAIT, "the program does not end:\n{:?}", self.shown.lock().unwrap());
+            assert!(begun.elapsed() < WAIT_TIMEOUT, "the program does not end:\n{:?}", self.shown.lock().unwrap());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -237,7 +235,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It has ended already, unless the test failed.
+        // The program has ended unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -246,7 +244,7 @@ impl Drop for Terminal {
 #[tokio::test]
 async fn key_press_stops_answer_but_not_program() {
     let server = server().await;
-    let scene = move || {
+    let session = move || {
         let mut terminal = Terminal::start(server, &["--no-attention"]);
         let mut at = terminal.wait(0, "/help lists");
         at = terminal.wait(at, "> ");
@@ -268,24 +266,24 @@ async fn key_press_stops_answer_but_not_program() {
         terminal.press("Again!\r");
         at = terminal.wait(at, "4 tokens");
         at = terminal.wait(at, "> ");
-        // The history has the last message.
+        // The up arrow recalls the last message.
         terminal.press("\x1b[A");
         at = terminal.wait(at, "Again!");
         terminal.press("\x03");
         at = terminal.wait(at, "to quit");
         terminal.wait(at, "> ");
         terminal.press("\x03");
-        assert_eq!(terminal.ended(), Some(0));
+        assert_eq!(terminal.wait_for_end(), Some(0));
         let shown = terminal.shown.lock().unwrap().clone();
         assert!(!shown.contains("panicked"), "{shown:?}");
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    tokio::task::spawn_blocking(session).await.unwrap();
 }
 
 #[tokio::test]
-async fn retracted_text_is_erased_from_terminal() {
+async fn retracted_text_is_erased_from_the_terminal() {
     let server = server().await;
-    let scene = move || {
+    let session = move || {
         let mut terminal =
             Terminal::start(server, &["--mod", "replace_start", "-n", "12", "--seed", "2", "--no-attention"]);
         let at = terminal.wait(0, "/help lists");
@@ -295,20 +293,20 @@ async fn retracted_text_is_erased_from_terminal() {
         let at = terminal.wait(at, "tokens, ");
         terminal.wait(at, "> ");
         terminal.press("\x04");
-        assert_eq!(terminal.ended(), Some(0));
+        assert_eq!(terminal.wait_for_end(), Some(0));
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    tokio::task::spawn_blocking(session).await.unwrap();
 }
 
 #[tokio::test]
-async fn run_of_killed_server_is_readable_on_another() {
-    let dying = Server::start(&["--api-key", "secret"]);
-    dying.wait_ready().await;
-    let pid = dying.pid().to_string();
-    let base = dying.base.clone();
+async fn chat_continues_after_its_server_was_killed() {
+    let server = Server::start(&["--api-key", "secret"]);
+    server.wait_ready().await;
+    let pid = server.pid().to_string();
+    let base = server.base.clone();
     let address = base.trim_start_matches("http://").to_owned();
-    let scene = move || {
-        let mut terminal = Terminal::at(&base, &["--no-attention", "--api-key", "secret"]);
+    let session = move || {
+        let mut terminal = Terminal::start_at(&base, &["--no-attention", "--api-key", "secret"]);
         let at = terminal.wait(0, "/help lists");
         let at = terminal.wait(at, "> ");
         terminal.press("/params ignore_eos true\r");
@@ -328,13 +326,13 @@ async fn run_of_killed_server_is_readable_on_another() {
         let at = terminal.wait(at, "kept.json: 2 messages");
         terminal.wait(at, "> ");
         terminal.press("\x04");
-        assert_eq!(terminal.ended(), Some(0));
+        assert_eq!(terminal.wait_for_end(), Some(0));
     };
-    tokio::task::spawn_blocking(scene).await.unwrap();
+    tokio::task::spawn_blocking(session).await.unwrap();
 }
 
 #[tokio::test]
-async fn missing_key_error_names_requirements() {
+async fn missing_key_error_names_flag() {
     let server = Server::start(&["--api-key", "secret"]);
     server.wait_ready().await;
     let none = piped(&server, &[], "Hello!\n").await;

@@ -1,6 +1,6 @@
 //! TLS on the server's port: TLS clients, plain clients, and requirements of the files.
 
-use super::harness::{Server, certificate, client, folder, thunder};
+use super::harness::{Server, certificate, client, folder, read_until_closed, text, thunder, websocket_handshake};
 use reqwest::Method;
 use serde_json::json;
 use std::io::{ErrorKind, Read, Write};
@@ -15,9 +15,9 @@ use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stream
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 const KEY: &str = "correct-horse-battery";
 
-async fn start(further: &[&str]) -> Server {
+async fn start(flags: &[&str]) -> Server {
     let (chain, key) = (certificate("server.pem"), certificate("server.key"));
-    let server = Server::start(&[&["--ssl-cert-file", &chain, "--ssl-key-file", &key], further].concat());
+    let server = Server::start(&[&["--ssl-cert-file", &chain, "--ssl-key-file", &key], flags].concat());
     server.wait_ready().await;
     server
 }
@@ -28,8 +28,8 @@ fn connect(server: &Server) -> TcpStream {
     stream
 }
 
-/// Returns a connection after the TLS handshake with its negotiated protocol.
-pub fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
+/// Returns a TLS connection that offers these application protocols; it makes its handshake at the first use.
+pub fn tls_connection(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
     let mut roots = RootCertStore::empty();
     let authority = thunder::config::certificates("", certificate("authority.pem").as_ref()).unwrap();
     roots.add_parsable_certificates(authority);
@@ -39,17 +39,6 @@ pub fn secure(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnecti
     config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     let name = ServerName::try_from("localhost").unwrap();
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), connect(server))
-}
-
-/// Returns the output of a connection until it is closed.
-fn until_closed(mut stream: impl Read) -> String {
-    let mut printed = Vec::new();
-    match stream.read_to_end(&mut printed) {
-        Ok(_) => {}
-        Err(error) if error.kind() == ErrorKind::ConnectionReset => {}
-        Err(error) => panic!("the connection stays open: {error}"),
-    }
-    String::from_utf8_lossy(&printed).into_owned()
 }
 
 #[tokio::test]
@@ -75,15 +64,10 @@ async fn everything_is_served_over_https() {
     let page = server.request(Method::GET, "/playground").send().await.unwrap().text().await.unwrap();
     assert!(page.contains(&format!("curl {}/v1/chat", server.base)), "the page names another address");
 
-    let scene = move || {
-        let mut socket = secure(&server, &["h2", "http/1.1"]);
-        write!(
-            socket,
-            "GET /generate HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
-             Authorization: Bearer {KEY}\r\nSec-WebSocket-Version: 13\r\n\
-             Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-        )
-        .unwrap();
+    let clients = move || {
+        let mut socket = tls_connection(&server, &["h2", "http/1.1"]);
+        let handshake = websocket_handshake("/generate", &format!("Authorization: Bearer {KEY}\r\n"));
+        socket.write_all(handshake.as_bytes()).unwrap();
         let mut printed = [0; 4096];
         let count = socket.read(&mut printed).unwrap();
         assert!(printed[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&printed[..count]));
@@ -93,15 +77,15 @@ async fn everything_is_served_over_https() {
         assert!(socket.read(&mut printed).unwrap() > 0, "the socket was closed");
         server
     };
-    let server = tokio::task::spawn_blocking(scene).await.unwrap();
+    let server = tokio::task::spawn_blocking(clients).await.unwrap();
     assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
 }
 
 #[tokio::test]
 async fn plain_client_does_not_affect_tls_listener() {
     let server = start(&["--header-timeout", "2"]).await;
-    let scene = move || {
-        // Each keeps its connection while the others connect.
+    let clients = move || {
+        // Each client stays connected while the others connect.
         let silent = connect(&server);
         let mut halfway = connect(&server);
         halfway.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
@@ -111,23 +95,23 @@ async fn plain_client_does_not_affect_tls_listener() {
         let body = json!({"prompt": "Once", "n_predict": 1}).to_string();
         let head = "POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length";
         write!(plain, "{head}: {}\r\n\r\n{body}", body.len()).unwrap();
-        let refused = until_closed(plain);
-        assert!(refused.starts_with("HTTP/1.1 400") && refused.contains("https://"), "{refused}");
-        let mut good = secure(&server, &[]);
+        let response = read_until_closed(plain);
+        assert!(response.starts_with("HTTP/1.1 400") && response.contains("https://"), "{response}");
+        let mut good = tls_connection(&server, &[]);
         good.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
-        let answer = until_closed(good);
+        let answer = read_until_closed(good);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-        assert_eq!(until_closed(silent), "");
-        until_closed(halfway);
-        until_closed(other);
+        assert_eq!(read_until_closed(silent), "");
+        read_until_closed(halfway);
+        read_until_closed(other);
         // After the handshake the same time limit applies to headers.
-        let mut idle = secure(&server, &[]);
+        let mut idle = tls_connection(&server, &[]);
         idle.conn.complete_io(&mut idle.sock).unwrap();
         let ended = idle.read(&mut [0; 64]).map_err(|error| error.kind());
         assert!(matches!(ended, Ok(0) | Err(ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)), "{ended:?}");
         server
     };
-    let server = tokio::task::spawn_blocking(scene).await.unwrap();
+    let server = tokio::task::spawn_blocking(clients).await.unwrap();
     assert_eq!(server.get("/health").await.0, 200);
     let pending = connect(&server);
     assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
@@ -135,7 +119,7 @@ async fn plain_client_does_not_affect_tls_listener() {
 }
 
 #[test]
-fn invalid_files_end_start() {
+fn invalid_certificate_files_end_start() {
     let folder = folder();
     let none = folder.join("none.pem").display().to_string();
     let broken = folder.join("broken.pem").display().to_string();
@@ -144,7 +128,7 @@ fn invalid_files_end_start() {
         ["server.pem", "authority.pem", "server.key", "encrypted.key"].map(certificate);
     let pair =
         |chain: &str, key: &str| vec!["--ssl-cert-file".into(), chain.to_owned(), "--ssl-key-file".into(), key.into()];
-    for (flags, words) in [
+    for (flags, parts) in [
         (pair(&chain, &key)[..2].to_vec(), ["--ssl-key-file", "set both"]),
         (pair(&chain, &key)[2..].to_vec(), ["--ssl-cert-file", "set both"]),
         (pair(&none, &key), ["none.pem", "--ssl-cert-file"]),
@@ -158,8 +142,8 @@ fn invalid_files_end_start() {
         let output = thunder().args(["serve", "--port", "0", "--data-dir"]).arg(&folder).args(&flags).output().unwrap();
         let printed = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{flags:?}: {printed}");
-        for word in words {
-            assert!(printed.contains(word), "{flags:?}: {printed}");
+        for part in parts {
+            assert!(printed.contains(part), "{flags:?}: {printed}");
         }
     }
 }
@@ -168,33 +152,33 @@ fn invalid_files_end_start() {
 async fn command_line_client_connects_over_https() {
     let server = start(&[]).await;
     let elsewhere = server.base.replace("127.0.0.1", "localhost");
-    let ask = |base: String, trusted: Option<&str>| {
+    let run = |base: String, trusted: Option<&str>| {
         let mut command = thunder();
         command.args(["run", "Once", "--max-tokens", "3", "--server", &base]);
         command.args(trusted.iter().flat_map(|name| ["--server-ca".to_owned(), certificate(name)]));
         let output = command.output().unwrap();
-        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+        (output.status.code(), text(&output.stderr))
     };
     for (base, trusted) in [(&server.base, "authority.pem"), (&elsewhere, "server.pem")] {
-        let (code, printed) = ask(base.clone(), Some(trusted));
+        let (code, printed) = run(base.clone(), Some(trusted));
         assert_eq!(code, Some(0), "{trusted}: {printed}");
         assert!(printed.contains(&format!("{base}/runs/")), "{printed}");
     }
     for (trusted, word) in [(None, "--server-ca FILE"), (Some("server.key"), "contains no certificate")] {
-        let (code, printed) = ask(server.base.clone(), trusted);
+        let (code, printed) = run(server.base.clone(), trusted);
         assert_eq!(code, Some(1), "{trusted:?}: {printed}");
         assert!(printed.contains(word), "{trusted:?}: {printed}");
     }
-    let (code, printed) = ask(server.base.replace("https", "http"), None);
+    let (code, printed) = run(server.base.replace("https", "http"), None);
     assert!(code == Some(1) && printed.contains("https"), "{printed}");
 }
 
 #[tokio::test]
-async fn llama_server_variables_set_files() {
+async fn llama_server_variables_set_certificate_files() {
     let (chain, key) = (certificate("server.pem"), certificate("server.key"));
     let env = [("LLAMA_ARG_SSL_CERT_FILE", chain.as_str()), ("LLAMA_ARG_SSL_KEY_FILE", key.as_str())];
     let server = Server::start_with_env(&[], &env);
     assert!(server.base.starts_with("https://"), "{}", server.base);
-    let alive = client().build().unwrap().get(format!("{}/healthz", server.base)).send().await.unwrap();
-    assert!(alive.text().await.unwrap().contains("thunder"));
+    let health = client().build().unwrap().get(format!("{}/healthz", server.base)).send().await.unwrap();
+    assert!(health.text().await.unwrap().contains("thunder"));
 }

@@ -1,6 +1,6 @@
 //! The dashboard's pages, rendered by the server.
 
-use crate::harness::{Server, server};
+use super::harness::{Server, server};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::Method;
@@ -24,10 +24,10 @@ async fn page(server: &Server, path: &str) -> Page {
 
 /// Ingests a small run of another engine, with text that must not become markup.
 async fn ingest(server: &Server, request_id: &str) -> String {
-    ingest_of(server, json!({"request_id": request_id, "model": "<i>other</i>"})).await
+    ingest_request(server, json!({"request_id": request_id, "model": "<i>other</i>"})).await
 }
 
-async fn ingest_of(server: &Server, request: Value) -> String {
+async fn ingest_request(server: &Server, request: Value) -> String {
     let request_id = request["request_id"].as_str().unwrap().to_owned();
     let document = json!({
         "request": request,
@@ -48,7 +48,7 @@ async fn ingest_of(server: &Server, request: Value) -> String {
 }
 
 #[tokio::test]
-async fn pages_satisfy_rules_and_links_resolve() {
+async fn pages_have_safe_markup_and_working_links() {
     let server = server().await;
     let run = ingest(server, "ui-pages").await;
     let other = ingest(server, "ui-pages-other").await;
@@ -103,7 +103,7 @@ async fn page_of_unknown_run_has_links() {
 }
 
 #[tokio::test]
-async fn list_fragment_is_served_to_scripts() {
+async fn run_list_is_served_as_a_fragment_to_scripts() {
     let server = server().await;
     ingest(server, "ui-fragment").await;
     let response = server.request(Method::GET, "/runs?q=request:ui-fragment").header("x-fragment", "list").send().await;
@@ -112,12 +112,12 @@ async fn list_fragment_is_served_to_scripts() {
 }
 
 #[tokio::test]
-async fn neighbours_follow_the_filter() {
+async fn older_and_newer_runs_follow_the_filter() {
     let server = server().await;
     let first = ingest(server, "ui-neighbour-1").await;
-    // It was ingested later, so it is newer in the list, regardless of its date.
+    // The list is ordered by the time of ingestion, not by the date of the run.
     let old = json!({"request_id": "ui-neighbour-2", "created_at": "2020-01-01T00:00:00Z"});
-    let second = ingest_of(server, old).await;
+    let second = ingest_request(server, old).await;
     let filter = "request:ui-neighbour";
     let older = server.request(Method::GET, &format!("/runs/{second}/older?q={filter}")).send().await.unwrap();
     assert!(older.url().path().ends_with(&first), "{}", older.url());
@@ -174,29 +174,29 @@ async fn script_bytes(server: &Server, path: &str) -> usize {
         Some(rest.split('"').next()?.to_owned())
     };
     let tags = html.split('<').filter(|tag| tag.starts_with("script ") || tag.contains("rel=\"modulepreload\""));
-    let mut wanted: Vec<String> = tags.filter_map(|tag| attribute(tag, "src").or(attribute(tag, "href"))).collect();
+    let mut pending: Vec<String> = tags.filter_map(|tag| attribute(tag, "src").or(attribute(tag, "href"))).collect();
     let packed = crate::harness::client().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
     let (mut seen, mut bytes) = (BTreeSet::new(), 0);
-    while let Some(path) = wanted.pop() {
+    while let Some(path) = pending.pop() {
         if !seen.insert(path.clone()) {
             continue;
         }
         let request = packed.get(format!("{}{path}", server.base)).header("accept-encoding", "gzip");
-        let sent = request.send().await.unwrap();
-        assert_eq!(sent.headers()["content-encoding"], "gzip", "{path}");
-        bytes += sent.bytes().await.unwrap().len();
+        let response = request.send().await.unwrap();
+        assert_eq!(response.headers()["content-encoding"], "gzip", "{path}");
+        bytes += response.bytes().await.unwrap().len();
         let text = server.request(Method::GET, &path).send().await.unwrap().text().await.unwrap();
         let base = reqwest::Url::parse("http://x").unwrap().join(&path).unwrap();
         let imports = text.lines().filter(|line| line.starts_with("import ") || line.starts_with("} from "));
         let targets = imports.filter_map(|line| line.split('\'').nth(1));
-        wanted.extend(targets.map(|target| base.join(target).unwrap().path().to_owned()));
+        pending.extend(targets.map(|target| base.join(target).unwrap().path().to_owned()));
     }
-    assert!(bytes > 1000, "{path} loads scripts");
+    assert!(bytes > 1000, "{path} loads no scripts");
     bytes
 }
 
 #[tokio::test]
-async fn pages_keep_the_budgets_of_their_scripts() {
+async fn scripts_of_pages_are_within_their_budgets() {
     let server = server().await;
     let run = ingest(server, "ui-budget").await;
     for (path, kilobytes) in [("/runs".to_owned(), 25), (format!("/runs/{run}"), 40), ("/mods/-new".to_owned(), 220)] {

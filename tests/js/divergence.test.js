@@ -1,4 +1,4 @@
-// Comparison of two runs: distributions, parameters, folded chance matches.
+// Comparison of two runs: distributions, parameters, and matches by chance.
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { differences, divergence, modsOf, pairs } from '../../src/ui/assets/replay/divergence.js';
@@ -6,12 +6,12 @@ import { align, coalesce } from '../../src/ui/assets/replay/diff.js';
 
 const list = (...probs) => probs.map((prob, token) => ({ token, prob }));
 
-test('divergence is zero for equal candidates, and that of the formula for two outcomes', () => {
+test('divergence is zero for equal candidates, and exact for two outcomes', () => {
   assert.equal(divergence(list(0.5, 0.3), list(0.5, 0.3)), 0);
   const exact = 0.9 * Math.log2(0.9 / 0.6) + 0.1 * Math.log2(0.1 / 0.4);
   assert.ok(Math.abs(divergence(list(0.9), list(0.6)) - exact) < 1e-9);
   assert.equal(divergence([], list(1)), null);
-  // Candidates of one side only count as the rest, so the result is never larger than the exact one.
+  // Candidates that only one side has belong to the rest of the other side, so the result is at most the exact one.
   const [p, q] = [[0.7, 0.2, 0.1], [0.2, 0.5, 0.3]];
   const whole = p.reduce((sum, x, i) => sum + x * Math.log2(x / q[i]), 0);
   const part = divergence(list(0.7, 0.2), [{ token: 0, prob: 0.2 }, { token: 2, prob: 0.3 }]);
@@ -29,7 +29,7 @@ test('parameters differ by path, and mods by version and configuration', () => {
   assert.deepEqual(differences(modsOf({ mods: [{ name: 'x', version: '1' }] }), modsOf({ mods: [{ name: 'x', version: '2' }, 'y'] })), [['x.version', '1', '2'], ['y', null, {}]]);
 });
 
-test('equal tokens by chance between changes are joined with them', () => {
+test('tokens that are equal by chance between changes are joined with them', () => {
   const [a, b] = [[...'abcXdefgh'], [...'ABCXDEFgh']];
   const blocks = coalesce(align(a, b));
   assert.deepEqual(blocks, [{ same: false, a: [0, 7], b: [0, 7] }, { same: true, a: [7, 9], b: [7, 9] }]);

@@ -6,7 +6,7 @@ import {
 
 const form = {
   name: ' greetings ', model: '', prompts: 'Hello\n\nThe sky\n', format: 'lines', seeds: '1-3, 7', mods: 'none\nban-phrases {"phrases": ["a, }b"]}, log-top',
-  parameters: 'temperature=0.2 max_tokens=6\n{"stop": ["x y"]}', scorer: 'regex', regex: '^a',
+  parameters: 'temperature=0.2 max_tokens=6\n{"stop": ["x y"]}', scorer: 'regex', regex: '^a', python: '',
 };
 
 test('definition has the values of the form', () => {
@@ -27,6 +27,8 @@ test('form of a definition gives the same definition', () => {
     parameters: [{}, { logit_bias: [[1, false]] }, { samplers: 'top_k;min_p', n_probs: 1 }], score: { json: true },
   };
   assert.deepEqual(definitionOf(formOf(definition)), definition);
+  const scored = { ...definition, score: { python: 'def score(text):\n    return 1\n' } };
+  assert.deepEqual(definitionOf(formOf(scored)), scored);
 });
 
 test('seeds are numbers and ranges', () => {
@@ -47,6 +49,7 @@ test('errors have the name of their field and the line', () => {
   for (const text of ['temperature', '{"a"', 'a=']) assert.throws(() => parametersOf(`x=1\n${text}`), { field: 'parameters', message: /^Line 2 of the parameters/ }, text);
   assert.throws(() => definitionOf({ ...form, name: ' ' }), { field: 'name' });
   assert.throws(() => definitionOf({ ...form, regex: '' }), { field: 'score' });
+  assert.throws(() => definitionOf({ ...form, scorer: 'python', python: ' \n' }), { field: 'score' });
   assert.throws(() => definitionOf({ ...form, seeds: '1-9999' }), { field: 'seeds', message: /got 79992/ });
 });
 

@@ -5,8 +5,8 @@ import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';
-import { Chain } from '../../src/ui/assets/next-token.js';
-import { curlOf, differences, formOf, further, missing, requestOf } from '../../src/ui/assets/request.js';
+import { TokenChain } from '../../src/ui/assets/next-token.js';
+import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from '../../src/ui/assets/request.js';
 
 test('events are complete for any split of the stream', () => {
   const text = ': hello\r\n\r\nevent: item\nid: 3\ndata: {"a":\ndata: 1}\n\ndata: x\r\r';
@@ -56,8 +56,8 @@ test('form is converted to a request of the public API', () => {
   });
   assert.equal(requestOf({ ...form, tab: 'raw', raw: 'Once' }).body.prompt, 'Once');
   assert.throws(() => requestOf({ ...form, mods: [{ name: 'x', config: '{' }] }), /configuration of x/);
-  assert.equal(missing({ ...form, messages: [] }), 'Write a message first.');
-  assert.equal(missing(form), null);
+  assert.equal(missingInput({ ...form, messages: [] }), 'Write a message first.');
+  assert.equal(missingInput(form), null);
 });
 
 test('curl command quotes its arguments', () => {
@@ -87,8 +87,8 @@ test('tools, format and biases of a recorded run are restored', () => {
     model: 'm', messages: [{ role: 'user', content: 'a\nb' }, ...conversation.slice(1)], tools, ...request, stream: true,
   });
   const older = { parameters: { sampling: { logit_bias: [[7, 2], [8, null]] }, limits: {} } };
-  assert.deepEqual(JSON.parse(further(older)), { logit_bias: [[7, 2], [8, false]] });
-  assert.deepEqual(JSON.parse(further({ tools, parameters: { request } }, true)), { logit_bias: { 5: -3 } }, 'a text goes on without what held for the whole answer');
+  assert.deepEqual(JSON.parse(extraFields(older)), { logit_bias: [[7, 2], [8, false]] });
+  assert.deepEqual(JSON.parse(extraFields({ tools, parameters: { request } }, true)), { logit_bias: { 5: -3 } }, 'a continued text omits parameters that apply to a whole answer');
   assert.throws(() => requestOf({ ...form, extra: '[1]' }), /JSON object/);
   assert.throws(() => requestOf({ ...form, extra: '{' }), /fields must be JSON: /);
 });
@@ -109,7 +109,7 @@ test('schema of the form is sent as response format, and read back', () => {
   assert.equal(requestOf({ ...form, tab: 'raw', raw: 'a', tools }).body.tools, undefined);
 });
 
-test('differences name the fields that changed since the origin', () => {
+test('differences name the fields that differ from the original form', () => {
   const same = { ...form, numbers: { temperature: 0.50, seed: '' }, mods: [{ name: 'x', config: '{"a":1}' }, { name: 'y', config: '' }] };
   assert.deepEqual(differences(form, same), [], 'other spellings of the same values');
   assert.deepEqual(differences(form, { ...form, numbers: { temperature: '1', seed: '4' }, mods: form.mods.slice(1), messages: [{ role: 'user', content: 'ho' }] }), [
@@ -121,7 +121,7 @@ test('differences name the fields that changed since the origin', () => {
 });
 
 test('chosen tokens are kept as ids until the text is edited', () => {
-  const chain = new Chain();
+  const chain = new TokenChain();
   assert.equal(chain.idsOf(''), null, 'the empty text must be tokenized too');
   chain.start('Once', [1, 40]);
   const text = chain.append(7, ' upon');

@@ -29,15 +29,15 @@ test('views name layer and head in the API', () => {
 test('neighbouring buckets of the shading can be told apart in both themes', () => {
   const css = readFileSync(new URL('../../src/ui/assets/app.css', import.meta.url), 'utf8');
   const pairs = Array.from({ length: 8 }, (_, b) => css.match(new RegExp(`--b${b}: light-dark\\((#\\w{6}), (#\\w{6})\\)`)).slice(1));
-  for (const [theme, least] of [[0, 0.03], [1, 0.038]]) {
+  for (const [theme, minDistance] of [[0, 0.03], [1, 0.038]]) {
     for (let b = 1; b < 8; b += 1) {
-      const apart = Math.hypot(...oklab(pairs[b][theme]).map((x, i) => x - oklab(pairs[b - 1][theme])[i]));
-      assert.ok(apart > least, `${pairs[b - 1][theme]} and ${pairs[b][theme]}: ${apart}`);
+      const distance = Math.hypot(...oklab(pairs[b][theme]).map((x, i) => x - oklab(pairs[b - 1][theme])[i]));
+      assert.ok(distance > minDistance, `${pairs[b - 1][theme]} and ${pairs[b][theme]}: ${distance}`);
     }
   }
 });
 
-/** Converts `#rrggbb` to OKLab, in which distances are those that people see. */
+/** Converts `#rrggbb` to OKLab, in which distances match perceived differences. */
 function oklab(hex) {
   const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
   const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);

@@ -1,12 +1,12 @@
 // Differences between a version of a mod and the text in its editor.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { rows, take } from '../../src/ui/assets/mod-diff.js';
+import { diffRows, restoreBlock } from '../../src/ui/assets/mod-diff.js';
 
 const text = (from, to, changed = {}) => Array.from({ length: to - from }, (_, i) => changed[from + i] ?? `line ${from + i}`).join('\n');
 
 test('rows show each difference with three equal lines around it', () => {
-  const all = rows(text(1, 31), text(1, 31, { 10: 'other' }));
+  const all = diffRows(text(1, 31), text(1, 31, { 10: 'other' }));
   assert.deepEqual(all.map(({ kind, a, b, count, text: line }) => [kind, a, b, count ?? line]), [
     ['skipped', undefined, undefined, 6],
     ['same', 7, 7, 'line 7'], ['same', 8, 8, 'line 8'], ['same', 9, 9, 'line 9'],
@@ -18,11 +18,11 @@ test('rows show each difference with three equal lines around it', () => {
 });
 
 test('equal texts have no rows', () => {
-  assert.deepEqual(rows('a\nb', 'a\nb'), []);
-  assert.deepEqual(rows('', ''), []);
+  assert.deepEqual(diffRows('a\nb', 'a\nb'), []);
+  assert.deepEqual(diffRows('', ''), []);
 });
 
-test('taking every block gives the text of the version', () => {
+test('restoring every block gives the text of the version', () => {
   let seed = 7;
   const next = (n) => {
     seed = (seed * 1103515245 + 12345) & 0x7fffffff;
@@ -33,10 +33,10 @@ test('taking every block gives the text of the version', () => {
     const version = list();
     let edited = list();
     for (let steps = 0; ; steps += 1) {
-      const difference = rows(version, edited).find(({ kind }) => kind === 'block');
+      const difference = diffRows(version, edited).find(({ kind }) => kind === 'block');
       if (!difference) break;
       assert.ok(steps < 30, JSON.stringify([version, edited]));
-      edited = take(version, edited, difference.block);
+      edited = restoreBlock(version, edited, difference.block);
     }
     assert.equal(edited, version);
   }

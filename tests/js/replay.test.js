@@ -1,8 +1,8 @@
 // Modules of the replay that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { MODES, legend, surprise } from '../../src/ui/assets/replay/colour.js';
-import { bucketOf, sinkOf } from '../../src/ui/assets/replay/attention.js';
+import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/colour.js';
+import { sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
 import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
@@ -72,7 +72,7 @@ const run = {
 test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   const go = (action, n) => targetOf(action, run, n, (i) => surprise(run, i), 4);
   assert.equal(go('nextToken', 0), 3);
-  assert.equal(go('nextToken', 6), 7, 'behind the last token is the end');
+  assert.equal(go('nextToken', 6), 7, 'the end follows the last token');
   assert.equal(go('prevToken', 7), 6);
   assert.equal(go('prevToken', 3), 0);
   assert.equal(go('nextEvent', 7), 7);
@@ -87,7 +87,7 @@ test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   assert.equal(go('colour', 3), undefined);
 });
 
-test('legend uses the same table as the painting', () => {
+test('legend has the same buckets as the text', () => {
   for (const mode of MODES.filter((m) => m.edges.length)) {
     assert.deepEqual(legend(mode).map((l) => l.bucket), [0, 1, 2, 3, 4, 5, 6, 7]);
     assert.equal(mode.edges.length, 7);
@@ -100,9 +100,9 @@ test('attention sink is detected by its mass and excluded from the scale', () =>
   assert.deepEqual(sinkOf([0.1, 0.7, 0.1, 0.1]), { sink: 1, peak: 0.1 });
   assert.deepEqual(sinkOf([0.3, 0.3, 0.4]), { sink: -1, peak: 0.4 });
   assert.deepEqual(sinkOf([]), { sink: -1, peak: 0 });
-  assert.equal(bucketOf(0, 0.5), 0);
-  assert.equal(bucketOf(0.5, 0.5), 7);
-  assert.equal(bucketOf(1, 0.5), 7);
+  assert.equal(bucketOfShare(0, 0.5), 0);
+  assert.equal(bucketOfShare(0.5, 0.5), 7);
+  assert.equal(bucketOfShare(1, 0.5), 7);
 });
 
 const event = (o) => ({ kind: 'event', ...o });
@@ -150,15 +150,15 @@ test('panel names the stage or mod that removed a candidate', () => {
     { event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }] }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, token_text: ' there' }), calls: [] },
   ]);
-  assert.equal(named.rows[0].text, ' there', 'what was drawn has its name, also where the candidates have none');
+  assert.equal(named.rows[0].text, ' there', 'the drawn token has its text even if the candidates have none');
   assert.equal(named.draft, null);
-  const guessed = (drafted) => explain([
+  const draftOf = (drafted) => explain([
     { event: event({ event_type: 'ForwardPass', details: { model: [{ token: 7, text: ' a', prob: 0.4 }, { token: 8, text: ' b', prob: 0.3 }] } }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, details: { drafted } }), calls: [] },
   ]).draft;
-  assert.deepEqual(guessed(7), { right: true, text: ' a' });
-  assert.deepEqual(guessed(8), { right: false, text: ' b' });
-  assert.deepEqual(guessed(9), { right: false, text: '⟨9⟩' });
+  assert.deepEqual(draftOf(7), { right: true, text: ' a' });
+  assert.deepEqual(draftOf(8), { right: false, text: ' b' });
+  assert.deepEqual(draftOf(9), { right: false, text: '⟨9⟩' });
   assert.equal(percent(0.5), '50.0 %');
   assert.equal(percent(0.00001), '< 0.01 %');
 });

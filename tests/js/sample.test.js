@@ -1,14 +1,14 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { renewed } from '../../src/ui/assets/sample.js';
+import { asNewRun } from '../../src/ui/assets/sample.js';
 
 test('times of the sample run are moved to the present', () => {
   const text = JSON.stringify({
     request: { request_id: 'a', created_at: '2026-01-02T03:04:05Z', completed_at: '2026-01-02T03:04:06.5Z', model: 'demo' },
     events: [{ created_at: '2026-01-02T03:04:05.25Z', details: null }], actions: [{ created_at: null }],
   });
-  const document = renewed(text, 'b', Date.parse('2030-01-01T00:00:00Z'));
+  const document = asNewRun(text, 'b', Date.parse('2030-01-01T00:00:00Z'));
   assert.deepEqual(document.request, { request_id: 'b', created_at: '2030-01-01T00:00:00.000Z', completed_at: '2030-01-01T00:00:01.500Z', model: 'demo' });
   assert.equal(document.events[0].created_at, '2030-01-01T00:00:00.250Z');
   assert.equal(document.actions[0].created_at, null);

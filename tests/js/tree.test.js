@@ -21,7 +21,7 @@ test('change of a fork is described by text, sampling, mods and seed', () => {
   assert.equal(changeOf(fork('b', 'a', { mods: [] })), 'no mods');
 });
 
-test('statistics are those of the rows that were added since and are still there', () => {
+test('statistics cover the rows that were added since an event and not removed', () => {
   const NEVER = 0xffff_ffff;
   const rows = [[1, 0, NEVER, null, 0], [0, 2, NEVER, -1, 10], [0, 5, 9, -7, 30], [0, 9, NEVER, -3, 50]];
   const run = {

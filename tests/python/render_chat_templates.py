@@ -28,7 +28,7 @@ class Generation(jinja2.ext.Extension):
 
 
 class Undefined(jinja2.Undefined):
-    """Returns the text for text plus undefined, like llama.cpp."""
+    """Undefined value; adding it to a text gives the text, as in llama.cpp."""
 
     def __add__(self, other):
         return other if isinstance(other, str) else super().__add__(other)
@@ -55,7 +55,7 @@ def environment(now):
         extensions=[Generation, jinja2.ext.loopcontrols],
     )
     env.filters["tojson"] = tojson
-    # Same as llama.cpp: in Python a safe text escapes values that are inserted into it, even if escaping is off.
+    # As in llama.cpp. Jinja2's own filter returns a text that escapes values inserted into it, even if escaping is off.
     env.filters["safe"] = str
     env.filters["from_json"] = json.loads
     env.globals["raise_exception"] = raise_exception

@@ -312,7 +312,7 @@ class Scaffolding(unittest.TestCase):
             complete += 1
         self.assertGreater(complete, 2)
 
-    def test_definition_summarises_answers(self):
+    def test_definition_summarizes_answers(self):
         first = FlowQuestion(name="a", prompt=" a? ", strategy=ChoicesStrat(["x", "y"]), erase_mode=EraseMode.ALL)
         flow = FlowDefinition(name="sum", root=first, summary_builder=lambda state: "a is %s" % state.answers["a"])
         first.then(route_summary(flow))

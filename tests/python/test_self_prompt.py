@@ -64,7 +64,7 @@ class Erasing(unittest.TestCase):
 
 
 class EndsAfterNo:
-    """Writes "no" after a question, then the end token, and dots otherwise."""
+    """A model that writes "no" and the end token after a question, and dots otherwise."""
 
     def __init__(self):
         self.ends = True

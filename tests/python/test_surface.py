@@ -141,7 +141,7 @@ class Serialization(unittest.TestCase):
                 for loaded in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
                     del sys.modules[loaded]
 
-    def test_module_is_serialised(self):
+    def test_module_is_serialized(self):
         source = "from thunder_mods import mod\n@mod\ndef calm(event, actions):\n    pass\n"
         self.assertEqual(
             self.serialized({"calm_mod.py": source}, "calm_mod", "calm"),

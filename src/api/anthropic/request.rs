@@ -32,7 +32,7 @@ pub(super) struct MessagesBody {
     model: Option<String>,
     /// Maximum tokens of the answer; default is the rest of the context.
     max_tokens: Option<u32>,
-    /// The conversation: objects of `role` and `content`, a text or a list of content blocks.
+    /// The conversation: objects with `role` and `content`, which is a text or a list of content blocks.
     #[schema(value_type = Vec<Object>)]
     messages: Vec<Value>,
     /// The system prompt: a text, or a list of text blocks.

@@ -20,8 +20,9 @@ pub(crate) fn describe() -> SocketDescription {
             header; the header, which is the token message without data, padded with spaces so that the values start \
             at a multiple of 8 bytes; the little-endian values. Index i of a row is token i of the sequence: \
             input_ids, then the answer. The row of the k-th new token has len(input_ids) + k values, and the values \
-            of each head sum to 1 (less in models with attention sinks). ?compression=off in the URL disables compression for clients that always offer \
-            permessage-deflate. A client that stops reading pauses its own runs; a disconnect ends them.",
+            of each head sum to 1 (less in models with attention sinks). ?compression=off in the URL disables \
+            compression for clients that always offer permessage-deflate. A client that stops reading pauses its own \
+            runs; a disconnect ends them.",
         client: vec![
             MessageDescription::typed::<GenerateAttention>("generate", "Starts a request."),
             MessageDescription::typed::<CancelAttention>("cancel", "Ends a request."),

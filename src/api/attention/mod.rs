@@ -19,11 +19,11 @@ use utoipa_axum::routes;
 
 /// Returns the attention routes. The router dispatches `POST /api/v1/generate`, which `KoboldCPP`'s API shares.
 pub(super) fn protocol() -> Protocol {
-    let calls = OpenApiRouter::new()
+    let routes = OpenApiRouter::new()
         .routes(routes!(info::show))
         .routes(routes!(tokenize::tokenize))
         .routes(routes!(tokenize::detokenize));
     Protocol::new(AttentionError::render, &[])
-        .routes(Access::Key, calls)
+        .routes(Access::Key, routes)
         .routes(Access::Socket, OpenApiRouter::new().routes(routes!(socket::open)))
 }

@@ -66,7 +66,7 @@ pub(crate) struct GenerateAttention {
     sentences: Option<Vec<SentenceRange>>,
     /// Name of a model; default is the server's default model.
     model: Option<String>,
-    /// Mods in the order in which they are called: names, or objects of name and config.
+    /// Mods in the order in which they are called: names, or objects with `name` and `config`.
     #[schema(value_type = Option<Vec<Object>>)]
     mods: Option<Vec<Value>>,
     /// Record the run.

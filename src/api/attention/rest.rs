@@ -65,7 +65,7 @@ pub(crate) async fn generate(client: &RunClient, body: &Value) -> Response {
     answer(client, body).await.unwrap_or_else(AttentionError::render)
 }
 
-/// Parses a body as `MessagePack` if that is its content type, else as JSON.
+/// Parses a body as `MessagePack` if that is its content type, otherwise as JSON.
 ///
 /// # Errors
 /// 400 with the position of the syntax error.

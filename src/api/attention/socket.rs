@@ -203,7 +203,7 @@ impl Connection {
         deregister: &(dyn Fn() + Sync),
     ) -> Result<(), ApiError> {
         let received = Instant::now();
-        self.app.rates().check(Some(&self.caller), self.address)?;
+        self.app.rate_limits().check(Some(&self.caller), self.address)?;
         let fields = Fields::new(body)?;
         let loaded = self.app.loaded(fields.text("model")?).await?;
         let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };

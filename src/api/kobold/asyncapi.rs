@@ -12,9 +12,9 @@ pub(crate) fn describe() -> SocketDescription {
         address: "/api/extra/generate/stream/ws",
         title: "Tokens with attention, in the format of KoboldCPP's fork for Halo Weave",
         description: "Requests are answered in order. Each token is a text frame; if attention is requested, a binary \
-            frame with its row follows that contains only little-endian numbers: len(input_ids) + k for the k-th new \
-            token, and with \"per_layer\" as many for each head of each layer. A token without a row has an empty \
-            frame. The connection is closed with 1008 after an error; a disconnect ends the run.",
+            frame with its row follows: only little-endian numbers, len(input_ids) + k of them for the k-th new token, \
+            and with \"per_layer\" that many for each head of each layer. If a token has no row, its binary frame is \
+            empty. The connection is closed with 1008 after an error; a disconnect ends the run.",
         client: vec![MessageDescription::untyped::<KoboldStreamRequest>("request", "Starts a generation.")],
         server: vec![
             MessageDescription::typed::<BareTokenEvent<'_>>("token", "A generated token."),

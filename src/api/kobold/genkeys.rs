@@ -59,7 +59,7 @@ impl Genkeys {
     pub(super) fn text(&self, scope: &Scope, key: &str) -> String {
         let active = self.lock();
         let newest =
-            active.iter().filter(|(_, generation)| generation.has(scope, key)).max_by_key(|(number, _)| **number);
+            active.iter().filter(|(_, generation)| generation.matches(scope, key)).max_by_key(|(number, _)| **number);
         newest.map(|(_, generation)| locked(&generation.text).clone()).unwrap_or_default()
     }
 
@@ -67,7 +67,7 @@ impl Genkeys {
     pub(super) fn abort(&self, scope: &Scope, key: &str) -> bool {
         let active = self.lock();
         let mut found = false;
-        for generation in active.values().filter(|generation| generation.has(scope, key)) {
+        for generation in active.values().filter(|generation| generation.matches(scope, key)) {
             generation.abort.send_replace(true);
             found = true;
         }
@@ -87,7 +87,7 @@ impl Genkeys {
 }
 
 impl ActiveGeneration {
-    fn has(&self, scope: &Scope, key: &str) -> bool {
+    fn matches(&self, scope: &Scope, key: &str) -> bool {
         self.key == key && scope.includes(self.owner.as_ref())
     }
 }

@@ -1,4 +1,4 @@
-//! Routes with the model, the version and the limits, which `KoboldCPP`'s clients query first.
+//! Routes that report the model, the version and the limits, which `KoboldCPP`'s clients query first.
 
 use super::error::KoboldError;
 use super::request::default_length;
@@ -87,7 +87,7 @@ struct KoboldResultResponse {
 struct KoboldLoadResponse {
     /// Number of waiting runs.
     queue: usize,
-    /// 1 if no run is active, else 0.
+    /// 1 if no run is active, otherwise 0.
     idle: u8,
     /// Seconds since the start of the server.
     uptime: f64,

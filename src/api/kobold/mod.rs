@@ -1,5 +1,5 @@
-//! `KoboldCPP`'s API: `/api/v1/generate` with a `prompt`, `/api/extra/…`, and the routes about the model and its
-//! limits.
+//! `KoboldCPP`'s API: `/api/v1/generate` with a `prompt`, `/api/extra/…`, and the routes that report the model and
+//! its limits.
 //!
 //! A body with `input_ids` instead of a `prompt` uses the attention API's format, sent as server-sent events. A
 //! generation with a `genkey` can be polled and aborted from other connections.
@@ -28,8 +28,8 @@ use utoipa_axum::routes;
 
 /// Returns `KoboldCPP`'s routes. The router dispatches `POST /api/v1/generate`, which the attention API shares.
 pub(super) fn protocol(genkeys: &Genkeys) -> Protocol {
-    let keys = || Extension(genkeys.clone());
-    let calls = OpenApiRouter::new()
+    let genkeys = || Extension(genkeys.clone());
+    let routes = OpenApiRouter::new()
         .merge(info::router())
         .routes(routes!(generate::check))
         .routes(routes!(generate::abort))
@@ -37,7 +37,7 @@ pub(super) fn protocol(genkeys: &Genkeys) -> Protocol {
         .routes(routes!(tokens::count))
         .routes(routes!(tokens::text));
     Protocol::new(KoboldError::render, &["/api/extra", "/api/v1/config", "/api/latest"])
-        .routes(Access::Key, calls.layer(keys()))
-        .routes(Access::Run, OpenApiRouter::new().routes(routes!(stream::open)).layer(keys()))
-        .routes(Access::Socket, OpenApiRouter::new().routes(routes!(socket::open)).layer(keys()))
+        .routes(Access::Key, routes.layer(genkeys()))
+        .routes(Access::Run, OpenApiRouter::new().routes(routes!(stream::generate)).layer(genkeys()))
+        .routes(Access::Socket, OpenApiRouter::new().routes(routes!(socket::open)).layer(genkeys()))
 }

@@ -74,7 +74,7 @@ pub(super) struct KoboldPartialResult {
     pub(super) text: String,
 }
 
-/// The result of ending generations: `"true"` if there were any, else `"false"`.
+/// The result of ending generations: `"true"` if there were any, otherwise `"false"`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct KoboldAbortResponse {
     pub(super) success: &'static str,

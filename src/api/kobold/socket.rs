@@ -79,7 +79,7 @@ impl Connection {
         };
         let received = Instant::now();
         let mut body = shared::parse_json(text.as_bytes())?;
-        self.app.rates().check(Some(&self.caller), self.address)?;
+        self.app.rate_limits().check(Some(&self.caller), self.address)?;
         let loaded = self.app.loaded(Fields::new(&body)?.text("model")?).await?;
         apply_defaults(&mut body, &loaded)?;
         let fields = Fields::new(&body)?;

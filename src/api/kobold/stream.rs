@@ -30,7 +30,7 @@ use std::time::Instant;
                   content((KoboldStreamEvent = "text/event-stream"))),
               (status = 400, description = "A field is invalid; nothing was streamed"),
               (status = 503, description = "No model is loaded")))]
-pub(super) async fn open(
+pub(super) async fn generate(
     client: RunClient,
     genkeys: Extension<Genkeys>,
     body: Result<Bytes, BytesRejection>,

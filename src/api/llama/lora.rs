@@ -4,9 +4,10 @@ use super::request::ModelParams;
 use super::response::SuccessResponse;
 use crate::api::shared::body::AdapterScaleBody;
 use crate::api::shared::error::LlamaError;
+use crate::api::shared::fields::abbreviate;
 use crate::api::shared::settings::to_shortest_f64;
 use crate::api::shared::{self, lora};
-use crate::server::{App, Caller};
+use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -73,6 +74,9 @@ async fn scale(
     let loaded = app.loaded(params.model.as_deref()).await?;
     let body = shared::parse_json(&body?)?;
     let adapters = loaded.model().adapters();
-    adapters.set_default_scales(lora::parse_adapter_set(&body, "the body", adapters)?);
+    let list = body.as_array().ok_or_else(|| {
+        ApiError::bad_request(format!("the body must be {}, got {}", lora::ADAPTER_LIST, abbreviate(&body)))
+    })?;
+    adapters.set_default_scales(lora::parse_adapter_set(list, "body", adapters)?);
     Ok(Json(SuccessResponse::default()))
 }

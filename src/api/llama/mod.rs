@@ -22,7 +22,7 @@ use utoipa_axum::router::OpenApiRouter;
 
 /// Returns llama-server's routes.
 pub(super) fn protocol() -> Protocol {
-    let calls = OpenApiRouter::new()
+    let routes = OpenApiRouter::new()
         .merge(tokenize::router())
         .merge(template::router())
         .merge(props::router())
@@ -33,7 +33,7 @@ pub(super) fn protocol() -> Protocol {
         .merge(encoder::router());
     Protocol::new(LlamaError::render, &["/slots", "/v1/slots", "/sessions", "/models"])
         .routes(Access::Run, completion::router())
-        .routes(Access::Key, calls)
+        .routes(Access::Key, routes)
 }
 
 /// Returns the routes of this folder below OpenAI's paths; their errors have OpenAI's format.

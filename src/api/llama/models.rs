@@ -51,7 +51,7 @@ async fn load(
 ) -> Result<Json<SuccessResponse>, LlamaError> {
     caller.require_models()?;
     app.ready()?;
-    app.models().begin(&name(&body?)?).await?;
+    app.models().begin_load(&name(&body?)?).await?;
     Ok(Json(SuccessResponse::default()))
 }
 

@@ -74,7 +74,7 @@ pub async fn run(
     Ok(axum::Json(DryRunResponse { problems: Vec::new(), report: Some(report) }))
 }
 
-/// Returns the loaded model with that name, else the default model, which may have the same vocabulary.
+/// Returns the loaded model with that name, or the default model, which may have the same vocabulary.
 async fn model_of(app: &App, name: Option<&str>) -> Result<Loaded, ApiError> {
     match app.loaded_now(name).await {
         Err(_) if name.is_some() => app.loaded_now(None).await,

@@ -182,7 +182,7 @@ async fn read(
     query: &ShowAttentionParams,
 ) -> Result<RunAttention, ApiError> {
     if let Some(at) = query.at {
-        return row(store, scope, run.run_id, at, query).await.map(RunAttention::Step);
+        return step(store, scope, run.run_id, at, query).await.map(RunAttention::Step);
     }
     if query.from.is_none() && query.to.is_none() {
         return Err(ApiError::invalid("at", "send either `at` (an event), or `from` and `to` (a range of events)"));
@@ -207,7 +207,7 @@ async fn read(
     map::read(store, scope, run.run_id, events, selection, bins).await.map(RunAttention::Map)
 }
 
-async fn row(
+async fn step(
     store: &Store,
     scope: &Scope,
     run_id: RunId,

@@ -13,7 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 /// Reason recorded with a cancelled run.
-const REASON: &str = "a client cancelled it";
+const REASON: &str = "cancelled by a client";
 
 /// Result of a cancellation.
 #[derive(Debug, Serialize, ToSchema)]

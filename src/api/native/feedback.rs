@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 pub struct FeedbackRequest {
     /// Rating from -1 (bad) to 1 (good).
     rating: f32,
-    /// Comment, up to 10 000 characters.
+    /// Comment, up to 10,000 characters.
     text: Option<String>,
     /// Index of the answer's token that the feedback refers to, from 0.
     position: Option<u32>,

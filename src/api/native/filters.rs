@@ -21,7 +21,7 @@ pub struct FilterRequest {
     /// A name of 1 to 64 characters. An earlier filter with this name is replaced.
     #[schema(min_length = 1, max_length = 64)]
     name: String,
-    /// A filter of the run list, up to 2 000 characters.
+    /// A filter of the run list, up to 2,000 characters.
     #[schema(min_length = 1, max_length = 2000)]
     q: String,
 }

@@ -42,7 +42,7 @@ pub struct ForkRequest {
     /// Number of runs, 1 to 64; default 1.
     n: Option<u32>,
     /// `"continue"` continues the recorded run's random generator; a number is a new seed, which is incremented for each
-    /// further run. Default is `"continue"` for one run and random seeds for several.
+    /// additional run. Default is `"continue"` for one run and random seeds for several.
     seed: Option<ForkSeed>,
 }
 
@@ -114,9 +114,10 @@ pub async fn fork(
 ) -> Result<(StatusCode, axum::Json<ForkResponse>), ApiError> {
     let (app, scope) = (&client.app, &client.caller.scope);
     let parent = app.find_run(scope, &id).await?;
-    let fork = ForkRequest::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let fork: ForkRequest =
+        serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
     let items = app.store()?.items(scope, parent.run_id, 0..i32::MAX).await?;
-    let source = Source::find(&parent, items, &fork.at)?;
+    let source = ForkSource::find(&parent, items, &fork.at)?;
     let loaded = recorded_model(app, &source.recorded).await?;
     let (mut request, count) = source.request(app, &loaded, &fork).await?;
     restore_images(app, scope, &loaded, &source.prompt.images, &mut request).await?;
@@ -170,7 +171,7 @@ async fn read_to_end(mut generation: Generation) {
 }
 
 /// A recorded run before one of its steps.
-struct Source {
+struct ForkSource {
     run_id: RunId,
     surface: Surface,
     prompt_preview: String,
@@ -191,8 +192,8 @@ struct Phase<'a> {
     parameters: &'a Value,
 }
 
-impl Source {
-    /// Finds the step and cuts the items of the run there.
+impl ForkSource {
+    /// Finds the step and drops the items from there on.
     fn find(run: &RunSummary, mut items: Vec<TraceItem>, at: &ForkAt) -> Result<Self, ApiError> {
         let not_forkable = |reason: &str| ApiError::conflict(format!("the run cannot be forked: {reason}"));
         let events = || {
@@ -208,7 +209,7 @@ impl Source {
         let prompt = prompt.unwrap_or_default();
         let recorded = prompt.parameters.clone().unwrap_or_default();
         if events().zip(0..).any(|(event, number)| event.sequence_order != number) {
-            return Err(not_forkable("events are missing in its recording"));
+            return Err(not_forkable("events are missing from its recording"));
         }
         let step = match (at.step, at.event) {
             (Some(step), None) => step,
@@ -232,7 +233,7 @@ impl Source {
                 if events().any(|event| event.step == step) { "has no forward pass" } else { "is not recorded" };
             ApiError::invalid(
                 "at.step",
-                format!("step {step} {reason}; the run can be forked at the steps {first} to {last}"),
+                format!("step {step} {reason}; the run can be forked at steps {first} to {last}"),
             )
         })?;
         let event = event.sequence_order;
@@ -278,7 +279,8 @@ impl Source {
             ));
         }
         if count > 1 && matches!(fork.seed, Some(ForkSeed::Continue(_))) {
-            let detail = "`seed` must not be \"continue\" for several runs, because they would be equal; omit it or send a number";
+            let detail = "`seed` must not be \"continue\" for several runs, because they would be identical; omit it \
+                         or send a number";
             return Err(ApiError::invalid("seed", detail));
         }
         let vocabulary = loaded.vocabulary();
@@ -321,7 +323,7 @@ impl Source {
             request.stored_heads =
                 stored_heads(&self.recorded["attention_heads"], "prompt.parameters.attention_heads")?;
         }
-        // The forks of one point share its state.
+        // The forks of one step share its KV state.
         request.cache_prompt = true;
         request.surface = self.surface;
         request.prompt_preview.clone_from(&self.prompt_preview);

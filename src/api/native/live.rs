@@ -1,4 +1,4 @@
-//! `/api/v1/runs/live`: changes of the run list, i.e. starts and ends of runs.
+//! `/api/v1/runs/live`: changes to the run list, i.e. starts and ends of runs.
 
 use crate::api::shared::sse::{self, KEEP_ALIVE_INTERVAL, ServerEvent};
 use crate::events::Scope;
@@ -9,8 +9,8 @@ use axum::response::Response;
 use futures::{StreamExt, stream};
 use tokio::sync::broadcast::error::RecvError;
 
-/// Streams changes of the run list: `change` events of `{run_id, status}`, including runs of other servers on the same
-/// database. The stream never ends.
+/// Streams changes to the run list: `change` events with `{run_id, status}`, including runs of other servers on the
+/// same database. The stream never ends.
 ///
 /// A client that was too slow, or whose server lost the database for a while, receives a `missed` event and should
 /// reload the list.

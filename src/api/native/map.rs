@@ -12,8 +12,8 @@ use utoipa::ToSchema;
 pub(super) const DEFAULT_BINS: usize = 256;
 /// Maximum number of columns.
 pub(super) const MAX_BINS: usize = 4096;
-/// Maximum number of rows. A longer run is sampled at evenly spaced steps, because reading 10 000 steps would take about
-/// 300 MB.
+/// Maximum number of rows. A longer run is sampled at evenly spaced steps, because reading 10,000 steps would take
+/// about 300 MB.
 const MAX_ROWS: i32 = 512;
 /// Maximum events per step, so that a window of this length contains a forward pass.
 const MAX_STEP_EVENTS: i32 = 3;

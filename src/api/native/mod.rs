@@ -35,7 +35,7 @@ use utoipa_axum::routes;
 
 /// Returns the native routes.
 pub(super) fn protocol() -> Protocol {
-    let calls = OpenApiRouter::new()
+    let routes = OpenApiRouter::new()
         .routes(routes!(runs::list))
         .routes(routes!(live::changes))
         .routes(routes!(tags::change))
@@ -53,6 +53,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(experiments::show, experiments::remove))
         .routes(routes!(experiments::cancel))
         .routes(routes!(experiments::csv::export))
+        .routes(routes!(experiments::parquet::export))
         .routes(routes!(experiments::score))
         .routes(routes!(family::show))
         .routes(routes!(events::list))
@@ -63,7 +64,7 @@ pub(super) fn protocol() -> Protocol {
         .routes(routes!(forks::fork))
         .routes(routes!(experiments::list, experiments::create))
         .routes(routes!(experiments::resume));
-    Protocol::native(&["/api"]).routes(Access::Key, calls).routes(Access::Run, runs)
+    Protocol::native(&["/api"]).routes(Access::Key, routes).routes(Access::Run, runs)
 }
 
 /// Returns the ids of the runs that the field `runs` of a request names.

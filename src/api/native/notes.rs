@@ -15,10 +15,10 @@ const MAX_TEXT_CHARS: usize = 10_000;
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NoteRequest {
-    /// Index of the token in the answer that the note is about, from 0; null for the whole run.
+    /// Index in the answer of the token that the note is about, from 0; null for the whole run.
     #[serde(default)]
     position: Option<u32>,
-    /// The text, up to 10 000 characters. An empty text removes the note.
+    /// The text, up to 10,000 characters. An empty text removes the note.
     #[schema(max_length = 10_000)]
     text: String,
 }

@@ -169,7 +169,8 @@ fn parse_optional<T: for<'de> Deserialize<'de>>(value: &Value, field: &str) -> R
     if value.is_null() {
         return Ok(None);
     }
-    T::deserialize(value).map(Some).map_err(|error| ApiError::invalid(field, format!("`{field}` is invalid: {error}")))
+    let parsed = serde_path_to_error::deserialize(value);
+    parsed.map(Some).map_err(|error| ApiError::from_field_deserialization(field, &error))
 }
 
 /// Returns the mods of the recorded run in the recorded versions, or with `any_version` in their current versions.
@@ -183,7 +184,8 @@ pub(super) async fn mods(app: &App, recorded: &Value, any_version: bool) -> Resu
     }
     let mut mods = Vec::new();
     for entry in recorded.as_array().into_iter().flatten() {
-        let mod_ref: ModRef = parse_optional(entry, FIELD)?.ok_or_else(|| ApiError::invalid(FIELD, "a mod is null"))?;
+        let mod_ref: ModRef = parse_optional(entry, FIELD)?
+            .ok_or_else(|| ApiError::invalid(FIELD, format!("`{FIELD}` must not contain null")))?;
         let version = entry["version"].as_str().filter(|_| !any_version);
         let current = app.registry().select(vec![mod_ref.clone()]);
         let is_same = |found: &SelectedMod| version.is_none_or(|version| version_of(&*found.factory) == version);

@@ -18,7 +18,8 @@ use utoipa::{IntoParams, ToSchema};
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListRunsParams {
-    /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each negated by `-`.
+    /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each negated with a
+    /// leading `-`.
     #[serde(default)]
     q: String,
     /// Only runs older than the one with this `run_id`.
@@ -116,7 +117,7 @@ struct RunDocument<'a> {
 pub async fn show(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<impl IntoResponse, ApiError> {
     let run = app.find_run(&scope, &id).await?;
     let document = app.store()?.document(&scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", &id))?;
-    let notes = app.store()?.reported(&scope, run.run_id).await?.notes();
+    let notes = app.store()?.reported(&scope, run.run_id).await?.remarks();
     let write = move || {
         let mut json = br#"{"run":"#.to_vec();
         serde_json::to_writer(&mut json, &NotedRun { run: &run, notes }).map_err(ApiError::internal)?;

@@ -113,7 +113,7 @@ async fn embed(
     }))
 }
 
-/// Embeds one text. Ollama has replaced this route by `/api/embed`.
+/// Embeds one text. Ollama has replaced this route with `/api/embed`.
 #[utoipa::path(post, path = "/api/embeddings", tag = "ollama",
     request_body(content = OllamaEmbeddingsBody, content_type = "application/json"),
     responses((status = 200, body = OllamaEmbeddingsResponse),
@@ -127,7 +127,7 @@ async fn embeddings(
     let fields = Fields::new(&body)?;
     let loaded = app.loaded(request::model(fields)?).await?;
     let prompt =
-        fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a text"))?;
+        fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let EncodedInputs { vectors, .. } = encode(&loaded, "prompt", false, vec![prompt.to_owned()], true).await?;
     Ok(Json(OllamaEmbeddingsResponse { embedding: vectors.into_iter().next().unwrap_or_default() }))
 }

@@ -4,7 +4,7 @@ use super::error::OllamaError;
 use super::request;
 use crate::api::shared::{self, Fields};
 use crate::model::chat::ChatTemplate;
-use crate::server::{App, Entry, Loaded};
+use crate::server::{App, Loaded, ModelEntry};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
@@ -18,7 +18,7 @@ use utoipa_axum::routes;
 /// Version of Ollama's API that these routes implement. Clients compare it with the version that they need.
 const OLLAMA_VERSION: &str = "0.9.0";
 
-/// Reported time until a model is unloaded, for a model that is never unloaded, as in Ollama.
+/// Reported time until a model is unloaded, if it never is, as in Ollama.
 const NEVER_UNLOADED: TimeDelta = TimeDelta::days(365 * 100);
 
 pub(super) fn router() -> OpenApiRouter<App> {
@@ -191,7 +191,7 @@ async fn version() -> Json<OllamaVersionResponse> {
 }
 
 impl OllamaTag {
-    async fn new(app: &App, entry: &Entry) -> Self {
+    async fn new(app: &App, entry: &ModelEntry) -> Self {
         let file = tokio::fs::metadata(&entry.path).await.ok();
         let modified = file.as_ref().and_then(|file| file.modified().ok()).map(DateTime::<Utc>::from);
         let digest = entry.ready().map(|loaded| format!("{:032x}", loaded.model().fingerprint()));

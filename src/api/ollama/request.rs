@@ -96,7 +96,7 @@ pub(super) fn parse_generate(body: &Value) -> Result<OllamaRequest, ApiError> {
     let content = with_images(prompt.into(), fields.get("images"), "images")?;
     if fields.flag("raw")?.unwrap_or(false) || suffix.is_some() {
         if content.is_array() {
-            let detail = "`images` need the model's chat template; omit `raw` and `suffix`, or send no images";
+            let detail = "`images` require the model's chat template; omit `raw` and `suffix`, or send no images";
             return Err(ApiError::invalid("images", detail));
         }
         converted.insert("prompt".into(), prompt.into());

@@ -23,11 +23,11 @@ use utoipa_axum::routes;
 /// Returns the OpenAI routes, without `/models`, which llama-server's API shares.
 pub(super) fn protocol() -> Protocol {
     let runs = OpenApiRouter::new().merge(chat::router()).routes(routes!(completions::completions));
-    let calls =
+    let routes =
         OpenApiRouter::new().merge(chat::control_router()).routes(routes!(models::list)).routes(routes!(models::show));
     Protocol::new(OpenAiError::render, &["/v1", "/chat/completions", "/responses"])
         .routes(Access::Run, runs)
-        .routes(Access::Key, calls)
+        .routes(Access::Key, routes)
 }
 
 /// Returns `GET /models`.

@@ -2,7 +2,7 @@
 
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::model_status::ModelStatus;
-use crate::server::{App, Entry, Loaded};
+use crate::server::{App, Loaded, ModelEntry};
 use axum::Json;
 use axum::extract::{Path, Query, State};
 use axum::http::HeaderMap;
@@ -200,7 +200,7 @@ pub(super) async fn show(
 }
 
 impl AnthropicModel {
-    fn new(app: &App, entry: &Entry) -> Self {
+    fn new(app: &App, entry: &ModelEntry) -> Self {
         let context = entry.ready().map(|loaded| loaded.engine().context_per_slot());
         Self {
             r#type: "model",
@@ -215,7 +215,7 @@ impl AnthropicModel {
 }
 
 impl OpenAiModel {
-    fn new(app: &App, entry: &Entry) -> Self {
+    fn new(app: &App, entry: &ModelEntry) -> Self {
         let engine = &app.config().engine;
         Self {
             id: entry.name.clone(),
@@ -232,7 +232,7 @@ impl OpenAiModel {
 }
 
 impl OllamaModel {
-    fn new(entry: &Entry) -> Self {
+    fn new(entry: &ModelEntry) -> Self {
         let card = entry.ready().map(|loaded| loaded.model().card());
         let family = card.map(|card| card.architecture.clone()).unwrap_or_default();
         Self {

@@ -34,14 +34,14 @@ use utoipa_axum::routes;
 pub(super) fn protocol() -> Protocol {
     use axum::routing::{get, post};
     let runs = OpenApiRouter::new().routes(routes!(create)).route("/responses", post(create));
-    let calls = OpenApiRouter::new()
+    let routes = OpenApiRouter::new()
         .routes(routes!(input_tokens))
         .routes(routes!(show, delete))
         .routes(routes!(input_items::input_items))
         .route("/responses/input_tokens", post(input_tokens))
         .route("/responses/{response_id}", get(show).delete(delete))
         .route("/responses/{response_id}/input_items", get(input_items::input_items));
-    Protocol::new(OpenAiError::render, &["/responses"]).routes(Access::Run, runs).routes(Access::Key, calls)
+    Protocol::new(OpenAiError::render, &["/responses"]).routes(Access::Run, runs).routes(Access::Key, routes)
 }
 
 /// Generates a response, like OpenAI's Responses API. `"stream": true` returns server-sent events. Unless `store` is false, a

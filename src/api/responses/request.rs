@@ -202,7 +202,7 @@ fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), Ap
     Ok(())
 }
 
-/// Returns the last message if it is the assistant's and can be extended, else appends a new one.
+/// Returns the last message if it is the assistant's and can be extended; otherwise appends a new one.
 fn assistant_message(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool) -> &mut Value {
     let extends = messages.last().is_some_and(|last| last["role"] == "assistant" && belongs(last));
     if !extends {
@@ -226,7 +226,8 @@ fn content_of(value: &Value, at: &str) -> Result<Value, ApiError> {
         }
         if let Some(id) = part["file_id"].as_str() {
             let detail = format!(
-                "{at}.file_id: the server stores no files, so '{id}' is unknown; send the image as a data URL in image_url"
+                "`{at}.file_id`: the server stores no files, so '{id}' is unknown; send the image as a data URL in \
+                 image_url"
             );
             return Err(ApiError::invalid(format!("{at}.file_id"), detail).code(ErrorCode::Unsupported));
         }

@@ -115,7 +115,7 @@ pub(super) struct EchoedFields {
 
 impl EchoedFields {
     pub(super) fn from_body(body: &Value) -> Self {
-        let or = |name: &str, default: Value| {
+        let sent_or = |name: &str, default: Value| {
             let present = body.get(name).filter(|value| !value.is_null());
             present.cloned().unwrap_or(default)
         };
@@ -124,20 +124,20 @@ impl EchoedFields {
             Value::Object(members.collect::<Map<_, _>>())
         };
         Self {
-            instructions: or("instructions", Value::Null),
-            max_output_tokens: or("max_output_tokens", Value::Null),
-            metadata: or("metadata", object(&[])),
-            parallel_tool_calls: or("parallel_tool_calls", true.into()),
-            previous_response_id: or("previous_response_id", Value::Null),
-            reasoning: or("reasoning", object(&[("effort", Value::Null), ("summary", Value::Null)])),
-            store: or("store", true.into()),
-            temperature: or("temperature", Value::Null),
-            text: or("text", object(&[("format", object(&[("type", "text".into())]))])),
-            tool_choice: or("tool_choice", "auto".into()),
-            tools: or("tools", Value::Array(Vec::new())),
-            top_p: or("top_p", Value::Null),
-            truncation: or("truncation", "disabled".into()),
-            user: or("user", Value::Null),
+            instructions: sent_or("instructions", Value::Null),
+            max_output_tokens: sent_or("max_output_tokens", Value::Null),
+            metadata: sent_or("metadata", object(&[])),
+            parallel_tool_calls: sent_or("parallel_tool_calls", true.into()),
+            previous_response_id: sent_or("previous_response_id", Value::Null),
+            reasoning: sent_or("reasoning", object(&[("effort", Value::Null), ("summary", Value::Null)])),
+            store: sent_or("store", true.into()),
+            temperature: sent_or("temperature", Value::Null),
+            text: sent_or("text", object(&[("format", object(&[("type", "text".into())]))])),
+            tool_choice: sent_or("tool_choice", "auto".into()),
+            tools: sent_or("tools", Value::Array(Vec::new())),
+            top_p: sent_or("top_p", Value::Null),
+            truncation: sent_or("truncation", "disabled".into()),
+            user: sent_or("user", Value::Null),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Responses stored in the database so that later requests can continue them. They are deleted with the runs of their
-//! day.
+//! Responses stored in the database so that later requests can continue them. They are deleted with the runs of the
+//! same day.
 
 use super::response::ResponseObject;
 use crate::events::{RunId, Scope, Tenant};
@@ -50,7 +50,8 @@ pub(super) async fn conversation(app: &App, scope: &Scope, id: &str) -> Result<V
     const FIELD: &str = "previous_response_id";
     app.store()?.response_items(scope, id).await?.ok_or_else(|| {
         let detail = format!(
-            "{FIELD}: unknown response '{id}'; responses are stored unless \"store\" is false, and deleted with the runs of their day"
+            "`{FIELD}`: unknown response '{id}'; responses are stored unless \"store\" is false, and deleted with \
+             the runs of the same day"
         );
         ApiError::invalid(FIELD, detail).code(ErrorCode::PreviousResponseNotFound)
     })

@@ -34,8 +34,8 @@ use utoipa_axum::router::OpenApiRouter;
 #[derive(OpenApi)]
 #[openapi(info(
     title = "Thunder",
-    description = "Runs, their events, and the actions of mods. Errors are RFC 9457 problems; the OpenAI-compatible \
-                   routes use OpenAI's format, llama-server's routes llama-server's."
+    description = "Runs, their events, and the actions of mods. Errors are RFC 9457 problems, but the \
+                   OpenAI-compatible routes use OpenAI's format, and llama-server's routes use llama-server's."
 ))]
 struct Document;
 
@@ -155,8 +155,8 @@ fn with_headers(app: &App, routes: Router<App>) -> Router<App> {
         .layer(SetResponseHeaderLayer::if_not_present(header::X_FRAME_OPTIONS, HeaderValue::from_static("DENY")))
 }
 
-/// Returns the response for a path without a route: a page for a browser, else an error in the format of the protocol
-/// whose paths have the same prefix.
+/// Returns the response for a path without a route: a page for a browser, otherwise an error in the format of the
+/// protocol whose paths have the same prefix.
 fn unknown_path(
     formats: &ErrorFormats,
     not_found: fn(&HeaderMap, &axum::http::Uri) -> Response,

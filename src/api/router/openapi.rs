@@ -27,7 +27,7 @@ fn members(value: Option<&mut Value>) -> impl Iterator<Item = (&String, &mut Val
     value.and_then(Value::as_object_mut).into_iter().flat_map(Map::iter_mut)
 }
 
-/// Sets a unique operation id, and describes responses without a description by the reason phrase of their status.
+/// Sets a unique operation id, and describes responses without a description with the reason phrase of their status.
 fn complete(operation: &mut Value, method: &str, path: &str) {
     // `GET /api/v1/runs/{id}` becomes `get_api_v1_runs_id`. The default, the handler's name, is not unique.
     let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());

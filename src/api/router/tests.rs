@@ -57,7 +57,7 @@ fn without_id(body: &str) -> String {
 async fn every_route_has_its_access_class_and_its_error_format() {
     let app = app(Some("secret"));
     let routes = router(&app, &crate::ui::pages());
-    let mut walked = 0;
+    let mut checked = 0;
     for RouteGroup { access, format, routes: group } in protocols(&app).into_iter().flat_map(Protocol::into_groups) {
         let (_, described) = group.split_for_parts();
         for (pattern, item) in described.paths.paths {
@@ -69,7 +69,7 @@ async fn every_route_has_its_access_class_and_its_error_format() {
             ];
             let path = concrete(&pattern);
             for (method, _) in methods.into_iter().filter(|(_, exists)| *exists) {
-                walked += 1;
+                checked += 1;
                 let expected = rendered(format, ApiError::new(ErrorKind::Unauthorized, MISSING_KEY)).await;
                 let (status, body) = send(&routes, method.clone(), &path, &[]).await;
                 if access == Access::Public {
@@ -90,7 +90,7 @@ async fn every_route_has_its_access_class_and_its_error_format() {
             assert_eq!((status, without_id(&body)), (StatusCode::METHOD_NOT_ALLOWED, expected), "PATCH {path}");
         }
     }
-    assert!(walked > 60, "{walked}");
+    assert!(checked > 60, "{checked}");
 }
 
 #[tokio::test]

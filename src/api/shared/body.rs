@@ -93,7 +93,7 @@ pub(crate) struct GenerationFields {
     /// Sampling stages in order, as names or as one string of letters.
     #[schema(value_type = Option<Value>)]
     samplers: Option<Value>,
-    /// Additions to logits: an object from token to number, or a list of `[token, number]`.
+    /// Additions to logits: an object that maps tokens to numbers, or a list of `[token, number]`.
     #[schema(value_type = Option<Value>)]
     logit_bias: Option<Value>,
     /// Tokens that are never sampled, by id or text.
@@ -107,7 +107,7 @@ pub(crate) struct GenerationFields {
     /// `{type: "text"}`, `{type: "json_object", schema?}` or `{type: "json_schema", json_schema: {schema}}`.
     #[schema(value_type = Option<Object>)]
     response_format: Option<Value>,
-    /// Id of the run, unique, up to 256 bytes.
+    /// Unique id of the run, up to 256 bytes.
     request_id: Option<String>,
     /// Label of the user.
     user: Option<String>,
@@ -117,7 +117,7 @@ pub(crate) struct GenerationFields {
     #[schema(value_type = Option<Value>)]
     record: Option<Value>,
     /// Record the attention of each token: true, false, or `{"heads": "all"}` or `{"heads": [[layer, head], …]}` to store
-    /// the rows of single heads too.
+    /// the rows of individual heads too.
     #[schema(value_type = Option<Value>)]
     attention: Option<Value>,
     /// Slot to run in; -1 for any.
@@ -126,7 +126,7 @@ pub(crate) struct GenerationFields {
     /// Reuse the KV cache of a matching prefix.
     #[schema(default = true)]
     cache_prompt: Option<bool>,
-    /// Behaviour when the context is full: `stop`, `shift` or `evict`.
+    /// Behavior when the context is full: `stop`, `shift` or `evict`.
     context_policy: Option<String>,
     /// Scales of LoRA adapters; adapters that are not listed are not applied.
     lora: Option<Vec<AdapterScaleBody>>,

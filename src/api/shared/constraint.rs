@@ -22,7 +22,8 @@ pub(crate) fn parse_constraint(fields: Fields<'_>, one_only: bool) -> Result<Opt
     let mut requested = [grammar, schema, format].into_iter().flatten();
     let (first, second) = (requested.next(), requested.next());
     if one_only && let (Some(first), Some(second)) = (&first, &second) {
-        let message = format!("{} and {} both constrain the answer; send only one of them", first.field, second.field);
+        let message =
+            format!("`{}` and `{}` both constrain the answer; send only one of them", first.field, second.field);
         return Err(ApiError::invalid(second.field.as_str(), message));
     }
     Ok(first)
@@ -43,7 +44,10 @@ fn response_format(fields: Fields<'_>) -> Result<Option<Constraint>, ApiError> {
         Some("json_schema") => {
             let named = format.get("json_schema").and_then(|named| named.get("schema"));
             let schema = named.or(format.get("schema")).ok_or_else(|| {
-                ApiError::invalid("response_format.json_schema.schema", "response_format.json_schema.schema is missing")
+                ApiError::invalid(
+                    "response_format.json_schema.schema",
+                    "`response_format.json_schema.schema` is missing",
+                )
             })?;
             GrammarSource::JsonSchema(schema.clone())
         }
@@ -83,7 +87,7 @@ mod tests {
     #[test]
     fn chat_rejects_several_constraints() {
         let body = json!({"grammar": "root ::= \"a\"", "json_schema": {}});
-        assert!(read(&body, true).unwrap_err().contains("grammar and json_schema"));
+        assert!(read(&body, true).unwrap_err().contains("`grammar` and `json_schema`"));
         assert_eq!(read(&body, false).unwrap().unwrap().field, "grammar");
         assert!(read(&json!({"response_format": {"type": "xml"}}), true).unwrap_err().contains("json_object"));
     }

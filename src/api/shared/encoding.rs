@@ -49,9 +49,9 @@ pub(crate) async fn encode(
 /// Checks that a list is neither empty nor too long.
 pub(crate) fn check_inputs<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Value], ApiError> {
     match list.len() {
-        0 => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
+        0 => Err(ApiError::invalid(field, format!("`{field}` must not be empty"))),
         count if count > MAX_INPUTS => {
-            Err(ApiError::invalid(field, format!("{field} must have at most {MAX_INPUTS} inputs, got {count}")))
+            Err(ApiError::invalid(field, format!("`{field}` must have at most {MAX_INPUTS} inputs, got {count}")))
         }
         _ => Ok(list),
     }
@@ -60,7 +60,7 @@ pub(crate) fn check_inputs<'a>(field: &str, list: &'a [Value]) -> Result<&'a [Va
 /// Returns the string in a value, which must not be empty.
 pub(crate) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a str, ApiError> {
     match value.as_str() {
-        Some("") => Err(ApiError::invalid(field, format!("{field} must not be empty"))),
+        Some("") => Err(ApiError::invalid(field, format!("`{field}` must not be empty"))),
         Some(text) => Ok(text),
         None => Err(shared::fields::invalid_value(field, "a string", value)),
     }
@@ -89,12 +89,13 @@ pub(crate) fn unavailable(reason: &EncoderUnavailable) -> ApiError {
 fn encode_error(error: &EncodeError, field_path: &dyn Fn(usize) -> String) -> ApiError {
     match *error {
         EncodeError::Empty { index } => {
-            ApiError::invalid(field_path(index), format!("{} must not be empty", field_path(index)))
+            ApiError::invalid(field_path(index), format!("`{}` must not be empty", field_path(index)))
         }
         EncodeError::TooLong { index, tokens, max } => {
             let field_path = field_path(index);
             let detail = format!(
-                "{field_path} has {tokens} tokens and is too large: this model's maximum context length is {max} tokens"
+                "`{field_path}` has {tokens} tokens and is too large: this model's maximum context length is {max} \
+                 tokens"
             );
             ApiError::invalid(field_path, detail).exceeds_context(tokens, max)
         }

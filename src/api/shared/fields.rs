@@ -1,4 +1,4 @@
-//! Reads a JSON object field by field, so that every error names the field, the expected value and the value found.
+//! Reads a JSON object field by field, so that every error names the field, the expected value and the value received.
 //!
 //! `null` counts as absent and unknown fields are ignored, as clients of OpenAI and llama-server expect.
 
@@ -54,7 +54,7 @@ impl<'a> Fields<'a> {
         kept.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
-    /// Returns the name and value of the first named field that the body has, else of the first that has a default.
+    /// Returns the name and value of the first named field in the body, or otherwise of the first that has a default.
     pub(crate) fn first_present<'n>(self, names: &[&'n str]) -> Option<(&'n str, &'a Value)> {
         let first = |fields: Self| names.iter().find_map(|&name| fields.get(name).map(|value| (name, value)));
         first(Self { defaults: None, ..self }).or_else(|| first(self))
@@ -111,8 +111,8 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
 }
 
 /// Returns the error for a field with an invalid value.
-pub(crate) fn invalid_value(name: &str, expected: &str, found: &Value) -> ApiError {
-    ApiError::invalid(name, format!("{name} must be {expected}, got {}", abbreviate(found)))
+pub(crate) fn invalid_value(name: &str, expected: &str, value: &Value) -> ApiError {
+    ApiError::invalid(name, format!("`{name}` must be {expected}, got {}", abbreviate(value)))
 }
 
 /// Returns a string, or the joined texts of a list of parts, one line each. `text` extracts the text of a part.
@@ -161,7 +161,7 @@ mod tests {
         let body = json!({"a": 3.5, "b": null, "c": "x", "d": 4.0});
         let fields = Fields::new(&body).unwrap();
         let error = fields.integer("a", 0..=9).unwrap_err().problem();
-        assert_eq!(error.detail, "a must be an integer between 0 and 9, got 3.5");
+        assert_eq!(error.detail, "`a` must be an integer between 0 and 9, got 3.5");
         assert_eq!(error.pointer.as_deref(), Some("a"));
         assert_eq!(fields.flag("b").unwrap(), None);
         assert_eq!(fields.integer("d", 0..=9).unwrap(), Some(4));

@@ -6,15 +6,18 @@ use crate::model::llama::{AdapterSet, Adapters, ScaledAdapter};
 use crate::server::ApiError;
 use serde_json::Value;
 
+/// Expected value of a list of adapters, for errors.
+pub(crate) const ADAPTER_LIST: &str = "a list of {\"id\": …, \"scale\": …}";
+
 /// Parses a request's `lora` field.
 pub(crate) fn requested_adapters(fields: Fields<'_>, known: &Adapters) -> Result<Option<AdapterSet>, ApiError> {
-    fields.get("lora").map(|list| parse_adapter_set(list, "lora", known)).transpose()
+    let Some(value) = fields.get("lora") else { return Ok(None) };
+    let list = value.as_array().ok_or_else(|| invalid_value("lora", ADAPTER_LIST, value))?;
+    parse_adapter_set(list, "lora", known).map(Some)
 }
 
-/// Parses a list of adapters and scales. `name` is the field's name in errors.
-pub(crate) fn parse_adapter_set(list: &Value, name: &str, known: &Adapters) -> Result<AdapterSet, ApiError> {
-    const EXPECTED: &str = "a list of {\"id\": …, \"scale\": …}";
-    let entries = list.as_array().ok_or_else(|| invalid_value(name, EXPECTED, list))?;
+/// Parses a list of adapters and scales. `name` is the list's name in errors.
+pub(crate) fn parse_adapter_set(list: &[Value], name: &str, known: &Adapters) -> Result<AdapterSet, ApiError> {
     let parse_entry = |(index, entry): (usize, &Value)| {
         let at = format!("{name}[{index}]");
         let object =
@@ -26,14 +29,15 @@ pub(crate) fn parse_adapter_set(list: &Value, name: &str, known: &Adapters) -> R
         let scale = scale.ok_or_else(|| invalid_value(&format!("{at}.scale"), "a number", value("scale")))?;
         Ok(ScaledAdapter { id, scale })
     };
-    let set: Result<Vec<ScaledAdapter>, ApiError> = entries.iter().enumerate().map(parse_entry).collect();
+    let set: Result<Vec<ScaledAdapter>, ApiError> = list.iter().enumerate().map(parse_entry).collect();
     Ok(AdapterSet::new(set?))
 }
 
 fn unknown_adapter(at: &str, id: &Value, known: &Adapters) -> ApiError {
-    let expected = match known.list().len() {
-        0 => "the server has no LoRA adapters; start it with --lora".to_owned(),
-        count => format!("expected an id from 0 to {}", count - 1),
+    let id = abbreviate(id);
+    let detail = match known.list().len() {
+        0 => format!("`{at}.id` names the adapter {id}, but the server has no LoRA adapters; start it with --lora"),
+        count => format!("`{at}.id` must be the id of an adapter, from 0 to {}, got {id}", count - 1),
     };
-    ApiError::invalid(at, format!("{at}.id: unknown adapter {}; {expected}", abbreviate(id)))
+    ApiError::invalid(at, detail)
 }

@@ -46,7 +46,10 @@ pub(super) fn parse_json(body: &[u8]) -> Result<Value, ApiError> {
         let too_deep = error.to_string().starts_with("recursion limit");
         let detail = if too_deep {
             let position = format!("line {}, column {}", error.line(), error.column());
-            format!("the body is nested too deep: at most {MAX_DEPTH} levels of lists and objects are allowed, exceeded at {position}")
+            format!(
+                "the body is nested too deeply: at most {MAX_DEPTH} levels of lists and objects are allowed, exceeded \
+                 at {position}"
+            )
         } else {
             format!("the body is not JSON: {error}")
         };
@@ -63,7 +66,7 @@ mod tests {
         let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
         assert!(parse_json(nested(MAX_DEPTH).as_bytes()).is_ok());
         let problem = parse_json(nested(MAX_DEPTH + 1).as_bytes()).unwrap_err().problem();
-        assert!(problem.detail.contains("nested too deep"), "{}", problem.detail);
+        assert!(problem.detail.contains("nested too deeply"), "{}", problem.detail);
         assert!(parse_json(b"[1,").unwrap_err().problem().detail.contains("not JSON"));
     }
 }

@@ -1,6 +1,6 @@
 //! The state of a model in the list of models and in model events.
 
-use crate::server::{Entry, ModelState};
+use crate::server::{ModelEntry, ModelState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -43,8 +43,8 @@ pub(crate) struct ModelStatusDetails {
     reason: Option<String>,
 }
 
-impl From<&Entry> for ModelStatus {
-    fn from(entry: &Entry) -> Self {
+impl From<&ModelEntry> for ModelStatus {
+    fn from(entry: &ModelEntry) -> Self {
         let mut details = ModelStatusDetails::default();
         let value = match &entry.state {
             _ if entry.is_sleeping() => ModelStatusValue::Sleeping,

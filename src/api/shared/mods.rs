@@ -61,7 +61,7 @@ fn mod_ref(entry: &Value) -> Result<ModRef, ApiError> {
         Value::Object(object) => {
             // A misspelled `config` would otherwise be ignored.
             if let Some(field) = object.keys().find(|field| !matches!(field.as_str(), "name" | "config")) {
-                let detail = format!("`mods`: unknown field '{field}'; a mod has the fields name and config");
+                let detail = format!("`mods`: unknown field '{field}'; known fields: name, config");
                 return Err(ApiError::invalid("mods", detail));
             }
             let name =

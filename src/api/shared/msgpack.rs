@@ -18,7 +18,7 @@ pub(crate) fn parse_msgpack(body: &[u8]) -> Result<Value, ApiError> {
     let value = Value::deserialize(&mut reader).map_err(|error| match error {
         rmp_serde::decode::Error::DepthLimitExceeded => {
             let detail =
-                format!("the body is nested too deep: at most {MAX_DEPTH} levels of lists and objects are allowed");
+                format!("the body is nested too deeply: at most {MAX_DEPTH} levels of lists and objects are allowed");
             ApiError::bad_request(detail).code(ErrorCode::NestedTooDeep)
         }
         other => invalid(format!("the body is not MessagePack: {other}")),
@@ -62,7 +62,7 @@ mod tests {
         assert!(parse_msgpack(&nested(super::MAX_DEPTH)).is_ok());
         for depth in [super::MAX_DEPTH + 1, 1_000_000] {
             let detail = parse_msgpack(&nested(depth)).unwrap_err().problem().detail;
-            assert!(detail.contains("nested too deep"), "{detail}");
+            assert!(detail.contains("nested too deeply"), "{detail}");
         }
     }
 

@@ -82,18 +82,18 @@ impl Default for EchoedParameters {
 impl EchoedParameters {
     /// Returns the parameters of a request.
     pub(crate) fn from_fields(fields: Fields<'_>) -> Self {
-        let or = |name: &str, default: Value| fields.get(name).cloned().unwrap_or(default);
+        let sent_or = |name: &str, default: Value| fields.get(name).cloned().unwrap_or(default);
         let default = Self::default();
         Self {
-            n_keep: or("n_keep", default.n_keep),
-            n_discard: or("n_discard", default.n_discard),
-            n_cache_reuse: or("n_cache_reuse", default.n_cache_reuse),
-            grammar: or("grammar", default.grammar),
-            backend_sampling: or("backend_sampling", default.backend_sampling),
-            speculative_types: or("speculative.types", default.speculative_types),
-            speculative_n_max: or("speculative.n_max", default.speculative_n_max),
-            speculative_n_min: or("speculative.n_min", default.speculative_n_min),
-            speculative_p_min: or("speculative.p_min", default.speculative_p_min),
+            n_keep: sent_or("n_keep", default.n_keep),
+            n_discard: sent_or("n_discard", default.n_discard),
+            n_cache_reuse: sent_or("n_cache_reuse", default.n_cache_reuse),
+            grammar: sent_or("grammar", default.grammar),
+            backend_sampling: sent_or("backend_sampling", default.backend_sampling),
+            speculative_types: sent_or("speculative.types", default.speculative_types),
+            speculative_n_max: sent_or("speculative.n_max", default.speculative_n_max),
+            speculative_n_min: sent_or("speculative.n_min", default.speculative_n_min),
+            speculative_p_min: sent_or("speculative.p_min", default.speculative_p_min),
             lora: default.lora,
         }
     }

@@ -155,7 +155,7 @@ impl RunConfig {
     pub(super) fn modified(&self, parameters: &Map<String, Value>) -> Result<(Self, String), ApiError> {
         if let Some(unknown) = parameters.keys().find(|name| !MODIFIABLE.contains(&name.as_str())) {
             let detail = format!(
-                "parameters.{unknown} cannot be changed during a run; modifiable parameters: {}",
+                "`parameters.{unknown}` cannot be changed during a run; modifiable parameters: {}",
                 MODIFIABLE.join(", ")
             );
             return Err(ApiError::invalid(format!("parameters.{unknown}"), detail));
@@ -220,7 +220,7 @@ fn is_section(name: &str) -> bool {
 /// The protocol's name of the repetition penalty, and Thunder's.
 const PENALTY: [&str; 2] = ["repetition_penalty", "repeat_penalty"];
 
-/// Replaces the protocol's name of the repetition penalty by Thunder's.
+/// Replaces the protocol's name of the repetition penalty with Thunder's.
 fn rename_penalty(body: &mut Map<String, Value>) {
     if let Some(penalty) = body.shift_remove(PENALTY[0]) {
         body.insert(PENALTY[1].to_owned(), penalty);
@@ -258,8 +258,10 @@ mod tests {
     #[test]
     fn invalid_config_reports_expected_value() {
         assert!(detail(&json!({"type": "config"})).contains("`prompt` is missing"));
-        assert!(detail(&json!({"prompt": "p", "parameters": 3})).contains("parameters must be an object"));
-        assert!(detail(&json!({"prompt": "p", "options": {"stream": "yes"}})).contains("stream must be true or false"));
+        assert!(detail(&json!({"prompt": "p", "parameters": 3})).contains("`parameters` must be an object"));
+        assert!(
+            detail(&json!({"prompt": "p", "options": {"stream": "yes"}})).contains("`stream` must be true or false")
+        );
         assert!(detail(&json!({"prompt": "p", "options": {"generated_text": "x"}})).contains("\"delta\""));
         assert!(detail(&json!([])).contains("must be a JSON object"));
     }
@@ -272,7 +274,7 @@ mod tests {
         assert_eq!(changes, "temperature=0.9, repetition_penalty=1.2");
         assert_eq!(modified.body, json!({"prompt": "p", "temperature": 0.9, "repeat_penalty": 1.2}));
         let error = config.modified(json!({"prompt": "q"}).as_object().unwrap()).unwrap_err();
-        assert!(error.problem().detail.contains("parameters.prompt cannot be changed"));
+        assert!(error.problem().detail.contains("`parameters.prompt` cannot be changed"));
         assert!(MODIFIABLE.is_sorted());
     }
 }

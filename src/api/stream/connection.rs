@@ -152,7 +152,7 @@ impl StreamConnection {
         request_id: String,
         replaces: Option<String>,
     ) -> Result<(), ApiError> {
-        self.app.rates().check(Some(&self.caller), self.address)?;
+        self.app.rate_limits().check(Some(&self.caller), self.address)?;
         self.check_count()?;
         if self.runs.iter().any(|(id, connection_run)| *id == request_id && connection_run.is_active()) {
             return Err(ApiError::conflict(format!(
@@ -249,7 +249,7 @@ impl StreamConnection {
         if count < MAX_RUNS {
             return Ok(());
         }
-        let detail = format!("a connection can have at most {MAX_RUNS} active runs, this one has {count}");
+        let detail = format!("a connection can have at most {MAX_RUNS} active runs, and this one has {count}");
         Err(ApiError::new(ErrorKind::Busy, detail).retry_after(1))
     }
 

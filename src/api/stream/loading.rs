@@ -4,7 +4,7 @@ use super::response::StreamMessage;
 use super::status::{StatusMessage, StatusOperation};
 use crate::api::shared::sse::to_json;
 use crate::server::socket::Outgoing;
-use crate::server::{ApiError, App, Loaded, ModelState, State};
+use crate::server::{ApiError, App, Loaded, ModelState, ServerState};
 use std::time::Duration;
 use tokio::time::{Instant, interval};
 
@@ -51,7 +51,7 @@ fn progress(app: &App, name: Option<&str>, request_id: &str, started: Instant) -
         _ => None,
     });
     let activity = match (app.state(), entry, fraction) {
-        (State::Loading(activity), _, None) => activity,
+        (ServerState::Loading(activity), _, None) => activity,
         (_, Some(entry), Some(fraction)) if fraction >= 1.0 => format!("allocating the context of {}", entry.name),
         (_, Some(entry), Some(_)) => format!("loading the weights of {}", entry.name),
         (_, Some(entry), None) => format!("waiting for {}", entry.name),

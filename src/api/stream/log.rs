@@ -48,7 +48,7 @@ pub(super) struct RunLog {
     last_output: Instant,
     /// Number of dropped entries.
     dropped: usize,
-    /// The text after the dropped entries, without later ones.
+    /// The text of the dropped entries.
     base: String,
     entries: VecDeque<LogEntry>,
     /// The text so far.
@@ -102,19 +102,19 @@ impl RunLog {
         for (measurement, alternatives) in tokens {
             let part = if text.starts_with(&measurement.text) { measurement.text.len() } else { 0 };
             let rest = text.split_off(part);
-            let own = std::mem::replace(&mut text, rest);
-            if !is_shown(measurement.token, &own) {
+            let token_text = std::mem::replace(&mut text, rest);
+            if !is_shown(measurement.token, &token_text) {
                 continue;
             }
             let mut logprobs = Vec::with_capacity(alternatives.len() + 1);
             logprobs.extend(measurement.logprob.map(|logprob| (measurement.text, logprob)));
             let others = alternatives.into_iter().filter(|other| other.token != measurement.token && other.prob > 0.0);
             logprobs.extend(others.map(|other| (other.text, other.prob.ln())));
-            sent.push((Some(measurement.token), own, logprobs));
+            sent.push((Some(measurement.token), token_text, logprobs));
         }
         if !text.is_empty() {
             match sent.last_mut() {
-                Some((_, own, _)) => own.push_str(&text),
+                Some((_, token_text, _)) => token_text.push_str(&text),
                 None => sent.push((None, text, Vec::new())),
             }
         }

@@ -18,7 +18,7 @@ pub(super) struct ConfigMessage {
     request_id: Option<String>,
     parameters: Option<StreamParameters>,
     options: Option<StreamOptionsBody>,
-    /// Names of mods, or objects of name and config.
+    /// Names of mods, or objects with `name` and `config`.
     #[schema(value_type = Option<Vec<Object>>)]
     mods: Option<Vec<Value>>,
 }
@@ -128,7 +128,7 @@ pub(super) struct FeedbackMessage {
     /// Rating from -1 (bad) to 1 (good).
     #[schema(minimum = -1, maximum = 1)]
     rating: f64,
-    /// Comment, up to 10 000 characters.
+    /// Comment, up to 10,000 characters.
     text: Option<String>,
     /// Index of the token in the answer, from 0.
     position: Option<u32>,

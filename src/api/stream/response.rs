@@ -80,7 +80,7 @@ pub(super) struct TokenMessage<'a> {
     /// True if this message repeats the prompt.
     #[serde(skip_serializing_if = "is_false")]
     pub(super) echo: bool,
-    /// The text including this token; not with `options.generated_text` `delta`.
+    /// The text including this token; absent if `options.generated_text` is `delta`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) generated_text: Option<Cow<'a, str>>,
     /// The token, followed by the most probable alternatives; with `options.include_logprobs`.
@@ -127,7 +127,7 @@ pub(super) struct BacktrackMessage<'a> {
     pub(super) removed_characters: usize,
     /// The removed text.
     pub(super) removed_text: String,
-    /// The remaining text; not with `options.generated_text` `delta`.
+    /// The remaining text; absent if `options.generated_text` is `delta`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) generated_text: Option<Cow<'a, str>>,
 }

@@ -139,7 +139,7 @@ impl ChatTranscript {
             .with_context(|| format!("cannot write {}", path.display()))
     }
 
-    /// Reads a file of [`ChatTranscript::save`].
+    /// Reads a file written by [`ChatTranscript::save`].
     pub fn restore(path: &Path) -> anyhow::Result<Self> {
         let path_text = path.display();
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {path_text}"))?;

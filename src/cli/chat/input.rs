@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// Maximum lines of history.
 const MAX_HISTORY_LINES: usize = 2000;
 
-/// An input of the user.
+/// User input.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
     /// A message or a command.
@@ -38,7 +38,8 @@ pub struct InputReader {
 }
 
 impl InputReader {
-    /// Reads from the terminal, with its history in that file, or from standard input if that is not a terminal.
+    /// Creates a reader of the terminal, with its history in the file `history`, or of standard input if that is not a
+    /// terminal.
     pub fn new(history: PathBuf) -> anyhow::Result<Self> {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         let editor = if terminal {

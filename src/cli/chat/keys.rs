@@ -19,7 +19,7 @@ pub struct KeyListener {
 }
 
 impl KeyListener {
-    /// Starts to listen if there is a terminal.
+    /// Starts listening if there is a terminal.
     pub fn listen(terminal: bool) -> Self {
         let mut keys = Self { terminal: None, listener: None, stopped: Arc::default(), escape: Arc::default() };
         // Without a terminal, only Ctrl-C stops the answer.

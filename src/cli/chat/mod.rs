@@ -44,13 +44,13 @@ pub struct Args {
     /// Maximum tokens of an answer; default: as many as fit into the context
     #[arg(long, short = 'n', value_name = "N", alias = "n-predict")]
     max_tokens: Option<u32>,
-    /// Sampling temperature; 0 always takes the most probable token; default 0.8
+    /// Sampling temperature; 0 always takes the most probable token; default: 0.8
     #[arg(long, value_name = "T", alias = "temp")]
     temperature: Option<f64>,
     /// Seed of the random generator; the same seed gives the same answers
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     seed: Option<i64>,
-    /// Do not capture attention
+    /// No attention capture
     #[arg(long)]
     no_attention: bool,
     #[command(flatten)]

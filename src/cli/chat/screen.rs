@@ -14,7 +14,7 @@ const PLAIN: &str = "\x1b[0m";
 #[derive(Debug)]
 pub struct Screen {
     terminal: bool,
-    colours: bool,
+    colors: bool,
     /// True if text is written only at the end of the answer.
     hold: bool,
     /// Columns and rows of the terminal.
@@ -28,8 +28,8 @@ impl Screen {
     /// Creates a display on standard output.
     pub fn new() -> Self {
         let terminal = std::io::stdout().is_terminal();
-        let colours = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-        Self { terminal, colours, hold: false, size: (80, 24), thinking: String::new(), text: String::new() }
+        let colors = terminal && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+        Self { terminal, colors, hold: false, size: (80, 24), thinking: String::new(), text: String::new() }
     }
 
     /// Sets the columns and rows of the terminal, if they are known.
@@ -51,7 +51,7 @@ impl Screen {
         }
         self.thinking.push_str(text);
         let text = escape_control_characters(text);
-        write(&if self.colours { format!("{DIM}{text}{PLAIN}") } else { text })
+        write(&if self.colors { format!("{DIM}{text}{PLAIN}") } else { text })
     }
 
     /// Appends text to the answer.
@@ -104,7 +104,7 @@ impl Screen {
         let text = escape_control_characters(text);
         let terminal = std::io::stderr().is_terminal();
         let text = if terminal && self.terminal { wrap(&text, self.size.0) } else { text };
-        if self.colours && terminal {
+        if self.colors && terminal {
             eprintln!("{DIM}{text}{PLAIN}");
         } else {
             eprintln!("{text}");
@@ -218,7 +218,7 @@ mod tests {
     fn pipe_receives_only_final_text() {
         let mut screen = Screen {
             terminal: false,
-            colours: false,
+            colors: false,
             hold: true,
             size: (80, 24),
             thinking: String::new(),

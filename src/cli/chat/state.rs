@@ -1,5 +1,5 @@
-//! The KV state of a conversation, saved in a file next to the conversation. It makes prompt processing of a restored
-//! conversation unnecessary. If the state cannot be saved or restored, only this time is lost.
+//! The KV state of a conversation, saved in a file next to the conversation. A restored conversation needs no prompt
+//! processing with it. If the state cannot be saved or restored, only that time is lost.
 
 use crate::cli::client::Server;
 use anyhow::Context;
@@ -49,7 +49,7 @@ pub async fn restore(server: &Server, conversation: &Path) -> anyhow::Result<boo
     Ok(true)
 }
 
-/// Returns the id of an idle slot with a high id, because runs use the lowest ids first.
+/// Returns the highest id of an idle slot, because runs use the lowest ids first, or of any slot if none is idle.
 async fn free_slot(server: &Server) -> anyhow::Result<u64> {
     let slots: Value = server.send(server.request(Method::GET, "/slots")).await?.json().await?;
     let slots = slots.as_array().map_or(&[][..], Vec::as_slice);

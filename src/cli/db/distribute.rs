@@ -9,7 +9,7 @@ use std::process::ExitCode;
 /// Distribute the tables over the nodes of Citus by `run_id`; a repeated command continues an interrupted one
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print the SQL and change nothing
+    /// SQL of the steps, without executing them
     #[arg(long)]
     dry_run: bool,
     /// Number of shards, 1 to 64000; default: `citus.shard_count` of the server
@@ -30,7 +30,7 @@ enum PartitionSpan {
     Month,
 }
 
-/// Prints the steps, or executes them.
+/// Prints or executes the steps.
 pub async fn distribute(args: Args) -> anyhow::Result<ExitCode> {
     let config = DataConfig::try_from(args.data)?;
     let options = DistributionOptions {

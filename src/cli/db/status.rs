@@ -5,10 +5,10 @@ use crate::store::admin::{DatabaseStatus, NodeStatus, PartitionUnit, TablePlacem
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-/// Show sizes, partitions, shards and nodes of the database, and the spooled records in the data folder
+/// Show sizes, partitions, shards and nodes of the database, and the spooled records in the data directory
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Print the status as JSON
+    /// Status as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -46,7 +46,7 @@ fn text(status: &DatabaseStatus) -> String {
         };
         [table.name.clone(), place.to_owned(), count(table.shards), count(table.partitions), size(table.bytes)]
     });
-    push_table(&mut out, ["TABLE", "PLACEMENT", "SHARDS", "PARTITIONS", "SIZE"], rows.collect());
+    push_table(&mut out, ["TABLE", "PLACEMENT", "SHARDS", "PARTITIONS", "SIZE"], 3, rows.collect());
     let partitions = &status.partitions;
     let unit = if partitions.unit == PartitionUnit::Day { "day" } else { "month" };
     let span = match (partitions.first_day, partitions.last_day) {
@@ -60,7 +60,7 @@ fn text(status: &DatabaseStatus) -> String {
             "Citus {}: {} shards of partitions, citus.shard_count {}\n",
             citus.version, citus.shard_tables, citus.shard_count
         );
-        push_table(&mut out, ["NODE", "ROLE", "STATE", "SHARDS", "SIZE"], citus.nodes.iter().map(node).collect());
+        push_table(&mut out, ["NODE", "ROLE", "STATE", "SHARDS", "SIZE"], 2, citus.nodes.iter().map(node).collect());
         for advice in &citus.advice {
             let _ = writeln!(out, "Note: {advice}");
         }
@@ -94,17 +94,13 @@ fn spool(spool: &SpoolStatus) -> String {
     text
 }
 
-/// Appends a table with aligned columns; the last three columns hold numbers.
-fn push_table<const N: usize>(out: &mut String, head: [&str; N], rows: Vec<[String; N]>) {
+/// Appends a table whose last `numeric` columns are aligned right, the others left.
+fn push_table<const N: usize>(out: &mut String, head: [&str; N], numeric: usize, rows: Vec<[String; N]>) {
     let rows: Vec<[String; N]> = std::iter::once(head.map(str::to_owned)).chain(rows).collect();
     let widths: Vec<usize> = (0..N).map(|column| rows.iter().map(|row| row[column].len()).max().unwrap_or(0)).collect();
     for row in rows {
         let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-            if column + 3 < N + usize::from(head[0] == "NODE") {
-                format!("{cell:<width$}")
-            } else {
-                format!("{cell:>width$}")
-            }
+            if column + numeric < N { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
         let line = cells.collect::<Vec<_>>().join("  ");
         let _ = writeln!(out, "{}", line.trim_end());

@@ -101,7 +101,7 @@ fn collect(snapshot: &Path, folder: &Path, files: &mut Vec<CachedFile>) -> io::R
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let file = entry.path();
-        // Links to folders are not followed, since they could form a circle.
+        // Links to folders are not followed, since they could form a cycle.
         if entry.file_type()?.is_dir() {
             collect(snapshot, &file, files)?;
         } else if let Some(path) = file.strip_prefix(snapshot).ok().and_then(Path::to_str)

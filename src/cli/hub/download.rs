@@ -66,7 +66,7 @@ pub async fn complete(
     if !found.eq_ignore_ascii_case(expected) {
         partial.set_len(0)?;
         bail!(
-            "{} was received with the SHA-256 checksum {found}, expected {expected}; the downloaded bytes were removed, try again",
+            "the SHA-256 checksum of {} must be {expected}, got {found}; the downloaded bytes were removed; try again",
             file.path
         );
     }

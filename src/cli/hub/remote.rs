@@ -1,4 +1,4 @@
-//! Requests to the hub, and to servers of files by URL.
+//! Requests to the hub, and to other file servers by URL.
 
 use super::is_safe_path;
 use super::selection::{HasPath, SplitName, is_gguf, split_name};
@@ -180,18 +180,18 @@ impl Remote {
 
     /// Returns the response unless its status is an error.
     pub fn accept(&self, response: Response, subject: &str) -> anyhow::Result<Response> {
-        let place = self.endpoint.host_str().unwrap_or_default();
+        let host = self.endpoint.host_str().unwrap_or_default();
         match response.status() {
             status if status.is_success() => Ok(response),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(anyhow!(
-                "{subject} does not exist on {place}, or {}",
+                "{subject} does not exist on {host}, or {}",
                 match self.token {
                     None => "is private or gated; set a token with --hf-token or HF_TOKEN",
                     Some(_) => "the token of --hf-token or HF_TOKEN has no access to it",
                 }
             )),
-            StatusCode::NOT_FOUND => Err(anyhow!("{subject} does not exist on {place}")),
-            status => Err(anyhow!("{place} answered {status} for {subject}")),
+            StatusCode::NOT_FOUND => Err(anyhow!("{subject} does not exist on {host}")),
+            status => Err(anyhow!("{host} answered {status} for {subject}")),
         }
     }
 

@@ -11,7 +11,7 @@ pub struct Args {
     /// Python files or package folders
     #[arg(required = true, value_name = "FILE.py|DIR")]
     files: Vec<PathBuf>,
-    /// Print the result as JSON
+    /// Result as JSON
     #[arg(long)]
     json: bool,
 }

@@ -9,10 +9,10 @@ use unicode_width::UnicodeWidthStr;
 /// List the mods of the running server, or the local ones if there is no server or --mods-dir is given
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// List the Python mods of this folder and the built-in mods instead of a server's mods
+    /// Folder of Python mods to list with the built-in mods, instead of a server's mods
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR", conflicts_with = "server")]
     mods_dir: Option<PathBuf>,
-    /// Print the list as JSON
+    /// List as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

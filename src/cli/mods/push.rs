@@ -22,7 +22,7 @@ pub struct Args {
     /// Description to register, for a file with one mod
     #[arg(long, value_name = "TEXT")]
     description: Option<String>,
-    /// Print the registered mods as JSON
+    /// Registered mods as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -32,7 +32,7 @@ pub struct Args {
 /// Imports every file locally, then sends each mod.
 pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
     let Some(server) = args.server.find().await? else {
-        bail!("no server runs at {}; give one with --server", crate::config::DEFAULT_ADDRESS);
+        bail!("no server runs at {}; set the address of a server with --server", crate::config::DEFAULT_ADDRESS);
     };
     let mut uploads = Vec::new();
     for file in &args.files {

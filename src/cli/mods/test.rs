@@ -32,7 +32,7 @@ pub struct Args {
     /// Configuration of the mod as JSON; default: the one of the recorded run
     #[arg(long, value_name = "JSON", requires = "against")]
     config: Option<String>,
-    /// Print the result as JSON
+    /// Result as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]

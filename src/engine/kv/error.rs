@@ -35,9 +35,9 @@ pub enum SlotError {
         /// Tokens in the slot.
         tokens: usize,
     },
-    /// The KV cache cannot remove these tokens.
+    /// The KV cache cannot remove these tokens; the reason.
     #[error("tokens cannot be removed: {0}")]
-    Fixed(&'static str),
+    NotRemovable(&'static str),
     /// llama.cpp failed; the slot is empty.
     #[error("{0}; the slot is empty now")]
     Failed(String),

@@ -69,9 +69,9 @@ impl HostCache {
         }
     }
 
-    /// Finds the state with these adapters that has the most usable tokens for the prompt. They must be more than
-    /// `known`, and copying the state must save time. `usable_prefix` returns how many of the first tokens of a state
-    /// can be used.
+    /// Finds the state with these adapters that has the most usable tokens for the prompt: more than `known`, and
+    /// enough that copying the state saves time. `usable_prefix` returns how many of the first tokens of a state can be
+    /// used.
     pub fn find_best(
         &self,
         prompt: &[TokenId],

@@ -1,5 +1,5 @@
-//! Identity of a model, which a saved state must match: hashes of all its files, computed in the background after
-//! loading.
+//! Identity of a model: hashes of all its files, computed in the background after loading. A saved state is valid only
+//! for a model with the same identity.
 
 use super::error::SlotError;
 use super::snapshot::ModelIdentity;
@@ -36,8 +36,7 @@ enum HashProgress {
 pub struct IdentityWatch(watch::Receiver<HashProgress>);
 
 impl IdentityWatch {
-    /// Starts to hash the files of the model and its adapters. Hashes that the folder `cache` has are not computed
-    /// again.
+    /// Starts to hash the files of the model and its adapters. Hashes in the folder `cache` are not computed again.
     pub fn start(model: &Model, cache: Option<PathBuf>) -> Self {
         let (settings, weights) = (model.settings(), model.weights().to_vec());
         let adapters: Vec<WeightFile> = model.adapters().list().iter().map(|adapter| adapter.weights.clone()).collect();
@@ -89,7 +88,7 @@ fn identify(
     cache: Option<&std::path::Path>,
     sender: &watch::Sender<HashProgress>,
 ) -> std::io::Result<ModelIdentity> {
-    let mut advance = |more: u64| {
+    let mut add_progress = |more: u64| {
         sender.send_modify(|progress| {
             if let HashProgress::Hashing { read, .. } = progress {
                 *read += more;
@@ -97,7 +96,7 @@ fn identify(
         });
         !sender.is_closed()
     };
-    let mut hash = |file: &WeightFile| file.hash(cache, system::now(), &mut advance);
+    let mut hash = |file: &WeightFile| file.hash(cache, system::now(), &mut add_progress);
     // A model in one file has the hash of that file; the hashes of several files are combined in order.
     let mut parts = weights.iter().map(&mut hash);
     let first = parts.next().unwrap_or(Ok(0))?;

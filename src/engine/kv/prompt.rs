@@ -5,7 +5,7 @@ use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::llama::AdapterSet;
 
-/// A run's prompt, with the settings that determine which state it can reuse.
+/// A run's prompt and the settings that determine which KV state it can reuse.
 #[derive(Clone, Copy)]
 pub struct PromptView<'a> {
     /// Tokens of the sequence.

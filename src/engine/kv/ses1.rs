@@ -1,9 +1,9 @@
 //! SES1: the snapshot format for the state of a slot, and its validation.
 //!
-//! A block has: `"SES1"`, the number of tokens, the tokens, the KV data; all numbers are little-endian. The KV data
-//! begins with Thunder's header: model, cache types and a checksum over everything else. The state from llama.cpp
-//! follows, without the parts that depend on the number of slots. A block comes from a client or a file and is not
-//! trusted: no part of it reaches llama.cpp before [`read`] has compared every number with those of the context.
+//! A block consists of `"SES1"`, the number of tokens, the tokens and the KV data; all numbers are little-endian. The
+//! KV data begins with Thunder's header: model, cache types and a checksum over everything else. The state from
+//! llama.cpp follows, without the parts that depend on the number of slots. A block comes from a client or a file and
+//! is not trusted: no part of it reaches llama.cpp before [`read`] has checked every number against the context.
 
 use super::conversation::SlotHistory;
 use super::snapshot::{ModelIdentity, Snapshot};
@@ -121,7 +121,7 @@ impl SnapshotFormat {
     }
 }
 
-/// Serialises a snapshot to a block.
+/// Serializes a snapshot to a block.
 pub fn write(
     snapshot_format: &SnapshotFormat,
     identity: &ModelIdentity,
@@ -182,10 +182,10 @@ pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &
     let bytes = block.get(HEADER_BYTES..kv_head).filter(|_| block.len() >= needed);
     let bytes = bytes.ok_or(Ses1Error::Truncated { found: block.len(), needed: needed as u64 })?;
     let tokens: Vec<TokenId> = bytes.as_chunks::<4>().0.iter().map(|bytes| TokenId::from_le_bytes(*bytes)).collect();
-    let outside = |token: TokenId| {
+    let is_unknown = |token: TokenId| {
         !is_image_token(token) && usize::try_from(token).map_or(true, |token| token >= snapshot_format.vocabulary)
     };
-    if let Some(index) = tokens.iter().position(|&token| outside(token)) {
+    if let Some(index) = tokens.iter().position(|&token| is_unknown(token)) {
         return Err(Ses1Error::Token {
             index,
             token: tokens[index],

@@ -21,11 +21,11 @@ pub struct Snapshot {
 pub struct SlotTokens {
     /// The tokens.
     pub tokens: Vec<TokenId>,
-    /// Prompt tokens that the last run evaluated, without the cached ones.
+    /// Prompt tokens that the last run decoded, without the cached ones.
     pub processed: usize,
 }
 
-/// Saved state of a slot for clients.
+/// Saved state of a slot, encoded for clients.
 #[derive(Debug, Clone)]
 pub struct SlotSnapshot {
     /// Number of tokens.
@@ -34,7 +34,7 @@ pub struct SlotSnapshot {
     pub block: Bytes,
 }
 
-/// Identity that a saved state must match.
+/// Identity of a model; a saved state is valid only for the same identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelIdentity {
     /// Hash of the model and of the settings that affect its computation.

@@ -44,10 +44,10 @@ async fn forward(
 ) {
     let mut text: Vec<char> = Vec::new();
     let mut stored = None;
-    let why = loop {
+    let reason = loop {
         let next = tokio::select! {
             outcome = &mut ack, if stored.is_none() => match outcome {
-                Ok(Err(why)) => break NotDurable::NotStored(why),
+                Ok(Err(reason)) => break NotDurable::NotStored(reason),
                 Ok(Ok(())) => {
                     stored = Some(());
                     continue;
@@ -60,17 +60,17 @@ async fn forward(
         match next {
             Some(Output::Ended(ended)) => {
                 let outcome = if stored.is_some() { Ok(Ok(Ok(()))) } else { timeout(STORE_TIMEOUT, ack).await };
-                let why = match outcome {
+                let reason = match outcome {
                     Ok(Ok(Ok(()))) => {
                         let _ = client.send(Output::Ended(ended)).await;
                         return;
                     }
-                    Ok(Ok(Err(why))) => NotDurable::NotStored(why),
+                    Ok(Ok(Err(reason))) => NotDurable::NotStored(reason),
                     Ok(Err(_)) => NotDurable::RecorderStopped,
                     Err(_) => NotDurable::Timeout,
                 };
                 end = RunEnd::clone(&ended);
-                break why;
+                break reason;
             }
             Some(next) => {
                 match &next {
@@ -91,7 +91,7 @@ async fn forward(
     if end.finish.text.is_empty() {
         end.finish.text = text.into_iter().collect();
     }
-    end.set_aborted(EndCause::NotRecorded, format!("the run must be recorded, but {why}"));
+    end.set_aborted(EndCause::NotRecorded, format!("the run must be recorded, but {reason}"));
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
@@ -128,13 +128,13 @@ impl Drop for PanicGuard {
         if self.disarmed {
             return;
         }
-        let why = if std::thread::panicking() {
+        let reason = if std::thread::panicking() {
             "the decode thread panicked; restart the server"
         } else {
             "the engine has stopped"
         };
         let mut end = self.unfinished.clone();
-        end.set_aborted(EndCause::EngineStopped, why.into());
+        end.set_aborted(EndCause::EngineStopped, reason.into());
         let end = Arc::new(end);
         // The thread must not wait here. A client that does not get the output sees a closed channel.
         let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));

@@ -1,7 +1,7 @@
 //! Sends signals from the decode thread to the recorder. The end of a run is its last signal.
 //!
-//! Nothing here waits for the recorder, except at the end of the decode thread. If the recorder's channel is full, signals
-//! are queued, and the scheduler decodes nothing until they are sent.
+//! Nothing here waits for the recorder, except at the end of the decode thread. If the recorder's channel is full,
+//! signals are queued, and the scheduler decodes nothing until they are sent.
 
 pub mod attention_encoder;
 pub mod durability;

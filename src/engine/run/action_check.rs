@@ -7,7 +7,7 @@ use serde_json::Value;
 /// Checks the values of an action, for a vocabulary of `vocabulary` tokens and a context of `context` tokens.
 ///
 /// # Errors
-/// A message with the found and the expected value.
+/// A message with the expected value and the value that the mod returned.
 pub fn check_action(action: &Action, vocabulary: usize, context: usize) -> Result<(), String> {
     match action {
         Action::ForceTokens(tokens) if tokens.is_empty() => Err("ForceTokens needs at least one token".into()),
@@ -57,7 +57,7 @@ fn check_edit(edit: &LogitEdit, vocabulary: usize) -> Result<(), String> {
             "the logits must have {vocabulary} entries, one per token of the vocabulary, got {}",
             values.len()
         )),
-        // A sum, unlike `any`, is vectorised.
+        // A sum is vectorized; `any` is not.
         LogitEdit::Replace(values)
             if values.iter().map(|&value| u32::from(value.is_nan() || value == f32::INFINITY)).sum::<u32>() > 0 =>
         {

@@ -1,7 +1,7 @@
 //! Text of the answer, and its tokens that were not sent yet.
 //!
-//! Decides what may be sent to the client: only complete characters, nothing within the holdback of the mods, and nothing
-//! that could be the start of a stop string.
+//! Decides what may be sent to the client: only complete characters, nothing within the holdback of the mods, and
+//! nothing that could be the start of a stop string.
 
 use super::outbox::Outbox;
 use super::output_text::OutputText;
@@ -39,8 +39,8 @@ impl PendingAnswer {
         self.text.push(piece, hidden)
     }
 
-    /// Queues appended tokens. `alternatives` are the most probable tokens at the position of the first; `None` for forced
-    /// tokens.
+    /// Queues appended tokens. `alternatives` are the most probable tokens at the position of the first; `None` for
+    /// forced tokens.
     pub fn queue(&mut self, tokens: Vec<TokenMeasurement>, alternatives: Option<Vec<Alternative>>) {
         let mut alternatives = alternatives.into_iter();
         self.unsent.extend(tokens.into_iter().map(|token| (token, alternatives.next().unwrap_or_default())));
@@ -56,8 +56,9 @@ impl PendingAnswer {
         self.unsent.back().map(|(measured, _)| measured.token)
     }
 
-    /// Takes what may be sent while the last `holdback` of `generated` tokens are held back. `ends` is true if the last
-    /// unsent token ends the generation; that token is not sent yet, since a mod may continue after it.
+    /// Takes the text and tokens that may be sent while the last `holdback` of `generated` tokens are held back. `ends`
+    /// is true if the last unsent token ends the generation; that token is not sent yet, since a mod may continue after
+    /// it.
     pub fn take_sendable(&mut self, holdback: usize, generated: usize, ends: bool) -> Option<TextDelta> {
         if self.per_token {
             return self.take_tokens(self.unsent.len().saturating_sub(holdback.max(usize::from(ends))));

@@ -60,7 +60,7 @@ impl ModHealth {
         }
         let event = event.as_str();
         self.disabled = Some(format!(
-            "the mod '{name}' is disabled for the rest of this run, at step {step}: {count} consecutive calls for {event} failed; last failure: {failure}"
+            "the mod '{name}' was disabled at step {step} for the rest of this run: {count} consecutive calls for {event} failed; last failure: {failure}"
         ));
         self.disabled.as_deref()
     }
@@ -79,7 +79,8 @@ pub struct DispatchedEvent {
     next: usize,
     /// Start of the last call.
     called_at: Option<Instant>,
-    /// First control action: one that forces, removes or ends instead of editing.
+    /// First control action of the event: one that forces or removes tokens or ends the run, instead of editing the
+    /// prompt or the logits.
     winner: Option<Action>,
 }
 

@@ -107,8 +107,8 @@ impl Run {
         }
     }
 
-    /// Returns true if the token ends the run. With `ignore_eos`, end-of-generation tokens are never sampled, but those that
-    /// a mod forces still end the run.
+    /// Returns true if the token ends the run. With `ignore_eos`, end-of-generation tokens are never sampled, but those
+    /// that a mod forces still end the run.
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {
         self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)
     }

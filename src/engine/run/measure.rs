@@ -9,7 +9,7 @@ use std::sync::Arc;
 /// Measures tokens of one run.
 pub struct TokenMeasurer {
     vocabulary: Arc<Vocabulary>,
-    /// Number of most probable tokens.
+    /// Number of most probable tokens to return.
     alternatives: usize,
 }
 

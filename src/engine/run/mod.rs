@@ -262,7 +262,7 @@ impl Run {
             return;
         }
         if let Some(elapsed_us) = self.timing.mark_prompt_end() {
-            // The cell is empty, since the prompt ends once.
+            // `set` cannot fail: the prompt ends only once.
             let _ = self.metrics.prompt.set(PromptTiming {
                 tokens: self.sequence.prompt_len() as u32,
                 cached: self.sequence.cached_tokens() as u32,

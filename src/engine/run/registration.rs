@@ -1,5 +1,5 @@
-//! Registration of a run until it ends: reserves its request id, counts it as a run of the engine, and reports its end if
-//! the decode thread panics.
+//! Registration of a run until it ends: reserves its request id, counts it as a run of the engine, and reports its end
+//! if the decode thread panics.
 
 use super::request_ids::ActiveRequestId;
 use crate::engine::recording::durability::PanicGuard;
@@ -20,7 +20,8 @@ impl Registration {
         Self { active_id: Some(active_id), panic_guard, _run_counter: run_counter }
     }
 
-    /// Releases the request id. Called before the end is sent to the client, which may then use the id again immediately.
+    /// Releases the request id. Called before the end is sent to the client, which may then use the id again
+    /// immediately.
     pub fn release_id(&mut self) {
         self.active_id = None;
     }

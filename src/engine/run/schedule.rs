@@ -89,7 +89,7 @@ impl Run {
         self.timing.add_pause(pause);
     }
 
-    /// Returns the prompt, with the settings that determine which KV state it can reuse.
+    /// Returns the prompt and the settings that determine which KV state it can reuse.
     pub fn prompt_view(&self) -> PromptView<'_> {
         let Self { request, sequence, view, .. } = self;
         PromptView {
@@ -121,7 +121,7 @@ impl Run {
         self.invalid_logits
     }
 
-    /// Returns true if no step is in progress that needs the slot: no decode of forced tokens or of prompt
+    /// Returns true unless a step that needs the slot is in progress: a decode of forced tokens or of prompt
     /// probabilities.
     pub fn is_between_tokens(&self) -> bool {
         self.forced.is_none() && self.prompt_probabilities.is_empty()
@@ -132,9 +132,9 @@ impl Run {
         self.fork_tokens.is_some()
     }
 
-    /// Sets the slot of the run. Returns the microseconds for which the run was queued.
+    /// Sets the first slot of the run. Returns the time that the run was queued, in microseconds.
     pub fn assign_slot(&mut self, slot: u32) -> u64 {
-        // The cell is empty, since the first slot is assigned once.
+        // `set` cannot fail: only the first slot of a run is passed here.
         let _ = self.metrics.slot.set(slot);
         self.timing.mark_slot()
     }
@@ -167,8 +167,8 @@ impl Run {
         self.sequence.next_is_image()
     }
 
-    /// Returns the embeddings of the image that the next decode starts with, up to the end of a chunk; `None` if it starts
-    /// with text, or if the request lacks the image.
+    /// Returns the embeddings of the image that the next decode starts with, up to the end of a chunk; `None` if it
+    /// starts with text, or if the request lacks the image.
     pub fn next_embeddings(&self) -> Option<EmbeddingRows<'_>> {
         if !self.sequence.next_is_image() {
             return None;

@@ -14,7 +14,7 @@ use crate::model::without_nul;
 const INPUT_TEXT_CHARS: usize = 70;
 
 impl Run {
-    /// Continues after an event that no control action has won.
+    /// Continues after an event without a winning control action.
     pub(super) fn advance(&mut self, event: EventType, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
         match event {
             EventType::Prefilled => {

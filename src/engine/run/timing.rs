@@ -35,8 +35,8 @@ impl Timing {
         self.slot_us
     }
 
-    /// Sets the time of the first logits to now. Returns the time since the slot assignment; `None` if it was set before,
-    /// because a mod backtracked to the end of the prompt.
+    /// Sets the time of the first logits to now. Returns the time since the slot assignment; `None` if it was set
+    /// before, because a mod backtracked to the end of the prompt.
     pub fn mark_prompt_end(&mut self) -> Option<u64> {
         if self.prompt_us.is_some() {
             return None;

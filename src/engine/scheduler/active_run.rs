@@ -5,7 +5,7 @@ use super::command::ControlRequest;
 use crate::engine::output::{Output, RunActivity, RunProgress};
 use crate::engine::recording::Recording;
 use crate::engine::run::{Run, RunResources};
-use crate::engine::speculation::lookahead::{DraftedToken, RunSpeculation};
+use crate::engine::speculation::run_speculation::{DraftedToken, RunSpeculation};
 use crate::engine::status::EngineStatus;
 use crate::events::EndCause;
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ impl ActiveRun {
 
     /// Begins the preparation of a decode. Returns true if it is the first one in the slot.
     pub fn begin_decode(&mut self) -> bool {
-        self.speculation.lookahead.clear();
+        self.speculation.pending_draft.clear();
         let is_first = !std::mem::replace(&mut self.has_state, true);
         if is_first {
             self.speculation.free_tokens = self.run.sequence().len();
@@ -161,12 +161,12 @@ impl ActiveRun {
 
     /// Passes the logits that were kept during a mod call to the run, until it waits for a mod again or rejects a
     /// drafted token.
-    pub fn deliver_lookahead(&mut self, resources: &mut RunResources) {
+    pub fn deliver_pending_draft(&mut self, resources: &mut RunResources) {
         while self.run.awaited_mod().is_none()
-            && let Some((drafted, logits)) = self.speculation.lookahead.pop_front()
+            && let Some((drafted, logits)) = self.speculation.pending_draft.pop_front()
         {
             if !self.deliver_drafted(drafted, &logits, resources) {
-                self.speculation.lookahead.clear();
+                self.speculation.pending_draft.clear();
             }
         }
     }
@@ -208,7 +208,7 @@ impl ActiveRun {
     /// Updates the run after it has lost its slot.
     pub fn preempt(&mut self, recording: &mut Recording) {
         self.run.sequence_mut().set_kv_len(0);
-        self.speculation.lookahead.clear();
+        self.speculation.pending_draft.clear();
         self.has_state = false;
         self.was_preempted = true;
         self.run.record(recording, true);

@@ -5,7 +5,7 @@ use super::drafts::Drafter;
 use super::slots::ActiveSlots;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::run::RunResources;
-use crate::engine::speculation::lookahead::DraftedToken;
+use crate::engine::speculation::run_speculation::DraftedToken;
 use crate::events::EndCause;
 use crate::model::ModelError;
 use crate::model::llama::AttentionRow;
@@ -54,8 +54,8 @@ pub fn decode(
     true
 }
 
-/// Passes the logits after the drafted tokens of a part to its run. `take_row` returns the captured attention of a token of
-/// the batch.
+/// Passes the logits after the drafted tokens of a part to its run. `take_row` returns the captured attention of a
+/// token of the batch.
 fn deliver_draft(
     part: &BatchPart,
     kv: &mut KvSlots<'_>,
@@ -70,7 +70,7 @@ fn deliver_draft(
         let drafted = DraftedToken { position: part.end + offset, token, next, attention: take_row(index) };
         if active.run.awaited_mod().is_some() {
             // The next decode overwrites the logits before the mod replies.
-            active.speculation.lookahead.push_back((drafted, kv.logits(index).to_vec()));
+            active.speculation.pending_draft.push_back((drafted, kv.logits(index).to_vec()));
         } else if !active.deliver_drafted(drafted, kv.logits(index), resources) {
             break;
         }
@@ -78,12 +78,12 @@ fn deliver_draft(
 }
 
 /// Delivers the logits that were kept for runs whose mods have replied since. Returns `false` if there are none.
-pub fn deliver_lookaheads(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, resources: &mut RunResources) -> bool {
+pub fn deliver_pending_drafts(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, resources: &mut RunResources) -> bool {
     let mut delivered = false;
     for index in 0..slots.len() {
         let Some(active) = slots.get_mut(index) else { continue };
-        if active.is_ready() && !active.speculation.lookahead.is_empty() {
-            active.deliver_lookahead(resources);
+        if active.is_ready() && !active.speculation.pending_draft.is_empty() {
+            active.deliver_pending_draft(resources);
             wipe_invalid_state(index, kv, slots);
             delivered = true;
         }

@@ -27,9 +27,9 @@ pub struct Drafter<'model> {
     model: Option<ModelDrafter<'model>>,
 }
 
-/// Maximum tokens of a run's draft.
+/// Limits of a run's draft.
 struct MaxDraft {
-    /// Limit of the options, the request, the batch and the answer.
+    /// Maximum tokens: the lowest limit of options, request, batch and answer.
     tokens: usize,
     /// Minimum tokens of a draft; a draft with the maximum length may be shorter.
     min: usize,
@@ -54,8 +54,9 @@ impl<'model> Drafter<'model> {
         self.model = context.map(|context| ModelDrafter::new(context, self.options.adaptive));
     }
 
-    /// Returns a draft for each of `parts`, which are slots and numbers of tokens. Batches with prompts get no drafts,
-    /// since their time does not show the cost of a draft. `captures` is the number of runs that capture attention.
+    /// Returns a draft for each of `parts`, which are slots with their numbers of tokens. Batches that contain prompts
+    /// get no drafts, because their decode time does not show the cost of a draft. `captures` is the number of runs
+    /// that capture attention.
     pub fn draft(
         &mut self,
         parts: &[(usize, usize)],
@@ -141,8 +142,8 @@ impl<'model> Drafter<'model> {
         if draft.len() < max.min.min(tokens) { Vec::new() } else { draft }
     }
 
-    /// Returns the drafts of the draft model with the numbers of their parts, before a decode of `runs` runs. Stops using
-    /// the model if llama.cpp fails.
+    /// Returns the drafts of the draft model with the numbers of their parts, before a decode of `runs` runs. Stops
+    /// using the model if llama.cpp fails.
     fn model_drafts(
         &mut self,
         requests: Vec<ModelRequest>,

@@ -2,7 +2,8 @@
 //!
 //! The thread never waits for a database, a disk, a socket or a mod. The [`Scheduler`] only connects its parts:
 //! [`runs`] has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for slots, [`plan`] and
-//! [`prefill`] select runs and tokens for a batch, [`drafts`] and [`model_drafts`] add drafts, and [`decode`] decodes the batch.
+//! [`prefill`] select runs and tokens for a batch, [`drafts`] and [`model_drafts`] add drafts, and [`decode`] decodes
+//! the batch.
 
 mod active_run;
 mod batch;
@@ -24,7 +25,7 @@ use super::recording::Recording;
 use super::request::RecordPolicy;
 use super::run::RunResources;
 use super::speculation::draft_context::DraftContext;
-use super::speculation::lookahead::RunSpeculation;
+use super::speculation::run_speculation::RunSpeculation;
 use super::status::EngineStatus;
 use crate::events::{EndCause, RunId};
 use crate::mods::{ModInstance, ReplySender};
@@ -46,8 +47,8 @@ const IDLE_SLEEP: Duration = Duration::from_millis(2);
 const DISCONNECT_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// After decodes that take longer, all events are flushed, since the next decode may take as long.
 const SLOW_DECODE: Duration = Duration::from_millis(5);
-/// Time for which the thread polls for a mod's reply before it sleeps. Most mods reply sooner than a sleeping core
-/// wakes up.
+/// Maximum time that the thread polls for a mod's reply before it sleeps. Most mods reply before a sleeping core would
+/// wake up.
 const POLL_WINDOW: Duration = Duration::from_micros(200);
 
 /// State of the decode thread.
@@ -109,7 +110,7 @@ impl<'model> Scheduler<'model> {
             self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
             self.serve_clients();
             if !self.recording.has_pending()
-                && decode::deliver_lookaheads(&mut self.kv, &mut self.runs.slots, &mut self.resources)
+                && decode::deliver_pending_drafts(&mut self.kv, &mut self.runs.slots, &mut self.resources)
             {
                 self.flush_events(false);
                 self.serve_clients();

@@ -1,4 +1,4 @@
-//! Drafts of the draft model: first it reads the tokens that it lacks, then it drafts for several runs in shared decodes.
+//! Drafts of the draft model. It first reads the tokens that it lacks, then drafts for several runs in shared decodes.
 //!
 //! In each batch, the draft model reads at most one physical batch of missing tokens, such as those of a new prompt, so
 //! that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for the
@@ -14,7 +14,7 @@ use std::time::Instant;
 
 /// A run that needs a draft of the draft model.
 pub struct ModelRequest {
-    /// Number of the run's part in the batch.
+    /// Index of the run's part in the batch.
     pub part: usize,
     /// Slot of the run.
     pub slot: usize,
@@ -26,7 +26,7 @@ pub struct ModelRequest {
     pub min_probability: f32,
 }
 
-/// Drafter with a draft model.
+/// A drafter that uses a draft model.
 pub struct ModelDrafter<'model> {
     context: DraftContext<'model>,
     /// True if runs draft only what their accounts can pay for.
@@ -44,7 +44,7 @@ impl<'model> ModelDrafter<'model> {
         self.context.park_threads();
     }
 
-    /// Returns the drafts with the numbers of their parts, before a decode of `runs` runs. A run whose tokens the model
+    /// Returns the drafts with the indexes of their parts, before a decode of `runs` runs. A run whose tokens the model
     /// has not read completely gets no draft.
     ///
     /// # Errors
@@ -83,7 +83,8 @@ impl<'model> ModelDrafter<'model> {
         Ok(used)
     }
 
-    /// Reads the tokens that the model lacks. Returns the requests whose runs are complete enough for a draft.
+    /// Reads the tokens that the model lacks. Returns the requests of runs that have few enough missing tokens to
+    /// draft.
     fn catch_up(
         &mut self,
         requests: Vec<ModelRequest>,

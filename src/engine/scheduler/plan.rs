@@ -113,8 +113,8 @@ impl BatchPlanner {
         planned.filter_map(|((slot, tokens), draft)| add_part(kv, slots, slot, tokens, &draft)).collect()
     }
 
-    /// Removes the runs that continue with an image. Returns the one that arrived first if its image is decoded next: an
-    /// image cannot share a decode, so images and batches of other runs take turns.
+    /// Removes the runs that continue with an image. Returns the one that arrived first if its image is decoded next:
+    /// an image cannot share a decode, so images and batches of other runs take turns.
     fn take_image(&mut self, ready: &mut Vec<ReadyRun>) -> Option<ReadyRun> {
         let (images, texts): (Vec<ReadyRun>, Vec<ReadyRun>) =
             std::mem::take(ready).into_iter().partition(|run| run.is_image);

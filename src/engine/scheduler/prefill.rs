@@ -4,14 +4,16 @@ use std::time::Duration;
 
 /// Limits on the decoding of prompts.
 pub struct PrefillPolicy {
-    /// Maximum total tokens of prompts that share a decode; longer prompts are decoded one after the other. A CPU is not
-    /// faster with more tokens at once, and the first prompt would wait for the last. A GPU needs a full physical batch.
+    /// Maximum total tokens of prompts that share a decode; longer prompts are decoded one after the other. A CPU is
+    /// not faster with more tokens at once, and the first prompt would wait for the last. A GPU needs a full physical
+    /// batch.
     pub max_shared_tokens: usize,
-    /// Maximum tokens of one prompt in one decode. On a CPU, larger chunks are not faster because their working set exceeds
-    /// the cache. On a GPU, only the batch size limits a chunk.
+    /// Maximum tokens of one prompt in one decode. On a CPU, larger chunks are not faster because their working set
+    /// exceeds the cache. On a GPU, only the batch size limits a chunk.
     pub max_chunk_tokens: usize,
-    /// Minimum prompt tokens in a prefill phase. If the generating runs took part in every decode of a short prompt, each
-    /// decode would cost an additional pass over the weights, and the last of many prompts would wait for all of them.
+    /// Minimum prompt tokens in a prefill phase. If the generating runs took part in every decode of a short prompt,
+    /// each decode would cost an additional pass over the weights, and the last of many prompts would wait for all of
+    /// them.
     tokens_between_decodes: usize,
 }
 
@@ -27,9 +29,9 @@ impl PrefillPolicy {
     }
 }
 
-/// Minimum duration of a prefill phase, as a multiple of the last decode of the generating runs. With a small model, a pass
-/// over the weights takes as long as a hundred tokens of a prompt, so a minimum of tokens alone would delay the last
-/// prompt by many passes.
+/// Minimum duration of a prefill phase, as a multiple of the last decode of the generating runs. With a small model, a
+/// pass over the weights takes as long as a hundred tokens of a prompt, so a minimum of tokens alone would delay the
+/// last prompt by many passes.
 const MIN_PREFILL_DECODES: u32 = 20;
 /// Prompt tokens after which a prefill phase always ends.
 const MAX_PREFILL_TOKENS: usize = 2048;

@@ -1,7 +1,7 @@
 //! Runs that wait for a slot, in order of arrival.
 //!
-//! The number of waiting runs is shared with the threads that submit runs. They increment it before they send a run; the
-//! queue decrements it when a run leaves.
+//! The number of waiting runs is shared with the threads that submit runs. They increment it before they send a run;
+//! the queue decrements it when a run leaves.
 
 use super::active_run::ActiveRun;
 use std::collections::VecDeque;

@@ -72,7 +72,7 @@ impl ActiveSlots {
         self.0[index] = Some(active);
     }
 
-    /// Removes the run from a slot, whose KV state becomes that of the run.
+    /// Takes the run out of its slot. The slot keeps the run's KV state.
     pub fn release(&mut self, index: usize, kv: &mut KvSlots<'_>) -> Option<ActiveRun> {
         let mut active = self.0[index].take()?;
         // A run that has not decoded has not changed the slot's state.

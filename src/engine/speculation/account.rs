@@ -1,10 +1,10 @@
 //! Decides how many tokens a run drafts, so that drafts save time: measured times of decodes, and an account per run.
 //!
 //! The unit of an account is the time of a token without drafts: the time of a decode divided by the number of its
-//! runs. A draft costs the time that it adds to its decode, and earns one unit for each accepted token. A run drafts
-//! only as many tokens as its account can pay for if all are rejected. The time of a draft model is part of the cost. The account starts with a small balance, and
-//! every decode without drafts adds a small share, so that drafts are tried again from time to time. So a run whose
-//! drafts are always rejected loses little more than that share.
+//! runs. A draft costs the time that it adds to its decode, including the time of a draft model, and earns one unit for
+//! each accepted token. A run drafts only as many tokens as its account can pay for if all are rejected. The account
+//! starts with a small balance, and every decode without drafts adds a small share, so that drafts are tried again from
+//! time to time. A run whose drafts are always rejected therefore loses little more than that share.
 
 /// Balance of a new run.
 const INITIAL_BALANCE: f64 = 0.5;
@@ -76,14 +76,14 @@ impl DecodeTimes {
         Some(add_cost(&mut time.token_cost, cost))
     }
 
-    /// Adds the time that a draft model took for `steps` steps of runs, before a decode of `runs` runs. Returns the cost
-    /// of a step; 0 if no decode without drafts was measured.
+    /// Adds the time that a draft model took for `steps` steps of runs, before a decode of `runs` runs. Returns the
+    /// cost of a step; 0 if no decode without drafts was measured.
     pub fn add_steps(&mut self, runs: usize, steps: usize, seconds: f64) -> f64 {
         self.add_draft_model(runs, steps, seconds, |time| &mut time.step_cost)
     }
 
-    /// Adds the time that a draft model took to read `tokens` tokens, before a decode of `runs` runs. Returns the cost of
-    /// a token; 0 if no decode without drafts was measured.
+    /// Adds the time that a draft model took to read `tokens` tokens, before a decode of `runs` runs. Returns the cost
+    /// of a token; 0 if no decode without drafts was measured.
     pub fn add_catch_up(&mut self, runs: usize, tokens: usize, seconds: f64) -> f64 {
         self.add_draft_model(runs, tokens, seconds, |time| &mut time.catch_up_cost)
     }
@@ -100,8 +100,8 @@ impl DecodeTimes {
         add_cost(average(time), cost)
     }
 
-    /// Returns the expected cost of a draft model's step. Before the first measurement, a new run can pay for one drafted
-    /// token, which costs `token_cost` in the decode.
+    /// Returns the expected cost of a draft model's step. Before the first measurement, a new run can pay for one
+    /// drafted token, which costs `token_cost` in the decode.
     pub fn step_cost(&self, runs: usize, token_cost: f64) -> f64 {
         let known = self.0.get(runs).and_then(|time| time.step_cost);
         known.unwrap_or_else(|| (INITIAL_TOKEN_COST - token_cost).max(0.0))
@@ -139,7 +139,7 @@ impl DraftAccount {
         Self { balance: INITIAL_BALANCE, savings: 0.0, length: INITIAL_LENGTH, drafted: 0, accepted: 0 }
     }
 
-    /// Returns the maximum tokens of the next draft, of which each costs `token_cost`.
+    /// Returns the maximum tokens of the next draft, each of which costs `token_cost`.
     pub fn max_draft(&mut self, token_cost: f64) -> usize {
         if self.drafted > 0 {
             let all_accepted = self.accepted == self.drafted;
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn delayed_decodes_do_not_end_right_drafts() {
+    fn delayed_decodes_do_not_stop_correct_drafts() {
         let mut decodes = 0;
         let (mut times, mut account) = (DecodeTimes::default(), DraftAccount::new());
         let mut drafted = 0;

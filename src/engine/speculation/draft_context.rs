@@ -1,8 +1,8 @@
 //! Drafts from a draft model: its llama context, with one sequence per slot.
 //!
-//! The context needs no messages about its runs. Each call passes the tokens of a run; the common prefix with the
-//! tokens in the KV cache is kept, and the rest is removed. So removed tokens, forced tokens, a shifted context and the
-//! next run of a slot need no special treatment.
+//! The context is not notified of changes to its runs. Each call passes all tokens of a run; their common prefix with
+//! the KV cache is kept, and the rest is removed. So removed tokens, forced tokens, a shifted context and the next run
+//! of a slot need no special treatment.
 
 use super::DraftModel;
 use crate::events::TokenId;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Maximum tokens of a run that the first step of a draft decodes. A run with more catches up first.
 pub const MAX_STEP_TOKENS: usize = 4;
-/// Number of most probable tokens over which probabilities are normalised, as in llama.cpp.
+/// Number of most probable tokens over which probabilities are normalized, as in llama.cpp.
 const CANDIDATES: usize = 10;
 
 /// A draft model's context.
@@ -67,7 +67,7 @@ impl<'model> DraftContext<'model> {
     /// suffice.
     ///
     /// # Errors
-    /// [`ModelError::Draft`]: the models do not fit together, or llama.cpp could not create the context.
+    /// [`ModelError::Draft`]: the models are incompatible, or llama.cpp could not create the context.
     pub fn new(
         draft: &'model DraftModel,
         main: &Model,
@@ -78,7 +78,7 @@ impl<'model> DraftContext<'model> {
         main.check_draft(model)?;
         let (threads, threads_batch) =
             (draft.threads.unwrap_or(sizes.threads), draft.threads_batch.unwrap_or(sizes.threads_batch));
-        let mut own = model
+        let mut draft_context = model
             .context(&ContextOptions {
                 context_per_sequence: sizes.ctx_size,
                 sequences: sizes.parallel,
@@ -92,16 +92,16 @@ impl<'model> DraftContext<'model> {
                 checkpoint_bytes: 0,
             })
             .map_err(|error| model.draft_error(error))?;
-        if !own.are_all_prefixes_usable() {
+        if !draft_context.are_all_prefixes_usable() {
             let reason = "it has recurrent layers or an attention window, so rejected tokens cannot be removed from its \
                           state; use a model without them";
             return Err(model.draft_error(reason));
         }
         if threads.max(threads_batch) <= sizes.threads.max(sizes.threads_batch) {
-            own.share_threads(context);
+            draft_context.share_threads(context);
         }
         Ok(Self {
-            context: own,
+            context: draft_context,
             sequences: vec![Vec::new(); sizes.parallel as usize],
             vocabulary: Arc::clone(model.vocabulary()),
             known_tokens: model.vocabulary().len().min(main.vocabulary().len()),
@@ -128,7 +128,7 @@ impl<'model> DraftContext<'model> {
     }
 
     /// Reads the next tokens of runs, in one decode. Each part has the slot, all tokens of the run, and the number of
-    /// tokens to read; all together at most [`DraftContext::max_catch_up`].
+    /// tokens to read. The numbers must add up to at most [`DraftContext::max_catch_up`].
     ///
     /// # Errors
     /// llama.cpp could not decode; the context is then unusable.
@@ -176,8 +176,8 @@ impl<'model> DraftContext<'model> {
         Ok(drafts)
     }
 
-    /// Returns the most probable token after the token at `index` of the last decode. Returns `None` if it is not probable
-    /// enough, ends the generation, or is unknown to the main model.
+    /// Returns the most probable token after the token at `index` of the last decode. Returns `None` if it is not
+    /// probable enough, ends the generation, or is unknown to the main model.
     fn next_token(&self, index: usize, min_probability: f32) -> Option<TokenId> {
         let (token, probability) = most_probable(self.context.logits(index))?;
         let is_usable = probability >= min_probability
@@ -186,8 +186,8 @@ impl<'model> DraftContext<'model> {
         is_usable.then_some(token)
     }
 
-    /// Adds up to `count` tokens of a run that the KV cache does not hold to the batch, and removes others from the KV
-    /// cache. Returns the index of the last one, whose logits are requested.
+    /// Adds up to `count` tokens of a run that the KV cache lacks to the batch, and removes all tokens from the KV
+    /// cache that differ from the run's. Returns the batch index of the last added token, whose logits are requested.
     fn add(&mut self, slot: usize, tokens: &[TokenId], count: usize) -> Result<usize, ModelError> {
         let mut kept = self.kept(slot, tokens);
         if kept < self.sequences[slot].len() {

@@ -1,14 +1,14 @@
-//! Speculative decoding: a drafter predicts the next tokens of a run, from its earlier tokens or with a draft model, and
-//! one decode gives the logits after all of them.
+//! Speculative decoding: a drafter predicts the next tokens of a run, from its earlier tokens or with a draft model,
+//! and one decode gives the logits after all of them.
 //!
 //! The run processes these logits in order, exactly as after decodes of single tokens: it samples with its own sampler
 //! and dispatches every event to its mods. A drafted token is accepted if the run samples it; otherwise the logits
-//! after it are dropped. So drafts change the speed of an answer, but never the answer.
+//! after it are dropped. Drafts therefore change the speed of an answer, but not how its tokens are sampled.
 
 pub mod account;
 pub mod draft_context;
-pub mod lookahead;
 pub mod ngram;
+pub mod run_speculation;
 
 use crate::model::Model;
 use crate::model::llama::CacheType;
@@ -66,7 +66,7 @@ pub enum DrafterKind {
     Ngram,
     /// A draft model, see [`DraftModel`].
     Model,
-    /// Prompt lookup; the draft model where it finds nothing.
+    /// Prompt lookup; the draft model if that finds nothing.
     NgramThenModel,
 }
 
@@ -114,7 +114,7 @@ impl std::fmt::Debug for DraftModel {
     }
 }
 
-/// Limits of the drafts of one run; `None` for those of [`SpeculationOptions`].
+/// Limits of the drafts of one run; `None` for the value in [`SpeculationOptions`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct DraftLimits {
     /// Maximum tokens of a draft; 0 for no drafts.

@@ -1,8 +1,8 @@
 //! Drafts from the sequence itself (prompt lookup): the tokens that follow an earlier occurrence of the last tokens.
 //!
-//! The index has every n-gram of the sequence: a hash map gives the newest position of an n-gram, and each position gives
-//! the previous one with the same n-gram. Adding a token, removing a token and finding a draft take constant time. The
-//! index needs about 50 bytes per token of the sequence.
+//! The index has every n-gram of the sequence: a hash map gives the newest position of an n-gram, and each position
+//! gives the previous one with the same n-gram. Adding a token, removing a token and finding a draft take constant
+//! time. The index needs about 50 bytes per token of the sequence.
 
 use crate::events::TokenId;
 use std::collections::HashMap;
@@ -56,9 +56,9 @@ impl NgramIndex {
         }
     }
 
-    /// Returns up to `max` tokens that follow the longest match of the last tokens; of equally long matches, the newest. If
-    /// the sequence ends before `max` tokens, the tokens after the match are repeated. The index must be up to date with
-    /// `tokens`.
+    /// Returns up to `max` tokens that follow the longest match of the last tokens; of equally long matches, the
+    /// newest. If the sequence ends before `max` tokens, the tokens after the match are repeated. The index must be up
+    /// to date with `tokens`.
     pub fn draft(&self, tokens: &[TokenId], max: usize) -> Vec<TokenId> {
         let mut best: Option<(usize, usize)> = None;
         let mut next = self.ngrams.last().and_then(|last| last.previous);

@@ -4,7 +4,7 @@
 //! freely. If the template supports no tools, Thunder describes them in the system message, and the model answers like
 //! the Hermes family.
 
-use super::pattern::{Hole, Pattern};
+use super::pattern::{Pattern, Placeholder};
 use super::syntax::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
 use serde::Serialize;
 
@@ -139,7 +139,12 @@ impl ModelFamily {
             Self::Functionary => vec![CallForm::new("<function=", CallShape::named(">"), "</function>", "")],
             Self::Mistral => vec![
                 CallForm::new("[TOOL_CALLS]", CallShape::named("[ARGS]"), "", ""),
-                CallForm::new("[TOOL_CALLS]", CallShape::named(&format!("[CALL_ID]{}[ARGS]", Hole::Id.mark())), "", ""),
+                CallForm::new(
+                    "[TOOL_CALLS]",
+                    CallShape::named(&format!("[CALL_ID]{}[ARGS]", Placeholder::Id.mark())),
+                    "",
+                    "",
+                ),
                 CallForm::new("", object(), "", ", ").in_list("[TOOL_CALLS]", ""),
             ],
             Self::Glm4 => vec![CallForm::new("", CallShape::named("\n"), "", "\n")],
@@ -166,7 +171,7 @@ impl ModelFamily {
                 ]
             }
             Self::Kimi => {
-                let middle = format!(":{}<|tool_call_argument_begin|>", Hole::Index.mark());
+                let middle = format!(":{}<|tool_call_argument_begin|>", Placeholder::Index.mark());
                 let before = "<|tool_call_begin|>functions.";
                 vec![
                     CallForm::new(before, CallShape::named(&middle), "<|tool_call_end|>", "")
@@ -174,7 +179,7 @@ impl ModelFamily {
                 ]
             }
             Self::CommandR => {
-                let (index, name) = (Hole::Index.mark(), Hole::Name.mark());
+                let (index, name) = (Placeholder::Index.mark(), Placeholder::Name.mark());
                 let head = format!("{{\"tool_call_id\": \"{index}\", \"tool_name\": \"{name}\", \"parameters\": ");
                 let shape = CallShape::Json(Keys {
                     name: Some("tool_name".into()),

@@ -25,7 +25,7 @@ pub(super) struct Translation {
 enum Kind {
     Name,
     Number,
-    Text,
+    String,
     Open,
     Close,
     Operator,
@@ -76,7 +76,7 @@ pub(super) fn translate(source: &str) -> Translation {
             Some(first) if close == "%}" && first.is("endgeneration") => edits.push(Edit::replace(first, "endwith")),
             _ => rewrite(&tokens, lists_change, &mut edits),
         }
-        literals.extend(tokens.iter().filter(|token| token.kind == Kind::Text).map(|token| unquoted(token.text)));
+        literals.extend(tokens.iter().filter(|token| token.kind == Kind::String).map(|token| unquoted(token.text)));
     }
     literals.sort_unstable();
     literals.dedup();
@@ -118,7 +118,7 @@ fn apply_edits(source: &str, mut edits: Vec<Edit>) -> String {
 fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
     for (index, token) in tokens.iter().enumerate() {
         let before = index.checked_sub(1).map(|before| &tokens[before]);
-        if token.is("%") && before.is_some_and(|before| before.kind == Kind::Text) {
+        if token.is("%") && before.is_some_and(|before| before.kind == Kind::String) {
             let operand = &tokens[index + 1..];
             let end = operand_end(operand);
             let Some(last) = end.checked_sub(1).map(|last| &operand[last]) else { continue };
@@ -131,7 +131,7 @@ fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
         // Templates add undefined values to strings. Python fails, but llama.cpp treats them as empty.
         let joins_text = token.is("+")
             && before.is_some_and(|before| !begins_operand(before) && !before.is("."))
-            && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbour| neighbour.kind == Kind::Text);
+            && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbor| neighbor.kind == Kind::String);
         if joins_text {
             edits.push(Edit::replace(token, "~"));
         }
@@ -149,7 +149,7 @@ fn begins_operand(before: &Token<'_>) -> bool {
         Kind::Operator => !before.is("."),
         Kind::Open => true,
         Kind::Name => KEYWORDS.contains(&before.text),
-        Kind::Number | Kind::Text | Kind::Close => false,
+        Kind::Number | Kind::String | Kind::Close => false,
     }
 }
 
@@ -159,7 +159,7 @@ fn operand_end(tokens: &[Token<'_>]) -> usize {
     let mut at = tokens.iter().take_while(|token| token.is("-") || token.is("+")).count();
     at = match kind(at) {
         Some(Kind::Open) => closing(tokens, at).map_or(tokens.len(), |close| close + 1),
-        Some(Kind::Text) => at + tokens[at..].iter().take_while(|token| token.kind == Kind::Text).count(),
+        Some(Kind::String) => at + tokens[at..].iter().take_while(|token| token.kind == Kind::String).count(),
         Some(_) => at + 1,
         None => return 0,
     };
@@ -210,7 +210,7 @@ fn tokens<'a>(source: &'a str, start: usize, close: &str) -> Option<(Vec<Token<'
                 at += first.len_utf8();
                 continue;
             }
-            '\'' | '"' => (Kind::Text, quoted(rest)?),
+            '\'' | '"' => (Kind::String, quoted(rest)?),
             '(' | '[' | '{' => (Kind::Open, 1),
             ')' | ']' | '}' => (Kind::Close, 1),
             _ if first.is_alphabetic() || first == '_' => {
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_are_changeable_where_a_method_changes_one() {
+    fn list_literals_become_mutable_if_a_method_changes_a_list() {
         assert_eq!(
             translated("{% set a = [1, [2]] %}{% set _ = a.append(m['x'][0]) %}{% if 1 in [1] %}{% endif %}"),
             "{% set a = list_of([1, list_of([2])]) %}{% set _ = a.append(m['x'][0]) %}{% if 1 in list_of([1]) %}{% endif %}"

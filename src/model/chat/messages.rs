@@ -15,20 +15,20 @@ pub(super) struct PartialAnswer {
 
 /// Removes the last message, which must be the assistant's.
 pub(super) fn take_partial_answer(messages: &mut Vec<Value>) -> Result<PartialAnswer, ChatTemplateError> {
-    let wrong = |pointer: String, message: &str| ChatTemplateError::Message { pointer, message: message.to_owned() };
+    let invalid = |pointer: String, message: &str| ChatTemplateError::Message { pointer, message: message.to_owned() };
     let at = messages.len() - 1;
     let last = &messages[at];
     if last["role"] != "assistant" {
-        return Err(wrong(
+        return Err(invalid(
             format!("messages[{at}].role"),
             "continue_final_message needs an assistant message at the end",
         ));
     }
     if last["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()) {
-        return Err(wrong(format!("messages[{at}].tool_calls"), "a message with tool calls cannot be continued"));
+        return Err(invalid(format!("messages[{at}].tool_calls"), "a message with tool calls cannot be continued"));
     }
     if at == 0 {
-        return Err(wrong(
+        return Err(invalid(
             "messages".into(),
             "messages must contain a message before the assistant message to continue",
         ));
@@ -40,26 +40,26 @@ pub(super) fn take_partial_answer(messages: &mut Vec<Value>) -> Result<PartialAn
 }
 
 /// Adapts the messages to the template: the role of tool results, and the format of arguments and ids.
-pub(super) fn adapt(messages: &mut [Value], format: &AnswerSyntax, arguments_as_text: bool, source: &str) {
+pub(super) fn adapt(messages: &mut [Value], syntax: &AnswerSyntax, arguments_as_text: bool, source: &str) {
     let mentions = |word: &str| source.contains(&format!("'{word}'")) || source.contains(&format!("\"{word}\""));
-    let rename_results = format.tool_role != "tool" && !mentions("tool");
+    let rename_results = syntax.tool_role != "tool" && !mentions("tool");
     let rename_developer = !mentions("developer");
     for message in messages {
         let Some(fields) = message.as_object_mut() else { continue };
         let role = fields.get("role").and_then(Value::as_str).unwrap_or_default();
         if role == "tool" && rename_results {
-            fields.insert("role".into(), format.tool_role.into());
+            fields.insert("role".into(), syntax.tool_role.into());
         } else if role == "developer" && rename_developer {
             fields.insert("role".into(), "system".into());
         }
-        if format.family == ModelFamily::Mistral
+        if syntax.family == ModelFamily::Mistral
             && let Some(id) = fields.get_mut("tool_call_id")
         {
             shorten(id);
         }
         if let Some(Value::Array(calls)) = fields.get_mut("tool_calls") {
             for call in calls {
-                if format.family == ModelFamily::Mistral
+                if syntax.family == ModelFamily::Mistral
                     && let Some(id) = call.get_mut("id")
                 {
                     shorten(id);
@@ -111,27 +111,27 @@ fn shorten(id: &mut Value) {
     *id = short.into();
 }
 
-/// Normalises messages for templates: `content` becomes a string (parts are joined), the arguments of tool calls become
+/// Normalizes messages for templates: `content` becomes a string (parts are joined), the arguments of tool calls become
 /// objects.
 pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateError> {
-    let wrong = |pointer: String, message: String| ChatTemplateError::Message { pointer, message };
+    let invalid = |pointer: String, message: String| ChatTemplateError::Message { pointer, message };
     let list = messages
         .as_array()
         .filter(|list| !list.is_empty())
-        .ok_or_else(|| wrong("messages".into(), "messages must be an array with at least one message".into()))?;
+        .ok_or_else(|| invalid("messages".into(), "messages must be an array with at least one message".into()))?;
     let mut normalized = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
         let at = |field: &str| format!("messages[{index}]{field}");
         let Some(fields) = message.as_object() else {
-            return Err(wrong(at(""), format!("messages[{index}] must be an object with role and content")));
+            return Err(invalid(at(""), format!("messages[{index}] must be an object with role and content")));
         };
         let role = fields.get("role").and_then(Value::as_str).filter(|role| !role.is_empty());
         if role.is_none() {
-            return Err(wrong(at(".role"), format!("messages[{index}].role must be a string, e.g. \"user\"")));
+            return Err(invalid(at(".role"), format!("messages[{index}].role must be a string, e.g. \"user\"")));
         }
         let content = match fields.get("content") {
             None if role != Some("assistant") => {
-                return Err(wrong(
+                return Err(invalid(
                     at(".content"),
                     format!("messages[{index}].content is missing; it must be a string or an array of parts"),
                 ));
@@ -140,7 +140,7 @@ pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateErro
             Some(Value::String(text)) => text.clone(),
             Some(Value::Array(parts)) => join_parts(parts, &at(".content"))?,
             Some(_) => {
-                return Err(wrong(
+                return Err(invalid(
                     at(".content"),
                     format!("messages[{index}].content must be a string or an array of parts"),
                 ));
@@ -165,19 +165,19 @@ pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateErro
 }
 
 fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), ChatTemplateError> {
-    let wrong = |pointer: String, expected: &str| {
+    let invalid = |pointer: String, expected: &str| {
         let message = format!("{pointer} must be {expected}");
         Err(ChatTemplateError::Message { pointer, message })
     };
     let calls = match fields.get("tool_calls") {
         None | Some(Value::Null) => return Ok(()),
         Some(Value::Array(calls)) => calls,
-        Some(_) => return wrong(pointer.to_owned(), "an array of {\"id\", \"type\", \"function\"}"),
+        Some(_) => return invalid(pointer.to_owned(), "an array of {\"id\", \"type\", \"function\"}"),
     };
     for (index, call) in calls.iter().enumerate() {
         let function = call.get("function").unwrap_or(call);
         if !function["name"].is_string() {
-            return wrong(format!("{pointer}[{index}].function.name"), "a string, the name of the called function");
+            return invalid(format!("{pointer}[{index}].function.name"), "a string, the name of the called function");
         }
     }
     Ok(())

@@ -5,6 +5,7 @@
 //! of the text each message became, so that a replay can show the role of each part.
 
 pub mod answer;
+mod capabilities;
 mod derive;
 mod describe_tools;
 pub mod family;
@@ -12,7 +13,6 @@ mod jinja_syntax;
 mod mask;
 mod messages;
 pub mod pattern;
-mod probe;
 mod python;
 mod rendered;
 mod spans;
@@ -22,13 +22,13 @@ pub mod tools;
 pub use rendered::{RenderedMessage, RenderedPrompt};
 
 use crate::model::{Vocabulary, llama};
+use capabilities::DetectedCapabilities;
 use chrono::{DateTime, Utc};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
-use probe::TemplateFeatures;
 use serde_json::{Map, Value, json};
-use spans::Marked;
+use spans::MarkedConversation;
 use std::sync::Arc;
 use syntax::AnswerSyntax;
 
@@ -37,7 +37,7 @@ const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Maximum instructions per rendering; a conversation of a thousand messages takes some 50 000.
+/// Maximum instructions per rendering; a conversation of a thousand messages takes about 50,000.
 const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
@@ -65,7 +65,7 @@ pub struct ChatTemplate {
     /// True for the fallback template of a model without one.
     fallback: bool,
     syntax: Arc<AnswerSyntax>,
-    capabilities: TemplateFeatures,
+    capabilities: DetectedCapabilities,
 }
 
 /// Options of a rendering.
@@ -123,8 +123,8 @@ impl ChatTemplate {
         let mut template = Self::from_renderer(Renderer::Jinja(Box::new(environment)), text, bos, eos);
         template.literals = translation.literals;
         template.fallback = source.is_none();
-        template.capabilities.typed_content = TemplateFeatures::needs_typed_content(&template);
-        template.capabilities = TemplateFeatures::detect(&template, text);
+        template.capabilities.typed_content = DetectedCapabilities::needs_typed_content(&template);
+        template.capabilities = DetectedCapabilities::detect(&template, text);
         template.set_fuel(derive::FUEL);
         let syntax = derive::derive_syntax(&template);
         template.set_fuel(FUEL);
@@ -144,7 +144,7 @@ impl ChatTemplate {
         };
         let mut template = Self::from_renderer(Renderer::LlamaCpp(name.to_owned()), &sample, bos, eos);
         name.clone_into(&mut template.source);
-        template.capabilities = TemplateFeatures { tools: false, ..template.capabilities };
+        template.capabilities = DetectedCapabilities { tools: false, ..template.capabilities };
         template.syntax = Arc::new(AnswerSyntax::from_markers(&sample).without_own_tools());
         Ok(template)
     }
@@ -165,7 +165,7 @@ impl ChatTemplate {
             source: text.to_owned(),
             fallback: false,
             syntax: Arc::new(AnswerSyntax::from_markers(text)),
-            capabilities: TemplateFeatures {
+            capabilities: DetectedCapabilities {
                 tools: true,
                 system: true,
                 arguments_as_text: false,
@@ -230,7 +230,7 @@ impl ChatTemplate {
         let thinking = options.add_generation_prompt && !open.is_empty() && text.trim_end().ends_with(open);
         let mut rendered = RenderedPrompt { text, parts, masked, thinking };
         if thinking && options.variables.get("enable_thinking") == Some(&Value::Bool(false)) {
-            // Some templates start reasoning even if it is disabled.
+            // Some templates start reasoning although it is disabled.
             rendered.push(&format!("\n{close}\n\n"));
             rendered.thinking = false;
         }
@@ -263,8 +263,8 @@ impl ChatTemplate {
         first["content"].as_str().filter(|_| is_system && !self.capabilities.system)
     }
 
-    /// Renders the conversation again with marks in the literals of control tokens from messages, and adds marks to `last`.
-    /// Sets `text` to this rendering without marks. Returns `None` if no message has such a literal.
+    /// Renders the conversation again with marks in the literals of control tokens from messages, and adds marks to
+    /// `last`. Sets `text` to this rendering without marks. Returns `None` if no message has such a literal.
     fn masked(
         &self,
         messages: &[Value],
@@ -307,15 +307,15 @@ impl ChatTemplate {
 
     /// Locates each message's content in `text`.
     fn parts(&self, messages: &[Value], options: &RenderOptions, text: &str) -> Option<Vec<RenderedMessage>> {
-        let whole = Marked::whole(messages);
-        let frame = self.text(&whole.messages, options).ok();
-        let found = frame.as_ref().and_then(|frame| whole.locate(text, frame, false));
+        let whole = MarkedConversation::whole(messages);
+        let marked_text = self.text(&whole.messages, options).ok();
+        let found = marked_text.as_ref().and_then(|marked_text| whole.locate(text, marked_text, false));
         let in_words = || {
-            let words = Marked::words(messages, &self.literals);
-            let frame = self.text(&words.messages, options).ok()?;
-            words.locate(text, &frame, false).or_else(|| words.locate(text, &frame, true))
+            let words = MarkedConversation::words(messages, &self.literals);
+            let marked_text = self.text(&words.messages, options).ok()?;
+            words.locate(text, &marked_text, false).or_else(|| words.locate(text, &marked_text, true))
         };
-        found.or_else(in_words).or_else(|| whole.locate(text, &frame?, true))
+        found.or_else(in_words).or_else(|| whole.locate(text, &marked_text?, true))
     }
 
     fn text(&self, messages: &[Value], options: &RenderOptions) -> Result<String, ChatTemplateError> {

@@ -1,9 +1,9 @@
-//! Patterns of an answer's syntax, in which names, numbers and white space may vary.
+//! Patterns of an answer's syntax, in which names, numbers and whitespace may vary.
 
-/// Maximum length of the text in a hole.
-const MAX_HOLE: usize = 200;
+/// Maximum length of the word in place of a placeholder.
+const MAX_WORD: usize = 200;
 
-/// A text with holes.
+/// A text with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Pattern(Vec<PatternPart>);
 
@@ -12,15 +12,15 @@ pub struct Pattern(Vec<PatternPart>);
 pub enum PatternPart {
     /// Fixed text.
     Text(String),
-    /// White space. Parsers accept any amount; the grammar writes this text.
+    /// Whitespace. Parsers accept any amount; the grammar writes this text.
     Space(String),
     /// A word that differs from call to call.
-    Hole(Hole),
+    Placeholder(Placeholder),
 }
 
 /// A word that differs from call to call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hole {
+pub enum Placeholder {
     /// The function's name.
     Name,
     /// The call's id.
@@ -44,10 +44,10 @@ pub enum PatternMatch {
     No,
 }
 
-impl Hole {
+impl Placeholder {
     const ALL: [Self; 5] = [Self::Name, Self::Id, Self::Index, Self::Kind, Self::Key];
 
-    /// Returns the private-use character that represents the hole in a marked text.
+    /// Returns the private-use character that represents the placeholder in a marked text.
     #[must_use]
     pub const fn mark(self) -> char {
         match self {
@@ -60,18 +60,18 @@ impl Hole {
     }
 
     fn from_mark(c: char) -> Option<Self> {
-        Self::ALL.into_iter().find(|hole| hole.mark() == c)
+        Self::ALL.into_iter().find(|placeholder| placeholder.mark() == c)
     }
 }
 
 impl Pattern {
-    /// Parses a text in which [`Hole::mark`] represents each hole.
+    /// Parses a text in which [`Placeholder::mark`] represents each placeholder.
     #[must_use]
     pub fn new(marked: &str) -> Self {
         let mut parts: Vec<PatternPart> = Vec::new();
         for c in marked.chars() {
-            match (Hole::from_mark(c), c.is_whitespace(), parts.last_mut()) {
-                (Some(hole), ..) => parts.push(PatternPart::Hole(hole)),
+            match (Placeholder::from_mark(c), c.is_whitespace(), parts.last_mut()) {
+                (Some(placeholder), ..) => parts.push(PatternPart::Placeholder(placeholder)),
                 (None, true, Some(PatternPart::Space(space))) => space.push(c),
                 (None, true, _) => parts.push(PatternPart::Space(c.into())),
                 (None, false, Some(PatternPart::Text(text))) => text.push(c),
@@ -87,13 +87,13 @@ impl Pattern {
         &self.0
     }
 
-    /// Returns true if it consists only of white space.
+    /// Returns true if it consists only of whitespace.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|part| matches!(part, PatternPart::Space(_)))
     }
 
-    /// Returns the fixed text at its start, ignoring white space.
+    /// Returns the fixed text at its start, ignoring whitespace.
     #[must_use]
     pub fn marker(&self) -> Option<&str> {
         match self.0.iter().find(|part| !matches!(part, PatternPart::Space(_))) {
@@ -107,31 +107,31 @@ impl Pattern {
         self.0.iter().filter_map(|part| if let PatternPart::Text(text) = part { Some(text.as_str()) } else { None })
     }
 
-    /// Matches the start of a text.
+    /// Matches the start of a text with the whole pattern.
     #[must_use]
-    pub fn fit(&self, text: &str) -> PatternMatch {
+    pub fn match_whole(&self, text: &str) -> PatternMatch {
         self.compare(text).0
     }
 
-    /// Matches like [`Self::fit`], and also returns the word in the last hole.
+    /// Matches like [`Self::match_whole`], and also returns the word in place of the last placeholder.
     #[must_use]
-    pub fn fit_hole<'t>(&self, text: &'t str) -> (PatternMatch, Option<&'t str>) {
-        let (fit, hole, _) = self.compare(text);
-        (fit, hole)
+    pub fn match_with_word<'t>(&self, text: &'t str) -> (PatternMatch, Option<&'t str>) {
+        let (result, word, _) = self.compare(text);
+        (result, word)
     }
 
-    /// Matches the start of a text with the start of the pattern.
+    /// Matches the start of a text with the pattern, or with as many fixed texts from its start as fit.
     #[must_use]
-    pub fn fit_beginning(&self, text: &str) -> PatternMatch {
+    pub fn match_beginning(&self, text: &str) -> PatternMatch {
         match self.compare(text) {
             (PatternMatch::No, _, upto) if upto > 0 => PatternMatch::Whole(upto),
-            (fit, ..) => fit,
+            (result, ..) => result,
         }
     }
 
-    /// Returns the result, the word in the last hole, and the end of the last matched text.
+    /// Returns the result, the word in place of the last placeholder, and the end of the last matched text.
     fn compare<'t>(&self, text: &'t str) -> (PatternMatch, Option<&'t str>, usize) {
-        let (mut at, mut hole, mut upto) = (0, None, 0);
+        let (mut at, mut word, mut upto) = (0, None, 0);
         let last = self.0.iter().rposition(|part| !matches!(part, PatternPart::Space(_))).map_or(0, |last| last + 1);
         for part in &self.0[..last] {
             let rest = &text[at..];
@@ -142,23 +142,23 @@ impl Pattern {
                     upto = at;
                 }
                 PatternPart::Text(expected) if expected.starts_with(rest) => {
-                    return (PatternMatch::Partial, hole, upto);
+                    return (PatternMatch::Partial, word, upto);
                 }
-                PatternPart::Text(_) => return (PatternMatch::No, hole, upto),
-                PatternPart::Hole(_) => {
-                    let len = rest.bytes().position(|byte| !is_hole_byte(byte)).unwrap_or(rest.len());
-                    if len > MAX_HOLE || (len == 0 && !rest.is_empty()) {
-                        return (PatternMatch::No, hole, upto);
+                PatternPart::Text(_) => return (PatternMatch::No, word, upto),
+                PatternPart::Placeholder(_) => {
+                    let len = rest.bytes().position(|byte| !is_word_byte(byte)).unwrap_or(rest.len());
+                    if len > MAX_WORD || (len == 0 && !rest.is_empty()) {
+                        return (PatternMatch::No, word, upto);
                     }
                     if len == rest.len() {
-                        return (PatternMatch::Partial, hole, upto);
+                        return (PatternMatch::Partial, word, upto);
                     }
-                    hole = Some(&rest[..len]);
+                    word = Some(&rest[..len]);
                     at += len;
                 }
             }
         }
-        (PatternMatch::Whole(at), hole, upto)
+        (PatternMatch::Whole(at), word, upto)
     }
 }
 
@@ -168,27 +168,27 @@ impl From<&str> for Pattern {
     }
 }
 
-fn is_hole_byte(byte: u8) -> bool {
+fn is_word_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.')
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Hole, Pattern, PatternMatch};
+    use super::{Pattern, PatternMatch, Placeholder};
 
     #[test]
-    fn pattern_matches_any_white_space_and_any_word() {
-        let pattern = Pattern::new(&format!(" <call>\n<id={}> ", Hole::Id.mark()));
-        assert_eq!(pattern.fit("<call><id=a-1>x"), PatternMatch::Whole(14));
-        assert_eq!(pattern.fit("<call> \n <id=b> x"), PatternMatch::Whole(15));
+    fn pattern_matches_any_whitespace_and_any_word() {
+        let pattern = Pattern::new(&format!(" <call>\n<id={}> ", Placeholder::Id.mark()));
+        assert_eq!(pattern.match_whole("<call><id=a-1>x"), PatternMatch::Whole(14));
+        assert_eq!(pattern.match_whole("<call> \n <id=b> x"), PatternMatch::Whole(15));
         for begun in ["", "<ca", "<call> ", "<call><id=ab"] {
-            assert_eq!(pattern.fit(begun), PatternMatch::Partial, "{begun}");
+            assert_eq!(pattern.match_whole(begun), PatternMatch::Partial, "{begun}");
         }
         for other in ["x", "<call>x", "<call><id=>", "<call><id=a b>"] {
-            assert_eq!(pattern.fit(other), PatternMatch::No, "{other}");
+            assert_eq!(pattern.match_whole(other), PatternMatch::No, "{other}");
         }
-        assert_eq!(pattern.fit_hole("<call><id=ab>").1, Some("ab"));
-        assert_eq!(pattern.fit_beginning("<call> and"), PatternMatch::Whole(6));
+        assert_eq!(pattern.match_with_word("<call><id=ab>").1, Some("ab"));
+        assert_eq!(pattern.match_beginning("<call> and"), PatternMatch::Whole(6));
         assert_eq!(pattern.marker(), Some("<call>"));
     }
 }

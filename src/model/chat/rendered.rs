@@ -73,8 +73,8 @@ impl RenderedPrompt {
         self.text.strip_prefix(bos.as_str()).unwrap_or(&self.text)
     }
 
-    /// Returns the tokens, and the spans of tokens with their roles. Tokens outside of messages belong to the template. The
-    /// tokens of each of the `images` replace one `marker` in the text.
+    /// Returns the tokens, and the spans of tokens with their roles. Tokens outside of messages belong to the template.
+    /// The tokens of each of the `images` replace one `marker` in the text.
     ///
     /// # Errors
     /// [`ChatTemplateError::Rejected`] if the template did not render every image once.
@@ -97,11 +97,12 @@ impl RenderedPrompt {
             inserted.iter_mut().for_each(|range| *range = range.start - 1..range.end - 1);
         }
         let inserted = spans::Inserted { ranges: &inserted, text_len: marker.len() };
-        let spans = spans::over_tokens(&self.text, &self.parts, &tokens, &inserted, vocabulary);
+        let spans = spans::token_spans(&self.text, &self.parts, &tokens, &inserted, vocabulary);
         Ok((tokens, spans))
     }
 
-    /// Returns the tokens, and the ranges of those of images. Like llama.cpp, tokenizes the texts between images separately.
+    /// Returns the tokens, and the ranges of those of images. Like llama.cpp, tokenizes the texts between images
+    /// separately.
     fn tokenize_around_images(
         &self,
         vocabulary: &Vocabulary,

@@ -20,7 +20,7 @@ const CLOSE: char = '\u{f5a8b}';
 const MIN_LITERAL: usize = 3;
 
 /// A conversation with marks, and the content of each mark.
-pub(super) struct Marked {
+pub(super) struct MarkedConversation {
     pub(super) messages: Vec<Value>,
     pieces: Vec<Piece>,
 }
@@ -32,13 +32,13 @@ struct Piece {
     text: String,
 }
 
-impl Marked {
+impl MarkedConversation {
     /// Replaces every non-blank content with one mark.
     pub(super) fn whole(messages: &[Value]) -> Self {
         Self::new(messages, |text| if text.trim().is_empty() { Vec::new() } else { vec![0..text.len()] })
     }
 
-    /// Replaces the words between `literals` in every content with marks. Literals of the template and white space
+    /// Replaces the words between `literals` in every content with marks. Literals of the template and whitespace
     /// stay, because a template may search for them.
     pub(super) fn words(messages: &[Value], literals: &[String]) -> Self {
         Self::new(messages, |text| words(text, literals))
@@ -64,19 +64,19 @@ impl Marked {
         marked
     }
 
-    /// Locates the contents in `text`. `frame` is the rendering with marks. With `changed`, a content may have been
-    /// changed by the template.
-    pub(super) fn locate(&self, text: &str, frame: &str, changed: bool) -> Option<Vec<RenderedMessage>> {
+    /// Locates the contents in `text`. `marked_text` is the rendering with marks. If `changed` is true, the template
+    /// may have changed a content.
+    pub(super) fn locate(&self, text: &str, marked_text: &str, changed: bool) -> Option<Vec<RenderedMessage>> {
         let mut parts: Vec<RenderedMessage> = Vec::new();
         let mut last = None;
         let mut cursor = 0;
-        let mut rest = frame;
+        let mut rest = marked_text;
         while let Some(at) = rest.find(OPEN) {
-            let own = &rest[..at];
+            let template_text = &rest[..at];
             let (number, following) = rest[at + OPEN.len_utf8()..].split_once(CLOSE)?;
             let number: usize = number.parse().ok()?;
             let piece = self.pieces.get(number)?;
-            cursor += text[cursor..].starts_with(own).then_some(own.len())?;
+            cursor += text[cursor..].starts_with(template_text).then_some(template_text.len())?;
             let next = following.find(OPEN).map_or(following, |end| &following[..end]);
             let is_last = next.len() == following.len();
             let end = piece.end_in(&text[cursor..], next).or_else(|| match (changed, is_last) {
@@ -102,17 +102,18 @@ impl Marked {
 impl Piece {
     /// Returns the end of the piece at the start of `text` and before `next`: unchanged, trimmed, or as JSON.
     fn end_in(&self, text: &str, next: &str) -> Option<usize> {
-        let own = self.text.as_str();
+        let whole = self.text.as_str();
         let fits = |candidate: &str| text.strip_prefix(candidate).is_some_and(|following| following.starts_with(next));
-        let found = [own, own.trim(), own.trim_end(), own.trim_start()].into_iter().find(|candidate| fits(candidate));
+        let found =
+            [whole, whole.trim(), whole.trim_end(), whole.trim_start()].into_iter().find(|candidate| fits(candidate));
         found.map(str::len).or_else(|| {
-            let json = [own, own.trim()].map(|own| Value::from(own).to_string());
+            let json = [whole, whole.trim()].map(|text| Value::from(text).to_string());
             json.iter().map(|json| &json[1..json.len() - 1]).find(|candidate| fits(candidate)).map(str::len)
         })
     }
 }
 
-/// Returns the words of a text, without the literals and the white space around them.
+/// Returns the words of a text, without the literals and the whitespace around them.
 fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
     let mut known: Vec<Range<usize>> = Vec::new();
     let inner = text.trim();
@@ -145,7 +146,7 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
     words
 }
 
-/// Tokens that replace a text of `text_len` bytes each, in order.
+/// Ranges of tokens, in order, each in place of `text_len` bytes of the text, e.g. the tokens of an image.
 pub(super) struct Inserted<'a> {
     pub(super) ranges: &'a [Range<usize>],
     pub(super) text_len: usize,
@@ -157,8 +158,9 @@ impl Inserted<'_> {
     }
 }
 
-/// Converts parts of the text to spans of tokens. A token that crosses a border belongs to the part in which it starts.
-pub(super) fn over_tokens(
+/// Converts parts of the text to spans of tokens. A token that crosses a boundary belongs to the part in which it
+/// starts.
+pub(super) fn token_spans(
     text: &str,
     parts: &[RenderedMessage],
     tokens: &[TokenId],
@@ -174,13 +176,13 @@ pub(super) fn over_tokens(
     let mut previous = None;
     for (index, start) in starts.into_iter().enumerate() {
         while parts.next_if(|part| part.end <= start).is_some() {}
-        let (role, own) = match parts.peek() {
+        let (role, part_start) = match parts.peek() {
             Some(part) if part.start <= start => (part.role.as_str(), part.start),
             _ => (TEMPLATE, usize::MAX),
         };
         let index = index as u32;
         // All tokens of an image start at the same byte.
-        let begins_message = start == own && previous != Some(start);
+        let begins_message = start == part_start && previous != Some(start);
         previous = Some(start);
         match spans.last_mut() {
             // Adjacent messages with the same role stay separate spans.
@@ -192,7 +194,7 @@ pub(super) fn over_tokens(
 }
 
 /// Returns the start of each token in the text; `None` if the tokens do not match the text, e.g. because the tokenizer
-/// normalises it. Tokens that the tokenizer put before the text start at 0.
+/// normalizes it. Tokens that the tokenizer put before the text start at 0.
 fn byte_starts(text: &str, tokens: &[TokenId], inserted: &Inserted<'_>, vocabulary: &Vocabulary) -> Option<Vec<usize>> {
     let bytes = text.as_bytes();
     let mut cursor = 0;

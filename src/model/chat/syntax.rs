@@ -1,7 +1,7 @@
 //! The syntax of a model's answers: the markers of reasoning and text, and the forms of a tool call.
 
 use super::family::ModelFamily;
-use super::pattern::{Hole, Pattern};
+use super::pattern::{Pattern, Placeholder};
 
 /// The syntax of a model's answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,9 +88,9 @@ pub struct Tags {
     pub before_key: Pattern,
     /// Text between key and value.
     pub middle: Pattern,
-    /// Text after the value, with [`Hole::Key`] in place of the key.
+    /// Text after the value, with [`Placeholder::Key`] in place of the key.
     pub after_value: String,
-    /// Text for [`Hole::Kind`] in `middle`, by JSON type; empty if `middle` has no such hole.
+    /// Text for [`Placeholder::Kind`] in `middle`, by JSON type; empty if `middle` has no such placeholder.
     pub kinds: Vec<(&'static str, String)>,
     /// True if a value is on separate lines.
     pub lines: bool,
@@ -119,7 +119,7 @@ impl AnswerSyntax {
                     markers.extend(
                         [&tags.after_name, &tags.before_key, &tags.middle].into_iter().flat_map(Pattern::texts),
                     );
-                    markers.extend(tags.after_value.split(Hole::Key.mark()));
+                    markers.extend(tags.after_value.split(Placeholder::Key.mark()));
                 }
                 CallShape::Braces { quote } => markers.push(quote),
                 CallShape::Channel => markers.extend(super::answer::CHANNEL_MARKERS),
@@ -182,7 +182,7 @@ impl CallShape {
         Self::Json(Keys {
             name: Some(name.to_owned()),
             arguments: arguments.to_owned(),
-            head: Pattern::new(&format!("{{\"{name}\": \"{}\", \"{arguments}\": ", Hole::Name.mark())),
+            head: Pattern::new(&format!("{{\"{name}\": \"{}\", \"{arguments}\": ", Placeholder::Name.mark())),
             tail: "}".into(),
         })
     }

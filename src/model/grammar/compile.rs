@@ -70,9 +70,9 @@ impl GrammarCompiler {
         Ok(GrammarMatcher::new(matcher, environment, mask_worker, constraint.trigger.clone().map(TriggerMatcher::new)))
     }
 
-    /// Returns a separate matcher for one run, at the grammar's start and with its first mask computed.
+    /// Returns a separate matcher for one run, at the start of the grammar and with its first mask already computed.
     fn matcher(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
-        let key = key(source);
+        let key = cache_key(source);
         if let Some(matcher) = self.cached(key) {
             return Ok(matcher);
         }
@@ -144,10 +144,10 @@ impl GrammarCompiler {
 
     fn compile(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
         let factory = self.factory()?;
-        let running = CompilePermit::begin(&self.compiling).ok_or(GrammarError::Busy)?;
+        let permit = CompilePermit::acquire(&self.compiling).ok_or(GrammarError::Busy)?;
         let (done, result) = sync_channel(1);
         let work = move || {
-            let _running = running;
+            let _permit = permit;
             let mut matcher = Matcher::new(factory.create_parser(grammar));
             let checked = match matcher.get_error() {
                 Some(error) => Err(GrammarError::Unsupported(user_message(&error))),
@@ -208,7 +208,7 @@ fn limits() -> ParserLimits {
 struct CompilePermit(Arc<AtomicUsize>);
 
 impl CompilePermit {
-    fn begin(count: &Arc<AtomicUsize>) -> Option<Self> {
+    fn acquire(count: &Arc<AtomicUsize>) -> Option<Self> {
         let mut now = count.load(Ordering::Acquire);
         while now < MAX_CONCURRENT {
             match count.compare_exchange_weak(now, now + 1, Ordering::AcqRel, Ordering::Acquire) {
@@ -226,7 +226,7 @@ impl Drop for CompilePermit {
     }
 }
 
-fn key(source: &GrammarSource) -> u128 {
+fn cache_key(source: &GrammarSource) -> u128 {
     let schema;
     let (kind, text) = match source {
         GrammarSource::JsonSchema(value) => {

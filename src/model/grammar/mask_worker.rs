@@ -20,9 +20,10 @@ impl MaskWorker {
         Self(thread.is_ok().then_some(sender))
     }
 
+    /// Runs the job on the thread; drops it if there is none.
     pub(super) fn send(&self, job: impl FnOnce() + Send + 'static) {
         if let Some(sender) = &self.0 {
-            // If the thread has died, the decode thread computes the mask when it is needed.
+            // If the thread has stopped, the decode thread computes the mask when it is needed.
             let _ = sender.send(Box::new(job));
         }
     }

@@ -75,8 +75,8 @@ pub struct Trigger {
     pub tokens: Vec<TokenId>,
     /// Any of these texts, however they are tokenized.
     pub texts: Vec<String>,
-    /// Any of these texts at the start of the answer, ignoring white space. Unlike the other triggers, an opening is part
-    /// of the text that the grammar describes, including the white space in it.
+    /// Any of these texts at the start of the answer, ignoring whitespace. Unlike the other triggers, an opening is
+    /// part of the text that the grammar describes, including the whitespace in it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub openings: Vec<String>,
     /// Text after which an opening counts too, such as `</think>`; empty for none.

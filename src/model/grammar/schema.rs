@@ -3,9 +3,9 @@
 use super::GrammarError;
 use serde_json::{Map, Value, json};
 
-/// White space between the parts of the JSON: a space, or a line break with an indentation. The length is bounded,
-/// because a model may otherwise fill its context with white space.
-const WHITE_SPACE: &str = r" |\n[ \t]{0,20}";
+/// Whitespace between the parts of the JSON: a space, or a line break with an indentation. The length is bounded,
+/// because a model may otherwise fill its context with whitespace.
+const WHITESPACE: &str = r" |\n[ \t]{0,20}";
 
 /// Maximum nesting in which annotations are removed.
 const MAX_DEPTH: usize = 128;
@@ -19,7 +19,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     let mut schema = match schema {
         Value::Object(object) => object.clone(),
         Value::Bool(true) => Map::new(),
-        Value::Bool(false) => return Err(GrammarError::unsupported("the schema false permits no answer")),
+        Value::Bool(false) => return Err(GrammarError::unsupported("the schema `false` permits no answer")),
         other => {
             let found = match other {
                 Value::Array(_) => "an array",
@@ -36,7 +36,7 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
         && !options.contains_key("whitespace_pattern")
         && !options.contains_key("whitespace_flexible")
     {
-        options.insert("whitespace_pattern".into(), WHITE_SPACE.into());
+        options.insert("whitespace_pattern".into(), WHITESPACE.into());
     }
     Ok(Value::Object(schema))
 }

@@ -1,3 +1,5 @@
+//! Translation of a model's vocabulary for llguidance.
+
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};

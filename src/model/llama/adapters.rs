@@ -47,7 +47,7 @@ pub struct ScaledAdapter {
     pub scale: f32,
 }
 
-/// Serialises 0.8 as 0.8, not as 0.800000011920929.
+/// Serializes 0.8 as 0.8, not as 0.800000011920929.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn serialize_scale<S: serde::Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))

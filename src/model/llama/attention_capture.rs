@@ -45,7 +45,7 @@ impl AttentionCapture {
         // to 16 bits at every step, which costs more than it saves and rounds the scores.
         let prefers_stored = !placement.devices.is_empty() || keys == CacheType::F32 || values == CacheType::F32;
         match self {
-            Self::Auto if values.is_quantised() => Self::Flash,
+            Self::Auto if values.is_quantized() => Self::Flash,
             Self::Auto if prefers_stored || is_scalar(values, width, has_wide_vectors()) => Self::On,
             Self::Auto => Self::Flash,
             other => other,
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(auto(&cpu, CacheType::F16, CacheType::F16), AttentionCapture::Flash);
         assert_eq!(auto(&cpu, CacheType::F32, CacheType::F16), AttentionCapture::On);
         assert_eq!(auto(&gpu, CacheType::F16, CacheType::F16), AttentionCapture::On);
-        // Quantised values need flash attention.
+        // Quantized values need flash attention.
         assert_eq!(auto(&cpu, CacheType::F32, CacheType::Q8_0), AttentionCapture::Flash);
         for other in [AttentionCapture::Off, AttentionCapture::On, AttentionCapture::Flash] {
             assert_eq!(other.resolve(&gpu, CacheType::F32, CacheType::F32, 64), other);

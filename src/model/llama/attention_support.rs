@@ -21,7 +21,7 @@ pub struct AttentionSupport {
 
 /// The reason why a model's attention cannot be captured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Unsupported {
+pub enum UnsupportedAttention {
     /// A recurrent model.
     #[error("its layers are recurrent and do not attend to tokens")]
     Recurrent,
@@ -34,22 +34,22 @@ pub enum Unsupported {
 }
 
 impl AttentionSupport {
-    /// Derives the support from the row of a first token. `passes` is the number of passes through the layers; `uneven`
-    /// is true if layers with another number of heads were skipped.
+    /// Derives the support from the row of the first token. `passes` is the number of passes through the layers;
+    /// `uneven` is true if layers with another number of heads were skipped.
     pub(super) fn from_first_row(
         architecture: &str,
         row: Option<&AttentionRow>,
         passes: u32,
         uneven: bool,
-    ) -> Result<Self, Unsupported> {
+    ) -> Result<Self, UnsupportedAttention> {
         if GATHERED_ARCHITECTURES.contains(&architecture) || passes > 1 {
-            return Err(Unsupported::Gathered);
+            return Err(UnsupportedAttention::Gathered);
         }
         let Some(row) = row.filter(|row| !row.layer_ids.is_empty() && row.heads > 0) else {
-            return Err(Unsupported::Recurrent);
+            return Err(UnsupportedAttention::Recurrent);
         };
         if uneven {
-            return Err(Unsupported::UnevenHeads);
+            return Err(UnsupportedAttention::UnevenHeads);
         }
         // The only token receives all attention except the share of the sinks.
         let sinks = row.values.iter().any(|&value| value < 1.0);
@@ -82,13 +82,22 @@ mod tests {
     #[test]
     fn unsupported_attention_is_reported_with_its_reason() {
         let plain = row(&[0], 2, &[1.0; 2]);
-        assert_eq!(AttentionSupport::from_first_row("mamba", None, 1, false), Err(Unsupported::Recurrent));
+        assert_eq!(AttentionSupport::from_first_row("mamba", None, 1, false), Err(UnsupportedAttention::Recurrent));
         assert_eq!(
             AttentionSupport::from_first_row("mamba", Some(&row(&[], 0, &[])), 1, false),
-            Err(Unsupported::Recurrent)
+            Err(UnsupportedAttention::Recurrent)
         );
-        assert_eq!(AttentionSupport::from_first_row("openelm", Some(&plain), 1, true), Err(Unsupported::UnevenHeads));
-        assert_eq!(AttentionSupport::from_first_row("deepseek4", Some(&plain), 1, false), Err(Unsupported::Gathered));
-        assert_eq!(AttentionSupport::from_first_row("unknown", Some(&plain), 2, false), Err(Unsupported::Gathered));
+        assert_eq!(
+            AttentionSupport::from_first_row("openelm", Some(&plain), 1, true),
+            Err(UnsupportedAttention::UnevenHeads)
+        );
+        assert_eq!(
+            AttentionSupport::from_first_row("deepseek4", Some(&plain), 1, false),
+            Err(UnsupportedAttention::Gathered)
+        );
+        assert_eq!(
+            AttentionSupport::from_first_row("unknown", Some(&plain), 2, false),
+            Err(UnsupportedAttention::Gathered)
+        );
     }
 }

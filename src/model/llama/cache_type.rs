@@ -46,9 +46,9 @@ impl CacheType {
         }
     }
 
-    /// Returns true if several values share a scale. Quantised values need flash attention.
+    /// Returns true if several values share a scale. Quantized values need flash attention.
     #[must_use]
-    pub const fn is_quantised(self) -> bool {
+    pub const fn is_quantized(self) -> bool {
         !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
     }
 
@@ -134,7 +134,7 @@ mod tests {
             (CacheType::Q5_1, 24, 2),
         ] {
             let (size, of_block) = crate::model::llama::ffi::types::type_layout(kind.to_llama().into()).unwrap();
-            assert_eq!((of_block, size == 32), (block, kind.is_quantised()), "{kind}");
+            assert_eq!((of_block, size == 32), (block, kind.is_quantized()), "{kind}");
             let valid = vec![0x55; 4 * block as usize];
             assert!(kind.has_valid_numbers(&valid), "{kind}");
             for scale in 0..scales {

@@ -1,12 +1,14 @@
+//! A context of llama.cpp: its batch, and the capture of attention.
+
 mod sequences;
 
 use super::ModelError;
 use super::adapters::{AdapterSet, Adapters};
 use super::attention_capture::AttentionCapture;
-use super::attention_support::{AttentionSupport, Unsupported};
+use super::attention_support::{AttentionSupport, UnsupportedAttention};
 use super::cache_type::CacheType;
 use super::checkpoints::Checkpoints;
-use super::control::ControlVector;
+use super::control_vectors::ControlVector;
 use super::devices::Placement;
 use super::ffi::threads::ThreadPool;
 use super::ffi::{self, CapturedRow, EvalCallback, RowRequest, StateExtent};
@@ -47,7 +49,7 @@ pub struct ContextOptions {
     pub attention: AttentionCapture,
     /// Data type of keys.
     pub cache_type_k: CacheType,
-    /// Data type of values; quantised types need flash attention, which [`AttentionCapture::On`] excludes.
+    /// Data type of values; quantized types need flash attention, which [`AttentionCapture::On`] excludes.
     pub cache_type_v: CacheType,
     /// Memory in bytes for the [`Checkpoints`] of all sequences, 0 for none; models with only a KV cache need none.
     pub checkpoint_bytes: usize,
@@ -68,17 +70,19 @@ pub struct Context<'model> {
     /// Embeddings to decode in place of the batch.
     embeddings: Option<EmbeddingBatch>,
     callback: Option<Box<EvalCallback>>,
+    /// The sequence of each token in the batch.
     sequences: Vec<i32>,
+    /// Index and length of each requested attention row.
     requested: Vec<(usize, u32)>,
     has_multiple_streams: bool,
     /// Maximum tokens of a sequence.
-    context: u32,
+    max_sequence_tokens: u32,
     memory: MemoryCapabilities,
     checkpoints: Vec<Checkpoints>,
     checkpoint_bytes: usize,
     layout: Option<StateLayout>,
     architecture: String,
-    attention_support: Option<Result<AttentionSupport, Unsupported>>,
+    attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
 }
 
 /// Embeddings of consecutive positions of a sequence, which are decoded without other tokens.
@@ -118,8 +122,8 @@ impl<'model> Context<'model> {
     ) -> Result<Self, ModelError> {
         let width = memory::head_width(model, "attention.value_length");
         let attention = options.attention.resolve(placement, options.cache_type_k, options.cache_type_v, width);
-        if attention == AttentionCapture::On && options.cache_type_v.is_quantised() {
-            return Err(ModelError::QuantisedValues { cache_type: options.cache_type_v.as_str() });
+        if attention == AttentionCapture::On && options.cache_type_v.is_quantized() {
+            return Err(ModelError::QuantizedValues { cache_type: options.cache_type_v.as_str() });
         }
         memory::check_cache_types(model, options.cache_type_k, options.cache_type_v)?;
         let n_ctx = options.context_per_sequence.saturating_mul(options.sequences);
@@ -137,7 +141,7 @@ impl<'model> Context<'model> {
             .with_type_v(options.cache_type_v.to_llama())
             .with_flash_attention_policy(if attention == AttentionCapture::On {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED
-            } else if options.cache_type_v.is_quantised() {
+            } else if options.cache_type_v.is_quantized() {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_ENABLED
             } else {
                 llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_AUTO
@@ -169,7 +173,7 @@ impl<'model> Context<'model> {
             sequences: Vec::new(),
             requested: Vec::new(),
             has_multiple_streams: options.sequences > 1,
-            context: options.context_per_sequence,
+            max_sequence_tokens: options.context_per_sequence,
             memory,
             checkpoints: vec![Checkpoints::default(); options.sequences as usize],
             checkpoint_bytes: options.checkpoint_bytes,
@@ -179,7 +183,7 @@ impl<'model> Context<'model> {
         })
     }
 
-    /// Replaces the decoding threads by those of another context. Only one of the contexts may decode at a time.
+    /// Replaces the decoding threads with those of another context. Only one of the contexts may decode at a time.
     pub fn share_threads(&mut self, other: &Context<'_>) {
         if let Some(pool) = other.pool.clone().filter(|pool| pool.attach(&mut self.llama)) {
             self.pool = Some(pool);
@@ -230,8 +234,8 @@ impl<'model> Context<'model> {
         Ok(index)
     }
 
-    /// Sets embeddings that the next decode processes in place of the batch, which must be empty. `outputs` has one entry
-    /// per position: true requests its logits. Attention is not captured.
+    /// Sets embeddings that the next decode processes in place of the batch, which must be empty. `outputs` has one
+    /// entry per position: true requests its logits. Attention is not captured.
     pub fn set_embeddings(&mut self, rows: &[f32], position: u32, sequence: i32, outputs: &[bool]) {
         self.embeddings = (!outputs.is_empty()).then(|| EmbeddingBatch {
             width: rows.len() / outputs.len(),
@@ -279,17 +283,17 @@ impl<'model> Context<'model> {
             other => ModelError::Decode(other.to_string()),
         })?;
         let support = self.attention_support.as_ref().and_then(|support| support.as_ref().ok());
-        let complete = |row: &CapturedRow| {
+        let is_complete = |row: &CapturedRow| {
             let complete = support.is_none_or(|support| support.is_complete(row));
             if !complete {
-                tracing::error!(layers = ?row.layer_ids, row.heads, "attention row is incomplete and dropped");
+                tracing::error!(layers = ?row.layer_ids, row.heads, "incomplete attention row dropped");
             }
             complete
         };
         Ok(requested
             .into_iter()
             .zip(rows)
-            .filter(|(_, row)| complete(row))
+            .filter(|(_, row)| is_complete(row))
             .map(|((index, row_len), CapturedRow { layer_ids, heads, values })| AttentionRow {
                 index,
                 row_len,
@@ -343,8 +347,9 @@ impl<'model> Context<'model> {
                 callback.has_uneven_heads(),
             ));
         }
-        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full)
-            .and_then(|state| StateLayout::from_state(&state, self.context as usize, self.memory.window as usize));
+        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full).and_then(|state| {
+            StateLayout::from_state(&state, self.max_sequence_tokens as usize, self.memory.window as usize)
+        });
         self.clear(0);
         self.layout.clone_from(&layout);
         Ok(layout)
@@ -367,7 +372,7 @@ impl<'model> Context<'model> {
 
     /// Returns the attention support; `None` if capture is off or [`Context::detect_layout`] was not called.
     #[must_use]
-    pub fn attention_support(&self) -> Option<&Result<AttentionSupport, Unsupported>> {
+    pub fn attention_support(&self) -> Option<&Result<AttentionSupport, UnsupportedAttention>> {
         self.attention_support.as_ref()
     }
 }

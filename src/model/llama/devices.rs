@@ -3,7 +3,6 @@
 mod fit;
 mod tensors;
 
-pub use fit::ContextRequirements;
 pub(super) use fit::other_split_files;
 pub use tensors::{TensorPlacement, TensorRule};
 
@@ -129,9 +128,9 @@ pub const fn missing_gpu_reason() -> &'static str {
 /// Rejects a context whose KV cache is larger than all memory of this machine including its GPUs. llama.cpp would
 /// allocate the memory page by page until the system kills a process.
 pub(super) fn check_context(options: &ModelOptions, header: &GgufHeader) -> Result<(), ModelError> {
-    let room = &options.room;
+    let context = &options.context;
     let memory: u64 = devices().iter().map(|device| device.memory_bytes).sum();
-    let Some(needed) = fit::cache_bytes(header, room).filter(|&needed| memory > 0 && needed > memory) else {
+    let Some(needed) = fit::cache_bytes(header, context).filter(|&needed| memory > 0 && needed > memory) else {
         return Ok(());
     };
     let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
@@ -140,11 +139,11 @@ pub(super) fn check_context(options: &ModelOptions, header: &GgufHeader) -> Resu
         gib(needed),
         gib(memory)
     );
-    Err(ModelError::Context { ctx_size: room.context_per_sequence.saturating_mul(room.sequences), reason })
+    Err(ModelError::Context { ctx_size: context.context_per_sequence.saturating_mul(context.sequences), reason })
 }
 
 /// Converts the options to llama.cpp's load parameters and returns the placement of the model.
-pub(super) fn loading(
+pub(super) fn load_params(
     options: &ModelOptions,
     header: &GgufHeader,
     path: &Path,
@@ -175,7 +174,7 @@ pub(super) fn loading(
         }
     };
     let names: Vec<String> = gpus.into_iter().map(|gpu| gpu.name).collect();
-    let loading = LoadParams {
+    let load_params = LoadParams {
         devices: names.clone(),
         gpu_layers: i32::try_from(gpu_layers).unwrap_or(i32::MAX),
         split_mode: Some(match options.split_mode {
@@ -193,7 +192,7 @@ pub(super) fn loading(
         overrides: options.tuning.overrides.clone(),
         no_alloc: false,
     };
-    Ok((loading, Placement { devices: names, gpu_layers, layers }))
+    Ok((load_params, Placement { devices: names, gpu_layers, layers }))
 }
 
 /// Returns the GPUs that a model uses.
@@ -258,7 +257,7 @@ fn list_gpus(devices: &[Device]) -> String {
 
 /// Returns the free memory of each GPU and its share of the layers.
 fn gpu_shares(gpus: &[Device], all: &[Device], shares: &[f32]) -> Vec<Gpu> {
-    // Same as llama.cpp: a GPU with unknown memory counts with the memory of the CPU.
+    // Like llama.cpp: a GPU with unknown memory counts with the memory of the CPU.
     let processor = all.iter().find(|device| !device.gpu).map_or(0, |device| device.free_bytes);
     let free = |gpu: &Device| if gpu.memory_bytes == 0 && gpu.free_bytes == 0 { processor } else { gpu.free_bytes };
     let by_free = shares.iter().all(|&share| share == 0.0);

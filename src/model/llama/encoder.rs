@@ -64,7 +64,7 @@ pub enum DeclaredPooling {
 #[derive(Debug, Clone)]
 pub struct EncoderOptions {
     /// Maximum tokens of an input.
-    pub longest: u32,
+    pub max_input_tokens: u32,
     /// Maximum tokens per physical batch, and maximum total tokens of inputs that share a decode. Models that process
     /// their input as a whole ignore the first limit.
     pub ubatch_size: u32,
@@ -88,7 +88,7 @@ pub struct EncoderContext<'model> {
     batch: LlamaBatch<'static>,
     head: Option<Head>,
     width: usize,
-    /// T5's encoder has another entry point.
+    /// True for T5's encoder, which llama.cpp computes with a separate call.
     uses_encode_call: bool,
     sequences: usize,
     max_shared_tokens: usize,
@@ -104,7 +104,7 @@ impl Model {
     /// Returns the pooling that the file declares, if any.
     #[must_use]
     pub fn declared_pooling(&self) -> Option<DeclaredPooling> {
-        Some(match self.number("pooling_type")? as u32 {
+        Some(match self.metadata_number("pooling_type")? as u32 {
             0 => DeclaredPooling::Embedding(Pooling::None),
             1 => DeclaredPooling::Embedding(Pooling::Mean),
             2 => DeclaredPooling::Embedding(Pooling::Cls),
@@ -134,8 +134,8 @@ impl Model {
             tokenizer: self.card.tokenizer,
             causal: is_causal(&self.llama, &self.card.architecture),
             width: self.width(),
-            epsilon: self.number("attention.layer_norm_epsilon").unwrap_or(1e-5) as f32,
-            classifier_pooling: self.number("classifier.pooling_type").map(|number| number as u32),
+            epsilon: self.metadata_number("attention.layer_norm_epsilon").unwrap_or(1e-5) as f32,
+            classifier_pooling: self.metadata_number("classifier.pooling_type").map(|number| number as u32),
             files: self.llama.meta_val_str("split.count").ok().and_then(|count| count.parse().ok()).unwrap_or(1),
         }
     }
@@ -152,7 +152,7 @@ impl Model {
     /// [`ModelError::Context`], usually due to a lack of memory.
     pub fn encoder(&self, options: &EncoderOptions, head: Option<Head>) -> Result<EncoderContext<'_>, ModelError> {
         let takes_whole_input = !self.generates() || !is_causal(&self.llama, &self.card.architecture);
-        let batch = options.longest.max(options.ubatch_size);
+        let batch = options.max_input_tokens.max(options.ubatch_size);
         // A recurrent state costs memory for every sequence.
         let sequences = if self.llama.is_recurrent() || self.llama.is_hybrid() { 1 } else { MAX_INPUTS_PER_DECODE };
         let params = LlamaContextParams::default()
@@ -189,7 +189,7 @@ impl Model {
     }
 
     /// Returns a numeric metadata value of this architecture.
-    fn number(&self, key: &str) -> Option<f64> {
+    fn metadata_number(&self, key: &str) -> Option<f64> {
         self.llama.meta_val_str(&format!("{}.{key}", self.card.architecture)).ok()?.parse().ok()
     }
 }
@@ -218,7 +218,7 @@ impl EncoderContext<'_> {
     /// Encodes inputs as sequences of one decode with the model's default LoRA adapters, and returns the requested
     /// outputs in order.
     ///
-    /// Every input must have 1 to `longest` tokens of the vocabulary, and there must not be more inputs than
+    /// Every input must have 1 to `max_input_tokens` tokens of the vocabulary, and there must not be more inputs than
     /// [`Self::count_fitting`] returned.
     ///
     /// # Errors

@@ -210,8 +210,8 @@ fn raw(context: &mut LlamaContext<'_>) -> Option<*mut sys::llama_context> {
     }
 }
 
-/// Handles a call of ggml's scheduler: first with `ask`, which queries whether a node is needed; then, for a needed node,
-/// with its data.
+/// Handles a call of ggml's scheduler: first with `ask`, which queries whether a node is needed; then, for a needed
+/// node, with its data.
 unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data: *mut c_void) -> bool {
     // SAFETY: `user_data` is the state of the callback given in `set_callback`, which outlives the context; llama.cpp
     // calls from the thread that runs llama_decode, during which nothing else accesses the callback.

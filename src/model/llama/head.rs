@@ -104,7 +104,7 @@ impl Head {
     /// Reads the head from the model's file. `requested` overrides the architecture's activation.
     pub(super) fn read(
         path: &Path,
-        family: &HeadMetadata<'_>,
+        metadata: &HeadMetadata<'_>,
         requested: Option<Activation>,
     ) -> Result<Self, HeadError> {
         let unreadable = |error: std::io::Error| HeadError::Unreadable(error.to_string());
@@ -120,31 +120,31 @@ impl Head {
             }
             Ok(Some(Layer { weights, bias: bias.map(|bias| bias.values) }))
         };
-        let dense = layer("cls", family.width)?;
-        let output = layer("cls.output", dense.as_ref().map_or(family.width, Layer::rows))?;
+        let dense = layer("cls", metadata.width)?;
+        let output = layer("cls.output", dense.as_ref().map_or(metadata.width, Layer::rows))?;
         // Jina's rerankers have their projection in `cls`.
         let Some(outputs) = output.as_ref().or(dense.as_ref().filter(|dense| dense.rows() == 1)).map(Layer::rows)
         else {
-            return Err(if family.files > 1 { HeadError::Split } else { HeadError::None });
+            return Err(if metadata.files > 1 { HeadError::Split } else { HeadError::None });
         };
         let norm = file.tensor("cls.norm.weight", MAX_VALUES).map_err(unreadable)?;
         if norm.as_ref().is_some_and(|norm| dense.as_ref().is_none_or(|dense| dense.rows() != norm.values.len())) {
             return Err(HeadError::Unreadable("cls.norm does not match cls".into()));
         }
         let types = file.tensor("token_types.weight", MAX_VALUES).map_err(unreadable)?;
-        let activation = activation(family, dense.is_some(), types.is_some(), requested)?;
+        let activation = activation(metadata, dense.is_some(), types.is_some(), requested)?;
         let labels = file
-            .texts(&format!("{}.classifier.output_labels", family.architecture))
+            .texts(&format!("{}.classifier.output_labels", metadata.architecture))
             .filter(|labels| labels.len() == outputs)
             .unwrap_or_else(|| (0..outputs).map(|index| format!("LABEL_{index}")).collect());
         Ok(Self {
-            pooling: pooling(family),
+            pooling: pooling(metadata),
             labels,
             activation,
-            softmax: outputs > 1 && family.architecture.starts_with("qwen3"),
+            softmax: outputs > 1 && metadata.architecture.starts_with("qwen3"),
             dense: dense.filter(|_| activation != Activation::Direct || output.is_none()),
             segments: types.is_some_and(|types| types.values.len() > types.columns),
-            norm: norm.map(|norm| (norm.values, family.epsilon)),
+            norm: norm.map(|norm| (norm.values, metadata.epsilon)),
             output,
         })
     }
@@ -170,7 +170,7 @@ impl Head {
 }
 
 fn activation(
-    family: &HeadMetadata<'_>,
+    metadata: &HeadMetadata<'_>,
     dense: bool,
     has_token_types: bool,
     requested: Option<Activation>,
@@ -179,20 +179,22 @@ fn activation(
         Some(Activation::Direct) => Ok(Activation::Direct),
         Some(activation) if dense => Ok(activation),
         Some(activation) => Err(HeadError::NoDense(activation.name())),
-        None if !dense && family.architecture == "bert" => Err(HeadError::MissingPooler),
+        None if !dense && metadata.architecture == "bert" => Err(HeadError::MissingPooler),
         None if !dense => Ok(Activation::Direct),
-        None if family.architecture == "modern-bert" => Ok(Activation::Gelu),
-        None if family.architecture == "bert" && family.tokenizer == "wpm" && !has_token_types => Ok(Activation::Relu),
+        None if metadata.architecture == "modern-bert" => Ok(Activation::Gelu),
+        None if metadata.architecture == "bert" && metadata.tokenizer == "wpm" && !has_token_types => {
+            Ok(Activation::Relu)
+        }
         None => Ok(Activation::Tanh),
     }
 }
 
-pub(super) fn pooling(family: &HeadMetadata<'_>) -> Pooling {
+pub(super) fn pooling(metadata: &HeadMetadata<'_>) -> Pooling {
     const MEAN: u32 = 1;
-    match family.classifier_pooling {
+    match metadata.classifier_pooling {
         Some(MEAN) => Pooling::Mean,
-        None if family.architecture == "modern-bert" => Pooling::Mean,
-        _ if family.causal => Pooling::Last,
+        None if metadata.architecture == "modern-bert" => Pooling::Mean,
+        _ if metadata.causal => Pooling::Last,
         _ => Pooling::Cls,
     }
 }

@@ -88,7 +88,7 @@ fn gif(image: &[u8]) -> Option<(u32, u32)> {
     Some((at(6)?.into(), at(8)?.into()))
 }
 
-/// Reads the size in the header, whose length tells its version. A negative height means another order of rows.
+/// Reads the size in the header, whose length identifies its version. A negative height means another order of rows.
 fn bmp(image: &[u8]) -> Option<(u32, u32)> {
     if u32::from_le_bytes(array(image, 14)?) == 12 {
         let at = |at| array(image, at).map(u16::from_le_bytes);
@@ -167,7 +167,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn foreign_bytes_are_never_above_the_limits(
+        fn arbitrary_bytes_never_exceed_the_limits(
             start in prop::sample::select(vec![
                 &b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR"[..], b"\xff\xd8\xff", b"GIF87a", b"BM", b"RIFF\0\0\0\0WEBP", b"",
             ]),

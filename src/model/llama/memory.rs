@@ -7,7 +7,7 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::{LlamaModel, RopeType};
 use std::ops::Range;
 
-/// Number of values of a quantised type that share a scale.
+/// Number of values of a quantized type that share a scale.
 const BLOCK: u32 = 32;
 
 /// Reason why tokens cannot be removed from a recurrent state.
@@ -59,12 +59,12 @@ impl MemoryCapabilities {
 /// Rejects cache types that do not fit the model's heads.
 ///
 /// # Errors
-/// [`ModelError::QuantisedHeads`]. llama.cpp checks this only with flash attention; without it, the results are wrong.
+/// [`ModelError::QuantizedHeads`]. llama.cpp checks this only with flash attention; without it, the results are wrong.
 pub(super) fn check_cache_types(model: &LlamaModel, keys: CacheType, values: CacheType) -> Result<(), ModelError> {
     for (kind, key) in [(keys, "attention.key_length"), (values, "attention.value_length")] {
         let width = head_width(model, key);
-        if kind.is_quantised() && !width.is_multiple_of(BLOCK) {
-            return Err(ModelError::QuantisedHeads { cache_type: kind.as_str(), width });
+        if kind.is_quantized() && !width.is_multiple_of(BLOCK) {
+            return Err(ModelError::QuantizedHeads { cache_type: kind.as_str(), width });
         }
     }
     Ok(())
@@ -94,11 +94,11 @@ fn find_shift_obstacle(
     if keys == CacheType::Bf16 {
         return Some("bf16 keys cannot be shifted to other positions; use --cache-type-k f16 or f32");
     }
-    // If only a part of a key is rotated, llama.cpp rotates all of a quantised key as if it were that part.
+    // If only a part of a key is rotated, llama.cpp rotates all of a quantized key as if it were that part.
     let rotated: Option<u32> = super::parameter(model, "rope.dimension_count");
     let is_partial = rotated.is_some_and(|rotated| rotated != head_width(model, "attention.key_length"));
-    (keys.is_quantised() && is_partial).then_some(
-        "quantised keys that the model rotates only in part cannot be shifted to other positions; use --cache-type-k f16 or f32",
+    (keys.is_quantized() && is_partial).then_some(
+        "quantized keys that the model rotates only in part cannot be shifted to other positions; use --cache-type-k f16 or f32",
     )
 }
 

@@ -3,10 +3,11 @@
 mod adapters;
 mod attention_capture;
 mod attention_support;
+mod backend;
 mod cache_type;
 mod checkpoints;
 mod context;
-mod control;
+mod control_vectors;
 mod devices;
 mod draft_check;
 mod encoder;
@@ -20,6 +21,7 @@ mod image_placeholders;
 mod images;
 mod memory;
 mod numa;
+mod options;
 mod probe;
 mod reason;
 mod rerank_template;
@@ -31,14 +33,13 @@ mod weights;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, ScaledAdapter};
 pub use attention_capture::AttentionCapture;
-pub use attention_support::{AttentionSupport, Unsupported};
+pub use attention_support::{AttentionSupport, UnsupportedAttention};
+pub use backend::backend;
 pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
 pub use context::{AttentionRow, Context, ContextOptions};
-pub use control::ControlVectors;
-pub use devices::{
-    ContextRequirements, Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason,
-};
+pub use control_vectors::ControlVectors;
+pub use devices::{Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason};
 pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};
 pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::ThreadOptions;
@@ -50,6 +51,7 @@ pub use images::{
     records as image_records,
 };
 pub use numa::Numa;
+pub use options::{ContextRequirements, GpuLayers, ModelOptions, SplitMode};
 pub use probe::probe;
 pub use rerank_template::RerankTemplate;
 pub use sampler::{Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};
@@ -60,14 +62,13 @@ pub use weights::WeightFile;
 use super::grammar::GrammarCompiler;
 use super::vocabulary::{InfillTokens, SpecialTokens};
 use super::{ModelError, Vocabulary};
-use control::ControlVector;
-use llama_cpp_2::llama_backend::LlamaBackend;
+use control_vectors::ControlVector;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// llama.cpp's message when there is no memory for weights.
 const OUT_OF_MEMORY: &str = "unable to allocate";
@@ -93,63 +94,6 @@ pub struct Model {
     tuning: Tuning,
     /// Held while a context is created, because llama.cpp then writes to the model.
     context_creation: Mutex<()>,
-}
-
-/// Settings for loading a model.
-#[derive(Debug, Clone, Default)]
-pub struct ModelOptions {
-    /// Name of the model; `None` for the file's name without folder and extension.
-    pub name: Option<String>,
-    /// Layers to put on GPUs.
-    pub gpu_layers: GpuLayers,
-    /// The GPUs to use, by llama.cpp's names, in order; empty for CPU only, `None` for all.
-    pub devices: Option<Vec<String>>,
-    /// Split of a model over several GPUs.
-    pub split_mode: SplitMode,
-    /// Share of each GPU, as proportions; empty for llama.cpp's choice.
-    pub tensor_split: Vec<f32>,
-    /// Index of the GPU to use when the model is not split, from 0.
-    pub main_gpu: usize,
-    /// Tensors that are not placed with their layers.
-    pub tensors: TensorPlacement,
-    /// True to read the file into memory instead of mapping it.
-    pub no_mmap: bool,
-    /// True to lock the weights in memory.
-    pub mlock: bool,
-    /// Size of the context for which [`GpuLayers::Auto`] reserves memory.
-    pub room: ContextRequirements,
-    /// LoRA adapters, each with its default scale.
-    pub adapters: Vec<(PathBuf, f32)>,
-    /// Control vectors.
-    pub control: ControlVectors,
-    /// The image encoder; `None` for a model of text only.
-    pub images: Option<ImageOptions>,
-    /// Compute settings.
-    pub tuning: Tuning,
-}
-
-/// Number of layers to place on GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum GpuLayers {
-    /// All that fit together with the context.
-    #[default]
-    Auto,
-    /// All layers.
-    All,
-    /// This number of layers, or all if the model has fewer.
-    Count(u32),
-}
-
-/// Split of a model over several GPUs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum SplitMode {
-    /// No split.
-    None,
-    /// By whole layers with their part of the KV cache.
-    #[default]
-    Layer,
-    /// By rows of each weight.
-    Row,
 }
 
 /// Descriptive data of a model.
@@ -179,7 +123,7 @@ pub struct ModelCard {
     pub window: Option<u32>,
     /// Width of the hidden state.
     pub embedding: u32,
-    /// Quantisation of the file, e.g. `Q8_0`.
+    /// Quantization of the file, e.g. `Q8_0`.
     pub file_type: String,
     /// Type of tokenizer: `none`, `spm`, `bpe`, `wpm`, `ugm`, `rwkv` or `plamo2`.
     pub tokenizer: &'static str,
@@ -217,14 +161,14 @@ impl Model {
         let others = devices::other_split_files(path, &header);
         let files = std::iter::once(path).chain(others.iter().map(PathBuf::as_path));
         let weights = files.map(WeightFile::new).collect::<Result<_, _>>().map_err(unreadable)?;
-        let (loading, placement) = devices::loading(options, &header, path)?;
+        let (load_params, placement) = devices::load_params(options, &header, path)?;
         options.tuning.prepare();
         let failed = |lines: Vec<String>| match reason::reason(&lines) {
             reason if reason.contains(INVALID_PATTERN) => PlacementError::Pattern { reason }.into(),
             reason if reason.contains(OUT_OF_MEMORY) => ModelError::NoMemory { path: display_path.clone(), reason },
             reason => load_error(reason),
         };
-        let mut llama = ffi::loading::load(&file, &loading, progress).map_err(failed)?;
+        let mut llama = ffi::loading::load(&file, &load_params, progress).map_err(failed)?;
         let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
         if architecture == "t5" {
             return Err(load_error("models of an encoder and a decoder, such as T5, are not supported".into()));
@@ -364,41 +308,6 @@ const TOKENIZERS: [&str; 7] = ["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plam
 
 fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
-}
-
-/// Returns llama.cpp's backend, which can be initialised only once per process.
-///
-/// # Errors
-/// [`ModelError::Load`] if llama.cpp fails.
-pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
-    static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
-    BACKEND
-        .get_or_init(|| {
-            llama_cpp_2::send_logs_to_tracing(llama_cpp_2::LogOptions::default());
-            ffi::loading::capture_error_lines();
-            #[cfg(feature = "portable")]
-            load_libraries()?;
-            LlamaBackend::init().map_err(|error| error.to_string())
-        })
-        .as_ref()
-        .map_err(|reason| ModelError::Load { path: "its backend".into(), reason: reason.clone() })
-}
-
-/// Loads llama.cpp's CPU code for this processor, and the code of other devices, from the folder `lib` next to the
-/// program.
-#[cfg(feature = "portable")]
-fn load_libraries() -> Result<(), String> {
-    let program = std::env::current_exe().map_err(|error| format!("the program's own path is unknown: {error}"))?;
-    let folder = program.with_file_name("lib");
-    if folder.to_str().is_none() {
-        return Err(format!("the path {} is not valid UTF-8; install Thunder elsewhere", folder.display()));
-    }
-    llama_cpp_2::llama_backend::load_backends_from_path(&folder);
-    if ffi::cpu::device().is_null() {
-        let folder = folder.display();
-        return Err(format!("no usable libggml-cpu-*.so in {folder}; keep the folder `lib` next to the program"));
-    }
-    Ok(())
 }
 
 fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {

@@ -10,7 +10,7 @@ use llama_cpp_2::token::LlamaToken;
 pub enum RerankTemplate {
     /// A text with `{query}` and `{document}`, from the model's template `rerank`.
     Template(String),
-    /// Tokens before, between and after both texts, for BERT `[CLS] query [SEP] document [SEP]`.
+    /// Tokens before, between and after both texts, e.g. `[CLS] query [SEP] document [SEP]` for BERT.
     Frame {
         /// Tokens before the query.
         before: Vec<TokenId>,

@@ -14,12 +14,13 @@ mod tests;
 
 use super::cache_type::CacheType;
 use crate::events::TokenId;
+use detect::detect_sections;
 use reader::{Reader, check_equal};
 use recurrent::Recurrent;
 use std::ops::Range;
 
 /// Size of `llama_context`'s magic and the sequence id, at the start.
-const HEAD: usize = 8;
+const HEADER_BYTES: usize = 8;
 /// Size of a cell without M-RoPE data: position, number of sequences, sequence.
 const CELL_BYTES: usize = 12;
 /// Additional size of a cell in M-RoPE models: x, y, token.
@@ -111,8 +112,8 @@ impl StateLayout {
     #[must_use]
     pub(crate) fn from_state(state: &[u8], context: usize, window: usize) -> Option<Self> {
         let magic = state.get(..4)?.try_into().ok()?;
-        let streams = u32::from_le_bytes(state.get(HEAD..HEAD + 4)?.try_into().ok()?);
-        let (mut caches, recurrent) = detect::sections(state, HEAD)?;
+        let streams = u32::from_le_bytes(state.get(HEADER_BYTES..HEADER_BYTES + 4)?.try_into().ok()?);
+        let (mut caches, recurrent) = detect_sections(state, HEADER_BYTES)?;
         // Layers with a window use the last cache.
         if let Some(last) = caches.last_mut() {
             last.window = window;
@@ -162,7 +163,7 @@ impl StateLayout {
     /// # Errors
     /// [`StateError`] if `state` was not written by this context.
     pub fn pack(&self, state: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
-        let mut reader = Reader::new(state, HEAD);
+        let mut reader = Reader::new(state, HEADER_BYTES);
         let mut packed = Vec::with_capacity(state.len());
         for cache in &self.caches {
             let body = Self::cache(&mut reader, cache, tokens, self.streams)?;
@@ -180,15 +181,16 @@ impl StateLayout {
     /// [`StateError`] for the first number that does not match.
     pub fn unpack(&self, packed: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(packed, 0);
-        let idle = 4 * (self.streams as usize - 1);
-        let mut state = Vec::with_capacity(HEAD + packed.len() + self.caches.len() * (4 + idle));
+        // Each of the other streams has only its number of cells, which is 0.
+        let other_streams = 4 * (self.streams as usize - 1);
+        let mut state = Vec::with_capacity(HEADER_BYTES + packed.len() + self.caches.len() * (4 + other_streams));
         state.extend_from_slice(&self.magic);
         state.extend_from_slice(&0i32.to_le_bytes());
         for cache in &self.caches {
             let body = Self::cache(&mut reader, cache, tokens, 0)?;
             state.extend_from_slice(&self.streams.to_le_bytes());
             state.extend_from_slice(&packed[body]);
-            state.resize(state.len() + idle, 0);
+            state.resize(state.len() + other_streams, 0);
         }
         state.extend_from_slice(&packed[self.recurrent_states(&mut reader, tokens)?]);
         reader.end()?;
@@ -204,7 +206,7 @@ impl StateLayout {
     /// # Errors
     /// [`StateError`] if `state` was not written by this context.
     pub fn zeroed(&self, mut state: Vec<u8>, tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
-        let mut reader = Reader::new(&state, HEAD);
+        let mut reader = Reader::new(&state, HEADER_BYTES);
         for cache in &self.caches {
             Self::cache(&mut reader, cache, tokens, self.streams)?;
         }

@@ -16,7 +16,7 @@ pub struct Tuning {
     pub check_tensors: bool,
     /// True to keep the KV cache of GPU layers in host memory.
     pub cache_on_host: bool,
-    /// True to compute only a GPU's own layers on it.
+    /// True to compute on a GPU only the layers placed there.
     pub no_op_offload: bool,
     /// True to keep weights in the layout of the file.
     pub no_repack: bool,
@@ -102,8 +102,8 @@ impl Tuning {
 
     /// Starts a thread pool that persists between graphs, if it is useful.
     pub(super) fn pool(&self, threads: i32) -> Option<ThreadPool> {
-        // One thread needs a pool only for pinning.
-        (threads > 1 || self.threads.is_customised()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
+        // A single thread needs a pool only for its own settings, e.g. pinning.
+        (threads > 1 || self.threads.is_customized()).then(|| ThreadPool::start(threads, &self.threads)).flatten()
     }
 
     /// Configures NUMA in llama.cpp. Only the first call of a process has an effect.

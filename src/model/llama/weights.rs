@@ -19,12 +19,12 @@ const SETTLED_S: i64 = 3;
 #[derive(Debug, Clone)]
 pub struct WeightFile {
     path: PathBuf,
-    stamp: Stamp,
+    attributes: FileAttributes,
 }
 
 /// Attributes of a file that change with its content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Stamp {
+struct FileAttributes {
     device: u64,
     inode: u64,
     bytes: u64,
@@ -32,7 +32,7 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileAttributes {
     fn from_metadata(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -55,14 +55,14 @@ impl WeightFile {
     /// The file cannot be read.
     pub fn new(path: &Path) -> io::Result<Self> {
         let path = path.canonicalize()?;
-        let stamp = Stamp::from_metadata(&fs::metadata(&path)?);
-        Ok(Self { path, stamp })
+        let attributes = FileAttributes::from_metadata(&fs::metadata(&path)?);
+        Ok(Self { path, attributes })
     }
 
     /// Returns the file's length.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.stamp.bytes
+        self.attributes.bytes
     }
 
     /// Returns the hash of the file, from `cache` or by reading the file. Reading sets this thread to a low priority.
@@ -101,7 +101,7 @@ impl WeightFile {
         }
         self.check(&file)?;
         let digest = hash.digest128();
-        if let Some(entry) = entry.filter(|_| self.stamp.is_settled(now))
+        if let Some(entry) = entry.filter(|_| self.attributes.is_settled(now))
             && let Err(error) = self.write_cached(&entry, digest)
         {
             tracing::warn!(%error, file = %entry.display(), "cannot cache the hash of the model; it will be computed again");
@@ -110,14 +110,14 @@ impl WeightFile {
     }
 
     fn check(&self, file: &File) -> io::Result<()> {
-        if Stamp::from_metadata(&file.metadata()?) == self.stamp {
+        if FileAttributes::from_metadata(&file.metadata()?) == self.attributes {
             return Ok(());
         }
         Err(io::Error::other(format!("{} has changed since it was loaded; load the model again", self.path.display())))
     }
 
     fn key(&self) -> String {
-        let Stamp { device, inode, bytes, modified, changed } = &self.stamp;
+        let FileAttributes { device, inode, bytes, modified, changed } = &self.attributes;
         format!("{} {device} {inode} {bytes} {modified:?} {changed:?}", self.path.display())
     }
 

@@ -75,7 +75,7 @@ impl AnswerText {
     }
 
     /// Returns true if the text ends at a character boundary.
-    pub fn ends_at_character(&self) -> bool {
+    pub fn ends_at_char_boundary(&self) -> bool {
         let recent = self.bytes.len().saturating_sub(4);
         // If the range starts within a character, its first bytes are invalid and count as complete.
         complete_prefix(&self.bytes[recent..]) == self.bytes.len() - recent
@@ -114,9 +114,9 @@ mod tests {
         let euro = [0xe2, 0x82];
         answer.apply(&SequenceDelta { removed: 2, added: &euro, logprobs: &[None, None] }, &run.vocabulary);
         assert_eq!(answer.bytes(), b"Hello a very\xe2\x82");
-        assert!(!answer.ends_at_character());
+        assert!(!answer.ends_at_char_boundary());
         answer.apply(&SequenceDelta { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
-        assert!(answer.ends_at_character());
+        assert!(answer.ends_at_char_boundary());
         assert_eq!((answer.tokens(), answer.end_of(3)), (6, 12));
     }
 }

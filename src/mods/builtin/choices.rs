@@ -262,7 +262,7 @@ mod tests {
         for (config, message) in [
             (json!({"choices": ["a", "a"]}), "'choices': 'a' is a duplicate"),
             (json!({"choices": vec!["a"; 100_000]}), "'choices' has 100000 texts; the maximum is 1000"),
-            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, found \"best\""),
+            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, got \"best\""),
             (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts; the maximum is 64"),
         ] {
             assert_eq!(Choices.start(&config, &run()).err().unwrap(), message);

@@ -1,4 +1,4 @@
-//! Parsing of a mod's configuration field by field. Every error names the field, what was found and what is expected.
+//! Parsing of a mod's configuration field by field. Every error names the field, the expected and the actual value.
 
 use serde_json::{Map, Value, json};
 use std::ops::RangeInclusive;
@@ -26,7 +26,7 @@ impl<'a> ConfigFields<'a> {
             Value::Object(map) => Some(map),
             other => {
                 return Err(format!(
-                    "the configuration must be an object with the fields {}, found {other}",
+                    "the configuration must be an object with the fields {}, got {other}",
                     known.join(", ")
                 ));
             }
@@ -46,15 +46,17 @@ impl<'a> ConfigFields<'a> {
         match self.get(name) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(format!("'{name}' must be true or false, found {other}")),
+            Some(other) => Err(format!("'{name}' must be true or false, got {other}")),
         }
     }
 
     pub fn number(&self, name: &str, range: RangeInclusive<f32>, default: f32) -> Result<f32, String> {
         let Some(value) = self.get(name) else { return Ok(default) };
-        value.as_f64().map(|number| number as f32).filter(|number| range.contains(number)).ok_or_else(|| {
-            format!("'{name}' must be a number from {} to {}, found {value}", range.start(), range.end())
-        })
+        value
+            .as_f64()
+            .map(|number| number as f32)
+            .filter(|number| range.contains(number))
+            .ok_or_else(|| format!("'{name}' must be a number from {} to {}, got {value}", range.start(), range.end()))
     }
 
     pub fn count(&self, name: &str, range: RangeInclusive<usize>, default: usize) -> Result<usize, String> {
@@ -64,7 +66,7 @@ impl<'a> ConfigFields<'a> {
             .and_then(|number| usize::try_from(number).ok())
             .filter(|number| range.contains(number))
             .ok_or_else(|| {
-                format!("'{name}' must be an integer from {} to {}, found {value}", range.start(), range.end())
+                format!("'{name}' must be an integer from {} to {}, got {value}", range.start(), range.end())
             })
     }
 
@@ -73,7 +75,7 @@ impl<'a> ConfigFields<'a> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
-            Some(other) => Err(format!("'{name}' must be a non-empty string, found {other}")),
+            Some(other) => Err(format!("'{name}' must be a non-empty string, got {other}")),
         }
     }
 
@@ -81,7 +83,7 @@ impl<'a> ConfigFields<'a> {
     pub fn word(&self, name: &str, words: &[&'static str]) -> Result<&'static str, String> {
         let Some(value) = self.get(name) else { return Ok(words[0]) };
         let found = value.as_str().and_then(|word| words.iter().find(|known| **known == word));
-        found.copied().ok_or_else(|| format!("'{name}' must be one of {}, found {value}", words.join(", ")))
+        found.copied().ok_or_else(|| format!("'{name}' must be one of {}, got {value}", words.join(", ")))
     }
 
     /// Returns a non-empty list of non-empty strings.
@@ -92,7 +94,7 @@ impl<'a> ConfigFields<'a> {
             value.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<_>>());
         match texts {
             Some(texts) if !texts.is_empty() && texts.iter().all(|text| !text.is_empty()) => Ok(texts),
-            _ => Err(format!("{expected}, found {value}")),
+            _ => Err(format!("{expected}, got {value}")),
         }
     }
 }
@@ -106,15 +108,15 @@ mod tests {
     fn errors_name_field_and_expectation() {
         let config = json!({"on": 1, "heat": "hot", "count": -1, "texts": ["", "a"]});
         let fields = ConfigFields::parse(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
-        assert_eq!(fields.flag("on", false).unwrap_err(), "'on' must be true or false, found 1");
+        assert_eq!(fields.flag("on", false).unwrap_err(), "'on' must be true or false, got 1");
         assert_eq!(
             fields.number("heat", 0.0..=2.0, 1.0).unwrap_err(),
-            "'heat' must be a number from 0 to 2, found \"hot\""
+            "'heat' must be a number from 0 to 2, got \"hot\""
         );
-        assert_eq!(fields.count("count", 1..=9, 3).unwrap_err(), "'count' must be an integer from 1 to 9, found -1");
+        assert_eq!(fields.count("count", 1..=9, 3).unwrap_err(), "'count' must be an integer from 1 to 9, got -1");
         assert_eq!(
             fields.texts("texts", "[\"x\"]").unwrap_err(),
-            "'texts' must be a list of non-empty strings, e.g. [\"x\"], found [\"\",\"a\"]"
+            "'texts' must be a list of non-empty strings, e.g. [\"x\"], got [\"\",\"a\"]"
         );
         assert!(fields.texts("more", "[\"x\"]").unwrap_err().starts_with("'more' is missing; "));
         assert_eq!(fields.count("more", 1..=9, 3), Ok(3));
@@ -128,7 +130,7 @@ mod tests {
         );
         assert_eq!(
             ConfigFields::parse(&json!([1]), &["ban"]).err().unwrap(),
-            "the configuration must be an object with the fields ban, found [1]"
+            "the configuration must be an object with the fields ban, got [1]"
         );
         assert!(ConfigFields::parse(&json!(null), &["ban"]).is_ok());
     }

@@ -1,6 +1,6 @@
 //! Grammar constraint on an answer, compatible with other mods.
 
-use super::sequence::{SequenceTracker, end_token, ends, is_over};
+use super::sequence::{SequenceTracker, end_token, ends_answer, is_over};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::tools::after_reasoning;
 use crate::model::grammar::{AcceptResult, Constraint, GrammarMatcher, Trigger};
@@ -52,7 +52,7 @@ impl GrammarInstance {
         }
         let mut logs = Vec::new();
         for &token in delta.added {
-            if ends(call.run, token) {
+            if ends_answer(call.run, token) {
                 self.matcher.end();
             } else if self.matcher.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Rejected {
                 let text = call.run.vocabulary.decode(&[token]);
@@ -112,7 +112,7 @@ impl ModInstance for GrammarInstance {
             CallEvent::ForwardPass { .. } => self.forward(),
             CallEvent::Sampled { token, .. } => self.sampled(token, call.run.vocabulary.piece(token)),
             CallEvent::Added { tokens, .. } => {
-                let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
+                let ended = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
                 self.matcher.prepare();
                 // This token may have completed the grammar. If the answer has room for another token, the next step
                 // ends it.

@@ -29,8 +29,7 @@ pub struct Phrases {
     /// Indexes of the phrases, sorted by their characters. Phrases with the same beginning are adjacent, the shortest
     /// first, so the search at one position is logarithmic in the number of phrases.
     order: Vec<usize>,
-    /// True if case does not matter.
-    fold: bool,
+    ignores_case: bool,
     /// True if a phrase must not be part of a longer word.
     whole_words: bool,
     /// Characters of the longest phrase.
@@ -78,18 +77,18 @@ enum BoundaryCheck {
 
 impl Phrases {
     pub fn new(texts: &[&str], case_sensitive: bool, whole_words: bool) -> Self {
-        let fold = !case_sensitive;
+        let ignores_case = !case_sensitive;
         let all: Vec<Phrase> = texts
             .iter()
             .map(|text| Phrase {
                 text: (*text).to_owned(),
-                chars: text.chars().flat_map(|c| fold_case(c, fold)).collect(),
+                chars: text.chars().flat_map(|c| fold_case(c, ignores_case)).collect(),
             })
             .collect();
         let longest = all.iter().map(|phrase| phrase.chars.len()).max().unwrap_or(0);
         let mut order: Vec<usize> = (0..all.len()).collect();
         order.sort_by(|&one, &other| all[one].chars.cmp(&all[other].chars));
-        Self { all, order, fold, whole_words, longest }
+        Self { all, order, ignores_case, whole_words, longest }
     }
 
     pub fn text(&self, phrase: usize) -> &str {
@@ -138,7 +137,7 @@ impl Phrases {
 
     /// Finds a phrase anywhere in a text.
     pub fn find_in(&self, text: &str) -> Option<usize> {
-        let chars: Vec<_> = text.chars().flat_map(|c| fold_case(c, self.fold)).map(|c| (c, 0, 0)).collect();
+        let chars: Vec<_> = text.chars().flat_map(|c| fold_case(c, self.ignores_case)).map(|c| (c, 0, 0)).collect();
         (0..chars.len()).find_map(|start| self.longest_prefix(&chars[start..], |_| true))
     }
 
@@ -168,7 +167,7 @@ impl Phrases {
         range.start + from..range.start + end
     }
 
-    /// Returns how many tokens at the end may begin a phrase, or end with a phrase whose last word may continue.
+    /// Returns the number of tokens at the end that may begin a phrase, or that contain a phrase whose last word may continue.
     pub fn holdback(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
         let end = tail.chars.len();
@@ -230,7 +229,7 @@ impl Phrases {
         for chunk in bytes.utf8_chunks() {
             for c in chunk.valid().chars() {
                 let end = at + c.len_utf8();
-                chars.extend(fold_case(c, self.fold).map(|folded| (folded, at, end - 1)));
+                chars.extend(fold_case(c, self.ignores_case).map(|folded| (folded, at, end - 1)));
                 at = end;
             }
             if !chunk.invalid().is_empty() {
@@ -252,9 +251,9 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-fn fold_case(c: char, fold: bool) -> impl Iterator<Item = char> {
-    let lower = fold.then(|| c.to_lowercase());
-    let same = (!fold).then_some(c);
+fn fold_case(c: char, ignores_case: bool) -> impl Iterator<Item = char> {
+    let lower = ignores_case.then(|| c.to_lowercase());
+    let same = (!ignores_case).then_some(c);
     lower.into_iter().flatten().chain(same)
 }
 

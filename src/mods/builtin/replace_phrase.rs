@@ -2,7 +2,7 @@ use super::{
     config::{ConfigFields, schema},
     describe,
     phrase::{self, Phrases},
-    sequence::{ends, is_over},
+    sequence::{ends_answer, is_over},
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
@@ -47,12 +47,12 @@ impl ModFactory for ReplacePhrase {
         let expected = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
         let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {expected}"))?;
         let entries =
-            pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{expected}, found {pairs}"))?;
+            pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{expected}, got {pairs}"))?;
         let mut from = Vec::new();
         let mut to = Vec::new();
         for (phrase, replacement) in entries {
             let replacement =
-                replacement.as_str().ok_or_else(|| format!("{expected}, found {replacement} for '{phrase}'"))?;
+                replacement.as_str().ok_or_else(|| format!("{expected}, got {replacement} for '{phrase}'"))?;
             if phrase.is_empty() {
                 return Err(format!("{expected}; an empty phrase cannot be replaced"));
             }
@@ -120,7 +120,7 @@ impl ModInstance for Replace {
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
         let mut replacement = vocabulary.encode(&text, false, false);
         // The token that ended the answer remains its end.
-        replacement.extend(tokens.last().filter(|&&last| ends(call.run, last)));
+        replacement.extend(tokens.last().filter(|&&last| ends_answer(call.run, last)));
         Ok(Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: replacement }.into())
     }
 }
@@ -175,7 +175,7 @@ mod tests {
         let message = ReplacePhrase.start(&json!({"replace": {"a": "b", "B": "c"}}), &run()).err().unwrap();
         assert_eq!(message, "'replace': 'b' contains 'B' and would be replaced endlessly");
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
-        assert!(message.ends_with("found 1 for 'a'"), "{message}");
+        assert!(message.ends_with("got 1 for 'a'"), "{message}");
     }
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]

@@ -60,7 +60,7 @@ pub fn end_token(run: &RunView) -> Result<TokenId, String> {
 }
 
 /// Returns true if the token ends the run's answer.
-pub fn ends(run: &RunView, token: TokenId) -> bool {
+pub fn ends_answer(run: &RunView, token: TokenId) -> bool {
     let stop = run.parameters.pointer("/limits/stop_tokens").and_then(serde_json::Value::as_array);
     run.vocabulary.is_end_of_generation(token)
         || stop.is_some_and(|tokens| tokens.iter().any(|stop| stop.as_i64() == Some(token.into())))
@@ -70,5 +70,5 @@ pub fn ends(run: &RunView, token: TokenId) -> bool {
 /// other token fits.
 pub fn is_over(call: &Call<'_>) -> bool {
     call.length() >= call.max_steps as usize
-        || matches!(call.event, CallEvent::Added { tokens: [.., last], .. } if ends(call.run, *last))
+        || matches!(call.event, CallEvent::Added { tokens: [.., last], .. } if ends_answer(call.run, *last))
 }

@@ -4,7 +4,7 @@ use super::{
     describe,
     reasoning::ReasoningState,
     sentences::SentenceDetector,
-    sequence::{SequenceTracker, end_token, ends},
+    sequence::{SequenceTracker, end_token, ends_answer},
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::complete_prefix;
@@ -251,7 +251,7 @@ impl ModInstance for Rules {
         done.disarm();
         self.update(call);
         let CallEvent::Added { tokens, .. } = call.event else { return Ok(Reply::noop()) };
-        let ended = tokens.last().is_some_and(|&last| ends(call.run, last));
+        let ended = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
         let Some(met) = self.states.last().and_then(|state| state.met).filter(|_| !ended) else {
             return Ok(Reply::noop());
         };
@@ -323,10 +323,10 @@ mod tests {
                 json!({"window": 3}),
                 "no rule is set; at least one of tokens, sentences, regex, repeated_lines, mean_logprob is required",
             ),
-            (json!({"tokens": 0}), "'tokens' must be an integer from 1 to 1000000, found 0"),
+            (json!({"tokens": 0}), "'tokens' must be an integer from 1 to 1000000, got 0"),
             (json!({"regex": "("}), "'regex' is not a valid regular expression: unclosed group"),
             (json!({"regex": "a*"}), "'regex' matches the empty string, so every answer would end before it begins"),
-            (json!({"mean_logprob": 1}), "'mean_logprob' must be a number from -100 to 0, found 1"),
+            (json!({"mean_logprob": 1}), "'mean_logprob' must be a number from -100 to 0, got 1"),
         ] {
             assert_eq!(StopRules.start(&config, &run()).err().unwrap(), message);
         }

@@ -57,7 +57,7 @@ impl ModFactory for JsonSchema {
             Some(schema @ Value::Object(_)) => {
                 instance(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
             }
-            Some(other) => Err(format!("{expected}, found {other}")),
+            Some(other) => Err(format!("{expected}, got {other}")),
             None => Err(format!("'schema' is missing; {expected}")),
         }
     }
@@ -152,9 +152,9 @@ mod tests {
             (
                 &JsonSchema,
                 json!({"schema": 3}),
-                "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}, found 3",
+                "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}, got 3",
             ),
-            (&Regex, json!({"pattern": 3}), "'pattern' must be a non-empty string, found 3"),
+            (&Regex, json!({"pattern": 3}), "'pattern' must be a non-empty string, got 3"),
             (
                 &Grammar,
                 json!({"gbnf": "root ::= x"}),
@@ -166,7 +166,7 @@ mod tests {
                 "'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}",
             ),
             (&Grammar, json!({"gbnf": "a", "lark": "b"}), "'gbnf' and 'lark' are mutually exclusive; set one of them"),
-            (&Regex, json!({"pattern": "a", "after": ""}), "'after' must be a non-empty string, found \"\""),
+            (&Regex, json!({"pattern": "a", "after": ""}), "'after' must be a non-empty string, got \"\""),
         ];
         for (factory, config, message) in mods {
             assert_eq!(factory.start(&config, &run()).err().unwrap(), message);

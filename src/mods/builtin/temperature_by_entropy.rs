@@ -49,7 +49,7 @@ impl ModFactory for TemperatureByEntropy {
         };
         if instance.min_entropy >= instance.max_entropy {
             return Err(format!(
-                "'min_entropy' must be less than 'max_entropy', found {} and {}",
+                "'min_entropy' must be less than 'max_entropy', got {} and {}",
                 instance.min_entropy, instance.max_entropy
             ));
         }
@@ -110,6 +110,6 @@ mod tests {
     #[test]
     fn min_entropy_must_be_less_than_max_entropy() {
         let message = TemperatureByEntropy.start(&json!({"min_entropy": 4}), &run()).err().unwrap();
-        assert_eq!(message, "'min_entropy' must be less than 'max_entropy', found 4 and 4");
+        assert_eq!(message, "'min_entropy' must be less than 'max_entropy', got 4 and 4");
     }
 }

@@ -109,7 +109,7 @@ impl ModInstance for Budget {
             return Ok(Reply::noop());
         }
         let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.tokens());
-        let within = !self.answer.ends_at_character() || reasoning.may_be_closing(&self.answer);
+        let within = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
         let unfinished = within && reasoning_tokens < self.tokens + GRACE_TOKENS;
         if reasoning_tokens < self.tokens || unfinished || self.ends == MAX_ENDS {
             return Ok(Reply::noop());
@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn errors_name_field() {
         for (config, message) in [
-            (json!({"tokens": -1}), "'tokens' must be an integer from 0 to 1000000, found -1"),
+            (json!({"tokens": -1}), "'tokens' must be an integer from 0 to 1000000, got -1"),
             (json!({"begin": "<a>"}), "'end' is missing; 'begin' requires it, e.g. \"</think>\""),
         ] {
             assert_eq!(ThinkBudget.start(&config, &run()).err().unwrap(), message);

@@ -2,7 +2,7 @@ use super::{
     answer_text::AnswerText,
     config::{ConfigFields, schema},
     describe,
-    sequence::{SequenceTracker, ends},
+    sequence::{SequenceTracker, ends_answer},
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerParser, ToolDefinition};
@@ -49,7 +49,7 @@ impl ModFactory for ToolGuard {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = ConfigFields::parse(config, &["tools", "block", "max_retries", "temperature", "then"])?;
         let tools = match fields.get("tools") {
-            Some(tools) => read_tools(tools)?,
+            Some(tools) => parse_tools(tools)?,
             None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),
             None => return Err("'tools' is missing, and the request has no tools".into()),
         };
@@ -73,25 +73,25 @@ impl ModFactory for ToolGuard {
             retries: 0,
             retry_from: None,
             banned_at: None,
-            expected: None,
+            expected_length: None,
         }))
     }
 }
 
 /// Parses tools in OpenAI's format, with or without the enclosing function object.
-fn read_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
+fn parse_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
     let expected =
         "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
-    let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{expected}, found {tools}"))?;
+    let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{expected}, got {tools}"))?;
     list.iter()
         .map(|tool| {
             let function = tool.get("function").unwrap_or(tool);
             let name = function.get("name").and_then(Value::as_str).filter(|name| !name.is_empty());
-            let name = name.ok_or_else(|| format!("{expected}, found {tool} in it"))?;
+            let name = name.ok_or_else(|| format!("{expected}, got {tool} in it"))?;
             let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
             if !parameters.is_object() {
                 return Err(format!(
-                    "'tools': the parameters of '{name}' must be a JSON schema (an object), found {parameters}"
+                    "'tools': the parameters of '{name}' must be a JSON schema (an object), got {parameters}"
                 ));
             }
             Ok(ToolDefinition { name: name.to_owned(), parameters, strict: false })
@@ -120,7 +120,7 @@ struct Guard {
     /// Position in tokens at which these tokens are banned, so that no call begins there.
     banned_at: Option<(usize, Vec<TokenId>)>,
     /// Expected length of the answer in tokens after a Backtrack.
-    expected: Option<usize>,
+    expected_length: Option<usize>,
 }
 
 /// An invalid tool call.
@@ -135,7 +135,8 @@ impl Guard {
         let delta = self.tracker.update(call);
         let kept = self.answer.apply(&delta, &call.run.vocabulary);
         // If another mod's action won, the invalid call remains and is parsed again.
-        let is_kept = self.expected.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
+        let is_kept =
+            self.expected_length.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
         if is_kept || kept < self.read || (delta.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
             self.finished = false;
@@ -248,7 +249,7 @@ impl Guard {
             }
             bans.1.extend(first);
         }
-        self.expected = Some(position);
+        self.expected_length = Some(position);
         let n = u32::try_from(cut.tokens).unwrap_or(u32::MAX);
         Reply { action: Some(Action::Backtrack { n, tokens }), logs, ..Reply::default() }
     }
@@ -289,7 +290,7 @@ impl ModInstance for Guard {
         let length = self.tracker.tokens();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => {
-                let is_over = tokens.last().is_some_and(|&last| ends(call.run, last));
+                let is_over = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
                 let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();
                 if let Some(invalid) = self.parse(is_over) {
                     self.respond(&invalid, call)
@@ -318,118 +319,4 @@ impl ModInstance for Guard {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::ToolGuard;
-    use crate::mods::ModFactory;
-    use crate::mods::builtin::testing::{Simulation, SimulationResult, run};
-    use proptest::prelude::*;
-    use serde_json::{Value, json};
-
-    const RIGHT: &str = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 2}}\n</tool_call>";
-
-    fn config(more_fields: &Value) -> Value {
-        let mut config = json!({"tools": [
-            {"type": "function", "function": {"name": "add", "parameters": {"type": "object",
-                "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": false}}},
-            {"type": "function", "function": {"name": "delete"}},
-        ]});
-        config.as_object_mut().unwrap().extend(more_fields.as_object().unwrap().clone());
-        config
-    }
-
-    /// Runs a model that writes the first script, and the next one each time a call was removed.
-    fn simulate(scripts: &[&str], more_fields: &Value) -> SimulationResult {
-        let scripts: Vec<String> = scripts.iter().map(ToString::to_string).collect();
-        Simulation {
-            script: scripts[0].clone(),
-            next_scripts: scripts[1..].to_vec(),
-            max_tokens: 400,
-            ..Simulation::default()
-        }
-        .run_mods(&[(&ToolGuard, config(more_fields))])
-    }
-
-    #[test]
-    fn valid_calls_are_unchanged() {
-        for text in [RIGHT.to_owned(), format!("I look.\n{RIGHT}\n{RIGHT}"), "no call, 1 < 2 {\"a\": 1}".into()] {
-            let result = simulate(&[&format!("{text}\0")], &json!({}));
-            assert_eq!((result.text.as_str(), result.controls), (text.as_str(), 0), "{result:?}");
-        }
-    }
-
-    #[test]
-    fn invalid_call_is_retried() {
-        for (invalid, why) in [
-            ("{\"name\": \"sub\", \"arguments\": {\"a\": 2}}", "unknown tool 'sub'; known tools: add, delete"),
-            ("{\"name\": \"delete\", \"arguments\": {}}", "the tool 'delete' is blocked"),
-            (
-                "{\"name\": \"add\", \"arguments\": {\"a\": 2.5}}",
-                "the arguments of 'add' are invalid: 'a' must be an integer, found 2.5",
-            ),
-            ("{\"arguments\": {\"b\": 2}, \"name\": \"add\"}", "the arguments of 'add' are invalid: 'a' is missing"),
-            ("{\"name\": \"add\", \"arguments\": {\"a\": x}}", "the call cannot be parsed"),
-            ("{\"name\": \"add\"\0", "the call cannot be parsed"),
-        ] {
-            let first = format!("I look.\n<tool_call>\n{invalid}\n</tool_call>\0");
-            let valid = format!("I look.\n{RIGHT}\0");
-            let result = simulate(&[&first, &valid], &json!({"block": ["delete"]}));
-            assert_eq!(result.logs, [format!("{why}; retrying")]);
-            assert_eq!((result.text, result.retracted, result.controls), (format!("I look.\n{RIGHT}"), 0, 1));
-        }
-    }
-
-    #[test]
-    fn only_invalid_second_call_is_removed() {
-        let invalid = format!("{RIGHT}\n<tool_call>\n{{\"name\": \"x\", \"arguments\": {{}}}}\n</tool_call>\0");
-        let result = simulate(&[&invalid, &format!("{RIGHT}\n{RIGHT}\0")], &json!({}));
-        assert_eq!((result.text, result.retracted, result.controls), (format!("{RIGHT}\n{RIGHT}"), 0, 1));
-    }
-
-    #[test]
-    fn field_then_decides_after_the_last_retry() {
-        let invalid = "<tool_call>\n{\"name\": \"x\", \"arguments\": {}}\n</tool_call>\0";
-        let result = simulate(&[invalid; 9], &json!({"max_retries": 2}));
-        assert!(!result.text.starts_with('<'), "{result:?}");
-        assert_eq!(result.logs[2], "unknown tool 'x'; known tools: add, delete; replacing it with text");
-        let result = simulate(&[invalid; 9], &json!({"max_retries": 2, "then": "error"}));
-        assert_eq!(
-            result.error.as_deref(),
-            Some("tool-guard: gave up after 2 retries: unknown tool 'x'; known tools: add, delete")
-        );
-        let result = simulate(&[invalid; 9], &json!({"max_retries": 1, "then": "keep"}));
-        assert_eq!(result.text, invalid.trim_end_matches('\0'));
-        assert_eq!(result.controls, 1);
-    }
-
-    #[test]
-    fn errors_name_field() {
-        for (config, message) in [
-            (json!({}), "'tools' is missing, and the request has no tools"),
-            (
-                json!({"tools": [{"function": {}}]}),
-                "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}, found {\"function\":{}} in it",
-            ),
-            (
-                json!({"tools": [{"name": "add", "parameters": [1]}]}),
-                "'tools': the parameters of 'add' must be a JSON schema (an object), found [1]",
-            ),
-            (config(&json!({"then": "stop"})), "'then' must be one of text, error, keep, found \"stop\""),
-        ] {
-            assert_eq!(ToolGuard.start(&config, &run()).err().unwrap(), message);
-        }
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(32))]
-
-        #[test]
-        fn blocked_call_never_remains(seed: u64, cut in 0usize..60) {
-            let call = "Well. <tool_call>{\"name\": \"delete\", \"arguments\": {}}</tool_call>";
-            let script = &call[..cut.min(call.len())];
-            let result = Simulation { script: script.into(), seed, alphabet: "{}\"namedlt: <>/_colrgus,", max_tokens: 120, ..Simulation::default() }
-                .run_mods(&[(&ToolGuard, config(&json!({"block": ["delete"], "max_retries": 1})))]);
-            prop_assert!(!result.text.contains("\"delete\", \"arguments\": {"), "{:?}", result);
-            prop_assert_eq!(result.retracted, 0);
-        }
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! Log lines of one call, within the limits of a call and a run.
 
-use super::supervisor::RunContext;
+use super::job::RunContext;
 use crate::events::LogLevel;
 use crate::mods::ModLogLine;
 use std::sync::atomic::Ordering;

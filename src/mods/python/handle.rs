@@ -3,9 +3,9 @@
 //! up. If the decode thread is idle, too, it polls for the reply, and the supervisor does not wake up at all.
 
 use super::frame;
+use super::job::{CallJob, Job, to_reply};
 use super::message::{FromWorker, WorkerReply};
 use super::shared_memory::SharedMemory;
-use super::supervisor::{CallJob, Job, to_reply};
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send};
 use std::net::Shutdown;

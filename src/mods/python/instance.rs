@@ -1,9 +1,10 @@
 //! Python mods as factories and instances.
 
 use super::handle::SupervisorHandle;
+use super::job::{CallJob, Job, RunContext};
 use super::message::{CallHeader, HandlerInfo, ToWorker, to_json};
 use super::shared_memory::{MemoryRegion, SharedMemory};
-use super::supervisor::{CallJob, Job, RunContext, Supervisor};
+use super::supervisor::Supervisor;
 use super::worker_spec::WorkerSpec;
 use crate::events::TokenId;
 use crate::model::common_prefix;

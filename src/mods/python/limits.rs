@@ -1,3 +1,5 @@
+//! Resource limits of workers.
+
 use std::time::Duration;
 
 /// Maximum threads of a worker.

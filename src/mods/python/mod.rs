@@ -37,6 +37,7 @@
 //! | `run` | | before the first call of a run on this worker |
 //! | `call` | `reply` | one event; regions of the shared memory as (byte offset, count) |
 //! | `finished` | `reply` | the run has ended |
+//! | `score` (answer) | `scored` or `failed` | an answer of an experiment, for a scorer |
 //! | `answer` | `query` | during a call: `encode`, or `vocabulary` once per model |
 //! | | `log` | at any time; belongs to the call in progress, otherwise to the next one |
 //!
@@ -59,22 +60,27 @@ mod frame;
 mod handle;
 mod instance;
 mod interpreter;
+mod job;
 mod limits;
 mod message;
 mod process;
 pub mod sandbox;
+mod scorer;
 mod shared_memory;
 mod supervisor;
 #[cfg(test)]
 mod tests;
+mod wire_action;
+mod worker_dir;
 mod worker_spec;
 
 use super::{ModDescription, ModFactory, ModOrigin};
 use instance::PythonMod;
 pub use limits::WorkerLimits;
 use message::HandlerInfo;
-pub use process::unpack_sdk;
+pub use message::ScoredCell;
 use sandbox::{SandboxLauncher, SandboxPolicy};
+pub use scorer::PythonScorer;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use shared_memory::SharedMemory;
@@ -82,6 +88,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+pub use worker_dir::unpack_sdk;
 use worker_spec::WorkerSpec;
 
 /// Template of a new mod.
@@ -253,6 +260,20 @@ impl PythonMods {
         }
     }
 
+    /// Loads a scorer of experiments from its source, which defines `score(text)` or `score(text, cell)`.
+    ///
+    /// # Errors
+    /// [`LoadError`]
+    pub fn scorer(&self, text: &str) -> Result<PythonScorer, LoadError> {
+        let source = Arc::new(Source::new("score.py".to_owned(), text.to_owned()));
+        let spec = WorkerSpec { is_scorer: true, ..self.spec(&source, None)? };
+        PythonScorer::start(spec).map_err(|exception| LoadError::Failed {
+            file: source.file.clone(),
+            message: exception.message,
+            traceback: exception.traceback,
+        })
+    }
+
     /// Returns the interpreter that workers use.
     ///
     /// # Errors
@@ -268,19 +289,25 @@ impl PythonMods {
         entrypoint: Option<&str>,
     ) -> Result<(WorkerSpec, Vec<HandlerInfo>), LoadError> {
         let failed = |message, traceback| LoadError::Failed { file: source.file.clone(), message, traceback };
-        let spec = WorkerSpec {
-            sandbox: self.sandbox(&source.file)?,
-            python: interpreter::find(self.python.as_deref())?,
-            limits: self.limits.clone(),
-            source: Arc::clone(source),
-            entrypoint: entrypoint.map(str::to_owned),
-        };
+        let spec = self.spec(source, entrypoint)?;
         let memory = SharedMemory::create()
             .map_err(|error| failed(format!("shared memory cannot be created: {error}"), None))?;
         let (worker, handlers) =
             spec.start(&memory).map_err(|exception| failed(exception.message, exception.traceback))?;
         worker.kill();
         Ok((spec, handlers))
+    }
+
+    /// Returns the specification of workers for a source.
+    fn spec(&self, source: &Arc<Source>, entrypoint: Option<&str>) -> Result<WorkerSpec, LoadError> {
+        Ok(WorkerSpec {
+            sandbox: self.sandbox(&source.file)?,
+            python: interpreter::find(self.python.as_deref())?,
+            limits: self.limits.clone(),
+            source: Arc::clone(source),
+            entrypoint: entrypoint.map(str::to_owned),
+            is_scorer: false,
+        })
     }
 
     /// Returns the launcher of the sandbox, if these mods need one.

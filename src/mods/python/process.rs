@@ -3,28 +3,22 @@
 use super::frame::{self, Decoder, Frame, FrameTooLong};
 use super::limits::MAX_THREADS;
 use super::sandbox::{SandboxLauncher, library_path};
+use super::worker_dir::WorkerDir;
 use super::{WorkerLimits, shared_memory::SharedMemory};
-use crate::events::system;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use rustix::process::{getpriority_process, setpriority_process};
-use std::fs::{self, DirBuilder, File};
+use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, Once, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime};
-
-/// Python SDK, unpacked for every worker.
-#[derive(rust_embed::RustEmbed)]
-#[folder = "src/mods/python/sdk"]
-struct Sdk;
+use std::time::{Duration, Instant};
 
 /// Nice value of workers, added to that of this thread.
 const EXTRA_NICE: i32 = 5;
@@ -32,8 +26,6 @@ const EXTRA_NICE: i32 = 5;
 const STACK_DUMP_TIMEOUT: Duration = Duration::from_millis(200);
 /// Maximum time for a worker to end by itself once it is no longer needed.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
-/// Prefix of the name of a worker's directory.
-const WORKER_DIR_PREFIX: &str = "thunder-mod-";
 /// Interval at which the threads of a worker are counted during a call.
 const THREAD_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum bytes of one write.
@@ -87,16 +79,16 @@ impl WorkerProcess {
         let home = WorkerDir::create()?;
         let (stream, theirs) = UnixStream::pair()?;
         let (stray_reader, stray_writer) = io::pipe()?;
-        let work = home.path.join("work");
-        let sdk = home.path.join("sdk");
+        let work = home.path().join("work");
+        let sdk = home.path().join("sdk");
         let numbers = [u64::from(std::process::id()), limits.address_space_bytes, limits.file_size_bytes];
         let mut arguments: Vec<String> = ["-I", "-B", "-X", "utf8"].map(str::to_owned).into();
         arguments.push(sdk.join("bootstrap.py").display().to_string());
         arguments.extend(numbers.map(|number| number.to_string()));
-        arguments.extend([limits.open_files.to_string(), home.path.display().to_string()]);
+        arguments.extend([limits.open_files.to_string(), home.path().display().to_string()]);
         let mut command = if let Some(launcher) = sandbox {
             // The launcher becomes the leader of a session, and thereby of a process group.
-            launcher.command(python, &home.path, limits, arguments)
+            launcher.command(python, home.path(), limits, arguments)
         } else {
             let mut command = Command::new(python);
             command.args(arguments).process_group(0);
@@ -239,7 +231,7 @@ impl WorkerProcess {
             seen = now;
         }
         let text = self.stray_output().since(before);
-        let sdk = self.home.path.join("sdk").display().to_string();
+        let sdk = self.home.path().join("sdk").display().to_string();
         let lines: Vec<&str> = text.lines().filter(|line| !line.contains(&sdk) && !line.contains("<frozen")).collect();
         (lines.len() > 1).then(|| lines.join("\n"))
     }
@@ -310,73 +302,6 @@ pub fn describe_exit(status: Option<ExitStatus>) -> String {
     }
 }
 
-/// Directory of a worker, with the SDK.
-struct WorkerDir {
-    path: PathBuf,
-    /// Locked while the server runs.
-    _lock: File,
-}
-
-impl WorkerDir {
-    fn create() -> io::Result<Self> {
-        static SWEPT: Once = Once::new();
-        SWEPT.call_once(|| remove_stale_dirs(&std::env::temp_dir()));
-        let path = std::env::temp_dir().join(format!("{WORKER_DIR_PREFIX}{}", system::new_id().simple()));
-        DirBuilder::new().mode(0o700).create(&path)?;
-        let lock = File::create(path.join("lock"))?;
-        lock.lock()?;
-        let home = Self { path, _lock: lock };
-        fs::create_dir(home.path.join("work"))?;
-        unpack_sdk(&home.path.join("sdk"))?;
-        Ok(home)
-    }
-}
-
-/// Writes the SDK into a folder, from which Python can import it.
-///
-/// # Errors
-/// A file could not be written.
-pub fn unpack_sdk(folder: &Path) -> io::Result<()> {
-    for name in Sdk::iter().filter(|name| is_source(name)) {
-        let file = folder.join(&*name);
-        if let Some(parent) = file.parent() {
-            fs::create_dir_all(parent)?;
-        }
-        if let Some(content) = Sdk::get(&name) {
-            fs::write(file, content.data)?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns true if a file of the SDK's folder belongs to the SDK, and not to its packaging.
-fn is_source(name: &str) -> bool {
-    let path = Path::new(name);
-    path.extension().is_some_and(|kind| kind == "py") && !path.starts_with("build") && !path.starts_with("dist")
-}
-
-/// Removes the directories of servers that were killed together with their workers.
-fn remove_stale_dirs(folder: &Path) {
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        if !entry.file_name().to_string_lossy().starts_with(WORKER_DIR_PREFIX) {
-            continue;
-        }
-        // A directory that is being created may have no lock yet.
-        let modified = entry.metadata().and_then(|found| found.modified()).ok();
-        let age = modified.and_then(|at| SystemTime::from(system::now()).duration_since(at).ok());
-        let is_old = age.is_some_and(|age| age > Duration::from_mins(1));
-        if is_old && File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok()) {
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-}
-
-impl Drop for WorkerDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.path);
-    }
-}
-
 /// Last part of the output that bypassed Python's streams and went directly to the descriptors 1 and 2.
 #[derive(Default)]
 struct StrayOutput {
@@ -400,37 +325,5 @@ fn collect_stray(mut from: io::PipeReader, into: &Mutex<StrayOutput>) {
         stray_output.total += count;
         let over = stray_output.bytes.len().saturating_sub(MAX_STRAY_BYTES);
         stray_output.bytes.drain(..over);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{WORKER_DIR_PREFIX, remove_stale_dirs};
-    use crate::events::system;
-    use std::fs::{self, File};
-    use std::time::{Duration, SystemTime};
-
-    #[test]
-    fn only_stale_worker_dirs_are_removed() {
-        let folder = std::env::temp_dir().join(format!("thunder-test-{}", system::new_id()));
-        let make = |name: &str, with_lock: bool, age: u64| {
-            let path = folder.join(name);
-            fs::create_dir_all(&path).unwrap();
-            let lock = with_lock.then(|| File::create(path.join("lock")).unwrap());
-            File::open(&path)
-                .unwrap()
-                .set_modified(SystemTime::from(system::now()) - Duration::from_secs(age))
-                .unwrap();
-            (path, lock)
-        };
-        let (left, _) = make(&format!("{WORKER_DIR_PREFIX}left"), true, 100);
-        let (young, _) = make(&format!("{WORKER_DIR_PREFIX}young"), true, 1);
-        let (unlocked, _) = make(&format!("{WORKER_DIR_PREFIX}without"), false, 100);
-        let (alive, lock) = make(&format!("{WORKER_DIR_PREFIX}alive"), true, 100);
-        let (other, _) = make("other", true, 100);
-        lock.as_ref().unwrap().lock().unwrap();
-        remove_stale_dirs(&folder);
-        assert_eq!([left, young, unlocked, alive, other].map(|path| path.exists()), [false, true, true, true, true]);
-        fs::remove_dir_all(folder).unwrap();
     }
 }

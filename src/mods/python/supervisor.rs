@@ -7,20 +7,20 @@
 
 use super::call_log::CallLog;
 use super::handle::WorkerShared;
+use super::job::{CallJob, Job, RunContext, to_reply};
 use super::limits::MAX_THREADS;
 use super::message::{
-    FromWorker, MAX_TEXT_BYTES, QueryKind, ToWorker, VocabularyInfo, WorkerQuery, WorkerReply, control_tokens, to_json,
+    FromWorker, MAX_TEXT_BYTES, QueryKind, ToWorker, VocabularyInfo, WorkerQuery, control_tokens, to_json,
     vocabulary_body,
 };
 use super::process::{WorkerFailure, WorkerProcess, describe_exit};
-use super::shared_memory::{MemoryRegion, SharedMemory};
+use super::shared_memory::MemoryRegion;
 use super::worker_spec::{WorkerSpec, kill_worker};
 use crate::events::EventType;
 use crate::model::Vocabulary;
-use crate::mods::{ModException, Reply, ReplySender, RunView};
-use serde_json::Value;
+use crate::mods::{ModException, Reply};
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -31,43 +31,6 @@ const MIN_RESTART_DELAY: Duration = Duration::from_millis(500);
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(30);
 /// Interval at which an idle worker is checked.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Job of a supervisor.
-pub enum Job {
-    /// A run starts and needs a worker.
-    StartRun,
-    /// One event of a run.
-    Call(Box<CallJob>),
-    /// The run has ended; its memory regions are free.
-    Finished { run: Arc<RunContext>, regions: Vec<MemoryRegion> },
-}
-
-/// A call that waits for the worker.
-pub struct CallJob {
-    pub run: Arc<RunContext>,
-    pub event: EventType,
-    /// Header of the frame.
-    pub header: Vec<u8>,
-    /// Memory region of the logits.
-    pub logits: Option<MemoryRegion>,
-    /// Time at which the call was sent directly to the worker; `None` if it was not.
-    pub sent: Option<Instant>,
-    pub done: ReplySender,
-}
-
-/// A run in which this mod takes part.
-pub struct RunContext {
-    /// Unique within the process.
-    pub number: u64,
-    pub view: Arc<RunView>,
-    pub config: Value,
-    /// Number of last generated tokens that are held back from the client; a reply can change it.
-    pub holdback: AtomicUsize,
-    /// Generation of the worker that knows the run; 0 for none.
-    pub worker: AtomicU64,
-    /// Bytes logged by the mod.
-    pub logged: AtomicUsize,
-}
 
 /// Supervisor of one worker of a mod.
 pub struct Supervisor {
@@ -342,37 +305,6 @@ impl Supervisor {
         }
         tracing::warn!(mod.name = self.name, "{}; a new worker starts with the next call", exception.message);
         exception
-    }
-}
-
-/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at
-/// which the worker received the call, which bounds the elapsed time that the worker reports.
-pub fn to_reply(
-    reply: WorkerReply,
-    body: &[u8],
-    run: &RunContext,
-    event: EventType,
-    memory: &SharedMemory,
-    logits: Option<&MemoryRegion>,
-    received_at: Instant,
-) -> Reply {
-    let WorkerReply { action, exception, elapsed_ns, holdback } = reply;
-    if let Some(tokens) = holdback {
-        run.holdback.store(tokens, Ordering::Release);
-    }
-    let checked = action.map(|action| action.check(body, &run.view.vocabulary, memory, logits)).transpose();
-    let (action, refused) = match checked {
-        Ok(action) => (action, None),
-        Err(message) => {
-            let message = format!("InvalidActionError at {}: {message}", event.as_str());
-            (None, Some(ModException { message, traceback: None }))
-        }
-    };
-    Reply {
-        action,
-        exception: exception.map(ModException::from).or(refused),
-        elapsed: Duration::from_nanos(elapsed_ns).min(received_at.elapsed()),
-        ..Reply::default()
     }
 }
 

@@ -1,12 +1,12 @@
 //! Start of a worker, its messages, and its end.
 
 use super::call_log::CallLog;
+use super::job::RunContext;
 use super::limits::MAX_THREADS;
 use super::message::{FromWorker, HandlerInfo, PROTOCOL, ToWorker, to_json};
 use super::process::{WorkerFailure, WorkerProcess, describe_exit};
 use super::sandbox::SandboxLauncher;
 use super::shared_memory::SharedMemory;
-use super::supervisor::RunContext;
 use super::{Source, WorkerLimits};
 use crate::mods::{ModException, ModLogLine};
 use std::path::PathBuf;
@@ -26,6 +26,8 @@ pub struct WorkerSpec {
     pub source: Arc<Source>,
     /// Function to serve; `None` to list all.
     pub entrypoint: Option<String>,
+    /// True for the scorer of an experiment.
+    pub is_scorer: bool,
 }
 
 impl WorkerSpec {
@@ -44,6 +46,7 @@ impl WorkerSpec {
             file: &self.source.file,
             module: &self.source.module,
             entrypoint: self.entrypoint.as_deref(),
+            scorer: self.is_scorer,
         });
         let deadline = Instant::now() + self.limits.import;
         let mut logs = CallLog::default();

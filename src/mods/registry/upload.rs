@@ -101,7 +101,7 @@ pub struct ModUpload {
 pub struct InvalidUpload {
     /// Name of the field.
     pub field: &'static str,
-    /// Message with the found and the expected value.
+    /// Message with the expected value and the one that was sent.
     pub message: String,
 }
 

@@ -100,7 +100,7 @@ pub(crate) async fn limit_runs(State(guard): State<Guard>, request: Request, nex
     if guard.access == Access::Run && request.method() == Method::POST {
         let caller = request.extensions().get::<Caller>();
         let address = request.extensions().get::<ConnectInfo<SocketAddr>>().map(|info| info.0);
-        if let Err(error) = guard.app.rates().check(caller, address) {
+        if let Err(error) = guard.app.rate_limits().check(caller, address) {
             return guard.format(request.uri().path())(error);
         }
     }
@@ -125,13 +125,13 @@ fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
     if guard.access == Access::Public || request.method() == Method::OPTIONS {
         return Ok(None);
     }
-    let found = caller(guard.access, &credentials.security, request.headers());
+    let caller = authenticate(guard.access, &credentials.security, request.headers());
     if guard.access == Access::Socket && socket::is_websocket_request(request.headers()) && !has_key(request.headers())
     {
         // The key must be in its first message.
-        return Ok(found.ok());
+        return Ok(caller.ok());
     }
-    found.map(Some)
+    caller.map(Some)
 }
 
 impl Access {
@@ -223,7 +223,7 @@ fn foreign_origin(origin: &str) -> ApiError {
     )
 }
 
-fn caller(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Result<Caller, ApiError> {
+fn authenticate(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Result<Caller, ApiError> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
         Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),

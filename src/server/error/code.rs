@@ -22,7 +22,7 @@ pub enum ErrorCode {
     ModelNotFound,
     /// The model is not loaded, and the server does not load it on request.
     ModelNotLoaded,
-    /// The body or message is nested too deep.
+    /// The body or message is nested too deeply.
     NestedTooDeep,
     /// No model is loaded.
     NoModel,

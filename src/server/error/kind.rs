@@ -7,7 +7,7 @@ pub enum ErrorKind {
     BadRequest,
     /// The key is missing or unknown.
     Unauthorized,
-    /// The key lacks the right.
+    /// The key lacks the right, or the host or origin is not trusted.
     Forbidden,
     /// The resource does not exist.
     NotFound,

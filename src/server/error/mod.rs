@@ -5,14 +5,18 @@
 //! client receives the request id to find it in the log.
 
 mod code;
+mod deserialization;
 mod kind;
 
 pub use code::ErrorCode;
 pub use kind::ErrorKind;
 
+use self::deserialization::Failure;
 use crate::events::RunId;
+use axum::extract::Query;
+use axum::extract::path::ErrorKind as PathErrorKind;
 use axum::extract::rejection::{BytesRejection, JsonRejection, PathRejection, QueryRejection};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use std::fmt::Display;
@@ -77,7 +81,7 @@ pub struct Problem {
 }
 
 impl ApiError {
-    /// Creates an error. `detail` states what was found, what is expected and where.
+    /// Creates an error. `detail` names the subject, the expected value and the value received.
     pub fn new(kind: ErrorKind, detail: impl Into<String>) -> Self {
         Self {
             kind,
@@ -206,7 +210,7 @@ impl ApiError {
         self.context
     }
 
-    /// Replaces a field's name by the name that the protocol's clients use.
+    /// Replaces a field's name with the name that the protocol's clients use.
     #[must_use]
     pub fn rename_field(mut self, ours: &str, theirs: &str) -> Self {
         self.detail = self.detail.replace(ours, theirs);
@@ -293,44 +297,64 @@ impl IntoResponse for ApiError {
     }
 }
 
+impl ApiError {
+    /// Converts the rejection of a query. `uri` contains the value that the client sent.
+    pub(super) fn from_query(rejection: &QueryRejection, uri: Option<&Uri>) -> Self {
+        let Some(failure) = Failure::of(rejection) else { return Self::bad_request(rejection.body_text()) };
+        let parameters = uri.and_then(|uri| Query::<Vec<(String, String)>>::try_from_uri(uri).ok());
+        let received = parameters.iter().flat_map(|Query(all)| all).find(|(name, _)| name == failure.path());
+        failure.to_error(received.map(|(_, value)| value.as_str()))
+    }
+}
+
 impl From<JsonRejection> for ApiError {
     fn from(rejection: JsonRejection) -> Self {
-        match rejection {
-            JsonRejection::BytesRejection(rejection) => rejection.into(),
-            JsonRejection::MissingJsonContentType(_) => Self::new(
+        let failure = Failure::of(&rejection);
+        match (rejection, failure) {
+            (JsonRejection::BytesRejection(rejection), _) => rejection.into(),
+            (JsonRejection::MissingJsonContentType(_), _) => Self::new(
                 ErrorKind::UnsupportedMediaType,
                 "the body must be JSON, sent with the header 'content-type: application/json'",
             ),
-            rejection => Self::bad_request(rejection.body_text()),
+            (JsonRejection::JsonDataError(_), Some(failure)) => failure.to_error(None),
+            (rejection, failure) => {
+                let cause = failure.map_or_else(|| rejection.body_text(), |failure| failure.message().to_owned());
+                Self::bad_request(format!("the body is not JSON: {cause}")).code(ErrorCode::InvalidJson)
+            }
         }
     }
 }
 
 impl From<BytesRejection> for ApiError {
     fn from(rejection: BytesRejection) -> Self {
-        let kind = if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-            ErrorKind::TooLarge
-        } else {
-            ErrorKind::BadRequest
-        };
-        Self::new(kind, rejection.body_text())
+        if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
+            return Self::new(ErrorKind::TooLarge, "the body exceeds the maximum size of this route");
+        }
+        let cause = std::error::Error::source(&rejection).map_or_else(|| rejection.body_text(), ToString::to_string);
+        Self::bad_request(format!("reading the body failed: {cause}"))
     }
 }
 
 impl From<QueryRejection> for ApiError {
     fn from(rejection: QueryRejection) -> Self {
-        let text = rejection.body_text();
-        let reason = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-        match reason.split_once(": ") {
-            Some((field, _)) if !field.contains(' ') => Self::invalid(field, reason),
-            _ => Self::bad_request(reason),
-        }
+        Self::from_query(&rejection, None)
     }
 }
 
 impl From<PathRejection> for ApiError {
     fn from(rejection: PathRejection) -> Self {
-        Self::bad_request(rejection.body_text())
+        let PathRejection::FailedToDeserializePathParams(failure) = &rejection else {
+            return Self::internal(rejection);
+        };
+        match failure.kind() {
+            PathErrorKind::ParseErrorAtKey { value, expected_type, .. }
+            | PathErrorKind::ParseErrorAtIndex { value, expected_type, .. }
+            | PathErrorKind::ParseError { value, expected_type } => {
+                let expected = deserialization::expected_value(expected_type);
+                Self::bad_request(format!("a part of the path must be {expected}, got {value:?}"))
+            }
+            other => Self::bad_request(format!("the path is invalid: {other}")),
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Loading of the draft model, which belongs to the default model.
 
 use super::load::{cache_type, gpu_layers, model_options};
-use super::{Entry, ModelRegistry};
+use super::{ModelEntry, ModelRegistry};
 use crate::config::{DraftModelConfig, EngineConfig};
 use crate::engine::DraftModel;
 use crate::model::llama::{ContextRequirements, ControlVectors, ModelOptions, RopeOptions, TensorPlacement, Tuning};
@@ -14,7 +14,7 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// [`ModelError::Draft`]: the file cannot be loaded.
-    pub(super) async fn load_draft(&self, entry: &Entry) -> Result<Option<DraftModel>, ModelError> {
+    pub(super) async fn load_draft(&self, entry: &ModelEntry) -> Result<Option<DraftModel>, ModelError> {
         let config = &self.0.config.engine;
         let Some(draft) = config.speculation.draft_model.as_ref().filter(|_| entry.default) else { return Ok(None) };
         let unusable = |reason: String| ModelError::Draft { path: draft.path.display().to_string(), reason };
@@ -34,7 +34,7 @@ impl ModelRegistry {
 }
 
 /// Returns the load options of the draft model: those of the main model, without settings that belong to its weights.
-fn draft_options(config: &EngineConfig, entry: &Entry, draft: &DraftModelConfig) -> ModelOptions {
+fn draft_options(config: &EngineConfig, entry: &ModelEntry, draft: &DraftModelConfig) -> ModelOptions {
     let main = model_options(config, entry);
     ModelOptions {
         name: None,
@@ -42,11 +42,11 @@ fn draft_options(config: &EngineConfig, entry: &Entry, draft: &DraftModelConfig)
         control: ControlVectors::default(),
         gpu_layers: gpu_layers(draft.gpu_layers),
         tensors: TensorPlacement::default(),
-        room: ContextRequirements {
+        context: ContextRequirements {
             scores: false,
             keys: cache_type(draft.cache_type_k),
             values: cache_type(draft.cache_type_v),
-            ..main.room
+            ..main.context
         },
         tuning: Tuning { rope: RopeOptions::default(), overrides: Vec::new(), ..main.tuning },
         ..main

@@ -24,7 +24,7 @@ pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings 
             HeadFlag::Gelu => Activation::Gelu,
         }),
         context: EncoderOptions {
-            longest: config.max_text_tokens(model.card().context_train, model.generates()),
+            max_input_tokens: config.max_text_tokens(model.card().context_train, model.generates()),
             ubatch_size: config.ubatch_size,
             threads: config.threads_batch,
         },

@@ -1,6 +1,6 @@
-//! The models of a folder: every GGUF file in it and its subfolders, named after the file.
+//! The models in the folder of `--models-dir`: every GGUF file in it and its subfolders, named after the file.
 
-use super::{Entry, ModelRegistry, ModelState};
+use super::{ModelEntry, ModelRegistry, ModelState};
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ impl ModelRegistry {
         let shown = dir.display().to_string();
         let found = match tokio::task::spawn_blocking(move || models_in(&dir)).await {
             Ok(Ok(found)) => found,
-            Ok(Err(error)) => return tracing::error!(folder = shown, %error, "reading the folder of models failed"),
+            Ok(Err(error)) => return tracing::error!(folder = shown, %error, "reading the models folder failed"),
             Err(_) => return,
         };
         let mut models = self.lock();
@@ -24,7 +24,7 @@ impl ModelRegistry {
         for (name, path) in found {
             let taken = models.entries.iter().any(|entry| entry.path == path || entry.names().any(|own| own == name));
             if !taken {
-                models.entries.push(Entry::new(name, Vec::new(), path, false));
+                models.entries.push(ModelEntry::new(name, Vec::new(), path, false));
             }
         }
         models.entries.sort_by(|a, b| (!a.default, &a.name).cmp(&(!b.default, &b.name)));
@@ -47,16 +47,16 @@ fn models_in(dir: &Path) -> std::io::Result<BTreeMap<String, PathBuf>> {
     paths.sort();
     let mut found = BTreeMap::new();
     for path in paths.into_iter().filter(|path| path.is_file()) {
-        if let Some(name) = name_of(&path).filter(|_| !is_addition(&path)) {
+        if let Some(name) = name_of(&path).filter(|_| !is_adapter_or_projector(&path)) {
             found.entry(name).or_insert(path);
         }
     }
     Ok(found)
 }
 
-/// Returns true if a file is a LoRA adapter or a projector for images, which is not a model. Converters store the type
-/// among the first keys.
-fn is_addition(path: &Path) -> bool {
+/// Returns true if a file is a LoRA adapter or an image projector, not a model. Converters store the type among the
+/// first keys.
+fn is_adapter_or_projector(path: &Path) -> bool {
     const HEAD_BYTES: u64 = 2048;
     // The key, the type of its value (8: string), its length and the value.
     const TYPES: [&[u8]; 2] =
@@ -100,13 +100,16 @@ pub(super) fn default_name(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{default_name, is_addition, models_in, name_of};
+    use super::{default_name, is_adapter_or_projector, models_in, name_of};
     use std::path::Path;
 
     #[test]
     fn adapters_and_projectors_are_not_listed_as_models() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models");
-        assert!(is_addition(&folder.join("tiny-lora.gguf")) && !is_addition(&folder.join("tiny.gguf")));
+        assert!(
+            is_adapter_or_projector(&folder.join("tiny-lora.gguf"))
+                && !is_adapter_or_projector(&folder.join("tiny.gguf"))
+        );
         let found = models_in(&folder).unwrap();
         assert!(found.contains_key("tiny") && !found.contains_key("tiny-lora"));
         assert!(!found.contains_key("tiny-mmproj"));

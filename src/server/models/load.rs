@@ -1,6 +1,6 @@
 //! Loading: creates an engine from a GGUF file.
 
-use super::{Entry, Loaded, ModelRegistry, ModelState, Models, folder};
+use super::{Loaded, ModelEntry, ModelRegistry, ModelState, Models, folder};
 use crate::config::{
     self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
 };
@@ -27,7 +27,7 @@ pub enum LoadStep {
     Context,
 }
 
-type Observe = dyn Fn(&str, LoadStep) + Send + Sync;
+type Observer = dyn Fn(&str, LoadStep) + Send + Sync;
 
 impl ModelRegistry {
     /// Registers the configured models. From now on engines can start, and their signals are sent to `recorder`.
@@ -46,7 +46,7 @@ impl ModelRegistry {
             }
         }
         let name = names.remove(0);
-        *self.lock() = Models { entries: vec![Entry::new(name, names, path, true)], uses: 0 };
+        *self.lock() = Models { entries: vec![ModelEntry::new(name, names, path, true)], uses: 0 };
         self.refresh().await;
         Ok(())
     }
@@ -69,7 +69,7 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// 404 for an unknown model; 400 if it is loaded; 429 if `--models-max` models are in use.
-    pub async fn begin(&self, name: &str) -> Result<(), ApiError> {
+    pub async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
         self.refresh().await;
         let entry = self.named(name)?;
         match entry.state {
@@ -80,11 +80,11 @@ impl ModelRegistry {
             ModelState::Unloading => return Err(entry.not_loaded()),
             ModelState::Unloaded | ModelState::Failed(_) => {}
         }
-        self.begin_load(&entry.name).await
+        self.load_in_background(&entry.name).await
     }
 
     /// Unloads other models if necessary and starts loading, unless another request has already started.
-    pub(super) async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
+    pub(super) async fn load_in_background(&self, name: &str) -> Result<(), ApiError> {
         let _admitted = self.0.admission.lock().await;
         self.make_room(name).await?;
         let started = self.change(name, |entry| {
@@ -98,19 +98,19 @@ impl ModelRegistry {
         let Some(entry) = started.flatten() else { return Ok(()) };
         let registry = self.clone();
         tokio::spawn(async move {
-            tracing::info!(model = entry.name, "loading");
+            tracing::info!(model = entry.name, "loading model");
             match registry.load(&entry, Arc::new(|_, _| ())).await {
-                Ok(()) => tracing::info!(model = entry.name, "loaded"),
+                Ok(()) => tracing::info!(model = entry.name, "model loaded"),
                 Err(_) if entry.load_cancelled.load(Ordering::Acquire) => {
-                    tracing::info!(model = entry.name, "load cancelled");
+                    tracing::info!(model = entry.name, "model load cancelled");
                 }
-                Err(error) => tracing::error!(model = entry.name, %error, "load failed"),
+                Err(error) => tracing::error!(model = entry.name, %error, "model load failed"),
             }
         });
         Ok(())
     }
 
-    async fn load(&self, entry: &Entry, observe: Arc<Observe>) -> Result<(), ModelError> {
+    async fn load(&self, entry: &ModelEntry, observe: Arc<Observer>) -> Result<(), ModelError> {
         let started = self.start(entry, observe).await;
         let load_cancelled = entry.load_cancelled.load(Ordering::Acquire);
         let (state, result) = match started {
@@ -129,7 +129,7 @@ impl ModelRegistry {
         result
     }
 
-    async fn start(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Loaded, ModelError> {
+    async fn start(&self, entry: &ModelEntry, observe: Arc<Observer>) -> Result<Loaded, ModelError> {
         let recorder = self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(recorder) = recorder else {
             return Err(load_error(&entry.path, "the model registry is not open"));
@@ -154,17 +154,17 @@ impl ModelRegistry {
     }
 
     /// Reads the weights on a blocking thread.
-    async fn read(&self, entry: &Entry, observe: Arc<Observe>) -> Result<Model, ModelError> {
+    async fn read(&self, entry: &ModelEntry, observe: Arc<Observer>) -> Result<Model, ModelError> {
         let options = model_options(&self.0.config.engine, entry);
-        let (registry, read) = (self.clone(), entry.clone());
+        let registry = self.clone();
+        let ModelEntry { name, path, load_cancelled, .. } = entry.clone();
         let read = move || {
-            let Entry { name, path, load_cancelled, .. } = read;
-            let mut shown = 0.0;
+            let mut reported = 0.0;
             Model::load(&path, &options, move |done| {
                 observe(&name, LoadStep::Weights(done));
                 // llama.cpp reports progress for every tensor; one report per percent is enough.
-                if done - shown >= 0.01 {
-                    shown = done;
+                if done - reported >= 0.01 {
+                    reported = done;
                     registry.change(&name, |entry| entry.state = ModelState::Loading(done));
                 }
                 !load_cancelled.load(Ordering::Acquire)
@@ -174,7 +174,7 @@ impl ModelRegistry {
     }
 }
 
-pub(super) fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOptions {
+pub(super) fn model_options(config: &EngineConfig, entry: &ModelEntry) -> ModelOptions {
     let control = || ControlVectors { files: config.control.files.clone(), layers: config.control.layers.clone() };
     ModelOptions {
         name: Some(entry.name.clone()),
@@ -205,7 +205,7 @@ pub(super) fn model_options(config: &EngineConfig, entry: &Entry) -> ModelOption
         no_mmap: config.no_mmap,
         mlock: config.mlock,
         tuning: tuning(&config.tuning),
-        room: ContextRequirements {
+        context: ContextRequirements {
             context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
             as_trained: config.ctx_size.is_none(),
             sequences: config.parallel,
@@ -280,7 +280,7 @@ fn engine_options(
         threads_batch: engine.threads_batch,
         batch_size: engine.batch_size,
         ubatch_size: engine.ubatch_size,
-        attention: capture(engine),
+        attention: attention_capture(engine),
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
@@ -311,7 +311,7 @@ fn speculation(EngineConfig { speculation, .. }: &EngineConfig, has_draft_model:
     }
 }
 
-fn capture(engine: &EngineConfig) -> AttentionCapture {
+fn attention_capture(engine: &EngineConfig) -> AttentionCapture {
     match engine.attention {
         flags::OnOffAuto::Auto if engine.flash_attention => AttentionCapture::Flash,
         flags::OnOffAuto::Auto => AttentionCapture::Auto,

@@ -47,7 +47,7 @@ pub enum ModelState {
 
 /// A known model.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct ModelEntry {
     /// Name of the model in requests and responses.
     pub name: String,
     /// Additional names that requests may use.
@@ -99,7 +99,7 @@ enum ModelLookup {
 #[derive(Default)]
 struct Models {
     /// The default model first.
-    entries: Vec<Entry>,
+    entries: Vec<ModelEntry>,
     /// Number of requests so far.
     uses: u64,
 }
@@ -122,7 +122,7 @@ impl ModelRegistry {
 
     /// Returns all models, the default model first.
     #[must_use]
-    pub fn list(&self) -> Vec<Entry> {
+    pub fn list(&self) -> Vec<ModelEntry> {
         self.lock().entries.clone()
     }
 
@@ -130,7 +130,7 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// 404 for an unknown model.
-    pub fn named(&self, name: &str) -> Result<Entry, ApiError> {
+    pub fn named(&self, name: &str) -> Result<ModelEntry, ApiError> {
         let models = self.lock();
         let found = models.entries.iter().find(|entry| entry.names().any(|own| own == name));
         found.cloned().ok_or_else(|| models.unknown(name))
@@ -140,7 +140,7 @@ impl ModelRegistry {
     ///
     /// # Errors
     /// 404 for an unknown model.
-    pub fn find_entry(&self, requested: Option<&str>) -> Result<Entry, ApiError> {
+    pub fn find_entry(&self, requested: Option<&str>) -> Result<ModelEntry, ApiError> {
         let models = self.lock();
         let index = models.find(requested, self.0.config.server.any_model_name)?;
         Ok(models.entries[index].clone())
@@ -155,7 +155,7 @@ impl ModelRegistry {
     /// Returns the default model if it is ready.
     #[must_use]
     pub fn default_model(&self) -> Option<Loaded> {
-        self.lock().entries.first().and_then(Entry::ready).cloned()
+        self.lock().entries.first().and_then(ModelEntry::ready).cloned()
     }
 
     /// Returns the model named by a request, which may include mods; `None` is the default model. Loads it if the
@@ -171,7 +171,7 @@ impl ModelRegistry {
             changed.mark_unchanged();
             match self.look_up(requested) {
                 Ok(ModelLookup::Ready(loaded)) => return Ok(loaded),
-                Ok(ModelLookup::Unloaded(name)) => self.begin_load(&name).await?,
+                Ok(ModelLookup::Unloaded(name)) => self.load_in_background(&name).await?,
                 // The sender is part of `self`, so waiting cannot fail.
                 Ok(ModelLookup::Changing) => drop(changed.changed().await),
                 // The file may have been added after the last scan.
@@ -225,7 +225,7 @@ impl ModelRegistry {
 
     /// Changes a model under the lock and notifies waiting tasks. The result of `change` is dropped outside of the
     /// lock.
-    fn change<T>(&self, name: &str, change: impl FnOnce(&mut Entry) -> T) -> Option<T> {
+    fn change<T>(&self, name: &str, change: impl FnOnce(&mut ModelEntry) -> T) -> Option<T> {
         let changed = self.lock().entries.iter_mut().find(|entry| entry.name == name).map(change);
         self.0.changed.send_replace(());
         changed
@@ -238,7 +238,7 @@ impl Models {
         let found = match requested {
             None => (!self.entries.is_empty()).then_some(0),
             Some(requested) => {
-                let names = self.entries.iter().flat_map(Entry::names);
+                let names = self.entries.iter().flat_map(ModelEntry::names);
                 match resolve(requested, names) {
                     Some((name, _)) => self.entries.iter().position(|entry| entry.names().any(|own| own == name)),
                     None => any_name.then_some(0),
@@ -263,7 +263,7 @@ impl Models {
     }
 }
 
-impl Entry {
+impl ModelEntry {
     /// Returns the model if it is ready.
     #[must_use]
     pub fn ready(&self) -> Option<&Loaded> {

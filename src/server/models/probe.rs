@@ -1,4 +1,5 @@
-//! Probes a model file in a separate process first, because llama.cpp aborts the process on some corrupt files.
+//! Checks a model file in a separate process before it is loaded, because llama.cpp aborts the process on some corrupt
+//! files.
 
 use super::ModelRegistry;
 use crate::model::ModelError;
@@ -15,8 +16,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_mins(1);
 const MAX_REASON_CHARS: usize = 400;
 
 impl ModelRegistry {
-    /// Sets the program that checks files: `program probe FILE` loads a file. If a signal kills
-    /// the program, the file would also crash the server.
+    /// Sets the program that checks files: `program probe FILE` loads a file. If a signal kills the program, the file
+    /// would also crash the server.
     pub fn set_probe_program(&self, program: std::path::PathBuf) {
         // Only start-up calls this; the first program is kept.
         let _ = self.0.probe_program.set(program);
@@ -49,7 +50,7 @@ impl ModelRegistry {
         let output = match timeout(PROBE_TIMEOUT, command.output()).await {
             Ok(Ok(output)) => output,
             Ok(Err(error)) => {
-                tracing::warn!(%error, "checking the file in a separate process failed");
+                tracing::warn!(%error, "checking the model file in a separate process failed");
                 return Ok(());
             }
             Err(_) => return Ok(()),

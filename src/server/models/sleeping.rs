@@ -1,6 +1,6 @@
 //! Sleeping models: unloaded while idle, with the data to report until they are loaded again.
 
-use super::{Entry, Loaded, ModelRegistry, ModelState};
+use super::{Loaded, ModelEntry, ModelRegistry, ModelState};
 use crate::engine::EngineStatus;
 use crate::server::ApiError;
 use serde_json::value::RawValue;
@@ -28,7 +28,7 @@ impl ModelRegistry {
     /// Returns the model named by a request, without loading it or keeping it awake.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is not loaded and not sleeping.
+    /// 404 for an unknown model; 400 if it is neither loaded nor sleeping.
     pub fn view(&self, requested: Option<&str>) -> Result<ModelView, ApiError> {
         let entry = self.find_entry(requested)?;
         entry.view().ok_or_else(|| entry.not_loaded())
@@ -41,7 +41,7 @@ impl ModelRegistry {
         idle.map(|entry| (entry.name.clone(), entry.last_used)).collect()
     }
 
-    /// Starts unloading a model that was not used since [`ModelRegistry::idle`] returned `used` for it; the next
+    /// Starts unloading a model that has not been used since [`ModelRegistry::idle`] returned `used` for it; the next
     /// request loads it again.
     pub(crate) fn begin_sleep(&self, name: &str, used: u64, sleeping: SleepingModel) {
         let taken = self.change(name, |entry| {
@@ -51,14 +51,14 @@ impl ModelRegistry {
             Some(loaded)
         });
         if let Some(loaded) = taken.flatten() {
-            tracing::info!(model = name, "idle, sleeping until the next request");
+            tracing::info!(model = name, "model is idle, sleeping until the next request");
             let (registry, name) = (self.clone(), name.to_owned());
             tokio::spawn(async move { registry.unload(name, loaded).await });
         }
     }
 }
 
-impl Entry {
+impl ModelEntry {
     fn view(&self) -> Option<ModelView> {
         match (&self.state, &self.sleeping) {
             (ModelState::Ready(loaded), _) => Some(ModelView::Loaded(loaded.clone())),

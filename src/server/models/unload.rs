@@ -1,6 +1,6 @@
 //! Unloading: on request, and before another model is loaded.
 
-use super::{Entry, Loaded, ModelRegistry, ModelState};
+use super::{Loaded, ModelEntry, ModelRegistry, ModelState};
 use crate::server::{ApiError, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,7 +52,11 @@ impl ModelRegistry {
             sleep(CHECK_INTERVAL).await;
         }
         if loaded.is_busy() {
-            tracing::warn!(model = name, grace_s = grace.as_secs(), "ending active runs, their model is unloaded");
+            tracing::warn!(
+                model = name,
+                grace_s = grace.as_secs(),
+                "ending active runs because their model is being unloaded"
+            );
         }
         loaded.stop().await;
         let memory = Arc::downgrade(loaded.model());
@@ -65,11 +69,11 @@ impl ModelRegistry {
         if timeout(RELEASE_TIMEOUT, release).await.is_err() {
             tracing::warn!(
                 model = name,
-                "responses still use the unloaded model, its memory is freed after the last one"
+                "responses still use the unloaded model; its memory is freed after the last one"
             );
         }
         self.change(&name, |entry| entry.state = ModelState::Unloaded);
-        tracing::info!(model = name, "unloaded");
+        tracing::info!(model = name, "model unloaded");
     }
 
     /// Unloads the least recently used models without active runs until one more may be loaded. Waits for a model to
@@ -82,7 +86,7 @@ impl ModelRegistry {
             changed.mark_unchanged();
             let (others, idle) = {
                 let models = self.lock();
-                let others: Vec<&Entry> =
+                let others: Vec<&ModelEntry> =
                     models.entries.iter().filter(|entry| entry.name != name && entry.occupies_memory()).collect();
                 let idle = others.iter().filter(|entry| entry.ready().is_some_and(|loaded| !loaded.is_busy()));
                 // The default model is unloaded last, because requests without a name would load it again.
@@ -99,7 +103,7 @@ impl ModelRegistry {
             }
             let unloading = self.list().iter().any(|entry| matches!(entry.state, ModelState::Unloading));
             if let Some(idle) = idle.filter(|_| !unloading) {
-                tracing::info!(model = idle, "unloading to load another model");
+                tracing::info!(model = idle, "unloading model to load another one");
                 // Another task may have unloaded it meanwhile.
                 let _ = self.begin_unload(&idle);
             }
@@ -108,7 +112,7 @@ impl ModelRegistry {
     }
 }
 
-impl Entry {
+impl ModelEntry {
     fn occupies_memory(&self) -> bool {
         matches!(self.state, ModelState::Ready(_) | ModelState::Loading(_) | ModelState::Unloading)
     }

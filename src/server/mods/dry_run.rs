@@ -24,9 +24,9 @@ pub struct DryRunReport {
     pub calls: usize,
     /// True if the run used the mod.
     pub recorded: bool,
-    /// False if the time was over before the end of the run.
+    /// False if the time limit was reached before the end of the run.
     pub complete: bool,
-    /// Events with an action, an error or output, in the recording or now.
+    /// Events with an action, an error or output, in the recording or in the dry run.
     pub events: Vec<ModReplyReport>,
     /// The first event with an action that differs from the recorded one.
     pub difference: Option<FirstDifference>,

@@ -21,7 +21,7 @@ pub struct VersionList {
 /// Returns the versions of a mod.
 ///
 /// # Errors
-/// 404 if no such mod ever existed; the error of the database.
+/// 404 if no such mod ever existed; an error if the database failed.
 pub async fn versions_of(app: &App, name: String) -> Result<VersionList, ApiError> {
     let shown = app.registry().info(&name);
     let current = shown.as_ref().map(|shown| shown.current.hash.clone());
@@ -61,7 +61,8 @@ pub async fn source_of(app: &App, name: &str, version: Option<String>) -> Result
         return serde_json::from_value(text).map_err(ApiError::internal);
     };
     if wanted.len() < 6 || !wanted.chars().all(|c| c.is_ascii_hexdigit()) {
-        return Err(ApiError::invalid("version", "version must be 6 to 64 hexadecimal digits"));
+        let detail = format!("`version` must be 6 to 64 hexadecimal digits, got {wanted:?}");
+        return Err(ApiError::invalid("version", detail));
     }
     let is_wanted = |hash: &str| hash.starts_with(&wanted.to_ascii_lowercase());
     if let Some(factory) = current.filter(|factory| is_wanted(&mods::version_of(&**factory)))

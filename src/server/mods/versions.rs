@@ -48,7 +48,7 @@ pub fn used_files(document: &Document) -> Vec<(String, String)> {
     files.filter_map(|used| Some((used["name"].as_str()?.to_owned(), used["version"].as_str()?.to_owned()))).collect()
 }
 
-/// Stores the versions that have a source in the data directory, where the program that ran them saved it.
+/// Stores the versions whose sources are in the data directory, where the program that ran them saved them.
 pub(crate) async fn store_local_sources(app: &App, files: Vec<(String, String)>) -> Result<(), ApiError> {
     for (name, hash) in files.iter().take(MAX_LOCAL_SOURCES) {
         let (data_dir, wanted) = (app.config().data.dir.clone(), hash.clone());
@@ -95,7 +95,7 @@ pub(crate) async fn find_version(app: &App, name: &str, hash: &str) -> Result<Op
     Ok(versions.into_iter().find(|version| version.hash == hash).filter(may_run))
 }
 
-/// Loads a stored version for a run. It runs in the sandbox even if it was a file once.
+/// Loads a stored version for a run. It runs in the sandbox even if it came from a file.
 pub(crate) async fn load_version(app: &App, version: ModVersion, mod_ref: ModRef) -> Result<SelectedMod, ApiError> {
     let upload: ModUpload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
     if version.from_file {

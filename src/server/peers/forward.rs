@@ -18,7 +18,7 @@ const RESPONSE_HEADERS: [HeaderName; 5] = [
 ];
 
 static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new(|| {
-    // An error means that a provider is already installed.
+    // An error means that a crypto provider is already installed.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
     let builder = || reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(Policy::none()).no_proxy();
     // Plain http also works on a system without CA certificates.
@@ -38,7 +38,7 @@ pub(crate) async fn forward(
 ) -> Result<Response, ApiError> {
     let client = CLIENT.as_ref().map_err(ApiError::internal)?;
     let request = client.request(method, peer.address(path)?).headers(headers.forwarded_headers(app)?).body(body);
-    let answer = request.send().await.map_err(|error| peer.unreachable(&root(&error)))?;
+    let answer = request.send().await.map_err(|error| peer.unreachable(&root_cause(&error)))?;
     let mut response = Response::builder().status(answer.status());
     for name in RESPONSE_HEADERS {
         if let Some(value) = answer.headers().get(&name) {
@@ -49,7 +49,7 @@ pub(crate) async fn forward(
 }
 
 /// Returns the innermost cause of an error.
-fn root(error: &dyn std::error::Error) -> String {
+fn root_cause(error: &dyn std::error::Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {
         deepest = source;

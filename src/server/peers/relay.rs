@@ -19,7 +19,7 @@ const MAX_WAITING: usize = 16;
 #[derive(Debug, Clone)]
 pub(crate) struct Relay {
     messages: mpsc::Sender<String>,
-    /// Every `request_id` that the other server has used.
+    /// Every `request_id` and `run_id` that the other server has sent.
     ids: Arc<Mutex<HashSet<String>>>,
 }
 

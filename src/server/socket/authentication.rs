@@ -10,12 +10,11 @@ use std::time::Duration;
 const AUTH_TIMEOUT: Duration = Duration::from_secs(10);
 
 const FIELD: &str = "api_key";
-const EXPECTED: &str = "an API key is required: send it as the header 'Authorization: Bearer KEY', or in the first \
+const KEY_REQUIRED: &str = "an API key is required: send it as the header 'Authorization: Bearer KEY', or in the first \
                         message as \"api_key\", e.g. {\"type\": \"auth\", \"api_key\": \"KEY\"}";
 
 /// Reads the key from the first message: any message of the protocol with an `api_key` field, or `{"type": "auth",
-/// "api_key": …}`. The handler receives a message of the protocol without
-/// the key.
+/// "api_key": …}`. The handler receives a message of the protocol without the key.
 ///
 /// # Errors
 /// The key is missing or unknown.
@@ -24,7 +23,7 @@ pub(super) async fn authenticate(
     incoming: &mut Incoming,
     headers: &mut ForwardHeaders,
 ) -> Result<Caller, ApiError> {
-    let rejected = || ApiError::new(ErrorKind::Unauthorized, EXPECTED);
+    let rejected = || ApiError::new(ErrorKind::Unauthorized, KEY_REQUIRED);
     let first = tokio::time::timeout(AUTH_TIMEOUT, incoming.next()).await.map_err(|_| rejected())?;
     let Message::Text(text) = first else { return Err(rejected()) };
     let Ok(Value::Object(mut fields)) = serde_json::from_str(&text) else { return Err(rejected()) };

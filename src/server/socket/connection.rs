@@ -32,7 +32,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Additional time for protocols to send their last message when the server stops.
 const STOP_GRACE: Duration = Duration::from_millis(200);
 
-/// Minimum time before an unresponsive client is disconnected; three pings or more.
+/// Minimum time before an unresponsive client is disconnected; three ping intervals if those are longer.
 const MIN_SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Shared by reading and writing; locked for one poll at a time.
@@ -299,7 +299,7 @@ async fn close_connection(
     connection.send(Frame::close(close.code, close.reason)).await
 }
 
-/// Waits until the client was unresponsive for too long.
+/// Waits until the client has been unresponsive for too long.
 async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
     match config.ping {
         Some(ping) => activity.wait_inactive(&activity.alive_ms, (ping * 3).max(MIN_SILENCE_TIMEOUT)).await,
@@ -307,7 +307,7 @@ async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
     }
 }
 
-/// Waits until the connection was idle for too long.
+/// Waits until the connection has been idle for too long.
 async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing) {
     let Some(limit) = config.idle else { return std::future::pending().await };
     let mut work = outgoing.activity_count();

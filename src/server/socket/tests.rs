@@ -223,7 +223,7 @@ async fn stopping_server_sends_close_frame() {
     let mut socket = connect(address, Options::default(), &[]).await.unwrap();
     socket.send(Frame::text("hello")).await.unwrap();
     assert!(socket.next().await.is_some());
-    app.set_state(crate::server::State::Stopping);
+    app.set_state(crate::server::ServerState::Stopping);
     assert_eq!(close_code(&rest(&mut socket).await), Some(1001));
     app.sockets().all_closed().await;
 }

@@ -32,7 +32,7 @@ pub(super) struct LimitedStream {
 }
 
 impl LimitedStream {
-    /// Wraps an upgraded connection. `authenticated` turns true when its key was accepted.
+    /// Wraps an upgraded connection. `authenticated` becomes true when its key is accepted.
     pub(super) fn new(stream: Upgraded, authenticated: watch::Receiver<bool>) -> Self {
         Self { stream: TokioIo::new(stream), authenticated, received: 0, limited: true }
     }

@@ -24,14 +24,14 @@ pub struct DistributionPlan {
     pub shards: u64,
     /// Time span that new partitions will have.
     pub unit: PartitionUnit,
-    /// Recommendations about these numbers.
+    /// Recommendations on the number of shards and partitions.
     pub advice: Vec<String>,
 }
 
 /// The result of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResult {
-    /// Duration.
+    /// Time that the step took.
     pub elapsed: Duration,
 }
 
@@ -144,7 +144,7 @@ impl Admin {
                     .to_owned()
             }
             (_, true, false) => {
-                "Citus is installed and not loaded: add it to shared_preload_libraries on every node, and restart".to_owned()
+                "Citus is installed but not loaded: add it to shared_preload_libraries on every node, and restart".to_owned()
             }
             (_, true, true) => {
                 "the database has no extension citus: run create extension citus in the database of this name on every node, \

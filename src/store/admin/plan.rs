@@ -115,8 +115,8 @@ impl Schema {
                 )
             }));
         }
-        let runs = self.check(RUNS)?;
-        let feedback = self.check("feedback")?;
+        let runs = self.is_distributed(RUNS)?;
+        let feedback = self.is_distributed("feedback")?;
         if !runs || !feedback || !self.has_foreign_key {
             let mut statements = vec!["set local citus.multi_shard_modify_mode = 'sequential'".to_owned()];
             if self.has_foreign_key {
@@ -144,7 +144,7 @@ impl Schema {
             steps.extend(local.map(|(table, _)| truncate(table)));
         }
         for table in PARTITIONED {
-            if !self.check(table)? {
+            if !self.is_distributed(table)? {
                 steps.push(step(&format!("distribute {table}"), [distribute(table)]));
                 steps.push(truncate(table));
             }
@@ -167,14 +167,14 @@ impl Schema {
     }
 
     /// Returns true for a table that is distributed as required, false for a local one.
-    fn check(&self, name: &str) -> Result<bool, Error> {
+    fn is_distributed(&self, name: &str) -> Result<bool, Error> {
         let Some(table) = self.find(name) else { return Ok(false) };
         let found = match &table.column {
             None => "a reference table".to_owned(),
             Some(column) if column != COLUMN => format!("distributed by {column}"),
             Some(_) => {
-                let others = self.find(RUNS).filter(|runs| runs.colocation != table.colocation);
-                if others.is_none() {
+                let mismatch = self.find(RUNS).filter(|runs| runs.colocation != table.colocation);
+                if mismatch.is_none() {
                     return Ok(true);
                 }
                 "not colocated with runs".to_owned()

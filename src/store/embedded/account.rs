@@ -55,7 +55,7 @@ impl Account {
         let fail = |action| move |source| EmbeddedError::Disk { action, path: folder.to_owned(), source };
         match DirBuilder::new().mode(0o700).create(folder) {
             Ok(()) if self.is_other => chown(folder, Some(Uid::from_raw(self.uid)), Some(Gid::from_raw(self.gid)))
-                .map_err(|errno| fail("cannot give to another account")(errno.into())),
+                .map_err(|errno| fail("cannot change the owner of")(errno.into())),
             Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => Err(fail("cannot create")(error)),
             _ => Ok(()),
         }?;

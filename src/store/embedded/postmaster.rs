@@ -1,4 +1,4 @@
-//! The process of the embedded server: restarted when it ends, and always stopped at the end.
+//! The process of the embedded server: restarted when it ends, and stopped together with the program.
 
 use super::Server;
 use nix::sys::signal::{Signal, kill};

@@ -1,7 +1,7 @@
 //! PostgreSQL processes that an earlier Thunder process left running.
 //!
 //! The process id in `postmaster.pid` is not enough: another process may have that id by now, or it may be a zombie. So
-//! processes are recognised by their command lines: the server's contains our data directory, and those of its children
+//! processes are recognized by their command lines: the server's contains our data directory, and those of its children
 //! begin with our cluster name.
 
 use nix::sys::signal::{Signal, kill};

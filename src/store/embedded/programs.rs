@@ -78,7 +78,7 @@ fn candidates() -> Box<dyn Iterator<Item = PathBuf>> {
         let output = Command::new("pg_config").arg("--bindir").output().ok()?;
         Some(PathBuf::from(String::from_utf8(output.stdout).ok()?.trim_end()))
     });
-    // Debian and Ubuntu; Red Hat's and PostgreSQL's own packages; Alpine; FreeBSD; Homebrew; Postgres.app; unpacked npm
+    // Debian and Ubuntu; Red Hat's and PostgreSQL's own packages; Alpine; FreeBSD; Homebrew; Postgres.app; npm packages
     let known = [
         "/usr/lib/postgresql/*/bin",
         "/usr/pgsql-*/bin",

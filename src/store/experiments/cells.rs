@@ -55,6 +55,8 @@ pub struct ExperimentCell {
     pub output_preview: String,
     /// The error of a failed cell.
     pub error: Option<String>,
+    /// The error of the scorer, for a cell without a score.
+    pub score_error: Option<String>,
 }
 
 /// The row of a started cell.
@@ -68,7 +70,7 @@ pub struct CellRecord {
     pub score: Option<f32>,
     /// True if the run has ended and is stored.
     pub ended: bool,
-    /// Error of a run that could not be started.
+    /// Error of a run that could not be started, or of the scorer if there is a run.
     pub error: Option<String>,
 }
 
@@ -116,7 +118,8 @@ impl Store {
     /// # Errors
     /// The database failed.
     pub async fn set_score(&self, experiment: Uuid, cell: i32, score: Option<f32>) -> Result<bool, Error> {
-        let set = "update experiment_cells set score = $3 where experiment_id = $1 and cell = $2 and ended";
+        let set = "update experiment_cells set score = $3, error = case when run_id is null then error end
+            where experiment_id = $1 and cell = $2 and ended";
         let set = sqlx::query(set).bind(experiment).bind(cell).bind(score).execute(&self.inner.pool).await?;
         Ok(set.rows_affected() > 0)
     }
@@ -152,16 +155,22 @@ impl Store {
             let record = started.remove(&number);
             let run_id = record.as_ref().and_then(|record| record.run_id).map(RunId);
             let run = run_id.and_then(|id| runs.get(&id));
+            let state = state(record.as_ref(), run.map(|run| run.status));
+            let score = record.as_ref().and_then(|record| record.score);
+            let (score_error, error) = record
+                .and_then(|record| record.error)
+                .map_or((None, None), |error| if run_id.is_some() { (Some(error), None) } else { (None, Some(error)) });
             ExperimentCell {
                 cell: number,
-                state: state(record.as_ref(), run.map(|run| run.status)),
+                state,
                 run_id,
                 finish_reason: run.and_then(|run| run.finish_reason),
                 completion_tokens: run.map_or(0, |run| run.completion_tokens),
                 mean_logprob: run_id.and_then(|id| means.get(&id).copied().flatten()),
-                score: record.as_ref().and_then(|record| record.score),
+                score,
                 output_preview: run.map(|run| run.output_preview.clone()).unwrap_or_default(),
-                error: record.and_then(|record| record.error),
+                error,
+                score_error,
             }
         });
         Ok(cells.collect())

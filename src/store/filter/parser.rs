@@ -232,7 +232,7 @@ fn parse_name<T, const N: usize>(
     })
 }
 
-/// Parses a date, a time with a time zone, or a duration before now.
+/// Parses a date, a time with a time zone, `today`, `yesterday`, or a duration before now.
 fn parse_time(name: &str, value: &FilterValue, now: DateTime<Utc>) -> Result<DateTime<Utc>, BadFilter> {
     let text = value.text.as_str();
     let day = |date: NaiveDate| date.and_time(chrono::NaiveTime::MIN).and_utc();
@@ -247,7 +247,8 @@ fn parse_time(name: &str, value: &FilterValue, now: DateTime<Utc>) -> Result<Dat
         .or_else(|| duration(text).and_then(|duration| now.checked_sub_signed(duration)))
         .ok_or_else(|| {
             let message = format!(
-                "'{name}' needs a date (2026-01-31), a time (2026-01-31T18:30:00Z) or a duration before now (30m, 24h, 7d)"
+                "'{name}' needs a date (2026-01-31), a time (2026-01-31T18:30:00Z), today, yesterday or a duration \
+                 before now (30m, 24h, 7d)"
             );
             filter_error(value.at, value.len, &message)
         })

@@ -1,6 +1,6 @@
 //! Translation of a filter to the conditions of statements.
 
-use super::{Comparison, Condition, CountField, Filter, IdRange};
+use super::{Comparison, Condition, CountField, Filter};
 use crate::events::RunStatus;
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
@@ -100,30 +100,6 @@ impl Filter {
     /// Appends ` and …` with the index condition of a term. Returns the sort columns of the index before `run_id`.
     pub(in crate::store) fn push_driver(&self, index: usize, query: &mut QueryBuilder<Postgres>) -> &'static str {
         self.terms[index].condition.push_driver(query)
-    }
-}
-
-impl IdRange {
-    /// Appends ` and …` with the condition for displaced runs with other ids.
-    fn push_displaced(self, query: &mut QueryBuilder<Postgres>) {
-        query.push(" and is_displaced(run_id, created_at) and (false");
-        if let Some(from) = self.from {
-            query.push(" or run_id < ").push_bind(from);
-        }
-        if let Some(until) = self.until {
-            query.push(" or run_id >= ").push_bind(until);
-        }
-        query.push(")");
-    }
-
-    /// Appends ` and …` with the condition for ids in the range.
-    fn push_inside(self, query: &mut QueryBuilder<Postgres>) {
-        if let Some(from) = self.from {
-            query.push(" and run_id >= ").push_bind(from);
-        }
-        if let Some(until) = self.until {
-            query.push(" and run_id < ").push_bind(until);
-        }
     }
 }
 

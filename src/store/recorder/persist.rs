@@ -44,7 +44,7 @@ pub(super) enum PersistOutcome {
     Stored,
     /// The spool file.
     Spooled,
-    /// None, because the disk is full, too.
+    /// Nowhere, because the disk is full, too.
     Lost,
 }
 
@@ -92,7 +92,7 @@ pub(super) async fn persist(
     };
     let until = Instant::now() + DRAIN_INTERVAL;
     while !spool.is_drained() && Instant::now() < until {
-        match drain_some(pool, server, spool).await {
+        match drain_batch(pool, server, spool).await {
             Ok(()) if spool.is_drained() => {
                 tracing::info!("the database is available again and the spool file is drained");
             }
@@ -108,14 +108,14 @@ pub(super) async fn persist(
 }
 
 /// Stores the next records of a spool file.
-pub async fn drain_some(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Result<(), Error> {
+pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Result<(), Error> {
     let (records, at) = spool.next(BATCH_ITEMS)?;
-    match attempt(writer::rewrite(pool, server, &records)).await {
+    match attempt(writer::write_spooled(pool, server, &records)).await {
         Ok(()) => {}
         Err(failure) if !failure.is_transient() => {
             tracing::error!(error = %failure, "the database rejected spooled records; storing each run separately");
             for (_, records) in by_run(&records) {
-                match attempt(writer::rewrite(pool, server, &records)).await {
+                match attempt(writer::write_spooled(pool, server, &records)).await {
                     Ok(()) => {}
                     Err(failure) if failure.is_transient() => return Err(unavailable()),
                     Err(failure) => reject(spool, &records, &failure)?,

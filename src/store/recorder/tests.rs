@@ -1,7 +1,7 @@
 //! Tests of the recorder when it panics: the other runs are recorded, and the records that cause the panic are kept.
 #![cfg(debug_assertions)] // a count that overflows panics only there
 
-use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, drain_some, persist};
+use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, drain_batch, persist};
 use super::*;
 use crate::events::{EventType, ModCall, NotStored, RunEnd, RunStart, Scope, Surface, Usage, system};
 use crate::store::{Database, Store};
@@ -103,7 +103,7 @@ async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
     let (ids, spooled) = records();
     spool.append(&spooled).unwrap();
     while !spool.is_drained() {
-        drain_some(&store.inner.pool, store.inner.server_id, &mut spool).await.unwrap();
+        drain_batch(&store.inner.pool, store.inner.server_id, &mut spool).await.unwrap();
     }
     assert!(store.find(&Scope::All, &ids[0].to_string()).await.unwrap().is_none());
     assert_eq!(store.find(&Scope::All, &ids[1].to_string()).await.unwrap().unwrap().status, RunStatus::Done);

@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 /// Name of the connection in `pg_stat_activity`.
 const APPLICATION_NAME: &str = "thunder notifications";
-/// Delay before a new connection to the database.
+/// Delay before the attempt to reconnect to the database.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 /// Maximum time for an answer of the database. After it the connection is replaced, so that heartbeats do not stop.
 const ANSWER_TIMEOUT: Duration = HEARTBEAT_INTERVAL.saturating_mul(2);
@@ -34,12 +34,12 @@ const MAX_BATCH: usize = 500;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Number of own heartbeats without a received notification after which notifications count as missing.
 const MAX_UNRECEIVED: u32 = 2;
-/// Time by which a lookup begins earlier, because the times in run ids come from the clocks of different servers.
-const MARGIN: TimeDelta = TimeDelta::minutes(5);
-/// Maximum number of changes that are looked up. After more, clients must load the list again.
+/// Overlap of a lookup with the time before it, because the times in run ids come from the clocks of different servers.
+const CLOCK_MARGIN: TimeDelta = TimeDelta::minutes(5);
+/// Maximum number of changes that are looked up. Beyond this number, clients must reload the list.
 const MAX_LOOKUP: usize = 1000;
 
-/// The task that uses the connection.
+/// The task that notifies the other servers of changes, and receives their notifications and heartbeats.
 pub struct Link {
     /// Connections for long statements.
     pub pool: PgPool,
@@ -60,7 +60,7 @@ pub struct Link {
 /// State that survives the loss of a connection.
 struct State {
     monitor: HeartbeatMonitor,
-    /// Marks the runs of dead servers.
+    /// Task that marks the runs of dead servers as interrupted.
     interrupting: Option<JoinHandle<()>>,
     /// Changes before this time, by the database's clock, were received or looked up.
     received_until: Option<DateTime<Utc>>,
@@ -192,10 +192,10 @@ impl Link {
         Ok(())
     }
 
-    /// Looks up the changes since the last time when notifications arrived.
+    /// Looks up the changes since notifications last arrived.
     async fn catch_up(&self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
         let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&mut *connection).await?;
-        let since = state.received_until.unwrap_or(now) - MARGIN;
+        let since = state.received_until.unwrap_or(now) - CLOCK_MARGIN;
         let first = RunId(Uuid::new_v7(uuid::Timestamp::from_unix(
             uuid::NoContext,
             u64::try_from(since.timestamp()).unwrap_or(0),

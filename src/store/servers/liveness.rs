@@ -92,11 +92,11 @@ mod tests {
 
     #[test]
     fn slow_server_is_alive() {
-        assert_eq!(first_dead_check(40, |look| Some(i64::from(look / 5)), None), None);
+        assert_eq!(first_dead_check(40, |check| Some(i64::from(check / 5)), None), None);
     }
 
     #[test]
     fn database_outage_makes_no_server_dead() {
-        assert_eq!(first_dead_check(10, |look| Some(i64::from(look >= 9)), Some(4)), None);
+        assert_eq!(first_dead_check(10, |check| Some(i64::from(check >= 9)), Some(4)), None);
     }
 }

@@ -18,7 +18,7 @@ const STARTED: u8 = 1;
 const ITEMS: u8 = 2;
 const ATTENTION: u8 = 3;
 const ENDED: u8 = 4;
-const ATTENTION_OF_HEADS: u8 = 5;
+const ATTENTION_WITH_HEADS: u8 = 5;
 
 /// Reads the next body. Returns `None` if the rest of the file, `left` bytes, does not begin with a complete record.
 pub(super) fn read_body(file: &mut impl Read, left: u64) -> io::Result<Option<Vec<u8>>> {
@@ -107,8 +107,8 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
             }
             for item in items.iter() {
                 if let TraceItem::Attention(step) = item {
-                    // Attention without rows of heads keeps the format of earlier versions.
-                    let kind = if step.head_rows.is_empty() { ATTENTION } else { ATTENTION_OF_HEADS };
+                    // Attention without per-head rows keeps the format of earlier versions.
+                    let kind = if step.head_rows.is_empty() { ATTENTION } else { ATTENTION_WITH_HEADS };
                     push(out, kind, |body| attention(body, *run_id, step));
                 }
             }
@@ -130,7 +130,7 @@ fn push(out: &mut Vec<u8>, kind: u8, write: impl FnOnce(&mut Vec<u8>)) {
 fn json(out: &mut Vec<u8>, value: &impl Serialize) {
     let begin = out.len();
     if let Err(error) = serde_json::to_writer(&mut *out, value) {
-        // Not reachable, because JSON can represent these types.
+        // Unreachable: JSON can represent these types.
         tracing::error!(%error, "cannot encode a record for the spool file");
         out.truncate(begin);
     }
@@ -177,8 +177,8 @@ pub(super) fn decode(body: &[u8]) -> Option<Record> {
             });
             Record::Items(read.run_id, numbering, Arc::new(items.collect()))
         }
-        ATTENTION | ATTENTION_OF_HEADS => {
-            let (run_id, step) = decode_attention(body, *kind == ATTENTION_OF_HEADS)?;
+        ATTENTION | ATTENTION_WITH_HEADS => {
+            let (run_id, step) = decode_attention(body, *kind == ATTENTION_WITH_HEADS)?;
             Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)]))
         }
         ENDED => {

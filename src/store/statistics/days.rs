@@ -1,5 +1,6 @@
 //! Counting of runs by day, and reading of counted days.
 
+use super::calls;
 use super::groups::{BucketRow, CountRow};
 use super::{Selection, midnight};
 use crate::store::pool::{PgConnection, PgPool};
@@ -169,11 +170,12 @@ pub(super) fn uncounted_spans(
     spans
 }
 
-/// Counts the runs of past days, newest first.
+/// Measures the mod calls of runs of earlier versions, then counts the runs of past days, newest first.
 pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Result<(), sqlx::Error> {
+    calls::measure_runs(pool).await?;
     let mut connection = pool.acquire().await?;
     let Some(first) = first_day(&mut connection).await? else { return Ok(()) };
-    let counted: Vec<NaiveDate> = sqlx::query_scalar("select day from run_stats_days where day < $1")
+    let counted: Vec<NaiveDate> = sqlx::query_scalar("select day from run_stats_days where day < $1 and has_mod_calls")
         .bind(today - Days::new(RECOUNTED_DAYS))
         .fetch_all(&mut connection)
         .await?;
@@ -186,13 +188,13 @@ pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Res
     Ok(())
 }
 
-/// Counts the runs of a day, unless as many are already counted.
+/// Counts the runs of a day and the durations of their mod calls, unless as many are already counted.
 async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
     // All servers count the same days, so only one of them may count at a time.
     sqlx::query("select pg_advisory_xact_lock(7237120550118)").execute(&mut *transaction).await?;
     let until = day + Days::new(1);
-    let runs: i64 = sqlx::query_scalar(
+    let mut runs: i64 = sqlx::query_scalar(
         "select count(*) from runs where run_id >= first_run_id($1) and run_id < first_run_id($2) and status <> 'running'
             and deletion is null",
     )
@@ -200,18 +202,41 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     .bind(until)
     .fetch_one(&mut *transaction)
     .await?;
-    let counted: Option<i64> = sqlx::query_scalar("select runs from run_stats_days where day = $1")
+    let counted: Option<(i64, bool)> = sqlx::query_as("select runs, has_mod_calls from run_stats_days where day = $1")
         .bind(day)
         .fetch_optional(&mut *transaction)
         .await?;
-    if counted.is_some_and(|counted| counted >= runs) {
-        return Ok(());
+    let is_measured = calls::is_measured(&mut transaction, day, until).await?;
+    match counted.filter(|(counted, _)| *counted >= runs) {
+        Some((_, has_mod_calls)) if has_mod_calls || !is_measured => return Ok(()),
+        // An earlier version counted the day. Runs that were deleted since then keep their counts.
+        Some((counted, _)) => runs = counted,
+        None => count_runs(&mut transaction, day, until).await?,
     }
+    let delete = "delete from mod_call_stats where hour >= $1 and hour < $2";
+    sqlx::query(delete).bind(midnight(day)).bind(midnight(until)).execute(&mut *transaction).await?;
+    if is_measured {
+        sqlx::query(calls::STORE_DAY).bind(day).bind(until).execute(&mut *transaction).await?;
+    }
+    sqlx::query(
+        "insert into run_stats_days (day, runs, has_mod_calls) values ($1, $2, $3)
+        on conflict (day) do update set runs = excluded.runs, has_mod_calls = excluded.has_mod_calls",
+    )
+    .bind(day)
+    .bind(runs)
+    .bind(is_measured)
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await
+}
+
+/// Stores the counts of the runs of a day, in place of earlier ones.
+async fn count_runs(connection: &mut PgConnection, day: NaiveDate, until: NaiveDate) -> Result<(), sqlx::Error> {
     for delete in [
         "delete from run_stats where hour >= $1 and hour < $2",
         "delete from first_token_stats where hour >= $1 and hour < $2",
     ] {
-        sqlx::query(delete).bind(midnight(day)).bind(midnight(until)).execute(&mut *transaction).await?;
+        sqlx::query(delete).bind(midnight(day)).bind(midnight(until)).execute(&mut *connection).await?;
     }
     for insert in [
         concat!(
@@ -232,14 +257,9 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
             ") ended where first_token_us > 0 group by hour, owner, model, mod, bucket"
         ),
     ] {
-        sqlx::query(insert).bind(day).bind(until).execute(&mut *transaction).await?;
+        sqlx::query(insert).bind(day).bind(until).execute(&mut *connection).await?;
     }
-    sqlx::query("insert into run_stats_days values ($1, $2) on conflict (day) do update set runs = excluded.runs")
-        .bind(day)
-        .bind(runs)
-        .execute(&mut *transaction)
-        .await?;
-    transaction.commit().await
+    Ok(())
 }
 
 #[cfg(test)]

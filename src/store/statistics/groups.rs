@@ -114,7 +114,7 @@ impl Groups {
         self.steps.keys().next().map(DateTime::date_naive)
     }
 
-    /// Returns the statistics of all groups.
+    /// Returns the statistics of all groups, without the durations of mod calls.
     pub(super) fn finish(self, from: NaiveDate, unit: StatisticsUnit) -> Statistics {
         let mut models: Vec<ModelStatistics> = self
             .models
@@ -130,7 +130,15 @@ impl Groups {
         let mut mods: Vec<ModStatistics> = self.mods.iter().map(compared).collect();
         mods.sort_by_key(|one| std::cmp::Reverse(one.with.counts.runs));
         let steps = self.steps.iter().map(|(at, group)| TimeStep { at: *at, statistics: group.statistics() }).collect();
-        Statistics { from: midnight(from), unit, total: self.total.statistics(), steps, models, mods }
+        Statistics {
+            from: midnight(from),
+            unit,
+            total: self.total.statistics(),
+            steps,
+            models,
+            mods,
+            mod_calls: Vec::new(),
+        }
     }
 }
 

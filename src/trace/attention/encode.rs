@@ -70,7 +70,7 @@ impl AttentionEncoder {
             return Err(AttentionCodecError::Shape { values: rows.len(), layers, heads, row_len });
         }
         let t1 = self.reduce(rows, layers, heads, row_len);
-        Ok((self.overview(rows, layers, heads, row_len), t1))
+        Ok((self.encode_overview(rows, layers, heads, row_len), t1))
     }
 
     /// Reduces the rows in one pass: fills `mean`, `max`, `peaks` and `entropies`, leaves the last layer's head-mean in
@@ -100,17 +100,17 @@ impl AttentionEncoder {
             }
             reduce::add(&self.layer, &mut self.mean);
             reduce::scale(&mut self.layer, 1.0 / heads as f32);
-            self.section(&mut t1, index);
+            self.append_section(&mut t1, index);
         }
         reduce::scale(&mut self.mean, 1.0 / (layers * heads) as f32);
         t1
     }
 
     /// Appends `layer` to T1 and adds it to the table.
-    fn section(&mut self, t1: &mut Vec<u8>, index: usize) {
+    fn append_section(&mut self, t1: &mut Vec<u8>, index: usize) {
         let max = reduce::max_value(&self.layer);
         let max = if max.is_finite() { max } else { 0.0 };
-        reduce::quantise(&self.layer, max, &mut self.codes);
+        reduce::quantize(&self.layer, max, &mut self.codes);
         self.frame.clear();
         self.frame.reserve(zstd::zstd_safe::compress_bound(self.codes.len()));
         let coded = match &mut self.compressor {
@@ -125,7 +125,8 @@ impl AttentionEncoder {
         t1[entry + 8..entry + 12].copy_from_slice(&(self.frame.len() as u32).to_le_bytes());
     }
 
-    fn overview(&mut self, rows: &[f32], layers: usize, heads: usize, row_len: usize) -> Vec<u8> {
+    /// Encodes the reduced rows as T0.
+    fn encode_overview(&mut self, rows: &[f32], layers: usize, heads: usize, row_len: usize) -> Vec<u8> {
         let sink = reduce::position_of(&self.mean, reduce::max_value(&self.mean));
         let mut t0 = Vec::with_capacity(T0_HEADER + 6 * row_len + 10 * layers * heads);
         t0.extend(T0_MAGIC);

@@ -1,4 +1,4 @@
-//! Rows of single heads in f16, which a request selects.
+//! Rows of the heads that a request selects, in f16.
 //!
 //! `ATTH`, u16 version, u16 rows, u32 positions; then u16 layer and u16 head of every row; then the rows, each f16 per
 //! position. All numbers are little-endian. Every value has a fixed offset, so that a single value can be read from the

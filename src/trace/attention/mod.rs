@@ -53,13 +53,13 @@ pub enum AttentionCodecError {
         row_len: usize,
     },
     /// The bytes are corrupt, or have another version or format.
-    #[error("not attention of tier {tier}, version 1, or damaged")]
+    #[error("the data is not attention of tier {tier}, version 1, or is damaged")]
     Damaged {
         /// The tier, 0 or 1.
         tier: u8,
     },
     /// The head rows are corrupt, or have another version or format.
-    #[error("not attention rows of single heads, version 1, or damaged")]
+    #[error("the data is not attention rows of single heads, version 1, or is damaged")]
     DamagedHeads,
     /// The layer is not stored.
     #[error("layer index {layer} is not among the {layers} stored layers")]

@@ -88,8 +88,8 @@ fn log2(x: f32) -> f32 {
     exponent + series
 }
 
-/// Quantises a row on a square-root scale from 0 to its maximum; negative values and NaN become 0.
-pub fn quantise(row: &[f32], max: f32, codes: &mut Vec<u8>) {
+/// Quantizes a row on a square-root scale from 0 to its maximum; negative values and NaN become 0.
+pub fn quantize(row: &[f32], max: f32, codes: &mut Vec<u8>) {
     let scale = if max > 0.0 { super::STEPS * super::STEPS / max } else { 0.0 };
     codes.clear();
     // The value under the root is not above STEPS², so the cast neither saturates nor needs a check.

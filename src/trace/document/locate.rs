@@ -167,7 +167,7 @@ impl fmt::Display for FieldKind {
 pub fn find_problem(text: &str, shape: ObjectKind, reason: &str) -> DocumentError {
     let found = match serde_json::from_str::<&RawValue>(text) {
         Ok(value) => object(value, shape, "$"),
-        Err(error) => Err(problem_at("$", "JSON", error.to_string())),
+        Err(error) => Err(problem_at("$", "valid JSON", format!("a syntax error: {error}"))),
     };
     // If the walk finds no error, report the message of the fast pass.
     found.err().unwrap_or_else(|| problem_at("$", "a valid /ingest document", reason))

@@ -1,4 +1,4 @@
-//! The `/ingest` document: parsing, with JSON paths in every error, and serialisation.
+//! The `/ingest` document: parsing, with JSON paths in every error, and serialization.
 //!
 //! Only this module contains the names of the JSON fields. A whole run is one [`Document`]; single [`TraceItem`]s are
 //! lines of streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are ignored,
@@ -130,7 +130,7 @@ impl RequestExtras {
 
 /// An error in a document, with its location.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{path}: expected {expected}, found {found}")]
+#[error("{path}: expected {expected}, got {found}")]
 pub struct DocumentError {
     /// JSON path of the value, e.g. `$.events[3].sampled_token`.
     pub path: String,
@@ -155,14 +155,14 @@ impl Document {
         Ok(document)
     }
 
-    /// Serialises the document to JSON that [`Document::parse`] accepts.
+    /// Serializes the document to JSON that [`Document::parse`] accepts.
     #[must_use]
     pub fn write(&self) -> Vec<u8> {
         write::document(self)
     }
 
     /// Returns the SHA-256 of a canonical form. It is equal for payloads that differ only in white space, in the order
-    /// of our keys or of the events, in unknown fields, or in the notation of times, numbers and strings; it differs
+    /// of the keys of the specification or of the events, in unknown fields, or in the notation of times, numbers and strings; it differs
     /// for all others.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {

@@ -54,8 +54,8 @@ fn items_round_trip_through_json() {
         let mut numbering = Numbering { mod_calls: index, mod_logs: index, actions: index };
         assert_eq!(item_to_json(&item, &mut numbering).unwrap(), line);
     }
-    insta::assert_snapshot!(item_from_json(br#"{"kind":"evnt"}"#).unwrap_err(), @r#"$.kind: expected "event", "mod_call", "mod_log" or "action", found "evnt""#);
-    insta::assert_snapshot!(item_from_json(br#"{"kind":"mod_log"}"#).unwrap_err(), @"$.mod_call_sequence: expected an integer from -2147483648 to 2147483647, found nothing; the field is required");
+    insta::assert_snapshot!(item_from_json(br#"{"kind":"evnt"}"#).unwrap_err(), @r#"$.kind: expected "event", "mod_call", "mod_log" or "action", got "evnt""#);
+    insta::assert_snapshot!(item_from_json(br#"{"kind":"mod_log"}"#).unwrap_err(), @"$.mod_call_sequence: expected an integer from -2147483648 to 2147483647, got nothing; the field is required");
 }
 
 #[test]
@@ -146,36 +146,36 @@ fn absent_and_null_lists_are_empty() {
 
 #[test]
 fn type_errors_report_path_expected_and_found() {
-    insta::assert_snapshot!(message("/events/2/sampled_token", json!("1234")), @r#"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, found "1234""#);
-    insta::assert_snapshot!(message("/events/2/sampled_token", json!(1.5)), @"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, found 1.5");
-    insta::assert_snapshot!(message("/events/2/step", json!(3_000_000_000_u32)), @"$.events[2].step: expected an integer from -2147483648 to 2147483647, found 3000000000");
-    insta::assert_snapshot!(message("/events/3/added_tokens", json!([1, "2"])), @r#"$.events[3].added_tokens[1]: expected an integer from -2147483648 to 2147483647, found "2""#);
-    insta::assert_snapshot!(message("/events/3/forced", json!("no")), @r#"$.events[3].forced: expected true or false, found "no""#);
-    insta::assert_snapshot!(message("/events/0/event_type", json!("Prefill")), @r#"$.events[0].event_type: expected "Prefilled", "ForwardPass", "Sampled" or "Added", found "Prefill""#);
-    insta::assert_snapshot!(message("/events/0/step", Value::Null), @"$.events[0].step: expected an integer from -2147483648 to 2147483647, found null");
-    insta::assert_snapshot!(message("/events", json!({})), @"$.events: expected an array of objects, found an object");
-    insta::assert_snapshot!(message("/events/1", json!(7)), @"$.events[1]: expected an object, found 7");
-    insta::assert_snapshot!(message("/request", json!([])), @"$.request: expected an object, found an array");
-    insta::assert_snapshot!(message("/request/created_at", json!("now")), @r#"$.request.created_at: expected an ISO 8601 time such as "2025-12-01T18:30:00Z", or seconds since 1970, found "now""#);
-    insta::assert_snapshot!(message("/request/temperature", json!("hot")), @r#"$.request.temperature: expected a number, found "hot""#);
-    insta::assert_snapshot!(message("/request/request_id", json!("")), @r#"$.request.request_id: expected a string of 1 to 1024 bytes, found """#);
-    insta::assert_snapshot!(message("/mod_calls/0/mod_name", json!("")), @r#"$.mod_calls[0].mod_name: expected a string that is not empty, found """#);
-    insta::assert_snapshot!(message("/mod_logs/0/log_level", json!("info")), @r#"$.mod_logs[0].log_level: expected "DEBUG", "INFO", "WARNING" or "ERROR", found "info""#);
+    insta::assert_snapshot!(message("/events/2/sampled_token", json!("1234")), @r#"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, got "1234""#);
+    insta::assert_snapshot!(message("/events/2/sampled_token", json!(1.5)), @"$.events[2].sampled_token: expected an integer from -2147483648 to 2147483647, got 1.5");
+    insta::assert_snapshot!(message("/events/2/step", json!(3_000_000_000_u32)), @"$.events[2].step: expected an integer from -2147483648 to 2147483647, got 3000000000");
+    insta::assert_snapshot!(message("/events/3/added_tokens", json!([1, "2"])), @r#"$.events[3].added_tokens[1]: expected an integer from -2147483648 to 2147483647, got "2""#);
+    insta::assert_snapshot!(message("/events/3/forced", json!("no")), @r#"$.events[3].forced: expected true or false, got "no""#);
+    insta::assert_snapshot!(message("/events/0/event_type", json!("Prefill")), @r#"$.events[0].event_type: expected "Prefilled", "ForwardPass", "Sampled" or "Added", got "Prefill""#);
+    insta::assert_snapshot!(message("/events/0/step", Value::Null), @"$.events[0].step: expected an integer from -2147483648 to 2147483647, got null");
+    insta::assert_snapshot!(message("/events", json!({})), @"$.events: expected an array of objects, got an object");
+    insta::assert_snapshot!(message("/events/1", json!(7)), @"$.events[1]: expected an object, got 7");
+    insta::assert_snapshot!(message("/request", json!([])), @"$.request: expected an object, got an array");
+    insta::assert_snapshot!(message("/request/created_at", json!("now")), @r#"$.request.created_at: expected an ISO 8601 time such as "2025-12-01T18:30:00Z", or seconds since 1970, got "now""#);
+    insta::assert_snapshot!(message("/request/temperature", json!("hot")), @r#"$.request.temperature: expected a number, got "hot""#);
+    insta::assert_snapshot!(message("/request/request_id", json!("")), @r#"$.request.request_id: expected a string of 1 to 1024 bytes, got """#);
+    insta::assert_snapshot!(message("/mod_calls/0/mod_name", json!("")), @r#"$.mod_calls[0].mod_name: expected a string that is not empty, got """#);
+    insta::assert_snapshot!(message("/mod_logs/0/log_level", json!("info")), @r#"$.mod_logs[0].log_level: expected "DEBUG", "INFO", "WARNING" or "ERROR", got "info""#);
 }
 
 #[test]
 fn link_and_order_errors_report_the_valid_range() {
-    insta::assert_snapshot!(message("/mod_calls/1/event_sequence_order", json!(4)), @"$.mod_calls[1].event_sequence_order: expected the sequence_order of one of the events, 0 to 3, found 4");
-    insta::assert_snapshot!(message("/mod_logs/1/mod_call_sequence", json!(-1)), @"$.mod_logs[1].mod_call_sequence: expected an index into mod_calls, 0 to 1, found -1");
-    insta::assert_snapshot!(message("/mod_calls", json!([])), @"$.mod_logs[0].mod_call_sequence: expected an index into mod_calls, but there are none, found 0");
-    insta::assert_snapshot!(message("/events/2/sequence_order", json!(1)), @"$.events[2].sequence_order: expected a unique number; $.events[1] has the same, found 1");
-    insta::assert_snapshot!(message("/events/3/sequence_order", json!(4)), @"$.events[3].sequence_order: expected 0 to 3, each once, since there are 4 events, found 4");
+    insta::assert_snapshot!(message("/mod_calls/1/event_sequence_order", json!(4)), @"$.mod_calls[1].event_sequence_order: expected the sequence_order of one of the events, 0 to 3, got 4");
+    insta::assert_snapshot!(message("/mod_logs/1/mod_call_sequence", json!(-1)), @"$.mod_logs[1].mod_call_sequence: expected an index into mod_calls, 0 to 1, got -1");
+    insta::assert_snapshot!(message("/mod_calls", json!([])), @"$.mod_logs[0].mod_call_sequence: expected an index into mod_calls, but there are none, got 0");
+    insta::assert_snapshot!(message("/events/2/sequence_order", json!(1)), @"$.events[2].sequence_order: expected a unique number; $.events[1] has the same, got 1");
+    insta::assert_snapshot!(message("/events/3/sequence_order", json!(4)), @"$.events[3].sequence_order: expected 0 to 3, each once, since there are 4 events, got 4");
 }
 
 #[test]
 fn unstorable_exponent_is_rejected() {
     let payload = String::from_utf8(SAMPLE.to_vec()).unwrap().replacen("0.85", "1e99999", 1);
-    insta::assert_snapshot!(Document::parse(payload.as_bytes()).unwrap_err(), @"$.events[1].top_tokens: expected numbers with exponents up to 9999, found the exponent 99999");
+    insta::assert_snapshot!(Document::parse(payload.as_bytes()).unwrap_err(), @"$.events[1].top_tokens: expected numbers with exponents up to 9999, got the exponent 99999");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn nul_characters_are_replaced_and_counted() {
 }
 
 #[test]
-fn nested_fields_of_quote_actions_are_lifted() {
+fn nested_fields_of_quote_actions_become_top_level() {
     let action = |kind: &str, details: Value| {
         let mut payload = sample();
         payload["actions"][0] =
@@ -230,12 +230,12 @@ fn nested_fields_of_quote_actions_are_lifted() {
 #[test]
 fn invalid_json_is_rejected() {
     let message = |payload: &[u8]| Document::parse(payload).unwrap_err().to_string();
-    insta::assert_snapshot!(message(b""), @"$: expected JSON, found EOF while parsing a value at line 1 column 0");
-    insta::assert_snapshot!(message(b"{\"request\":\n  NaN}"), @"$: expected JSON, found expected value at line 2 column 3");
-    insta::assert_snapshot!(message(b"[]"), @"$: expected an object, found an array");
-    insta::assert_snapshot!(message(b"{}"), @"$.request: expected an object, found nothing; the field is required");
-    insta::assert_snapshot!(message(b"{\"request\xff"), @"$: expected UTF-8 text, found an invalid byte at offset 9");
-    insta::assert_snapshot!(message(br#"{"request":{"request_id":"a","request_id":"b"}}"#), @"$.request.request_id: expected the field once, found it twice in one object");
+    insta::assert_snapshot!(message(b""), @"$: expected valid JSON, got a syntax error: EOF while parsing a value at line 1 column 0");
+    insta::assert_snapshot!(message(b"{\"request\":\n  NaN}"), @"$: expected valid JSON, got a syntax error: expected value at line 2 column 3");
+    insta::assert_snapshot!(message(b"[]"), @"$: expected an object, got an array");
+    insta::assert_snapshot!(message(b"{}"), @"$.request: expected an object, got nothing; the field is required");
+    insta::assert_snapshot!(message(b"{\"request\xff"), @"$: expected UTF-8 text, got an invalid byte at offset 9");
+    insta::assert_snapshot!(message(br#"{"request":{"request_id":"a","request_id":"b"}}"#), @"$.request.request_id: expected the field once, got it twice in one object");
 }
 
 /// Returns a JSON value of any kind.

@@ -33,7 +33,7 @@ impl Timestamp {
             .or_else(|| {
                 NAIVE.iter().find_map(|form| NaiveDateTime::parse_from_str(text, form).ok()).map(|t| t.and_utc())
             })?;
-        // chrono reads a leap second as 23:59:60, which cannot be stored; rounding to microseconds normalises it.
+        // chrono reads a leap second as 23:59:60, which cannot be stored; rounding to microseconds normalizes it.
         Self::from_micros(time.timestamp_micros() as f64)?;
         DateTime::from_timestamp_micros(time.timestamp_micros()).map(Self)
     }

@@ -25,7 +25,7 @@ pub struct DocumentWire {
 #[derive(Deserialize, ToSchema)]
 #[schema(as = IngestRequest)]
 struct RequestWire {
-    /// Id of the run, unique.
+    /// Unique id of the run.
     request_id: String,
     /// Start; default is the time of the upload.
     #[schema(value_type = Option<String>, format = DateTime)]
@@ -35,7 +35,7 @@ struct RequestWire {
     completed_at: Option<Timestamp>,
     /// Name of the model.
     model: Option<String>,
-    /// The engine's name of the user. An ingest key is replaced with its label.
+    /// Name of the user in the engine. An ingest key is replaced with its label.
     user_api_key: Option<String>,
     /// Maximum tokens of the answer.
     max_tokens: Option<i32>,
@@ -78,7 +78,7 @@ pub struct EventWire {
     tokens_so_far_len: Option<i32>,
     /// `Prefilled`: maximum number of generated tokens.
     max_steps: Option<i32>,
-    /// `ForwardPass`: end of the sequence.
+    /// `ForwardPass`: last part of the text so far.
     input_text: Option<String>,
     /// `ForwardPass`: the most probable next tokens, `[{token, prob}]`.
     #[schema(value_type = Option<Value>)]
@@ -142,13 +142,13 @@ pub struct ActionWire {
     details: Option<RawJson>,
     /// `AdjustedPrefill`: the new prompt.
     new_prompt: Option<String>,
-    /// `AdjustedPrefill`: its tokens.
+    /// `AdjustedPrefill`: number of its tokens.
     new_length: Option<i32>,
     /// `AdjustedPrefill`: the new maximum of generated tokens.
     adjusted_max_steps: Option<i32>,
     /// `ForceTokens` and `ForceOutput`: number of forced tokens.
     token_count: Option<i32>,
-    /// Text of the forced or replacing tokens.
+    /// Text of the tokens that the action inserts, possibly shortened.
     tokens_preview: Option<String>,
     /// `Backtrack`: number of removed tokens.
     backtrack_steps: Option<i32>,
@@ -171,15 +171,15 @@ pub trait Storable {
     fn is_storable(&self) -> bool;
 }
 
-fn texts(fields: &[&Option<String>]) -> bool {
+fn are_storable_texts(fields: &[&Option<String>]) -> bool {
     fields.iter().all(|field| field.as_ref().is_none_or(|text| !text.as_bytes().contains(&0)))
 }
 
-fn raws(fields: &[&Option<RawJson>]) -> bool {
+fn are_storable_json(fields: &[&Option<RawJson>]) -> bool {
     fields.iter().all(|field| field.as_ref().is_none_or(|raw| raw::find_problem(raw.get()).is_none()))
 }
 
-fn name(text: &str) -> bool {
+fn is_storable_name(text: &str) -> bool {
     !text.is_empty() && !text.as_bytes().contains(&0)
 }
 
@@ -189,11 +189,16 @@ impl Storable for DocumentWire {
             list.is_none_or(|list| list.iter().all(Storable::is_storable))
         }
         let request = &self.request;
-        name(&request.request_id)
+        is_storable_name(&request.request_id)
             && request.request_id.len() <= super::MAX_REQUEST_ID_BYTES
-            && texts(&[&request.model, &request.user_api_key, &request.mod_text])
-            && texts(&[&request.system_prompt, &request.user_prompt, &request.active_mod_name, &request.final_text])
-            && raws(&[&request.inference_stats])
+            && are_storable_texts(&[&request.model, &request.user_api_key, &request.mod_text])
+            && are_storable_texts(&[
+                &request.system_prompt,
+                &request.user_prompt,
+                &request.active_mod_name,
+                &request.final_text,
+            ])
+            && are_storable_json(&[&request.inference_stats])
             && all(self.events.as_ref())
             && all(self.mod_calls.as_ref())
             && all(self.mod_logs.as_ref())
@@ -203,26 +208,27 @@ impl Storable for DocumentWire {
 
 impl Storable for EventWire {
     fn is_storable(&self) -> bool {
-        texts(&[&self.input_text, &self.token_text]) && raws(&[&self.details, &self.top_tokens])
+        are_storable_texts(&[&self.input_text, &self.token_text])
+            && are_storable_json(&[&self.details, &self.top_tokens])
     }
 }
 
 impl Storable for ModCallWire {
     fn is_storable(&self) -> bool {
-        name(&self.mod_name) && texts(&[&self.exception_message, &self.exception_traceback])
+        is_storable_name(&self.mod_name) && are_storable_texts(&[&self.exception_message, &self.exception_traceback])
     }
 }
 
 impl Storable for ModLogWire {
     fn is_storable(&self) -> bool {
-        name(&self.mod_name) && !self.log_message.as_bytes().contains(&0)
+        is_storable_name(&self.mod_name) && !self.log_message.as_bytes().contains(&0)
     }
 }
 
 impl Storable for ActionWire {
     fn is_storable(&self) -> bool {
-        texts(&[&self.new_prompt, &self.tokens_preview, &self.logits_shape, &self.error_message])
-            && raws(&[&self.details, &self.tool_calls])
+        are_storable_texts(&[&self.new_prompt, &self.tokens_preview, &self.logits_shape, &self.error_message])
+            && are_storable_json(&[&self.details, &self.tool_calls])
     }
 }
 
@@ -330,8 +336,8 @@ struct Nested {
 
 impl From<ActionWire> for ActionRecord {
     fn from(wire: ActionWire) -> Self {
-        /// Number of tokens in a preview.
-        const PREVIEW: usize = 10;
+        /// Maximum tokens of a preview.
+        const MAX_PREVIEW_TOKENS: usize = 10;
         let nested: Nested = match &wire.details {
             Some(details) => serde_json::from_str(details.get()).unwrap_or_default(),
             None => Nested::default(),
@@ -354,7 +360,7 @@ impl From<ActionWire> for ActionRecord {
             new_length: wire.new_length.or_else(|| count_of(prefills)),
             adjusted_max_steps: wire.adjusted_max_steps.or(nested.adjusted_max_steps),
             token_count: wire.token_count.or_else(|| count_of(forces)),
-            tokens_preview: wire.tokens_preview.or_else(|| text_of(forces, PREVIEW)),
+            tokens_preview: wire.tokens_preview.or_else(|| text_of(forces, MAX_PREVIEW_TOKENS)),
             backtrack_steps: wire.backtrack_steps.or(nested.backtrack_steps),
             backtrack_token_count: wire.backtrack_token_count.or_else(|| count_of(backtracks)),
             logits_shape: wire.logits_shape.or_else(|| nested.logits_shape.map(|shape| shape.get().to_owned())),

@@ -1,4 +1,4 @@
-//! Serialisation of whole documents, and of single items as lines of JSON. `None` fields are omitted.
+//! Serialization of whole documents, and of single items as lines of JSON. `None` fields are omitted.
 
 use super::RequestMeta;
 use super::{Document, time};
@@ -36,7 +36,7 @@ impl Numbering {
     }
 }
 
-/// Serialises the item as one line of JSON without a newline, with `kind` first and absent fields omitted; `None` for
+/// Serializes the item as one line of JSON without a newline, with `kind` first and absent fields omitted; `None` for
 /// attention, which has no JSON form. `numbering` counts the items before it and is advanced.
 pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<String> {
     let index = numbering.next(item);
@@ -49,25 +49,25 @@ pub fn item_to_json(item: &TraceItem, numbering: &mut Numbering) -> Option<Strin
     })
 }
 
-/// Serialises the whole document.
+/// Serializes the whole document.
 pub fn document(document: &Document) -> Vec<u8> {
     let mut json = Vec::new();
-    serialise(&mut json, &Wire(document));
+    serialize(&mut json, &Wire(document));
     json
 }
 
-/// Serialises the object, which is never empty, with the fields of `head` first.
+/// Serializes the object, which is never empty, with the fields of `head` first.
 fn tagged(head: String, object: &impl Serialize) -> String {
     let mut line = head.into_bytes();
     let brace = line.len();
-    serialise(&mut line, object);
+    serialize(&mut line, object);
     line[brace] = b',';
     // Raw JSON of another engine may span lines. Inside strings, line ends are escaped, so these are white space.
     line.iter_mut().filter(|byte| matches!(byte, b'\n' | b'\r')).for_each(|byte| *byte = b' ');
     String::from_utf8(line).expect("serde_json writes UTF-8")
 }
 
-fn serialise(json: &mut Vec<u8>, object: &impl Serialize) {
+fn serialize(json: &mut Vec<u8>, object: &impl Serialize) {
     serde_json::to_writer(json, object).expect("keys are strings, and writing to memory does not fail");
 }
 

@@ -8,7 +8,7 @@ use serde::Deserialize;
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Details {
-    /// The forced, replacing or prompt tokens.
+    /// Tokens that the action inserts.
     pub tokens: Vec<TokenId>,
     texts: Vec<String>,
     removed: Option<u32>,
@@ -36,7 +36,7 @@ impl Fold {
             return;
         }
         if details.is_quote(kind) {
-            return self.quote_action(kind, &details);
+            return self.apply_quote_action(kind, &details);
         }
         let after = self.event_count();
         match kind {
@@ -44,9 +44,9 @@ impl Fold {
             ActionType::AdjustedLogits => self.step.pending |= flags::TOUCHED,
             ActionType::Backtrack => {
                 let requested = action.backtrack_steps.unwrap_or(0).max(0) as u32;
-                // `requested` includes a token that was sampled but not appended.
-                let drawn = u32::from(self.newest == Some(EventType::Sampled));
-                let removed = details.removed.unwrap_or_else(|| requested.saturating_sub(drawn)) as usize;
+                // `requested` counts a token that was sampled but not appended; it has no row.
+                let unappended = u32::from(self.newest == Some(EventType::Sampled));
+                let removed = details.removed.unwrap_or_else(|| requested.saturating_sub(unappended)) as usize;
                 let removed = removed.min(self.alive.len() - self.prompt_rows);
                 self.end_rows(removed, after);
                 self.counters.backtracked += removed as u32;

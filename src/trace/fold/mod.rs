@@ -2,7 +2,7 @@
 //!
 //! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never deleted: a backtracked token keeps
 //! its row and the event that removed it. So the state after any event is a filter over the rows. Replay, live
-//! view and statistics all use it. `ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
+//! view and statistics all use it. `src/ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
 //! `fixtures/folds` test both.
 
 mod action;
@@ -23,7 +23,7 @@ const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
 /// another engine may repeat each of them without limit.
 const MAX_LABEL_CHARS: usize = 80;
 
-/// The fold over the items of a run. Each item costs O(1), amortised over the rows it creates or ends.
+/// The fold over the items of a run. Each item costs O(1), amortized over the rows it creates or ends.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     rows: Vec<TokenRow>,
@@ -145,8 +145,8 @@ impl Fold {
                 self.token_us = time_us;
                 self.apply_prefilled(event, seq);
             }
-            EventType::ForwardPass => self.step = StepState::begin(event),
-            EventType::Sampled => self.step.sampled(event),
+            EventType::ForwardPass => self.step = StepState::from_forward_pass(event),
+            EventType::Sampled => self.step.record_sampled(event),
             EventType::Added => {
                 let dt_us = time_us.zip(self.token_us).map_or(0, |(now, before)| now.saturating_sub(before));
                 self.token_us = time_us.or(self.token_us);
@@ -320,8 +320,8 @@ impl Fold {
     fn apply_eviction(&mut self, eviction: &Eviction) {
         let tokens: u64 = eviction.ranges.iter().map(|&(start, end)| u64::from(end.saturating_sub(start))).sum();
         let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();
-        let who = if roles.is_empty() { String::new() } else { format!(" ({})", roles.join(", ")) };
-        let label = format!("context full: {tokens} tokens dropped{who}");
+        let roles = if roles.is_empty() { String::new() } else { format!(" ({})", roles.join(", ")) };
+        let label = format!("context full: {tokens} tokens dropped{roles}");
         self.push_mark_for("engine", MarkKind::Log, &label, self.calls);
     }
 

@@ -43,7 +43,7 @@ impl Details {
 }
 
 impl Fold {
-    pub(super) fn quote_action(&mut self, kind: ActionType, details: &Details) {
+    pub(super) fn apply_quote_action(&mut self, kind: ActionType, details: &Details) {
         for (&token, text) in details.tokens.iter().zip(&details.tokens_as_text) {
             if text.chars().nth(MAX_LABEL_CHARS).is_none() {
                 self.texts.insert(token, text.clone());
@@ -61,7 +61,7 @@ impl Fold {
                     self.force_after_added(details, after);
                 }
             }
-            ActionType::Backtrack if !at_prefilled => self.quote_backtrack(details, after),
+            ActionType::Backtrack if !at_prefilled => self.apply_quote_backtrack(details, after),
             ActionType::ForceOutput => self.replace_answer(&details.tokens, &details.tokens_as_text, after),
             ActionType::ToolCalls => {
                 let text = details.tool_calls.as_ref().and_then(|calls| serde_json::from_str(calls.get()).ok());
@@ -91,7 +91,7 @@ impl Fold {
         self.queued = true;
     }
 
-    fn quote_backtrack(&mut self, details: &Details, after: u32) {
+    fn apply_quote_backtrack(&mut self, details: &Details, after: u32) {
         let steps = details.backtrack_steps.unwrap_or(0).max(0) as usize;
         let replaces = !details.tokens.is_empty();
         if !self.at_added() {

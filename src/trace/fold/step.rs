@@ -63,7 +63,7 @@ impl Weight {
 
 impl StepState {
     /// Creates the state at a `ForwardPass` event.
-    pub fn begin(event: &Event) -> Self {
+    pub fn from_forward_pass(event: &Event) -> Self {
         let measured = event.measured.as_ref();
         let top = event.top_tokens.as_ref().filter(|_| measured.is_none_or(|measured| measured.model.is_empty()));
         Self {
@@ -74,7 +74,7 @@ impl StepState {
     }
 
     /// Records a `Sampled` event.
-    pub fn sampled(&mut self, event: &Event) {
+    pub fn record_sampled(&mut self, event: &Event) {
         let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
         let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));
         let drawn = self.candidates.iter().find(|candidate| Some(candidate.token) == token);

@@ -33,8 +33,8 @@ fn expectation(fold: &Fold) -> Value {
             json!({
                 "token": row.token, "text": row.text, "pos": row.pos, "added_at": row.added_at,
                 "removed_at": (row.removed_at != NEVER).then_some(row.removed_at),
-                "logprob_q": columns::quantise_logprob(row.logprob), "rank": row.rank.unwrap_or(0),
-                "entropy_q": columns::quantise_entropy(row.entropy), "flags": row.flags, "dt_ms": row.dt_ms,
+                "logprob_q": columns::quantize_logprob(row.logprob), "rank": row.rank.unwrap_or(0),
+                "entropy_q": columns::quantize_entropy(row.entropy), "flags": row.flags, "dt_ms": row.dt_ms,
             })
         })
         .collect();

@@ -1,6 +1,6 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
-// runs and shows both distributions; a strip shows the divergence of the model's distributions at every step.
-import { ask, base, h, palette, surface } from './dom.js';
+// runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
+import { ask, base, drawn, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/colour.js';
 import { align, coalesce } from './replay/diff.js';
@@ -17,15 +17,15 @@ const panel = document.querySelector('[data-panel]');
 const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
 const MAX_CANDIDATES = 12;
-/** Tokens at the end of a common start that stay visible. */
+/** Number of tokens that stay visible at the end of a common start. */
 const VISIBLE_TOKENS = 12;
 /** Events per request of candidates. */
 const EVENTS_PER_REQUEST = 6000;
 /** Parameters that have their own rows or describe the recording. */
 const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 
-/** Loads one side: the run and the rows of its answer at the end. */
-async function side(id) {
+/** Loads one side: a run, and the rows of its final answer. */
+async function loadSide(id) {
   const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await response.arrayBuffer());
   const rows = run.sequence(run.eventCount).filter((i) => i !== undefined && !run.isPrompt(i));
@@ -42,26 +42,27 @@ let at = -1;
 let timer = 0;
 
 const canvas = h('canvas', { 'aria-hidden': 'true' });
-const scrub = h('input', { type: 'range', class: 'scrub', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => go(Number(scrub.value)) });
+const scrub = h('input', { type: 'range', class: 'scrub', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => moveCursor(Number(scrub.value)) });
 const note = h('p', { class: 'hint num' });
 
-function words({ run, rows }, [from, to], side, coloured) {
+/** Returns the elements of a range of tokens. */
+function tokenSpans({ run, rows }, [from, to], side, coloured) {
   return rows.slice(from, to).map((i, k) => {
-    const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}` });
+    const span = document.createElement('span');
     const bucket = coloured ? MODES[0].bucket(run, i) : -1;
-    if (bucket >= 0) span.classList.add(`b${bucket}`);
+    span.className = `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
     fill(span, run.text(i));
     spans[side][from + k] = span;
     return span;
   });
 }
 
-/** Returns an element with equal text. A common start of both answers is folded except for its end. */
-function equal(block, first) {
+/** Returns an element with equal text. If both answers start with the same text, it is collapsed except for its end. */
+function equalBlock(block, first) {
   const [from, to] = block.a;
   const cut = first && to - from > 2 * VISIBLE_TOKENS ? to - VISIBLE_TOKENS : from;
-  const folded = cut > from ? h('details', {}, h('summary', {}, `${cut - from} equal tokens`), words(sides[0], [from, cut], 0, false)) : '';
-  const el = h('div', { class: 'same blk', onclick: (event) => find(event.target) }, folded, words(sides[0], [cut, to], 0, false));
+  const folded = cut > from ? h('details', {}, h('summary', {}, `${cut - from} equal tokens`), tokenSpans(sides[0], [from, cut], 0, false)) : '';
+  const el = h('div', { class: 'same blk', onclick: (event) => selectToken(event.target) }, folded, tokenSpans(sides[0], [cut, to], 0, false));
   for (let i = 0; i < to - from; i += 1) spans[1][block.b[0] + i] = spans[0][from + i];
   return el;
 }
@@ -77,10 +78,10 @@ function draw() {
   spans = [[], []];
   steps = pairs(blocks);
   box.replaceChildren(...blocks.map((block, i) => {
-    if (block.same) return equal(block, i === 0);
+    if (block.same) return equalBlock(block, i === 0);
     const index = changes.length;
-    const el = h('div', { class: 'change', role: 'button', tabindex: '0', onclick: (event) => find(event.target) || choose(index), onkeydown: (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); choose(index); } } },
-      h('div', {}, h('span', { class: 'vh' }, `Difference ${index + 1}, A: `), words(a, block.a, 0, true)), h('div', {}, h('span', { class: 'vh' }, 'B: '), words(b, block.b, 1, true)));
+    const el = h('div', { class: 'change', role: 'button', tabindex: '0', onclick: (event) => selectToken(event.target) || selectChange(index), onkeydown: (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); selectChange(index); } } },
+      h('div', {}, h('span', { class: 'vh' }, `Difference ${index + 1}, A: `), tokenSpans(a, block.a, 0, true)), h('div', {}, h('span', { class: 'vh' }, 'B: '), tokenSpans(b, block.b, 1, true)));
     changes.push({ el, block, from: steps.findIndex(([x, y]) => x === block.a[0] && block.a[1] > x || y === block.b[0] && block.b[1] > y) });
     return el;
   }));
@@ -88,26 +89,27 @@ function draw() {
     ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
     : `No difference: ${same} tokens are equal.`;
   scrub.max = String(Math.max(0, steps.length - 1));
-  drawStrip();
-  if (changes.length) choose(0);
-  else if (steps.length) go(steps.length - 1);
+  redrawStrip();
+  if (changes.length) selectChange(0);
+  else if (steps.length) moveCursor(steps.length - 1);
 }
 
-function choose(index) {
-  if (changes.length) go(changes[(index + changes.length) % changes.length].from);
+/** Moves the cursor to a difference; the last one is followed by the first one. */
+function selectChange(index) {
+  if (changes.length) moveCursor(changes[(index + changes.length) % changes.length].from);
 }
 
 /** Moves the cursor to a token's element; returns false for another element. */
-function find(target) {
+function selectToken(target) {
   const side = spans.findIndex((list) => list.includes(target));
   if (side < 0) return false;
   const token = spans[side].indexOf(target);
-  go(steps.findIndex((pair) => pair[side] === token));
+  moveCursor(steps.findIndex((pair) => pair[side] === token));
   return true;
 }
 
 /** Moves the cursor of both sides to a step of the alignment. */
-function go(step) {
+function moveCursor(step) {
   const marked = (on) => steps[at]?.forEach((token, side) => spans[side][token]?.classList.toggle('cur', on));
   marked(false);
   at = Math.max(0, Math.min(steps.length - 1, step));
@@ -123,30 +125,31 @@ function go(step) {
   if (details && !details.open) details.open = true;
   span?.scrollIntoView({ block: 'nearest' });
   const value = divergences[at];
-  const words = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
-  scrub.setAttribute('aria-valuetext', words);
-  note.textContent = `${words}. The bars are a lower bound of the KL divergence of B from A at each step, computed from the recorded candidates and the rest as one outcome.`;
+  const position = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
+  scrub.setAttribute('aria-valuetext', position);
+  note.textContent = `${position}. The bars are a lower bound of the KL divergence of B from A at each step, computed from the recorded candidates and the rest as one outcome.`;
   clearTimeout(timer);
   // If a side has no token at this step, its next token is compared, because both tokens follow the same text.
   const next = (side) => steps.slice(at).find((pair) => pair[side] !== null)?.[side] ?? null;
-  timer = setTimeout(() => describe(next(0), next(1)), 60);
+  timer = setTimeout(() => loadCandidates(next(0), next(1)), 60);
 }
 
-async function describe(x, y) {
-  const mine = at;
+/** Loads and shows the candidates of both sides at the cursor. */
+async function loadCandidates(x, y) {
+  const requestedAt = at;
   panel.setAttribute('aria-busy', 'true');
   try {
-    const [a, b] = await Promise.all([step(sides[0], x), step(sides[1], y)]);
-    if (mine === at) showCandidates(a, b);
+    const [a, b] = await Promise.all([loadStep(sides[0], x), loadStep(sides[1], y)]);
+    if (requestedAt === at) showCandidates(a, b);
   } catch (error) {
-    if (mine === at) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
+    if (requestedAt === at) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
   } finally {
     panel.removeAttribute('aria-busy');
   }
 }
 
 /** Returns the recorded details of the token at an index of a side's answer. */
-async function step({ id, run, rows, events }, index) {
+async function loadStep({ id, run, rows, events }, index) {
   const row = index === null ? undefined : rows[index];
   if (row === undefined) return { id, row: null, rows: [] };
   const [first, ...rest] = run.stepEvents(run.addedAt(row));
@@ -163,8 +166,8 @@ async function loadDivergences() {
   }));
   const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
   divergences = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
-  drawStrip();
-  if (at >= 0) go(at);
+  redrawStrip();
+  if (at >= 0) moveCursor(at);
 }
 
 /** Draws the strip: bars of the divergence, and a background colour at differences. */
@@ -173,20 +176,19 @@ function drawStrip() {
   if (!s) return;
   const { g, w, h: height } = s;
   const c = palette(['spark', 'accent-wash']);
-  g.clearRect(0, 0, w, height);
-  const wide = w / Math.max(1, steps.length);
+  const stepWidth = w / Math.max(1, steps.length);
   g.fillStyle = c['accent-wash'];
-  for (const { block, from } of changes) g.fillRect(from * wide, 0, Math.max(1, Math.max(block.a[1] - block.a[0], block.b[1] - block.b[0]) * wide), height);
+  for (const { block, from } of changes) g.fillRect(from * stepWidth, 0, Math.max(1, Math.max(block.a[1] - block.a[0], block.b[1] - block.b[0]) * stepWidth), height);
   g.fillStyle = c.spark;
   divergences.forEach((value, i) => {
     if (!value) return;
-    const tall = Math.max(1, Math.sqrt(Math.min(1, value / 8)) * (height - 6));
-    g.fillRect(i * wide, height - tall, Math.max(1, wide - (wide > 4 ? 1 : 0)), tall);
+    const barHeight = Math.max(1, Math.sqrt(Math.min(1, value / 8)) * (height - 6));
+    g.fillRect(i * stepWidth, height - barHeight, Math.max(1, stepWidth - (stepWidth > 4 ? 1 : 0)), barHeight);
   });
 }
 
 /** Adds the parameters and mods that differ to the table of settings. */
-async function settings() {
+async function showSettings() {
   const [a, b] = await Promise.all(sides.map(async ({ events }) => (await events.get(0, 0))[0]?.event?.details?.prompt?.parameters ?? {}));
   const found = [...differences(modsOf(a), modsOf(b)).map(([name, ...values]) => [`mod ${name}`, ...values]), ...differences(a, b, SKIPPED)];
   const known = new Set([...document.querySelectorAll('.settings th[scope=row]')].map((el) => el.textContent.replaceAll(' ', '_')));
@@ -196,14 +198,14 @@ async function settings() {
     .map(([name, x, y]) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, short(x)), h('td', {}, short(y)))));
 }
 
-/** Shows links that compare A with its family, and with further runs of the address. */
+/** Shows links that compare A with its family, and with the other selected runs in the URL. */
 async function showLinks() {
   const family = await (await ask(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
-  const further = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
-  const list = [...order(family.runs), ...further.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }))];
+  const selected = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
+  const list = [...order(family.runs), ...selected.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }))];
   const others = list.filter((m) => m.run_id !== sides[0].id);
   if (others.length < 2) return;
-  const keep = further.length ? [...new Set([...further, sides[1].id])].join(',') : '';
+  const keep = selected.length ? [...new Set([...selected, sides[1].id])].join(',') : '';
   document.querySelector('.tools').before(h('nav', { class: 'links', 'aria-label': 'Compare A with' }, h('span', { class: 'hint' }, 'Compare A with'), others.slice(0, 32).map((m) => h('a', {
     class: 'button', 'aria-current': m.run_id === sides[1].id ? 'true' : null, href: `${base}/compare?${new URLSearchParams({ a: sides[0].id, b: m.run_id, ...(keep && { with: keep }) })}`,
   }, m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : ''))));
@@ -245,10 +247,10 @@ function showCandidates(a, b) {
 }
 
 function act(action) {
-  if (action === 'nextChange') choose(Math.max(0, changes.findIndex((c) => c.from > at)));
-  else if (action === 'prevChange') choose(changes.findLastIndex((c) => c.from < at));
-  else if (action === 'nextPair' && steps.length) go(at + 1);
-  else if (action === 'prevPair' && steps.length) go(at - 1);
+  if (action === 'nextChange') selectChange(Math.max(0, changes.findIndex((c) => c.from > at)));
+  else if (action === 'prevChange') selectChange(changes.findLastIndex((c) => c.from < at));
+  else if (action === 'nextPair' && steps.length) moveCursor(at + 1);
+  else if (action === 'prevPair' && steps.length) moveCursor(at - 1);
   else if (action === 'only') {
     const on = box.classList.toggle('only');
     document.querySelector('[data-act=only]').setAttribute('aria-pressed', String(on));
@@ -260,14 +262,13 @@ document.querySelector('.tools').addEventListener('click', (event) => act(event.
 listen(['compare'], act);
 
 document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
-new ResizeObserver(drawStrip).observe(canvas);
-document.addEventListener('theme', drawStrip);
+const redrawStrip = drawn(canvas, drawStrip, new AbortController().signal);
 
 try {
-  sides = await Promise.all([side(root.dataset.a), side(root.dataset.b)]);
+  sides = await Promise.all([loadSide(root.dataset.a), loadSide(root.dataset.b)]);
   draw();
-  // These parts are optional.
-  for (const part of [settings, loadDivergences, showLinks]) part().catch((error) => { note.textContent = `A part of the comparison could not be loaded: ${error.message}.`; });
+  // If one of these parts fails, the comparison is still useful.
+  for (const part of [showSettings, loadDivergences, showLinks]) part().catch((error) => { note.textContent = `A part of the comparison could not be loaded: ${error.message}.`; });
 } catch (error) {
   problem.hidden = false;
   problem.textContent = `Loading the runs failed: ${error.message}.`;

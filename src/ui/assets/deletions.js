@@ -1,4 +1,4 @@
-// Lines above the list of runs for deletions that can be undone, also after a reload.
+// Shows the deletions that can be undone above the list of runs, even after a reload.
 import { ask, h, toast } from './dom.js';
 
 const PATH = '/api/v1/deletions';

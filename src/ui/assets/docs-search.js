@@ -1,4 +1,4 @@
-// Search in the handbook: returns the matching sections, best first. Independent of the page.
+// Search in the handbook: returns the matching sections, best first. Does not use the DOM.
 
 /** Splits a query into its words. */
 export const words = (query) => query.toLowerCase().split(/\s+/).filter(Boolean);

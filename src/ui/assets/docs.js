@@ -8,7 +8,7 @@ const list = document.querySelector('[data-docs-found]');
 const status = document.querySelector('[data-docs-status]');
 
 let index = null;
-let chosen = 0;
+let selectedOption = 0;
 
 /** Fetches the sections of all pages, once. */
 function load() {
@@ -16,16 +16,17 @@ function load() {
   return index;
 }
 
-const emphasised = (text, wanted) => marked(text, wanted).map(([piece, hit]) => (hit ? h('mark', {}, piece) : piece));
+/** Returns a text in which these words are highlighted. */
+const highlighted = (text, wanted) => marked(text, wanted).map(([piece, hit]) => (hit ? h('mark', {}, piece) : piece));
 
-function choose(at) {
+function selectOption(at) {
   const options = list.children;
   if (!options.length) return;
-  options[chosen]?.setAttribute('aria-selected', 'false');
-  chosen = (at + options.length) % options.length;
-  options[chosen].setAttribute('aria-selected', 'true');
-  options[chosen].scrollIntoView({ block: 'nearest' });
-  box.setAttribute('aria-activedescendant', options[chosen].id);
+  options[selectedOption]?.setAttribute('aria-selected', 'false');
+  selectedOption = (at + options.length) % options.length;
+  options[selectedOption].setAttribute('aria-selected', 'true');
+  options[selectedOption].scrollIntoView({ block: 'nearest' });
+  box.setAttribute('aria-activedescendant', options[selectedOption].id);
 }
 
 function close() {
@@ -52,20 +53,20 @@ async function show() {
   status.textContent = found.length ? `${found.length} section${found.length === 1 ? '' : 's'}` : 'Nothing found';
   list.replaceChildren(...(found.length ? found.map((entry, i) => h('li', { id: `docs-found-${i}`, role: 'option', 'aria-selected': 'false' },
     h('a', { href: `${entry.slug}#${entry.anchor}`, tabindex: '-1', onclick: close },
-      h('b', {}, emphasised(entry.heading, wanted)), entry.heading === entry.page ? '' : ` · ${entry.page}`,
-      h('small', {}, emphasised(excerpt(entry.text, wanted), wanted))))) : [h('li', { class: 'hint', role: 'option', 'aria-selected': 'false' }, 'Nothing found')]));
+      h('b', {}, highlighted(entry.heading, wanted)), entry.heading === entry.page ? '' : ` · ${entry.page}`,
+      h('small', {}, highlighted(excerpt(entry.text, wanted), wanted))))) : [h('li', { class: 'hint', role: 'option', 'aria-selected': 'false' }, 'Nothing found')]));
   list.hidden = false;
   box.setAttribute('aria-expanded', 'true');
-  chosen = 0;
-  if (found.length) choose(0);
+  selectedOption = 0;
+  if (found.length) selectOption(0);
   return undefined;
 }
 
 box.addEventListener('focus', () => load().catch(() => {}));
 box.addEventListener('input', show);
 box.addEventListener('keydown', (event) => {
-  if (event.key === 'ArrowDown') choose(chosen + 1);
-  else if (event.key === 'ArrowUp') choose(chosen - 1);
+  if (event.key === 'ArrowDown') selectOption(selectedOption + 1);
+  else if (event.key === 'ArrowUp') selectOption(selectedOption - 1);
   else if (event.key === 'Enter') list.querySelector('[aria-selected=true] a')?.click();
   else if (event.key === 'Escape') { box.value = ''; close(); box.blur(); }
   else return;

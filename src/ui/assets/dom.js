@@ -36,7 +36,7 @@ export async function copy(text, what) {
   }
 }
 
-/** Calls `fetch`; all of the browser's errors about an unreachable server become one message. */
+/** Calls `fetch`. If the server is unreachable, the error has the same message in all browsers. */
 export async function reach(url, options) {
   try {
     return await fetch(url, options);
@@ -66,27 +66,52 @@ export async function problem(response) {
   return Object.assign(new Error(message), { status: response.status, pointer });
 }
 
+const colours = new Map();
+globalThis.document?.addEventListener('theme', () => colours.clear());
+
 /** Returns the style sheet's colours for a canvas; the browser resolves `light-dark()`. */
 export function palette(names) {
-  const probe = h('i', { class: 'vh' });
-  document.body.append(probe);
-  const out = {};
-  for (const name of names) {
-    probe.style.color = `var(--${name})`;
-    out[name] = getComputedStyle(probe).color;
+  const unknown = names.filter((name) => !colours.has(name));
+  if (unknown.length) {
+    const probe = h('i', { class: 'vh' });
+    document.body.append(probe);
+    for (const name of unknown) {
+      probe.style.color = `var(--${name})`;
+      colours.set(name, getComputedStyle(probe).color);
+    }
+    probe.remove();
   }
-  probe.remove();
-  return out;
+  return Object.fromEntries(names.map((name) => [name, colours.get(name)]));
 }
 
-/** Sets the size of a canvas to that of its box in device pixels. Returns the context in CSS pixels, or null if the canvas is hidden. */
+/** Sets the size of a canvas to that of its box in device pixels, and clears it. Returns the context in CSS pixels, or null if the canvas is hidden. */
 export function surface(canvas) {
   const { clientWidth: w, clientHeight: hgt } = canvas;
   if (!w || !hgt) return null;
   const ratio = Math.min(window.devicePixelRatio || 1, 2);
-  canvas.width = Math.round(w * ratio);
-  canvas.height = Math.round(hgt * ratio);
+  // A new size lays out the page again, even if it equals the old one.
+  const [width, height] = [Math.round(w * ratio), Math.round(hgt * ratio)];
+  if (canvas.width !== width) canvas.width = width;
+  if (canvas.height !== height) canvas.height = height;
   const g = canvas.getContext('2d');
   g.setTransform(ratio, 0, 0, ratio, 0, 0);
+  g.clearRect(0, 0, w, hgt);
   return { g, w, h: hgt };
+}
+
+/**
+ * Calls `draw` in the frame after `box` got its first size, its size or the theme changed, or the returned function was
+ * called, until the signal aborts. So a drawing never delays the first frame of the page.
+ */
+export function drawn(box, draw, signal) {
+  let isSized = false;
+  let frame = 0;
+  const redraw = () => {
+    if (isSized && !signal.aborted) frame ||= requestAnimationFrame(() => { frame = 0; draw(); });
+  };
+  const observer = new ResizeObserver(() => { isSized = true; redraw(); });
+  observer.observe(box);
+  document.addEventListener('theme', redraw, { signal });
+  signal.addEventListener('abort', () => { observer.disconnect(); cancelAnimationFrame(frame); });
+  return redraw;
 }

@@ -4,19 +4,19 @@ import { ask, base, h, toast } from './dom.js';
 import { listen } from './keys.js';
 import { packageFiles, singleFile } from './mod-files.js';
 import { uploadOf } from './mod-source.js';
-import { localise } from './shell.js';
-import { source } from './source-view.js';
+import { showLocalTime } from './shell.js';
+import { createEditor } from './source-view.js';
 
 /** Delay in ms after the last keystroke before the source is checked. */
 const CHECK_DELAY_MS = 700;
-/** Name of the draft of a new mod in `localStorage`. */
+/** Key of the draft of a new mod in `localStorage`. */
 const NEW = '-new';
 
 const form = document.querySelector('form[data-editor]');
 
-edit();
+setUp();
 
-function edit() {
+function setUp() {
   const { name, hash } = form.dataset;
   const textarea = form.elements.source;
   const files = [...form.querySelectorAll('[data-file]')];
@@ -34,7 +34,7 @@ function edit() {
   let pendingCheck = null;
   let saving = false;
 
-  const editor = source(form.querySelector('[data-code]'), {
+  const editor = createEditor(form.querySelector('[data-code]'), {
     text: textarea?.value ?? '', nonce: form.dataset.nonce, readonly: !canSave, label: 'Source of the mod, in Python', changed,
   });
   if (textarea) textarea.hidden = true;
@@ -52,54 +52,55 @@ function edit() {
     state.className = `edit-state ${tone}`;
   }
 
-  function fail(text) {
+  function showError(text) {
     problem.hidden = !text;
     problem.replaceChildren(h('p', {}, text));
   }
 
   // A draft is kept until it is saved or discarded.
 
-  let keeping = 0;
-  let isKept = true;
-  function keep() {
-    clearTimeout(keeping);
-    keeping = 0;
+  let draftTimer = 0;
+  let isStored = true;
+  function storeDraft() {
+    clearTimeout(draftTimer);
+    draftTimer = 0;
     try {
       if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: mod.value, base: form.dataset.hash, at: Date.now() }));
       else localStorage.removeItem(draftKey);
-      isKept = true;
+      isStored = true;
     } catch {
-      isKept = false;
+      isStored = false;
     }
   }
-  addEventListener('pagehide', () => { if (keeping) keep(); });
+  addEventListener('pagehide', () => { if (draftTimer) storeDraft(); });
   addEventListener('beforeunload', (event) => {
-    if (keeping) keep();
-    if (!isKept && isChanged()) event.preventDefault();
+    if (draftTimer) storeDraft();
+    if (!isStored && isChanged()) event.preventDefault();
   });
 
-  function restore() {
+  /** Offers or restores the draft of an earlier visit. */
+  function restoreDraft() {
     let draft = null;
     try { draft = JSON.parse(localStorage.getItem(draftKey)); } catch { /* an unknown format: no draft */ }
     if (typeof draft?.text !== typeof initialSource || !draft.text || isInitial(draft.text) || !canSave) return;
-    const drop = h('button', { type: 'button', onclick: () => {
+    const discardButton = h('button', { type: 'button', onclick: () => {
       localStorage.removeItem(draftKey);
       mod.value = initialSource;
       draftBox.hidden = true;
     } }, 'Discard');
-    const take = h('button', { type: 'button', onclick: () => { mod.value = draft.text; take.remove(); } }, 'Restore');
+    const restoreButton = h('button', { type: 'button', onclick: () => { mod.value = draft.text; restoreButton.remove(); } }, 'Restore');
     const at = new Date(draft.at).toLocaleString();
     // The draft is not restored automatically on the page of an earlier version or a template.
     const isAutomatic = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
-    const made = draft.base && draft.base !== hash ? `, based on version ${draft.base.slice(0, 12)}` : '';
-    draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${at}${made}. `, isAutomatic ? null : take, ' ', drop));
+    const origin = draft.base && draft.base !== hash ? `, based on version ${draft.base.slice(0, 12)}` : '';
+    draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${at}${origin}. `, isAutomatic ? null : restoreButton, ' ', discardButton));
     draftBox.hidden = false;
     if (isAutomatic) mod.value = draft.text;
   }
 
   // Results of the server's checks.
 
-  function show(problems) {
+  function showProblems(problems) {
     mod.mark(problems);
     list.replaceChildren(...problems.map(({ file, line, message, traceback }) => h('li', {},
       line ? h('button', { type: 'button', onclick: () => mod.go({ file, line }) }, file ? `${file}, line ${line}` : `Line ${line}`) : null,
@@ -121,7 +122,7 @@ function edit() {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()), signal: controller.signal,
       });
       const { problems } = await response.json();
-      if (pendingCheck === controller) show(problems);
+      if (pendingCheck === controller) showProblems(problems);
       return problems;
     } catch (error) {
       if (pendingCheck !== controller || controller.signal.aborted) return null;
@@ -131,13 +132,14 @@ function edit() {
     }
   }
 
-  let compare = null;
+  /** Updates the comparison with a version, once it is open. */
+  let updateDiff = null;
 
   function changed() {
     if (textarea) textarea.value = editor.text;
-    compare?.();
-    clearTimeout(keeping);
-    keeping = setTimeout(keep, 250);
+    updateDiff?.();
+    clearTimeout(draftTimer);
+    draftTimer = setTimeout(storeDraft, 250);
     setState('Changed');
     clearTimeout(timer);
     timer = setTimeout(check, CHECK_DELAY_MS);
@@ -153,28 +155,28 @@ function edit() {
     button.disabled = true;
     const sent = mod.value;
     setState('Saving…');
-    fail('');
+    showError('');
     try {
       const response = await ask('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
       const done = await response.json();
       saved = sent;
-      keep();
+      storeDraft();
       draftBox.hidden = true;
       if (done.name !== name) {
         localStorage.removeItem(draftKey);
         location.assign(`${base}/mods/${encodeURIComponent(done.name)}`);
         return true;
       }
-      show([]);
+      showProblems([]);
       setState('Saved');
-      register(done);
+      addVersion(done.hash);
       toast(`${done.unchanged ? 'Already saved as' : 'Saved as'} version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is disabled'}`);
       return true;
     } catch (error) {
       saving = false;
       const problems = error.status === 400 ? await check() : null;
       if (!problems?.length) {
-        fail(`Not saved: ${error.message}`);
+        showError(`Not saved: ${error.message}`);
         setState('Not saved', 'err');
       }
       return false;
@@ -185,23 +187,23 @@ function edit() {
   }
 
   /** Adds the saved version at the top of the list of versions. */
-  function register({ hash: made }) {
+  function addVersion(newHash) {
     const versions = document.querySelector('[data-versions]');
     const here = `${base}/mods/${encodeURIComponent(name)}`;
-    const short = made.slice(0, 12);
+    const short = newHash.slice(0, 12);
     for (const link of versions.querySelectorAll('a')) {
       link.removeAttribute('aria-current');
       link.closest('li').classList.remove('now');
-      if (link.title === made) link.closest('li').remove();
+      if (link.title === newHash) link.closest('li').remove();
       else link.href = `${here}?version=${link.title}`;
     }
     const time = h('time', { class: 'hint', datetime: new Date().toISOString() });
-    localise(time);
-    versions.prepend(h('li', { class: 'now' }, h('a', { href: here, 'aria-current': 'true', title: made }, h('code', {}, short)), ' ', time));
+    showLocalTime(time);
+    versions.prepend(h('li', { class: 'now' }, h('a', { href: here, 'aria-current': 'true', title: newHash }, h('code', {}, short)), ' ', time));
     const version = document.querySelector('[data-version]');
     version.textContent = short;
-    version.title = made;
-    form.dataset.hash = made;
+    version.title = newHash;
+    form.dataset.hash = newHash;
     history.replaceState(null, '', here);
     document.querySelector('[data-earlier]')?.remove();
   }
@@ -226,7 +228,7 @@ function edit() {
   const dry = document.querySelector('[data-dry-run]');
   if (dry && canSave) {
     import('./dry-run.js').then(({ dryRun }) => {
-      dryRun(dry, { upload, show, go: (line) => mod.go({ line }), save: async () => !isChanged() || save() });
+      dryRun(dry, { upload, show: showProblems, go: (line) => mod.go({ line }), save: async () => !isChanged() || save() });
       dry.hidden = false;
     });
   }
@@ -236,10 +238,10 @@ function edit() {
   diff?.addEventListener('toggle', async () => {
     const { differences } = await import('./mod-diff.js');
     const versions = [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
-    compare = differences(diff, { name, hash: form.dataset.hash, versions, editor, canSave });
+    updateDiff = differences(diff, { name, hash: form.dataset.hash, versions, editor, canSave });
   }, { once: true });
   diff?.toggleAttribute('hidden', false);
 
-  restore();
+  restoreDraft();
   if (canSave && !problem.hidden) check();
 }

@@ -194,7 +194,7 @@ export function promptsText(prompts) {
   return { text: ['prompt', ...prompts.map((prompt) => `"${prompt.replaceAll('"', '""')}"`)].join('\n'), format: 'csv' };
 }
 
-/** Returns the definition of a form `{name, model, prompts, format, seeds, mods, parameters, scorer, regex}`. */
+/** Returns the definition of a form `{name, model, prompts, format, seeds, mods, parameters, scorer, regex, python}`. */
 export function definitionOf(form) {
   const definition = {
     name: form.name.trim(),
@@ -205,9 +205,11 @@ export function definitionOf(form) {
     parameters: parametersOf(form.parameters),
     ...(form.scorer === 'json' && { score: { json: true } }),
     ...(form.scorer === 'regex' && { score: { regex: form.regex } }),
+    ...(form.scorer === 'python' && { score: { python: form.python } }),
   };
   if (!definition.name) throw invalid('name', 'Give the experiment a name of 1 to 64 characters.');
   if (form.scorer === 'regex' && !form.regex) throw invalid('score', 'Write the regular expression, or choose another score.');
+  if (form.scorer === 'python' && !form.python.trim()) throw invalid('score', 'Write the Python function, or choose another score.');
   const cells = cellsOf(definition);
   if (cells > MAX_CELLS) throw invalid('seeds', `An experiment has at most ${MAX_CELLS} cells, got ${cells}; give fewer seeds, prompts, mods or parameters.`);
   return definition;
@@ -229,6 +231,7 @@ export function formOf(definition) {
     parameters: parametersText(definition.parameters ?? [{}]),
     scorer: Object.keys(definition.score ?? {})[0] ?? 'none',
     regex: definition.score?.regex ?? '',
+    python: definition.score?.python ?? '',
   };
 }
 

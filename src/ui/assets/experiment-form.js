@@ -9,6 +9,7 @@ const cells = document.querySelector('[data-cells]');
 const problem = document.querySelector('[data-problem]');
 const button = form.querySelector('[type=submit]');
 
+/** Returns the values of the form. */
 const values = () => ({
   name: fields.name.value,
   model: fields.model?.value ?? '',
@@ -19,18 +20,19 @@ const values = () => ({
   parameters: fields.parameters.value,
   scorer: fields.scorer.value,
   regex: fields.regex.value,
+  python: fields.python.value,
 });
 
 /** Fills the form. */
-function fill(texts) {
+function fillForm(texts) {
   for (const [name, value] of Object.entries(texts)) {
     if (fields[name] && value !== '') fields[name].value = value;
   }
-  count();
+  showCount();
 }
 
 /** Returns the control of a field. */
-const control = (field) => (field === 'score' ? fields.regex : fields[field]);
+const control = (field) => (field === 'score' ? fields[fields.scorer.value === 'python' ? 'python' : 'regex'] : fields[field]);
 
 function clearErrors() {
   problem.hidden = true;
@@ -53,9 +55,9 @@ function showError(message, field) {
 }
 
 /** Shows the number of runs while the form is edited. */
-function count() {
+function showCount() {
   try {
-    const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x' }));
+    const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x', python: 'x' }));
     cells.textContent = `${number} run${number === 1 ? '' : 's'}`;
   } catch {
     cells.textContent = '';
@@ -87,9 +89,9 @@ form.addEventListener('submit', (event) => {
 });
 form.addEventListener('input', () => {
   clearErrors();
-  count();
+  showCount();
 });
-fields.regex.addEventListener('input', () => { fields.scorer.value = 'regex'; });
+for (const scorer of ['regex', 'python']) fields[scorer].addEventListener('input', () => { fields.scorer.value = scorer; });
 
 const file = h('input', { type: 'file', accept: '.csv,.txt,text/csv,text/plain', hidden: true });
 form.append(file);
@@ -97,7 +99,7 @@ form.querySelector('[data-act=file]').addEventListener('click', () => file.click
 file.addEventListener('change', async () => {
   const [chosen] = file.files;
   if (!chosen) return;
-  fill({ prompts: await chosen.text(), format: /\.csv$/i.test(chosen.name) ? 'csv' : 'lines' });
+  fillForm({ prompts: await chosen.text(), format: /\.csv$/i.test(chosen.name) ? 'csv' : 'lines' });
   file.value = '';
 });
 
@@ -106,7 +108,7 @@ for (const add of document.querySelectorAll('[data-add]')) {
     const line = `${add.dataset.add}${add.dataset.config ? ` ${add.dataset.config}` : ''}`;
     fields.mods.value = `${fields.mods.value.trimEnd()}\n${line}`.trimStart();
     fields.mods.focus();
-    count();
+    showCount();
   });
 }
 
@@ -119,10 +121,10 @@ listen(['experimentForm'], (action) => {
 const from = new URLSearchParams(location.search).get('from');
 if (from) {
   try {
-    fill(formOf((await (await ask(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
+    fillForm(formOf((await (await ask(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
   } catch (error) {
     showError(`The experiment was not loaded: ${error.message}`);
   }
 }
-count();
+showCount();
 if (!from) fields.name.focus();

@@ -17,13 +17,13 @@ function fail(message) {
   problem.textContent = message;
 }
 
-/** Calls a function, and shows its error. */
-async function attempt(what, call) {
+/** Calls a function. If it fails, shows the error after the text `failure`. */
+async function attempt(failure, call) {
   problem.hidden = true;
   try {
     await call();
   } catch (error) {
-    fail(`${what}: ${error.message}`);
+    fail(`${failure}: ${error.message}`);
   }
 }
 

@@ -17,7 +17,7 @@ export function documentsIn(name, text) {
   return name.endsWith('.jsonl') ? text.split('\n').filter((line) => line.trim()) : [text];
 }
 
-/** Posts the files; `show(lines, isDone)` gets one line per file. Returns the number of imported runs. */
+/** Posts the files; `show(lines, isDone)` receives one line per file. Returns the number of imported runs. */
 export async function importFiles(files, show) {
   const lines = [];
   let stored = 0;
@@ -51,12 +51,12 @@ export function listenForFiles(button, place, done) {
     place.setAttribute('aria-busy', String(!isDone));
     place.replaceChildren(...lines.map((line) => h('div', {}, line)));
   };
-  const take = async (files) => {
+  const importAll = async (files) => {
     if (files.length && await importFiles(files, show)) done();
   };
   button.addEventListener('click', () => input.click());
   input.addEventListener('change', async () => {
-    await take([...input.files]);
+    await importAll([...input.files]);
     input.value = '';
   });
   const hasFiles = (event) => event.dataTransfer?.types.includes('Files');
@@ -64,6 +64,6 @@ export function listenForFiles(button, place, done) {
   document.addEventListener('drop', (event) => {
     if (!hasFiles(event)) return;
     event.preventDefault();
-    take([...event.dataTransfer.files]);
+    importAll([...event.dataTransfer.files]);
   });
 }

@@ -1,6 +1,6 @@
 // The table of keyboard shortcuts, for the listeners and for the help.
 
-/** `[keys, description, action, pages]`; a key is `Shift+` and `event.key`, or a sequence such as `g r`. */
+/** Sections of rows `[keys, description, action, page]`. A key is `event.key`, with `Ctrl+` or `Shift+` before it, or a sequence such as `g r`. */
 export const TABLE = [
   ['Anywhere', [
     [['?'], 'this help', 'help'],
@@ -98,7 +98,7 @@ const STORAGE_KEY = 'thunder.keys';
 export const enabled = () => localStorage.getItem(STORAGE_KEY) !== 'off';
 export const setEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
 
-/** Returns the name of a pressed key in the table's notation. */
+/** Returns a pressed key in the notation of the table. */
 export function nameOf(event) {
   const shifted = event.shiftKey && event.key.length > 1;
   return `${event.ctrlKey || event.metaKey ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
@@ -110,7 +110,8 @@ export function label(key) {
   return key.split('+').length > 1 && key.length > 1 ? key.split('+').map((k) => names[k] ?? k).join(' ') : names[key] ?? key;
 }
 
-const typing = (el) => el instanceof HTMLElement && (el.isContentEditable || el.matches('textarea, select, input:not([type=range], [type=checkbox], [type=radio])'));
+/** Returns true if an element takes text, so that keys belong to it. */
+const isTextField = (el) => el instanceof HTMLElement && (el.isContentEditable || el.matches('textarea, select, input:not([type=range], [type=checkbox], [type=radio])'));
 
 /** Returns the action of a key on `pages`, or null. */
 export function actionOf(key, pages) {
@@ -124,11 +125,11 @@ export function actionOf(key, pages) {
 
 /** Listens for the keys of `pages`; `act(action, key)` returns false if it did nothing. */
 export function listen(pages, act) {
-  let first = '';
+  let prefix = '';
   document.addEventListener('keydown', (event) => {
     if (event.defaultPrevented || event.isComposing || event.altKey) return;
     const key = nameOf(event);
-    const inField = typing(event.target);
+    const inField = isTextField(event.target);
     if (key.startsWith('Ctrl+')) {
       if (document.querySelector('dialog[open]')) return;
       const action = actionOf(key, pages);
@@ -141,8 +142,8 @@ export function listen(pages, act) {
     if (event.target.matches?.('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return;
     if (event.target.matches?.('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return;
     if (event.target.matches?.('input[type=range]:not([data-scrub])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key))) return;
-    const name = first ? `${first} ${key}` : key;
-    first = key === 'g' ? 'g' : '';
+    const name = prefix ? `${prefix} ${key}` : key;
+    prefix = key === 'g' ? 'g' : '';
     const action = actionOf(name, pages);
     if (action && act(action, key) !== false) event.preventDefault();
   });

@@ -9,8 +9,8 @@ const DELAY_MS = 250;
 
 const linesOf = (text) => text.split('\n');
 
-/** Returns the text `b` with one of its differences (a block of `rows`) replaced by the lines of `a`. Pure. */
-export function take(a, b, block) {
+/** Returns the text `b`, in which one difference (a block of `diffRows`) is replaced with the lines of `a`. Pure. */
+export function restoreBlock(a, b, block) {
   const lines = linesOf(b);
   lines.splice(block.b[0], block.b[1] - block.b[0], ...linesOf(a).slice(...block.a));
   return lines.join('\n');
@@ -20,7 +20,7 @@ export function take(a, b, block) {
  * Returns the differences between two texts as rows: `{kind: 'same' | 'removed' | 'added', a, b, text}` with line
  * numbers from 1, `{kind: 'skipped', count}`, and `{kind: 'block', block}` before each difference. Equal texts have no rows. Pure.
  */
-export function rows(a, b) {
+export function diffRows(a, b) {
   const [linesA, linesB] = [linesOf(a), linesOf(b)];
   const blocks = align(linesA, linesB);
   if (blocks.every(({ same }) => same)) return [];
@@ -51,8 +51,8 @@ function line({ kind, a, b, text }) {
 }
 
 /**
- * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared with the selected one. The buttons that
- * change it exist if `canSave` is true. Returns a function to call after each change of the text.
+ * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared with the selected one. Buttons that
+ * restore lines are only shown if `canSave` is true. Returns a function to call after each change of the text.
  */
 export function differences(section, { name, hash, versions, editor, canSave }) {
   const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
@@ -65,23 +65,23 @@ export function differences(section, { name, hash, versions, editor, canSave }) 
   const texts = new Map();
   let timer = 0;
 
-  function button(version, block) {
+  function restoreRow(version, block) {
     const restore = () => {
-      editor.text = take(version, editor.text, block);
+      editor.text = restoreBlock(version, editor.text, block);
       draw(version);
       (body.querySelector('button') ?? select).focus();
     };
-    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canSave ? h('button', { type: 'button', onclick: restore }, 'Take the version’s lines') : ''));
+    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canSave ? h('button', { type: 'button', onclick: restore }, 'Restore these lines') : ''));
   }
 
   function draw(version) {
     clearTimeout(timer);
-    const all = rows(version, editor.text);
+    const all = diffRows(version, editor.text);
     const count = all.filter(({ kind }) => kind === 'block').length;
     state.textContent = count ? `${count} difference${count === 1 ? '' : 's'} from the editor` : 'The editor has the same text';
     box.hidden = !count;
     body.replaceChildren(...all.map((row) => {
-      if (row.kind === 'block') return button(version, row.block);
+      if (row.kind === 'block') return restoreRow(version, row.block);
       if (row.kind === 'skipped') return h('tr', { class: 'block hint' }, h('td', { colspan: '4' }, `${row.count} equal lines`));
       return line(row);
     }));

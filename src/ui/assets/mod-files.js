@@ -1,4 +1,4 @@
-// The source of a mod in an editor: one text, or the files of a package, one of which is displayed.
+// The source of a mod in the editor: one text, or the files of a package, of which one is displayed.
 import { h } from './dom.js';
 
 /** Returns the source of a mod that is one text. */

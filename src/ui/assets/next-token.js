@@ -1,5 +1,6 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
 import { ask, base, h } from './dom.js';
+import { funnel } from './funnel.js';
 import { group } from './replay/events.js';
 import { show } from './replay/glyphs.js';
 import { explain, percent } from './replay/why.js';
@@ -7,10 +8,10 @@ import { explain, percent } from './replay/why.js';
 const MAX_ROWS = 12;
 
 /**
- * Token ids of the text, and the length of the text before each chosen token. The text is only tokenized again after the
+ * The token ids of the text, and the length of the text before each chosen token. The text is only tokenized again after the
  * user edits it, so that the model continues from exactly the chosen tokens. Pure.
  */
-export class Chain {
+export class TokenChain {
   #ids = [];
   #text = null;
   #starts = [];
@@ -54,11 +55,11 @@ export class NextToken {
   #box;
   #raw;
   #hooks;
-  #chain = new Chain();
+  #chain = new TokenChain();
   #session = null;
   #step = 0;
 
-  /** `box` receives the candidates, `raw` is the text area. `hooks.request(ids)` returns path and body; `hooks.changed()` is called after a change of the text. */
+  /** `box` shows the candidates, `raw` is the text area. `hooks.request(ids)` returns path and body of a request, `hooks.changed()` is called after a change of the text, and `hooks.fail(message)` shows an error. */
   constructor(box, raw, hooks) {
     this.#box = box;
     this.#raw = raw;
@@ -102,7 +103,7 @@ export class NextToken {
 
   async #post(path, body) { return (await this.#send(path, body)).json(); }
 
-  #set(text) {
+  #setText(text) {
     this.#raw.value = text;
     this.#raw.scrollTop = this.#raw.scrollHeight;
     this.#hooks.changed();
@@ -111,8 +112,8 @@ export class NextToken {
 
   #draw(id, { rows, stages, hasMods, hasSampler }, text) {
     const choose = (row) => {
-      // An edited text has other tokens, and the candidates are no longer those of its end.
-      if (this.#raw.value === text) this.#set(this.#chain.append(row.token, row.unnamed ? '' : row.text));
+      // If the text was edited, the candidates no longer belong to its end.
+      if (this.#raw.value === text) this.#setText(this.#chain.append(row.token, row.unnamed ? '' : row.text));
       else this.clear();
     };
     const shown = rows.filter((row, i) => i < MAX_ROWS || row.chosen);
@@ -131,8 +132,8 @@ export class NextToken {
         h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
       h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
         h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
-        h('td', { class: 'why' }, row.chosen ? 'drawn' : row.why)))));
-    const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#set(this.#chain.undo()) }, 'Undo');
+        h('td', { class: 'why' }, row.chosen ? 'drawn' : row.why, stages.length && (row.chosen || row.sampler !== null || row.why) ? [' ', funnel(row, stages)] : null)))));
+    const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
     const session = new URLSearchParams({ q: `session:"${this.#session}"` });
     const focused = this.#box.contains(document.activeElement);
     this.#box.replaceChildren(h('h2', {}, 'Next token'), table,

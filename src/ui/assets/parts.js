@@ -1,7 +1,7 @@
-// Parts of a page that are rendered again by the server while something runs. Only parts that changed are replaced, so
-// that focus, selection and scroll position stay.
+// Parts of a page that the server renders again while an experiment runs. Only parts that changed are replaced, so that
+// focus, selection and scroll position are kept.
 import { reach } from './dom.js';
-import { localise } from './shell.js';
+import { showLocalTime } from './shell.js';
 
 /** Time between two requests in ms. */
 const INTERVAL_MS = 1000;
@@ -10,7 +10,7 @@ const FOCUSABLE = 'a[href], button, input';
 
 /** Replaces the parts of `place` that differ from those of `next`, and adds the missing ones. */
 export function update(place, next) {
-  next.querySelectorAll('time[datetime]').forEach(localise);
+  next.querySelectorAll('time[datetime]').forEach(showLocalTime);
   for (const box of next.querySelectorAll('[data-pick]')) {
     const old = place.querySelector(`[data-pick][value="${CSS.escape(box.value)}"]`);
     box.checked = Boolean(old?.checked);
@@ -51,7 +51,7 @@ export function refreshWhile(place, { fragment, isRunning, changed = () => {} })
     try {
       await refresh(place, fragment);
       changed();
-    } catch { /* the next attempt corrects it */ }
+    } catch { /* the next refresh tries again */ }
   }, INTERVAL_MS);
 }
 

@@ -6,7 +6,7 @@ import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
 import { registerRunNavigation } from './shell.js';
 import { starters } from './starters.js';
-import { curlOf, differences, formOf, further, missing, requestOf } from './request.js';
+import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from './request.js';
 
 const SAVED = 'thunder.playground';
 const ROLES = ['system', 'user', 'assistant'];
@@ -28,12 +28,13 @@ const nextBox = document.querySelector('[data-next]');
 let view = null;
 let running = null;
 let previous = null;
-/** The form with the settings of the run with which the page was opened, or null. */
+/** The values of the form for the run that the page was opened with, or null. */
 let origin = null;
 
-// Reading and writing of the form.
+// The form.
 
-function message({ role = 'user', content = '', more } = {}) {
+/** Adds a message to the chat. */
+function addMessage({ role = 'user', content = '', more } = {}) {
   const number = messages.children.length + 1;
   const row = h('li', { class: 'message' },
     h('header', {},
@@ -50,7 +51,7 @@ function message({ role = 'user', content = '', more } = {}) {
 }
 
 /** Lists the fields of a mod's configuration. */
-function fields(schema) {
+function configurationFields(schema) {
   const known = Object.entries(schema?.properties ?? {});
   if (!known.length) return null;
   const needed = new Set(schema.required ?? []);
@@ -64,7 +65,8 @@ function fields(schema) {
 /** Returns an example configuration of a mod. */
 const example = (option) => (option.dataset.config === 'null' ? '' : option.dataset.config);
 
-function mod({ name, config = '' }) {
+/** Adds a mod to the list. */
+function addMod({ name, config = '' }) {
   const option = form.querySelector(`[data-mod-add] option[value="${CSS.escape(name)}"]`);
   const id = `mod-${crypto.randomUUID?.() ?? Math.random()}`;
   const text = h('textarea', { id, rows: '1', spellcheck: 'false', placeholder: 'no configuration', oninput: () => check() });
@@ -90,12 +92,13 @@ function mod({ name, config = '' }) {
       h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ` Remove ${name}`))),
     option?.dataset.description ? h('p', { class: 'hint' }, option.dataset.description) : null,
     h('label', { class: 'vh', for: id }, `Configuration of ${name}, as JSON`), text, note,
-    fields(JSON.parse(option?.dataset.schema || 'null')));
+    configurationFields(JSON.parse(option?.dataset.schema || 'null')));
   mods.append(row);
   check();
 }
 
-function read() {
+/** Returns the values of the form. */
+function readForm() {
   const field = (name) => form.elements[name];
   return {
     tab: tabs[1].getAttribute('aria-selected') === 'true' ? 'raw' : 'chat',
@@ -112,28 +115,29 @@ function read() {
   };
 }
 
-function write(data) {
+/** Fills the form. */
+function writeForm(data) {
   messages.replaceChildren();
-  for (const m of data.messages?.length ? data.messages : [{ role: 'user', content: '' }]) message(m);
+  for (const m of data.messages?.length ? data.messages : [{ role: 'user', content: '' }]) addMessage(m);
   raw.value = data.raw ?? '';
   for (const [name, value] of Object.entries(data.numbers ?? {})) if (form.elements[name]) form.elements[name].value = value;
   form.elements.stop.value = data.stop ?? '';
   for (const name of ['tools', 'schema', 'extra']) form.elements[name].value = data[name] ?? '';
   if (data.tools || data.schema || data.extra) form.elements.extra.closest('details').open = true;
   mods.replaceChildren();
-  for (const m of data.mods ?? []) mod(m);
+  for (const m of data.mods ?? []) addMod(m);
   form.elements.attention.checked = Boolean(data.attention) && !form.elements.attention.disabled;
-  choose(data.tab === 'raw' ? 1 : 0);
+  selectTab(data.tab === 'raw' ? 1 : 0);
 }
 
 function save() {
-  const data = read();
+  const data = readForm();
   localStorage.setItem(SAVED, JSON.stringify(data));
   compare(data);
 }
 form.addEventListener('input', save);
 
-/** Lists the fields that differ from the run with which the page was opened. */
+/** Lists the fields that differ from the run that the page was opened with. */
 function compare(data) {
   const changes = origin ? differences(origin, data) : [];
   differs.hidden = changes.length === 0;
@@ -143,7 +147,8 @@ function compare(data) {
   differs.querySelector('ul').replaceChildren(...changes.map(({ name, before, after }) => h('li', {}, h('b', {}, name), ' ', h('del', {}, short(before)), ' → ', h('ins', {}, short(after)))));
 }
 
-function choose(index, focus = false) {
+/** Selects a tab: the chat (0) or the raw text (1). */
+function selectTab(index, focus = false) {
   tabs.forEach((tab, i) => {
     tab.setAttribute('aria-selected', String(i === index));
     tab.tabIndex = i === index ? 0 : -1;
@@ -152,15 +157,16 @@ function choose(index, focus = false) {
   });
 }
 tabs.forEach((tab, i) => {
-  tab.addEventListener('click', () => { choose(i); save(); });
+  tab.addEventListener('click', () => { selectTab(i); save(); });
   tab.addEventListener('keydown', (event) => {
-    if (event.key === 'ArrowRight' || event.key === 'ArrowLeft') { choose(1 - i, true); save(); }
+    if (event.key === 'ArrowRight' || event.key === 'ArrowLeft') { selectTab(1 - i, true); save(); }
   });
 });
 
 // Runs.
 
-function show(id, options) {
+/** Shows a run beside the form. */
+function showRun(id, options) {
   view?.close();
   pane.classList.remove('idle');
   view = new Replay(pane, id, options);
@@ -177,22 +183,22 @@ function fail(text) {
   if (text) problemBox.scrollIntoView({ block: 'nearest' });
 }
 
-function busy(on) {
+function setBusy(on) {
   stopButton.disabled = !on;
   form.querySelector('[data-act=generate]').setAttribute('aria-busy', String(on));
 }
 
 async function generate() {
   fail('');
-  const data = read();
-  const reason = missing(data);
+  const data = readForm();
+  const reason = missingInput(data);
   if (reason) return fail(reason);
   let request;
   try { request = requestOf(data); } catch (error) { return fail(error.message); }
   running?.abort();
-  const mine = new AbortController();
-  running = mine;
-  busy(true);
+  const controller = new AbortController();
+  running = controller;
+  setBusy(true);
   state.textContent = 'Waiting for the model…';
   const startedAt = performance.now();
   try {
@@ -200,42 +206,42 @@ async function generate() {
       method: 'POST',
       headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
       body: JSON.stringify(request.body),
-      signal: mine.signal,
+      signal: controller.signal,
     });
     if (!response.ok) throw await problem(response);
     const id = response.headers.get('x-thunder-run-id');
     if (id) {
-      recorded.replaceChildren('recorded as ', h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `${base}/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the one before')] : []));
+      recorded.replaceChildren('recorded as ', h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `${base}/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the previous run')] : []));
       previous = id;
-      show(id, {
+      showRun(id, {
         live: true,
         recorded: Boolean(request.body.attention),
         state: { ...(view?.state ?? {}), at: null },
         hooks: {
           connection: (text, ok) => { if (!ok) state.textContent = `Live view: ${text}.`; },
-          ended: (run) => { if (running === mine || !running) state.textContent = ended(run, startedAt); },
+          ended: (run) => { if (running === controller || !running) state.textContent = endText(run, startedAt); },
         },
       });
     }
     state.textContent = 'Generating…';
     await drain(response);
   } catch (error) {
-    if (mine.signal.aborted) state.textContent = 'Stopped.';
+    if (controller.signal.aborted) state.textContent = 'Stopped.';
     else {
       state.textContent = '';
       fail(error.message);
     }
   } finally {
-    if (running === mine) {
+    if (running === controller) {
       running = null;
-      busy(false);
+      setBusy(false);
       if (state.textContent === 'Generating…') state.textContent = 'Done.';
     }
   }
   return undefined;
 }
 
-/** Reads the response although the replay shows the run, because a client that does not read pauses its run. */
+/** Reads the response and ignores its text, which the replay shows. A run pauses if its client does not read. */
 async function drain(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = '';
@@ -253,7 +259,8 @@ async function drain(response) {
   }
 }
 
-function ended(run, startedAt) {
+/** Returns the line that describes the end of a run. */
+function endText(run, startedAt) {
   if (!run) return 'Done.';
   const seconds = run.generation_us ? run.generation_us / 1e6 : (performance.now() - startedAt) / 1000;
   const speed = run.completion_tokens && seconds > 0 ? `, ${(run.completion_tokens / seconds).toFixed(1)} tok/s` : '';
@@ -263,24 +270,24 @@ function ended(run, startedAt) {
 // Next-token mode.
 
 const nextToken = new NextToken(nextBox, raw, {
-  request: (ids) => requestOf({ ...read(), tab: 'raw', raw: ids }),
+  request: (ids) => requestOf({ ...readForm(), tab: 'raw', raw: ids }),
   changed: save,
   fail,
 });
 raw.addEventListener('input', () => nextToken.clear());
 
 /** Computes the next token of the raw text. A chat is first rendered by the model's template. */
-async function next() {
+async function showNextToken() {
   fail('');
-  const data = read();
-  const reason = missing(data);
+  const data = readForm();
+  const reason = missingInput(data);
   if (reason) return fail(reason);
   try {
     if (data.tab === 'chat') {
       const { body } = requestOf(data);
       const response = await ask('/apply-template', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
       raw.value = (await response.json()).prompt;
-      choose(1);
+      selectTab(1);
       save();
     }
     await nextToken.next();
@@ -298,29 +305,29 @@ form.addEventListener('submit', (event) => {
 form.addEventListener('click', (event) => {
   const action = event.target.closest('[data-act]')?.dataset.act;
   if (action === 'stop') running?.abort();
-  else if (action === 'next') next();
+  else if (action === 'next') showNextToken();
   else if (action === 'addMessage') {
     const last = messages.lastElementChild?.querySelector('select').value;
-    message({ role: last === 'user' ? 'assistant' : 'user' }).querySelector('textarea').focus();
+    addMessage({ role: last === 'user' ? 'assistant' : 'user' }).querySelector('textarea').focus();
     save();
   } else if (action === 'clearMessages') {
-    write({ ...read(), messages: [] });
+    writeForm({ ...readForm(), messages: [] });
     save();
     messages.querySelector('textarea').focus();
   } else if (action === 'addMod') {
     const option = form.querySelector('[data-mod-add]').selectedOptions[0];
     if (!option) return toast('No mod is registered on this server.');
-    mod({ name: option.value, config: example(option) });
+    addMod({ name: option.value, config: example(option) });
     save();
   } else if (action === 'curl') {
-    try { copy(curlOf(requestOf(read()), location.origin + base), 'curl line'); } catch (error) { fail(error.message); }
+    try { copy(curlOf(requestOf(readForm()), location.origin + base), 'curl command'); } catch (error) { fail(error.message); }
   }
   return undefined;
 });
 
 listen(['playground', 'replay'], (action, key) => {
   if (action === 'generate') { generate(); return true; }
-  if (action === 'nextOfText') { next(); return true; }
+  if (action === 'nextOfText') { showNextToken(); return true; }
   if (action === 'escape') {
     if (!running) return false;
     running.abort();
@@ -342,16 +349,16 @@ async function textAt(id, n) {
 }
 
 // The initial form: from a run (`?from=`), from the last visit, or empty.
-async function start() {
-  const asked = new URL(location).searchParams;
-  const from = asked.get('from');
+async function fillForm() {
+  const query = new URL(location).searchParams;
+  const from = query.get('from');
   const saved = localStorage.getItem(SAVED);
   let data = {};
-  try { if (saved) data = JSON.parse(saved); } catch { /* an older format: the form is empty */ }
+  try { if (saved) data = JSON.parse(saved); } catch { /* unreadable, so the form is empty */ }
   if (!from) {
-    const wanted = asked.get('mod');
+    const wanted = query.get('mod');
     const option = wanted && form.querySelector(`[data-mod-add] option[value="${CSS.escape(wanted)}"]`);
-    write(option ? { ...data, mods: [{ name: wanted, config: example(option) }] } : data);
+    writeForm(option ? { ...data, mods: [{ name: wanted, config: example(option) }] } : data);
     if (wanted && !option) fail(`Unknown mod '${wanted}'.`);
     return undefined;
   }
@@ -361,36 +368,36 @@ async function start() {
       ask(`/api/v1/runs/${encodeURIComponent(from)}/events?from=0&to=1`, { headers: { Accept: 'application/x-ndjson' } }).then((r) => r.text()),
     ]);
     const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
-    const given = formOf(event?.details?.prompt, summary?.run);
-    const at = /^\d+$/.test(asked.get('at') ?? '') ? Number(asked.get('at')) : null;
-    if (at !== null) Object.assign(given, { tab: 'raw', raw: (await textAt(from, at)) + (asked.get('next') ?? ''), tools: '', schema: '', extra: further(event?.details?.prompt, true) });
-    const added = asked.get('mod');
+    const fromRun = formOf(event?.details?.prompt, summary?.run);
+    const at = /^\d+$/.test(query.get('at') ?? '') ? Number(query.get('at')) : null;
+    if (at !== null) Object.assign(fromRun, { tab: 'raw', raw: (await textAt(from, at)) + (query.get('next') ?? ''), tools: '', schema: '', extra: extraFields(event?.details?.prompt, true) });
+    const added = query.get('mod');
     const option = added && form.querySelector(`[data-mod-add] option[value="${CSS.escape(added)}"]`);
-    if (option && !given.mods?.some((one) => one.name === added)) given.mods = [...(given.mods ?? []), { name: added, config: example(option) }];
-    write({ ...data, ...given, numbers: { ...data.numbers, ...given.numbers } });
-    origin = read();
-    show(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
+    if (option && !fromRun.mods?.some((one) => one.name === added)) fromRun.mods = [...(fromRun.mods ?? []), { name: added, config: example(option) }];
+    writeForm({ ...data, ...fromRun, numbers: { ...data.numbers, ...fromRun.numbers } });
+    origin = readForm();
+    showRun(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
     recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `${base}/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
     previous = from;
   } catch (error) {
-    write(data);
-    fail(`Reading run ${from} failed: ${error.message}.`);
+    writeForm(data);
+    fail(`Loading run ${from} failed: ${error.message}.`);
   }
   return undefined;
 }
 
-start();
+fillForm();
 
 const offered = [...form.querySelectorAll('[data-mod-add] option')].map((option) => option.value);
 if (!form.elements.attention.disabled) offered.push('attention');
 // The replay of the first run replaces the starters.
-const able = form.dataset.model && !document.querySelector('main > .banner.warn') && !new URL(location).searchParams.has('from');
-const first = able && starters(offered, (chosen) => {
-  write({ ...read(), ...chosen });
+const canStart = form.dataset.model && !document.querySelector('main > .banner.warn') && !new URL(location).searchParams.has('from');
+const starterButtons = canStart && starters(offered, (chosen) => {
+  writeForm({ ...readForm(), ...chosen });
   save();
   generate();
 });
-if (first) pane.querySelector('[data-text]').append(first);
+if (starterButtons) pane.querySelector('[data-text]').append(starterButtons);
 recorded.addEventListener('click', async (event) => {
   if (event.target.matches('[data-sample]')) (await import('./sample.js')).openSample(event.target);
 });

@@ -7,13 +7,13 @@ const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'pr
 
 /**
  * Returns path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, tools, schema, extra, model}`.
- * `raw` is text or token ids. Empty numbers are left to the server. Fields that must be JSON and are not throw an error
- * that names the field.
+ * `raw` is text or token ids. Empty numbers are omitted, so that the server's defaults apply. If a field with JSON is invalid,
+ * the error names it.
  */
 export function requestOf(form) {
   const body = { model: form.model || undefined };
   if (form.tab === 'raw') body.prompt = form.raw;
-  else body.messages = form.messages.filter(isWritten).map(({ role, content, more }) => ({ role, content: content === '' ? null : content, ...more }));
+  else body.messages = form.messages.filter(hasContent).map(({ role, content, more }) => ({ role, content: content === '' ? null : content, ...more }));
   for (const name of NUMBERS) {
     const text = String(form.numbers[name] ?? '').trim();
     if (text === '') continue;
@@ -48,7 +48,7 @@ export function requestOf(form) {
 }
 
 /** Returns true for a message with text or with tool calls. */
-const isWritten = ({ content, more }) => content !== '' || Boolean(more);
+const hasContent = ({ content, more }) => content !== '' || Boolean(more);
 
 /** Returns the value of a JSON text, or null if the text is empty. */
 function jsonOf(text, what) {
@@ -67,9 +67,9 @@ function objectOf(text, what) {
 }
 
 /** Returns the reason why a form cannot be sent, or null. */
-export function missing(form) {
+export function missingInput(form) {
   if (form.tab === 'raw') return form.raw ? null : 'Write some text for the model to continue.';
-  return form.messages.some(isWritten) ? null : 'Write a message first.';
+  return form.messages.some(hasContent) ? null : 'Write a message first.';
 }
 
 /** Returns the same request as a shell command. */
@@ -85,14 +85,14 @@ function textOf(content) {
   return content.every((part) => typeof part?.text === 'string') ? content.map((part) => part.text).join('\n') : JSON.stringify(content);
 }
 
-/** Returns the schema of a response format that the form's field can represent, or null. */
+/** Returns the schema of a response format if the form's field can represent it, else null. */
 function schemaOf(format) {
   const { name, schema, ...others } = format?.json_schema ?? {};
   return format?.type === 'json_schema' && name === SCHEMA_NAME && Object.keys(others).length === 0 ? schema ?? null : null;
 }
 
-/** Returns the request parameters without a form field. With `isFork`, parameters that only apply to a whole answer are omitted. */
-export function further(prompt, isFork = false) {
+/** Returns, as JSON text, the parameters of a request that have no field in the form. With `isFork`, parameters that apply to a whole answer are omitted. */
+export function extraFields(prompt, isFork = false) {
   const p = prompt?.parameters ?? {};
   const biases = (p.sampling?.logit_bias ?? []).filter(([, bias]) => bias !== null || !p.limits?.ignore_eos);
   const all = {
@@ -107,7 +107,7 @@ export function further(prompt, isFork = false) {
 
 /** Returns the form of a recorded run from its Prefilled event. */
 export function formOf(prompt, run) {
-  const form = { numbers: {}, mods: [], extra: further(prompt) };
+  const form = { numbers: {}, mods: [], extra: extraFields(prompt) };
   const p = prompt?.parameters ?? {};
   const schema = schemaOf(p.request?.response_format);
   form.tools = prompt?.tools ? JSON.stringify(prompt.tools, null, 2) : '';
@@ -128,11 +128,11 @@ export function formOf(prompt, run) {
   return form;
 }
 
-/** Returns the values of a form by their displayed names. */
-function readable(form) {
+/** Returns the values of a form as texts, by their displayed names. */
+function displayedValues(form) {
   const json = (text) => { try { return JSON.stringify(JSON.parse(text)); } catch { return text; } };
   const text = (value) => (value === undefined || value === null ? '' : String(value));
-  const messages = (form.messages ?? []).filter(isWritten).map(({ role, content }) => `${role}: ${content}`);
+  const messages = (form.messages ?? []).filter(hasContent).map(({ role, content }) => `${role}: ${content}`);
   return {
     ...Object.fromEntries(NUMBERS.map((name) => [name.replace('_', ' '), text(form.numbers?.[name])])),
     'stop strings': text(form.stop),
@@ -145,10 +145,10 @@ function readable(form) {
   };
 }
 
-/** Returns `{name, before, after}` of each field in which a form differs from the form of its origin. */
+/** Returns `{name, before, after}` for each field of a form that differs from the form it was opened with. */
 export function differences(origin, form) {
-  const before = readable(origin);
-  const after = readable(form);
+  const before = displayedValues(origin);
+  const after = displayedValues(form);
   const same = (a, b) => a === b || (a !== '' && b !== '' && Number(a) === Number(b));
   return Object.keys(after).filter((name) => !same(before[name], after[name])).map((name) => ({ name, before: before[name], after: after[name] }));
 }

@@ -1,14 +1,14 @@
-// The list of runs: filters during typing, updates the URL, and announces new runs without moving rows.
+// The list of runs: filters it while the user types, updates the URL, and announces new runs without moving rows.
 import { ask, base, copy, reach } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
 import { listen } from './keys.js';
-import { localise } from './shell.js';
+import { showLocalTime } from './shell.js';
 
-const box = document.querySelector('#q');
+const filterBox = document.querySelector('#q');
 const results = document.querySelector('[data-results]');
 const busy = document.querySelector('[data-busy]');
-const news = document.querySelector('[data-news]');
+const newsButton = document.querySelector('[data-news]');
 const age = document.querySelector('[data-age]');
 const liveText = document.querySelector('[data-live-text]');
 const dot = document.querySelector('[data-live-dot]');
@@ -36,13 +36,13 @@ async function load(url, { push = true } = {}) {
     if (error && !error.hidden) {
       results.querySelector('#filter-error').replaceWith(error);
       results.classList.add('stale');
-      box.setAttribute('aria-invalid', 'true');
+      filterBox.setAttribute('aria-invalid', 'true');
     } else if (response.ok) {
       results.replaceChildren(...next.childNodes);
       clearPicked();
       results.classList.remove('stale');
-      box.removeAttribute('aria-invalid');
-      results.querySelectorAll('time[datetime]').forEach(localise);
+      filterBox.removeAttribute('aria-invalid');
+      results.querySelectorAll('time[datetime]').forEach(showLocalTime);
       loadedAt = Date.now();
       wasUnreachable = false;
       newRuns.clear();
@@ -70,17 +70,18 @@ async function load(url, { push = true } = {}) {
   }
 }
 
-const address = (q) => `${base}/runs${q ? `?${new URLSearchParams({ q })}` : ''}`;
+/** Returns the URL of the list with a filter. */
+const listUrl = (q) => `${base}/runs${q ? `?${new URLSearchParams({ q })}` : ''}`;
 
 let typingTimer = 0;
-box.addEventListener('input', () => {
+filterBox.addEventListener('input', () => {
   clearTimeout(typingTimer);
-  typingTimer = setTimeout(() => load(address(box.value.trim())), 220);
+  typingTimer = setTimeout(() => load(listUrl(filterBox.value.trim())), 220);
 });
-box.form.addEventListener('submit', (event) => {
+filterBox.form.addEventListener('submit', (event) => {
   event.preventDefault();
   clearTimeout(typingTimer);
-  load(address(box.value.trim()));
+  load(listUrl(filterBox.value.trim()));
 });
 
 document.addEventListener('click', async (event) => {
@@ -92,22 +93,22 @@ document.addEventListener('click', async (event) => {
   const link = event.target.closest('a[data-q]');
   if (!link || event.metaKey || event.ctrlKey || event.shiftKey || event.button) return;
   event.preventDefault();
-  box.value = link.dataset.q;
-  load(address(link.dataset.q));
+  filterBox.value = link.dataset.q;
+  load(listUrl(link.dataset.q));
 });
 
 // Runs that started or ended since the list was loaded. The status of visible rows is updated in place; rows never
 // move.
 function showNews() {
-  news.hidden = newRuns.size === 0;
-  news.textContent = newRuns.has('missed') ? 'The list has changed — show (n)' : `${newRuns.size} new run${newRuns.size === 1 ? '' : 's'} — show (n)`;
+  newsButton.hidden = newRuns.size === 0;
+  newsButton.textContent = newRuns.has('missed') ? 'The list has changed — show (n)' : `${newRuns.size} new run${newRuns.size === 1 ? '' : 's'} — show (n)`;
 }
-const showNew = () => (news.hidden ? false : load(address(box.value.trim())));
-news.addEventListener('click', showNew);
+const showNew = () => (newsButton.hidden ? false : load(listUrl(filterBox.value.trim())));
+newsButton.addEventListener('click', showNew);
 
-const stop = new AbortController();
+const pageClosed = new AbortController();
 follow('/api/v1/runs/live', {
-  signal: stop.signal,
+  signal: pageClosed.signal,
   onState: (text, ok, status) => {
     // A restarted server may require a new login, and its login page redirects to this page.
     if (status === 401) location.reload();
@@ -135,27 +136,27 @@ follow('/api/v1/runs/live', {
       cell.className = `run-status st-${status}`;
       if (status !== 'running' && row.dataset.status === 'running') refreshRow(row, id);
       row.dataset.status = status;
-    } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !box.value) {
-      load(address('')); // replaces the empty state by the list
+    } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !filterBox.value) {
+      load(listUrl('')); // replaces the empty state with the list
     } else {
       newRuns.add(id);
       showNews();
     }
   },
 });
-addEventListener('pagehide', () => stop.abort());
+addEventListener('pagehide', () => pageClosed.abort());
 
-/** Loads the current rows of the same list, by run. */
-async function rowsNow() {
+/** Fetches the current rows of the same list, by run. */
+async function fetchRows() {
   const response = await ask(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
   const page = document.createElement('div');
   page.innerHTML = await response.text();
   return new Map([...page.querySelectorAll('[data-run]')].map((row) => [row.dataset.run, row]));
 }
 
-/** Replaces a row by its newer version. */
+/** Replaces a row with its newer version. */
 function replaceRow(row, next) {
-  next.querySelectorAll('time[datetime]').forEach(localise);
+  next.querySelectorAll('time[datetime]').forEach(showLocalTime);
   next.querySelector('[data-pick]').checked = row.querySelector('[data-pick]').checked;
   const isFocused = row.querySelector('.run-text a') === document.activeElement;
   row.replaceWith(next);
@@ -165,7 +166,7 @@ function replaceRow(row, next) {
 /** Updates the row of a run that has just ended with its final numbers. */
 async function refreshRow(row, id) {
   try {
-    const next = (await rowsNow()).get(id);
+    const next = (await fetchRows()).get(id);
     if (next) replaceRow(row, next);
   } catch { /* the row keeps its old numbers; the next load corrects it */ }
 }
@@ -173,7 +174,7 @@ async function refreshRow(row, id) {
 /** Updates the list after a lost connection: in place, or completely if rows were deleted. */
 async function refresh() {
   const rows = [...results.querySelectorAll('[data-run]')];
-  const now = wasUnreachable || !rows.length ? null : await rowsNow().catch(() => null);
+  const now = wasUnreachable || !rows.length ? null : await fetchRows().catch(() => null);
   if (!now || rows.some((row) => !now.has(row.dataset.run))) {
     load(location.href, { push: false });
     return;
@@ -220,20 +221,20 @@ results.addEventListener('change', (event) => {
 
 function clearPicked() {
   picked.clear();
-  results.querySelectorAll('[data-pick]:checked').forEach((box) => { box.checked = false; });
+  results.querySelectorAll('[data-pick]:checked').forEach((checkbox) => { checkbox.checked = false; });
   showPicked();
 }
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearPicked);
 
-/** Returns the ids of the selected runs, else of the focused one. */
-function chosen() {
+/** Returns the ids of the selected runs, or if none is selected, of the focused one. */
+function selectedRuns() {
   const focused = document.activeElement?.closest?.('[data-run]')?.dataset.run;
   return picked.size ? [...picked] : focused ? [focused] : [];
 }
 
-/** Calls a function with the chosen runs. Returns false if there are none. */
-function withChosen(use) {
-  const ids = chosen();
+/** Calls a function with the ids of these runs. Returns false if there are none. */
+function withSelected(use) {
+  const ids = selectedRuns();
   if (ids.length) use(ids);
   return ids.length > 0;
 }
@@ -253,31 +254,31 @@ async function exportAs(format, ids) {
   exportRuns(ids, format);
 }
 for (const button of bulk.querySelectorAll('[data-bulk-export]')) {
-  button.addEventListener('click', () => withChosen((ids) => exportAs(button.dataset.bulkExport, ids)));
+  button.addEventListener('click', () => withSelected((ids) => exportAs(button.dataset.bulkExport, ids)));
 }
 
 // The current filter can be saved under a name.
 const filters = document.querySelector('[data-filters]');
-async function save() {
+async function saveCurrentFilter() {
   const { saveFilter } = await import('./filters.js');
-  saveFilter(box.value.trim(), filters);
+  saveFilter(filterBox.value.trim(), filters);
 }
-saveButton.addEventListener('click', save);
+saveButton.addEventListener('click', saveCurrentFilter);
 filters.addEventListener('click', async (event) => {
   if (!event.target.matches('[data-unsave]')) return;
   const { removeFilter } = await import('./filters.js');
   removeFilter(event.target.parentElement);
 });
 
-/** Calls a method of the deletions, whose code is loaded after the list. */
+/** The deletions that can be undone; their code is loaded after the list. */
 const deletions = import('./deletions.js').then(({ Deletions }) => new Deletions(
   document.querySelector('[data-deletions]'),
   () => load(location.href, { push: false }),
 ));
 const remove = async (ids) => (await deletions).add(ids);
-bulk.querySelector('[data-bulk-delete]').addEventListener('click', () => withChosen(remove));
+bulk.querySelector('[data-bulk-delete]').addEventListener('click', () => withSelected(remove));
 
-/** Opens the tags of runs. */
+/** Opens the dialog for the tags of runs. */
 async function editTags(ids) {
   const row = (id) => results.querySelector(`[data-run="${CSS.escape(id)}"]`);
   const tags = await import('./tags.js');
@@ -289,7 +290,7 @@ async function editTags(ids) {
     }
   });
 }
-bulk.querySelector('[data-bulk-tags]').addEventListener('click', () => withChosen(editTags));
+bulk.querySelector('[data-bulk-tags]').addEventListener('click', () => withSelected(editTags));
 
 const links = () => [...results.querySelectorAll('.run-text a')];
 function focusRow(step) {
@@ -305,7 +306,7 @@ function focusRow(step) {
 
 listen(['runs'], (action, key) => {
   switch (action) {
-    case 'find': box.focus(); box.select(); return true;
+    case 'find': filterBox.focus(); filterBox.select(); return true;
     case 'nextRow': return focusRow(1);
     case 'prevRow': return focusRow(-1);
     case 'firstRow': return focusRow(-Infinity);
@@ -323,21 +324,21 @@ listen(['runs'], (action, key) => {
       if (picked.size < 2) return false;
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
-    case 'tags': return withChosen(editTags);
-    case 'delete': return withChosen(remove);
+    case 'tags': return withSelected(editTags);
+    case 'delete': return withSelected(remove);
     case 'saveFilter':
       if (saveButton.hidden) return false;
-      save();
+      saveCurrentFilter();
       return true;
     case 'undo': deletions.then((list) => list.undoLast()); return true;
-    case 'export': return withChosen((ids) => exportAs('json', ids));
+    case 'export': return withSelected((ids) => exportAs('json', ids));
     case 'showNew': return showNew() !== false;
     case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;
     case 'copy': copy(location.href, 'link'); return true;
     case 'escape':
       if (closeMenu()) menu.querySelector('summary').focus();
-      else if (document.activeElement === box) box.blur();
+      else if (document.activeElement === filterBox) filterBox.blur();
       else if (picked.size) clearPicked();
       else document.activeElement?.blur?.();
       return true;

@@ -1,8 +1,8 @@
 // The bundled sample run: a recording of the demo model with a mod, stored like a run of another engine.
 import { ask, base, reach, toast } from './dom.js';
 
-/** Returns the document with a new id, as if the run had just started. Pure. */
-export function renewed(text, id, now) {
+/** Returns the document with a new id and with times as if the run had just started. Pure. */
+export function asNewRun(text, id, now) {
   const start = Date.parse(JSON.parse(text).request.created_at);
   const shift = (time) => new Date(Date.parse(time) - start + now).toISOString();
   const document = JSON.parse(text, (key, value) => (['created_at', 'completed_at'].includes(key) && value ? shift(value) : value));
@@ -17,7 +17,7 @@ export async function openSample(button) {
     const response = await reach(new URL('./sample-run.json', import.meta.url));
     if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
     const id = `sample-${Date.now().toString(36)}`;
-    const document = renewed(await response.text(), id, Date.now());
+    const document = asNewRun(await response.text(), id, Date.now());
     await ask('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(document) });
     location.assign(`${base}/runs/${id}`);
   } catch (error) {

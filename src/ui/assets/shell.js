@@ -1,4 +1,4 @@
-// Code of every page: theme, help, and global shortcuts.
+// Code of every page: theme, help, global shortcuts, and times in the user's time zone.
 import { base, copy, h } from './dom.js';
 import { openGoto } from './goto.js';
 import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
@@ -46,7 +46,7 @@ document.querySelector('[data-help-button]').addEventListener('click', showHelp)
 
 listen(['anywhere'], (action) => {
   if (action === 'help') showHelp();
-  else if (action === 'goto') openGoto(open);
+  else if (action === 'goto') openGoto(goInRun);
   else if (action === 'goRuns') location.assign(`${base}/runs`);
   else if (action === 'goPlayground') location.assign(`${base}/playground`);
   else if (action === 'goMods') location.assign(`${base}/mods`);
@@ -57,29 +57,43 @@ listen(['anywhere'], (action) => {
   return true;
 });
 
-let open = null;
+let goInRun = null;
 
-/** Registers the function that moves the open run to an event or token of Ctrl+K. */
-export const registerRunNavigation = (go) => { open = go; };
+/** Registers the function with which Ctrl+K moves to an event or token of the open run. */
+export const registerRunNavigation = (go) => { goInRun = go; };
 
 // On a narrow screen, the navigation scrolls.
 const here = document.querySelector('.bar nav [aria-current]');
 if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
 
-for (const time of document.querySelectorAll('time[datetime]')) localise(time);
+// The first formatter takes long to create, so the page waits until it is idle. Safari has no idle callbacks.
+(globalThis.requestIdleCallback ?? setTimeout)(() => document.querySelectorAll('time[datetime]').forEach(showLocalTime), { timeout: 500 });
 
 for (const pre of document.querySelectorAll('pre.curl')) {
-  const line = pre.textContent.trim();
-  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(line, 'line') }, 'Copy'));
+  const command = pre.textContent.trim();
+  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(command, 'command') }, 'Copy'));
+}
+
+const FORMATS = {
+  clock: { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false },
+  day: { day: 'numeric', month: 'short' },
+  dayAndYear: { day: 'numeric', month: 'short', year: 'numeric' },
+};
+const formatters = {};
+
+/** Formats a date in one of `FORMATS`; each formatter is created once. */
+function format(name, at) {
+  formatters[name] ??= new Intl.DateTimeFormat([], FORMATS[name]);
+  return formatters[name].format(at);
 }
 
 /** Shows a time in the user's time zone; the server writes UTC. */
-export function localise(el) {
+export function showLocalTime(el) {
   const at = new Date(el.dateTime);
   if (Number.isNaN(at.getTime())) return;
   const today = new Date().toDateString() === at.toDateString();
-  const clock = at.toLocaleTimeString([], { hour: '2-digit', minute: '2-digit', second: '2-digit', hour12: false });
-  const day = at.toLocaleDateString([], { day: 'numeric', month: 'short', ...(at.getFullYear() !== new Date().getFullYear() && { year: 'numeric' }) });
+  const clock = format('clock', at);
+  const day = format(at.getFullYear() === new Date().getFullYear() ? 'day' : 'dayAndYear', at);
   el.textContent = today ? clock : `${clock}\n${day}`;
   el.title = at.toString();
 }

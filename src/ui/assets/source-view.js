@@ -1,4 +1,4 @@
-// Python source in CodeMirror, in the colours of the style sheet.
+// An editor for Python source: CodeMirror in the colours of the style sheet.
 import {
   EditorState, EditorView, HighlightStyle, bracketMatching, defaultKeymap, drawSelection, highlightActiveLine,
   highlightActiveLineGutter, highlightSelectionMatches, highlightSpecialChars, history, historyKeymap, indentOnInput,
@@ -6,7 +6,7 @@ import {
   setDiagnostics, syntaxHighlighting, tags,
 } from './vendor/codemirror-6/codemirror.js';
 
-const colours = HighlightStyle.define([
+const highlightStyle = HighlightStyle.define([
   { tag: [tags.keyword, tags.controlKeyword, tags.definitionKeyword, tags.moduleKeyword, tags.operatorKeyword], color: 'var(--forced)' },
   { tag: [tags.string, tags.special(tags.string)], color: 'var(--ok)' },
   { tag: [tags.number, tags.bool, tags.null], color: 'var(--warn)' },
@@ -15,7 +15,7 @@ const colours = HighlightStyle.define([
   { tag: [tags.meta, tags.function(tags.variableName)], color: 'var(--accent)' },
 ]);
 
-const look = EditorView.theme({
+const theme = EditorView.theme({
   '&': { color: 'var(--ink)', backgroundColor: 'var(--bg)', fontSize: '13px' },
   '&.cm-focused': { outline: 'none' },
   '.cm-scroller': { fontFamily: 'var(--mono)', lineHeight: '1.6' },
@@ -42,8 +42,8 @@ const look = EditorView.theme({
   '.cm-lintPoint:after': { borderBottomColor: 'var(--erased)' },
 });
 
-/** Replaces a selection by typed text. Chromium would keep the replaced text's style as an inline style, which the content security policy forbids. */
-const replacing = EditorView.domEventHandlers({
+/** Replaces the selection with typed text. Chromium itself would keep the style of the replaced text as an inline style, which the content security policy forbids. */
+const replaceSelection = EditorView.domEventHandlers({
   beforeinput(event, view) {
     if (event.inputType !== 'insertText' || event.data === null || view.composing || view.state.readOnly || view.state.selection.main.empty) return false;
     view.dispatch(view.state.replaceSelection(event.data), { userEvent: 'input.type', scrollIntoView: true });
@@ -51,21 +51,21 @@ const replacing = EditorView.domEventHandlers({
   },
 });
 
-const shown = (nonce, label) => [
+const baseExtensions = (nonce, label) => [
   EditorView.cspNonce.of(nonce),
   EditorView.contentAttributes.of({ 'aria-label': label, spellcheck: 'false', autocorrect: 'off', autocapitalize: 'off' }),
   lineNumbers(), highlightSpecialChars(), drawSelection(), bracketMatching(), highlightSelectionMatches(),
-  pythonLanguage, syntaxHighlighting(colours), look, search(),
+  pythonLanguage, syntaxHighlighting(highlightStyle), theme, search(),
 ];
 
 /**
  * Creates an editor in `box` with `text`; `mark(problems)` shows `{line, message}` at their lines, `go(line)` moves to a
  * line. `show(key, text)` shows another text, with its own undo history and selection, which are kept until `forget()`.
  */
-export function source(box, { text, nonce, readonly, label, changed }) {
+export function createEditor(box, { text, nonce, readonly, label, changed }) {
   const extensions = [
-    shown(nonce, label),
-    replacing, history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
+    baseExtensions(nonce, label),
+    replaceSelection, history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
     readonly ? EditorState.readOnly.of(true) : [highlightActiveLine(), highlightActiveLineGutter(), keymap.of([indentWithTab])],
     keymap.of([...historyKeymap, ...searchKeymap, ...lintKeymap, ...defaultKeymap]),
     EditorView.updateListener.of((update) => { if (update.docChanged) changed(); }),

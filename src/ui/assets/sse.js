@@ -1,4 +1,4 @@
-// Server-sent events over fetch, which, unlike EventSource, can set Last-Event-ID and read the server's errors.
+// Server-sent events over fetch. Unlike EventSource, fetch can set Last-Event-ID and read the server's errors.
 import { ask } from './dom.js';
 
 /** Splits a text stream into events. `push(chunk)` returns the completed events: `{event, data, id}`. */
@@ -32,7 +32,7 @@ export class SseParser {
 }
 
 /** Reads the events of one response until it ends. */
-export async function read(response, onEvent) {
+async function readEvents(response, onEvent) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const parser = new SseParser();
   for (;;) {
@@ -44,8 +44,8 @@ export async function read(response, onEvent) {
 
 /**
  * Follows a path of this server and reconnects until `onEvent` returns true or the signal aborts.
- * `onState(text, ok)` is called when the connection is lost or restored, and with the status that ends it permanently.
- * A 404 is retried for `retry404Ms` ms, because a run has its URL shortly before it is in the database.
+ * `onState(text, ok, status)` is called when the connection is lost or restored; `status` is that of an error after which it is not
+ * tried again. A 404 is retried for `retry404Ms` ms, because a run gets its URL shortly before it is in the database.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, retry404Ms = 0 }) {
   const began = performance.now();
@@ -58,7 +58,7 @@ export async function follow(path, { signal, onEvent, onState = () => {}, retry4
       const response = await ask(path, { headers, signal, cache: 'no-store' });
       onState('live', true);
       wait = 1;
-      await read(response, (event) => {
+      await readEvents(response, (event) => {
         if (event.id !== null) last = event.id;
         finished = onEvent(event) === true || finished;
       });

@@ -6,7 +6,7 @@ const SCHEMA = { type: 'object', properties: { name: { type: 'string' }, age: { 
 /** Sampling parameters of all starters, with a fixed seed, so that a model always gives the same answer. */
 const NUMBERS = { temperature: '0.8', top_k: '40', top_p: '0.95', min_p: '0.05', repeat_penalty: '1', presence_penalty: '0', frequency_penalty: '0', seed: '1', max_tokens: '200' };
 
-/** Starter requests as values of the form; `needs` is a mod or attention. The phrases of the first one are frequent in any English story. */
+/** Starter requests as values of the form; `needs` is a mod or `attention`. The banned words of the first one occur in any English story. */
 export const STARTERS = [
   { title: 'A story without two words', text: 'ban-phrases removes “the” and “and” as they appear', needs: 'ban-phrases', content: 'Tell me a short story about a girl and a cat.', mods: [{ name: 'ban-phrases', config: { phrases: ['the', 'and'], whole_words: true } }] },
   { title: 'An answer that is JSON', text: 'json-schema allows nothing else', needs: 'json-schema', content: 'Who are you? Give a name and an age.', mods: [{ name: 'json-schema', config: { schema: SCHEMA } }] },

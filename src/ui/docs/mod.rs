@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn handbook_pages_keep_the_rules_of_pages() {
+    fn handbook_pages_pass_the_page_checks() {
         let handbook = rendered();
         let RenderedHandbook { groups, pages } = handbook.rendered();
         for page in pages {

@@ -18,7 +18,7 @@ const PROTOCOLS: [(&str, &str); 10] = [
     ("mods", "Mods"),
 ];
 
-/// Writes the routes of a document, each protocol a section.
+/// Writes the routes of a document, one section per protocol.
 pub(super) fn markdown(document: &[u8]) -> String {
     let document: Value = serde_json::from_slice(document).unwrap_or_default();
     let mut sections: BTreeMap<(usize, String), String> = BTreeMap::new();
@@ -98,8 +98,8 @@ fn write_schema(out: &mut String, schema: &Value) {
     out.push_str("| Field | Type | Meaning |\n|---|---|---|\n");
     let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
     for (name, field) in members(&schema["properties"]) {
-        let needed = if required.iter().any(|one| one == name) { " required" } else { "" };
-        let _ = writeln!(out, "| `{name}`{needed} | {} | {} |", type_of(field), meaning(field, field));
+        let mark = if required.iter().any(|one| one == name) { " required" } else { "" };
+        let _ = writeln!(out, "| `{name}`{mark} | {} | {} |", type_of(field), meaning(field, field));
     }
     out.push('\n');
 }

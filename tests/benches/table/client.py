@@ -130,7 +130,7 @@ def complete(server, prompts, count, seed):
 
 
 def measure(server, prompts, prompt_tokens, count, seed):
-    """One round: whole and generation in tokens per second, first tokens in seconds."""
+    """Measures one round. Returns `whole` and `generation` in tokens per second, and the waits for first tokens in seconds."""
     streams = complete(server, prompts, count, seed)
     for stream in streams:
         stream.parse(count, prompt_tokens)
@@ -149,7 +149,7 @@ def measure(server, prompts, prompt_tokens, count, seed):
 
 
 def memory(pid):
-    """Resident memory of a process in megabytes."""
+    """Returns the resident memory of a process in megabytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 

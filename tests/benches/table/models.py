@@ -51,7 +51,7 @@ def text(count, seed):
 
 
 class Writer:
-    """Pairs and tensors of a GGUF file. The tensors' data are made while the file is written."""
+    """Pairs and tensors of a GGUF file. The data of the tensors is generated while the file is written."""
 
     def __init__(self):
         self.pairs, self.tensors = [], []

@@ -2,7 +2,7 @@
 """Measures Thunder and llama-server side by side, and writes a Markdown table.
 
 Both servers run at the same time and answer the same requests in alternating rounds; a cell is the median of the rounds'
-ratios, above 1 where Thunder is better. Thunder records into its embedded database. Cells that `--results` already has
+ratios, above 1 if Thunder is better. Thunder records into its embedded database. Cells that `--results` already has
 are not measured again.
 
     tests/benches/table/table.py --thunder target/release/thunder --rival PATH/llama-server [--quick]
@@ -67,7 +67,7 @@ def flags(args, model, threads):
 
 
 def servers(args, model, threads):
-    """Both servers, not started: Thunder first."""
+    """Returns both servers, Thunder first. They are not started yet."""
     common = flags(args, model, threads)
     return [
         client.Server(args.thunder, common + args.thunder_flags.split(), "thunder"),
@@ -90,7 +90,7 @@ def measure_cell(pair, prompt_tokens, count, streams, rounds):
 
 
 def measure_starts(args, model, count):
-    """Seconds from the start of each program until it is ready: Thunder with an empty and with a used data directory."""
+    """Returns the seconds from the start of each program until it is ready: Thunder with an empty and with a used data directory."""
     seen = {"cold": [], "thunder": [], "llama-server": []}
     for _ in range(count):
         pair = servers(args, model, "default")
@@ -107,7 +107,7 @@ def measure_starts(args, model, count):
 
 
 def measure_idle(args):
-    """Megabytes of Thunder's process without a model, some time after its start."""
+    """Returns the memory of Thunder's process without a model in megabytes, some time after its start."""
     server = client.Server(args.thunder, ["--no-model"], "thunder")
     with contextlib.closing(server):
         server.start()
@@ -160,7 +160,7 @@ def render(results):
             "",
             "| From the start until `/health` is 200 | Median, seconds | Slowest |",
             "|---|---|---|",
-            f"| Thunder, empty data directory: makes its database | {cold:.2f} | {max(starts['cold']):.2f} |",
+            f"| Thunder, empty data directory: creates its database | {cold:.2f} | {max(starts['cold']):.2f} |",
             f"| Thunder, used data directory | {warm:.2f} | {max(starts['thunder']):.2f} |",
             f"| llama-server | {rival:.2f} | {max(starts['llama-server']):.2f} |",
         ]

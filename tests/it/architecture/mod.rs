@@ -7,7 +7,7 @@ mod timing;
 use std::path::{Path, PathBuf};
 
 /// Crates that only one folder may use, with the folder.
-const HOMES: &[(&str, &[&str])] = &[
+const CRATE_FOLDERS: &[(&str, &[&str])] = &[
     ("sqlx", &["store/"]),
     ("refinery", &["store/"]),
     ("llama_cpp_2", &["model/llama/"]),
@@ -20,10 +20,11 @@ const HOMES: &[(&str, &[&str])] = &[
 ];
 
 /// File names that do not describe the content.
-const EMPTY_NAMES: &[&str] = &["utils", "util", "helpers", "helper", "common", "misc", "manager", "service", "core"];
+const VAGUE_FILE_NAMES: &[&str] =
+    &["utils", "util", "helpers", "helper", "common", "misc", "manager", "service", "core"];
 
 /// Maximum lines of a file without its tests.
-const LONGEST: usize = 520;
+const MAX_LINES: usize = 520;
 
 struct Source {
     /// Below `src/`, with forward slashes.
@@ -82,9 +83,13 @@ fn names(code: &str, word: &str) -> bool {
 fn crates_are_used_only_in_their_folder() {
     let test_only = |path: &str| ["tests.rs", "checks.rs", "testing.rs"].iter().any(|end| path.ends_with(end));
     for source in sources().iter().filter(|source| !test_only(&source.path)) {
-        for (name, homes) in HOMES {
+        for (name, folders) in CRATE_FOLDERS {
             if names(&source.code, name) {
-                assert!(homes.iter().any(|home| source.path.starts_with(home)), "src/{} names {name}", source.path);
+                assert!(
+                    folders.iter().any(|folder| source.path.starts_with(folder)),
+                    "src/{} names {name}",
+                    source.path
+                );
             }
         }
     }
@@ -105,10 +110,10 @@ fn files_are_short_and_have_specific_names() {
     for source in sources() {
         if !source.path.ends_with("tests.rs") {
             let lines = source.code.lines().count();
-            assert!(lines <= LONGEST, "src/{} has {lines} lines; split it by responsibility", source.path);
+            assert!(lines <= MAX_LINES, "src/{} has {lines} lines; split it by responsibility", source.path);
         }
         for part in source.path.trim_end_matches(".rs").split('/') {
-            assert!(!EMPTY_NAMES.contains(&part), "src/{}: '{part}' says nothing", source.path);
+            assert!(!VAGUE_FILE_NAMES.contains(&part), "src/{}: '{part}' does not describe the content", source.path);
         }
     }
 }
@@ -134,6 +139,6 @@ fn top_level_has_only_expected_files() {
     ];
     let entries = std::fs::read_dir(env!("CARGO_MANIFEST_DIR")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let strange: Vec<_> = names.filter(|name| !name.starts_with('.') && !KNOWN.contains(&name.as_str())).collect();
-    assert!(strange.is_empty(), "{strange:?}");
+    let unexpected: Vec<_> = names.filter(|name| !name.starts_with('.') && !KNOWN.contains(&name.as_str())).collect();
+    assert!(unexpected.is_empty(), "{unexpected:?}");
 }

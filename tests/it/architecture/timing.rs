@@ -31,6 +31,6 @@ fn tests_sleep_50_ms_at_most() {
             }
         }
     }
-    assert!(found > 20, "only {found} sleeps are found");
+    assert!(found > 20, "only {found} sleeps were found");
     assert!(too_long.is_empty(), "wait for a condition in steps of at most 50 ms:\n{}", too_long.join("\n"));
 }

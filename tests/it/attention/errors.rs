@@ -12,7 +12,7 @@ async fn errors_have_code_and_message() {
     let server = server().await;
     let prompt = tokens_of(server, "x").await;
     let long: Vec<i64> = vec![50; 20_000];
-    let wrong = [
+    let invalid = [
         (json!({"input_ids": [1, 999_999]}), "INVALID_TOKEN"),
         (json!({"input_ids": [-1]}), "INVALID_TOKEN"),
         (json!({"input_ids": [1.5]}), "INVALID_TOKEN"),
@@ -50,12 +50,12 @@ async fn errors_have_code_and_message() {
     ];
     let mut socket = connect(server, PATH, Options::default()).await;
     let mut errors = ErrorTable::default();
-    for (more, code) in wrong {
-        let body = generate_request(&prompt, &more);
+    for (fields, code) in invalid {
+        let body = generate_request(&prompt, &fields);
         let answer = server.post("/api/v1/generate", &body).await;
         assert_eq!((&answer.1["type"], &answer.1["error_code"]), (&json!("error"), &json!(code)), "{}", answer.1);
-        errors.add(&more, &answer);
-        if more.get("attention_encoding") == Some(&json!("binary")) {
+        errors.add(&fields, &answer);
+        if fields.get("attention_encoding") == Some(&json!("binary")) {
             continue;
         }
         send(&mut socket, &body).await;
@@ -83,16 +83,16 @@ async fn errors_have_code_and_message() {
     let (status, error) = server.get("/api/v1/generate").await;
     assert_eq!((status, &error["error_code"]), (405, &json!("METHOD_NOT_ALLOWED")));
     let (status, error) = server.get(PATH).await;
-    assert_eq!((status, &error["type"]), (400, &json!("error")), "not a handshake");
+    assert_eq!((status, &error["type"]), (400, &json!("error")), "the request is no WebSocket handshake");
 }
 
 #[tokio::test]
-async fn server_without_attention_rejects_request() {
+async fn server_without_attention_rejects_attention_request() {
     let database = SilentDatabase::new().await;
     let server = Server::start(&["--attention", "off", "--database-url", &database.url]);
     let body = json!({"input_ids": [40], "max_new_tokens": 1});
     let (status, error) = server.post("/api/v1/generate", &body).await;
-    assert_eq!((status, &error["error_code"]), (503, &json!("NO_MODEL")), "while it starts: {error}");
+    assert_eq!((status, &error["error_code"]), (503, &json!("NO_MODEL")), "while the server starts: {error}");
     database.answer();
     server.wait_ready().await;
     let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [1], "return_attention": true})).await;
@@ -110,10 +110,10 @@ async fn model_without_attention_is_reported() {
     server.wait_ready().await;
     let info = server.get("/api/v1/model/info").await.1;
     assert_eq!((&info["attention_available"], &info["attention_sinks"]), (&json!(false), &json!(false)));
-    for asks in ["return_attention", "output_attentions", "suggest_pruning"] {
-        let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [40, 41], asks: true})).await;
+    for field in ["return_attention", "output_attentions", "suggest_pruning"] {
+        let (status, error) = server.post("/api/v1/generate", &json!({"input_ids": [40, 41], field: true})).await;
         assert_eq!((status, &error["error_code"]), (400, &json!("ATTENTION_UNAVAILABLE")), "{error}");
-        assert_eq!(error["field"], asks);
+        assert_eq!(error["field"], field);
         assert_eq!(
             message_of(&error),
             "attention was requested, but the attention of the model 'recurrent' cannot be captured: its layers are recurrent and do not attend to tokens"
@@ -121,7 +121,7 @@ async fn model_without_attention_is_reported() {
     }
     let body = json!({"input_ids": [40, 41], "max_new_tokens": 2, "ignore_eos": true});
     assert_eq!(server.answer("/api/v1/generate", &body).await["generated_tokens"].as_array().unwrap().len(), 2);
-    // A conversation with requested attention is recorded with the available attention.
+    // A completion that requests attention runs without it.
     let body = json!({"prompt": "x", "max_tokens": 2, "attention": true});
     assert_eq!(server.post("/v1/completions", &body).await.0, 200);
 }

@@ -1,4 +1,4 @@
-//! The examples, run as documented.
+//! The example clients in Python and JavaScript.
 
 use crate::harness::server;
 use std::process::Command;

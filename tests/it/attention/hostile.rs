@@ -73,7 +73,7 @@ const VALUES: [&str; 22] = [
     r#"[{"turn_id": 9e15, "sentence_id": -9e15, "start": 0, "end": 1e18}]"#,
 ];
 
-/// Returns a small request whose field has this value; not always JSON.
+/// Returns a small request whose field has this value, which may not be JSON.
 fn body(field: &str, value: &str) -> String {
     let mut fields = json!({"type": "generate", "input_ids": [40, 41], "max_new_tokens": 1, "t_max_predict_ms": 500,
                             "return_attention": true, "ignore_eos": true, "record": false});
@@ -120,7 +120,7 @@ async fn invalid_socket_messages_cause_no_internal_error() {
                 continue;
             }
             socket.send(Frame::text(body(field, value))).await.unwrap();
-            // Every sample ends on its own.
+            // Each sample has its own end.
             let mut left = if (field, value) == ("num_samples", "3") { 3 } else { 1 };
             while left > 0 {
                 let (message, _) = next(&mut socket).await;
@@ -143,16 +143,16 @@ async fn invalid_socket_messages_cause_no_internal_error() {
 #[tokio::test]
 async fn deeply_nested_message_pack_is_rejected() {
     let server = server().await;
-    let wrong: [(Vec<u8>, &str); 6] = [
+    let invalid: [(Vec<u8>, &str); 6] = [
         (vec![0x91; 1_000_000], "NESTED_TOO_DEEP"),
         ([[0x81, 0xa1, b'a'].repeat(100_000), vec![1]].concat(), "NESTED_TOO_DEEP"),
         (b"\xc1".to_vec(), "INVALID_JSON"),
         (b"\xdd\xff\xff\xff\xff".to_vec(), "INVALID_JSON"),
         (b"\xc6\xff\xff\xff\xff".to_vec(), "INVALID_JSON"),
-        ([rmp_serde::to_vec_named(&json!({"input_ids": [40]})).unwrap(), b"more".to_vec()].concat(), "INVALID_JSON"),
+        ([rmp_serde::to_vec_named(&json!({"input_ids": [40]})).unwrap(), b"fields".to_vec()].concat(), "INVALID_JSON"),
     ];
     let mut socket = connect(server, PATH, Options::default()).await;
-    for (bytes, code) in wrong {
+    for (bytes, code) in invalid {
         let request = server.request(Method::POST, "/api/v1/generate").header("content-type", "application/msgpack");
         let response = request.body(bytes.clone()).send().await.unwrap();
         assert_eq!(response.status(), 400);
@@ -169,15 +169,15 @@ async fn deeply_nested_message_pack_is_rejected() {
 async fn thousand_requests_on_one_socket_are_all_answered() {
     let server = server().await;
     let mut socket = connect(server, PATH, Options::default()).await;
-    let requested = |number: u32| {
-        let more =
+    let request = |number: u32| {
+        let fields =
             json!({"request_id": number.to_string(), "max_new_tokens": 1, "return_attention": false, "record": false});
-        generate_request(&[40, 41], &more)
+        generate_request(&[40, 41], &fields)
     };
     let (mut done, mut busy) = (BTreeSet::new(), 0);
     // More concurrent requests than a connection may have.
     for number in 0..1000 {
-        send(&mut socket, &requested(number)).await;
+        send(&mut socket, &request(number)).await;
     }
     while done.len() + busy < 1000 {
         let (message, _) = next(&mut socket).await;
@@ -191,7 +191,7 @@ async fn thousand_requests_on_one_socket_are_all_answered() {
         }
     }
     assert!(done.len() >= 64, "{} done", done.len());
-    send(&mut socket, &requested(1000)).await;
+    send(&mut socket, &request(1000)).await;
     assert_eq!(until_done(&mut socket).await.last().unwrap().0["type"], "done");
 }
 
@@ -200,9 +200,9 @@ async fn client_that_never_reads_blocks_no_other_client() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is").await;
     let id = format!("unread-{}", std::process::id());
-    let mut unread = connect(server, PATH, Options::default()).await;
-    let more = json!({"request_id": id, "max_new_tokens": 4000, "attention_encoding": "array"});
-    send(&mut unread, &generate_request(&prompt, &more)).await;
+    let mut unread_socket = connect(server, PATH, Options::default()).await;
+    let fields = json!({"request_id": id, "max_new_tokens": 4000, "attention_encoding": "array"});
+    send(&mut unread_socket, &generate_request(&prompt, &fields)).await;
     for _ in 0..3 {
         let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null}))).await;
         assert_eq!(answer["attention_data"][0]["attention"]["shape"][0], LAYERS);
@@ -214,7 +214,7 @@ async fn client_that_never_reads_blocks_no_other_client() {
         }
         tokio::time::sleep(Duration::from_millis(30)).await;
     };
-    assert_eq!(run["run"]["status"], "running", "the run is paused until its client reads: {run}");
-    drop(unread);
+    assert_eq!(run["run"]["status"], "running", "the run must wait until its client reads: {run}");
+    drop(unread_socket);
     assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
 }

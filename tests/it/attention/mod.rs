@@ -1,5 +1,5 @@
-//! The attention API as its clients use it: Halo Weave's first version over the WebSocket, its newest over server-sent
-//! events (`kobold`), and the examples. The values of rows are tested in `exact`.
+//! The attention API as its clients use it: the first version of Halo Weave over the WebSocket, and the examples. The
+//! newest version of Halo Weave is tested in `kobold`, and the values of rows in `exact`.
 
 mod errors;
 mod examples;
@@ -11,7 +11,7 @@ mod pruning;
 mod rest;
 mod socket;
 
-use crate::harness::Server;
+use crate::harness::{Server, with_fields};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use futures::{SinkExt, StreamExt};
@@ -38,10 +38,13 @@ async fn send(socket: &mut TcpWebSocket, message: &Value) {
     socket.send(Frame::text(message.to_string())).await.unwrap();
 }
 
-/// Returns the next message: its fields and its binary payload.
+/// Returns the fields and the binary payload of the next message.
 async fn next(socket: &mut TcpWebSocket) -> (Value, Vec<u8>) {
     loop {
-        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.expect("nothing comes").expect("closed");
+        let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next())
+            .await
+            .expect("no message arrives")
+            .expect("the socket is closed");
         match frame.opcode() {
             OpCode::Text => return (serde_json::from_str(frame.as_str()).unwrap(), Vec::new()),
             OpCode::Binary => {
@@ -59,9 +62,9 @@ async fn until_done(socket: &mut TcpWebSocket) -> Vec<(Value, Vec<u8>)> {
     let mut messages = Vec::new();
     loop {
         let message = next(socket).await;
-        let over = message.0["type"] == "done" || message.0["type"] == "error";
+        let is_last = message.0["type"] == "done" || message.0["type"] == "error";
         messages.push(message);
-        if over {
+        if is_last {
             return messages;
         }
     }
@@ -76,11 +79,10 @@ fn base64_floats(attention: &Value) -> Vec<f32> {
 }
 
 /// Returns a small deterministic request.
-fn generate_request(input_ids: &[i64], more: &Value) -> Value {
-    let mut message = json!({
+fn generate_request(input_ids: &[i64], fields: &Value) -> Value {
+    let message = json!({
         "type": "generate", "request_id": "uuid-1234-5678", "input_ids": input_ids, "max_new_tokens": 4, "temperature": 0.0,
         "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.0, "stop_tokens": [], "return_attention": true, "ignore_eos": true,
     });
-    message.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    message
+    with_fields(message, fields)
 }

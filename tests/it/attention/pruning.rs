@@ -10,9 +10,10 @@ async fn sentences_with_little_attention_are_suggested() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is blue. The sea is deep. What is deep?").await;
     let sentences = json!([{"turn_id": 7, "sentence_id": 3, "start": 1, "end": 4}]);
-    let more = json!({"suggest_pruning": true, "prune_below": 1.0, "sentences": sentences, "return_attention": false});
+    let fields =
+        json!({"suggest_pruning": true, "prune_below": 1.0, "sentences": sentences, "return_attention": false});
     let mut socket = connect(server, PATH, Options::default()).await;
-    send(&mut socket, &generate_request(&prompt, &more)).await;
+    send(&mut socket, &generate_request(&prompt, &fields)).await;
     let messages = until_done(&mut socket).await;
     let suggestion = &messages[messages.len() - 2].0;
     assert_eq!(suggestion["type"], "pruning_suggestion");
@@ -23,15 +24,19 @@ async fn sentences_with_little_attention_are_suggested() {
     );
     assert!((0.0..1.0).contains(&one["max_attention"].as_f64().unwrap()));
     assert!(messages[0].0.get("attention").is_none());
-    let found = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null});
-    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &found)).await;
+    let without_sentences = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null});
+    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &without_sentences)).await;
     let ends: Vec<u64> =
         answer["pruning_suggestion"].as_array().unwrap().iter().map(|one| one["end"].as_u64().unwrap()).collect();
-    assert_eq!((ends.len(), ends.last()), (3, Some(&(prompt.len() as u64))), "sentences end at full stops");
-    // An answer that ends immediately attends to nothing, and suggests nothing.
+    assert_eq!(
+        (ends.len(), ends.last()),
+        (3, Some(&(prompt.len() as u64))),
+        "by default, sentences end at full stops and question marks"
+    );
+    // An empty answer attends to no token, so there are no suggestions.
     let first = &server.answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null}))).await;
-    let nothing = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null,
+    let empty_answer = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null,
                          "stop_tokens": [first["generated_tokens"][0]["token_id"]]});
-    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &nothing)).await;
+    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &empty_answer)).await;
     assert_eq!((&answer["generated_tokens"], &answer["pruning_suggestion"]), (&json!([]), &json!([])));
 }

@@ -32,10 +32,10 @@ async fn complete_response_has_all_fields() {
         .await;
     assert!(banned["generated_tokens"].as_array().unwrap().iter().all(|token| token["token_id"] != *second));
     let plain = server.answer("/api/v1/generate", &json!({"input_ids": prompt, "max_new_tokens": 2})).await;
-    assert!(plain.get("attention_data").is_none(), "only the requested fields");
-    // This client does not decompress responses.
-    let bare = crate::harness::client().no_gzip().no_zstd().build().unwrap();
-    let gzipped = bare
+    assert!(plain.get("attention_data").is_none(), "attention was not requested");
+    // This client does not decompress responses by itself.
+    let uncompressed = crate::harness::client().no_gzip().no_zstd().build().unwrap();
+    let gzipped = uncompressed
         .post(format!("{}/api/v1/generate", server.base))
         .header("accept-encoding", "gzip")
         .json(&body)

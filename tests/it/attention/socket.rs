@@ -9,7 +9,7 @@ use serde_json::json;
 use yawc::{Frame, OpCode, Options};
 
 #[tokio::test]
-async fn first_halo_weave_version_works() {
+async fn messages_have_the_format_of_the_first_halo_weave() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is blue, and the sea is").await;
     let mut socket = connect(server, PATH, Options::default()).await;
@@ -18,7 +18,7 @@ async fn first_halo_weave_version_works() {
         &json!({"attention_format": "per_layer", "banned_tokens": [1], "logprobs": true, "top_logprobs": 3}),
     );
     for _ in 0..2 {
-        // The same request_id can be used again because the first request has ended.
+        // The request_id can be used again, because the first request has ended.
         send(&mut socket, &request).await;
         let messages = until_done(&mut socket).await;
         assert_eq!(messages.len(), 5, "{messages:?}");
@@ -45,13 +45,13 @@ async fn first_halo_weave_version_works() {
         let done = &messages[4].0;
         assert_eq!((&done["finish_reason"], &done["total_tokens"]), (&json!("length"), &json!(4)));
         assert!(done["generation_time_ms"].is_u64());
-        // A sentence is removed; the remaining tokens are sent, with new positions.
+        // The next request omits a sentence, so the tokens after it have new positions.
         request["input_ids"].as_array_mut().unwrap().drain(2..4);
         request["input_ids"].as_array_mut().unwrap().extend([json!(40), json!(41)]);
     }
     socket.send(Frame::close(yawc::close::CloseCode::Normal, "")).await.unwrap();
     let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap();
-    assert!(frame.is_none_or(|frame| frame.opcode() == OpCode::Close), "the close is answered");
+    assert!(frame.is_none_or(|frame| frame.opcode() == OpCode::Close), "the server must answer the close frame");
 }
 
 #[tokio::test]
@@ -71,14 +71,14 @@ async fn token_has_probability_unless_disabled() {
 async fn samples_differ_and_are_numbered() {
     let server = server().await;
     let prompt = tokens_of(server, "Once upon a time").await;
-    let more = json!({"num_samples": 3, "temperature": 1.5, "seed": 7, "max_new_tokens": 12, "request_id": null});
-    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &more)).await;
+    let fields = json!({"num_samples": 3, "temperature": 1.5, "seed": 7, "max_new_tokens": 12, "request_id": null});
+    let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &fields)).await;
     let samples = answer["samples"].as_array().unwrap();
     assert_eq!(samples.len(), 3);
     assert!(samples.iter().all(|sample| sample["attention_data"].as_array().unwrap().len() == 12));
     assert_ne!(samples[0]["generated_tokens"], samples[1]["generated_tokens"]);
     let mut socket = connect(server, PATH, Options::default()).await;
-    send(&mut socket, &generate_request(&prompt, &more)).await;
+    send(&mut socket, &generate_request(&prompt, &fields)).await;
     let mut done = std::collections::BTreeSet::new();
     let mut texts = vec![String::new(); 3];
     while done.len() < 3 {
@@ -99,18 +99,18 @@ async fn requests_share_a_socket_and_one_can_be_cancelled() {
     let mut socket = connect(server, PATH, Options::default()).await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "endless", "max_new_tokens": 3000}))).await;
     assert_eq!(next(&mut socket).await.0["request_id"], "endless");
-    // Other messages are answered while the request runs.
+    // The server answers other requests while this one is active.
     assert_eq!(server.get("/api/v1/model/info").await.0, 200);
     tokens_of(server, "quick").await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "short", "return_attention": false}))).await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "endless"}))).await;
     send(&mut socket, &json!({"type": "ping"})).await;
-    let (mut short, mut doubled, mut pong) = (false, false, false);
-    while !(short && doubled && pong) {
+    let (mut short, mut duplicate_rejected, mut pong) = (false, false, false);
+    while !(short && duplicate_rejected && pong) {
         let (message, _) = next(&mut socket).await;
         short |= message["type"] == "done" && message["request_id"] == "short";
         pong |= message["type"] == "pong";
-        doubled |= message["error_code"] == "DUPLICATE_REQUEST_ID";
+        duplicate_rejected |= message["error_code"] == "DUPLICATE_REQUEST_ID";
     }
     send(&mut socket, &json!({"type": "cancel", "request_id": "endless"})).await;
     let end = loop {

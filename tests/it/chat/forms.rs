@@ -1,7 +1,7 @@
 //! Answers that are constrained to calls or to a format.
 
-use super::super::harness::server;
 use super::{CHAT, chat, tools};
+use crate::harness::server;
 use serde_json::{Value, json};
 
 #[tokio::test]

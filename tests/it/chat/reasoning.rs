@@ -1,7 +1,7 @@
 //! Reasoning: separated from text, counted, limited, disabled.
 
-use super::super::harness::server;
-use super::{CHAT, assembled, chat, chunks, forced_answer};
+use super::{CHAT, assemble, chat, chunks, forced_answer};
+use crate::harness::server;
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -23,8 +23,12 @@ async fn reasoning_tokens_are_counted() {
     let older =
         server.answer(CHAT, &chat(json!({"mods": forced_answer(text), "reasoning_format": "deepseek-legacy"}))).await;
     assert_eq!(older["choices"][0]["message"], answer["choices"][0]["message"]);
-    let apart = server.answer(CHAT, &chat(json!({"mods": forced_answer(text), "reasoning_format": "none"}))).await;
-    assert_eq!(apart["usage"]["completion_tokens_details"]["reasoning_tokens"], 0, "they are part of the text");
+    let inside_text =
+        server.answer(CHAT, &chat(json!({"mods": forced_answer(text), "reasoning_format": "none"}))).await;
+    assert_eq!(
+        inside_text["usage"]["completion_tokens_details"]["reasoning_tokens"], 0,
+        "the reasoning is part of the text"
+    );
 }
 
 #[tokio::test]
@@ -33,24 +37,24 @@ async fn reasoning_is_separated_from_text() {
     let answer = server().await.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];
     assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
-    let streamed = assembled(&chunks(&body).await, 0);
+    let streamed = assemble(&chunks(&body).await, 0);
     assert_eq!((&streamed["reasoning"], &streamed["content"]), (&json!("The sum\nis 5."), &json!("Five.")));
-    let kept = chat(json!({"mods": forced_answer("<think>a</think>b"), "reasoning_format": "none"}));
-    let answer = server().await.answer(CHAT, &kept).await;
+    let unparsed = chat(json!({"mods": forced_answer("<think>a</think>b"), "reasoning_format": "none"}));
+    let answer = server().await.answer(CHAT, &unparsed).await;
     assert_eq!(answer["choices"][0]["message"]["content"], "<think>a</think>b");
 }
 
 #[tokio::test]
 async fn reasoning_can_be_disabled() {
     let server = server().await;
-    for further in [
+    for fields in [
         json!({"chat_template_kwargs": {"enable_thinking": false}}),
         json!({"reasoning_effort": "none"}),
         json!({"reasoning_budget_tokens": 0}),
     ] {
         let prompt =
-            server.answer("/apply-template", &chat(further.clone())).await["prompt"].as_str().unwrap().to_owned();
-        assert!(prompt.ends_with("<think>\n\n</think>\n\n"), "{further}: {prompt}");
+            server.answer("/apply-template", &chat(fields.clone())).await["prompt"].as_str().unwrap().to_owned();
+        assert!(prompt.ends_with("<think>\n\n</think>\n\n"), "{fields}: {prompt}");
     }
 }
 
@@ -65,13 +69,14 @@ async fn token(text: &str) -> i64 {
 async fn reasoning_ends_when_budget_is_spent() {
     let server = server().await;
     let (open, close) = (token("<think>").await, token("</think>").await);
-    let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
+    let forced_start = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
     for (budget, stream) in [(5, false), (1, false), (7, true)] {
-        let body = chat(json!({"mods": begun, "reasoning_budget_tokens": budget, "max_tokens": 16, "ignore_eos": true,
+        let body =
+            chat(json!({"mods": forced_start, "reasoning_budget_tokens": budget, "max_tokens": 16, "ignore_eos": true,
                                "logprobs": true, "banned_tokens": [open, close]}));
         let entries: Vec<Value> = if stream {
-            let of = |chunk: &Value| chunk["choices"][0]["logprobs"]["content"].as_array().cloned();
-            chunks(&body).await.iter().filter_map(of).flatten().collect()
+            let entries = |chunk: &Value| chunk["choices"][0]["logprobs"]["content"].as_array().cloned();
+            chunks(&body).await.iter().filter_map(entries).flatten().collect()
         } else {
             let answer = server.answer(CHAT, &body).await;
             let message = &answer["choices"][0]["message"];
@@ -83,7 +88,7 @@ async fn reasoning_ends_when_budget_is_spent() {
         let at = |token: i64| ids.iter().position(|&id| id == token).unwrap();
         assert_eq!((at(open), at(close), ids.len()), (0, budget + 1, 16), "{ids:?}");
     }
-    let body = chat(json!({"mods": begun, "thinking_budget_tokens": 2, "reasoning_budget_message": " Enough.",
+    let body = chat(json!({"mods": forced_start, "thinking_budget_tokens": 2, "reasoning_budget_message": " Enough.",
                            "max_tokens": 16, "ignore_eos": true, "banned_tokens": [open, close]}));
     let answer = server.answer(CHAT, &body).await;
     let reasoning = answer["choices"][0]["message"]["reasoning_content"].as_str().unwrap();
@@ -99,8 +104,8 @@ async fn constraint_applies_after_ended_reasoning() {
         "banned_tokens": [token("</think>").await],
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "object",
             "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}}}));
-    let begun = json!({"role": "assistant", "content": "", "reasoning_content": "so"});
-    body["messages"].as_array_mut().unwrap().push(begun);
+    let forced_start = json!({"role": "assistant", "content": "", "reasoning_content": "so"});
+    body["messages"].as_array_mut().unwrap().push(forced_start);
     let answer = server().await.answer(CHAT, &body).await;
     let message = &answer["choices"][0]["message"];
     assert!(message["reasoning_content"].is_string(), "{answer}");
@@ -113,34 +118,34 @@ async fn reasoning_can_be_ended_by_client() {
     const CONTROL: &str = "/v1/chat/completions/control";
     let server = server().await;
     let end = |id: &str| json!({"id": id, "action": "reasoning_end"});
-    let begun = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
+    let forced_start = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
     let tokens = [token("<think>").await, token("</think>").await];
-    for (controlled, reported) in [(true, "true"), (false, "reasoning_control")] {
+    for (controlled, expected) in [(true, "true"), (false, "reasoning_control")] {
         // Long enough to receive a control request during generation.
-        let body = chat(json!({"mods": begun, "max_tokens": 400, "ignore_eos": true, "banned_tokens": tokens,
+        let body = chat(json!({"mods": forced_start, "max_tokens": 400, "ignore_eos": true, "banned_tokens": tokens,
                                "reasoning_control": controlled, "stream": true}));
         let response = server.request(reqwest::Method::POST, CHAT).json(&body).send().await.unwrap();
         let id = format!("chatcmpl-{}", response.headers()["x-thunder-run-id"].to_str().unwrap());
-        // It reasons from its first token on; before that, reasoning cannot be ended.
+        // The reasoning cannot be ended before the first token.
         let done = loop {
             let done = server.answer(CONTROL, &end(&id)).await;
             if done["message"] != "the answer is not reasoning" {
                 break done;
             }
         };
-        assert!(done.to_string().contains(reported), "{done}");
+        assert!(done.to_string().contains(expected), "{done}");
         let text = response.text().await.unwrap();
         assert_eq!(text.contains("\"content\":\""), controlled, "the answer begins at the end of the reasoning");
-        let over = server.answer(CONTROL, &end(&id)).await;
-        assert_eq!((&over["success"], over["message"].is_string()), (&json!(false), true), "{over}");
+        let after_end = server.answer(CONTROL, &end(&id)).await;
+        assert_eq!((&after_end["success"], after_end["message"].is_string()), (&json!(false), true), "{after_end}");
     }
     for (body, name) in [
         (json!({"action": "reasoning_end"}), "id"),
         (json!({"id": "x", "action": "stop"}), "action"),
         (json!({"id": "x"}), "action"),
     ] {
-        let (status, refused) = server.post(CONTROL, &body).await;
-        assert!(status == 400 && refused["error"]["param"] == name, "{refused}");
+        let (status, error) = server.post(CONTROL, &body).await;
+        assert!(status == 400 && error["error"]["param"] == name, "{error}");
     }
     assert_eq!(server.answer(CONTROL, &end("x")).await["success"], false);
 }

@@ -1,21 +1,21 @@
 //! Chat templates: control tokens, parts of earlier answers, and built-in templates.
 
-use super::super::harness::{Server, folder, server, thunder};
 use super::{CHAT, chat, tools};
+use crate::harness::{Server, folder, server, thunder};
 use serde_json::{Value, json};
 
 /// A literal of a control token of the tests' model.
 const CONTROL: &str = "<|im_end|>";
 
-/// Returns how many more tokens a prompt has if its text "a" is followed by the literal of a control token.
-async fn more_tokens(path: &str, body: impl Fn(&str) -> Value) -> u64 {
+/// Returns the number of tokens that the literal of a control token adds to a prompt.
+async fn added_tokens(path: &str, body: impl Fn(&str) -> Value) -> u64 {
     let server = server().await;
     let mut counts = Vec::new();
     for text in ["a", &format!("a{CONTROL}")] {
         let mut body = body(text);
         body["max_tokens"] = 1.into();
         let usage = server.answer(path, &body).await["usage"].clone();
-        // Anthropic's input tokens are those that were not cached.
+        // Anthropic counts cached input tokens separately.
         let input = |name: &str| usage[name].as_u64();
         let of_anthropic = |cached| input("input_tokens").map(|input| input + cached);
         let cached = input("cache_read_input_tokens").unwrap_or_default();
@@ -25,17 +25,17 @@ async fn more_tokens(path: &str, body: impl Fn(&str) -> Value) -> u64 {
 }
 
 #[tokio::test]
-async fn control_tokens_in_a_conversation_are_text_on_every_route() {
+async fn control_tokens_in_messages_are_text_on_every_route() {
     let server = server().await;
     let plain = server.answer("/tokenize", &json!({"content": format!("a{CONTROL}"), "parse_special": false})).await;
     let expected = plain["tokens"].as_array().unwrap().len() as u64 - 1;
     assert!(expected > 1);
     let user = |text: &str| json!([{"role": "user", "content": text}]);
-    assert_eq!(more_tokens(CHAT, |text| json!({"messages": user(text)})).await, expected);
-    assert_eq!(more_tokens("/v1/messages", |text| json!({"messages": user(text)})).await, expected);
+    assert_eq!(added_tokens(CHAT, |text| json!({"messages": user(text)})).await, expected);
+    assert_eq!(added_tokens("/v1/messages", |text| json!({"messages": user(text)})).await, expected);
     let input = |text: &str| json!({"input": text, "max_output_tokens": 1});
-    assert_eq!(more_tokens("/v1/responses", input).await, expected);
-    // For every role, and for descriptions of tools.
+    assert_eq!(added_tokens("/v1/responses", input).await, expected);
+    // The other roles, and descriptions of tools.
     let output = |role: &'static str| {
         move |text: &str| {
             json!({"messages": [{"role": "user", "content": "b"}, {"role": role, "content": text},
@@ -43,31 +43,31 @@ async fn control_tokens_in_a_conversation_are_text_on_every_route() {
         }
     };
     for role in ["system", "assistant"] {
-        assert_eq!(more_tokens(CHAT, output(role)).await, expected, "{role}");
+        assert_eq!(added_tokens(CHAT, output(role)).await, expected, "{role}");
     }
     let result = |text: &str| {
         let call = json!({"id": "1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}});
         json!({"tools": tools(), "messages": [{"role": "user", "content": "b"},
             {"role": "assistant", "content": null, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": text}]})
     };
-    assert_eq!(more_tokens(CHAT, result).await, expected);
+    assert_eq!(added_tokens(CHAT, result).await, expected);
     let argument = |text: &str| {
         let arguments = json!({"a": text}).to_string();
         let call = json!({"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}});
         json!({"tools": tools(), "messages": [{"role": "user", "content": "b"},
             {"role": "assistant", "content": null, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "1", "content": "2"}]})
     };
-    assert!(more_tokens(CHAT, argument).await > 1);
+    assert!(added_tokens(CHAT, argument).await > 1);
     let described = |text: &str| {
         let mut tools = tools();
         tools[0]["function"]["description"] = text.into();
         json!({"tools": tools, "messages": user("b")})
     };
-    assert!(more_tokens(CHAT, described).await > 1);
+    assert!(added_tokens(CHAT, described).await > 1);
     // A continued message.
     let continued =
         |text: &str| json!({"messages": [{"role": "user", "content": "b"}, {"role": "assistant", "content": text}]});
-    assert_eq!(more_tokens(CHAT, continued).await, expected);
+    assert_eq!(added_tokens(CHAT, continued).await, expected);
 }
 
 /// A template that writes BOS and keeps the text of an earlier answer after its reasoning.
@@ -85,7 +85,7 @@ async fn templates_drop_reasoning_and_write_bos() {
     let file = file.display().to_string();
     let server = Server::start(&["-c", "256", "-np", "1", "--override-kv", &overridden, "--chat-template-file", &file]);
     server.wait_ready().await;
-    // The text goes to /completion, which adds BOS.
+    // The rendered prompt has no BOS, because `/completion` adds it.
     let prompt = server.answer("/apply-template", &chat(json!({}))).await["prompt"].as_str().unwrap().to_owned();
     assert_eq!(prompt, "<|im_start|>user\nHello!<|im_end|>\n<|im_start|>assistant\n");
     let completed = server.answer("/completion", &json!({"prompt": prompt, "n_predict": 1})).await;
@@ -94,13 +94,13 @@ async fn templates_drop_reasoning_and_write_bos() {
     assert_eq!(answered["__verbose"]["prompt"], format!("<|endoftext|>{prompt}"));
     let tokens = server.answer("/tokenize", &json!({"content": prompt, "add_special": true})).await;
     assert_eq!(completed["tokens_evaluated"], tokens["tokens"].as_array().unwrap().len());
-    let noted = chat(json!({"chat_template_kwargs": {"note": true}}));
-    let noted = server.answer("/apply-template", &noted).await["prompt"].as_str().unwrap().to_owned();
-    let mut facts = noted.rsplit('\n').next().unwrap().split('|');
+    let with_note = chat(json!({"chat_template_kwargs": {"note": true}}));
+    let with_note = server.answer("/apply-template", &with_note).await["prompt"].as_str().unwrap().to_owned();
+    let mut facts = with_note.rsplit('\n').next().unwrap().split('|');
     let dates = [facts.next().unwrap(), facts.next().unwrap()].map(|date| date.split(' ').count());
-    assert_eq!((dates, facts.next()), ([3, 3], Some("True")), "{noted}");
+    assert_eq!((dates, facts.next()), ([3, 3], Some("True")), "{with_note}");
 
-    // An earlier answer with the end of reasoning: its turn can be removed, and the rest is still cached.
+    // The turn of an answer with the end of reasoning can be removed, and the rest is still cached.
     let long = "word ".repeat(60);
     let body =
         chat(json!({"max_tokens": 8, "ignore_eos": true, "temperature": 0, "context_policy": "evict", "messages": [
@@ -143,7 +143,7 @@ async fn templates_of_llama_cpp_are_known_by_name() {
 }
 
 #[test]
-fn flag_accepts_names_of_llama_cpp() {
+fn chat_template_flag_accepts_the_names_of_llama_cpp() {
     let mut names = thunder::model::llama::chat_template_names();
     names.sort();
     assert_eq!(names, thunder::config::CHAT_TEMPLATES);
@@ -153,11 +153,9 @@ fn flag_accepts_names_of_llama_cpp() {
 fn unknown_template_error_lists_names() {
     let mut command = thunder();
     command.args(["serve", "--chat-template", "llama33", "--data-dir"]).arg(folder());
-    let reported = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    let error = String::from_utf8(command.output().unwrap().stderr).unwrap();
     assert!(
-        reported.contains("got 'llama33'; the names are: ")
-            && reported.contains("command-r, ")
-            && reported.contains("llama3, "),
-        "{reported}"
+        error.contains("got 'llama33'; the names are: ") && error.contains("command-r, ") && error.contains("llama3, "),
+        "{error}"
     );
 }

@@ -1,4 +1,4 @@
-//! One list of checks ([`checks`]) for every kind of connection: direct, over TLS, through pgbouncer, and to an
+//! The same checks ([`checks`]) for every kind of connection: direct, over TLS, through pgbouncer, and to an
 //! external database. `THUNDER_TEST_DATABASE_URL` names the external database, and `THUNDER_TEST_DATABASE_DIRECT_URL`
 //! its direct address if that is a pooler's.
 
@@ -24,7 +24,7 @@ use tokio::net::{TcpListener, TcpStream};
 /// Maximum time for an event, also while other tests use all cores.
 const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Runs every check on a server that records into this database. The checks' own statements use `test_url`.
+/// Runs every check on a server with this database. The checks themselves connect to `test_url`.
 async fn check(name: &str, url: &str, direct_url: Option<&str>, test_url: &str) {
     let mods = folder();
     for (name, source) in target::MODS {
@@ -90,7 +90,7 @@ async fn store_moves_to_the_host_that_accepts_writes() {
         };
         sqlx::raw_sql(setting).execute(&mut connection).await.unwrap();
         sqlx::raw_sql("select pg_reload_conf()").execute(&mut connection).await.unwrap();
-        // The server reads its settings again after the answer.
+        // The server applies its settings after the answer.
         loop {
             let read_only: String =
                 sqlx::query_scalar("show default_transaction_read_only").fetch_one(&mut connection).await.unwrap();
@@ -108,7 +108,7 @@ async fn store_moves_to_the_host_that_accepts_writes() {
     );
     let store = open(&url, "failover").await;
     store.ingest(&Scope::All, None, document("before")).await.unwrap();
-    // The second host stops, and the first one takes its place.
+    // The first host becomes the one that accepts writes, and the second one stops.
     accept_writes(&first, true).await;
     second.stop();
     let moved = async || -> Result<bool, String> {
@@ -133,7 +133,7 @@ async fn heartbeats_continue_after_a_lookup_that_never_ends() {
     let postgres = Postgres::shared();
     let url = postgres.empty_database("hung");
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let hung_url = format!("postgres://postgres@{}/hung?sslmode=disable", proxy.local_addr().unwrap());
+    let proxy_url = format!("postgres://postgres@{}/hung?sslmode=disable", proxy.local_addr().unwrap());
     let (hangs, port) = (Arc::new(AtomicBool::new(false)), postgres.port);
     let is_hung = Arc::clone(&hangs);
     tokio::spawn(async move {
@@ -158,13 +158,13 @@ async fn heartbeats_continue_after_a_lookup_that_never_ends() {
             });
         }
     });
-    let store = open(&hung_url, "hung").await;
+    let store = open(&proxy_url, "hung").await;
     let mut connection = PgConnection::connect(&url).await.unwrap();
-    let heartbeats = async |connection: &mut PgConnection| -> i64 {
+    let heartbeat_count = async |connection: &mut PgConnection| -> i64 {
         sqlx::query_scalar("select heartbeat from servers").fetch_one(connection).await.unwrap()
     };
     let begun = Instant::now();
-    while heartbeats(&mut connection).await == 0 {
+    while heartbeat_count(&mut connection).await == 0 {
         assert!(begun.elapsed() < WAIT_TIMEOUT, "the server sends no heartbeats");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -173,7 +173,7 @@ async fn heartbeats_continue_after_a_lookup_that_never_ends() {
 }
 
 #[tokio::test]
-async fn role_that_owns_nothing_gets_a_hint() {
+async fn error_for_role_without_tables_names_the_remedy() {
     let url = Postgres::shared().empty_database("owned");
     open(&url, "owner").await.close().await;
     let mut connection = PgConnection::connect(&url).await.unwrap();
@@ -202,5 +202,5 @@ async fn every_check_passes_on_an_external_database() {
         return eprintln!("skipped: THUNDER_TEST_DATABASE_URL names no database");
     };
     let direct_url = std::env::var("THUNDER_TEST_DATABASE_DIRECT_URL").ok();
-    check("outside", &url, direct_url.as_deref(), direct_url.as_deref().unwrap_or(&url)).await;
+    check("external", &url, direct_url.as_deref(), direct_url.as_deref().unwrap_or(&url)).await;
 }

@@ -1,4 +1,4 @@
-//! pgbouncer.
+//! pgbouncer between a server and its database.
 
 use crate::harness::postgres::{Postgres, as_postgres, start_program, wait_for_port};
 use crate::harness::{folder, free_port};
@@ -10,7 +10,7 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// Starts pgbouncer in that mode. Returns `None`, and prints the reason, if it is not installed.
+    /// Starts pgbouncer in this mode. Returns `None`, and prints the reason, if it is not installed.
     pub fn start(postgres: &Postgres, mode: &str) -> Option<Self> {
         let Some(pgbouncer) = ["/usr/sbin/pgbouncer", "/usr/bin/pgbouncer", "/opt/homebrew/bin/pgbouncer"]
             .into_iter()

@@ -1,6 +1,6 @@
 //! A server on the database under test.
 
-use crate::harness::Server;
+use crate::harness::{Server, with_fields};
 use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
@@ -21,38 +21,39 @@ impl Target {
         Self { server, url: url.to_owned(), nonce }
     }
 
+    /// Returns a name that only this target has.
     pub fn name(&self, name: &str) -> String {
         format!("{name}-{}", self.nonce)
     }
 
-    /// A connection for the checks' own statements.
+    /// Returns a connection for the statements of the checks.
     pub async fn connect(&self) -> PgConnection {
         PgConnection::connect(&self.url).await.unwrap()
     }
 
-    /// A second program on the same database.
+    /// Opens the database as a second program.
     pub async fn store(&self, name: &str) -> Store {
         let database =
             Database::Url { url: self.url.clone(), direct_url: None, data_dir: self.server.data_dir.join(name) };
         Store::open(database, |_| {}).await.unwrap()
     }
 
+    /// Ingests the example of the specification under this name; returns the status.
     pub async fn ingest(&self, name: &str) -> u16 {
         const SAMPLE: &str = include_str!("../../../fixtures/sample_payload.json");
         let body = SAMPLE.replace("req_abc123", &self.name(name));
         self.server.request(Method::POST, "/ingest").body(body).send().await.unwrap().status().as_u16()
     }
 
-    /// A finished generation: its summary and events.
-    pub async fn generated(&self, further: Value) -> Value {
-        let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 3, "ignore_eos": true});
-        body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-        let answer = self.server.answer("/v1/chat/completions", &body).await;
+    /// Generates a run; returns its summary and events when it is stored.
+    pub async fn generate(&self, fields: Value) -> Value {
+        let body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 8, "seed": 3, "ignore_eos": true});
+        let answer = self.server.answer("/v1/chat/completions", &with_fields(body, &fields)).await;
         self.server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await
     }
 
     /// Returns the request ids of this target's runs that match a filter.
-    pub async fn found(&self, filter: &str) -> Vec<String> {
+    pub async fn runs_matching(&self, filter: &str) -> Vec<String> {
         let query = format!("q={}&limit=500", urlencode(filter));
         let (status, page) = self.server.get(&format!("/api/v1/runs?{query}")).await;
         assert_eq!(status, 200, "{filter}: {page}");
@@ -67,7 +68,7 @@ pub fn urlencode(text: &str) -> String {
         .collect()
 }
 
-/// The server's file mods.
+/// The mods of the server: name and source.
 pub const MODS: [(&str, &str); 2] = [
     (
         "breaks",

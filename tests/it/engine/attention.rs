@@ -1,9 +1,9 @@
-//! Captured rows belong to their own run and are distributions.
+//! Captured rows are distributions and belong to their own run.
 
 use super::{CompletedRun, added_at, request, test_engine, test_engine_with, with_mod};
 use std::sync::Mutex;
 use std::time::Duration;
-use thunder::engine::EngineOptions;
+use thunder::engine::{EngineOptions, Request};
 use thunder::events::{Signal, TraceItem};
 use thunder::mods::Action;
 
@@ -11,10 +11,9 @@ use thunder::mods::Action;
 async fn attention_rows_are_distributions_over_earlier_positions() {
     for parallel in [1, 3] {
         let mut test_engine = test_engine(parallel, true).await;
-        let mut requested = request("The sky is", 6);
-        requested.attention = true;
-        let prompt_len = requested.prompt.len() as u32;
-        let result = test_engine.run(requested).await;
+        let request = Request { attention: true, ..request("The sky is", 6) };
+        let prompt_len = request.prompt.len() as u32;
+        let result = test_engine.run(request).await;
         let steps: Vec<_> = result
             .items
             .iter()
@@ -40,7 +39,7 @@ async fn attention_rows_are_distributions_over_earlier_positions() {
 
 /// The attention of a run is the same alone, in batches shared with others, and after a backtrack.
 #[tokio::test]
-async fn concurrent_runs_receive_only_their_own_attention() {
+async fn attention_of_a_run_is_independent_of_concurrent_runs() {
     let rows = |result: &CompletedRun| -> Vec<Vec<f32>> {
         result
             .items
@@ -53,13 +52,9 @@ async fn concurrent_runs_receive_only_their_own_attention() {
             })
             .collect()
     };
-    let requested = |prompt: &str| {
-        let mut r = request(prompt, 8);
-        r.attention = true;
-        r
-    };
+    let with_attention = |prompt: &str| Request { attention: true, ..request(prompt, 8) };
     let mut alone = test_engine(1, true).await;
-    let expected = rows(&alone.run(requested("The sky is blue")).await);
+    let expected = rows(&alone.run(with_attention("The sky is blue")).await);
     let mut shared = test_engine(4, true).await;
     let mut others = Vec::new();
     for prompt in [
@@ -69,15 +64,15 @@ async fn concurrent_runs_receive_only_their_own_attention() {
     ] {
         others.push(shared.engine.submit(request(prompt, 60)).await.unwrap());
     }
-    let result = shared.run(requested("The sky is blue")).await;
+    let result = shared.run(with_attention("The sky is blue")).await;
     for (a, b) in expected.iter().zip(rows(&result)) {
-        let worst = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-        assert!(worst < 2e-3, "rows differ by {worst}");
+        let deviation = a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(deviation < 2e-3, "rows differ by {deviation}");
     }
     drop(others);
     let once = Mutex::new(false);
     let result = alone
-        .run(with_mod(requested("The sky is blue"), false, move |call| {
+        .run(with_mod(with_attention("The sky is blue"), false, move |call| {
             if added_at(call, 4) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
                 Action::Backtrack { n: 3, tokens: vec![] }
             } else {
@@ -88,30 +83,30 @@ async fn concurrent_runs_receive_only_their_own_attention() {
     let after: Vec<Vec<f32>> = rows(&result).split_off(4);
     for (a, b) in expected[1..].iter().zip(&after) {
         assert_eq!(a.len(), b.len());
-        let worst = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
-        assert!(worst < 2e-3, "rows differ by {worst}");
+        let deviation = a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max);
+        assert!(deviation < 2e-3, "rows differ by {deviation}");
     }
 }
 
 #[tokio::test]
 async fn captured_rows_are_recorded_before_the_engine_stops() {
-    let slowly = |options: &mut EngineOptions| {
+    let encode_slowly = |options: &mut EngineOptions| {
         options.encode_attention = |_, _, _, _| {
             std::thread::sleep(Duration::from_millis(20));
             Some((vec![1], Vec::new()))
         };
     };
-    let mut test_engine = test_engine_with(1, true, slowly).await;
-    let mut requested = request("The sky is", 400);
-    (requested.attention, requested.limits.max_steps) = (true, 4000);
-    let mut generation = test_engine.engine.submit(requested).await.unwrap();
+    let mut test_engine = test_engine_with(1, true, encode_slowly).await;
+    let mut request = Request { attention: true, ..request("The sky is", 400) };
+    request.limits.max_steps = 4000;
+    let mut generation = test_engine.engine.submit(request).await.unwrap();
     for _ in 0..20 {
         generation.output.recv().await.unwrap();
     }
     test_engine.engine.stop().await;
     let (mut rows, mut ended) = (0, false);
     while let Ok(signal) = test_engine.signals.try_recv() {
-        assert!(!ended, "a run's end is its last signal");
+        assert!(!ended, "a signal follows the end of the run");
         match signal {
             Signal::Started(_) => {}
             Signal::Items(_, items) => {
@@ -124,7 +119,7 @@ async fn captured_rows_are_recorded_before_the_engine_stops() {
 }
 
 #[tokio::test]
-async fn row_that_cannot_be_encoded_affects_no_run() {
+async fn row_that_cannot_be_encoded_is_omitted() {
     let mut test_engine = test_engine_with(1, true, |options| {
         options.encode_attention = |values, _, _, row_len| {
             assert!(!row_len.is_multiple_of(2), "an encoder that fails on {} values", values.len());
@@ -134,9 +129,8 @@ async fn row_that_cannot_be_encoded_affects_no_run() {
     .await;
     for _ in 0..2 {
         // More rows than fit into the encoder's queue.
-        let mut requested = request("The sky is", 150);
-        requested.attention = true;
-        let result = tokio::time::timeout(Duration::from_mins(2), test_engine.run(requested)).await.unwrap();
+        let request = Request { attention: true, ..request("The sky is", 150) };
+        let result = tokio::time::timeout(Duration::from_mins(2), test_engine.run(request)).await.unwrap();
         assert_eq!(result.generated().len(), 150);
         assert_eq!(result.items.iter().filter(|item| matches!(item, TraceItem::Attention(_))).count(), 75);
     }

@@ -6,7 +6,7 @@ use thunder::events::FinishReason;
 use thunder::model::grammar::{Constraint, GrammarSource, Trigger};
 
 #[tokio::test]
-async fn lazy_constraint_starts_after_its_trigger_and_ends_the_run() {
+async fn lazy_constraint_applies_after_its_trigger() {
     let letter = model().vocabulary().encode("a", false, false)[0];
     let request = |constraint| Request {
         constraint: Some(constraint),
@@ -20,28 +20,31 @@ async fn lazy_constraint_starts_after_its_trigger_and_ends_the_run() {
     assert_eq!(triggered.end.finish.reason, FinishReason::Stop);
     let by_token = test_engine.run(request(constraint.clone().lazy(Trigger::token(letter)))).await;
     assert_eq!(by_token.text, "axyz");
-    let never = test_engine.run(request(constraint.clone().lazy(Trigger::text("b")))).await;
-    assert_eq!(never.text, "a".repeat(12));
-    let at_once = test_engine.run(request(constraint)).await;
-    assert_eq!(at_once.text, "xyz");
+    let untriggered = test_engine.run(request(constraint.clone().lazy(Trigger::text("b")))).await;
+    assert_eq!(untriggered.text, "a".repeat(12));
+    let immediate = test_engine.run(request(constraint)).await;
+    assert_eq!(immediate.text, "xyz");
 }
 
 #[tokio::test]
 async fn broken_grammar_ends_only_its_own_run() {
     let mut test_engine = test_engine(2, false).await;
-    // Its text never ends: the limit ends the run.
+    // The grammar has no end, so the limit ends the run.
     let endless = Constraint::new("test", GrammarSource::Lark("start: \"a\" endless\nendless: \"b\" endless".into()));
-    let failed = test_engine.run(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
-    assert!(failed.text.starts_with("ab"), "{}", failed.text);
-    assert_eq!(failed.end.finish.reason, FinishReason::Length);
+    let limited = test_engine.run(Request { constraint: Some(endless), ..request("Hello", 200) }).await;
+    assert!(limited.text.starts_with("ab"), "{}", limited.text);
+    assert_eq!(limited.end.finish.reason, FinishReason::Length);
     let banned = model().vocabulary().encode("x", false, false)[0];
-    let refused = Request {
+    let impossible = Request {
         constraint: Some(Constraint::new("test", GrammarSource::Regex("x".into()))),
         sampling: SamplingParams { logit_bias: vec![(banned, f32::NEG_INFINITY)], ..SamplingParams::default() },
         ..request("Hello", 12)
     };
-    let refused = test_engine.run(refused).await;
-    assert_eq!(refused.end.finish.reason, FinishReason::Error);
-    assert!(refused.end.finish.message.as_deref().unwrap().contains("no token that the constraint permits"));
+    let failed = test_engine.run(impossible).await;
+    assert_eq!(failed.end.finish.reason, FinishReason::Error);
+    assert_eq!(
+        failed.end.finish.message.as_deref(),
+        Some("no token can be drawn: mods, bans and biases leave no token that the constraint permits")
+    );
     assert_eq!(test_engine.run(request("Hello", 3)).await.end.finish.reason, FinishReason::Length);
 }

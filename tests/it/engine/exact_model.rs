@@ -26,14 +26,15 @@ pub async fn exact_engine(parallel: u32, change: impl FnOnce(&mut EngineOptions)
     .await
 }
 
+/// Returns the test model with 32-bit weights, which all tests share.
 pub fn exact_model() -> Arc<Model> {
     static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let mut model = MODEL.lock().unwrap();
-    Arc::clone(model.get_or_insert_with(|| widened(0.0)))
+    Arc::clone(model.get_or_insert_with(|| widened_model(0.0)))
 }
 
 /// Loads a copy of the test model with 32-bit weights, to each of which noise of this relative size is added.
-pub fn widened(noise: f32) -> Arc<Model> {
+pub fn widened_model(noise: f32) -> Arc<Model> {
     let path = crate::harness::folder().join(format!("tiny-f32-{noise}.gguf"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
     std::fs::write(&path, with_32_bit_weights(&source, noise)).unwrap();

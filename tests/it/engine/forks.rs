@@ -11,34 +11,34 @@ use thunder::mods::{
     RunView, SelectedMod,
 };
 
-/// Random numbers of a test; the same for the same seed.
+/// Reproducible random numbers.
 #[derive(Debug, Clone)]
-struct Numbers(u64);
+struct RandomNumbers(u64);
 
-impl Numbers {
+impl RandomNumbers {
     fn below(&mut self, count: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % count
     }
 
-    fn tokens(&mut self, most: u64) -> Vec<TokenId> {
-        (0..=self.below(most)).map(|_| 40 + self.below(400) as TokenId).collect()
+    fn tokens(&mut self, max: u64) -> Vec<TokenId> {
+        (0..=self.below(max)).map(|_| 40 + self.below(400) as TokenId).collect()
     }
 }
 
-/// A mod that acts at random. Its state is the position of its random numbers, so that it only repeats its actions if
-/// it has seen every event.
-struct Wanderer {
+/// A mod that acts at random. It repeats its actions only if it receives every event nested_fork, because each event uses
+/// random numbers.
+struct RandomMod {
     name: &'static str,
     seed: u64,
 }
 
-struct WandererInstance {
-    numbers: Numbers,
+struct RandomModInstance {
+    numbers: RandomNumbers,
     late: bool,
 }
 
-impl ModFactory for Wanderer {
+impl ModFactory for RandomMod {
     fn describe(&self) -> ModDescription {
         ModDescription {
             name: self.name.into(),
@@ -49,11 +49,11 @@ impl ModFactory for Wanderer {
     }
 
     fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(WandererInstance { numbers: Numbers(self.seed), late: self.seed.is_multiple_of(2) }))
+        Ok(Box::new(RandomModInstance { numbers: RandomNumbers(self.seed), late: self.seed.is_multiple_of(2) }))
     }
 }
 
-impl ModInstance for WandererInstance {
+impl ModInstance for RandomModInstance {
     fn handles(&self) -> EventSet {
         EventSet::ALL
     }
@@ -75,7 +75,7 @@ impl ModInstance for WandererInstance {
             (_, 32..38) => Action::ForceTokens(numbers.tokens(3)),
             (EventType::Added, 98..) => Action::ForceOutput(numbers.tokens(3)),
             (EventType::Added, 97) => Action::ToolCalls(json!({"function": {"name": "f", "arguments": "{}"}})),
-            // Not permitted at every event: a failed call.
+            // The action is permitted only at Prefilled; at other events, the call fails.
             (_, 38..40) => Action::AdjustedPrefill { tokens: vec![50], max_steps: None },
             _ => Action::Noop,
         };
@@ -91,7 +91,7 @@ impl ModInstance for WandererInstance {
 fn random_mod(name: &'static str, seed: u64) -> SelectedMod {
     SelectedMod {
         mod_ref: ModRef { name: name.into(), config: Value::Null },
-        factory: Arc::new(Wanderer { name, seed }),
+        factory: Arc::new(RandomMod { name, seed }),
     }
 }
 
@@ -102,17 +102,22 @@ fn fork_of(run: &CompletedRun, request: &Request, step: i32) -> Request {
         _ => None,
     });
     let is_step = |item: &TraceItem| matches!(item, TraceItem::Event(event) if event.event_type == EventType::ForwardPass && event.step == step);
-    let kept = run.items.split(is_step).next().unwrap();
+    let earlier_items = run.items.split(is_step).next().unwrap();
     Request {
         prompt: prompt.unwrap().tokens,
         fork: Some(Box::new(ForkPoint {
-            items: kept.to_vec().into(),
+            items: earlier_items.to_vec().into(),
             step: step as u32,
             sampling: vec![(0, request.sampling.clone())],
             mods_repeat_from: vec![Some(0); request.mods.len()],
             tokens: Vec::new(),
             earlier_parameters: Value::Null,
-            parent: RunParent { run_id: RunId::now(), sequence_order: kept.len() as i32, step, change: Value::Null },
+            parent: RunParent {
+                run_id: RunId::now(),
+                sequence_order: earlier_items.len() as i32,
+                step,
+                change: Value::Null,
+            },
         })),
         ..request.clone()
     }
@@ -132,12 +137,13 @@ fn events(run: &CompletedRun) -> Vec<EventContent> {
     run.items.iter().filter_map(content).collect()
 }
 
+/// Returns the steps with a forward pass.
 fn steps(run: &CompletedRun) -> Vec<i32> {
     events(run).into_iter().filter(|event| event.0 == EventType::ForwardPass).map(|event| event.1).collect()
 }
 
 async fn submit_error(test_engine: &TestEngine, request: Request) -> SubmitError {
-    test_engine.engine.submit(request).await.expect_err("the fork is refused")
+    test_engine.engine.submit(request).await.expect_err("the fork must be rejected")
 }
 
 #[tokio::test]
@@ -145,7 +151,7 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
     let mut test_engine = exact_engine(2, |_| {}).await;
     let (mut forks, mut backtracks) = (0, 0);
     for case in 0..200 {
-        let mut numbers = Numbers(case);
+        let mut numbers = RandomNumbers(case);
         let mut request = request_tokens((0..12).map(|_| 40 + numbers.below(400) as TokenId).collect(), 24);
         request.sampling = match case % 5 {
             0 => SamplingParams { temperature: 0.0, ..SamplingParams::default() },
@@ -172,18 +178,18 @@ async fn unchanged_forks_repeat_random_runs_with_mods() {
             "case {case}, step {step}"
         );
         assert_eq!(fork.generated(), run.generated(), "case {case}, step {step}");
-        // Every kept item has its number, so that a fork can be forked.
-        let again = test_engine.run(fork_of(&fork, &request, step)).await;
-        assert_eq!(events(&again), events(&run), "case {case}, step {step}");
+        // A fork can be forked, too.
+        let nested_fork = test_engine.run(fork_of(&fork, &request, step)).await;
+        assert_eq!(events(&nested_fork), events(&run), "case {case}, step {step}");
         forks += 1;
-        let is_backtrack = |item: &&TraceItem| matches!(item, TraceItem::Action(it) if it.action_type == thunder::events::ActionType::Backtrack);
+        let is_backtrack = |item: &&TraceItem| matches!(item, TraceItem::Action(action) if action.action_type == thunder::events::ActionType::Backtrack);
         backtracks += run.items.iter().filter(is_backtrack).count();
     }
     assert!(forks > 180 && backtracks > 100, "{forks} forks, {backtracks} backtracks");
 }
 
 #[tokio::test]
-async fn fork_with_a_token_keeps_the_rest() {
+async fn fork_with_a_token_keeps_the_earlier_tokens() {
     let mut test_engine = test_engine_with(1, false, |_| {}).await;
     let mut request = request_tokens((60..80).collect(), 16);
     request.sampling = SamplingParams { seed: 5, ..SamplingParams::default() };
@@ -192,12 +198,12 @@ async fn fork_with_a_token_keeps_the_rest() {
     changed.fork.as_mut().unwrap().tokens = vec![99];
     let fork = test_engine.run(changed).await;
     assert_eq!(fork.generated()[..6], run.generated()[..6]);
-    assert_eq!((fork.generated()[6], fork.generated().len()), (99, 16), "the token counts");
+    assert_eq!((fork.generated()[6], fork.generated().len()), (99, 16), "the token of the change counts");
     assert_eq!(fork.end.finish.usage.cached_tokens, 20, "the state of the recorded run is used");
 }
 
 #[tokio::test]
-async fn mod_with_other_actions_is_rejected() {
+async fn fork_with_a_mod_that_acts_differently_is_rejected() {
     let mut test_engine = test_engine_with(1, false, |_| {}).await;
     let mut request = request_tokens((60..80).collect(), 16);
     request.mods = vec![random_mod("one", 3)];
@@ -205,8 +211,8 @@ async fn mod_with_other_actions_is_rejected() {
     let last = *steps(&run).last().unwrap();
     let mut other = fork_of(&run, &request, last);
     other.mods = vec![random_mod("one", 5)];
-    let refused = submit_error(&test_engine, other.clone()).await;
-    assert!(matches!(&refused, SubmitError::ModDiffers { name, .. } if name == "one"), "{refused}");
+    let error = submit_error(&test_engine, other.clone()).await;
+    assert!(matches!(&error, SubmitError::ModDiffers { name, .. } if name == "one"), "{error}");
     other.fork.as_mut().unwrap().mods_repeat_from = vec![None];
     test_engine.run(other).await;
 }
@@ -218,8 +224,8 @@ async fn fork_of_unrecorded_state_is_rejected() {
     request.sampling = SamplingParams { adaptive_target: 0.5, ..SamplingParams::default() };
     request.sampling.samplers.push(thunder::engine::SamplerStage::AdaptiveP);
     let run = test_engine.run(request.clone()).await;
-    let refused = submit_error(&test_engine, fork_of(&run, &request, 5)).await.to_string();
-    assert!(refused.contains("adaptive-p"), "{refused}");
-    // Before the first draw there is no state.
+    let error = submit_error(&test_engine, fork_of(&run, &request, 5)).await.to_string();
+    assert_eq!(error, "the run cannot be forked at step 5: the state of adaptive-p sampling is not recorded");
+    // A fork at the first step needs no state of the sampler.
     assert_eq!(events(&test_engine.run(fork_of(&run, &request, 1)).await), events(&run));
 }

@@ -1,4 +1,4 @@
-//! The engine on a real model: mods, KV state, text and trace agree. The model's weights are random; nothing here
+//! The engine with a real model: mods, KV state, text and trace agree. The weights of the model are random; no test
 //! depends on them.
 
 mod attention;
@@ -25,8 +25,10 @@ use thunder::mods::{
 };
 use tokio::sync::mpsc;
 
+/// Tokens that a slot of a test engine holds.
 pub const CONTEXT: u32 = 512;
 
+/// Returns the tiny model, which all tests share.
 pub fn model() -> Arc<Model> {
     static MODEL: Mutex<Option<Arc<Model>>> = Mutex::new(None);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
@@ -40,20 +42,24 @@ pub struct TestEngine {
     signals: mpsc::Receiver<Signal>,
 }
 
+/// The output and the recorded items of a run.
 pub struct CompletedRun {
     pub text: String,
     pub end: Arc<RunEnd>,
     pub items: Vec<TraceItem>,
 }
 
+/// Starts an engine with the tiny model.
 pub async fn test_engine(parallel: u32, attention: bool) -> TestEngine {
     test_engine_with(parallel, attention, |_| {}).await
 }
 
+/// Starts an engine with the tiny model and changed options.
 pub async fn test_engine_with(parallel: u32, attention: bool, change: impl FnOnce(&mut EngineOptions)) -> TestEngine {
     test_engine_of(model(), parallel, attention, change).await
 }
 
+/// Starts an engine with this model and changed options.
 pub async fn test_engine_of(
     model: Arc<Model>,
     parallel: u32,
@@ -66,6 +72,7 @@ pub async fn test_engine_of(
     TestEngine { engine: Engine::start(model, options, recorder).await.unwrap(), signals }
 }
 
+/// Returns the options of a test engine.
 pub fn options(parallel: u32, attention: bool) -> EngineOptions {
     EngineOptions {
         ctx_size: CONTEXT,
@@ -93,11 +100,13 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
+/// Returns a greedy request that ignores the end of generation.
 pub fn request(prompt: &str, max_tokens: u32) -> Request {
     let prompt = model().vocabulary().encode(prompt, false, true);
     request_tokens(prompt, max_tokens)
 }
 
+/// Returns a greedy request for these tokens that ignores the end of generation.
 pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
     Request {
         sampling: SamplingParams { temperature: 0.0, seed: 7, ..SamplingParams::default() },
@@ -108,6 +117,7 @@ pub fn request_tokens(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
 }
 
 impl TestEngine {
+    /// Runs a request to its end, and returns what was sent and recorded.
     pub async fn run(&mut self, request: Request) -> CompletedRun {
         let generation = self.engine.submit(request).await.unwrap();
         let (text, end) = follow(generation.output).await;
@@ -123,6 +133,7 @@ impl TestEngine {
     }
 }
 
+/// Returns the final text and the end of a run.
 pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>) {
     let mut text = Vec::new();
     while let Some(output) = output.recv().await {
@@ -133,7 +144,7 @@ pub async fn follow(mut output: mpsc::Receiver<Output>) -> (String, Arc<RunEnd>)
             Output::Ended(end) => return (text.into_iter().collect(), end),
         }
     }
-    panic!("the stream ended without an end");
+    panic!("the output ended before the run");
 }
 
 impl CompletedRun {
@@ -164,6 +175,7 @@ impl CompletedRun {
         generated
     }
 
+    /// Returns type and step of each event.
     fn events(&self) -> Vec<(EventType, i32)> {
         self.items
             .iter()
@@ -219,6 +231,7 @@ impl ModInstance for TestModInstance {
     }
 }
 
+/// Adds a mod to a request. A late mod replies from another thread.
 pub fn with_mod(
     mut request: Request,
     late: bool,
@@ -231,6 +244,7 @@ pub fn with_mod(
     request
 }
 
+/// Returns true for the `Added` event after which the answer has this number of tokens.
 pub fn added_at(call: &Call<'_>, generated: usize) -> bool {
     call.event_type() == EventType::Added && call.generated().len() == generated
 }

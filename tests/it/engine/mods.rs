@@ -6,7 +6,7 @@ use thunder::engine::Output;
 use thunder::events::{EventType, FinishReason, TokenId, TraceItem};
 use thunder::mods::{Action, Call};
 
-/// Checks that after the actions of a mod the model continues exactly as after a prompt of the same tokens.
+/// Asserts that after the actions of a mod the model continues as after a prompt with the same tokens.
 async fn assert_continues_as_after_a_prompt(
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + Clone + 'static,
     late: bool,
@@ -65,12 +65,12 @@ async fn backtrack_without_tokens_samples_from_the_shortened_sequence() {
 async fn forced_tokens_take_one_decode_and_have_probabilities() {
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
         let once = Arc::new(Mutex::new(false));
-        let inner = Arc::clone(&once);
+        let once_late = Arc::clone(&once);
         assert_continues_as_after_a_prompt(
             move |call| {
                 if call.event_type() == event
                     && call.generated().len() == 4
-                    && !std::mem::replace(&mut *inner.lock().unwrap(), true)
+                    && !std::mem::replace(&mut *once_late.lock().unwrap(), true)
                 {
                     return Action::ForceTokens(vec![50, 51, 52]);
                 }
@@ -81,12 +81,12 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
         .await;
         *once.lock().unwrap() = false;
         let mut test_engine = test_engine(1, false).await;
-        let once2 = Arc::clone(&once);
+        let once_immediate = Arc::clone(&once);
         let result = test_engine
             .run(with_mod(request("The sky is", 16), false, move |call| {
                 if call.event_type() == event
                     && call.generated().len() == 4
-                    && !std::mem::replace(&mut *once2.lock().unwrap(), true)
+                    && !std::mem::replace(&mut *once_immediate.lock().unwrap(), true)
                 {
                     return Action::ForceTokens(vec![50, 51, 52]);
                 }
@@ -112,13 +112,13 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
 }
 
 #[tokio::test]
-async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
+async fn backtrack_on_sampled_has_its_own_step() {
     let mut test_engine = test_engine(1, false).await;
     let once = Arc::new(Mutex::new(false));
-    let mut requested = request("The sky is", 8);
-    requested.sampling.temperature = 1.5;
+    let mut modified = request("The sky is", 8);
+    modified.sampling.temperature = 1.5;
     let result = test_engine
-        .run(with_mod(requested, false, move |call| {
+        .run(with_mod(modified, false, move |call| {
             if call.event_type() == EventType::Sampled
                 && call.generated().len() == 3
                 && !std::mem::replace(&mut *once.lock().unwrap(), true)
@@ -131,11 +131,11 @@ async fn sampled_backtrack_of_one_samples_again_without_a_gap() {
     assert_eq!(result.generated().len(), 8);
     let steps: Vec<i32> =
         result.events().iter().filter(|(kind, _)| *kind == EventType::ForwardPass).map(|&(_, step)| step).collect();
-    assert_eq!(steps, (1..=9).collect::<Vec<_>>(), "one more step than tokens: the dropped token has its own step");
+    assert_eq!(steps, (1..=9).collect::<Vec<_>>(), "the removed token must have its own step");
 }
 
 #[tokio::test]
-async fn force_output_replaces_everything_and_ends() {
+async fn force_output_replaces_the_answer_and_ends_the_run() {
     let mut test_engine = test_engine(1, false).await;
     let result = test_engine
         .run(with_mod(request("The sky is", 16), true, |call| {
@@ -169,13 +169,13 @@ async fn action_not_permitted_for_its_event_is_a_mod_error() {
 }
 
 #[tokio::test]
-async fn first_mod_that_changes_control_wins() {
+async fn action_of_an_earlier_mod_supersedes_later_ones() {
     let mut test_engine = test_engine(1, false).await;
-    let mut requested = with_mod(request("The sky is", 8), false, |call| {
+    let mut modified = with_mod(request("The sky is", 8), false, |call| {
         if added_at(call, 2) { Action::ForceTokens(vec![70]) } else { Action::Noop }
     });
-    requested = with_mod(requested, true, |call| if added_at(call, 2) { Action::error("no") } else { Action::Noop });
-    let result = test_engine.run(requested).await;
+    modified = with_mod(modified, true, |call| if added_at(call, 2) { Action::error("no") } else { Action::Noop });
+    let result = test_engine.run(modified).await;
     assert_eq!(result.end.finish.reason, FinishReason::Length);
     assert_eq!(result.generated()[2], 70);
     let superseded = result.items.iter().any(|item| matches!(item, TraceItem::Action(action)
@@ -196,21 +196,21 @@ async fn edited_logits_are_sampled_and_recorded() {
         }))
         .await;
     assert_eq!(result.generated(), [99, 99, 99]);
-    let moved = result
+    let is_recorded = result
         .items
         .iter()
         .any(|item| matches!(item, TraceItem::Action(a) if a.details.as_ref().unwrap().get().contains("\"token\":99")));
-    assert!(moved);
+    assert!(is_recorded);
 }
 
 #[tokio::test]
 async fn endless_backtracks_of_a_mod_end_the_run() {
     let mut test_engine = test_engine(1, false).await;
-    let mut requested = with_mod(request("The sky is", 8), false, |call| {
+    let mut modified = with_mod(request("The sky is", 8), false, |call| {
         if call.event_type() == EventType::Added { Action::Backtrack { n: 1, tokens: vec![] } } else { Action::Noop }
     });
-    requested.limits.max_steps = 20;
-    let result = test_engine.run(requested).await;
+    modified.limits.max_steps = 20;
+    let result = test_engine.run(modified).await;
     assert_eq!(result.end.finish.reason, FinishReason::Length);
     assert!(result.end.finish.message.as_ref().unwrap().contains("20 steps"), "{:?}", result.end.finish.message);
     assert_eq!(result.text, "");
@@ -237,15 +237,15 @@ async fn tool_calls_and_errors_end_the_run() {
     );
 }
 
-/// Tokens that only begin a character have no text, so the characters alone do not show which tokens were retracted.
+/// A token may have only a part of a character and thus no text, so retractions count tokens and characters.
 #[tokio::test]
 async fn client_is_notified_of_retracted_tokens() {
-    let halves: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
+    let split_characters: Vec<TokenId> = model().vocabulary().encode("日本語", false, true);
     let test_engine = test_engine(1, false).await;
     for seed in 0..6 {
-        let halves = halves.clone();
+        let split_characters = split_characters.clone();
         let calls = Mutex::new(0u32);
-        let mut requested = with_mod(request("The sky is", 24), false, move |call| {
+        let mut modified = with_mod(request("The sky is", 24), false, move |call| {
             if call.event_type() != EventType::Added {
                 return Action::Noop;
             }
@@ -253,13 +253,13 @@ async fn client_is_notified_of_retracted_tokens() {
             *calls += 1;
             match *calls % 5 {
                 0 => Action::Backtrack { n: 1 + seed % 4, tokens: Vec::new() },
-                3 => Action::ForceTokens(halves[..=seed as usize % halves.len()].to_vec()),
+                3 => Action::ForceTokens(split_characters[..=seed as usize % split_characters.len()].to_vec()),
                 _ => Action::Noop,
             }
         });
-        requested.sampling.seed = seed;
-        requested.sampling.temperature = 1.5;
-        let mut generation = test_engine.engine.submit(requested).await.unwrap();
+        modified.sampling.seed = seed;
+        modified.sampling.temperature = 1.5;
+        let mut generation = test_engine.engine.submit(modified).await.unwrap();
         let (mut result, mut text): (Vec<TokenId>, Vec<char>) = Default::default();
         let end = loop {
             match generation.output.recv().await.unwrap() {

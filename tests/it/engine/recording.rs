@@ -1,4 +1,4 @@
-//! A recorder that does not read for a while receives everything in order, and the engine does not wait for it.
+//! A slow recorder receives everything in order, and the engine does not wait for it.
 
 use super::{follow, model, options, request, request_tokens};
 use std::collections::HashMap;
@@ -23,11 +23,11 @@ struct ReceivedSignals(HashMap<RunId, RunSignals>);
 impl ReceivedSignals {
     fn add(&mut self, signal: &Signal) {
         let state = self.0.entry(signal.run_id()).or_default();
-        assert!(!state.ended, "a run's end is its last signal: {signal:?}");
+        assert!(!state.ended, "a signal follows the end of its run: {signal:?}");
         match signal {
             Signal::Started(_) => assert!(!std::mem::replace(&mut state.started, true)),
             Signal::Items(_, items) => {
-                assert!(state.started, "a run's start is its first signal");
+                assert!(state.started, "a signal precedes the start of its run");
                 for item in items.iter() {
                     match item {
                         TraceItem::Event(event) => {
@@ -39,7 +39,7 @@ impl ReceivedSignals {
                 }
             }
             Signal::Ended(..) => {
-                assert!(state.started, "a run's start is its first signal");
+                assert!(state.started, "a signal precedes the start of its run");
                 state.ended = true;
             }
         }
@@ -50,8 +50,9 @@ impl ReceivedSignals {
     }
 }
 
-async fn engine(places: usize) -> (Engine, mpsc::Receiver<Signal>) {
-    let (recorder, signals) = mpsc::channel(places);
+/// Starts an engine whose recorder holds this number of signals.
+async fn start_engine(capacity: usize) -> (Engine, mpsc::Receiver<Signal>) {
+    let (recorder, signals) = mpsc::channel(capacity);
     (Engine::start(model(), options(1, true), recorder).await.unwrap(), signals)
 }
 
@@ -60,28 +61,31 @@ fn with_attention(request: Request) -> Request {
 }
 
 #[tokio::test]
-async fn canceled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
-    const CANCELED: usize = 300;
-    let (engine, mut signals) = engine(1).await;
+async fn cancelled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
+    const CANCELLED: usize = 300;
+    let (engine, mut signals) = start_engine(1).await;
     let first = engine.submit(with_attention(request("The sky is", 40))).await.unwrap();
-    for _ in 0..CANCELED {
+    for _ in 0..CANCELLED {
         drop(engine.submit(with_attention(request_tokens(vec![6; 4], 3))).await.unwrap());
     }
-    let patience = Duration::from_secs(30);
+    let wait_timeout = Duration::from_secs(30);
     while engine.runs() > 1 {
-        timeout(patience, first.control.progress()).await.expect("the decode thread waited for the recorder").unwrap();
+        timeout(wait_timeout, first.control.progress())
+            .await
+            .expect("the decode thread waited for the recorder")
+            .unwrap();
     }
     let mut received = ReceivedSignals::default();
-    while !received.is_complete(1 + CANCELED) {
-        received.add(&timeout(patience, signals.recv()).await.unwrap().unwrap());
+    while !received.is_complete(1 + CANCELLED) {
+        received.add(&timeout(wait_timeout, signals.recv()).await.unwrap().unwrap());
     }
     assert_eq!(follow(first.output).await.1.finish.usage.completion_tokens, 40);
     engine.stop().await;
 }
 
 #[tokio::test]
-async fn submitted_run_is_signalled_before_its_id_is_known() {
-    let (engine, mut signals) = engine(8).await;
+async fn start_of_a_run_is_signalled_before_submit_returns() {
+    let (engine, mut signals) = start_engine(8).await;
     let run = engine.submit(request("The sky is", 2)).await.unwrap();
     assert!(matches!(signals.try_recv(), Ok(Signal::Started(start)) if start.run_id == run.run_id));
     follow(run.output).await;
@@ -90,7 +94,7 @@ async fn submitted_run_is_signalled_before_its_id_is_known() {
 
 #[tokio::test]
 async fn slow_recorder_receives_everything_in_order() {
-    let (engine, mut signals) = engine(1).await;
+    let (engine, mut signals) = start_engine(1).await;
     let listener = tokio::spawn(async move {
         let mut received = ReceivedSignals::default();
         while let Some(signal) = signals.recv().await {
@@ -107,6 +111,6 @@ async fn slow_recorder_receives_everything_in_order() {
     let received = listener.await.unwrap();
     assert!(received.is_complete(3), "{:?}", received.0);
     for state in received.0.values() {
-        assert_eq!(state.passes, state.rows, "a row for each step");
+        assert_eq!(state.passes, state.rows, "every step has a row");
     }
 }

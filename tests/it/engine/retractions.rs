@@ -11,12 +11,12 @@ use thunder::mods::{Action, LogitEdit};
 const PROMPT: usize = 8;
 const SHORT_CONTEXT: u32 = 64;
 
-async fn short() -> TestEngine {
+async fn engine_with_short_context() -> TestEngine {
     const { assert!(SHORT_CONTEXT < CONTEXT) };
     test_engine_with(1, false, |options| options.ctx_size = SHORT_CONTEXT).await
 }
 
-fn shifting(keep: Option<usize>, tokens: u32, sampling: SamplingParams) -> Request {
+fn shifting_request(keep: Option<usize>, tokens: u32, sampling: SamplingParams) -> Request {
     let request = request_tokens((5..5 + PROMPT as i32).collect(), tokens);
     Request {
         overflow: Overflow::Shift { keep, discard: 0 },
@@ -51,31 +51,31 @@ fn sampled_events(result: &CompletedRun) -> Vec<(usize, &Event)> {
 
 /// The best candidates with their probability in units of 1/100 000, and the number that each stage left.
 #[derive(Debug, PartialEq, Eq, Hash)]
-struct SampledFrom {
+struct Distribution {
     candidates: Vec<(i32, u32)>,
     stages: Vec<(String, u32)>,
 }
 
-fn sampled_from(event: &Event) -> SampledFrom {
+fn distribution(event: &Event) -> Distribution {
     let measured = event.measured.as_ref().unwrap();
     let candidates = measured.after_sampler.iter().take(5).map(|one| (one.token, (1e5 * one.prob) as u32)).collect();
     let stages = measured.stages.iter().map(|stage| (stage.name.clone(), stage.left)).collect();
-    SampledFrom { candidates, stages }
+    Distribution { candidates, stages }
 }
 
 #[tokio::test]
-async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
+async fn retracted_tokens_do_not_affect_the_sampler() {
     let mirostat = |mirostat| SamplingParams { mirostat, mirostat_eta: 0.7, ..SamplingParams::default() };
     let adaptive =
         SamplingParams { samplers: vec![SamplerStage::AdaptiveP], adaptive_target: 0.1, ..SamplingParams::default() };
     let kinds = [("mirostat", mirostat(1)), ("mirostat-v2", mirostat(2)), ("adaptive-p", adaptive)];
-    let mut test_engine = short().await;
-    // The context is full at 56 tokens of the answer; 28 are removed. It is full again at 84, and so on.
+    let mut test_engine = engine_with_short_context().await;
+    // The context is full after 56 tokens of the answer, and then after every 28 tokens; each time 28 are removed.
     for (kind, sampling) in kinds {
         for (at, n) in [(30, 7), (60, 2), (60, 20), (57, 25), (88, 21), (120, 15), (142, 28)] {
             let sampling = SamplingParams { temperature: 1.0, seed: (at + n) as u32, ..sampling.clone() };
             let has_backtracked = AtomicBool::new(false);
-            let request = with_mod(shifting(None, 150, sampling), false, move |call| match call.event_type() {
+            let request = with_mod(shifting_request(None, 150, sampling), false, move |call| match call.event_type() {
                 EventType::ForwardPass => Action::AdjustedLogits {
                     edit: LogitEdit::Replace(logits(call.run.vocabulary.len())),
                     temperature: None,
@@ -87,23 +87,27 @@ async fn retracted_tokens_do_not_affect_the_sampler_even_after_a_shift() {
             });
             let result = test_engine.run(request).await;
             let events = sampled_events(&result);
-            let there: Vec<_> = events.iter().filter(|(length, _)| *length == at - n).collect();
-            assert_eq!(there.len(), 2, "{kind}: back at {at} by {n}");
-            assert_eq!(sampled_from(there[0].1), sampled_from(there[1].1), "{kind}: back at {at} by {n}");
-            let distinct: HashSet<_> = events.iter().map(|(_, event)| sampled_from(event)).collect();
-            assert!(distinct.len() > 20, "{kind} never samples from a different state");
+            let at_retraction: Vec<_> = events.iter().filter(|(length, _)| *length == at - n).collect();
+            assert_eq!(at_retraction.len(), 2, "{kind}: back at {at} by {n}");
+            assert_eq!(
+                distribution(at_retraction[0].1),
+                distribution(at_retraction[1].1),
+                "{kind}: back at {at} by {n}"
+            );
+            let distinct: HashSet<_> = events.iter().map(|(_, event)| distribution(event)).collect();
+            assert!(distinct.len() > 20, "{kind}: the state of the sampler does not change");
         }
     }
 }
 
 #[tokio::test]
 async fn sequence_is_never_empty_after_a_retraction() {
-    let mut test_engine = short().await;
+    let mut test_engine = engine_with_short_context().await;
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
         for tokens in [vec![], vec![9, 10]] {
-            // Nothing of the prompt is kept: the sequence has only tokens of the answer, and a mod removes all of them.
+            // After a shift that removes the prompt, a mod removes all tokens of the answer.
             let has_backtracked = AtomicBool::new(false);
-            let request = with_mod(shifting(Some(0), 80, SamplingParams::default()), false, move |call| {
+            let request = with_mod(shifting_request(Some(0), 80, SamplingParams::default()), false, move |call| {
                 if call.evicted > 0 && call.event_type() == event && !has_backtracked.swap(true, Ordering::Relaxed) {
                     assert_eq!(call.prompt_len, 0);
                     return Action::Backtrack { n: u32::MAX, tokens: tokens.clone() };

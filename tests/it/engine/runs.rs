@@ -1,4 +1,4 @@
-//! Runs without mods: numbering, stops, streams that share batches, clients that disconnect or do not read.
+//! Runs without mods: numbering, ends, shared batches, clients that disconnect or do not read.
 
 use super::{added_at, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use thunder::events::{EndCause, EventType, FinishReason, RunEnd, TraceItem};
 use thunder::mods::Action;
 
 #[tokio::test]
-async fn plain_run_is_numbered_without_gaps_and_reproducible() {
+async fn run_is_reproducible_and_its_events_are_numbered_without_gaps() {
     let mut test_engine = test_engine(1, false).await;
     let first = test_engine.run(request("The sky is", 12)).await;
     let orders: Vec<i32> = first
@@ -74,39 +74,38 @@ async fn disconnected_client_ends_its_run_and_frees_the_slot() {
     endless.limits.max_steps = 4000;
     let generation = test_engine.engine.submit(endless).await.unwrap();
     drop(generation.output);
-    let result = tokio::time::timeout(std::time::Duration::from_secs(20), test_engine.run(request("The sky is", 3)))
-        .await
-        .unwrap();
+    let result =
+        tokio::time::timeout(Duration::from_secs(20), test_engine.run(request("The sky is", 3))).await.unwrap();
     assert_eq!(result.generated().len(), 3);
 }
 
 #[tokio::test]
 async fn only_evaluated_prompt_tokens_are_counted() {
     let test_engine = test_engine_with(1, false, |options| options.batch_size = 64).await;
-    // Both are stopped after the first has evaluated one batch or less, and before the other has evaluated anything.
-    let (release, held) = std::sync::mpsc::channel();
-    let (holds, mut is_held) = tokio::sync::mpsc::unbounded_channel();
-    let held = Mutex::new(held);
-    let mut requested = with_mod(request_tokens(vec![6; 400], 8), false, move |call| {
+    // Both runs are stopped after the first has evaluated at most one batch, and the second nothing.
+    let (release, released) = std::sync::mpsc::channel();
+    let (called, mut is_called) = tokio::sync::mpsc::unbounded_channel();
+    let released = Mutex::new(released);
+    let mut limited = with_mod(request_tokens(vec![6; 400], 8), false, move |call| {
         if call.event_type() == EventType::Prefilled {
-            holds.send(()).unwrap();
-            held.lock().unwrap().recv().unwrap();
+            called.send(()).unwrap();
+            released.lock().unwrap().recv().unwrap();
         }
         Action::Noop
     });
-    requested.report.progress = true;
-    let mut begun = test_engine.engine.submit(requested).await.unwrap();
-    is_held.recv().await.unwrap();
-    let waiting = test_engine.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
+    limited.report.progress = true;
+    let mut first_run = test_engine.engine.submit(limited).await.unwrap();
+    is_called.recv().await.unwrap();
+    let second_run = test_engine.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
     let (first, second, ()) = tokio::join!(
-        begun.control.stop(EndCause::ClientStop, "enough"),
-        waiting.control.stop(EndCause::ClientStop, "enough"),
+        first_run.control.stop(EndCause::ClientStop, "enough"),
+        second_run.control.stop(EndCause::ClientStop, "enough"),
         async { release.send(()).unwrap() }
     );
     assert!(first.is_ok() && second.is_ok());
     let mut read = 0;
     let end = loop {
-        match begun.output.recv().await.unwrap() {
+        match first_run.output.recv().await.unwrap() {
             Output::Progress(now) => read = now.processed - now.cached,
             Output::Ended(end) => break end,
             _ => {}
@@ -115,8 +114,8 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     let result = |end: &RunEnd| (end.finish.reason, end.finish.usage.prompt_tokens, end.finish.prompt_decoded);
     assert!((1..=64).contains(&read), "{read}");
     assert_eq!(result(&end), (FinishReason::Cancelled, 400, read));
-    let (_, never) = follow(waiting.output).await;
-    assert_eq!((result(&never), never.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
+    let (_, second_end) = follow(second_run.output).await;
+    assert_eq!((result(&second_end), second_end.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
     while test_engine.engine.runs() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -139,23 +138,23 @@ async fn client_that_does_not_read_pauses_only_its_own_run() {
 }
 
 #[tokio::test]
-async fn stop_strings_and_limits_end_at_the_right_token() {
+async fn stop_strings_stop_tokens_and_context_end_the_run() {
     let mut test_engine = test_engine(1, false).await;
     let plain = test_engine.run(request("The sky is", 20)).await;
     let chars: Vec<char> = plain.text.chars().collect();
     let stop: String = chars[chars.len() / 2..chars.len() / 2 + 2].iter().collect();
-    let mut requested = request("The sky is", 20);
-    requested.limits.stop = vec![stop.clone()];
-    let result = test_engine.run(requested).await;
+    let mut limited = request("The sky is", 20);
+    limited.limits.stop = vec![stop.clone()];
+    let result = test_engine.run(limited).await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
     assert_eq!(result.end.finish.stop_string.as_deref(), Some(stop.as_str()));
     assert_eq!(result.text, plain.text[..plain.text.find(&stop).unwrap()]);
-    let mut requested = request("The sky is", 20);
-    requested.limits.stop_tokens = vec![plain.generated()[3]];
-    let result = test_engine.run(requested).await;
+    let mut limited = request("The sky is", 20);
+    limited.limits.stop_tokens = vec![plain.generated()[3]];
+    let result = test_engine.run(limited).await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
     let mut long = request("The sky is", 100_000);
     long.limits.max_steps = 1_000_000;
     let result = test_engine.run(long).await;
-    assert!(result.end.finish.message.as_ref().unwrap().contains("512"), "{:?}", result.end.finish);
+    assert_eq!(result.end.finish.message.as_deref(), Some("the context of 512 tokens is full"));
 }

@@ -10,8 +10,8 @@ use thunder::mods::{
     SelectedMod,
 };
 
-/// Maximum number of preempted runs of clients that do not read; the same as in the engine.
-const MAX_PARKED: usize = 16;
+/// Maximum number of preempted runs of clients that do not read, as in the engine.
+const MAX_PREEMPTED: usize = 16;
 
 async fn activities(generations: &[Generation]) -> Vec<Option<RunActivity>> {
     let mut activities = Vec::new();
@@ -21,14 +21,15 @@ async fn activities(generations: &[Generation]) -> Vec<Option<RunActivity>> {
     activities
 }
 
-async fn until(what: &str, generations: &[Generation], holds: impl Fn(&[Option<RunActivity>]) -> bool) {
+/// Waits until the activities of runs fulfil a condition.
+async fn wait_until(condition: &str, generations: &[Generation], is_met: impl Fn(&[Option<RunActivity>]) -> bool) {
     for _ in 0..3000 {
-        if holds(&activities(generations).await) {
+        if is_met(&activities(generations).await) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("timeout: {what}: {:?}", activities(generations).await);
+    panic!("timeout: {condition}: {:?}", activities(generations).await);
 }
 
 fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
@@ -37,22 +38,22 @@ fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
 
 #[tokio::test]
 async fn preempted_runs_of_unread_clients_are_limited() {
-    let test_engine = test_engine(MAX_PARKED as u32, false).await;
+    let test_engine = test_engine(MAX_PREEMPTED as u32, false).await;
     let long = || request_tokens(vec![5; 4], 400);
     let mut unread = Vec::new();
-    for _ in 0..2 * MAX_PARKED {
+    for _ in 0..2 * MAX_PREEMPTED {
         unread.push(test_engine.engine.submit(long()).await.unwrap());
     }
-    // The first runs are preempted, since others wait. The others keep their slots while they wait for their clients.
-    until("the first runs are preempted", &unread, |all| {
-        count(&all[..MAX_PARKED], RunActivity::Preempted) == MAX_PARKED
-            && count(&all[MAX_PARKED..], RunActivity::Running) == MAX_PARKED
+    // The first runs are preempted because others are queued. The others keep their slots while they wait for their clients.
+    wait_until("the first runs are preempted", &unread, |all| {
+        count(&all[..MAX_PREEMPTED], RunActivity::Preempted) == MAX_PREEMPTED
+            && count(&all[MAX_PREEMPTED..], RunActivity::Running) == MAX_PREEMPTED
     })
     .await;
-    let reads = test_engine.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
-    let full = |generated: u32| generated > 256;
-    for generation in &unread[MAX_PARKED..] {
-        while !full(generation.control.progress().await.unwrap().generated) {
+    let reading_run = test_engine.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
+    let is_full = |generated: u32| generated > 256;
+    for generation in &unread[MAX_PREEMPTED..] {
+        while !is_full(generation.control.progress().await.unwrap().generated) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -60,16 +61,19 @@ async fn preempted_runs_of_unread_clients_are_limited() {
     let full_since = Instant::now();
     while full_since.elapsed() < Duration::from_secs(6) {
         let all = activities(&unread).await;
-        assert_eq!((count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)), (MAX_PARKED, MAX_PARKED));
+        assert_eq!(
+            (count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)),
+            (MAX_PREEMPTED, MAX_PREEMPTED)
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert_eq!(reads.control.progress().await.unwrap().activity, RunActivity::Queued);
+    assert_eq!(reading_run.control.progress().await.unwrap().activity, RunActivity::Queued);
     // A run whose client reads continues. When it ends, another run can be preempted.
     let read = unread.remove(0);
-    let (result, others) = tokio::join!(follow(read.output), follow(reads.output));
+    let (result, others) = tokio::join!(follow(read.output), follow(reading_run.output));
     assert_eq!((result.1.finish.reason, result.1.finish.usage.completion_tokens), (FinishReason::Length, 400));
     assert_eq!(others.1.finish.usage.completion_tokens, 3);
-    // Disconnected clients leave no runs.
+    // The runs of disconnected clients end.
     drop(unread);
     let last = test_engine.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
     assert_eq!(follow(last.output).await.1.finish.reason, FinishReason::Length);
@@ -78,10 +82,10 @@ async fn preempted_runs_of_unread_clients_are_limited() {
     }
 }
 
-/// Mod that does not reply to `Added` events.
-struct Silent(Arc<Mutex<Vec<ReplySender>>>);
+/// A mod that does not reply to `Added` events.
+struct SilentMod(Arc<Mutex<Vec<ReplySender>>>);
 
-impl ModFactory for Silent {
+impl ModFactory for SilentMod {
     fn describe(&self) -> ModDescription {
         ModDescription {
             name: "silent".into(),
@@ -97,7 +101,7 @@ impl ModFactory for Silent {
     }
 }
 
-impl ModInstance for Silent {
+impl ModInstance for SilentMod {
     fn handles(&self) -> EventSet {
         EventSet::ALL
     }
@@ -111,10 +115,10 @@ impl ModInstance for Silent {
     }
 }
 
-/// Disconnects the client of a run and checks that the run's end is recorded and its slot serves another run.
+/// Disconnects the client of a run, and asserts that the end of the run is recorded and its slot serves another run.
 async fn assert_disconnect_frees_slot(
     test_engine: &mut TestEngine,
-    what: &str,
+    state: &str,
     generation: Generation,
     status: RunStatus,
 ) {
@@ -126,29 +130,29 @@ async fn assert_disconnect_frees_slot(
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(test_engine.engine.runs(), 0, "{what}");
+    assert_eq!(test_engine.engine.runs(), 0, "{state}");
     let mut ends = 0;
     while let Ok(signal) = test_engine.signals.try_recv() {
         if let Signal::Ended(id, end) = signal
             && id == run_id
         {
-            assert_eq!(end.status, status, "{what}");
+            assert_eq!(end.status, status, "{state}");
             ends += 1;
         }
     }
-    assert_eq!(ends, 1, "{what}");
-    assert_eq!(test_engine.run(request_tokens(vec![7; 4], 3)).await.generated().len(), 3, "{what}");
+    assert_eq!(ends, 1, "{state}");
+    assert_eq!(test_engine.run(request_tokens(vec![7; 4], 3)).await.generated().len(), 3, "{state}");
 }
 
 #[tokio::test]
 async fn disconnected_client_frees_its_slot_in_every_state() {
     let mut test_engine = test_engine(1, false).await;
     let long = |tokens| request_tokens(vec![5; 4], tokens);
-    let begun = async |generation: &mut Generation| {
+    let receive_output = async |generation: &mut Generation| {
         generation.output.recv().await.unwrap();
     };
     let mut running = test_engine.engine.submit(long(500)).await.unwrap();
-    begun(&mut running).await;
+    receive_output(&mut running).await;
     assert_disconnect_frees_slot(&mut test_engine, "while generating", running, RunStatus::Cancelled).await;
 
     let running = test_engine.engine.submit(long(500)).await.unwrap();
@@ -160,28 +164,28 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     }
     let ended = |signal: &Signal| matches!(signal, Signal::Ended(id, _) if *id == run_id);
     while !ended(&test_engine.signals.recv().await.unwrap()) {}
-    assert_disconnect_frees_slot(&mut test_engine, "after a queued run was canceled", running, RunStatus::Cancelled)
+    assert_disconnect_frees_slot(&mut test_engine, "after a queued run was cancelled", running, RunStatus::Cancelled)
         .await;
 
-    let stash = Arc::default();
-    let mut waits = long(500);
-    let factory = Arc::new(Silent(Arc::clone(&stash)));
-    waits
+    let pending_replies = Arc::default();
+    let mut request_with_mod = long(500);
+    let factory = Arc::new(SilentMod(Arc::clone(&pending_replies)));
+    request_with_mod
         .mods
         .push(SelectedMod { mod_ref: ModRef { name: "silent".into(), config: serde_json::Value::Null }, factory });
-    let request = test_engine.engine.submit(waits).await.unwrap();
-    while stash.lock().unwrap().is_empty() {
+    let waiting = test_engine.engine.submit(request_with_mod).await.unwrap();
+    while pending_replies.lock().unwrap().is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_disconnect_frees_slot(&mut test_engine, "while a mod is called", request, RunStatus::Cancelled).await;
-    stash.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
+    assert_disconnect_frees_slot(&mut test_engine, "while a mod is called", waiting, RunStatus::Cancelled).await;
+    pending_replies.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
-    for (what, slot_for, activity) in [
+    for (state, slot_for, activity) in [
         ("while paused", Duration::from_hours(1), RunActivity::Paused),
         ("while preempted", Duration::ZERO, RunActivity::Preempted),
     ] {
         let mut paused = test_engine.engine.submit(long(500)).await.unwrap();
-        begun(&mut paused).await;
+        receive_output(&mut paused).await;
         paused.control.pause(slot_for).await.unwrap();
         let other = if activity == RunActivity::Preempted {
             Some(test_engine.engine.submit(long(1)).await.unwrap())
@@ -195,7 +199,7 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
         if let Some(other) = other {
             follow(other.output).await;
         }
-        assert_disconnect_frees_slot(&mut test_engine, what, paused, RunStatus::Cancelled).await;
+        assert_disconnect_frees_slot(&mut test_engine, state, paused, RunStatus::Cancelled).await;
     }
 
     let unread = test_engine.engine.submit(long(300)).await.unwrap();

@@ -15,7 +15,7 @@ use thunder::model::llama::{AttentionCapture, CacheType, ControlVectors, ModelOp
 /// Maximum deviation of a value.
 const TOLERANCE: f64 = 2e-4;
 
-/// Returns a direction, different for each layer and file.
+/// Returns a direction that differs between layers and files.
 fn direction(layer: usize, file: usize) -> Vec<f32> {
     (0..WIDTH).map(|at| ((at * 7 + layer * 13 + file * 29) % 17) as f32 / 8.0 - 1.0).collect()
 }
@@ -73,7 +73,7 @@ fn states_with_different_control_vectors_are_distinguished() {
     let fingerprint = |files: &[(PathBuf, f32)], layers| load(&variant.path, files, layers).unwrap().fingerprint();
     let plain = fingerprint(&[], None);
     let with_one = fingerprint(&[(one.clone(), 1.0)], None);
-    // Vectors that add nothing equal none, and vectors that add the same are equal.
+    // Vectors that change nothing are ignored, and vectors with equal sums are equal.
     assert_eq!(plain, fingerprint(&[(one.clone(), 0.0)], None));
     assert_eq!(plain, fingerprint(&[(one.clone(), 1.0)], Some(3..=9)));
     assert_eq!(with_one, fingerprint(&[(one.clone(), 0.5), (one.clone(), 0.5)], Some(1..=2)));
@@ -90,8 +90,8 @@ fn states_with_different_control_vectors_are_distinguished() {
 fn incompatible_control_vector_files_are_rejected() {
     let folder = folder();
     let variant = Variant::new(Kind::Llama);
-    let path = folder.join("wrong.gguf");
-    let refused = |bytes: &[u8]| {
+    let path = folder.join("invalid.gguf");
+    let load_error = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         load(&variant.path, &[(path.clone(), 1.0)], None).map(|_| ()).unwrap_err()
     };
@@ -99,7 +99,7 @@ fn incompatible_control_vector_files_are_rejected() {
         let values = vec![value; extents.iter().product()];
         Writer::default().with_tensors(&[(name, extents.to_vec(), &values)])
     };
-    for (bytes, word) in [
+    for (bytes, expected) in [
         (Vec::new(), "does not begin with 'GGUF'"),
         (b"PK\x03\x04 something else".to_vec(), "does not begin with 'GGUF'"),
         (Writer::default().with_tensors(&[]), "has no tensors"),
@@ -113,18 +113,18 @@ fn incompatible_control_vector_files_are_rejected() {
         (file("direction.1", &[WIDTH], f32::NAN), "NaN"),
         (file("direction.1", &[WIDTH], f32::INFINITY), "NaN"),
     ] {
-        let output = refused(&bytes);
-        assert!(output.contains("wrong.gguf") && output.contains(word), "{word}: {output}");
+        let output = load_error(&bytes);
+        assert!(output.contains("invalid.gguf") && output.contains(expected), "{expected}: {output}");
     }
-    let whole = file("direction.1", &[WIDTH], 1.0);
+    let valid = file("direction.1", &[WIDTH], 1.0);
     // The type follows the name, the number of extents, and the extent.
-    let kind = whole.windows(11).position(|part| part == b"direction.1").unwrap() + 11 + 4 + 8;
-    let half = [&whole[..kind], &1_u32.to_le_bytes(), &whole[kind + 4..]].concat();
-    assert!(refused(&half).contains("not of type f32"));
-    for len in 0..whole.len() {
-        let output = refused(&whole[..len]);
+    let kind = valid.windows(11).position(|part| part == b"direction.1").unwrap() + 11 + 4 + 8;
+    let half_precision = [&valid[..kind], &1_u32.to_le_bytes(), &valid[kind + 4..]].concat();
+    assert!(load_error(&half_precision).contains("not of type f32"));
+    for len in 0..valid.len() {
+        let output = load_error(&valid[..len]);
         assert!(output.contains("incomplete") || output.contains("GGUF"), "{len}: {output}");
     }
-    std::fs::write(&path, &whole).unwrap();
+    std::fs::write(&path, &valid).unwrap();
     assert!(load(&variant.path, &[(path, 1.0)], None).is_ok());
 }

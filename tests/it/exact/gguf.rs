@@ -1,6 +1,6 @@
-//! A minimal GGUF file for a small model.
+//! A writer of minimal GGUF files for small models.
 
-/// A file under construction: pairs first, then tensors.
+/// A file to which metadata is written first, and then tensors.
 #[derive(Default)]
 pub struct Writer {
     bytes: Vec<u8>,

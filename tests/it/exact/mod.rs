@@ -1,6 +1,7 @@
-//! Captured attention is compared with an independent forward pass in 64-bit floats: every row, head and layer, for
-//! every way in which tokens enter the cache. Rows are indexed by `input_ids`, independent of the cells.
+//! Captured attention equals an independent forward pass in 64-bit floats: every row, head and layer, for every way in
+//! which tokens enter the cache. Rows are indexed by the tokens of the sequence, not by the cells of the cache.
 
+mod client;
 mod control;
 pub mod gguf;
 mod quantized;
@@ -12,10 +13,8 @@ use crate::engine::{CompletedRun, TestEngine, added_at, request_tokens, test_eng
 use reference::{Reference, Rounding};
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use thunder::engine::{
-    DrafterKind, EngineOptions, Output, Overflow, ReportOptions, Request, SamplingParams, SpeculationOptions,
-};
-use thunder::events::{Alternative, EventType, StoredHeads, TokenId, TraceItem};
+use thunder::engine::{EngineOptions, Overflow, Request};
+use thunder::events::{EventType, StoredHeads, TokenId, TraceItem};
 use thunder::model::llama::{AttentionCapture, CacheType};
 use thunder::mods::Action;
 use thunder::trace::attention::{decode_head, decode_head_table};
@@ -27,10 +26,10 @@ struct Mode {
     capture: AttentionCapture,
     in_effect: AttentionCapture,
     cache: CacheType,
-    /// From the attention without any rounding.
+    /// Maximum deviation from the attention without any rounding.
     tolerance: f64,
-    /// From the attention of the rounded keys, values and queries that llama.cpp uses. Flash attention also adds up
-    /// values in 16 bits, which changes the inputs of later layers.
+    /// Maximum deviation from the attention of rounded keys, values and queries, which llama.cpp uses. Flash attention
+    /// also adds values in 16 bits, which changes the inputs of later layers.
     rounded_tolerance: f64,
 }
 
@@ -89,12 +88,18 @@ impl Mode {
 }
 
 /// Compares every row of a run with the reference. Returns the number of rows.
-fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference, close: f64, can_shift: bool) -> usize {
+fn compare(
+    result: &CompletedRun,
+    prompt: &[TokenId],
+    reference: &mut Reference,
+    tolerance: f64,
+    can_shift: bool,
+) -> usize {
     let mut rows: BTreeMap<i32, Vec<f32>> = BTreeMap::new();
     let mut head_rows: BTreeMap<i32, &[u8]> = BTreeMap::new();
     for item in &result.items {
         if let TraceItem::Attention(step) = item {
-            assert_eq!(step.layer_ids[..], reference.kind.layers(), "every layer that attends has a row");
+            assert_eq!(step.layer_ids[..], reference.kind.layers(), "every layer with attention must have a row");
             rows.insert(step.sequence_order, floats(&step.t0));
             head_rows.insert(step.sequence_order, &step.head_rows);
         }
@@ -114,8 +119,8 @@ fn compare(result: &CompletedRun, prompt: &[TokenId], reference: &mut Reference,
                 if event.event_type == EventType::ForwardPass
                     && let Some(row) = rows.remove(&event.sequence_order)
                 {
-                    close_to(&row, reference, &sequence, close);
-                    heads_close_to(head_rows[&event.sequence_order], reference, &sequence, close);
+                    assert_row_near(&row, reference, &sequence, tolerance);
+                    assert_heads_near(head_rows[&event.sequence_order], reference, &sequence, tolerance);
                 }
                 sequence.extend(event.added_tokens.iter().flatten());
             }
@@ -137,23 +142,23 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks_exact(4).map(|bytes| f32::from_le_bytes(bytes.try_into().unwrap())).collect()
 }
 
-/// Compares the rows of the last of these tokens.
-fn close_to(row: &[f32], reference: &mut Reference, sequence: &[TokenId], close: f64) {
+/// Compares the row of the last token in each layer and head with the reference.
+fn assert_row_near(row: &[f32], reference: &mut Reference, sequence: &[TokenId], tolerance: f64) {
     let (kind, len) = (reference.kind, sequence.len());
-    let first_layer_close = reference.first_layer_tolerance();
+    let first_layer_tolerance = reference.first_layer_tolerance();
     let (expected, layers) = (reference.row(sequence), kind.layers());
     assert_eq!((row.len(), expected.len()), (layers.len() * HEADS * len, layers.len() * HEADS * len));
     for (index, (row, expected)) in row.chunks_exact(len).zip(expected.chunks_exact(len)).enumerate() {
         let (layer, head) = (layers[index / HEADS], index % HEADS);
-        let close = if layer == layers[0] { close.min(first_layer_close) } else { close };
+        let tolerance = if layer == layers[0] { tolerance.min(first_layer_tolerance) } else { tolerance };
         let sum: f64 = row.iter().map(|&value| f64::from(value)).sum();
-        // A sink takes a share of the row, but is no position.
-        let whole = if kind.has_sinks() { 0.0..1.0 - 1e-4 } else { 1.0 - 1e-4..1.0 + 1e-4 };
-        assert!(whole.contains(&sum), "{kind:?}: the row of {len} positions sums to {sum}");
+        // A sink has a share of the sum, but no position in the row.
+        let valid_sums = if kind.has_sinks() { 0.0..1.0 - 1e-4 } else { 1.0 - 1e-4..1.0 + 1e-4 };
+        assert!(valid_sums.contains(&sum), "{kind:?}: the row of {len} positions sums to {sum}");
         for (position, (&value, expected)) in row.iter().zip(expected).enumerate() {
-            let off = (f64::from(value) - expected).abs();
+            let deviation = (f64::from(value) - expected).abs();
             assert!(
-                off < close,
+                deviation < tolerance,
                 "{kind:?}: row of {len}, layer {layer}, head {head}, position {position}: {value} instead of {expected}"
             );
         }
@@ -161,7 +166,7 @@ fn close_to(row: &[f32], reference: &mut Reference, sequence: &[TokenId], close:
 }
 
 /// Compares the stored rows of single heads with those of the reference.
-fn heads_close_to(stored: &[u8], reference: &mut Reference, sequence: &[TokenId], close: f64) {
+fn assert_heads_near(stored: &[u8], reference: &mut Reference, sequence: &[TokenId], tolerance: f64) {
     let kind = reference.kind;
     let (layers, expected) = (kind.layers(), reference.row(sequence));
     for (layer, head) in decode_head_table(stored).unwrap() {
@@ -170,10 +175,10 @@ fn heads_close_to(stored: &[u8], reference: &mut Reference, sequence: &[TokenId]
         assert_eq!(row.len(), sequence.len());
         let expected = &expected[index * sequence.len()..(index + 1) * sequence.len()];
         for (position, (&value, expected)) in row.iter().zip(expected).enumerate() {
-            let off = (f64::from(value) - expected).abs();
+            let deviation = (f64::from(value) - expected).abs();
             // 16-bit floats have 11 significant bits.
             assert!(
-                off < close + expected / 2048.0,
+                deviation < tolerance + expected / 2048.0,
                 "{kind:?}: layer {layer}, head {head}, position {position}: {value} instead of {expected}"
             );
         }
@@ -285,7 +290,7 @@ async fn rows_are_exact_after_a_context_shift() {
             request.overflow = Overflow::Shift { keep: Some(10), discard: 100 };
             let result = test_engine.run(request).await;
             assert_eq!(result.end.finish.evicted_tokens, 100, "{:?}", result.end.finish);
-            // Tokens outside a window cannot be shifted with exact rows: the rest is recomputed.
+            // Layers with a window cannot be shifted exactly, so their tokens are recomputed.
             let can_shift = !kind.cannot_be_cut();
             assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, can_shift), 25, "{kind:?}");
         }
@@ -300,11 +305,11 @@ async fn rows_are_exact_after_a_restored_state() {
             let mut reference = Reference::new(&variant);
             let mut first = test_engine(&variant, 1, mode).await;
             first.run(attention_request(tokens(8, 80), 4)).await;
-            let held = first.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens;
+            let saved_tokens = first.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens;
             let saved = first.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap();
             let mut second = test_engine(&variant, 2, mode).await;
             second.engine.restore_slot(None, 1, saved.block).await.unwrap();
-            let prompt = [held, tokens(9, 9)].concat();
+            let prompt = [saved_tokens, tokens(9, 9)].concat();
             let mut request = attention_request(prompt.clone(), 6);
             request.slot = Some(1);
             let result = second.run(request).await;
@@ -312,141 +317,4 @@ async fn rows_are_exact_after_a_restored_state() {
             assert_eq!(compare(&result, &prompt, &mut reference, mode.tolerance, false), 6, "{kind:?}");
         }
     }
-}
-
-/// Returns the tokens with their rows that remain at the client.
-async fn client_view(test_engine: &TestEngine, mut request: Request) -> Vec<(TokenId, Option<Vec<f32>>)> {
-    request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
-    let mut output = test_engine.engine.submit(request).await.unwrap().output;
-    let mut tokens = Vec::new();
-    while let Some(output) = output.recv().await {
-        match output {
-            Output::Text(delta) => {
-                tokens.truncate(tokens.len() - delta.retracted);
-                assert_eq!(delta.tokens.len(), delta.rows.len());
-                let rows = delta.rows.into_iter().map(|row| row.map(|row| row.values.clone()));
-                tokens.extend(delta.tokens.into_iter().map(|(measure, _)| measure.token).zip(rows));
-            }
-            Output::Ended(_) => return tokens,
-            other => panic!("{other:?}"),
-        }
-    }
-    panic!("no end");
-}
-
-#[tokio::test]
-async fn every_token_has_row_even_if_forced() {
-    let variant = Variant::new(Kind::Qwen2);
-    let mut reference = Reference::new(&variant);
-    let test_engine = test_engine(&variant, 1, WIDE).await;
-    let prompt = tokens(3, 40);
-    let taken = Mutex::new(0);
-    let request = with_mod(attention_request(prompt.clone(), 12), false, move |call| {
-        let mut taken = taken.lock().unwrap();
-        if added_at(call, 4) && *taken == 0 {
-            *taken += 1;
-            return Action::Backtrack { n: 2, tokens: vec![90, 91, 92] };
-        }
-        Action::Noop
-    });
-    let result = client_view(&test_engine, request).await;
-    assert_eq!(result.len(), 12);
-    assert_eq!(result[2..5].iter().map(|(token, _)| *token).collect::<Vec<_>>(), [90, 91, 92]);
-    let mut sequence = prompt;
-    for (token, row) in result {
-        // The token before the forced ones was already decoded when it was sampled: its row was retracted with the
-        // removed tokens.
-        if let Some(row) = row {
-            close_to(&row, &mut reference, &sequence, 2e-4);
-        } else {
-            assert_eq!(token, 90);
-        }
-        sequence.push(token);
-    }
-}
-
-#[tokio::test]
-async fn stop_string_is_kept_and_end_token_is_not() {
-    let variant = Variant::new(Kind::Llama);
-    let mut test_engine = test_engine(&variant, 1, FLASH).await;
-    let plain = test_engine.run(attention_request(tokens(3, 20), 10)).await.generated();
-    let vocabulary = variant.model().vocabulary().clone();
-    let mut stops = attention_request(tokens(3, 20), 10);
-    stops.limits.stop_tokens = vec![plain[4]];
-    let at = plain.iter().position(|&token| token == plain[4]).unwrap();
-    let result = client_view(&test_engine, stops).await;
-    assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..at]);
-    let readable = plain.iter().position(|&token| token >= 3 && vocabulary.piece(token).is_ascii()).unwrap();
-    let mut stops = attention_request(tokens(3, 20), 10);
-    stops.limits.stop = vec![vocabulary.decode(&[plain[readable]])];
-    let result = client_view(&test_engine, stops).await;
-    assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), plain[..=readable]);
-}
-
-#[tokio::test]
-async fn capture_never_changes_a_token() {
-    for kind in Kind::ALL {
-        let variant = Variant::new(kind);
-        let mut test_engine = test_engine(&variant, 1, FLASH).await;
-        let mut plain = request_tokens(tokens(11, 90), 40);
-        plain.sampling = SamplingParams { seed: 5, temperature: 1.0, ..SamplingParams::default() };
-        plain.cache_prompt = false;
-        let mut captured = plain.clone();
-        captured.attention = true;
-        let expected = test_engine.run(plain).await.generated();
-        assert_eq!(expected.len(), 40);
-        assert_eq!(test_engine.run(captured.clone()).await.generated(), expected, "{kind:?}");
-        let result = client_view(&test_engine, captured).await;
-        assert_eq!(result.iter().map(|(token, _)| *token).collect::<Vec<_>>(), expected, "{kind:?}");
-    }
-}
-
-/// Weights and cache have 32 bits, so that the size of a batch changes no choice between tokens that differ. Models
-/// with a window or a convolution decode without drafts.
-#[tokio::test]
-async fn drafts_never_change_a_token() {
-    const BIAS: f32 = 9.0;
-    const FAVOURED: std::ops::Range<TokenId> = 20..28;
-    let (mut drafting_kinds, mut compared) = (0, 0);
-    for kind in Kind::ALL {
-        let variant = Variant::new(kind);
-        let start = |speculation| {
-            test_engine_of(variant.model(), 1, false, move |options: &mut EngineOptions| {
-                options.batch_size = 64;
-                options.ubatch_size = 32;
-                WIDE.set(options);
-                options.attention = AttentionCapture::Off;
-                options.speculation = speculation;
-            })
-        };
-        let always =
-            SpeculationOptions { drafter: DrafterKind::Ngram, min_match: 1, adaptive: false, ..Default::default() };
-        let (mut plain, mut drafting) = (start(SpeculationOptions::default()).await, start(always).await);
-        let mut wanted = request_tokens(tokens(11, 90), 120);
-        wanted.sampling.logit_bias = FAVOURED.map(|token| (token, BIAS)).collect();
-        wanted.alternatives = usize::from(u8::MAX) + 4;
-        let expected = plain.run(wanted.clone()).await;
-        let drafted = drafting.run(wanted).await;
-        // Rounding may decide between the two best tokens if they are almost equally probable.
-        let is_tie = |item: &TraceItem| match item {
-            TraceItem::Event(event) if event.event_type == EventType::ForwardPass => {
-                let measured = event.measured.as_ref().unwrap();
-                let logit = |candidate: &Alternative| {
-                    candidate.prob.ln() + if FAVOURED.contains(&candidate.token) { BIAS } else { 0.0 }
-                };
-                let mut logits: Vec<f32> = measured.model.iter().map(logit).collect();
-                logits.sort_by(|a, b| b.total_cmp(a));
-                Some(logits[0] - logits[1] < 0.01)
-            }
-            _ => None,
-        };
-        let clear = expected.items.iter().filter_map(is_tie).take_while(|is_tie| !is_tie).count();
-        compared += clear;
-        assert_eq!(drafted.generated()[..clear], expected.generated()[..clear], "{kind:?}");
-        let drafts = drafted.end.finish.drafts;
-        assert_eq!(drafts.accepted > 5, drafting.engine.speculates(), "{kind:?} {drafts:?}");
-        drafting_kinds += u32::from(drafting.engine.speculates());
-    }
-    assert!((3..Kind::ALL.len() as u32).contains(&drafting_kinds), "{drafting_kinds}");
-    assert!(compared > 100, "{compared}");
 }

@@ -1,4 +1,4 @@
-//! Keys in an 8-bit cache: llama.cpp rotates them before it rounds them, and the rows are those of the rounded keys.
+//! Keys in an 8-bit cache. llama.cpp rotates keys before it rounds them, and rows are computed from the rounded keys.
 
 use super::reference::Reference;
 use super::variant::{Kind, Variant};
@@ -15,11 +15,11 @@ async fn rows_of_quantized_keys_are_nearly_exact() {
         (AttentionCapture::Flash, CacheType::F16, 2e-2),
         (AttentionCapture::Flash, CacheType::Q8_0, 2e-2),
     ] {
-        rows_of_quantized_keys(capture, values, tolerance).await;
+        assert_rows_of_quantized_keys(capture, values, tolerance).await;
     }
 }
 
-async fn rows_of_quantized_keys(capture: AttentionCapture, values: CacheType, tolerance: f64) {
+async fn assert_rows_of_quantized_keys(capture: AttentionCapture, values: CacheType, tolerance: f64) {
     let variant = Variant::new(Kind::Wide);
     let mut reference = Reference::new(&variant);
     let mut test_engine = test_engine_of(variant.model(), 2, true, |options| {

@@ -1,12 +1,13 @@
 //! Models without attention: their runs work, and requests for attention are rejected.
 
+use super::client::client_tokens;
 use super::gguf::Writer;
 use super::variant::{EPS, LAYERS, WIDTH, write_vocabulary};
-use super::{attention_request, client_view, tokens};
+use super::{attention_request, tokens};
 use crate::engine::test_engine_of;
 use std::path::PathBuf;
 use std::sync::Arc;
-use thunder::engine::{ReportOptions, SubmitError, Unsupported};
+use thunder::engine::{ReportOptions, SubmitError, UnsupportedAttention};
 use thunder::model::Model;
 use thunder::model::llama::ModelOptions;
 
@@ -80,22 +81,25 @@ async fn model_without_attention_runs_and_reports_none() {
     assert_eq!(result.generated().len(), 6);
     let mut request = attention_request(tokens(1, 40), 6);
     request.report = ReportOptions { per_token: true, attention_rows: true, ..ReportOptions::default() };
-    let refused = test_engine.engine.submit(request).await.map(|_| ()).unwrap_err();
-    assert!(matches!(refused, SubmitError::AttentionUnsupported { why: Unsupported::Recurrent, .. }), "{refused}");
-    assert!(refused.to_string().contains("do not attend to tokens"), "{refused}");
+    let error = test_engine.engine.submit(request).await.map(|_| ()).unwrap_err();
+    assert!(
+        matches!(error, SubmitError::AttentionUnsupported { reason: UnsupportedAttention::Recurrent, .. }),
+        "{error}"
+    );
+    assert!(error.to_string().contains("do not attend to tokens"), "{error}");
     let mut plain = attention_request(tokens(1, 40), 6);
     plain.attention = false;
     assert_eq!(test_engine.run(plain).await.generated(), result.generated());
 }
 
 #[tokio::test]
-async fn capturable_attention_is_known_at_load() {
+async fn attention_support_of_a_model_is_known_at_start() {
     for kind in super::Kind::ALL {
         let test_engine = super::test_engine(&super::Variant::new(kind), 1, super::FLASH).await;
         let support = test_engine.engine.attention().unwrap().clone();
         let expected = (kind.layers(), super::HEADS as u16, kind.has_sinks());
         assert_eq!((support.layer_ids, support.heads, support.sinks), expected, "{kind:?}");
-        let result = client_view(&test_engine, attention_request(tokens(2, 30), 3)).await;
+        let result = client_tokens(&test_engine, attention_request(tokens(2, 30), 3)).await;
         assert!(result.iter().all(|(_, row)| row.is_some()), "{kind:?}");
     }
 }

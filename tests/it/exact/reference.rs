@@ -21,11 +21,22 @@ pub struct Reference {
     rounding: Rounding,
     weights: BTreeMap<String, (usize, Vec<f64>)>,
     tokens: Vec<TokenId>,
-    /// For each layer and token: keys before rotation, and values; for a convolution its inputs, and no values.
-    cache: Vec<Vec<(Vec<f64>, Vec<f64>)>>,
+    /// For each layer and token.
+    cache: Vec<Vec<CachedToken>>,
     last: Vec<f64>,
     /// Control vectors added to the outputs of layers, by layer.
     pub control: BTreeMap<usize, Vec<f64>>,
+}
+
+/// A layer's cached values of a token.
+#[derive(Debug, Clone, Default)]
+struct CachedToken {
+    /// Keys before rotation; for a convolution its inputs.
+    key: Vec<f64>,
+    /// Values; none for a convolution.
+    value: Vec<f64>,
+    /// Keys after rotation to this position, and after llama.cpp's rounding.
+    rotated: (usize, Vec<f64>),
 }
 
 impl Reference {
@@ -48,12 +59,11 @@ impl Reference {
         Self { rounding, ..Self::new(variant) }
     }
 
-    /// Returns the maximum deviation of rows in the first layer with attention. If roundings are known, its inputs are
-    /// those of llama.cpp, so that only the computation of the rows remains; except for models with values so close to
-    /// the middle between two 16-bit floats that they round differently.
+    /// Returns the maximum deviation of rows in the first layer with attention. With the rounding of llama.cpp, its inputs
+    /// are equal to those of llama.cpp, except for models with values near the middle between two 16-bit floats.
     pub fn first_layer_tolerance(&self) -> f64 {
-        let rounds_alike = !self.rounding.cache || !(self.kind.is_gemma() || self.kind == Kind::Lfm2);
-        if self.rounding != Rounding::default() && rounds_alike { 1e-6 } else { f64::INFINITY }
+        let has_equal_inputs = !self.rounding.cache || !(self.kind.is_gemma() || self.kind == Kind::Lfm2);
+        if self.rounding != Rounding::default() && has_equal_inputs { 1e-6 } else { f64::INFINITY }
     }
 
     /// Returns a cached value or a query after llama.cpp's rounding.
@@ -74,7 +84,7 @@ impl Reference {
         &self.last
     }
 
-    /// Removes tokens. The remaining keys and values still contain their information.
+    /// Removes tokens. The keys and values of later tokens remain those that were computed with the removed ones.
     pub fn cut(&mut self, range: Range<usize>) {
         self.tokens.drain(range.clone());
         for layer in &mut self.cache {
@@ -95,7 +105,7 @@ impl Reference {
         let (inputs, matrix) = self.weight(&format!("{name}.weight"));
         let outputs = matrix.len() / inputs / parts;
         let rows = matrix.chunks_exact(*inputs).skip(part * outputs).take(outputs);
-        let mut y: Vec<f64> = rows.map(|row| row.iter().zip(x).map(|(a, b)| a * b).sum()).collect();
+        let mut y: Vec<f64> = rows.map(|row| dot(row, x)).collect();
         if let Some((_, bias)) = self.weights.get(&format!("{name}.bias")) {
             y.iter_mut().zip(&bias[part * outputs..]).for_each(|(y, bias)| *y += bias);
         }
@@ -114,22 +124,28 @@ impl Reference {
             .collect()
     }
 
-    fn rotated(&self, head: &[f64], position: usize, layer: usize) -> Vec<f64> {
-        let (half, base) = (head.len() / 2, self.kind.rope_base(layer));
-        let mut out = head.to_vec();
+    /// Rotates each head to a position. Returns the values after llama.cpp's rounding.
+    fn rotated_heads(&self, heads: &[f64], position: usize, layer: usize) -> Vec<f64> {
+        let (half, base) = (self.kind.head_width() / 2, self.kind.rope_base(layer));
+        let mut out = heads.to_vec();
         for i in 0..half {
             let (a, b) = match self.kind.rotation_pairs() {
-                RotationPairs::None => return out,
+                RotationPairs::None => break,
                 RotationPairs::Neighbours => (2 * i, 2 * i + 1),
                 RotationPairs::Halves => (i, i + half),
             };
             let angle = position as f64 * base.powf(-(i as f64) / half as f64);
             let (sin, cos) = angle.sin_cos();
-            (out[a], out[b]) = (head[a] * cos - head[b] * sin, head[b] * cos + head[a] * sin);
+            for head in (0..heads.len()).step_by(2 * half) {
+                let (a, b) = (head + a, head + b);
+                (out[a], out[b]) = (heads[a] * cos - heads[b] * sin, heads[b] * cos + heads[a] * sin);
+            }
         }
+        out.iter_mut().for_each(|x| *x = self.cached(*x));
         out
     }
 
+    /// Computes the keys, values and rows of the next token.
     fn feed(&mut self, token: TokenId) {
         let (_, embedding) = self.weight("token_embd.weight");
         let mut x = embedding[token as usize * WIDTH..][..WIDTH].to_vec();
@@ -164,32 +180,39 @@ impl Reference {
         let q = self.norm(&at("attn_q_norm"), &self.linear(&at("attn_q"), y));
         let k = self.norm(&at("attn_k_norm"), &self.linear(&at("attn_k"), y));
         let v = self.linear(&at("attn_v"), y);
-        let v = v.into_iter().map(|v| self.cached(v)).collect();
-        self.cache[layer].push((k, v));
+        let value = v.into_iter().map(|v| self.cached(v)).collect();
+        let rotated = (position, self.rotated_heads(&k, position, layer));
+        self.cache[layer].push(CachedToken { key: k, value, rotated });
+        for at in 0..position {
+            let cached = &self.cache[layer][at];
+            if cached.rotated.0 != at {
+                self.cache[layer][at].rotated = (at, self.rotated_heads(&cached.key, at, layer));
+            }
+        }
         let mut mixed = Vec::with_capacity(q.len());
         for head in 0..HEADS {
             let kv = head / (HEADS / KV_HEADS) * width;
-            let query = self.rotated(&q[head * width..][..width], position, layer);
-            let score = |(at, (key, _)): (usize, &(Vec<f64>, Vec<f64>))| {
+            let query = self.rotated_heads(&q[head * width..][..width], position, layer);
+            let score = |(at, cached): (usize, &CachedToken)| {
                 if self.kind.window(layer).is_some_and(|window| position - at >= window) {
                     return f64::NEG_INFINITY;
                 }
-                let key = self.rotated(&key[kv..][..width], at, layer);
-                let product = |(&a, &b): (&f64, &f64)| self.cached(a) * self.cached(b);
-                let score = query.iter().zip(&key).map(product).sum::<f64>() / (width as f64).sqrt();
+                let score = dot(&query, &cached.rotated.1[kv..][..width]) / (width as f64).sqrt();
                 let cap = f64::from(CAP);
                 let score = if self.kind == Kind::Gemma2 { cap * (score / cap).tanh() } else { score };
                 score - self.kind.slope(head) * (position - at) as f64
             };
             let scores: Vec<f64> = self.cache[layer].iter().enumerate().map(score).collect();
             let sink = self.weights.get(&at("attn_sinks.weight")).map_or(f64::NEG_INFINITY, |(_, sinks)| sinks[head]);
-            let most = scores.iter().copied().fold(sink, f64::max);
-            let exp: Vec<f64> = scores.iter().map(|score| (score - most).exp()).collect();
-            let sum: f64 = exp.iter().sum::<f64>() + (sink - most).exp();
+            let max = scores.iter().copied().fold(sink, f64::max);
+            let exp: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
+            let sum: f64 = exp.iter().sum::<f64>() + (sink - max).exp();
             let row: Vec<f64> = exp.iter().map(|exp| exp / sum).collect();
-            for i in 0..width {
-                mixed.push(row.iter().zip(&self.cache[layer]).map(|(p, (_, value))| p * value[kv + i]).sum());
+            let mut sums = vec![0.0; width];
+            for (share, cached) in row.iter().zip(&self.cache[layer]) {
+                add_scaled(&mut sums, *share, &cached.value[kv..][..width]);
             }
+            mixed.extend(sums);
             rows.extend(row);
         }
         self.linear(&at("attn_output"), &mixed)
@@ -200,12 +223,13 @@ impl Reference {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let parts = self.linear(&at("shortconv.in_proj"), y);
         let (b, c, x) = (&parts[..WIDTH], &parts[WIDTH..2 * WIDTH], &parts[2 * WIDTH..]);
-        self.cache[layer].push((b.iter().zip(x).map(|(b, x)| b * x).collect(), Vec::new()));
+        let key = b.iter().zip(x).map(|(b, x)| b * x).collect();
+        self.cache[layer].push(CachedToken { key, ..CachedToken::default() });
         let (_, kernel) = self.weight(&at("shortconv.conv.weight"));
         let mixed: Vec<f64> = (0..WIDTH)
             .map(|i| {
                 let back = self.cache[layer].iter().rev().zip(kernel[i * KERNEL..][..KERNEL].iter().rev());
-                c[i] * back.map(|((gone, _), weight)| gone[i] * weight).sum::<f64>()
+                c[i] * back.map(|(cached, weight)| cached.key[i] * weight).sum::<f64>()
             })
             .collect();
         self.linear(&at("shortconv.out_proj"), &mixed)
@@ -240,6 +264,25 @@ impl Reference {
         } else {
             x / (1.0 + (-x).exp())
         }
+    }
+}
+
+/// Returns the dot product. A `while` loop, because iterators are slow without optimization.
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let (mut sum, mut i) = (0.0, 0);
+    while i < a.len() {
+        sum += a[i] * b[i];
+        i += 1;
+    }
+    sum
+}
+
+/// Adds `scale * values` to `sums`.
+fn add_scaled(sums: &mut [f64], scale: f64, values: &[f64]) {
+    let mut i = 0;
+    while i < sums.len() {
+        sums[i] += scale * values[i];
+        i += 1;
     }
 }
 

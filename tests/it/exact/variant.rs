@@ -1,5 +1,4 @@
-//! Small models with random weights, one for each kind of attention, written as GGUF. The reference reads the same
-//! weights.
+//! Small models with random weights, one for each kind of attention, as GGUF files and as input of the reference.
 
 use super::gguf::Writer;
 use rand::rngs::StdRng;
@@ -18,7 +17,7 @@ pub const HIDDEN: usize = 48;
 pub const EPS: f32 = 1e-6;
 /// Attention window of the layers that have one, in tokens.
 pub const WINDOW: usize = 12;
-/// Number of experts of models with experts. All are used, so that rounding never selects others.
+/// Number of experts of models with experts. All are used, so that rounding does not affect their selection.
 pub const EXPERTS: usize = 3;
 /// Number of tokens of a short convolution.
 pub const KERNEL: usize = 3;
@@ -167,7 +166,7 @@ fn vocabulary() -> Vec<String> {
     let letters = letters();
     let mut tokens: Vec<String> = CONTROL.iter().map(ToString::to_string).collect();
     tokens.extend(letters.iter().map(char::to_string));
-    // A merge that never applies, because one or more merges are required.
+    // llama.cpp requires at least one merge; this one never applies.
     tokens.push(format!("{0}{0}", letters[0]));
     tokens
 }
@@ -235,7 +234,7 @@ fn weights(kind: Kind) -> Weights {
         }
     }
     if kind.has_sinks() {
-        // Almost nothing for the first head, most of a row for the last.
+        // The share of the sink rises from the first head to the last.
         let sinks: Vec<f32> = (0..HEADS).map(|head| 2.0 * head as f32).collect();
         all.extend((0..LAYERS).map(|layer| (format!("blk.{layer}.attn_sinks.weight"), (HEADS, sinks.clone()))));
     }
@@ -250,20 +249,20 @@ fn norms(kind: Kind, all: &mut Weights) {
     };
     norm(if kind == Kind::Lfm2 { "token_embd_norm.weight" } else { "output_norm.weight" }.into(), WIDTH);
     for layer in 0..LAYERS {
-        let mut of_layer = |name: &str, width| norm(format!("blk.{layer}.{name}.weight"), width);
-        of_layer("attn_norm", WIDTH);
+        let mut layer_norm = |name: &str, width| norm(format!("blk.{layer}.{name}.weight"), width);
+        layer_norm("attn_norm", WIDTH);
         if kind != Kind::GptOss {
-            of_layer("ffn_norm", WIDTH);
+            layer_norm("ffn_norm", WIDTH);
         }
         if kind == Kind::Gemma3 || kind == Kind::Lfm2 && kind.has_attention(layer) {
-            of_layer("attn_q_norm", kind.head_width());
-            of_layer("attn_k_norm", kind.head_width());
+            layer_norm("attn_q_norm", kind.head_width());
+            layer_norm("attn_k_norm", kind.head_width());
         }
         if kind.is_gemma() || kind == Kind::GptOss {
-            of_layer("post_attention_norm", WIDTH);
+            layer_norm("post_attention_norm", WIDTH);
         }
         if kind.is_gemma() {
-            of_layer("post_ffw_norm", WIDTH);
+            layer_norm("post_ffw_norm", WIDTH);
         }
     }
 }

@@ -4,16 +4,20 @@
 //! [`server`] is shared; a test that changes or stops its server starts its own with [`Server::start`].
 
 pub mod cleanup;
+mod commands;
 mod error_table;
 pub mod postgres;
 pub mod redaction;
+mod requests;
 mod runs;
 mod sse;
 
 pub use cleanup::{assert_no_postgres, folder};
+pub use commands::{output_of, text};
 pub use error_table::{ErrorTable, message_of};
 pub use postgres::psql;
-pub use runs::run_start;
+pub use requests::{read_until_closed, websocket_handshake, with_fields};
+pub use runs::{recorded_items, run_start};
 pub use sse::{SseEvent, SseReader};
 
 use cleanup::Tracked;

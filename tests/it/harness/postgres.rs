@@ -92,12 +92,12 @@ impl Postgres {
         format!("postgres://postgres@localhost:{}/{name}", self.port)
     }
 
-    /// Returns the address of a database by the Unix socket.
+    /// Returns the address of a database over the Unix socket.
     fn url(&self, name: &str) -> String {
         format!("postgres://postgres@{}:{}/{name}", self.folder.to_str().unwrap().replace('/', "%2F"), self.port)
     }
 
-    /// Waits until the server's own status file, not only an open port, says that it accepts connections.
+    /// Waits until the server reports in its status file that it accepts connections; its port opens earlier.
     fn wait_ready(&self, log: &Path) {
         let begun = Instant::now();
         let status = self.folder.join("data/postmaster.pid");
@@ -189,7 +189,7 @@ impl SilentDatabase {
     }
 }
 
-/// Runs SQL by `psql`, which is an independent client, and returns its output.
+/// Runs SQL with `psql`, which is an independent client, and returns its output.
 pub async fn psql(url: &str, sql: &str) -> String {
     let output = tokio::process::Command::from(psql_command(url, sql)).output().await.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -2,27 +2,28 @@
 
 mod server;
 
-use super::harness::{Server, folder, model, thunder};
+use super::harness::{Server, folder, model, text, thunder};
 use serde_json::json;
 use server::{COMMIT, Faults, Hub, REPOSITORY, sha256};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+/// Returns the content of a file.
 fn bytes(size: usize) -> Vec<u8> {
     (0..size).map(|at| (at * 31 + at / 251) as u8).collect()
 }
 
-fn command(hub: &Hub, cache: &Path, words: &[&str]) -> Command {
+fn command(hub: &Hub, cache: &Path, arguments: &[&str]) -> Command {
     let mut command = thunder();
-    command.args(words).env("HF_ENDPOINT", hub.url()).env("HF_HUB_CACHE", cache);
+    command.args(arguments).env("HF_ENDPOINT", hub.url()).env("HF_HUB_CACHE", cache);
     command
 }
 
-fn pull(hub: &Hub, cache: &Path, words: &[&str]) -> Result<PathBuf, String> {
+/// Downloads a model; returns its path, or the error output.
+fn pull(hub: &Hub, cache: &Path, arguments: &[&str]) -> Result<PathBuf, String> {
     let Output { status, stdout, stderr } =
-        command(hub, cache, &[&["models", "pull"], words].concat()).output().unwrap();
-    let (stdout, stderr) = (String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap());
-    if status.success() { Ok(PathBuf::from(stdout.trim_end())) } else { Err(stderr) }
+        command(hub, cache, &[&["models", "pull"], arguments].concat()).output().unwrap();
+    if status.success() { Ok(PathBuf::from(text(&stdout).trim_end())) } else { Err(text(&stderr)) }
 }
 
 fn repository(cache: &Path) -> PathBuf {
@@ -48,7 +49,7 @@ fn tree(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn cut_download_resumes_and_fills_the_cache_of_hugging_face() {
+fn interrupted_download_resumes_and_has_the_layout_of_the_hub_cache() {
     let (model, other) = (bytes(300_000), bytes(1000));
     let hub = Hub::start(&[("x-Q8_0.gguf", other), ("sub dir/x-Q4_K_M.gguf", model.clone()), ("README.md", bytes(9))]);
     hub.set(Faults { cuts: vec![20_000, 10_000], token: Some("hf_secret".to_owned()), ..Faults::default() });
@@ -75,7 +76,7 @@ fn cut_download_resumes_and_fills_the_cache_of_hugging_face() {
     }
     assert_eq!(hub.requests(), expected);
 
-    // The newest version is there.
+    // The newest version is in the cache.
     assert_eq!(pull(&hub, &cache, &[REPOSITORY, "--hf-token", "hf_secret"]).unwrap(), path);
     assert_eq!(hub.requests().len(), 2);
     pull(&hub, &cache, &[&format!("{REPOSITORY}:q8_0"), "--hf-token", "hf_secret"]).unwrap();
@@ -84,11 +85,11 @@ fn cut_download_resumes_and_fills_the_cache_of_hugging_face() {
     let rows: Vec<Vec<&str>> = listed.lines().map(|line| line.splitn(2, "  ").map(str::trim).collect()).collect();
     assert_eq!(rows.len(), 2, "{listed}");
     assert_eq!(rows[0], [format!("{REPOSITORY}:Q4_K_M"), format!("0.3 MiB  {}", path.display())]);
-    assert!(rows[1][0] == format!("{REPOSITORY}:Q8_0"), "{listed}");
+    assert_eq!(rows[1][0], format!("{REPOSITORY}:Q8_0"));
 }
 
 #[test]
-fn download_of_an_ended_process_is_continued_and_verified() {
+fn partial_download_is_continued_and_verified() {
     let model = bytes(200_000);
     let hub = Hub::start(&[("x.gguf", model.clone())]);
     let cache = folder();
@@ -100,7 +101,7 @@ fn download_of_an_ended_process_is_continued_and_verified() {
     assert_eq!(std::fs::read(path).unwrap(), model);
     assert!(hub.requests().last().unwrap().contains(" bytes=150000- "));
 
-    // The beginning of another file.
+    // The partial file has other bytes.
     std::fs::remove_dir_all(repository(&cache)).unwrap();
     std::fs::create_dir_all(&blobs).unwrap();
     std::fs::write(&partial, vec![7; 150_000]).unwrap();
@@ -116,48 +117,48 @@ fn file_with_wrong_checksum_is_not_kept() {
     let cache = folder();
     let error = pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
     assert!(error.contains("SHA-256"), "{error}");
-    let left = tree(&cache);
-    assert!(left.len() == 1 && left[0].ends_with(".incomplete"), "{left:?}");
-    assert_eq!(std::fs::metadata(cache.join(&left[0])).unwrap().len(), 0);
+    let files = tree(&cache);
+    assert!(files.len() == 1 && files[0].ends_with(".incomplete"), "{files:?}");
+    assert_eq!(std::fs::metadata(cache.join(&files[0])).unwrap().len(), 0);
 }
 
 #[test]
 fn failed_download_names_the_reason() {
     let hub = Hub::start(&[("x-Q8_0.gguf", bytes(10)), ("m-00001-of-00002.gguf", bytes(10))]);
     let cache = folder();
-    let failed = |words: &[&str]| pull(&hub, &cache, words).unwrap_err();
-    let error = failed(&["user/unknown"]);
+    let pull_error = |arguments: &[&str]| pull(&hub, &cache, arguments).unwrap_err();
+    let error = pull_error(&["user/unknown"]);
     assert!(error.contains("user/unknown does not exist on 127.0.0.1"), "{error}");
-    let error = failed(&[&format!("{REPOSITORY}:Q2_K")]);
+    let error = pull_error(&[&format!("{REPOSITORY}:Q2_K")]);
     assert!(
         error.contains("no model with the quantization Q2_K; it has x-Q8_0.gguf, m-00001-of-00002.gguf"),
         "{error}"
     );
-    let error = failed(&[REPOSITORY, "--hf-file", "m-00001-of-00002.gguf"]);
+    let error = pull_error(&[REPOSITORY, "--hf-file", "m-00001-of-00002.gguf"]);
     assert!(error.contains("part 2 of 2 is missing"), "{error}");
-    let error = failed(&["../../etc:Q8_0"]);
+    let error = pull_error(&["../../etc:Q8_0"]);
     assert!(error.contains("--hf-repo must be USER/MODEL"), "{error}");
-    let error = failed(&[REPOSITORY, "--offline"]);
+    let error = pull_error(&[REPOSITORY, "--offline"]);
     assert!(error.contains("not in the cache") && error.contains(cache.to_str().unwrap()), "{error}");
 
     hub.set(Faults { token: Some("hf_other".to_owned()), ..Faults::default() });
-    let error = failed(&[REPOSITORY]);
+    let error = pull_error(&[REPOSITORY]);
     assert!(error.contains("set a token with --hf-token"), "{error}");
-    let error = failed(&[REPOSITORY, "--hf-token", "hf_secret"]);
+    let error = pull_error(&[REPOSITORY, "--hf-token", "hf_secret"]);
     assert!(error.contains("has no access to it") && !error.contains("hf_secret"), "{error}");
 
     let mut closed = command(&hub, &cache, &["models", "pull", REPOSITORY]);
     let error = closed.env("HF_ENDPOINT", "http://127.0.0.1:1").output().unwrap().stderr;
     assert!(String::from_utf8(error).unwrap().contains("127.0.0.1 does not answer"));
 
-    // Errors of the server are temporary, except that of a wrong request.
+    // The client retries after temporary errors of the server, but not after an invalid response.
     hub.set(Faults { statuses: vec![200, 200, 503, 429], ..Faults::default() });
-    assert!(failed(&[REPOSITORY]).contains("is invalid"));
+    assert!(pull_error(&[REPOSITORY]).contains("is invalid"));
     assert_eq!(tree(&cache), [""; 0]);
 }
 
 #[test]
-fn path_of_a_server_never_leaves_the_cache() {
+fn malicious_paths_of_the_server_stay_in_the_cache() {
     let hub = Hub::start(&[("x-Q4_0.gguf", bytes(10))]);
     let root = folder();
     let cache = root.join("cache");
@@ -172,15 +173,15 @@ fn path_of_a_server_never_leaves_the_cache() {
         "\u{1b}[2J-Q4_K_M.gguf",
         "",
     ];
-    let mut further_files: Vec<_> = hostile.iter().map(|path| file(path, &hash)).collect();
-    further_files.extend(["../../evil", "", "zz"].iter().map(|oid| file("oid-Q4_K_M.gguf", oid)));
-    hub.set(Faults { further_files, ..Faults::default() });
+    let mut additional_files: Vec<_> = hostile.iter().map(|path| file(path, &hash)).collect();
+    additional_files.extend(["../../evil", "", "zz"].iter().map(|oid| file("oid-Q4_K_M.gguf", oid)));
+    hub.set(Faults { additional_files, ..Faults::default() });
     let path = pull(&hub, &cache, &[REPOSITORY]).unwrap();
     assert!(path.ends_with("x-Q4_0.gguf"), "{path:?}");
     let error = pull(&hub, &cache, &[&format!("{REPOSITORY}:Q4_K_M")]).unwrap_err();
     assert!(error.contains("it has x-Q4_0.gguf\n"), "{error:?}");
-    for wanted in &hostile[..4] {
-        pull(&hub, &cache, &[REPOSITORY, "--hf-file", wanted]).unwrap_err();
+    for path in &hostile[..4] {
+        pull(&hub, &cache, &[REPOSITORY, "--hf-file", path]).unwrap_err();
     }
     hub.set(Faults { commit: Some("../../../../../evil".to_owned()), ..Faults::default() });
     let error = pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
@@ -202,8 +203,8 @@ fn split_model_is_downloaded_with_all_parts() {
     let first = pull(&hub, &cache, &[REPOSITORY]).unwrap();
     assert!(first.ends_with("s-Q4_K_M-00001-of-00003.gguf"), "{first:?}");
     let url = format!("{}/plain/s-Q4_K_M-00001-of-00003.gguf", hub.url());
-    let of_url = pull(&hub, &cache, &["--model-url", &url]).unwrap();
-    for first in [first, of_url] {
+    let from_url = pull(&hub, &cache, &["--model-url", &url]).unwrap();
+    for first in [first, from_url] {
         for (number, bytes) in parts.iter().enumerate() {
             let part = first.with_file_name(format!("s-Q4_K_M-0000{}-of-00003.gguf", number + 1));
             assert_eq!(std::fs::read(part).unwrap(), *bytes);
@@ -232,13 +233,13 @@ fn file_of_a_url_is_cached_by_its_version() {
     let error = pull(&hub, &cache, &["--model-url", &linked]).unwrap_err();
     assert!(error.contains("SHA-256") && error.contains(&sha256(&model)), "{error}");
     hub.set(Faults::default());
-    // The token is only for the hub.
+    // The token is sent only to the hub.
     let elsewhere = plain.replace("127.0.0.1", "localhost");
     hub.requests();
     pull(&hub, &cache, &["--model-url", &elsewhere, "--hf-token", "hf_secret"]).unwrap();
     assert_eq!(hub.requests(), ["HEAD localhost /plain/x.gguf - -", "GET localhost /plain/x.gguf - -"]);
-    for wrong in ["x.gguf", "file:///x.gguf", "http://localhost/x.bin", "http://localhost/x-00002-of-00003.gguf"] {
-        let error = pull(&hub, &cache, &["--model-url", wrong]).unwrap_err();
+    for invalid in ["x.gguf", "file:///x.gguf", "http://localhost/x.bin", "http://localhost/x-00002-of-00003.gguf"] {
+        let error = pull(&hub, &cache, &["--model-url", invalid]).unwrap_err();
         assert!(error.contains("--model-url must"), "{error}");
     }
 }
@@ -256,7 +257,7 @@ async fn server_downloads_its_model_once_and_starts_offline_afterwards() {
     server.stop("TERM").await;
     hub.requests();
 
-    // The hub does not answer.
+    // The hub fails.
     hub.set(Faults { statuses: vec![500; 10], ..Faults::default() });
     let server = Server::start_with_env(&["--hf-repo", REPOSITORY, "-t", "1"], &env);
     server.wait_ready().await;

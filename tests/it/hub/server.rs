@@ -1,4 +1,4 @@
-//! A server with the routes of the Hugging Face Hub, which fails on request.
+//! A server with the routes of the Hugging Face Hub and with faults that tests choose.
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -29,7 +29,7 @@ pub struct Faults {
     /// Token that requests must have; others get a 401.
     pub token: Option<String>,
     /// Entries of the list of files besides the real ones.
-    pub further_files: Vec<Value>,
+    pub additional_files: Vec<Value>,
     /// Commit in place of [`COMMIT`].
     pub commit: Option<String>,
 }
@@ -48,7 +48,7 @@ struct Shared {
 pub struct Hub(Arc<Shared>);
 
 impl Hub {
-    /// Starts a server with these files on a thread of its own, because tests block on processes that use it.
+    /// Starts a server with these files. It has its own thread, because tests block while processes use it.
     pub fn start(files: &[(&str, Vec<u8>)]) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
@@ -105,7 +105,7 @@ async fn respond(State(hub): State<Arc<Shared>>, request: Request) -> Response {
     if !faults.statuses.is_empty() {
         return StatusCode::from_u16(faults.statuses.remove(0)).unwrap().into_response();
     }
-    // The storage behind the hub is another host, which must not get the token.
+    // The files are on another host, which must not receive the token.
     if let Some(path) = path.strip_prefix("/storage/") {
         return send(&hub, &mut faults, path, request.headers());
     }
@@ -121,7 +121,7 @@ async fn respond(State(hub): State<Arc<Shared>>, request: Request) -> Response {
             json!({"type": "file", "path": path, "size": bytes.len(), "oid": "a".repeat(40),
                    "lfs": {"oid": sha256(bytes), "size": bytes.len(), "pointerSize": 134}})
         };
-        let mut files: Vec<Value> = faults.further_files.clone();
+        let mut files: Vec<Value> = faults.additional_files.clone();
         files.extend(hub.files.iter().map(file));
         axum::Json(files).into_response()
     } else if let Some(path) = path.strip_prefix(&format!("/{REPOSITORY}/resolve/")) {

@@ -1,7 +1,7 @@
 //! `/classify` compared with reference values of each family.
 
-use super::super::harness::{ErrorTable, Server, folder, message_of, server, thunder};
 use super::{difference, encoders, expected, rejection};
+use crate::harness::{ErrorTable, Server, folder, message_of, server, thunder};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -9,6 +9,7 @@ const ROUTE: &str = "/v1/classify";
 /// Tolerance for 16-bit weights and llama.cpp's tanh approximation of GELU.
 const TOLERANCE: f64 = 0.01;
 
+/// Returns the scores by label.
 fn by_label(predictions: &Value) -> BTreeMap<String, f64> {
     let predictions = predictions.as_array().unwrap();
     let pair = |p: &Value| (p["label"].as_str().unwrap().to_owned(), p["score"].as_f64().unwrap());
@@ -28,7 +29,7 @@ async fn text_gets_logit_of_every_label() {
     let answer = server.answer(ROUTE, &json!({"inputs": text})).await;
     assert_eq!(answer["model"], "classifier");
     assert_eq!(answer["object"], "list");
-    // [CLS], nine words and marks, [SEP].
+    // The tokens are [CLS], nine words and punctuation marks, and [SEP].
     assert_eq!(answer["usage"], json!({"prompt_tokens": 11, "total_tokens": 11}));
     let order: Vec<&str> =
         answer["predictions"].as_array().unwrap().iter().map(|p| p["label"].as_str().unwrap()).collect();
@@ -44,11 +45,11 @@ async fn text_gets_logit_of_every_label() {
     }
 }
 
-/// (model, labels in the order of the file) of every family with a separate head.
 #[tokio::test]
 async fn logits_match_reference_of_family() {
     let server = encoders().await;
     let expected = expected();
+    // Model, file and labels of each family with a separate head.
     let families: [(&str, &str, &[&str]); 4] = [
         ("classifier", "../models/classifier.gguf", &["NEGATIVE", "NEUTRAL", "POSITIVE"]),
         ("distilbert", "distilbert.gguf", &["NEGATIVE", "POSITIVE"]),
@@ -77,13 +78,13 @@ async fn batch_equals_single_texts() {
         let single = server.answer(ROUTE, &json!({"inputs": text})).await;
         tokens += single["usage"]["prompt_tokens"].as_u64().unwrap();
         let alone = logits(&single["predictions"], &labels);
-        for among in [&batch["predictions"][index], &reversed["predictions"][2 - index]] {
-            assert!(difference(&logits(among, &labels), &alone) < 1e-3, "{text}");
+        for in_batch in [&batch["predictions"][index], &reversed["predictions"][2 - index]] {
+            assert!(difference(&logits(in_batch, &labels), &alone) < 1e-3, "{text}");
         }
     }
     assert_eq!(batch["usage"]["total_tokens"], tokens);
     let one = server.answer(ROUTE, &json!({"inputs": [texts[0]]})).await;
-    assert!(one["predictions"][0].is_array(), "the answer to a list of one is a list");
+    assert!(one["predictions"][0].is_array(), "the answer to a list must be a list");
 }
 
 #[tokio::test]
@@ -121,11 +122,11 @@ async fn invalid_body_error_names_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 7] = [
         (json!({}), "`inputs` is missing; send a string or a list of strings"),
-        (json!({"inputs": 5}), "inputs must be a string or a list of strings, got 5"),
-        (json!({"inputs": ""}), "inputs must not be empty"),
-        (json!({"inputs": []}), "inputs must not be empty"),
-        (json!({"inputs": ["a", 3]}), "inputs[1] must be a string, got 3"),
-        (json!({"inputs": ["a", ""]}), "inputs[1] must not be empty"),
+        (json!({"inputs": 5}), "`inputs` must be a string or a list of strings, got 5"),
+        (json!({"inputs": ""}), "`inputs` must not be empty"),
+        (json!({"inputs": []}), "`inputs` must not be empty"),
+        (json!({"inputs": ["a", 3]}), "`inputs[1]` must be a string, got 3"),
+        (json!({"inputs": ["a", ""]}), "`inputs[1]` must not be empty"),
         (json!(["a"]), "the body must be a JSON object, got [\"a\"]"),
     ];
     for (body, message) in cases {
@@ -154,15 +155,14 @@ async fn unsupported_classifier_head_is_rejected() {
 }
 
 #[tokio::test]
-async fn encoder_routes_of_text_server_report_requirements() {
+async fn classification_without_its_flag_is_rejected() {
     let message = rejection(&server().await.post(ROUTE, &json!({"inputs": "a"})).await, 501);
     assert_eq!(message, "scores are not enabled; start the server with --reranking");
 }
 
-/// Without flags an encoder serves all it supports, and reports it. `--classifier-head direct` uses a direct
-/// projection.
+/// `--classifier-head direct` uses a direct projection.
 #[tokio::test]
-async fn encoder_works_without_flags() {
+async fn encoder_serves_embeddings_and_scores_without_flags() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/pooler-lost.gguf");
     let server = Server::start(&["--model", path, "--classifier-head", "direct"]);
     server.wait_ready().await;
@@ -188,9 +188,9 @@ async fn encoder_works_without_flags() {
     assert!(page.text().await.unwrap().contains("cannot generate text"));
 }
 
-/// llama.cpp ends the process when it tokenizes with such a vocabulary.
+/// llama.cpp aborts the process if it tokenizes with such a vocabulary.
 #[test]
-fn vocabulary_without_first_token_is_rejected() {
+fn vocabulary_without_first_token_ends_start() {
     let folder = folder();
     let mut bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf")).unwrap();
     let key = b"tokenizer.ggml.bos_token_id";
@@ -200,8 +200,8 @@ fn vocabulary_without_first_token_is_rejected() {
     std::fs::write(&path, bytes).unwrap();
     let mut command = thunder();
     command.args(["serve", "--listen", "127.0.0.1:0", "--model"]).arg(&path).arg("--data-dir").arg(&folder);
-    let reported = command.output().unwrap();
-    let printed = String::from_utf8_lossy(&reported.stderr);
-    assert_eq!(reported.status.code(), Some(1), "{printed}");
-    assert!(printed.contains("lacks [CLS] or [SEP]"), "{printed}");
+    let output = command.output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(error.contains("lacks [CLS] or [SEP]"), "{error}");
 }

@@ -1,17 +1,14 @@
-//! `/completion`: all fields of requests and answers.
+//! `/completion`: fields of requests and answers.
 
-use super::super::harness::{ErrorTable, Server, server};
 use super::reference;
-use reqwest::Method;
+use crate::harness::{Server, server, with_fields};
 use serde_json::{Value, json};
 
-const PATH: &str = "/completion";
+pub const PATH: &str = "/completion";
 
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
-fn body(further: Value) -> Value {
-    let mut body = json!({"prompt": "Once upon a time", "n_predict": 12, "temperature": 0, "ignore_eos": true});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+pub fn body(fields: Value) -> Value {
+    with_fields(json!({"prompt": "Once upon a time", "n_predict": 12, "temperature": 0, "ignore_eos": true}), &fields)
 }
 
 async fn tokens(server: &Server, text: &str) -> Vec<i32> {
@@ -54,7 +51,7 @@ async fn greedy_answer_equals_llama_cpp() {
 }
 
 #[tokio::test]
-async fn answer_has_all_fields_of_llama_server() {
+async fn answer_has_the_fields_of_llama_server() {
     let server = server().await;
     let answer = server.answer(PATH, &body(json!({"seed": 5, "stop": ["never said"]}))).await;
     let keys: Vec<&str> = answer.as_object().unwrap().keys().map(String::as_str).collect();
@@ -103,7 +100,7 @@ async fn answer_has_all_fields_of_llama_server() {
     assert_eq!(timings["prompt_n"].as_u64().unwrap() + timings["cache_n"].as_u64().unwrap(), evaluated);
     assert_eq!(timings["predicted_n"], 12);
     let (ms, rate) = (timings["predicted_ms"].as_f64().unwrap(), timings["predicted_per_second"].as_f64().unwrap());
-    assert!((rate - 11_000.0 / ms).abs() < 1e-6 * rate, "the first token comes with the prompt: {timings}");
+    assert!((rate - 11_000.0 / ms).abs() < 1e-6 * rate, "the first token is generated with the prompt: {timings}");
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
     assert_eq!(run["run"]["surface"], "llama_server");
 }
@@ -169,8 +166,8 @@ async fn several_prompts_return_list() {
     let indices: Vec<u64> = all.iter().map(|answer| answer["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, [0, 1, 2]);
 
-    let requested = body(json!({"prompt": ["Once upon a time", "The sky is"], "stream": true}));
-    let pieces = events(&server.stream(PATH, &requested).await);
+    let request = body(json!({"prompt": ["Once upon a time", "The sky is"], "stream": true}));
+    let pieces = events(&server.stream(PATH, &request).await);
     let text: String =
         pieces.iter().filter(|piece| piece["index"] == 1).map(|piece| piece["content"].as_str().unwrap()).collect();
     assert_eq!(text, alone["content"]);
@@ -180,8 +177,8 @@ async fn several_prompts_return_list() {
 #[tokio::test]
 async fn several_answers_to_one_prompt_differ() {
     let server = server().await;
-    let requested = body(json!({"n_cmpl": 3, "temperature": 1.5, "seed": 11}));
-    let all = server.answer(PATH, &requested).await;
+    let request = body(json!({"n_cmpl": 3, "temperature": 1.5, "seed": 11}));
+    let all = server.answer(PATH, &request).await;
     let texts: Vec<&str> = all.as_array().unwrap().iter().map(|one| one["content"].as_str().unwrap()).collect();
     assert_eq!(texts.len(), 3);
     assert!(texts[0] != texts[1] && texts[1] != texts[2]);
@@ -206,8 +203,8 @@ async fn end_token_is_counted_and_reported() {
     let server = server().await;
     let vocabulary = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await;
     let end = vocabulary["tokens"][0].as_i64().unwrap();
-    let requested = body(json!({"ignore_eos": false, "logit_bias": [[end, 1e9]], "return_tokens": true}));
-    let answer = server.answer(PATH, &requested).await;
+    let request = body(json!({"ignore_eos": false, "logit_bias": [[end, 1e9]], "return_tokens": true}));
+    let answer = server.answer(PATH, &request).await;
     assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")));
     assert_eq!((&answer["tokens"], &answer["tokens_predicted"]), (&json!([end]), &json!(1)));
 }
@@ -230,18 +227,18 @@ async fn full_context_truncates_answer() {
 #[tokio::test]
 async fn n_predict_precedes_other_length_fields() {
     let server = server().await;
-    let requested = body(json!({"n_predict": 2, "max_completion_tokens": 3, "max_tokens": 4,
+    let request = body(json!({"n_predict": 2, "max_completion_tokens": 3, "max_tokens": 4,
                             "messages": [{"role": "user", "content": "Hello!"}]}));
     for path in [PATH, "/v1/completions", "/v1/chat/completions"] {
-        let answer = server.answer(path, &requested).await;
+        let answer = server.answer(path, &request).await;
         assert_eq!(answer["timings"]["predicted_n"], 2, "{path}: {answer}");
     }
 }
 
 #[tokio::test]
-async fn end_token_is_counted() {
-    let requested = body(json!({"ignore_eos": false, "logit_bias": {"<|im_end|>": 1000}}));
-    let answer = server().await.answer(PATH, &requested).await;
+async fn logit_bias_accepts_text_of_a_token() {
+    let request = body(json!({"ignore_eos": false, "logit_bias": {"<|im_end|>": 1000}}));
+    let answer = server().await.answer(PATH, &request).await;
     assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")), "{answer}");
     assert_eq!((&answer["tokens_predicted"], &answer["timings"]["predicted_n"]), (&json!(1), &json!(1)), "{answer}");
 }
@@ -259,16 +256,13 @@ async fn response_fields_selects_fields() {
 #[tokio::test]
 async fn post_sampling_probs_are_returned() {
     let server = server().await;
-    let requested =
-        body(json!({"n_probs": 50, "post_sampling_probs": true, "temperature": 0.7, "top_k": 4, "seed": 3}));
-    let answer = server.answer(PATH, &requested).await;
+    let request = body(json!({"n_probs": 50, "post_sampling_probs": true, "temperature": 0.7, "top_k": 4, "seed": 3}));
+    let answer = server.answer(PATH, &request).await;
     let mut entries = answer["completion_probabilities"].as_array().unwrap().clone();
-    // OpenAI's routes have them too, under llama-server's names.
-    let further = json!({"n_predict": 2, "messages": [{"role": "user", "content": "Hello!"}]});
+    // OpenAI's routes have these fields, too, with the names of llama-server.
+    let fields = json!({"n_predict": 2, "messages": [{"role": "user", "content": "Hello!"}]});
     for path in ["/v1/completions", "/v1/chat/completions"] {
-        let mut requested = requested.clone();
-        requested.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-        let answer = server.answer(path, &requested).await;
+        let answer = server.answer(path, &with_fields(request.clone(), &fields)).await;
         entries.extend(answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone());
     }
     assert_eq!(entries.len(), 12 + 2 + 2);
@@ -287,8 +281,8 @@ async fn post_sampling_probs_are_returned() {
 async fn chunks_have_progress_and_timings() {
     let server = server().await;
     let prompt: Vec<i32> = (0..600).map(|index| 40 + index % 50).collect();
-    let requested = body(json!({"prompt": prompt, "stream": true, "return_progress": true, "timings_per_token": true}));
-    let pieces = events(&server.stream(PATH, &requested).await);
+    let request = body(json!({"prompt": prompt, "stream": true, "return_progress": true, "timings_per_token": true}));
+    let pieces = events(&server.stream(PATH, &request).await);
     let progress: Vec<&Value> = pieces.iter().map(|piece| &piece["prompt_progress"]).filter(|p| !p.is_null()).collect();
     let last = progress.last().unwrap();
     assert_eq!((&last["total"], &last["processed"]), (&json!(600), &json!(600)));
@@ -306,8 +300,8 @@ async fn chunks_have_progress_and_timings() {
 async fn time_limit_ends_answer_after_line_break() {
     let server = server().await;
     let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
-    let requested = body(json!({"n_predict": 2000, "logit_bias": [[line, 100]], "t_max_predict_ms": 1}));
-    let answer = server.answer(PATH, &requested).await;
+    let request = body(json!({"n_predict": 2000, "logit_bias": [[line, 100]], "t_max_predict_ms": 1}));
+    let answer = server.answer(PATH, &request).await;
     assert_eq!((&answer["stop_type"], &answer["has_new_line"]), (&json!("limit"), &json!(true)));
     assert!(answer["tokens_predicted"].as_u64().unwrap() < 2000);
 }
@@ -316,123 +310,16 @@ async fn time_limit_ends_answer_after_line_break() {
 async fn smaller_indentation_ends_infill() {
     let server = server().await;
     let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
-    let whole = server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60}))).await;
+    let unlimited = server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60}))).await;
     let answer =
         server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60, "n_indent": 90}))).await;
-    let (whole, kept) = (whole["content"].as_str().unwrap(), answer["content"].as_str().unwrap());
-    assert!(whole.starts_with(kept) && kept.matches('\n').count() == 1, "{kept:?} {whole:?}");
+    let (unlimited, text) = (unlimited["content"].as_str().unwrap(), answer["content"].as_str().unwrap());
+    assert!(unlimited.starts_with(text) && text.matches('\n').count() == 1, "{text:?} {unlimited:?}");
     assert_eq!((&answer["stop_type"], &answer["truncated"]), (&json!("limit"), &json!(false)));
 }
 
 #[tokio::test]
-async fn numbers_are_clamped_and_unknown_fields_ignored() {
-    let server = server().await;
-    let requested =
-        body(json!({"temperature": -1, "top_p": 7, "min_p": -2, "frobnicate": [1], "stop": null, "seed": -1}));
-    let answer = server.answer(PATH, &requested).await;
-    let settings = &answer["generation_settings"];
-    assert_eq!(
-        (&settings["temperature"], &settings["top_p"], &settings["min_p"]),
-        (&json!(0.0), &json!(1.0), &json!(0.0))
-    );
-}
-
-#[tokio::test]
-async fn fields_of_llama_server_are_accepted() {
-    let server = server().await;
-    // A warm-up: the prompt is empty.
-    for prompt in [json!(""), json!([[]])] {
-        let answer = server.answer(PATH, &body(json!({"prompt": prompt, "n_predict": 1}))).await;
-        assert_eq!(answer["tokens_evaluated"], 1, "{answer}");
-    }
-    // Clients name a removed stage, and send any negative number for "off".
-    let requested = json!({"samplers": ["top_k", "tfs_z", "temperature"], "top_k": -3, "n_probs": -1, "n_predict": 2});
-    let settings = server.answer(PATH, &body(requested)).await["generation_settings"].clone();
-    assert_eq!(settings["samplers"], json!(["top_k", "temperature"]));
-    assert_eq!((&settings["top_k"], &settings["speculative.types"]), (&json!(0), &json!("none")));
-}
-
-#[tokio::test]
-async fn invalid_fields_are_named_and_slots_stay_free() {
-    let server = server().await;
-    let mut errors = ErrorTable::default();
-    for further in [
-        json!({"prompt": null}),
-        json!({"prompt": []}),
-        json!({"prompt": 5}),
-        json!({"prompt": [1, 999_999]}),
-        json!({"prompt": ["a", {"x": 1}]}),
-        json!({"prompt": {"prompt_string": 5}}),
-        json!({"n_predict": -2}),
-        json!({"n_predict": "many"}),
-        json!({"n_cmpl": 0}),
-        json!({"n_cmpl": 5}),
-        json!({"temperature": "hot"}),
-        json!({"repeat_last_n": -7}),
-        json!({"stop": 5}),
-        json!({"n_probs": 1.5}),
-        json!({"samplers": ["nope"]}),
-        json!({"stream": "yes"}),
-        json!({"logit_bias": [[999_999, 1]]}),
-        json!({"response_fields": [1]}),
-        json!({"mods": ["nope"]}),
-        json!({"prompt": ["a", "b"], "request_id": "x"}),
-        json!({"sse_ping_interval": "often"}),
-        json!({"t_max_predict_ms": "long"}),
-        json!({"lora": [{"id": 0, "scale": 1}]}),
-    ] {
-        let mut requested = body(further.clone());
-        let complete = server.post(PATH, &requested).await;
-        let error = &complete.1["error"];
-        assert_eq!((&error["code"], &error["type"]), (&json!(400), &json!("invalid_request_error")), "{further}");
-        if further.get("stream").is_none() {
-            requested["stream"] = true.into();
-            assert_eq!(server.post(PATH, &requested).await, complete, "{further}");
-        }
-        errors.add(further, &complete);
-    }
-    insta::assert_snapshot!("completion_errors", errors);
-    let (status, answer) =
-        server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}))).await;
-    assert_eq!((status, &answer["error"]["type"]), (400, &json!("invalid_request_error")));
-    assert!(answer.to_string().contains("prompt.multimodal_data must be a list of images in base64"), "{answer}");
-    let all = server.answer(PATH, &body(json!({"prompt": ["a", "b", "c", "d"]}))).await;
-    assert_eq!(all.as_array().unwrap().len(), 4, "every slot is still free");
-}
-
-#[tokio::test]
-async fn body_that_is_not_json_is_rejected() {
-    let server = server().await;
-    let mut errors = ErrorTable::default();
-    for body in ["", "{", "{\"prompt\": [}", "[]", "\"text\""] {
-        let mut first = None;
-        for path in [PATH, "/completions", "/tokenize", "/detokenize", "/apply-template", "/infill"] {
-            let response = server.request(Method::POST, path).body(body).send().await.unwrap();
-            let status = response.status().as_u16();
-            let answer: (u16, Value) = (status, response.json().await.unwrap());
-            assert_eq!(answer.1["error"]["type"], "invalid_request_error");
-            assert_eq!(first.get_or_insert_with(|| answer.clone()), &answer, "{path} {body}");
-        }
-        errors.add(body, &first.unwrap());
-    }
-    insta::assert_snapshot!("body_errors", errors);
-}
-
-#[tokio::test]
-async fn failed_run_releases_slot() {
-    let server = server().await;
-    for _ in 0..6 {
-        let (status, answer) = server.post(PATH, &body(json!({"mods": ["refuse"]}))).await;
-        assert_eq!((status, answer["error"]["message"].as_str()), (422, Some("not today")), "{answer}");
-    }
-    let late = server.stream(PATH, &body(json!({"mods": ["refuse_late"], "stream": true, "n_predict": 30}))).await;
-    let last: Value = serde_json::from_str(late.last().unwrap()).unwrap();
-    assert_eq!((&last["error"]["message"], &last["error"]["code"]), (&json!("enough"), &json!(422)));
-    server.answer(PATH, &body(json!({}))).await;
-}
-
-#[tokio::test]
-async fn completions_route_equals_completion() {
+async fn completions_route_has_the_format_of_llama_server() {
     let answer = server().await.answer("/completions", &body(json!({}))).await;
     assert_eq!(answer["stop_type"], "limit");
 }

@@ -1,23 +1,21 @@
 //! `/v1/completions`: several prompts and answers, echo, and probabilities in the format of evaluation harnesses.
 
-use super::super::harness::server;
 use super::reference;
+use crate::harness::{server, with_fields};
 use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
 
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
-fn body(further: Value) -> Value {
-    let mut body = json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": true});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+fn body(fields: Value) -> Value {
+    with_fields(json!({"prompt": "Once upon a time", "max_tokens": 8, "temperature": 0, "ignore_eos": true}), &fields)
 }
 
 #[tokio::test]
 async fn several_prompts_and_answers_are_choices_in_order() {
     let server = server().await;
-    let texts = async |further: Value| {
-        let answer = server.answer(PATH, &body(further)).await;
+    let texts = async |fields: Value| {
+        let answer = server.answer(PATH, &body(fields)).await;
         let choices = answer["choices"].as_array().unwrap().clone();
         let indices: Vec<u64> = choices.iter().map(|choice| choice["index"].as_u64().unwrap()).collect();
         assert_eq!(indices, (0..choices.len() as u64).collect::<Vec<_>>());
@@ -58,7 +56,7 @@ async fn echo_returns_prompt_with_probabilities() {
         assert_eq!(logprobs["text_offset"][0], 0);
         let tops = logprobs["top_logprobs"].as_array().unwrap();
         assert_eq!((tops.len(), &tops[0]), (values.len(), &Value::Null));
-        // lm-evaluation-harness determines by this if a token was the most probable one.
+        // lm-evaluation-harness reads from this whether a token was the most probable one.
         for ((top, token), value) in tops.iter().zip(logprobs["tokens"].as_array().unwrap()).zip(values).skip(1) {
             assert_eq!(&top[token.as_str().unwrap()], value, "{top}");
         }
@@ -120,7 +118,7 @@ async fn answer_reports_settings_if_requested() {
 #[tokio::test]
 async fn unsupported_option_error_names_field() {
     let server = server().await;
-    for (further, status, param) in [
+    for (fields, status, param) in [
         (json!({"best_of": 2}), 400, "best_of"),
         (json!({"n": 0}), 400, "n"),
         (json!({"suffix": "the end"}), 501, "suffix"),
@@ -131,7 +129,7 @@ async fn unsupported_option_error_names_field() {
         (json!({"prompt": ["a", 5.5]}), 400, "prompt"),
         (json!({"top_p": 3}), 400, "top_p"),
     ] {
-        let (found, answer) = server.post(PATH, &body(further.clone())).await;
-        assert_eq!((found, answer["error"]["param"].as_str()), (status, Some(param)), "{further}: {answer}");
+        let (found, answer) = server.post(PATH, &body(fields.clone())).await;
+        assert_eq!((found, answer["error"]["param"].as_str()), (status, Some(param)), "{fields}: {answer}");
     }
 }

@@ -1,11 +1,12 @@
-//! Control vectors of the command line: answers change, and states of other vectors are rejected.
+//! Control vectors of the command line: answers change, and states saved with other vectors are rejected.
 
-use super::super::exact::gguf::Writer;
-use super::super::harness::{Server, folder, model, server, thunder};
+use crate::exact::gguf::Writer;
+use crate::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use thunder::model::llama::GgufHeader;
 
+/// Returns the path of a control vector for the tiny model.
 fn vector() -> PathBuf {
     let width = GgufHeader::read(&model()).unwrap().parameter("embedding_length").unwrap() as usize;
     let values: Vec<f32> = (0..width).map(|at| (at % 7) as f32 / 4.0 - 0.75).collect();
@@ -20,11 +21,11 @@ async fn probabilities(server: &Server) -> Value {
     server.answer("/completion", &body).await["completion_probabilities"].clone()
 }
 
-async fn state(server: &Server) -> Value {
+async fn save_state(server: &Server) -> Value {
     server.answer("/slots/0?action=save-state", &json!({})).await["state"].clone()
 }
 
-async fn restored(server: &Server, state: &Value) -> u16 {
+async fn restore_status(server: &Server, state: &Value) -> u16 {
     server.post("/slots/0?action=restore-state", &json!({"state": state})).await.0
 }
 
@@ -42,15 +43,15 @@ async fn control_vector_changes_answers_and_state_identity() {
         let unscaled = Server::start(&["--control-vector-scaled", &format!("{path}:0")]);
         unscaled.wait_ready().await;
         assert_eq!(probabilities(&unscaled).await, plain);
-        state(&unscaled).await
+        save_state(&unscaled).await
     };
-    let own = state(&with).await;
-    assert_eq!(restored(&with, &foreign).await, 400);
-    assert_eq!(restored(&with, &own).await, 200);
+    let own = save_state(&with).await;
+    assert_eq!(restore_status(&with, &foreign).await, 400);
+    assert_eq!(restore_status(&with, &own).await, 200);
 }
 
 #[test]
-fn missing_file_ends_start_with_its_name() {
+fn invalid_control_vector_ends_start() {
     let mut command = thunder();
     command.args(["serve", "--port", "0", "--data-dir"]).arg(folder()).arg("--model").arg(model());
     let output = command.arg("--control-vector").arg(model()).output().unwrap();

@@ -1,24 +1,22 @@
 //! Behaviour that clients and scripts written for llama-server rely on.
 
-use super::super::harness::{Server, message_of, server};
 use super::encoders;
+use crate::harness::{Server, client, message_of, server, with_fields};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
 const CHAT: &str = "/v1/chat/completions";
 
-fn hello(more: &Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2});
-    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-    body
+fn chat(fields: &Value) -> Value {
+    with_fields(json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2}), fields)
 }
 
 #[tokio::test]
 async fn unknown_model_name_selects_only_model() {
     let server = server().await;
     for (path, body) in [
-        (CHAT, hello(&json!({}))),
-        ("/v1/messages", hello(&json!({}))),
+        (CHAT, chat(&json!({}))),
+        ("/v1/messages", chat(&json!({}))),
         ("/v1/responses", json!({"input": "Hello!", "max_output_tokens": 2})),
         ("/v1/completions", json!({"prompt": "Once", "max_tokens": 2})),
         ("/completion", json!({"prompt": "Once", "n_predict": 2})),
@@ -29,11 +27,11 @@ async fn unknown_model_name_selects_only_model() {
             assert_eq!(server.answer(path, &body).await["model"], "tiny", "{path} {name}");
         }
     }
-    let answer = server.answer(CHAT, &hello(&json!({"model": "gpt-4o/log-top"}))).await;
+    let answer = server.answer(CHAT, &chat(&json!({"model": "gpt-4o/log-top"}))).await;
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
     assert_eq!(run["run"]["mods"][0], "log-top", "{run}");
     for name in ["tiny/typo", "openai/gpt-4o/typo"] {
-        let (status, answer) = server.post(CHAT, &hello(&json!({"model": name}))).await;
+        let (status, answer) = server.post(CHAT, &chat(&json!({"model": name}))).await;
         assert_eq!((status, &answer["error"]["code"]), (400, &json!("unknown_mod")), "{name}: {answer}");
     }
 }
@@ -48,9 +46,9 @@ async fn flags_of_llama_server_take_effect() {
     let n_ctx = &props["default_generation_settings"]["n_ctx"];
     assert_eq!((n_ctx, &props["total_slots"]), (&json!(256), &json!(2)), "each slot has the whole context");
 
-    let answer = server.answer(CHAT, &hello(&json!({}))).await;
+    let answer = server.answer(CHAT, &chat(&json!({}))).await;
     assert!(answer["__verbose"]["prompt"].as_str().unwrap().contains("Hello!"), "{answer}");
-    let answer = server.answer(CHAT, &hello(&json!({"verbose": false}))).await;
+    let answer = server.answer(CHAT, &chat(&json!({"verbose": false}))).await;
     assert_eq!(answer.get("__verbose"), None);
 
     assert_eq!(server.get("/slots").await.0, 501);
@@ -59,13 +57,13 @@ async fn flags_of_llama_server_take_effect() {
     assert_eq!(server.get("/sessions").await, (200, json!([])));
 
     let (_, models) = server.get("/models").await;
-    assert_eq!(models["data"][0]["aliases"], json!(["b", "a"]), "the aliases do not include the file name");
+    assert_eq!(models["data"][0]["aliases"], json!(["b", "a"]), "the aliases must not include the file name");
 
-    let before = counted(&server).await;
+    let before = token_counts(&server).await;
     server.answer("/v1/embeddings", &json!({"input": ["hello world", "goodbye"]})).await;
-    let after = counted(&server).await;
+    let after = token_counts(&server).await;
     assert!(after.0 > before.0 && after.1 > before.1, "{before:?} {after:?}");
-    assert_eq!(before.2, after.2, "nothing was generated");
+    assert_eq!(before.2, after.2, "an embedding generates no token");
 
     let (status, answer) = server.post("/completion", &json!({"prompt": "a river ".repeat(200)})).await;
     assert_eq!(status, 400);
@@ -73,8 +71,8 @@ async fn flags_of_llama_server_take_effect() {
     assert!(message.contains("this model's maximum context length is 256 tokens"), "{message}");
 }
 
-/// Returns the prompt tokens, calls of the model and generated tokens.
-async fn counted(server: &Server) -> (f64, f64, f64) {
+/// Returns the counts of prompt tokens, decodes and generated tokens.
+async fn token_counts(server: &Server) -> (f64, f64, f64) {
     let (_, text) = server.get("/metrics").await;
     let value = |name: &str| -> f64 {
         let line = text.as_str().unwrap().lines().find_map(|line| line.strip_prefix(&format!("llamacpp:{name} ")));
@@ -88,9 +86,9 @@ async fn reranking_is_counted_and_empty_text_is_embedded() {
     let classifier = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf");
     let server = Server::start(&["--model", classifier, "--reranking", "--metrics"]);
     server.wait_ready().await;
-    assert_eq!(counted(&server).await, (0.0, 0.0, 0.0));
+    assert_eq!(token_counts(&server).await, (0.0, 0.0, 0.0));
     let ranked = server.answer("/v1/rerank", &json!({"query": "a", "documents": ["a river", "the sky"]})).await;
-    let (prompt, decodes, _) = counted(&server).await;
+    let (prompt, decodes, _) = token_counts(&server).await;
     assert_eq!(Some(prompt), ranked["usage"]["prompt_tokens"].as_f64());
     assert!(decodes >= 1.0);
 
@@ -103,12 +101,12 @@ async fn reranking_is_counted_and_empty_text_is_embedded() {
 }
 
 #[tokio::test]
-async fn slot_shows_no_budget_after_run() {
+async fn slot_is_free_and_has_no_budget_after_its_run() {
     let server = Server::start(&["-np", "1"]);
     server.wait_ready().await;
     server.answer("/completion", &json!({"prompt": "Once", "n_predict": 3, "ignore_eos": true})).await;
     let (_, slots) = server.get("/slots").await;
-    assert_eq!(slots[0]["is_processing"], false, "the slot is free when the client has its answer");
+    assert_eq!(slots[0]["is_processing"], false, "the slot must be free when the answer is complete");
     let next = &slots[0]["next_token"][0];
     assert_eq!((&next["n_remain"], &next["n_decoded"]), (&json!(-1), &json!(0)), "{slots}");
 }
@@ -117,32 +115,28 @@ async fn slot_shows_no_budget_after_run() {
 async fn progress_begins_before_the_first_decode() {
     let server = Server::start(&["-np", "1", "-b", "32", "-ub", "32"]);
     server.wait_ready().await;
-    let more = json!({"stream": true, "return_progress": true, "timings_per_token": true, "cache_prompt": false});
-    let with = |mut body: Value| {
-        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        body
-    };
+    let fields = json!({"stream": true, "return_progress": true, "timings_per_token": true, "cache_prompt": false});
     let text = "the old fox went to the river ".repeat(12);
     let chat = json!({"messages": [{"role": "user", "content": text}], "max_tokens": 2});
     for (path, body) in [("/completion", json!({"prompt": text, "n_predict": 2})), (CHAT, chat)] {
-        let events = server.stream(path, &with(body)).await;
+        let events = server.stream(path, &with_fields(body, &fields)).await;
         let events = events.iter().filter_map(|event| serde_json::from_str::<Value>(event).ok());
         let events: Vec<Value> = events.filter(|event| event.get("prompt_progress").is_some()).collect();
-        check_progress(&events);
+        assert_progress(&events);
     }
-    let body = with(json!({"input": text, "max_output_tokens": 2}));
+    let body = with_fields(json!({"input": text, "max_output_tokens": 2}), &fields);
     let events = server.events("/v1/responses", &body).await;
     let progress = events.iter().filter(|(_, event)| event.get("prompt_progress").is_some());
     let progress: Vec<_> = progress.map(|(name, event)| (name.as_str(), event.clone())).collect();
     assert!(progress.iter().all(|(name, _)| *name == "response.in_progress"));
     let progress: Vec<Value> = progress.into_iter().map(|(_, event)| event).collect();
-    check_progress(&progress);
+    assert_progress(&progress);
     let deltas = || events.iter().filter(|(name, _)| name == "response.output_text.delta");
     assert!(deltas().all(|(_, event)| event["timings"]["predicted_n"].as_u64() > Some(0)), "{events:?}");
     assert!(deltas().count() > 0, "{events:?}");
 }
 
-fn check_progress(events: &[Value]) {
+fn assert_progress(events: &[Value]) {
     let number = |event: &Value, name: &str| event["prompt_progress"][name].as_u64().unwrap();
     let timing = |event: &Value, name: &str| event["timings"][name].as_f64().unwrap();
     let (first, last) = (events.first().unwrap(), events.last().unwrap());
@@ -153,7 +147,7 @@ fn check_progress(events: &[Value]) {
     assert_eq!(
         events.len() as u64,
         1 + number(last, "total").div_ceil(32),
-        "one report for each decode and one before"
+        "one report before the first decode and one for each decode"
     );
     assert!(events.is_sorted_by(|a, b| timing(a, "prompt_ms") < timing(b, "prompt_ms")));
 }
@@ -175,7 +169,7 @@ async fn continued_message_joins_its_parts_with_a_blank_line() {
 }
 
 /// Waits until `/props` reports that the model sleeps.
-async fn sleeps(server: &Server) {
+async fn wait_until_asleep(server: &Server) {
     let begun = Instant::now();
     while server.get("/props").await.1["is_sleeping"] != true {
         assert!(begun.elapsed() < Duration::from_mins(1), "the model does not sleep:\n{}", server.log());
@@ -190,14 +184,14 @@ async fn idle_model_sleeps_until_next_request() {
     let body = json!({"prompt": "Once", "n_predict": 8, "seed": 1, "ignore_eos": true});
     let first = server.answer("/completion", &body).await;
     let (_, awake) = server.get("/props").await;
-    let metrics = counted(&server).await;
-    // These requests neither keep the model awake nor wake it.
-    sleeps(&server).await;
+    let metrics = token_counts(&server).await;
+    wait_until_asleep(&server).await;
+    // The following requests do not wake the model.
     let (_, mut asleep) = server.get("/props").await;
     asleep["is_sleeping"] = false.into();
     assert_eq!(asleep["default_generation_settings"], awake["default_generation_settings"]);
     assert_eq!(asleep["chat_template"], awake["chat_template"]);
-    assert_eq!(counted(&server).await, metrics);
+    assert_eq!(token_counts(&server).await, metrics);
     assert_eq!(server.get("/health").await.0, 200);
     while server.get("/models").await.1["data"][0]["status"]["value"] != "sleeping" {
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -206,7 +200,7 @@ async fn idle_model_sleeps_until_next_request() {
     // A request wakes the model, even if it generates nothing.
     assert_eq!(server.answer("/completion", &body).await["content"], first["content"]);
     assert_eq!(server.get("/props").await.1["is_sleeping"], false);
-    sleeps(&server).await;
+    wait_until_asleep(&server).await;
     assert!(server.answer("/tokenize", &json!({"content": "Once"})).await["tokens"].is_array());
     // A run that takes longer than the idle time is not interrupted.
     let long = json!({"prompt": "Once", "n_predict": 1500, "ignore_eos": true});
@@ -218,11 +212,11 @@ async fn vertex_predictions_are_requests_to_other_routes() {
     let env = [("AIP_MODE", "PREDICTION"), ("AIP_HEALTH_ROUTE", "/alive"), ("AIP_HTTP_PORT", "0")];
     let server = Server::start_with_env(&["--port", "1", "--api-key", "k"], &env);
     server.wait_ready().await;
-    assert!(!server.base.ends_with(":1"), "AIP_HTTP_PORT has no effect");
-    let client = crate::harness::client().pool_max_idle_per_host(0).build().unwrap();
+    assert!(!server.base.ends_with(":1"), "AIP_HTTP_PORT must have an effect");
+    let client = client().pool_max_idle_per_host(0).build().unwrap();
     let url = |path: &str| format!("{}{path}", server.base);
     assert_eq!(client.get(url("/alive")).send().await.unwrap().status().as_u16(), 200);
-    let chat = hello(&json!({"@requestFormat": "chatCompletions", "stream": true}));
+    let chat = chat(&json!({"@requestFormat": "chatCompletions", "stream": true}));
     let body = json!({"instances": [
         chat,
         {"@requestFormat": "/tokenize", "content": "Once upon"},
@@ -239,6 +233,6 @@ async fn vertex_predictions_are_requests_to_other_routes() {
     assert!(predictions[1]["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{answer}");
     let messages: Vec<&str> = predictions[2..].iter().map(message_of).collect();
     insta::assert_json_snapshot!("invalid_predictions", messages);
-    let wrong = client.post(url("/predict")).json(&json!({"instances": {}})).bearer_auth("k").send().await.unwrap();
-    assert_eq!(wrong.status().as_u16(), 400);
+    let invalid = client.post(url("/predict")).json(&json!({"instances": {}})).bearer_auth("k").send().await.unwrap();
+    assert_eq!(invalid.status().as_u16(), 400);
 }

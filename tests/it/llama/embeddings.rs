@@ -1,12 +1,12 @@
-//! Embeddings in both formats.
+//! Embeddings in the formats of OpenAI and llama-server.
 
-use super::super::harness::{ErrorTable, Server};
 use super::{difference, encoders, expected, numbers, rejection};
+use crate::harness::{ErrorTable, Server};
 use base64::Engine as _;
 use serde_json::{Value, json};
 
 const OPENAI: &str = "/v1/embeddings";
-const NATIVE: &str = "/embeddings";
+const LLAMA_SERVER: &str = "/embeddings";
 const TEXT: &str = "I love this product, it works great!";
 
 fn embedding(answer: &Value, index: usize) -> Vec<f64> {
@@ -28,7 +28,7 @@ async fn embedding_has_openai_format() {
     assert!((length(&embedding(&answer, 0)) - 1.0).abs() < 1e-5);
 }
 
-/// A reranker also has embeddings, of the hidden state that its head reads; llama-server reads beyond a buffer here.
+/// The embedding is the hidden state that the head of the classifier reads.
 #[tokio::test]
 async fn classifier_embeds_first_token() {
     let server = encoders().await;
@@ -55,7 +55,7 @@ async fn input_forms_are_equivalent() {
         let answer = server.answer(OPENAI, &json!({"input": input})).await;
         assert!(difference(&embedding(&answer, 0), &plain) < 1e-4, "{input}");
     }
-    let native = server.answer(NATIVE, &json!({"content": TEXT})).await;
+    let native = server.answer(LLAMA_SERVER, &json!({"content": TEXT})).await;
     assert_eq!(native[0]["index"], 0);
     assert!(difference(&numbers(&native[0]["embedding"][0]), &plain) < 1e-4);
     assert_eq!(server.answer("/embedding", &json!({"input": TEXT})).await, native);
@@ -70,14 +70,14 @@ async fn batch_equals_single_texts() {
         let batch = server.answer(OPENAI, &json!({"model": model, "input": texts})).await;
         for (index, text) in texts.iter().enumerate() {
             let alone = server.answer(OPENAI, &json!({"model": model, "input": text})).await;
-            let far = difference(&embedding(&batch, index), &embedding(&alone, 0));
-            assert!(far < 2e-3, "{model}, {text}: {far}");
+            let deviation = difference(&embedding(&batch, index), &embedding(&alone, 0));
+            assert!(deviation < 2e-3, "{model}, {text}: {deviation}");
         }
     }
 }
 
 #[tokio::test]
-async fn numbers_have_requested_encoding() {
+async fn embedding_has_requested_encoding_and_norm() {
     let server = encoders().await;
     let plain = embedding(&server.answer(OPENAI, &json!({"input": TEXT})).await, 0);
     let answer = server.answer(OPENAI, &json!({"input": TEXT, "encoding_format": "base64"})).await;
@@ -107,16 +107,19 @@ async fn chat_model_generates_and_embeds() {
                       "ignore_eos": true});
     let chat_answer = server.answer("/v1/chat/completions", &chat).await;
     let body = json!({"model": "tiny", "input": input});
-    let (embedded, chat_answer_beside) =
+    let (embedded, concurrent_chat_answer) =
         tokio::join!(server.answer(OPENAI, &body), server.answer("/v1/chat/completions", &chat));
-    assert_eq!(chat_answer_beside["choices"][0]["message"]["content"], chat_answer["choices"][0]["message"]["content"]);
+    assert_eq!(
+        concurrent_chat_answer["choices"][0]["message"]["content"],
+        chat_answer["choices"][0]["message"]["content"]
+    );
     for index in 0..input.len() {
         assert!(difference(&embedding(&embedded, index), &embedding(&alone, index)) < 2e-3);
     }
     assert!((length(&embedding(&alone, 0)) - 1.0).abs() < 1e-5);
 }
 
-/// Longer than a physical batch of 512 tokens: a causal model evaluates it in parts.
+/// The text is longer than a physical batch of 512 tokens, so it is evaluated in parts.
 #[tokio::test]
 async fn chat_model_embeds_long_texts() {
     let server = encoders().await;
@@ -148,19 +151,19 @@ async fn invalid_body_error_names_field() {
     let image = json!({"input": [{"content": [{"type": "image_url"}]}]});
     errors.add(format!("{OPENAI} {image}"), &server.post(OPENAI, &image).await);
     for body in [json!({"content": 5}), json!({}), json!({"input": [[]]})] {
-        let answer = server.post(NATIVE, &body).await;
+        let answer = server.post(LLAMA_SERVER, &body).await;
         rejection(&answer, 400);
-        errors.add(format!("{NATIVE} {body}"), &answer);
+        errors.add(format!("{LLAMA_SERVER} {body}"), &answer);
     }
     insta::assert_snapshot!("embedding_errors", errors);
 }
 
 #[tokio::test]
-async fn every_token_has_its_own_embedding_without_pooling() {
+async fn every_token_has_an_embedding_without_pooling() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/classifier.gguf");
     let server = Server::start(&["--model", path, "--embedding", "--pooling", "none"]);
     server.wait_ready().await;
-    let native = server.answer(NATIVE, &json!({"input": [TEXT, "terrible"]})).await;
+    let native = server.answer(LLAMA_SERVER, &json!({"input": [TEXT, "terrible"]})).await;
     assert_eq!(native[0]["embedding"].as_array().unwrap().len(), 11);
     let rows: Vec<Vec<f64>> = native[1]["embedding"].as_array().unwrap().iter().map(numbers).collect();
     assert_eq!(rows.len(), 3);

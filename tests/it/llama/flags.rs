@@ -1,6 +1,6 @@
 //! A command line and an environment written for llama-server.
 
-use super::super::harness::{Server, folder, server, thunder};
+use crate::harness::{Server, folder, server, thunder};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -38,21 +38,22 @@ async fn defaults_of_requests_come_from_flags() {
     assert_eq!((&params["stop"], &props["total_slots"]), (&json!(["xyzzy"]), &json!(2)));
     let answer = server.answer("/completion", &json!({"prompt": "Once", "ignore_eos": true})).await;
     assert_eq!((&answer["tokens_predicted"], &answer["generation_settings"]["seed"]), (&json!(5), &json!(42)));
-    let printed = json!({"prompt": "Once", "ignore_eos": true, "temperature": 0.5, "n_predict": 3});
-    let printed = server.answer("/completion", &printed).await;
+    let body = json!({"prompt": "Once", "ignore_eos": true, "temperature": 0.5, "n_predict": 3});
+    let overridden = server.answer("/completion", &body).await;
     assert_eq!(
-        (&printed["tokens_predicted"], &printed["generation_settings"]["temperature"]),
+        (&overridden["tokens_predicted"], &overridden["generation_settings"]["temperature"]),
         (&json!(3), &json!(0.5))
     );
-    let ends = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
-    let prompt = server.answer("/apply-template", &json!({"messages": ends})).await;
+    let messages = [json!({"role": "user", "content": "a"}), json!({"role": "assistant", "content": "b"})];
+    let prompt = server.answer("/apply-template", &json!({"messages": messages})).await;
     let prompt = prompt["prompt"].as_str().unwrap();
     assert!(prompt.ends_with("b<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{prompt}");
     let openai = server.answer("/v1/completions", &json!({"prompt": "Once", "ignore_eos": true})).await;
     assert_eq!(openai["usage"]["completion_tokens"], 5);
 }
 
-fn refused(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+/// Returns the error output of a server that does not start.
+fn start_error(arguments: &[&str], variables: &[(&str, &str)]) -> String {
     let mut command = thunder();
     command.args(["serve", "--data-dir"]).arg(folder()).args(arguments).envs(variables.iter().copied());
     let output = command.output().unwrap();
@@ -65,7 +66,7 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
     for (arguments, expected) in [
         (&["--metrisc"][..], "--metrics"),
         (&["--slot-save-path", "/nowhere"], "--slot-save-path must be an existing folder"),
-        (&["-fa", "on", "--attention", "on"], "exclude each other"),
+        (&["-fa", "on", "--attention", "on"], "mutually exclusive"),
         (&["-ctv", "q8_0", "--attention", "on"], "--attention auto"),
         (&["-ctk", "q3"], "is not a KV cache type"),
         (&["--strict-model-names", "--any-model-name"], "cannot be used with"),
@@ -99,22 +100,22 @@ fn invalid_flags_are_rejected_with_the_valid_values() {
         (&["-ctkd", "q3"], "is not a KV cache type"),
         (&["-ngld", "most"], "neither a number of layers nor auto or all"),
     ] {
-        let printed = refused(arguments, &[]);
-        assert!(printed.contains(expected), "{arguments:?}: {printed}");
+        let error = start_error(arguments, &[]);
+        assert!(error.contains(expected), "{arguments:?}: {error}");
     }
 }
 
 #[test]
 fn llama_server_variables_are_read_after_thunder_variables() {
-    let printed = refused(&[], &[("LLAMA_ARG_N_PARALLEL", "0")]);
-    assert!(printed.contains("--parallel must be between 1 and 256, got 0"), "{printed}");
-    let printed = refused(&[], &[("LLAMA_ARG_N_PARALLEL", "4"), ("THUNDER_PARALLEL", "0")]);
-    assert!(printed.contains("got 0"), "{printed}");
-    let printed = refused(&[], &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")]);
-    assert!(printed.contains("/nowhere.gguf"), "{printed}");
+    let error = start_error(&[], &[("LLAMA_ARG_N_PARALLEL", "0")]);
+    assert!(error.contains("--parallel must be between 1 and 256, got 0"), "{error}");
+    let error = start_error(&[], &[("LLAMA_ARG_N_PARALLEL", "4"), ("THUNDER_PARALLEL", "0")]);
+    assert!(error.contains("got 0"), "{error}");
+    let error = start_error(&[], &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")]);
+    assert!(error.contains("/nowhere.gguf"), "{error}");
 }
 
-/// Returns the most probable answer to a prompt of some length.
+/// Returns the most probable answer to a prompt.
 async fn greedy(server: &Server) -> Value {
     let prompt = "the old fox and the young owl went to the river ".repeat(4);
     let body = json!({"prompt": prompt, "n_predict": 24, "temperature": 0, "ignore_eos": true, "cache_prompt": false});
@@ -122,7 +123,7 @@ async fn greedy(server: &Server) -> Value {
 }
 
 #[tokio::test]
-async fn flags_without_effect_are_logged_and_answers_stay() {
+async fn flags_without_effect_are_logged_and_change_no_answer() {
     let flags = [
         "--poll",
         "0",
@@ -164,16 +165,16 @@ async fn flags_without_effect_are_logged_and_answers_stay() {
     assert_eq!(models["data"][0]["tags"], json!(["small", "random"]));
     let vector = tuned.answer("/v1/embeddings", &json!({"input": "owl"})).await["data"][0]["embedding"].clone();
     let length: f64 = vector.as_array().unwrap().iter().map(|x| x.as_f64().unwrap().powi(2)).sum();
-    assert!((length - 1.0).abs() > 0.01, "the vector is not normalized: {length}");
+    assert!((length - 1.0).abs() > 0.01, "the vector must not be normalized: {length}");
 }
 
 #[tokio::test]
-async fn positions_and_the_file_can_be_overridden() {
-    let usual = greedy(server().await).await;
+async fn rope_flags_and_metadata_overrides_take_effect() {
+    let default = greedy(server().await).await;
     for flags in [&["--rope-freq-base", "100"][..], &["--rope-scaling", "linear", "--rope-scale", "8"]] {
         let scaled = Server::start(flags);
         scaled.wait_ready().await;
-        assert_ne!(greedy(&scaled).await, usual, "{flags:?}");
+        assert_ne!(greedy(&scaled).await, default, "{flags:?}");
     }
     let before = server().await.get("/v1/models").await.1["data"][0]["meta"]["n_ctx_train"].clone();
     let overridden =
@@ -182,12 +183,12 @@ async fn positions_and_the_file_can_be_overridden() {
     let meta = overridden.get("/v1/models").await.1["data"][0]["meta"].clone();
     assert_eq!(meta["n_ctx_train"], 77, "{before}: {meta}");
     let state = server().await.answer("/slots/0?action=save-state", &json!({})).await;
-    let (status, refused) = overridden.post("/slots/0?action=restore-state", &json!({"state": state["state"]})).await;
-    assert_eq!(status, 400, "a state with other settings is rejected: {refused}");
+    let (status, error) = overridden.post("/slots/0?action=restore-state", &json!({"state": state["state"]})).await;
+    assert_eq!(status, 400, "a state with other settings must be rejected: {error}");
 }
 
 #[tokio::test]
-async fn log_can_go_to_file_and_unused_variables_are_reported() {
+async fn log_file_contains_warnings_about_unused_variables() {
     let folder = folder();
     let log = folder.join("thunder.log");
     let mut command = thunder();
@@ -204,26 +205,26 @@ async fn log_can_go_to_file_and_unused_variables_are_reported() {
     ] {
         assert!(log.contains(note), "{log}");
     }
-    assert!(!log.contains('\x1b'), "a log file has no colours: {log}");
+    assert!(!log.contains('\x1b'), "a log file must have no colors: {log}");
 }
 
 #[tokio::test]
 async fn drafts_are_counted_and_change_no_answer() {
     let drafting = Server::start(&["-np", "1", "--metrics", "--spec-type", "ngram-simple", "--draft-max", "8"]);
     drafting.wait_ready().await;
-    let ask = json!({
+    let body = json!({
         "prompt": "abcabcabc", "temperature": 0.0, "n_predict": 64, "n_probs": 2,
         "grammar": format!("root ::= {:?}", "abc".repeat(60))
     });
-    let drafted = drafting.answer("/completion", &ask).await;
-    let plain = server().await.answer("/completion", &ask).await;
+    let drafted = drafting.answer("/completion", &body).await;
+    let plain = server().await.answer("/completion", &body).await;
     assert_eq!((&drafted["content"], &drafted["tokens_predicted"]), (&plain["content"], &json!(64)));
     let (count, accepted) = (&drafted["timings"]["draft_n"], &drafted["timings"]["draft_n_accepted"]);
     assert!(accepted.as_u64().unwrap() > 0 && accepted.as_u64() <= count.as_u64(), "{}", drafted["timings"]);
     assert_eq!(plain["timings"]["draft_n"], Value::Null);
     let settings = &drafted["generation_settings"];
     assert_eq!((&settings["speculative.types"], &settings["speculative.n_max"]), (&json!("ngram-simple"), &json!(8)));
-    let mut without = ask.clone();
+    let mut without = body.clone();
     without["speculative.n_max"] = json!(0);
     let without = drafting.answer("/completion", &without).await;
     assert_eq!((&without["content"], &without["timings"]["draft_n"]), (&plain["content"], &Value::Null));

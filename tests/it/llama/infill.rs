@@ -1,6 +1,6 @@
 //! `/infill` and `suffix`, on a model with infill tokens and one without.
 
-use super::super::harness::{ErrorTable, Server, folder, model, server};
+use crate::harness::{ErrorTable, Server, folder, model, server};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
@@ -8,8 +8,8 @@ const PREFIX: u32 = 3;
 const SUFFIX: u32 = 4;
 const MIDDLE: u32 = 5;
 
-/// Returns the tiny model, with three tokens renamed to infill tokens.
-fn filling_model() -> PathBuf {
+/// Returns the tiny model with three of its tokens as infill tokens.
+fn infill_model() -> PathBuf {
     /// Magic, version, number of tensors, number of entries.
     const HEADER: usize = 24;
     let bytes = std::fs::read(model()).unwrap();
@@ -23,12 +23,12 @@ fn filling_model() -> PathBuf {
     for (name, token) in [("pre", PREFIX), ("suf", SUFFIX), ("mid", MIDDLE)] {
         entry(&format!("tokenizer.ggml.fim_{name}_token_id"), 4, &token.to_le_bytes());
     }
-    // The tensors stay where they are modulo their alignment.
+    // The entries have a multiple of 32 bytes, so the tensors remain aligned.
     entry("pad.ab", 0, &[0]);
     assert_eq!(entries.len() % 32, 0);
     let count = u64::from_le_bytes(bytes[16..HEADER].try_into().unwrap()) + 4;
     let patched = [&bytes[..16], &count.to_le_bytes(), &entries, &bytes[HEADER..]].concat();
-    let path = folder().join("filling.gguf");
+    let path = folder().join("infill.gguf");
     std::fs::write(&path, patched).unwrap();
     path
 }
@@ -40,34 +40,34 @@ async fn tokens(server: &Server, text: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn infill_generates_text_between_two_texts() {
-    let server = Server::start(&["--model", filling_model().to_str().unwrap(), "-c", "512", "-np", "1"]);
+    let server = Server::start(&["--model", infill_model().to_str().unwrap(), "-c", "512", "-np", "1"]);
     server.wait_ready().await;
-    let (before, behind) = ("def main():\n", "\n\nmain()");
-    let body = json!({"input_prefix": before, "input_suffix": behind, "prompt": "    p", "n_predict": 4,
+    let (before, after) = ("def main():\n", "\n\nmain()");
+    let body = json!({"input_prefix": before, "input_suffix": after, "prompt": "    p", "n_predict": 4,
                       "temperature": 0, "ignore_eos": true});
     let answer = server.answer("/infill", &body).await;
     let (prefix, line) = (tokens(&server, before).await, tokens(&server, "    p").await);
-    let suffix = [vec![json!(SUFFIX)], tokens(&server, behind).await].concat();
-    let around =
+    let suffix = [vec![json!(SUFFIX)], tokens(&server, after).await].concat();
+    let infill_tokens =
         |prefix: &[Vec<Value>]| [vec![json!(PREFIX)], prefix.concat(), suffix.clone(), vec![json!(MIDDLE)]].concat();
-    let prompt = around(&[prefix.clone(), line]);
-    let parts = around(&[prefix]);
+    let prompt = infill_tokens(&[prefix.clone(), line]);
+    let parts = infill_tokens(&[prefix]);
     let plain = json!({"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": true});
     assert_eq!(answer["content"], server.answer("/completion", &plain).await["content"]);
     assert_eq!(answer["tokens_evaluated"], prompt.len());
 
-    let suffix = json!({"prompt": before, "suffix": behind, "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+    let suffix = json!({"prompt": before, "suffix": after, "max_tokens": 4, "temperature": 0, "ignore_eos": true});
     let completed = server.answer("/v1/completions", &suffix).await;
     assert_eq!(completed["usage"]["prompt_tokens"], parts.len());
 
     let extra = json!([{"filename": "a.py", "text": "x = 1\n"}]);
-    let longer = json!({"input_prefix": before, "input_suffix": behind, "input_extra": extra, "n_predict": 1});
+    let longer = json!({"input_prefix": before, "input_suffix": after, "input_extra": extra, "n_predict": 1});
     let longer = server.answer("/infill", &longer).await;
     assert!(longer["prompt"].as_str().unwrap().contains("x = 1"), "{longer}");
-    let far = "word ".repeat(3000);
-    let cut = json!({"input_prefix": far, "input_suffix": far, "n_predict": 4, "temperature": 0});
-    let cut = server.answer("/infill", &cut).await;
-    assert!(cut["tokens_evaluated"].as_u64().unwrap() < 512, "text far from the gap is omitted");
+    let long = "word ".repeat(3000);
+    let truncated = json!({"input_prefix": long, "input_suffix": long, "n_predict": 4, "temperature": 0});
+    let truncated = server.answer("/infill", &truncated).await;
+    assert!(truncated["tokens_evaluated"].as_u64().unwrap() < 512, "text far from the gap must be omitted");
 
     let mut errors = ErrorTable::default();
     for body in [
@@ -82,15 +82,14 @@ async fn infill_generates_text_between_two_texts() {
 }
 
 #[tokio::test]
-async fn suffix_can_precede_prefix() {
-    let server =
-        Server::start(&["--model", filling_model().to_str().unwrap(), "-c", "512", "-np", "1", "--spm-infill"]);
+async fn spm_infill_flag_puts_suffix_before_prefix() {
+    let server = Server::start(&["--model", infill_model().to_str().unwrap(), "-c", "512", "-np", "1", "--spm-infill"]);
     server.wait_ready().await;
     let body = json!({"input_prefix": "def main():", "input_suffix": "main()", "prompt": "p", "n_predict": 4, "temperature": 0});
     let answer = server.answer("/infill", &body).await;
-    let (before, line, behind) =
+    let (before, line, after) =
         (tokens(&server, "def main():").await, tokens(&server, "p").await, tokens(&server, "main()").await);
-    let prompt = [vec![json!(SUFFIX)], behind, vec![json!(PREFIX)], before, line, vec![json!(MIDDLE)]].concat();
+    let prompt = [vec![json!(SUFFIX)], after, vec![json!(PREFIX)], before, line, vec![json!(MIDDLE)]].concat();
     let plain = json!({"prompt": prompt, "n_predict": 4, "temperature": 0});
     assert_eq!(answer["content"], server.answer("/completion", &plain).await["content"]);
     assert_eq!(answer["tokens_evaluated"], prompt.len());

@@ -1,7 +1,7 @@
-//! LoRA adapters: their effect on a request compared with llama.cpp, and separate states for each set.
+//! LoRA adapters: their effect compared with llama.cpp, and separate states for each set of adapters.
 
-use super::super::harness::{ErrorTable, Server, folder, thunder};
 use super::reference;
+use crate::harness::{ErrorTable, Server, folder, thunder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::LazyLock;
@@ -44,8 +44,8 @@ async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
 async fn answer_with_adapter_equals_llama_cpp() {
     let server = server().await;
     let references = expected(server, &[0.0, 1.0, 0.5]).await;
-    assert!(references[0] != references[1] && references[1] != references[2], "the adapter changes the answer");
-    // Repeatedly in both orders, so that states of another set would be noticed.
+    assert!(references[0] != references[1] && references[1] != references[2], "the adapter must change the answer");
+    // The second round fails if a request reuses the state of another set of adapters.
     for _ in 0..2 {
         let with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
         assert_eq!(with(json!([])).await, references[0]);
@@ -54,10 +54,10 @@ async fn answer_with_adapter_equals_llama_cpp() {
         // The effects of two equal adapters add up.
         assert_eq!(with(json!([{"id": 0, "scale": 0.25}, {"id": 1, "scale": 0.25}])).await, references[2]);
     }
-    let again = server.answer("/completion", &body(&json!([{"id": 0, "scale": 0.5}]))).await;
-    let twice = server.answer("/completion", &body(&json!([{"scale": 0.5, "id": 0}]))).await;
-    assert!(twice["timings"]["cache_n"].as_u64().unwrap() > 5, "{again} {twice}");
-    assert_eq!(twice["generation_settings"]["lora"], json!([{"id": 0, "scale": 0.5}]));
+    let first = server.answer("/completion", &body(&json!([{"id": 0, "scale": 0.5}]))).await;
+    let second = server.answer("/completion", &body(&json!([{"scale": 0.5, "id": 0}]))).await;
+    assert!(second["timings"]["cache_n"].as_u64().unwrap() > 5, "{first} {second}");
+    assert_eq!(second["generation_settings"]["lora"], json!([{"id": 0, "scale": 0.5}]));
     let slots = server.get("/slots").await.1;
     let lora = |slot: &Value| slot["params"]["lora"].clone();
     assert!(slots.as_array().unwrap().iter().any(|slot| lora(slot) == json!([{"id": 0, "scale": 0.5}])), "{slots}");
@@ -95,8 +95,8 @@ async fn saved_state_identifies_its_adapters() {
     one["prompt"] = json!(format!("{PROMPT}{}", answer["content"].as_str().unwrap()));
     let next = server.answer("/completion", &one).await;
     assert!(next["timings"]["cache_n"].as_u64().unwrap() > 10, "{next}");
-    // A server without the adapter rejects the state of one with it.
-    let plain = super::super::harness::server().await;
+    // A server without the adapter rejects a state that was saved with it.
+    let plain = crate::harness::server().await;
     let message =
         super::rejection(&plain.post("/slots/3?action=restore-state", &json!({"state": saved["state"]})).await, 400);
     assert!(message.contains("LoRA"), "{message}");
@@ -117,9 +117,9 @@ async fn scales_are_listed_and_set() {
     server.answer("/lora-adapters", &json!([])).await;
     assert_eq!(server.get("/lora-adapters").await, (200, list(0.0)));
     let mut errors = ErrorTable::default();
-    for wrong in [json!([{"id": 1, "scale": 1}]), json!([{"id": 0, "scale": "much"}]), json!([0]), json!({"id": 0})] {
-        errors.add(format!("/lora-adapters {wrong}"), &server.post("/lora-adapters", &wrong).await);
-        errors.add(format!("/completion {wrong}"), &server.post("/completion", &body(&wrong)).await);
+    for invalid in [json!([{"id": 1, "scale": 1}]), json!([{"id": 0, "scale": "much"}]), json!([0]), json!({"id": 0})] {
+        errors.add(format!("/lora-adapters {invalid}"), &server.post("/lora-adapters", &invalid).await);
+        errors.add(format!("/completion {invalid}"), &server.post("/completion", &body(&invalid)).await);
     }
     insta::assert_snapshot!("adapter_errors", errors);
     let (status, answer) = server
@@ -133,16 +133,16 @@ async fn scales_are_listed_and_set() {
 
 #[test]
 fn incompatible_adapter_is_rejected_with_reason() {
-    let refused = |arguments: &[&str]| {
+    let start_error = |arguments: &[&str]| {
         let mut command = thunder();
-        command.args(["serve", "--model"]).arg(super::super::harness::model());
+        command.args(["serve", "--model"]).arg(crate::harness::model());
         command.arg("--data-dir").arg(folder()).args(["--listen", "127.0.0.1:0"]).args(arguments);
         let output = command.output().unwrap();
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
-    let message = refused(&["--lora", "/nowhere.gguf"]);
+    let message = start_error(&["--lora", "/nowhere.gguf"]);
     assert!(message.contains("no LoRA adapter at /nowhere.gguf"), "{message}");
-    let message = refused(&["--lora-scaled", "x.gguf"]);
+    let message = start_error(&["--lora-scaled", "x.gguf"]);
     assert!(message.contains("style.gguf:0.5"), "{message}");
 }

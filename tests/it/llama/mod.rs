@@ -1,4 +1,4 @@
-//! llama-server's own routes.
+//! The routes of llama-server.
 
 mod classify;
 mod completion;
@@ -8,6 +8,7 @@ mod drop_in;
 mod embeddings;
 mod flags;
 mod infill;
+mod invalid_requests;
 mod lora;
 mod monitor;
 mod props;
@@ -23,8 +24,8 @@ use serde_json::Value;
 use std::path::Path;
 use std::sync::LazyLock;
 
-/// Returns a server with all encoder features: the classifier by default, and by name every other model
-/// of the repository.
+/// Returns a server with embeddings and scores. Its default model is the classifier, and it loads every model of the
+/// repository by name.
 async fn encoders() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| {
         let models = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
@@ -40,7 +41,7 @@ async fn encoders() -> &'static Server {
             "--embedding",
         ])
     });
-    // Starting blocks; the test's own thread must not.
+    // The start blocks, and the thread of a test must not block.
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
@@ -60,7 +61,7 @@ fn difference(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
 }
 
-/// Returns the message of an error in llama-server's format, which must have that status.
+/// Returns the message of an error, which must have the format of llama-server and this status.
 fn rejection((status, answer): &(u16, Value), expected: u16) -> String {
     assert_eq!(*status, expected, "{answer}");
     assert_eq!(answer["error"]["code"], expected, "{answer}");

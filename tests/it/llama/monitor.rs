@@ -1,6 +1,6 @@
 //! `/slots` and `/metrics`.
 
-use super::super::harness::{Server, server};
+use crate::harness::{Server, server};
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ async fn slots_report_state() {
         stream.next().await.unwrap().unwrap();
         streams.push(stream);
     }
-    // The slot's state was updated at the last decode.
+    // Slots are updated after each decode.
     let mut busy = Value::Null;
     for _ in 0..200 {
         busy = server.get("/slots").await.1;
@@ -52,10 +52,10 @@ async fn slots_report_state() {
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("the slots are still taken");
+    panic!("the slots are still in use");
 }
 
-/// Returns the value of a metric, and checks its two comment lines.
+/// Returns the value of a metric, which must have a help line and a type line.
 fn metric(text: &str, name: &str) -> f64 {
     let lines: Vec<&str> = text.lines().collect();
     let at = lines
@@ -101,7 +101,7 @@ async fn metrics_are_cumulative() {
     assert!(metric(&text, "tokens_predicted_seconds_total") > 0.0);
     let rate = metric(&text, "predicted_tokens_seconds");
     assert!(rate > 0.0);
-    assert_eq!(metric(&scrape().await, "predicted_tokens_seconds"), rate, "another scraper gets the same values");
+    assert_eq!(metric(&scrape().await, "predicted_tokens_seconds"), rate, "every scraper gets the same values");
     assert_eq!((metric(&text, "requests_processing"), metric(&text, "requests_deferred")), (0.0, 0.0));
     assert_eq!(metric(&text, "n_busy_slots_per_decode"), 1.0);
     assert_eq!(text.lines().filter(|line| line.starts_with("llamacpp:")).count(), 15);

@@ -1,6 +1,6 @@
-//! `/props`, and errors of disabled routes.
+//! `/props`, and responses of disabled routes.
 
-use super::super::harness::{Server, server};
+use crate::harness::{Server, server};
 use serde_json::json;
 
 #[tokio::test]
@@ -38,7 +38,7 @@ async fn server_without_adapters_lists_none() {
 }
 
 #[tokio::test]
-async fn server_with_other_flags_is_tested() {
+async fn flags_enable_and_disable_routes() {
     let server = Server::start(&[
         "--props",
         "--no-slots",

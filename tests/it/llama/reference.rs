@@ -1,6 +1,6 @@
 //! Reference answers, computed by llama.cpp without Thunder's engine.
 
-use super::super::harness;
+use crate::harness;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::LlamaModel;
@@ -9,13 +9,12 @@ use llama_cpp_2::token::LlamaToken;
 use std::num::NonZeroU32;
 use std::path::Path;
 
-/// Returns the most probable continuation of these tokens, and the log-probabilities of the prompt's tokens from the second
-/// on, followed by those of the continuation's tokens.
+/// Returns the most probable continuation of these tokens, and the log-probabilities of all tokens after the first.
 pub fn greedy(prompt: &[i32], count: usize) -> (Vec<i32>, Vec<f64>) {
     run(prompt, count, None, &[])
 }
 
-/// Returns the same with a LoRA adapter at that scale, and without the `banned` tokens.
+/// Returns the most probable continuation with a LoRA adapter at a scale, and without the `banned` tokens.
 pub fn greedy_with(prompt: &[i32], count: usize, adapter: Option<(&Path, f32)>, banned: &[i32]) -> Vec<i32> {
     run(prompt, count, adapter, banned).0
 }

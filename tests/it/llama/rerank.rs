@@ -1,17 +1,15 @@
-//! Reranking in both formats.
+//! Reranking in the formats of Jina and Text Embeddings Inference.
 
-use super::super::harness::ErrorTable;
 use super::{encoders, expected, rejection};
+use crate::harness::{ErrorTable, with_fields};
 use serde_json::{Value, json};
 
 const ROUTE: &str = "/v1/rerank";
 const QUERY: &str = "the fox";
 const DOCUMENTS: [&str; 3] = ["a river", "the old fox", "owl"];
 
-fn body(further: &Value) -> Value {
-    let mut body = json!({"model": "reranker", "query": QUERY, "documents": DOCUMENTS});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+fn body(fields: &Value) -> Value {
+    with_fields(json!({"model": "reranker", "query": QUERY, "documents": DOCUMENTS}), fields)
 }
 
 #[tokio::test]
@@ -29,7 +27,7 @@ async fn documents_are_sorted_by_their_score() {
         let found = result["relevance_score"].as_f64().unwrap();
         assert!((found - reference).abs() < 0.01, "{document}: {found}, not {reference}");
     }
-    // Each pair is [CLS] the fox [SEP] … [SEP].
+    // The tokens of each pair are [CLS] the fox [SEP] … [SEP].
     assert_eq!(answer["usage"], json!({"prompt_tokens": 21, "total_tokens": 21}));
     for alias in ["/rerank", "/reranking", "/v1/reranking"] {
         assert_eq!(server.answer(alias, &body(&json!({}))).await, answer, "{alias}");
@@ -54,7 +52,7 @@ async fn chat_model_ranks_with_template() {
 }
 
 #[tokio::test]
-async fn top_n_limits_documents_with_texts() {
+async fn top_n_limits_the_returned_documents() {
     let server = encoders().await;
     let answer = server.answer(ROUTE, &body(&json!({"top_n": 2, "return_documents": true}))).await;
     let results = answer["results"].as_array().unwrap();
@@ -66,9 +64,9 @@ async fn top_n_limits_documents_with_texts() {
     let [first] = &answer.as_array().unwrap()[..] else { panic!("{answer}") };
     assert_eq!((&first["index"], &first["text"]), (&json!(2), &json!("owl")));
     assert!(first["score"].is_number());
-    let bare = server.answer(ROUTE, &json!({"model": "reranker", "query": QUERY, "texts": DOCUMENTS})).await;
-    assert_eq!(bare.as_array().unwrap().len(), 3);
-    assert!(bare[0].get("text").is_none());
+    let without_texts = server.answer(ROUTE, &json!({"model": "reranker", "query": QUERY, "texts": DOCUMENTS})).await;
+    assert_eq!(without_texts.as_array().unwrap().len(), 3);
+    assert!(without_texts[0].get("text").is_none());
 }
 
 #[tokio::test]
@@ -81,7 +79,7 @@ async fn empty_document_has_score() {
 async fn invalid_body_error_names_field() {
     let server = encoders().await;
     let mut errors = ErrorTable::default();
-    for further in [
+    for fields in [
         json!({"query": null}),
         json!({"query": 5}),
         json!({"documents": null}),
@@ -91,11 +89,11 @@ async fn invalid_body_error_names_field() {
         json!({"top_n": 0}),
         json!({"documents": ["a", "owl ".repeat(80)]}),
     ] {
-        let answer = server.post(ROUTE, &body(&further)).await;
+        let answer = server.post(ROUTE, &body(&fields)).await;
         rejection(&answer, 400);
-        errors.add(further, &answer);
+        errors.add(fields, &answer);
     }
     insta::assert_snapshot!("rerank_errors", errors);
-    let classifies = server.post(ROUTE, &body(&json!({"model": "classifier"}))).await;
-    assert!(rejection(&classifies, 501).contains("NEGATIVE, NEUTRAL, POSITIVE"));
+    let answer = server.post(ROUTE, &body(&json!({"model": "classifier"}))).await;
+    assert!(rejection(&answer, 501).contains("NEGATIVE, NEUTRAL, POSITIVE"));
 }

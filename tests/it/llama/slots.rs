@@ -1,6 +1,6 @@
-//! Slot actions over HTTP: all fields of the specification, states as bytes and as base64, files, errors.
+//! Slot actions over HTTP: fields of responses, states as bytes and as base64, files, errors.
 
-use super::super::harness::{ErrorTable, Server, folder, message_of, server};
+use crate::harness::{ErrorTable, Server, folder, message_of, server};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::{Method, StatusCode};
@@ -8,21 +8,23 @@ use serde_json::{Value, json};
 
 const OCTETS: &str = "application/octet-stream";
 
-fn completion_request(prompt: &str, slot: u32, n_predict: u32) -> Value {
+pub fn completion_request(prompt: &str, slot: u32, n_predict: u32) -> Value {
     json!({"prompt": prompt, "id_slot": slot, "n_predict": n_predict, "temperature": 0, "ignore_eos": true, "return_tokens": true})
 }
 
+/// Sends a slot action.
 async fn act(server: &Server, slot: u32, action: &str, body: &Value) -> (u16, Value) {
     server.post(&format!("/slots/{slot}?action={action}"), body).await
 }
 
-async fn done(server: &Server, slot: u32, action: &str, body: &Value) -> Value {
+/// Sends a slot action that must succeed.
+async fn act_ok(server: &Server, slot: u32, action: &str, body: &Value) -> Value {
     let (status, answer) = act(server, slot, action, body).await;
     assert_eq!(status, 200, "{action}: {answer}");
     answer
 }
 
-fn keys(value: &Value) -> Vec<&str> {
+pub fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
@@ -33,19 +35,19 @@ async fn state_is_saved_and_restored_into_another_slot() {
     let prompt = "The quick brown fox jumps over the lazy dog, and then it sleeps.";
     let first = server.answer("/completion", &completion_request(prompt, 0, 8)).await;
     assert_eq!(first["id_slot"], 0);
-    let saved = done(&server, 0, "save-state", &json!({})).await;
+    let saved = act_ok(&server, 0, "save-state", &json!({})).await;
     assert_eq!(keys(&saved), ["id_slot", "n_tokens", "n_bytes", "t_ms", "state"]);
     let block = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
     assert_eq!((block.len() as u64, &block[..4]), (saved["n_bytes"].as_u64().unwrap(), &b"SES1"[..]));
     let count = u32::from_le_bytes(block[4..8].try_into().unwrap());
     assert_eq!(u64::from(count), saved["n_tokens"].as_u64().unwrap());
-    let tokens = done(&server, 0, "tokens", &json!({})).await;
+    let tokens = act_ok(&server, 0, "tokens", &json!({})).await;
     assert_eq!(keys(&tokens), ["id_slot", "n_tokens", "tokens", "n_prompt_tokens_processed"]);
     let listed: Vec<i32> = serde_json::from_value(tokens["tokens"].clone()).unwrap();
-    let inside: Vec<i32> =
+    let in_state: Vec<i32> =
         block[8..8 + 4 * count as usize].chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
-    assert_eq!((listed.len() as u32, &listed), (count, &inside));
-    // Binary, as requested by the headers.
+    assert_eq!((listed.len() as u32, &listed), (count, &in_state));
+    // The headers request binary states.
     let path = "/slots/0?action=save-state";
     let response = server.request(Method::POST, path).header("accept", OCTETS).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], OCTETS);
@@ -64,7 +66,7 @@ async fn state_is_saved_and_restored_into_another_slot() {
     let again = server.answer("/completion", &completion_request(&longer, 1, 12)).await;
     assert_eq!((&again["tokens"], &again["content"]), (&expected["tokens"], &expected["content"]));
     assert!(again["timings"]["cache_n"].as_u64().unwrap() >= u64::from(count) - 3, "{}", again["timings"]);
-    let json = done(&server, 0, "restore-state", &json!({"state": saved["state"]})).await;
+    let json = act_ok(&server, 0, "restore-state", &json!({"state": saved["state"]})).await;
     assert_eq!(json["id_slot"], 0);
     let again = server.answer("/completion", &completion_request(&longer, 0, 12)).await;
     assert_eq!(again["tokens"], expected["tokens"]);
@@ -75,9 +77,9 @@ async fn incompatible_state_is_rejected_with_reason() {
     let server = Server::start(&["-np", "2"]);
     server.wait_ready().await;
     server.answer("/completion", &completion_request("One prompt, of some length.", 0, 4)).await;
-    let saved = done(&server, 0, "save-state", &json!({})).await;
+    let saved = act_ok(&server, 0, "save-state", &json!({})).await;
     let block = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
-    let before = done(&server, 0, "tokens", &json!({})).await;
+    let before = act_ok(&server, 0, "tokens", &json!({})).await;
     let send = async |block: Vec<u8>| {
         let state = STANDARD.encode(block);
         act(&server, 0, "restore-state", &json!({ "state": state })).await
@@ -96,15 +98,15 @@ async fn incompatible_state_is_rejected_with_reason() {
         errors.add(path, &server.post(path, &json!({})).await);
     }
     insta::assert_snapshot!("state_errors", errors);
-    let after = done(&server, 0, "tokens", &json!({})).await;
+    let after = act_ok(&server, 0, "tokens", &json!({})).await;
     assert_eq!(after["tokens"], before["tokens"]);
-    let flood = vec![b'x'; 8 << 20];
+    let too_large = vec![b'x'; 8 << 20];
     let path = "/slots/0?action=restore-state";
-    let large = server.request(Method::POST, path).header("content-type", OCTETS).body(flood).send().await;
+    let large = server.request(Method::POST, path).header("content-type", OCTETS).body(too_large).send().await;
     let large = large.unwrap();
     assert_eq!(large.status(), StatusCode::BAD_REQUEST);
     assert!(large.text().await.unwrap().contains("the snapshot is too large"));
-    // As the command base64 writes it.
+    // The command `base64` writes lines of 76 characters.
     let text = STANDARD.encode(&block);
     let lines: Vec<&str> = text.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
     assert_eq!(act(&server, 0, "restore-state", &json!({ "state": lines.join("\n") })).await.0, 200);
@@ -117,7 +119,7 @@ async fn context_shift_removes_tokens_from_middle() {
     server.wait_ready().await;
     let text = "One two three four five six seven eight nine ten eleven twelve thirteen fourteen.";
     server.answer("/completion", &completion_request(text, 0, 1)).await;
-    let before = done(&server, 0, "tokens", &json!({})).await;
+    let before = act_ok(&server, 0, "tokens", &json!({})).await;
     let mut tokens: Vec<i32> = serde_json::from_value(before["tokens"].clone()).unwrap();
     let len = tokens.len();
     assert_eq!(before["n_prompt_tokens_processed"], before["n_tokens"]);
@@ -132,12 +134,12 @@ async fn context_shift_removes_tokens_from_middle() {
         errors.add(&body, &shift(body.clone()).await);
     }
     insta::assert_snapshot!("context_shift_errors", errors);
-    let answer = done(&server, 0, "context-shift", &json!({"n_keep": 4, "n_discard": 6})).await;
+    let answer = act_ok(&server, 0, "context-shift", &json!({"n_keep": 4, "n_discard": 6})).await;
     assert_eq!(answer, json!({"success": true, "new_n_tokens": len - 6}));
     tokens.drain(4..10);
-    let after = done(&server, 0, "tokens", &json!({})).await;
+    let after = act_ok(&server, 0, "tokens", &json!({})).await;
     assert_eq!(after["tokens"], json!(tokens));
-    // The slot can be used: the remaining tokens are cached.
+    // The remaining tokens are cached for the next request.
     let mut prompt = tokens.clone();
     prompt.push(60);
     let body = json!({"prompt": prompt, "id_slot": 0, "n_predict": 3, "ignore_eos": true});
@@ -159,7 +161,7 @@ async fn messages_end_at_end_of_turn_tokens() {
     assert_eq!(status, 200, "{info}");
     assert_eq!(keys(&info), ["n_tokens", "boundary_eot", "n_messages", "messages"]);
     let tokens: Vec<i64> =
-        serde_json::from_value(done(&server, 0, "tokens", &json!({})).await["tokens"].clone()).unwrap();
+        serde_json::from_value(act_ok(&server, 0, "tokens", &json!({})).await["tokens"].clone()).unwrap();
     let eot = info["boundary_eot"].as_i64().unwrap();
     let list = info["messages"].as_array().unwrap();
     assert_eq!((list.len(), &info["n_messages"]), (5, &json!(5)));
@@ -184,12 +186,12 @@ async fn slot_files_survive_restart() {
     first.wait_ready().await;
     let prompt = "A story about a lighthouse keeper who wrote letters to the sea.";
     first.answer("/completion", &completion_request(prompt, 0, 6)).await;
-    let saved = done(&first, 0, "save", &json!({"filename": "lighthouse.bin"})).await;
+    let saved = act_ok(&first, 0, "save", &json!({"filename": "lighthouse.bin"})).await;
     assert_eq!(keys(&saved), ["id_slot", "filename", "n_saved", "n_written", "timings"]);
     assert!(saved["timings"]["save_ms"].is_number());
     let written = std::fs::read(files.join("lighthouse.bin")).unwrap();
     assert_eq!(saved["n_written"].as_u64().unwrap() as usize, written.len());
-    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 1, "no partial file remains");
+    assert_eq!(std::fs::read_dir(&files).unwrap().count(), 1, "a partial file remains");
     let expected = first.answer("/completion", &completion_request(prompt, 0, 10)).await;
     std::fs::write(files.join("junk"), b"SES1junk").unwrap();
     std::fs::create_dir(files.join("folder")).unwrap();
@@ -215,14 +217,14 @@ async fn slot_files_survive_restart() {
         errors.add(format!("{action} {body}"), &act(&first, 0, action, &body).await);
     }
     insta::assert_snapshot!("slot_file_errors", errors);
-    let erased = done(&first, 0, "erase", &json!({})).await;
+    let erased = act_ok(&first, 0, "erase", &json!({})).await;
     assert_eq!(keys(&erased), ["id_slot", "n_erased"]);
     assert!(erased["n_erased"].as_u64().unwrap() > 10);
-    assert_eq!(done(&first, 0, "tokens", &json!({})).await["n_tokens"], 0);
+    assert_eq!(act_ok(&first, 0, "tokens", &json!({})).await["n_tokens"], 0);
     first.stop("TERM").await;
     let second = Server::start(&["-np", "1", "--slot-save-path", &path]);
     second.wait_ready().await;
-    let restored = done(&second, 0, "restore", &json!({"filename": "lighthouse.bin"})).await;
+    let restored = act_ok(&second, 0, "restore", &json!({"filename": "lighthouse.bin"})).await;
     assert_eq!(keys(&restored), ["id_slot", "filename", "n_restored", "n_read", "timings"]);
     assert_eq!((&restored["n_restored"], &restored["n_read"]), (&saved["n_saved"], &saved["n_written"]));
     let again = second.answer("/completion", &completion_request(prompt, 0, 10)).await;
@@ -252,8 +254,8 @@ async fn full_context_is_handled_as_requested() {
     assert_eq!((&shifted["tokens_predicted"], &shifted["truncated"]), (&json!(400), &json!(true)));
     let evicted = shifted["timings"]["evicted_n"].as_u64().unwrap();
     assert!(evicted > 100);
-    let reported = shifted["tokens_evaluated"].as_u64().unwrap() + 400 - 1;
-    assert_eq!(shifted["tokens_cached"], reported - evicted, "evicted messages are not in the slot");
+    let total = shifted["tokens_evaluated"].as_u64().unwrap() + 400 - 1;
+    assert_eq!(shifted["tokens_cached"], total - evicted, "evicted tokens must not be in the slot");
     body["context_policy"] = "stop".into();
     let stopped = server.answer("/completion", &body).await;
     assert_eq!((&stopped["truncated"], &stopped["stop_type"]), (&json!(true), &json!("limit")));
@@ -262,7 +264,7 @@ async fn full_context_is_handled_as_requested() {
     let (status, error) = server.post("/completion", &body).await;
     assert_eq!(
         (status, message_of(&error)),
-        (400, "context_policy must be \"stop\", \"shift\" or \"evict\", got \"forget\"")
+        (400, "`context_policy` must be \"stop\", \"shift\" or \"evict\", got \"forget\"")
     );
     let long = "word ".repeat(60);
     let chat = json!({"max_tokens": 20, "temperature": 0, "ignore_eos": true, "context_policy": "evict", "messages": [
@@ -279,10 +281,10 @@ async fn full_context_is_handled_as_requested() {
     let again = server.answer("/v1/chat/completions", &chat).await;
     let (cached, prompt) =
         (again["timings"]["cache_n"].as_u64().unwrap(), again["usage"]["prompt_tokens"].as_u64().unwrap());
-    assert_eq!(cached, prompt - 1, "the remaining tokens are cached for a request with the whole history");
-    let mut hopeless = chat.clone();
-    hopeless["messages"][0]["content"] = "word ".repeat(300).into();
-    let (status, error) = server.post("/v1/chat/completions", &hopeless).await;
+    assert_eq!(cached, prompt - 1, "the messages that remain must be cached for a request with all messages");
+    let mut too_long = chat.clone();
+    too_long["messages"][0]["content"] = "word ".repeat(300).into();
+    let (status, error) = server.post("/v1/chat/completions", &too_long).await;
     assert_eq!(
         (status, message_of(&error)),
         (

@@ -1,17 +1,17 @@
-//! Placement of tensors separately from their layers. Without a GPU all tensors stay on the CPU; llama.cpp's log shows
-//! the requested placement.
+//! Placement of single tensors. Without a GPU all tensors are on the CPU, and only the log of llama.cpp has the requested
+//! placement.
 
-use super::super::harness::{Server, folder, model, server, thunder};
+use crate::harness::{Server, folder, model, server, thunder};
 use serde_json::{Value, json};
 
-async fn answer(server: &Server) -> Value {
+async fn greedy_tokens(server: &Server) -> Value {
     let body = json!({"prompt": "Once there was", "temperature": 0, "n_predict": 6, "return_tokens": true, "ignore_eos": true});
     server.answer("/completion", &body).await["tokens"].clone()
 }
 
 #[tokio::test]
 async fn tensor_placement_is_passed_to_llama_cpp() {
-    let moved = Server::start(&[
+    let server_with_rules = Server::start(&[
         "-ot",
         r"blk\.1\.attn_(q|k)=cpu,output_norm=CPU",
         "--n-cpu-ffn",
@@ -22,11 +22,11 @@ async fn tensor_placement_is_passed_to_llama_cpp() {
         "--log",
         "info,llama-cpp-2=debug",
     ]);
-    moved.wait_ready().await;
-    assert_eq!(answer(&moved).await, answer(server().await).await);
-    let log = moved.log();
-    let reported: Vec<&str> = log.lines().filter(|line| line.contains("buffer type overridden to CPU")).collect();
-    let is_told = |name: &str| reported.iter().any(|line| line.contains(&format!("tensor {name} ")));
+    server_with_rules.wait_ready().await;
+    assert_eq!(greedy_tokens(&server_with_rules).await, greedy_tokens(server().await).await);
+    let log = server_with_rules.log();
+    let overrides: Vec<&str> = log.lines().filter(|line| line.contains("buffer type overridden to CPU")).collect();
+    let is_overridden = |name: &str| overrides.iter().any(|line| line.contains(&format!("tensor {name} ")));
     for name in [
         "blk.1.attn_q.weight",
         "blk.1.attn_k.weight",
@@ -34,16 +34,16 @@ async fn tensor_placement_is_passed_to_llama_cpp() {
         "blk.0.ffn_up.weight",
         "blk.0.ffn_down.weight",
     ] {
-        assert!(is_told(name), "{name}: {reported:#?}");
+        assert!(is_overridden(name), "{name}: {overrides:#?}");
     }
     for name in ["blk.0.attn_q.weight", "blk.1.attn_v.weight", "blk.1.ffn_up.weight"] {
-        assert!(!is_told(name), "{name}: {reported:#?}");
+        assert!(!is_overridden(name), "{name}: {overrides:#?}");
     }
 }
 
 #[test]
-fn invalid_placement_ends_start() {
-    for (rule, words) in [
+fn invalid_placement_is_rejected_with_reason() {
+    for (rule, parts) in [
         ("ffn=CUDA7", ["'CUDA7'", "the buffers are CPU"]),
         ("(ffn=CPU", ["--override-tensor", "invalid regular expression"]),
     ] {
@@ -52,6 +52,6 @@ fn invalid_placement_ends_start() {
         let output = command.args(["--override-tensor", rule]).output().unwrap();
         let printed = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{rule}");
-        assert!(words.iter().all(|word| printed.contains(word)), "{rule}: {printed}");
+        assert!(parts.iter().all(|part| printed.contains(part)), "{rule}: {printed}");
     }
 }

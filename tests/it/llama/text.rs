@@ -1,6 +1,6 @@
 //! Text to tokens and back; templates without a run.
 
-use super::super::harness::{ErrorTable, message_of, server};
+use crate::harness::{ErrorTable, message_of, server};
 use serde_json::json;
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn invalid_text_route_errors_name_field() {
 }
 
 #[tokio::test]
-async fn template_is_applied_and_counted_without_run() {
+async fn template_is_applied_and_its_tokens_are_counted() {
     let server = server().await;
     let chat = json!({"messages": [{"role": "user", "content": "What is five times seven?"}]});
     let prompt = server.answer("/apply-template", &chat).await["prompt"].as_str().unwrap().to_owned();
@@ -74,13 +74,13 @@ async fn tokenizer_routes_accept_vllm_fields() {
     assert!(info["chat_template"].as_str().unwrap().contains("im_start"), "{info}");
     assert!(info["eos_token"].is_string() && info["model_max_length"].as_u64().unwrap() > 0, "{info}");
     let plain = server.answer("/tokenize", &json!({"content": "the old fox"})).await["tokens"].clone();
-    let reported = server.answer("/tokenize", &json!({"prompt": "the old fox", "add_special_tokens": false})).await;
-    assert_eq!((&reported["tokens"], &reported["count"]), (&plain, &json!(plain.as_array().unwrap().len())));
+    let vllm_answer = server.answer("/tokenize", &json!({"prompt": "the old fox", "add_special_tokens": false})).await;
+    assert_eq!((&vllm_answer["tokens"], &vllm_answer["count"]), (&plain, &json!(plain.as_array().unwrap().len())));
     assert_eq!(server.answer("/tokenize", &json!({"prompt": ""})).await["count"], 0);
     assert_eq!(server.answer("/detokenize", &json!({"tokens": plain})).await["prompt"], "the old fox");
-    let (status, refused) = server.post("/tokenize", &json!({"prompt": 5})).await;
+    let (status, error) = server.post("/tokenize", &json!({"prompt": 5})).await;
     assert_eq!(
-        (status, message_of(&refused)),
-        (400, "prompt must be a string, or a list of strings and token ids below 640, got 5")
+        (status, message_of(&error)),
+        (400, "`prompt` must be a string, or a list of strings and token ids below 640, got 5")
     );
 }

@@ -1,4 +1,4 @@
-"""Mods that constrain the form of the model's answer."""
+"""Mods that ask the model questions whose answers have a given form."""
 
 from quote_mod_sdk import Added, ForwardPass, Prefilled, mod, self_prompt_mod
 from quote_mod_sdk.flow import FlowEngine, FlowQuestion, route_message, route_noop, route_output, route_tool

@@ -17,7 +17,7 @@ def quote_greets(event, actions, tokenizer):
 
 @mod
 def quote_schemas(event, actions, tokenizer):
-    """Replaces the answer by the schemas of the request."""
+    """Replaces the answer with the schemas of the request."""
     if isinstance(event, Prefilled):
         return actions.force_output(tokenizer.encode(json.dumps(get_schemas()), add_special_tokens=False))
     return actions.noop()

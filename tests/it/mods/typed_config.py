@@ -14,5 +14,5 @@ class Settings:
 
 @mod(events=[Prefilled], config=Settings)
 def typed_config(event, actions, tokenizer):
-    """Replaces the answer by its configuration."""
+    """Replaces the answer with its configuration."""
     return actions.force_output(tokenizer.encode(json.dumps(event.config)))

@@ -9,7 +9,7 @@ client = ollama.Client(host=sys.argv[1])
 
 
 def says(text: str) -> list[dict]:
-    """Returns a mod that forces this answer."""
+    """Returns the mods of a request that force this answer."""
     return [{"name": "force-prefix", "config": {"text": text + "<|im_end|>"}}]
 
 

@@ -1,5 +1,5 @@
-//! Ollama's API with a real model and with the clients of Ollama and `LiteLLM`. The model's weights are random, so a
-//! mod forces the answers that tests depend on.
+//! Ollama's API with a real model and with the clients of Ollama and `LiteLLM`. The weights of the model are random, so
+//! a mod forces the answers that tests depend on.
 
 use super::chat::forced_answer;
 use super::harness::{ErrorTable, Server, server};
@@ -16,7 +16,7 @@ async fn lines(server: &Server, path: &str, body: &Value) -> Vec<Value> {
     let request = server.request(Method::POST, path).header("accept-encoding", "gzip");
     let response = request.json(body).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], "application/x-ndjson");
-    // A compressor would hold the lines back.
+    // Compression would delay lines.
     assert_eq!(response.headers().get("content-encoding"), None);
     let text = response.text().await.unwrap();
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -102,7 +102,7 @@ async fn format_constrains_the_answer() {
 }
 
 #[tokio::test]
-async fn mods_follow_the_model_name_and_run_is_recorded() {
+async fn mod_in_the_model_name_is_recorded() {
     let server = server().await;
     let body = json!({"model": "tiny/log-top:latest", "stream": false, "options": {"num_predict": 3},
                       "messages": [{"role": "user", "content": "Hello!"}]});
@@ -133,7 +133,7 @@ async fn tool_results_are_rendered() {
 }
 
 #[tokio::test]
-async fn embeddings_have_length_one_and_long_inputs_are_shortened() {
+async fn embeddings_are_normalized_and_long_inputs_are_truncated() {
     let server = Server::start(&["--embedding", "--pooling", "mean"]);
     server.wait_ready().await;
     let embedded = server.answer("/api/embed", &json!({"model": "tiny", "input": ["Hello!", "Once upon"]})).await;
@@ -150,12 +150,12 @@ async fn embeddings_have_length_one_and_long_inputs_are_shortened() {
     let (first, same) = (single["embedding"][0].as_f64().unwrap() / scale, vectors[0][0].as_f64().unwrap());
     assert!((first - same).abs() < 1e-5, "{first} {same}");
     let long = json!({"model": "tiny", "input": "a ".repeat(20_000)});
-    let cut = server.answer("/api/embed", &long).await;
-    assert!(cut["prompt_eval_count"].as_u64().unwrap() < 20_000);
-    let mut exact = long.clone();
-    exact["truncate"] = false.into();
+    let truncated = server.answer("/api/embed", &long).await;
+    assert!(truncated["prompt_eval_count"].as_u64().unwrap() < 20_000);
+    let mut untruncated = long.clone();
+    untruncated["truncate"] = false.into();
     let mut errors = ErrorTable::default();
-    errors.add("20,000 words without truncation", &server.post("/api/embed", &exact).await);
+    errors.add("20,000 words without truncation", &server.post("/api/embed", &untruncated).await);
     insta::assert_snapshot!("ollama_embedding_errors", errors);
 }
 
@@ -172,7 +172,7 @@ async fn request_without_prompt_loads_and_unloads_the_model() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     assert_eq!(server.answer("/api/chat", &unload).await["done_reason"], "unload");
-    // The model may still be leaving the memory.
+    // The memory of the unloaded model may not be free yet.
     let loaded = loop {
         let (status, answer) = server.post("/api/generate", &load).await;
         if status != 503 {
@@ -190,9 +190,9 @@ async fn key_is_required() {
     let server = Server::start(&["--api-key", "secret"]);
     server.wait_ready().await;
     let anonymous = Server::known(server.base.clone(), None);
-    let (status, refused) = anonymous.get("/api/tags").await;
+    let (status, error) = anonymous.get("/api/tags").await;
     assert_eq!(
-        (status, refused),
+        (status, error),
         (
             401,
             json!({"error": "an API key is required, sent as 'Authorization: Bearer KEY', 'X-Api-Key: KEY' or 'X-User-Api-Key: KEY'"})
@@ -207,8 +207,8 @@ async fn official_clients_work() {
     std::fs::create_dir_all(&folder).unwrap();
     let server = Server::start(&["--embedding", "--pooling", "mean"]);
     server.wait_ready().await;
-    let seeing = Server::start(&["--model", DEMO, "--mmproj", PROJECTOR]);
-    seeing.wait_ready().await;
+    let image_server = Server::start(&["--model", DEMO, "--mmproj", PROJECTOR]);
+    image_server.wait_ready().await;
     let base = server.base.clone();
     let clients = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/ollama");
     let run = tokio::task::spawn_blocking(move || {
@@ -216,17 +216,17 @@ async fn official_clients_work() {
         let node = install_node(&folder);
         let run_client = |program: &Path, file: &str, base: &str| {
             let output = Command::new(program).arg(clients.join(file)).arg(base).current_dir(&folder).output().unwrap();
-            assert!(output.status.success(), "{file}: {}", printed(&output));
+            assert!(output.status.success(), "{file}: {}", printed_text(&output));
         };
         if let Some(python) = python {
             run_client(&python, "client.py", &base);
             run_client(&python, "litellm_client.py", &base);
-            run_client(&python, "image_client.py", &seeing.base);
+            run_client(&python, "image_client.py", &image_server.base);
         }
         if let Some(node) = node {
             std::fs::copy(clients.join("client.mjs"), folder.join("client.mjs")).unwrap();
             let output = Command::new(node).arg("client.mjs").arg(&base).current_dir(&folder).output().unwrap();
-            assert!(output.status.success(), "client.mjs: {}", printed(&output));
+            assert!(output.status.success(), "client.mjs: {}", printed_text(&output));
         }
     });
     run.await.unwrap();
@@ -257,11 +257,11 @@ fn install_node(folder: &Path) -> Option<PathBuf> {
     installed().then(|| "node".into()).or_else(|| report_skipped("node and the package ollama of npm"))
 }
 
-fn printed(output: &Output) -> String {
+fn printed_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Prints to standard error directly, because the test runner hides the output of passing tests.
+/// Prints to standard error itself, because the test runner hides what `eprintln` prints in passing tests.
 fn report_skipped(missing: &str) -> Option<PathBuf> {
     let mut stderr = std::io::stderr();
     writeln!(stderr, "SKIPPED: clients of Ollama's API, which need {missing}").unwrap();

@@ -1,14 +1,14 @@
-//! Invalid requests, and ignored fields, of OpenAI's API.
+//! Invalid requests and ignored fields of OpenAI's API.
 
-use super::super::harness::{ErrorTable, Server, server};
 use super::{CHAT, chat};
+use crate::harness::{ErrorTable, Server, server};
 use serde_json::{Value, json};
 
 #[tokio::test]
 async fn invalid_field_is_named() {
     let server = server().await;
     let mut errors = ErrorTable::default();
-    for (further, param) in [
+    for (fields, param) in [
         (json!({"temperature": "hot"}), "temperature"),
         (json!({"temperature": -1}), "temperature"),
         (json!({"top_p": 1.5}), "top_p"),
@@ -45,14 +45,14 @@ async fn invalid_field_is_named() {
         (json!({"response_format": {"type": "xml"}}), "response_format"),
         (json!({"tool_choice": "required"}), "tool_choice"),
     ] {
-        let answer = server.post(CHAT, &chat(further.clone())).await;
+        let answer = server.post(CHAT, &chat(fields.clone())).await;
         let error = &answer.1["error"];
         assert_eq!(
             (error["param"].as_str(), &error["type"]),
             (Some(param), &json!("invalid_request_error")),
             "{error}"
         );
-        errors.add(further, &answer);
+        errors.add(fields, &answer);
     }
     insta::assert_snapshot!("chat_errors", errors);
 }
@@ -79,11 +79,11 @@ async fn body_that_is_not_json_is_rejected() {
 }
 
 #[tokio::test]
-async fn too_long_prompt_is_rejected() {
+async fn too_long_and_empty_prompts_are_rejected() {
     let body = json!({"prompt": "bread ".repeat(6000), "max_tokens": 1});
     let (status, answer) = server().await.post("/v1/completions", &body).await;
     assert_eq!((status, answer["error"]["code"].as_str()), (400, Some("context_length_exceeded")), "{answer}");
-    assert_eq!(answer["error"]["type"], "exceed_context_size_error", "in llama-server's format");
+    assert_eq!(answer["error"]["type"], "exceed_context_size_error", "the error has the type of llama-server");
     let (status, _) = server().await.post("/v1/completions", &json!({"prompt": [], "max_tokens": 1})).await;
     assert_eq!(status, 400);
 }

@@ -3,27 +3,26 @@
 mod invalid_requests;
 mod mods;
 
-use super::harness::server;
+use super::harness::{server, with_fields};
 use serde_json::{Value, json};
 use thunder::events::system;
 
 const CHAT: &str = "/v1/chat/completions";
 
 #[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
-fn chat(further: Value) -> Value {
-    let mut body = json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 12, "seed": 7});
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
+fn chat(fields: Value) -> Value {
+    with_fields(json!({"messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 12, "seed": 7}), &fields)
 }
 
-fn forced(text: &str) -> Value {
+/// Returns a mod that forces the start of the answer.
+fn forced_start(text: &str) -> Value {
     json!([{ "name": "force-prefix", "config": { "text": text } }])
 }
 
-/// Returns the answer with run-specific values replaced by placeholders.
+/// Returns the answer with placeholders for the values that differ between runs.
 fn redacted(answer: &Value) -> Value {
     let mut answer = answer.clone();
-    for (pointer, what) in [
+    for (pointer, placeholder) in [
         ("/id", "[id]"),
         ("/created", "[time]"),
         ("/system_fingerprint", "[release]"),
@@ -36,7 +35,7 @@ fn redacted(answer: &Value) -> Value {
         ("/thunder/replay", "[path]"),
         ("/thunder/id_slot", "[slot]"),
     ] {
-        *answer.pointer_mut(pointer).unwrap() = what.into();
+        *answer.pointer_mut(pointer).unwrap() = placeholder.into();
     }
     answer
 }
@@ -129,23 +128,23 @@ async fn same_seed_gives_same_answer() {
         let answer = server.answer(CHAT, &chat(json!({"seed": seed, "ignore_eos": true, "temperature": 2.0}))).await;
         answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
     };
-    let (a, again, other) = (text(1).await, text(1).await, text(2).await);
-    assert_eq!(a, again);
-    assert_ne!(a, other);
+    let (first, repeated, other) = (text(1).await, text(1).await, text(2).await);
+    assert_eq!(first, repeated);
+    assert_ne!(first, other);
 }
 
 #[tokio::test]
 async fn answer_ends_before_stop_text() {
     let server = server().await;
-    let body = chat(json!({"mods": forced("One, two, three, four"), "stop": [" three", ""], "max_tokens": 40}));
+    let body = chat(json!({"mods": forced_start("One, two, three, four"), "stop": [" three", ""], "max_tokens": 40}));
     let answer = server.answer(CHAT, &body).await;
     assert_eq!(answer["choices"][0]["message"]["content"], "One, two,");
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     let mut streamed = body;
     streamed["stream"] = true.into();
     for too_much in [vec!["a".to_owned(); 1025], vec!["a".repeat(40_000); 2]] {
-        let (status, refused) = server.post(CHAT, &chat(json!({"stop": too_much}))).await;
-        assert_eq!((status, refused["error"]["param"].as_str()), (400, Some("stop")), "{refused}");
+        let (status, error) = server.post(CHAT, &chat(json!({"stop": too_much}))).await;
+        assert_eq!((status, error["error"]["param"].as_str()), (400, Some("stop")), "{error}");
     }
     streamed["stop"] = " three".into();
     assert_eq!(content(&chunks(&server.stream(CHAT, &streamed).await)), "One, two,");
@@ -204,13 +203,10 @@ async fn prompt_can_be_text_or_tokens() {
 #[tokio::test]
 async fn banned_token_is_never_sampled() {
     let server = server().await;
-    let body = |further: Value| {
-        let mut body = json!({"prompt": "Once", "max_tokens": 8, "temperature": 0, "logprobs": 1, "ignore_eos": true});
-        body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-        body
-    };
-    let text = async |further: Value| {
-        server.answer("/v1/completions", &body(further)).await["choices"][0]["text"].as_str().unwrap().to_owned()
+    let text = async |fields: Value| {
+        let body = json!({"prompt": "Once", "max_tokens": 8, "temperature": 0, "logprobs": 1, "ignore_eos": true});
+        let answer = server.answer("/v1/completions", &with_fields(body, &fields)).await;
+        answer["choices"][0]["text"].as_str().unwrap().to_owned()
     };
     let chat = chat(json!({"temperature": 0, "logprobs": true, "max_tokens": 1, "ignore_eos": true}));
     let first = server.answer(CHAT, &chat).await["choices"][0]["logprobs"]["content"][0]["id"].as_i64().unwrap();
@@ -219,9 +215,7 @@ async fn banned_token_is_never_sampled() {
         json!({"logit_bias": {first.to_string(): -100}}),
         json!({"logit_bias": [[first, false]]}),
     ] {
-        let mut chat = chat.clone();
-        chat.as_object_mut().unwrap().extend(ban.as_object().unwrap().clone());
-        let answer = server.answer(CHAT, &chat).await;
+        let answer = server.answer(CHAT, &with_fields(chat.clone(), &ban)).await;
         assert_ne!(answer["choices"][0]["logprobs"]["content"][0]["id"], first, "{ban}");
     }
     assert_eq!(text(json!({})).await, text(json!({"banned_tokens": []})).await);
@@ -253,16 +247,16 @@ async fn disconnect_cancels_run() {
 #[tokio::test]
 async fn answers_are_recorded_unless_disabled() {
     let server = server().await;
-    let answer = server.answer(CHAT, &chat(json!({"user": "somebody"}))).await;
+    let answer = server.answer(CHAT, &chat(json!({"user": "a user"}))).await;
     let run = server.finished(answer["thunder"]["run_id"].as_str().unwrap()).await;
     assert_eq!(run["run"]["surface"], "openai");
-    assert_eq!(run["run"]["user_label"], "somebody");
+    assert_eq!(run["run"]["user_label"], "a user");
     assert_eq!(run["run"]["prompt_preview"], "Hello!");
-    let off = server.answer(CHAT, &chat(json!({"record": false}))).await;
-    // Runs are stored in their order.
+    let unrecorded = server.answer(CHAT, &chat(json!({"record": false}))).await;
+    // Runs are stored in order, so the earlier run would be stored, too.
     let later = server.answer(CHAT, &chat(json!({}))).await;
     server.finished(later["thunder"]["run_id"].as_str().unwrap()).await;
-    let path = format!("/api/v1/runs/{}", off["thunder"]["run_id"].as_str().unwrap());
+    let path = format!("/api/v1/runs/{}", unrecorded["thunder"]["run_id"].as_str().unwrap());
     assert_eq!(server.get(&path).await.0, 404);
 }
 

@@ -1,14 +1,14 @@
 //! Mods in OpenAI's requests and answers.
 
-use super::super::harness::redaction::redact_text;
-use super::super::harness::{ErrorTable, server};
-use super::{CHAT, chat, chunks, forced};
+use super::{CHAT, chat, chunks, forced_start};
+use crate::harness::redaction::redact_text;
+use crate::harness::{ErrorTable, server};
 use serde_json::{Value, json};
 
 #[tokio::test]
 async fn mod_is_selected_by_field_or_model_name() {
     let server = server().await;
-    let answer = server.answer(CHAT, &chat(json!({"mods": forced("The baker sells bread.")}))).await;
+    let answer = server.answer(CHAT, &chat(json!({"mods": forced_start("The baker sells bread.")}))).await;
     assert!(answer["choices"][0]["message"]["content"].as_str().unwrap().starts_with("The baker sells bread."));
     let named = server.answer(CHAT, &chat(json!({"model": "tiny/log-top"}))).await;
     let run = server.finished(named["thunder"]["run_id"].as_str().unwrap()).await;
@@ -18,12 +18,12 @@ async fn mod_is_selected_by_field_or_model_name() {
 #[tokio::test]
 async fn unknown_mod_error_lists_known_mods() {
     let server = server().await;
-    for (further, param) in [
+    for (fields, param) in [
         (json!({"mods": ["nope"]}), "mods"),
         (json!({"model": "tiny/nope"}), "model"),
         (json!({"mods": [{"name": "nope"}]}), "mods"),
     ] {
-        let (status, answer) = server.post(CHAT, &chat(further)).await;
+        let (status, answer) = server.post(CHAT, &chat(fields)).await;
         let error = &answer["error"];
         assert_eq!((status, error["param"].as_str(), error["code"].as_str()), (400, Some(param), Some("unknown_mod")));
         let message = redact_text(error["message"].as_str().unwrap());
@@ -35,7 +35,7 @@ async fn unknown_mod_error_lists_known_mods() {
 }
 
 #[tokio::test]
-async fn misspelled_and_endless_mod_requests_are_rejected() {
+async fn invalid_mod_requests_are_rejected() {
     let server = server().await;
     let mut errors = ErrorTable::default();
     for mods in
@@ -64,11 +64,11 @@ async fn mod_can_reject_run() {
         assert_eq!(error["error"]["message"], "not today");
         assert_eq!(server.finished(&run_id).await["run"]["status"], "failed");
     }
-    let late = chat(json!({"mods": ["refuse_late"], "stream": true, "max_tokens": 30, "ignore_eos": true}));
-    let events = server.stream(CHAT, &late).await;
+    let body = chat(json!({"mods": ["refuse_late"], "stream": true, "max_tokens": 30, "ignore_eos": true}));
+    let events = server.stream(CHAT, &body).await;
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
     assert_eq!(last["error"]["message"], "enough");
-    assert!(events.len() > 2, "the error arrives before any text");
+    assert!(events.len() > 2, "the error must follow some text");
 }
 
 #[tokio::test]

@@ -1,19 +1,17 @@
 //! Requests for runs that another server generates.
 
-use super::{Cluster, KEY, cluster};
+use super::{BEARER, Cluster, KEY, cluster};
 use crate::harness::{Server, SseReader};
 use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const BEARER: (&str, &str) = ("authorization", "Bearer the key of all");
-
 async fn connect(server: &Server) -> Client {
     Client::connect_with(server, &[BEARER]).await.unwrap()
 }
 
-/// Returns a run that does not end by itself, its client, and the messages received up to token 5.
-async fn begun(server: &Server) -> (Client, String, Vec<Value>) {
+/// Starts a run that does not end by itself; returns its client, its id, and the messages up to token 5.
+async fn start_run(server: &Server) -> (Client, String, Vec<Value>) {
     let mut client = connect(server).await;
     client.send(&endless()).await;
     let messages = client.until(|message| message["index"] == 5).await;
@@ -24,7 +22,7 @@ async fn begun(server: &Server) -> (Client, String, Vec<Value>) {
 #[tokio::test]
 async fn run_is_followed_and_cancelled_from_another_server() {
     let Cluster { a, b, .. } = cluster().await;
-    let (mut client, run_id, _) = begun(a).await;
+    let (mut client, run_id, _) = start_run(a).await;
     let path = format!("/api/v1/runs/{run_id}");
     let mut events = SseReader::get(b, &format!("{path}/events")).await;
     let mut items = Vec::new();
@@ -46,7 +44,7 @@ async fn run_is_followed_and_cancelled_from_another_server() {
     assert_eq!(end["status"], "cancelled");
     let stored = a.request(Method::GET, &format!("{path}/events")).send().await.unwrap().text().await.unwrap();
     let stored: Vec<Value> = stored.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    assert_eq!(items, stored, "no token is missing or repeated");
+    assert_eq!(items, stored, "items are missing or repeated");
     let (status, answer) = b.post(&format!("{path}/cancel"), &json!({})).await;
     assert_eq!(status, 409, "{answer}");
     assert_eq!(b.post("/api/v1/runs/nothing/cancel", &json!({})).await.0, 404);
@@ -55,10 +53,10 @@ async fn run_is_followed_and_cancelled_from_another_server() {
 #[tokio::test]
 async fn stream_is_resumed_and_controlled_through_another_server() {
     let Cluster { a, b, .. } = cluster().await;
-    let (first, run_id, messages) = begun(a).await;
+    let (first, run_id, messages) = start_run(a).await;
     let id = messages[0]["request_id"].as_str().unwrap().to_owned();
     drop(first);
-    // The key is in the first message, as sent by a browser.
+    // The key is in the first message, where browsers send it.
     let mut client = Client::connect_with(b, &[]).await.unwrap();
     client.send(&json!({"type": "resume", "request_id": id, "after": 5, "api_key": KEY})).await;
     let resumed = client.until(|message| message["index"] == 12).await;
@@ -71,22 +69,22 @@ async fn stream_is_resumed_and_controlled_through_another_server() {
     client.send(&json!({"type": "control", "action": "pause"})).await;
     client.until_status("pause").await;
     client.send(&json!({"type": "control", "action": "regenerate", "request_id": id})).await;
-    let again = client.until(|message| message["type"] == "init").await;
-    let again = again.last().unwrap();
-    assert_eq!(again["replaces"], id);
-    client.send(&json!({"type": "control", "action": "stop", "request_id": again["request_id"]})).await;
+    let messages = client.until(|message| message["type"] == "init").await;
+    let regenerated = messages.last().unwrap();
+    assert_eq!(regenerated["replaces"], id);
+    client.send(&json!({"type": "control", "action": "stop", "request_id": regenerated["request_id"]})).await;
     let end = client.until_end().await.pop().unwrap();
     assert_eq!((&end["type"], &end["stopped_by"]), (&json!("completion"), &json!("client")), "{end}");
-    // The same connection still serves runs of its server.
-    let own = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
-    assert_eq!(own.last().unwrap()["type"], "completion");
+    // The connection can still start runs on its own server.
+    let messages = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
+    assert_eq!(messages.last().unwrap()["type"], "completion");
 }
 
 #[tokio::test]
 async fn forwarded_request_is_not_forwarded_again() {
     let Cluster { a, b, .. } = cluster().await;
-    let (mut client, run_id, messages) = begun(a).await;
-    let forwarded = ("x-thunder-forwarded-by", "somebody");
+    let (mut client, run_id, messages) = start_run(a).await;
+    let forwarded = ("x-thunder-forwarded-by", "another-server");
     let cancel = b.request(Method::POST, &format!("/api/v1/runs/{run_id}/cancel")).header(forwarded.0, forwarded.1);
     assert_eq!(cancel.send().await.unwrap().status(), 409);
     let mut other = Client::connect_with(b, &[BEARER, forwarded]).await.unwrap();
@@ -102,14 +100,14 @@ async fn forwarded_request_is_not_forwarded_again() {
 #[tokio::test]
 async fn reasoning_is_ended_through_another_server() {
     let Cluster { a, b, .. } = cluster().await;
-    let (mut client, run_id, _) = begun(a).await;
+    let (mut client, run_id, _) = start_run(a).await;
     let body = json!({"id": format!("chatcmpl-{run_id}"), "action": "reasoning_end"});
-    let (status, here) = a.post("/v1/chat/completions/control", &body).await;
-    let (forwarded, there) = b.post("/v1/chat/completions/control", &body).await;
+    let (status, direct) = a.post("/v1/chat/completions/control", &body).await;
+    let (forwarded, response) = b.post("/v1/chat/completions/control", &body).await;
     assert_eq!((status, forwarded), (200, 200));
-    assert_eq!(there, here, "the response of the generating server");
+    assert_eq!(response, direct, "the generating server must respond");
     let unknown = json!({"id": "chatcmpl-unknown", "action": "reasoning_end"});
-    assert_ne!(b.post("/v1/chat/completions/control", &unknown).await.1, here);
+    assert_ne!(b.post("/v1/chat/completions/control", &unknown).await.1, direct);
     client.send(&json!({"type": "control", "action": "stop"})).await;
     client.until_end().await;
 }

@@ -1,33 +1,28 @@
 //! Runs of killed servers.
 
-use super::Cluster;
+use super::{BEARER, Cluster};
 use crate::harness::SseReader;
 use crate::stream::{Client, endless};
-use std::time::{Duration, Instant};
 
 #[tokio::test]
 async fn only_runs_of_killed_server_are_interrupted() {
     let cluster = Cluster::start().await;
     let Cluster { a, b, .. } = &cluster;
-    let bearer = ("authorization", "Bearer the key of all");
     let mut list = SseReader::get(b, "/api/v1/runs/live").await;
     let mut runs = Vec::new();
     let mut clients = Vec::new();
     for server in [a, b] {
-        let mut client = Client::connect_with(server, &[bearer]).await.unwrap();
+        let mut client = Client::connect_with(server, &[BEARER]).await.unwrap();
         client.send(&endless()).await;
         let messages = client.until(|message| message["index"].as_u64() >= Some(5)).await;
         let run_id = messages[0]["run_id"].as_str().unwrap().to_owned();
-        // A run that is not in the database yet when its server is killed cannot be marked as interrupted.
+        // The run must be in the database before its server is killed.
         list.until(|_, data| data["run_id"] == run_id).await;
         runs.push(run_id);
         clients.push(client);
     }
-    let begun = Instant::now();
     a.stop("KILL").await;
     list.until(|_, data| data["run_id"] == runs[0] && data["status"] == "interrupted").await;
-    let took = begun.elapsed();
-    assert!(took < Duration::from_secs(30), "{took:?}");
     assert_eq!(b.finished(&runs[0]).await["run"]["status"], "interrupted");
     assert_eq!(b.get(&format!("/api/v1/runs/{}", runs[1])).await.1["run"]["status"], "running");
     let (status, answer) = b.post(&format!("/api/v1/runs/{}/cancel", runs[1]), &serde_json::json!({})).await;

@@ -1,6 +1,6 @@
 //! The example of a load balancer in the documentation, in front of two servers.
 
-use super::{Cluster, KEY, cluster, run_on};
+use super::{BEARER, Cluster, KEY, cluster, run_on};
 use crate::harness::{Server, SseReader, folder, free_port};
 use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
@@ -21,7 +21,7 @@ impl Drop for Proxy {
     }
 }
 
-/// Starts HAProxy with the example's configuration in front of these servers; `None` if it is not installed.
+/// Starts HAProxy with the configuration of the example in front of these servers; `None` if it is not installed.
 async fn proxy(a: &Server, b: &Server) -> Option<(Proxy, Server)> {
     if Command::new("haproxy").arg("-v").stdout(Stdio::null()).status().is_err() {
         eprintln!("skipped: haproxy is not installed");
@@ -49,11 +49,11 @@ async fn proxy(a: &Server, b: &Server) -> Option<(Proxy, Server)> {
 }
 
 #[tokio::test]
-async fn load_balancer_of_the_documentation_works() {
+async fn load_balancer_of_the_handbook_distributes_and_forwards_requests() {
     let Cluster { a, b, .. } = cluster().await;
     let Some((_proxy, both)) = proxy(a, b).await else { return };
 
-    // Requests are spread, and the list shows the runs of both, whichever server answers.
+    // Requests are distributed over both servers, and both lists have the runs of both.
     let mut list = SseReader::get(&both, "/api/v1/runs/live").await;
     let mut servers = HashSet::new();
     for _ in 0..4 {
@@ -72,9 +72,8 @@ async fn load_balancer_of_the_documentation_works() {
         assert!(page.text().await.unwrap().contains(&run_id));
     }
 
-    // A stream arrives while it is generated: this run does not end by itself.
-    let bearer = ("authorization", "Bearer the key of all");
-    let mut client = Client::connect_with(&both, &[bearer]).await.unwrap();
+    // Tokens arrive while the run, which does not end by itself, is active.
+    let mut client = Client::connect_with(&both, &[BEARER]).await.unwrap();
     client.send(&endless()).await;
     let messages = client.until(|message| message["index"].as_u64() >= Some(5)).await;
     let (run_id, id) = (messages[0]["run_id"].as_str().unwrap(), &messages[0]["request_id"]);
@@ -83,11 +82,11 @@ async fn load_balancer_of_the_documentation_works() {
         events.until(|name, _| name == "item").await;
     }
 
-    // Two connections, of which one is to the other server.
+    // Two connections, one to each server.
     drop(client);
     let mut after = 5;
     for _ in 0..2 {
-        let mut client = Client::connect_with(&both, &[bearer]).await.unwrap();
+        let mut client = Client::connect_with(&both, &[BEARER]).await.unwrap();
         client.send(&json!({"type": "resume", "request_id": id, "after": after})).await;
         let resumed = client.until(|message| message["index"] == after + 5).await;
         let indices: Vec<u64> = with_type(&resumed, "token").map(|token| token["index"].as_u64().unwrap()).collect();

@@ -15,8 +15,10 @@ use std::time::Duration;
 /// Maximum time for an event, also while other tests use all cores.
 const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 const KEY: &str = "the key of all";
+/// The header with [`KEY`].
+const BEARER: (&str, &str) = ("authorization", "Bearer the key of all");
 
-/// Two servers with a model, and one without a model, which runs the database.
+/// Two servers with a model, and one without, whose database they use.
 pub struct Cluster {
     pub database: Server,
     pub a: Server,
@@ -74,9 +76,8 @@ async fn ingested_run_appears_in_the_live_list_of_the_others() {
     list.until(|name, data| name == "change" && data["run_id"] == run_id).await;
 }
 
-/// Notifications missed during an interruption are recovered when the connection is restored.
 #[tokio::test]
-async fn lost_notifications_are_recovered() {
+async fn notifications_of_an_interrupted_connection_are_recovered() {
     let Cluster { a, b, database } = cluster().await;
     let mut list = SseReader::get(b, "/api/v1/runs/live").await;
     for _ in 0..3 {
@@ -86,7 +87,7 @@ async fn lost_notifications_are_recovered() {
     }
 }
 
-/// A browser that a load balancer sends to another server is still logged in.
+/// A load balancer may send a browser to any server.
 #[tokio::test]
 async fn login_is_valid_on_every_server() {
     let Cluster { a, b, .. } = cluster().await;

@@ -1,7 +1,7 @@
 //! A server without a model.
 
-use super::{Cluster, cluster};
-use crate::harness::{Server, folder};
+use super::{BEARER, Cluster, cluster};
+use crate::harness::{Server, folder, thunder};
 use crate::stream::Client;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -16,7 +16,7 @@ async fn server_without_model_names_other_servers() {
     };
     let prompt = json!({"prompt": "Once", "messages": [{"role": "user", "content": "Once"}], "input": "Once",
                         "max_tokens": 3, "query": "a", "documents": ["b"], "content": "Once"});
-    for (path, message) in [
+    for (path, pointer) in [
         ("/v1/completions", "/error/message"),
         ("/v1/chat/completions", "/error/message"),
         ("/v1/responses", "/error/message"),
@@ -30,15 +30,15 @@ async fn server_without_model_names_other_servers() {
         let body = if path == "/v1/responses" { json!({"input": "Once"}) } else { prompt.clone() };
         let (status, answer) = database.post(path, &body).await;
         assert_eq!(status, 503, "{path}: {answer}");
-        assert!(is_expected(answer.pointer(message).unwrap()), "{path}: {answer}");
+        assert!(is_expected(answer.pointer(pointer).unwrap()), "{path}: {answer}");
     }
-    let mut client = Client::connect_with(database, &[("authorization", "Bearer the key of all")]).await.unwrap();
+    let mut client = Client::connect_with(database, &[BEARER]).await.unwrap();
     let error = client.run(&json!({"type": "config", "prompt": "Once"})).await.pop().unwrap();
     assert!(is_expected(&error["message"]), "{error}");
 }
 
 #[tokio::test]
-async fn server_without_model_serves_everything_else() {
+async fn server_without_model_serves_pages_and_lists() {
     let Cluster { database, .. } = cluster().await;
     assert_eq!(database.get("/healthz").await.0, 200);
     let (status, models) = database.get("/v1/models").await;
@@ -52,13 +52,13 @@ async fn server_without_model_serves_everything_else() {
 #[tokio::test]
 async fn model_and_no_model_flags_conflict() {
     let dir = folder();
-    let mut command = crate::harness::thunder();
+    let mut command = thunder();
     command.args(["serve", "--no-model", "--model", "a.gguf", "--data-dir"]).arg(&dir);
     let output = command.output().unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("--no-model") && text.contains("cannot be used with"), "{text}");
-    let wrong = Server::start(&["--no-model", "--server-url", "10.0.0.5:6767"]);
-    assert_ne!(wrong.exited().await, Some(0));
-    assert!(wrong.log().contains("--server-url must be a URL"), "{}", wrong.log());
+    let invalid = Server::start(&["--no-model", "--server-url", "10.0.0.5:6767"]);
+    assert_ne!(invalid.exited().await, Some(0));
+    assert!(invalid.log().contains("--server-url must be a URL"), "{}", invalid.log());
 }

@@ -1,21 +1,21 @@
 //! Invalid states and states of other models: each is rejected without side effects.
 
-use super::{in_slot, long, state_of};
+use super::{in_slot, irregular_tokens, state_of};
 use crate::engine::{request, request_tokens, test_engine, test_engine_of, test_engine_with};
 use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
 use thunder::engine::SlotError;
-use thunder::events::FinishReason;
+use thunder::events::{FinishReason, Scope};
 use thunder::model::Model;
 use thunder::model::llama::{AdapterSet, AttentionCapture, CacheType, ModelOptions, ScaledAdapter};
 
 #[tokio::test]
 async fn incompatible_state_is_rejected_without_side_effects() {
     let mut test_engine = test_engine_with(2, true, |options| options.attention = AttentionCapture::On).await;
-    test_engine.run(in_slot(request_tokens(long(1, 50), 4), 0)).await;
-    test_engine.run(in_slot(request_tokens(long(2, 70), 4), 1)).await;
-    let block = test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec();
+    test_engine.run(in_slot(request_tokens(irregular_tokens(1, 50), 4), 0)).await;
+    test_engine.run(in_slot(request_tokens(irregular_tokens(2, 70), 4), 1)).await;
+    let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block.to_vec();
     let before = state_of(&mut test_engine, 1).await;
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
     let kv = 8 + 4 * tokens;
@@ -24,23 +24,18 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         change(&mut block);
         Bytes::from(block)
     };
-    // The checksum is no secret: a forged value can have a valid one.
+    // Clients can compute the checksum, so a forged state can have a valid one.
     let forged = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut block = block.clone();
         change(&mut block);
-        let sum = kv + 48;
-        let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        hash.update(&block[..sum]);
-        hash.update(&block[sum + 8..]);
-        block[sum..sum + 8].copy_from_slice(&hash.digest().to_le_bytes());
-        Bytes::from(block)
+        with_checksum(block)
     };
-    let put =
+    let set_number =
         |at: usize, value: u32| move |block: &mut Vec<u8>| block[at..at + 4].copy_from_slice(&value.to_le_bytes());
     let state = kv + 56;
     let cells = state + 4;
     let numbers = cells + 12 * tokens;
-    let hostile = [
+    let invalid_states = [
         (Bytes::new(), "does not begin with 'SES1'"),
         (changed(&|block| block[0] = b'X'), "does not begin with 'SES1'"),
         (changed(&|block| block.truncate(6)), "it has 6 bytes"),
@@ -48,57 +43,56 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         (changed(&|block| block.truncate(kv + 20)), "its header requires"),
         (changed(&|block| block.truncate(block.len() - 1)), "its header requires"),
         (changed(&|block| block.push(0)), "1 unexpected bytes after its end"),
-        (changed(&put(4, u32::MAX)), "4294967295 tokens, but the context of a slot holds 512"),
-        (changed(&put(4, 513)), "513 tokens"),
-        (changed(&put(4, tokens as u32 - 1)), "THKV"),
-        (changed(&put(8, 640)), "token 0 of the state is 640"),
-        (changed(&put(12, u32::MAX)), "token 1 of the state is -1"),
-        (changed(&put(8, 41)), "checksum"),
+        (changed(&set_number(4, u32::MAX)), "4294967295 tokens, but the context of a slot holds 512"),
+        (changed(&set_number(4, 513)), "513 tokens"),
+        (changed(&set_number(4, tokens as u32 - 1)), "THKV"),
+        (changed(&set_number(8, 640)), "token 0 of the state is 640"),
+        (changed(&set_number(12, u32::MAX)), "token 1 of the state is -1"),
+        (changed(&set_number(8, 41)), "checksum"),
         (changed(&|block| block[kv] = b'X'), "THKV"),
-        (changed(&put(kv + 4, 9)), "version 9"),
+        (changed(&set_number(kv + 4, 9)), "version 9"),
         (changed(&|block| block[kv + 8] ^= 1), "another model"),
         (changed(&|block| block[kv + 24..kv + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
-        (changed(&put(kv + 40, 7)), "unexpected bytes after its end"),
-        (changed(&put(kv + 44, 7)), "its header requires"),
+        (changed(&set_number(kv + 40, 7)), "unexpected bytes after its end"),
+        (changed(&set_number(kv + 44, 7)), "its header requires"),
         (changed(&|block| *block.last_mut().unwrap() ^= 1), "checksum"),
-        (forged(&put(state, 3)), "3 cells for"),
-        (forged(&put(state, u32::MAX)), "cells for"),
-        (forged(&put(cells, 5)), "cell 0 of the KV data has position 5"),
-        (forged(&put(cells + 12, u32::MAX)), "cell 1 of the KV data has position -1"),
-        (forged(&put(cells + 4, 2)), "the number of sequences of a cell is 2"),
-        (forged(&put(numbers, 0)), "flash attention"),
-        (forged(&put(numbers + 4, u32::MAX)), "the number of layers"),
-        (forged(&put(numbers + 8, 64)), "the rotation of keys"),
-        (forged(&put(numbers + 16, 8)), "the type of keys is q8_0, expected f16"),
-        (forged(&put(numbers + 20, 8)), "the size of a key"),
-        (forged(&put(numbers + 24, 1)), "the size of a key"),
+        (forged(&set_number(state, 3)), "3 cells for"),
+        (forged(&set_number(state, u32::MAX)), "cells for"),
+        (forged(&set_number(cells, 5)), "cell 0 of the KV data has position 5"),
+        (forged(&set_number(cells + 12, u32::MAX)), "cell 1 of the KV data has position -1"),
+        (forged(&set_number(cells + 4, 2)), "the number of sequences of a cell is 2"),
+        (forged(&set_number(numbers, 0)), "flash attention"),
+        (forged(&set_number(numbers + 4, u32::MAX)), "the number of layers"),
+        (forged(&set_number(numbers + 8, 64)), "the rotation of keys"),
+        (forged(&set_number(numbers + 16, 8)), "the type of keys is q8_0, expected f16"),
+        (forged(&set_number(numbers + 20, 8)), "the size of a key"),
+        (forged(&set_number(numbers + 24, 1)), "the size of a key"),
     ];
-    for (block, reason) in hostile {
+    for (block, reason) in invalid_states {
         let error = test_engine.engine.restore_slot(None, 1, block).await.unwrap_err();
         assert!(matches!(error, SlotError::State(_)), "{error:?}");
-        assert!(error.to_string().contains(reason), "{error} should say {reason}");
+        assert!(error.to_string().contains(reason), "{error} does not contain {reason:?}");
     }
     let mut after = state_of(&mut test_engine, 1).await;
-    // The slot still generates the same tokens after its own.
+    // The failed requests did not change the tokens of the slot.
     after.0.truncate(before.0.len());
     assert_eq!(after.0, before.0);
     assert_eq!(test_engine.engine.restore_slot(None, 1, Bytes::from(block.clone())).await.unwrap(), tokens);
-    // The other memory layout of values.
+    // An engine with flash attention has another memory layout of values.
     let mut flash = crate::engine::test_engine(1, false).await;
     let error = flash.engine.restore_slot(None, 0, Bytes::from(block)).await.unwrap_err();
     assert!(error.to_string().contains("flash attention on or off"), "{error}");
     assert_eq!(flash.run(request("The sky is", 3)).await.generated().len(), 3);
 }
 
-/// Returns the state of a slot with a few tokens: long enough to have every part of a state, short enough to try every
-/// byte.
+/// Returns the state of a slot with so few tokens that a test can change every byte.
 pub async fn small_state(test_engine: &mut crate::engine::TestEngine) -> Vec<u8> {
-    test_engine.run(in_slot(request_tokens(long(1, 3), 1), 0)).await;
-    test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block.to_vec()
+    test_engine.run(in_slot(request_tokens(irregular_tokens(1, 3), 1), 0)).await;
+    test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block.to_vec()
 }
 
-/// Returns the valid checksum of a state.
-pub fn signed(mut block: Vec<u8>) -> Bytes {
+/// Returns a state with its valid checksum.
+pub fn with_checksum(mut block: Vec<u8>) -> Bytes {
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
     let sum = 8 + 4 * tokens + 48;
     if block.len() >= sum + 8 {
@@ -114,44 +108,45 @@ pub fn signed(mut block: Vec<u8>) -> Bytes {
 async fn truncated_state_is_rejected() {
     let mut test_engine = test_engine(2, true).await;
     let block = small_state(&mut test_engine).await;
-    test_engine.run(in_slot(request_tokens(long(2, 40), 3), 1)).await;
-    let before = test_engine.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap();
+    test_engine.run(in_slot(request_tokens(irregular_tokens(2, 40), 3), 1)).await;
+    let before = test_engine.engine.slot_tokens(&Scope::All, 1).await.unwrap();
     for len in 0..block.len() {
-        for cut in
-            [Bytes::from(block[..len].to_vec()), if len < 100 { Bytes::new() } else { signed(block[..len].to_vec()) }]
-        {
+        for cut in [
+            Bytes::from(block[..len].to_vec()),
+            if len < 100 { Bytes::new() } else { with_checksum(block[..len].to_vec()) },
+        ] {
             let error = test_engine.engine.restore_slot(None, 1, cut).await.unwrap_err();
             assert!(matches!(error, SlotError::State(_)), "{len} bytes: {error:?}");
         }
     }
-    assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 1).await.unwrap(), before);
-    assert_eq!(test_engine.engine.restore_slot(None, 1, signed(block)).await.unwrap(), 3);
+    assert_eq!(test_engine.engine.slot_tokens(&Scope::All, 1).await.unwrap(), before);
+    assert_eq!(test_engine.engine.restore_slot(None, 1, with_checksum(block)).await.unwrap(), 3);
 }
 
 #[tokio::test]
 async fn forged_state_is_rejected_or_harmless() {
     let mut test_engine = test_engine(2, true).await;
-    let expected = test_engine.run(in_slot(request_tokens(long(4, 60), 8), 1)).await;
+    let expected = test_engine.run(in_slot(request_tokens(irregular_tokens(4, 60), 8), 1)).await;
     let block = small_state(&mut test_engine).await;
-    let (mut refused, mut taken) = (0, 0);
+    let (mut rejected, mut accepted) = (0, 0);
     for at in 0..block.len() {
         for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
             let mut forged = block.clone();
             forged[at] = byte;
-            match test_engine.engine.restore_slot(None, 1, signed(forged)).await {
+            match test_engine.engine.restore_slot(None, 1, with_checksum(forged)).await {
                 Ok(tokens) => {
                     assert_eq!(tokens, 3, "byte {at}");
-                    taken += 1;
+                    accepted += 1;
                 }
-                Err(SlotError::State(_)) => refused += 1,
+                Err(SlotError::State(_)) => rejected += 1,
                 Err(error) => panic!("byte {at} as {byte:#x}: {error}"),
             }
         }
     }
-    // Rejected: headers, counts, types and lengths. Accepted: tokens, keys and values.
-    assert!(refused > 600 && taken > 1000, "{refused} refused, {taken} taken");
+    // Changed headers, counts, types and lengths are rejected; changed tokens, keys and values are accepted.
+    assert!(rejected > 600 && accepted > 1000, "{rejected} rejected, {accepted} accepted");
     // The next run in the slot is not affected.
-    let mut next = in_slot(request_tokens(long(4, 60), 8), 1);
+    let mut next = in_slot(request_tokens(irregular_tokens(4, 60), 8), 1);
     next.cache_prompt = false;
     assert_eq!(test_engine.run(next).await.generated(), expected.generated());
 }
@@ -164,14 +159,14 @@ async fn nan_values_in_a_state_are_rejected() {
             test_engine_with(1, true, |options| (options.cache_type_k, options.cache_type_v) = (kind, kind)).await;
         let block = small_state(&mut test_engine).await;
         let tokens = 3;
-        let keys = 8 + 4 * tokens + 56 + 4 + 12 * tokens + 16 + 12;
-        for (at, byte) in [(keys, 0xff), (block.len() - 8, 0xff)] {
+        let keys_start = 8 + 4 * tokens + 56 + 4 + 12 * tokens + 16 + 12;
+        for (at, byte) in [(keys_start, 0xff), (block.len() - 8, 0xff)] {
             let mut forged = block.clone();
             forged[at..at + 8].fill(byte);
-            let error = test_engine.engine.restore_slot(None, 0, signed(forged)).await.unwrap_err().to_string();
+            let error = test_engine.engine.restore_slot(None, 0, with_checksum(forged)).await.unwrap_err().to_string();
             assert!(error.contains("NaN"), "{kind}: {error}");
         }
-        assert_eq!(test_engine.engine.restore_slot(None, 0, signed(block)).await.unwrap(), tokens);
+        assert_eq!(test_engine.engine.restore_slot(None, 0, with_checksum(block)).await.unwrap(), tokens);
     }
 }
 
@@ -181,14 +176,20 @@ async fn nan_logits_end_the_run_but_not_the_server() {
     let options = ModelOptions { adapters: vec![(folder.join("tiny-lora.gguf"), 0.0)], ..ModelOptions::default() };
     let model = Arc::new(Model::load(&folder.join("tiny.gguf"), &options, |_| true).unwrap());
     let mut test_engine = test_engine_of(model, 1, true, |_| {}).await;
-    let expected = test_engine.run(request_tokens(long(2, 50), 5)).await;
-    let mut requested = request_tokens(long(1, 50), 5);
-    requested.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
-    requested.sampling.temperature = 1.0;
-    let result = test_engine.run(requested).await;
+    let expected = test_engine.run(request_tokens(irregular_tokens(2, 50), 5)).await;
+    let mut request = request_tokens(irregular_tokens(1, 50), 5);
+    request.adapters = Some(AdapterSet::new([ScaledAdapter { id: 0, scale: 1e38 }]));
+    request.sampling.temperature = 1.0;
+    let result = test_engine.run(request).await;
     assert_eq!(result.end.finish.reason, FinishReason::Error);
-    assert!(result.end.finish.message.as_ref().unwrap().contains("NaN or infinite"), "{:?}", result.end.finish);
-    assert!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.is_empty());
-    let result = test_engine.run(request_tokens(long(2, 50), 5)).await;
+    assert_eq!(
+        result.end.finish.message.as_deref(),
+        Some(
+            "the model returned logits that are NaN or infinite: its KV state or its weights are damaged; the slot's state is \
+             discarded"
+        )
+    );
+    assert!(test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap().tokens.is_empty());
+    let result = test_engine.run(request_tokens(irregular_tokens(2, 50), 5)).await;
     assert_eq!((result.end.finish.reason, result.generated()), (FinishReason::Length, expected.generated()));
 }

@@ -1,15 +1,15 @@
-//! Models whose memory is not only a KV cache, and caches of other types: greedy text equals that of a fresh run,
-//! token for token; operations that cannot be exact are rejected without side effects.
+//! Models with recurrent layers or an attention window, and quantized caches: continued runs equal fresh ones token for
+//! token, and operations that cannot be exact are rejected without side effects.
 
-use super::{in_slot, long, rows, with_attention, worst};
+use super::{in_slot, irregular_tokens, max_difference, rows, with_attention};
 use crate::engine::{
     CompletedRun, TestEngine, follow, options, request_tokens, test_engine, test_engine_of, test_engine_with, with_mod,
 };
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use thunder::engine::{Engine, Overflow, Ses1Error, SlotError};
-use thunder::events::{EventType, FinishReason, TokenId};
+use thunder::engine::{Engine, Overflow, Ses1Error, SlotError, SubmitError, UnsupportedAttention};
+use thunder::events::{EventType, FinishReason, Scope, TokenId};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::Action;
@@ -22,8 +22,8 @@ pub fn load(name: &str) -> Arc<Model> {
     Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())
 }
 
-/// Returns the model's answer without reuse of cached state.
-pub async fn fresh(test_engine: &mut TestEngine, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
+/// Returns the tokens of an answer that is generated without cached state.
+pub async fn generate_uncached(test_engine: &mut TestEngine, prompt: &[TokenId], count: usize) -> Vec<TokenId> {
     let mut request = in_slot(request_tokens(prompt.to_vec(), count as u32), 1);
     request.cache_prompt = false;
     test_engine.run(request).await.generated()
@@ -32,18 +32,18 @@ pub async fn fresh(test_engine: &mut TestEngine, prompt: &[TokenId], count: usiz
 /// Continues a prompt in slot 0 and compares it with a fresh run. Returns the number of reused tokens.
 async fn assert_equals_fresh_run(test_engine: &mut TestEngine, prompt: &[TokenId]) -> usize {
     let result = test_engine.run(in_slot(request_tokens(prompt.to_vec(), 10), 0)).await;
-    assert_eq!(result.generated(), fresh(test_engine, prompt, 10).await);
+    assert_eq!(result.generated(), generate_uncached(test_engine, prompt, 10).await);
     result.end.finish.usage.cached_tokens as usize
 }
 
-/// Returns a run whose mod replaces its last five tokens by two others when it has ten.
+/// Runs a prompt with a mod that replaces the last five of ten generated tokens by two others.
 async fn run_with_backtrack(test_engine: &mut TestEngine, prompt: &[TokenId]) -> CompletedRun {
     let done = AtomicBool::new(false);
-    let requested = in_slot(request_tokens(prompt.to_vec(), 20), 0);
+    let request = in_slot(request_tokens(prompt.to_vec(), 20), 0);
     let result = test_engine
-        .run(with_mod(requested, false, move |call| {
-            let due = call.event_type() == EventType::Added && call.generated().len() == 10;
-            if due && !done.swap(true, Ordering::Relaxed) {
+        .run(with_mod(request, false, move |call| {
+            let has_ten_tokens = call.event_type() == EventType::Added && call.generated().len() == 10;
+            if has_ten_tokens && !done.swap(true, Ordering::Relaxed) {
                 return Action::Backtrack { n: 5, tokens: vec![60, 61] };
             }
             Action::Noop
@@ -56,37 +56,40 @@ async fn run_with_backtrack(test_engine: &mut TestEngine, prompt: &[TokenId]) ->
 #[tokio::test]
 async fn continued_state_equals_a_fresh_run() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
-        let whole_only = name != WINDOW;
+        let is_recurrent = name != WINDOW;
         let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
-        let prompt = long(1, 100);
+        let prompt = irregular_tokens(1, 100);
         let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
-        assert_eq!(first, fresh(&mut test_engine, &prompt, 12).await, "{name}");
-        let held = [prompt.as_slice(), &first[..11]].concat();
+        assert_eq!(first, generate_uncached(&mut test_engine, &prompt, 12).await, "{name}");
+        let cached_sequence = [prompt.as_slice(), &first[..11]].concat();
         assert_eq!(
-            assert_equals_fresh_run(&mut test_engine, &[held.as_slice(), &[77, 78]].concat()).await,
+            assert_equals_fresh_run(&mut test_engine, &[cached_sequence.as_slice(), &[77, 78]].concat()).await,
             111,
             "{name}"
         );
         for cut in [99, 90, 40] {
-            let reused =
-                assert_equals_fresh_run(&mut test_engine, &[&prompt[..cut], &long(cut as i32, 20)].concat()).await;
-            // A recurrent state has only its checkpoints: here the prompt's last token.
-            assert_eq!(reused, if whole_only && cut < 99 { 0 } else { cut }, "{name} at {cut}");
+            let reused = assert_equals_fresh_run(
+                &mut test_engine,
+                &[&prompt[..cut], &irregular_tokens(cut as i32, 20)].concat(),
+            )
+            .await;
+            // A recurrent state can only return to a checkpoint, which is here at the last token of the prompt.
+            assert_eq!(reused, if is_recurrent && cut < 99 { 0 } else { cut }, "{name} at {cut}");
         }
         assert_eq!(
             assert_equals_fresh_run(&mut test_engine, &prompt).await,
-            if whole_only { 99 } else { 40 },
+            if is_recurrent { 99 } else { 40 },
             "{name}"
         );
-        // To another prompt and back to the end of the first; repeatedly, because each continuation has another length.
+        // The slot gets another prompt and then a continuation of the first, several times.
         for last in 80..83 {
-            assert_equals_fresh_run(&mut test_engine, &long(3, 110)).await;
+            assert_equals_fresh_run(&mut test_engine, &irregular_tokens(3, 110)).await;
             let again = [prompt.as_slice(), &first[..9], &[last]].concat();
             assert_eq!(assert_equals_fresh_run(&mut test_engine, &again).await, 109, "{name}");
         }
         let result = run_with_backtrack(&mut test_engine, &prompt).await;
         let (kept, rest) = (result.generated()[..7].to_vec(), result.generated()[7..].to_vec());
-        assert_eq!(rest, fresh(&mut test_engine, &[prompt.as_slice(), &kept].concat(), 13).await, "{name}");
+        assert_eq!(rest, generate_uncached(&mut test_engine, &[prompt.as_slice(), &kept].concat(), 13).await, "{name}");
         assert_eq!(
             assert_equals_fresh_run(&mut test_engine, &[prompt.as_slice(), &result.generated()].concat()).await,
             119,
@@ -99,11 +102,11 @@ async fn continued_state_equals_a_fresh_run() {
 async fn recurrent_streams_are_independent() {
     for name in [RECURRENT[0], RECURRENT[1], WINDOW] {
         let mut test_engine = test_engine_of(load(name), 3, false, |_| {}).await;
-        let prompts: Vec<_> = (0..5).map(|index| long(index, 50 + 13 * index as usize)).collect();
+        let prompts: Vec<_> = (0..5).map(|index| irregular_tokens(index, 50 + 13 * index as usize)).collect();
         let mut alone = Vec::new();
         for prompt in &prompts {
             alone.push(test_engine.run(in_slot(request_tokens(prompt.clone(), 20), 1)).await.text);
-            test_engine.engine.erase_slot(&thunder::events::Scope::All, 1).await.unwrap();
+            test_engine.engine.erase_slot(&Scope::All, 1).await.unwrap();
         }
         let mut together = Vec::new();
         for prompt in &prompts {
@@ -116,7 +119,7 @@ async fn recurrent_streams_are_independent() {
 }
 
 #[tokio::test]
-async fn full_context_is_recomputed_if_cells_cannot_shift() {
+async fn remaining_context_is_recomputed_if_cells_cannot_shift() {
     let bf16 = |options: &mut thunder::engine::EngineOptions| {
         (options.cache_type_k, options.cache_type_v) = (CacheType::Bf16, CacheType::Bf16);
     };
@@ -126,69 +129,72 @@ async fn full_context_is_recomputed_if_cells_cannot_shift() {
         test_engine_with(2, false, bf16).await,
     ];
     for mut test_engine in engines {
-        let mut endless = in_slot(request_tokens(long(1, 100), 450), 0);
+        let mut endless = in_slot(request_tokens(irregular_tokens(1, 100), 450), 0);
         endless.limits.max_steps = 10_000;
         endless.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
         let result = test_engine.run(endless).await;
         assert_eq!((result.end.finish.reason, result.end.finish.evicted_tokens), (FinishReason::Length, 246));
-        let sequence = [long(1, 100), result.generated()].concat();
-        let left = [&sequence[..20], &sequence[266..512]].concat();
-        assert_eq!(sequence[512..], fresh(&mut test_engine, &left, 38).await);
+        let sequence = [irregular_tokens(1, 100), result.generated()].concat();
+        let remaining = [&sequence[..20], &sequence[266..512]].concat();
+        assert_eq!(sequence[512..], generate_uncached(&mut test_engine, &remaining, 38).await);
     }
 }
 
-/// Tries to remove tokens that cannot be removed. The slot keeps all its tokens and continues from their end.
+/// Asserts that tokens cannot be removed, and that the slot keeps all its tokens.
 async fn assert_shift_rejected(test_engine: &mut TestEngine, slot: u32, keep: usize, discard: usize, reason: &str) {
-    let before = test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
-    let error = test_engine.engine.shift_slot(&thunder::events::Scope::All, slot, keep, discard).await.unwrap_err();
-    assert!(matches!(error, SlotError::Fixed(_)), "{error}");
-    assert!(error.to_string().contains(reason), "{error} should say {reason}");
-    assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens, before);
+    let before = test_engine.engine.slot_tokens(&Scope::All, slot).await.unwrap().tokens;
+    let error = test_engine.engine.shift_slot(&Scope::All, slot, keep, discard).await.unwrap_err();
+    assert!(matches!(error, SlotError::NotRemovable(_)), "{error}");
+    assert!(error.to_string().contains(reason), "{error} does not contain {reason:?}");
+    assert_eq!(test_engine.engine.slot_tokens(&Scope::All, slot).await.unwrap().tokens, before);
     let prompt = [before.as_slice(), &[77]].concat();
     let result = test_engine.run(in_slot(request_tokens(prompt, 1), slot)).await;
     assert_eq!(result.end.finish.usage.cached_tokens as usize, before.len());
 }
 
 #[tokio::test]
-async fn recurrent_state_keeps_all_tokens_and_rejects_foreign_states() {
+async fn recurrent_state_rejects_shifts_and_states_of_other_models() {
     let foreign = {
         let mut tiny = test_engine(1, false).await;
-        tiny.run(request_tokens(long(1, 40), 1)).await;
-        tiny.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block
+        tiny.run(request_tokens(irregular_tokens(1, 40), 1)).await;
+        tiny.engine.save_slot(&Scope::All, 0).await.unwrap().block
     };
     for name in RECURRENT {
         let mut test_engine = test_engine_of(load(name), 1, false, |_| {}).await;
-        test_engine.run(request_tokens(long(1, 50), 1)).await;
+        test_engine.run(request_tokens(irregular_tokens(1, 50), 1)).await;
         assert_shift_rejected(&mut test_engine, 0, 10, 20, "recurrent").await;
         assert_shift_rejected(&mut test_engine, 0, 40, 11, "recurrent").await;
         let error = test_engine.engine.restore_slot(None, 0, foreign.clone()).await.unwrap_err();
         assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
-        let tokens = test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().tokens.len();
+        let tokens = test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap().tokens.len();
         assert_eq!(
-            test_engine.engine.shift_slot(&thunder::events::Scope::All, 0, 0, tokens).await.unwrap(),
+            test_engine.engine.shift_slot(&Scope::All, 0, 0, tokens).await.unwrap(),
             0,
             "all tokens can be removed"
         );
-        test_engine.run(request_tokens(long(1, 50), 1)).await;
+        test_engine.run(request_tokens(irregular_tokens(1, 50), 1)).await;
     }
 }
 
 #[tokio::test]
 async fn attention_is_captured_in_attention_layers() {
     let test_engine = test_engine_of(load(RECURRENT[0]), 1, true, |_| {}).await;
-    let error = test_engine.engine.attention().unwrap_err().to_string();
-    assert!(error.contains("do not attend to tokens"), "{error}");
+    let error = test_engine.engine.attention().unwrap_err();
+    assert!(
+        matches!(error, SubmitError::AttentionUnsupported { reason: UnsupportedAttention::Recurrent, .. }),
+        "{error}"
+    );
     let mut alone = test_engine_of(load(RECURRENT[1]), 1, true, |_| {}).await;
-    let expected = alone.run(with_attention(request_tokens(long(1, 100), 5))).await;
-    let mut beside = test_engine_of(load(RECURRENT[1]), 3, true, |_| {}).await;
-    let other = beside.engine.submit(with_attention(request_tokens(long(2, 70), 40))).await.unwrap();
-    let result = beside.run(with_attention(request_tokens(long(1, 100), 5))).await;
+    let expected = alone.run(with_attention(request_tokens(irregular_tokens(1, 100), 5))).await;
+    let mut shared = test_engine_of(load(RECURRENT[1]), 3, true, |_| {}).await;
+    let other = shared.engine.submit(with_attention(request_tokens(irregular_tokens(2, 70), 40))).await.unwrap();
+    let result = shared.run(with_attention(request_tokens(irregular_tokens(1, 100), 5))).await;
     follow(other.output).await;
     assert_eq!(result.generated(), expected.generated());
     for ((len, row), (_, expected)) in rows(&result).iter().zip(rows(&expected)) {
         // Two of the four layers have two heads each.
         assert_eq!(row.len(), 4 * len);
-        assert!(worst(row, &expected) < 1e-3);
+        assert!(max_difference(row, &expected) < 1e-3);
         assert!(row.chunks_exact(*len).all(|one| (one.iter().sum::<f32>() - 1.0).abs() < 1e-3));
     }
 }
@@ -197,43 +203,39 @@ async fn attention_is_captured_in_attention_layers() {
 async fn bf16_keys_cannot_be_shifted() {
     let types = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::Bf16;
     let mut test_engine = test_engine_with(1, true, types).await;
-    test_engine.run(request_tokens(long(1, 50), 1)).await;
+    test_engine.run(request_tokens(irregular_tokens(1, 50), 1)).await;
     assert_shift_rejected(&mut test_engine, 0, 10, 20, "bf16").await;
-    assert_eq!(
-        test_engine.engine.shift_slot(&thunder::events::Scope::All, 0, 40, 11).await.unwrap(),
-        40,
-        "the end can be removed"
-    );
+    assert_eq!(test_engine.engine.shift_slot(&Scope::All, 0, 40, 11).await.unwrap(), 40, "the end can be removed");
 }
 
 #[tokio::test]
-async fn sliding_window_is_restored_and_cut_only_if_complete() {
+async fn state_with_window_is_restored_and_shifted_only_before_the_window() {
     let mut test_engine = test_engine_of(load(WINDOW), 2, false, |_| {}).await;
-    let prompt = long(1, 100);
-    let printed = test_engine.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
-    let block = test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
-    let held = [prompt.as_slice(), &printed[..3]].concat();
+    let prompt = irregular_tokens(1, 100);
+    let answer = test_engine.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
+    let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block;
+    let cached_sequence = [prompt.as_slice(), &answer[..3]].concat();
     let restore =
         async |test_engine: &TestEngine| test_engine.engine.restore_slot(None, 1, block.clone()).await.unwrap();
     assert_eq!(restore(&test_engine).await, 103);
-    // Layers with a window have only the last tokens: anything that needs more is recomputed or rejected.
+    // Layers with a window have only the last tokens, so requests that need earlier ones are rejected or recomputed.
     assert_shift_rejected(&mut test_engine, 1, 90, 13, "window").await;
     restore(&test_engine).await;
     assert_shift_rejected(&mut test_engine, 1, 90, 5, "window").await;
     for (cut, reused) in [(103, 103), (102, 102), (60, 0)] {
         restore(&test_engine).await;
-        let requested = [&held[..cut], &[88, 89]].concat();
-        let result = test_engine.run(in_slot(request_tokens(requested.clone(), 10), 1)).await;
+        let prompt = [&cached_sequence[..cut], &[88, 89]].concat();
+        let result = test_engine.run(in_slot(request_tokens(prompt.clone(), 10), 1)).await;
         assert_eq!(result.end.finish.usage.cached_tokens, reused, "after {cut}");
-        assert_eq!(result.generated(), fresh(&mut test_engine, &requested, 10).await, "after {cut}");
+        assert_eq!(result.generated(), generate_uncached(&mut test_engine, &prompt, 10).await, "after {cut}");
     }
-    // Tokens before the window are removed as in the original slot.
+    // In both slots, tokens before the window can be removed.
     restore(&test_engine).await;
     let mut after = Vec::new();
     for slot in [0, 1] {
-        assert_eq!(test_engine.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 83);
-        let requested = [&held[..10], &held[30..], &[77]].concat();
-        let result = test_engine.run(in_slot(request_tokens(requested, 10), slot)).await;
+        assert_eq!(test_engine.engine.shift_slot(&Scope::All, slot, 10, 20).await.unwrap(), 83);
+        let prompt = [&cached_sequence[..10], &cached_sequence[30..], &[77]].concat();
+        let result = test_engine.run(in_slot(request_tokens(prompt, 10), slot)).await;
         assert_eq!(result.end.finish.usage.cached_tokens, 83);
         after.push(result.generated());
     }
@@ -241,7 +243,7 @@ async fn sliding_window_is_restored_and_cut_only_if_complete() {
 }
 
 #[tokio::test]
-async fn quantized_caches_are_exact() {
+async fn runs_with_quantized_caches_equal_fresh_runs() {
     let model = load("models/demo");
     let kinds = [
         (CacheType::Q8_0, CacheType::F16, true),
@@ -254,50 +256,63 @@ async fn quantized_caches_are_exact() {
             (options.cache_type_k, options.cache_type_v) = (keys, values);
         };
         let mut test_engine = test_engine_of(Arc::clone(&model), 2, attention, types).await;
-        let prompt = long(1, 80);
+        let prompt = irregular_tokens(1, 80);
         let first = test_engine.run(in_slot(request_tokens(prompt.clone(), 12), 0)).await.generated();
-        assert_eq!(first, fresh(&mut test_engine, &prompt, 12).await, "{keys} {values}");
-        let held = [prompt.as_slice(), &first[..11]].concat();
-        assert_eq!(assert_equals_fresh_run(&mut test_engine, &[held.as_slice(), &[77, 78]].concat()).await, 91);
-        assert_eq!(assert_equals_fresh_run(&mut test_engine, &[&prompt[..50], &long(2, 20)].concat()).await, 50);
-        assert_equals_fresh_run(&mut test_engine, &long(3, 110)).await;
+        assert_eq!(first, generate_uncached(&mut test_engine, &prompt, 12).await, "{keys} {values}");
+        let cached_sequence = [prompt.as_slice(), &first[..11]].concat();
         assert_eq!(
-            assert_equals_fresh_run(&mut test_engine, &[held.as_slice(), &[99]].concat()).await,
+            assert_equals_fresh_run(&mut test_engine, &[cached_sequence.as_slice(), &[77, 78]].concat()).await,
+            91
+        );
+        assert_eq!(
+            assert_equals_fresh_run(&mut test_engine, &[&prompt[..50], &irregular_tokens(2, 20)].concat()).await,
+            50
+        );
+        assert_equals_fresh_run(&mut test_engine, &irregular_tokens(3, 110)).await;
+        assert_eq!(
+            assert_equals_fresh_run(&mut test_engine, &[cached_sequence.as_slice(), &[99]].concat()).await,
             91,
-            "from the host cache"
+            "the state must come from the host cache"
         );
         run_with_backtrack(&mut test_engine, &prompt).await;
-        // A copy continues as the original, also if both are shifted.
-        test_engine.run(in_slot(request_tokens(held.clone(), 1), 0)).await;
-        let block = test_engine.engine.save_slot(&thunder::events::Scope::All, 0).await.unwrap().block;
+        // A copy continues like the original, also after both were shifted.
+        test_engine.run(in_slot(request_tokens(cached_sequence.clone(), 1), 0)).await;
+        let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block;
         test_engine.engine.restore_slot(None, 1, block).await.unwrap();
-        let left = [&held[..10], &held[30..], &[50]].concat();
+        let prompt = [&cached_sequence[..10], &cached_sequence[30..], &[50]].concat();
         let mut result = Vec::new();
         for slot in [0, 1] {
-            assert_eq!(test_engine.engine.shift_slot(&thunder::events::Scope::All, slot, 10, 20).await.unwrap(), 71);
-            let requested = in_slot(request_tokens(left.clone(), 10), slot);
-            result.push(test_engine.run(if attention { with_attention(requested) } else { requested }).await);
+            assert_eq!(test_engine.engine.shift_slot(&Scope::All, slot, 10, 20).await.unwrap(), 71);
+            let request = in_slot(request_tokens(prompt.clone(), 10), slot);
+            result.push(test_engine.run(if attention { with_attention(request) } else { request }).await);
         }
         assert_eq!((result[0].generated(), rows(&result[0])), (result[1].generated(), rows(&result[1])));
         if attention {
-            // The keys were rotated correctly: the first layer attends as in a fresh slot.
-            let mut anew = in_slot(with_attention(request_tokens(left, 1)), 1);
-            anew.cache_prompt = false;
-            let expected = rows(&test_engine.run(anew).await).remove(0).1;
+            // The first layer equals that of a fresh run only if the shifted keys were rotated correctly.
+            let mut uncached = in_slot(with_attention(request_tokens(prompt, 1)), 1);
+            uncached.cache_prompt = false;
+            let expected = rows(&test_engine.run(uncached).await).remove(0).1;
             let shifted = rows(&result[0]).remove(0).1;
-            let off = worst(&shifted[..shifted.len() / 4], &expected[..expected.len() / 4]);
-            assert!(off < if keys == CacheType::Q8_0 { 0.02 } else { 0.2 }, "{keys}: off by {off}");
+            let difference = max_difference(&shifted[..shifted.len() / 4], &expected[..expected.len() / 4]);
+            assert!(
+                difference < if keys == CacheType::Q8_0 { 0.02 } else { 0.2 },
+                "{keys}: the difference is {difference}"
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn heads_not_divisible_into_blocks_are_rejected() {
+async fn quantized_cache_for_heads_of_another_size_is_rejected() {
     for attention in [true, false] {
         let mut options = options(1, attention);
         options.cache_type_k = CacheType::Q8_0;
         let (recorder, _signals) = tokio::sync::mpsc::channel(1);
         let error = Engine::start(crate::engine::model(), options, recorder).await.err().unwrap().to_string();
-        assert!(error.contains("q8_0") && error.contains("blocks of 32") && error.contains("have 16"), "{error}");
+        assert_eq!(
+            error,
+            "a KV cache of q8_0 stores blocks of 32 values, but the heads of this model have 16 values, which is not a multiple of \
+             32; use f16, bf16 or f32"
+        );
     }
 }

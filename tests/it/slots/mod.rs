@@ -1,5 +1,5 @@
-//! State of slots: saved, restored, shifted, reused and dropped states, after which the model continues exactly as expected.
-//! An external state is accepted only if it is valid for the model.
+//! State of slots: after a state is saved, restored, shifted or reused, the model continues as expected. A state from a
+//! client is accepted only if it is valid for the model.
 
 mod conversations;
 mod invalid_states;
@@ -12,10 +12,10 @@ mod shift;
 
 use crate::engine::{CompletedRun, TestEngine, request_tokens, test_engine};
 use thunder::engine::Request;
-use thunder::events::{TokenId, TraceItem};
+use thunder::events::{Scope, TokenId, TraceItem};
 
-/// Returns the tokens of a text that is long enough to be cached.
-pub fn long(seed: i32, len: usize) -> Vec<TokenId> {
+/// Returns an irregular sequence of tokens.
+pub fn irregular_tokens(seed: i32, len: usize) -> Vec<TokenId> {
     (0..len as i32).map(|index| 40 + (seed * 7 + index * index + 3 * index) % 500).collect()
 }
 
@@ -44,12 +44,14 @@ pub fn rows(result: &CompletedRun) -> Vec<(usize, Vec<f32>)> {
         .collect()
 }
 
-pub fn worst(a: &[f32], b: &[f32]) -> f32 {
+/// Returns the largest difference of two vectors.
+pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)
 }
 
-pub fn logprobs(result: &CompletedRun) -> Vec<f32> {
+/// Returns the probabilities of the alternatives of all steps.
+pub fn alternatives(result: &CompletedRun) -> Vec<f32> {
     result
         .items
         .iter()
@@ -63,7 +65,7 @@ pub fn logprobs(result: &CompletedRun) -> Vec<f32> {
 
 /// Returns the tokens of a slot and the tokens that it would generate next.
 pub async fn state_of(test_engine: &mut TestEngine, slot: u32) -> (Vec<TokenId>, Vec<TokenId>) {
-    let tokens = test_engine.engine.slot_tokens(&thunder::events::Scope::All, slot).await.unwrap().tokens;
+    let tokens = test_engine.engine.slot_tokens(&Scope::All, slot).await.unwrap().tokens;
     let mut prompt = tokens.clone();
     prompt.push(77);
     let result = test_engine.run(in_slot(request_tokens(prompt, 6), slot)).await;
@@ -71,18 +73,18 @@ pub async fn state_of(test_engine: &mut TestEngine, slot: u32) -> (Vec<TokenId>,
     (tokens, result.generated())
 }
 
-/// Checks that the first layer attends as with the same tokens in a fresh slot, since it depends on tokens and positions
-/// only. Later layers still contain information of the removed tokens.
-pub async fn first_layer_agrees(result: &CompletedRun, prompt: &[TokenId]) {
+/// Asserts that the attention of the first layer equals that of a fresh slot with the same tokens, because it depends only
+/// on tokens and positions. Later layers also depend on removed tokens.
+pub async fn assert_first_layer_equals(result: &CompletedRun, prompt: &[TokenId]) {
     let mut fresh = test_engine(1, true).await;
     let mut tokens = prompt.to_vec();
     for (index, (len, row)) in rows(result).into_iter().enumerate() {
-        assert_eq!(len, tokens.len(), "a row is as long as the remaining sequence");
+        assert_eq!(len, tokens.len(), "the row and the remaining sequence have different lengths");
         let expected = fresh.run(with_attention(request_tokens(tokens.clone(), 1))).await;
         let (_, expected) = rows(&expected).remove(0);
         let first_layer = row.len() / 4;
-        let off = worst(&row[..first_layer], &expected[..first_layer]);
-        assert!(off < 4e-3, "row {index}: the first layer is off by {off}");
+        let difference = max_difference(&row[..first_layer], &expected[..first_layer]);
+        assert!(difference < 4e-3, "row {index}: the first layer differs by {difference}");
         for one in row.chunks_exact(len) {
             assert!((one.iter().sum::<f32>() - 1.0).abs() < 1e-3);
         }

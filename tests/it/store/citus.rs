@@ -1,6 +1,6 @@
 //! Errors and nodes of Citus, simulated with a single PostgreSQL, and a real cluster if Citus is installed.
 
-use super::{Data, Live, document, psql};
+use super::{Data, LiveRun, document, psql};
 use crate::harness::thunder;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,14 +32,14 @@ async fn node_lost_within_transaction_rejects_documents_and_spools_runs() {
     let url = data.url();
     psql(&url, LOSE_NODE).await;
     for text in ["server closed the connection unexpectedly", "postmaster was shut down, exiting", "no space in here"] {
-        let refused = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
-        assert!(matches!(refused, IngestError::Unavailable { .. }), "{refused}");
+        let error = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
+        assert!(matches!(error, IngestError::Unavailable { .. }), "{error}");
         psql(&url, &format!("update message set text = '{text}'")).await;
     }
-    let refused = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
-    assert!(matches!(refused, IngestError::Database(_)), "another internal error is not a node failure: {refused}");
+    let error = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
+    assert!(matches!(error, IngestError::Database(_)), "an internal error of another kind is no lost node: {error}");
     psql(&url, "update message set text = 'server closed the connection unexpectedly'").await;
-    let mut run = Live::new("spooled");
+    let mut run = LiveRun::new("spooled");
     let (Recorder { signals, .. }, _) = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
@@ -55,16 +55,17 @@ async fn node_lost_within_transaction_rejects_documents_and_spools_runs() {
     store.close().await;
 }
 
-async fn wait_until(expected: &str, holds: impl AsyncFn() -> bool) {
-    let begin = Instant::now();
-    while !holds().await {
-        assert!(begin.elapsed() < Duration::from_mins(1), "{expected}: not within a minute");
+/// Waits until a condition is met.
+async fn wait_until(expected: &str, is_met: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !is_met().await {
+        assert!(begun.elapsed() < Duration::from_mins(1), "timeout: {expected}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
 #[tokio::test]
-async fn worker_node_is_rejected_with_the_address_of_the_coordinator() {
+async fn error_for_worker_node_names_the_coordinator() {
     let data = Data::new();
     let store = data.open().await;
     psql(
@@ -82,18 +83,18 @@ async fn worker_node_is_rejected_with_the_address_of_the_coordinator() {
     );
 }
 
-/// A server's certificate that is not checked before it is sent.
+/// A certificate that the server sends without a check.
 #[derive(Debug)]
-struct Unchecked(Arc<CertifiedKey>);
+struct UncheckedCertificate(Arc<CertifiedKey>);
 
-impl ResolvesServerCert for Unchecked {
+impl ResolvesServerCert for UncheckedCertificate {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.0))
     }
 }
 
 #[tokio::test]
-async fn certificate_of_version_1_is_named_with_a_remedy() {
+async fn error_for_certificate_of_version_1_names_the_remedy() {
     let file = |name: &str| format!("{}/fixtures/tls/{name}", env!("CARGO_MANIFEST_DIR"));
     let chain = vec![CertificateDer::from_pem_file(file("version1.pem")).unwrap()];
     let key = PrivateKeyDer::from_pem_file(file("version1.key")).unwrap();
@@ -102,12 +103,12 @@ async fn certificate_of_version_1_is_named_with_a_remedy() {
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
-        .with_cert_resolver(Arc::new(Unchecked(Arc::new(CertifiedKey::new(chain, key)))));
+        .with_cert_resolver(Arc::new(UncheckedCertificate(Arc::new(CertifiedKey::new(chain, key)))));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let server = tokio::spawn(async move {
         let (mut stream, _) = listener.accept().await.unwrap();
-        // PostgreSQL's request for TLS, and the answer that it begins.
+        // The client requests TLS, and the server accepts.
         let mut request = [0; 8];
         stream.read_exact(&mut request).await.unwrap();
         stream.write_all(b"S").await.unwrap();
@@ -118,7 +119,7 @@ async fn certificate_of_version_1_is_named_with_a_remedy() {
     let error = Store::open(Database::Url { url, direct_url: None, data_dir }, |_| {}).await.err().unwrap().to_string();
     assert!(error.contains("UnsupportedCertVersion"), "{error}");
     assert!(error.contains("version 3 is needed: create one with `openssl req -x509"), "{error}");
-    assert!(server.await.unwrap(), "the client has refused the certificate");
+    assert!(server.await.unwrap(), "the client must reject the certificate");
 }
 
 /// A cluster of a coordinator and two workers, stopped when the test ends.
@@ -127,7 +128,7 @@ struct Cluster(std::path::PathBuf);
 impl Cluster {
     /// Starts a cluster; `None` if Citus is not installed.
     async fn start() -> Option<(Self, String)> {
-        // PostgreSQL's own user must get in.
+        // The user of PostgreSQL must have access to this folder.
         let folder = std::env::temp_dir().join(format!("thunder-citus-{}", std::process::id()));
         let output = script(&["start", folder.to_str().unwrap()]).await;
         if output.status.code() == Some(3) {
@@ -146,7 +147,7 @@ impl Drop for Cluster {
     }
 }
 
-/// Statements that undo the migrations after version 12. Citus takes one at a time.
+/// Statements that undo the migrations after version 12. Citus executes one at a time.
 const UNDO_MIGRATIONS: [&str; 16] = [
     "drop index runs_user",
     "drop index runs_surface",
@@ -157,8 +158,9 @@ const UNDO_MIGRATIONS: [&str; 16] = [
     "drop index runs_displaced",
     "alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions,
         drop column end_cause, drop column parent_run, drop column parent_event, drop column parent_step,
-        drop column parent_change, drop column deletion, drop column user_notes",
-    "drop table run_stats, first_token_stats, run_stats_days",
+        drop column parent_change, drop column deletion, drop column user_notes, drop column mod_call_names,
+        drop column mod_call_counts, drop column mod_call_us, drop column mod_call_max_us",
+    "drop table run_stats, first_token_stats, run_stats_days, mod_call_stats",
     "drop table experiment_cells, experiments, saved_filters, run_images, images",
     "drop function remove_images",
     "alter table attention drop column head_rows",
@@ -170,15 +172,16 @@ const UNDO_MIGRATIONS: [&str; 16] = [
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/citus.sh");
 
-async fn script(words: &[&str]) -> std::process::Output {
-    tokio::process::Command::new(SCRIPT).args(words).output().await.unwrap()
+async fn script(arguments: &[&str]) -> std::process::Output {
+    tokio::process::Command::new(SCRIPT).args(arguments).output().await.unwrap()
 }
 
-/// Returns the output of `thunder` on that database.
-async fn thunder_on(url: &str, data: &Data, words: &[&str]) -> String {
+/// Runs `thunder` on a database; returns its output.
+async fn thunder_on(url: &str, data: &Data, arguments: &[&str]) -> String {
     let mut command = tokio::process::Command::from(thunder());
-    let output = command.args(words).args(["--database-url", url, "--data-dir"]).arg(&data.0).output().await.unwrap();
-    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let output =
+        command.args(arguments).args(["--database-url", url, "--data-dir"]).arg(&data.0).output().await.unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
@@ -194,10 +197,10 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
 
     let sql = thunder_on(&url, &data, &["db", "distribute", "--dry-run", "--shards", "4"]).await;
     assert!(sql.contains("create_distributed_table('runs', 'run_id', colocate_with => 'none', shard_count => 4)"));
-    let done = thunder_on(&url, &data, &["db", "distribute", "--shards", "4", "--partitions", "month"]).await;
-    assert!(done.ends_with("all tables are distributed\n"), "{done}");
-    let again = thunder_on(&url, &data, &["db", "distribute"]).await;
-    assert!(!again.contains("[1/") && again.ends_with("all tables are distributed\n"), "{again}");
+    let distributed = thunder_on(&url, &data, &["db", "distribute", "--shards", "4", "--partitions", "month"]).await;
+    assert!(distributed.ends_with("all tables are distributed\n"), "{distributed}");
+    let repeated = thunder_on(&url, &data, &["db", "distribute"]).await;
+    assert!(!repeated.contains("[1/") && repeated.ends_with("all tables are distributed\n"), "{repeated}");
     let status = thunder_on(&url, &data, &["db", "status", "--json"]).await;
     let status: serde_json::Value = serde_json::from_str(&status).unwrap();
     let nodes = status["citus"]["nodes"].as_array().unwrap();
@@ -209,13 +212,13 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     assert_eq!(table("run_keys")["placement"], "reference");
     assert_eq!(status["partitions"]["unit"], "month");
 
-    // The migrations after the one for Citus apply to distributed tables too.
+    // The migrations after the one for Citus also apply to distributed tables.
     for statement in UNDO_MIGRATIONS {
         psql(&url, statement).await;
     }
     Store::open(database(), |_| {}).await.unwrap().close().await;
 
-    // The store that was open meanwhile still works, and finds the earlier data.
+    // The store that was open during the migrations still works, and has the earlier data.
     assert_eq!(store.document(&Scope::All, before).await.unwrap().unwrap().events.len(), 10);
     assert_eq!(store.feedback(&Scope::All, before).await.unwrap().len(), 1);
     let after = store.ingest(&Scope::All, None, document("after", 3)).await.unwrap().run_id;
@@ -224,7 +227,7 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
         "the same document is one run"
     );
     assert!(matches!(store.ingest(&Scope::All, None, document("after", 4)).await, Err(IngestError::Conflict { .. })));
-    let mut live = Live::new("live");
+    let mut live = LiveRun::new("live");
     let (Recorder { signals, .. }, _) = store.recorder();
     for signal in live.all(3) {
         signals.send(signal).await.unwrap();
@@ -262,22 +265,22 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     let sizes = psql(&url, "select min(bytes) > 4 * 6 * 8192 from partition_days where day <> '2026-01-05'").await;
     assert_eq!(sizes, "t");
     let today = system::now().date_naive();
-    let gone = store.prune(Retention { days: None, bytes: Some(0) }, today).await.unwrap();
-    assert_eq!(gone, [("2026-01-05".parse().unwrap(), 0)]);
+    let dropped = store.prune(Retention { days: None, bytes: Some(0) }, today).await.unwrap();
+    assert_eq!(dropped, [("2026-01-05".parse().unwrap(), 0)]);
     assert_eq!(psql(&url, "select count(*) from events where event_type = 'Added' and step = 1").await, "2");
-    assert!(store.find(&Scope::All, "before").await.unwrap().is_some(), "the month of today stays");
+    assert!(store.find(&Scope::All, "before").await.unwrap().is_some(), "the current month must stay");
 
     // While a worker is unavailable, its documents are rejected without partial rows.
     let folder = cluster.0.to_str().unwrap();
     assert!(script(&["node", folder, "worker2", "kill"]).await.status.success());
-    let refused = store.ingest(&Scope::All, None, document("while away", 3)).await;
-    assert!(matches!(refused, Err(IngestError::Unavailable { .. })), "{refused:?}");
+    let error = store.ingest(&Scope::All, None, document("while-down", 3)).await;
+    assert!(matches!(error, Err(IngestError::Unavailable { .. })), "{error:?}");
     let status = thunder_on(&url, &data, &["db", "status"]).await;
     assert!(status.contains("a node with runs is unreachable"), "{status}");
     assert_eq!(status.lines().filter(|line| line.contains(" worker ") && line.contains(" unreachable ")).count(), 1);
     assert!(script(&["node", folder, "worker2", "start"]).await.status.success());
     let is_stored =
-        async || store.ingest(&Scope::All, None, document("while away", 3)).await.is_ok_and(|stored| stored.created);
+        async || store.ingest(&Scope::All, None, document("while-down", 3)).await.is_ok_and(|stored| stored.created);
     wait_until("the document is stored", is_stored).await;
     assert!(store.damaged_links().await.unwrap().is_empty());
     store.close().await;

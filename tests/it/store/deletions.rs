@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use thunder::events::{RunId, Scope, system};
 use thunder::store::{IngestError, RunQuery, Store};
 
-async fn stored(store: &Store, name: &str) -> RunId {
+async fn ingest(store: &Store, name: &str) -> RunId {
     store.ingest(&Scope::All, None, document(name, 3)).await.unwrap().run_id
 }
 
@@ -17,15 +17,15 @@ async fn names(store: &Store) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn another_server_undoes_deletion_until_its_time_is_over() {
+async fn deletion_can_be_undone_on_another_server_for_a_limited_time() {
     let data = Data::new();
     let store = data.open().await;
-    let ids = [stored(&store, "one").await, stored(&store, "two").await];
+    let ids = [ingest(&store, "one").await, ingest(&store, "two").await];
     let now = system::now();
     let deletion = store.schedule_deletion(&Scope::All, &[ids[1], ids[0]], now).await.unwrap();
     assert_eq!(deletion.runs, 2);
-    let refused = store.ingest(&Scope::All, None, document("one", 3)).await.unwrap_err();
-    assert!(matches!(refused, IngestError::Conflict { .. }), "a deleted run is not an existing one: {refused}");
+    let error = store.ingest(&Scope::All, None, document("one", 3)).await.unwrap_err();
+    assert!(matches!(error, IngestError::Conflict { .. }), "the id of a deleted run must stay in use: {error}");
     store.close().await;
 
     let other = data.open().await;
@@ -37,7 +37,11 @@ async fn another_server_undoes_deletion_until_its_time_is_over() {
     let foreign = Scope::Owned { tenant: Some("bob".into()), includes_unowned: false };
     assert!(other.deletions(&foreign, now).await.unwrap().is_empty());
     assert!(other.undo_deletion(&foreign, deletion.deletion_id, now).await.unwrap().is_empty());
-    assert_eq!(other.remove_deleted(late).await.unwrap(), 0, "clocks of servers may differ");
+    assert_eq!(
+        other.remove_deleted(late).await.unwrap(),
+        0,
+        "the removal must wait longer, because clocks of servers may differ"
+    );
     assert_eq!(other.undo_deletion(&Scope::All, deletion.deletion_id, now).await.unwrap(), ids);
     assert_eq!(names(&other).await, ["two", "one"]);
 
@@ -51,18 +55,18 @@ async fn another_server_undoes_deletion_until_its_time_is_over() {
 }
 
 #[tokio::test]
-async fn deletion_from_before_a_crash_is_carried_out() {
+async fn deletion_is_completed_after_a_crash() {
     let data = Data::new();
     let store = data.open().await;
-    let id = stored(&store, "crashed").await;
+    let id = ingest(&store, "crashed").await;
     store.schedule_deletion(&Scope::All, &[id], system::now()).await.unwrap();
-    // The time passes while no server runs.
+    // The time to undo ends while no server runs.
     psql(&data.url(), "update runs set deletion = '01900000-0000-7000-8000-000000000000'").await;
     store.close().await;
     let store = data.open().await;
-    let begin = Instant::now();
+    let begun = Instant::now();
     while psql(&data.url(), "select count(*) from runs").await != "0" {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the maintenance did not remove the run");
+        assert!(begun.elapsed() < Duration::from_secs(20), "the run is not removed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     store.close().await;
@@ -72,10 +76,10 @@ async fn deletion_from_before_a_crash_is_carried_out() {
 async fn deletion_locks_runs_in_order_of_their_ids() {
     let data = Data::new();
     let store = data.open().await;
-    let ids = [stored(&store, "first").await, stored(&store, "second").await];
-    let mut holder = PgConnection::connect(&data.url()).await.unwrap();
-    sqlx::raw_sql("begin").execute(&mut holder).await.unwrap();
-    sqlx::query("select 1 from runs where run_id = $1 for update").bind(ids[0].0).execute(&mut holder).await.unwrap();
+    let ids = [ingest(&store, "first").await, ingest(&store, "second").await];
+    let mut blocker = PgConnection::connect(&data.url()).await.unwrap();
+    sqlx::raw_sql("begin").execute(&mut blocker).await.unwrap();
+    sqlx::query("select 1 from runs where run_id = $1 for update").bind(ids[0].0).execute(&mut blocker).await.unwrap();
     let (other, reversed) = (store.clone(), [ids[1], ids[0]]);
     let deletion = tokio::spawn(async move { other.schedule_deletion(&Scope::All, &reversed, system::now()).await });
     let waiting =
@@ -86,8 +90,8 @@ async fn deletion_locks_runs_in_order_of_their_ids() {
     // The deletion waits for the first run and has not locked the second one.
     let free = format!("select 1 from runs where run_id = '{}' for no key update nowait", ids[1]);
     assert_eq!(psql(&data.url(), &free).await, "1");
-    sqlx::raw_sql("rollback").execute(&mut holder).await.unwrap();
+    sqlx::raw_sql("rollback").execute(&mut blocker).await.unwrap();
     assert_eq!(deletion.await.unwrap().unwrap().runs, 2);
-    holder.close().await.unwrap();
+    blocker.close().await.unwrap();
     store.close().await;
 }

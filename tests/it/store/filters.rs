@@ -1,17 +1,17 @@
-//! Every filter among many runs finds the runs of the plain condition, and no plan reads all runs or reads them in a loop.
-//! `THUNDER_TEST_RUNS=1000000` sets the number of runs; the median time of each first page is printed then.
+//! Every filter selects the same runs as a plain SQL condition, and no query plan reads all runs or reads them in a loop.
+//! `THUNDER_TEST_RUNS=1000000` sets the number of runs and prints the median time of each first page.
 
 use super::{Data, psql};
 use std::time::{Duration, Instant};
 use thunder::events::{RunId, Scope};
 use thunder::store::{Database, RunPage, RunQuery, Store};
 
-/// Number of runs without the variable: more than one window of the search.
+/// Number of runs without the variable; more than one window of the search.
 const RUNS: u32 = 30_000;
-/// Runs that are made by one statement.
+/// Number of runs that one statement inserts.
 const BATCH: u32 = 50_000;
 
-/// Filters with their plain conditions.
+/// Filters and the equivalent SQL conditions.
 const FILTERS: [(&str, &str); 64] = [
     ("", "true"),
     ("mod:STORY", "'story' = any(mods)"),
@@ -114,9 +114,10 @@ const FILTERS: [(&str, &str); 64] = [
     (NO_SURFACE, "false"),
 ];
 
-/// A filter that no run matches, and that no index has.
+/// A filter that no run matches and that no index supports.
 const NO_SURFACE: &str = "-surface:openai -surface:llama_server -surface:attention -surface:websocket -surface:ingest";
 
+/// Inserts runs.
 async fn fill(url: &str, count: u32) {
     for first in (1..=count).step_by(BATCH as usize) {
         let last = (first + BATCH - 1).min(count);
@@ -141,7 +142,7 @@ async fn every_filter_finds_its_runs_without_reading_all() {
     let database = || Database::Url { url: many.clone(), direct_url: None, data_dir: data.0.join("many") };
     Store::open(database(), |_| {}).await.unwrap().close().await;
     fill(&many, count.unwrap_or(RUNS)).await;
-    // Plans of the list go to the server's log from here on.
+    // From here on, PostgreSQL logs the plans of queries.
     psql(
         &many,
         "alter database many set session_preload_libraries = 'auto_explain';
@@ -172,7 +173,7 @@ async fn every_filter_finds_its_runs_without_reading_all() {
                 order by run_id desc limit 50) as newest"
             );
             assert_eq!(found.join(","), psql(&many, &plain).await, "{q}");
-            assert!(pages > 1 || q != NO_SURFACE, "a page ends after a number of runs");
+            assert!(pages > 1 || q != NO_SURFACE, "a page must end after a number of searched runs");
         }
         times.sort_unstable();
         let median = times[times.len() / 2];

@@ -1,3 +1,5 @@
+//! Ingested documents: round trips, conflicts, cancellation, and a killed database.
+
 use super::{Data, document, kill, payload, psql};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -23,13 +25,13 @@ async fn ingested_document_is_exported_unchanged() {
         "mod_logs":[{"mod_call_sequence":1,"mod_name":"early","log_message":"hello"},{"mod_call_sequence":0,"mod_name":"late","log_message":"x","log_level":"ERROR"}],
         "actions":[{"mod_call_sequence":0,"action_type":"ToolCalls","action_order":1,"has_tool_calls":true,"tool_calls":[ {"name":"f"} ]},
             {"mod_call_sequence":0,"action_type":"Backtrack","action_order":0,"backtrack_steps":1,"details":{"b":1, "a":2}}]}"#;
-    let given = Document::parse(text.as_bytes()).unwrap();
-    let ingested = store.ingest(&Scope::All, None, given.clone()).await.unwrap();
+    let document = Document::parse(text.as_bytes()).unwrap();
+    let ingested = store.ingest(&Scope::All, None, document.clone()).await.unwrap();
     assert!(ingested.created);
-    let mut back = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();
-    assert!(back.request.created_at.is_some(), "defaults to the time of ingestion");
-    back.request.created_at = None;
-    assert_eq!(format!("{given:#?}"), format!("{back:#?}"));
+    let mut stored = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();
+    assert!(stored.request.created_at.is_some(), "the default is the time of ingestion");
+    stored.request.created_at = None;
+    assert_eq!(format!("{document:#?}"), format!("{stored:#?}"));
 
     let run = store.find(&Scope::All, "r1").await.unwrap().unwrap();
     assert_eq!((run.run_id, run.status, run.events), (ingested.run_id, RunStatus::Done, 3));
@@ -55,14 +57,14 @@ async fn ingested_document_is_exported_unchanged() {
 async fn repeated_document_is_one_run_and_different_one_conflicts() {
     let data = Data::new();
     let store = data.open().await;
-    let posts = (0..8).map(|_| {
+    let ingests = (0..8).map(|_| {
         let store = store.clone();
         tokio::spawn(async move { store.ingest(&Scope::All, None, document("same", 20)).await })
     });
     let mut created = 0;
     let mut ids = Vec::new();
-    for post in posts.collect::<Vec<_>>() {
-        let ingested = post.await.unwrap().unwrap();
+    for ingest in ingests.collect::<Vec<_>>() {
+        let ingested = ingest.await.unwrap().unwrap();
         created += u32::from(ingested.created);
         ids.push(ingested.run_id);
     }
@@ -84,21 +86,21 @@ async fn too_deeply_nested_document_is_rejected_without_rows() {
         r#"{{"request":{{"request_id":"deep"}},"events":[{{"event_type":"Prefilled","step":0,"sequence_order":0,"details":{deep}}}]}}"#
     );
     if let Ok(document) = Document::parse(text.as_bytes()) {
-        let refused = store.ingest(&Scope::All, None, document).await.unwrap_err();
-        assert!(matches!(refused, IngestError::Refused(_)), "{refused}");
+        let error = store.ingest(&Scope::All, None, document).await.unwrap_err();
+        assert!(matches!(error, IngestError::Refused(_)), "{error}");
     }
     assert!(store.find(&Scope::All, "deep").await.unwrap().is_none());
     store.close().await;
 }
 
-/// Clients that received 201 find their run after the server was killed; the others can post again.
+/// A client that received 201 can read its run after the database was killed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acknowledged_documents_survive_killed_database() {
     let data = Data::embedded();
     let store = data.open().await;
     let (count, is_over) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
-    let posters: Vec<_> = (0..3)
-        .map(|poster| {
+    let clients: Vec<_> = (0..3)
+        .map(|client| {
             let (store, count, is_over) = (store.clone(), Arc::clone(&count), Arc::clone(&is_over));
             tokio::spawn(async move {
                 let mut acknowledged = Vec::new();
@@ -106,7 +108,7 @@ async fn acknowledged_documents_survive_killed_database() {
                     if is_over.load(Ordering::Relaxed) {
                         break;
                     }
-                    let request_id = format!("p{poster}-{number}");
+                    let request_id = format!("p{client}-{number}");
                     match store.ingest(&Scope::All, None, document(&request_id, 30)).await {
                         Ok(_) => {
                             acknowledged.push(request_id);
@@ -136,12 +138,12 @@ async fn acknowledged_documents_survive_killed_database() {
     more_documents().await;
     is_over.store(true, Ordering::Relaxed);
     let mut all = Vec::new();
-    for poster in posters {
-        all.extend(poster.await.unwrap());
+    for client in clients {
+        all.extend(client.await.unwrap());
     }
     let begun = Instant::now();
     while store.ready().await.is_err() {
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < Duration::from_secs(20), "the database is not ready");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     for request_id in &all {
@@ -162,12 +164,12 @@ async fn document_larger_than_one_statement_round_trips() {
     let document = Document::parse(&payload).unwrap();
     let (events, calls) = (document.events.len(), document.mod_calls.len());
     let run_id = store.ingest(&Scope::All, None, document).await.unwrap().run_id;
-    let back = store.document(&Scope::All, run_id).await.unwrap().unwrap();
-    assert_eq!((back.events.len(), back.mod_calls.len()), (events, calls));
+    let stored = store.document(&Scope::All, run_id).await.unwrap().unwrap();
+    assert_eq!((stored.events.len(), stored.mod_calls.len()), (events, calls));
     store.close().await;
 }
 
-/// After an ingest is cancelled at any point, its connection returns correct results to its next user.
+/// The connection of a cancelled ingest can be used again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancelled_ingest_leaves_no_rows() {
     let data = Data::new();
@@ -185,24 +187,24 @@ async fn cancelled_ingest_leaves_no_rows() {
         let ingested = store.ingest(&Scope::All, None, document(&kept, 3)).await.unwrap();
         let run = store.find(&Scope::All, &kept).await.unwrap().unwrap();
         assert_eq!((run.run_id, run.events), (ingested.run_id, 10), "{kept}");
-        let back = store.document(&Scope::All, run.run_id).await.unwrap().unwrap();
-        assert_eq!((back.events.len(), back.mod_calls.len()), (10, 10), "{kept}");
+        let stored = store.document(&Scope::All, run.run_id).await.unwrap().unwrap();
+        assert_eq!((stored.events.len(), stored.mod_calls.len()), (10, 10), "{kept}");
     }
-    assert!(finished < 60, "every ingest was finished before it could be dropped");
+    assert!(finished < 60, "every ingest finished before it was cancelled");
     let url = data.url();
     assert_eq!(psql(&url, "select count(*) from runs where request_id like 'kept-%'").await, "60");
-    let whole = "select count(*) from runs r where request_id like 'dropped-%'
+    let complete = "select count(*) from runs r where request_id like 'dropped-%'
         and (select count(*) from events e where e.run_id = r.run_id) = 1201
         and (select count(*) from actions a where a.run_id = r.run_id) = 1201";
     assert_eq!(
-        psql(&url, whole).await,
+        psql(&url, complete).await,
         psql(&url, "select count(*) from run_keys where request_id like 'dropped-%'").await
     );
     assert!(store.damaged_links().await.unwrap().is_empty());
     store.close().await;
 }
 
-/// On a Unix socket rows are copied, over TCP inserted; both return equal documents and recognise repeated ones.
+/// Rows are copied over a Unix socket and inserted over TCP; the results are equal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn document_round_trips_over_tcp() {
     let (server, client) = (Data::embedded(), Data::folder());
@@ -221,11 +223,11 @@ async fn document_round_trips_over_tcp() {
         }
     });
     let store = Store::open(Database::Url { url, direct_url: None, data_dir: client.0.clone() }, |_| {}).await.unwrap();
-    let given = document("tcp", 30);
-    let ingested = store.ingest(&Scope::All, None, given.clone()).await.unwrap();
-    let back = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();
-    assert_eq!(format!("{given:#?}"), format!("{back:#?}"));
-    let copied = database.ingest(&Scope::All, None, given).await.unwrap();
+    let document = document("tcp", 30);
+    let ingested = store.ingest(&Scope::All, None, document.clone()).await.unwrap();
+    let stored = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();
+    assert_eq!(format!("{document:#?}"), format!("{stored:#?}"));
+    let copied = database.ingest(&Scope::All, None, document).await.unwrap();
     assert_eq!((copied.run_id, copied.created), (ingested.run_id, false));
     store.close().await;
     database.close().await;

@@ -1,4 +1,4 @@
-//! The store on an embedded PostgreSQL server.
+//! The store, on databases of the shared PostgreSQL server or on embedded servers.
 
 mod citus;
 mod deletions;
@@ -18,10 +18,10 @@ use chrono::Utc;
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thunder::events::{
     ActionRecord, ActionType, Alternative, AttentionStep, DraftUsage, Event, EventType, Finish, FinishReason, LogLevel,
-    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Signal, StageCount,
+    Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Scope, Signal, StageCount,
     TokenMeasurement, TraceItem, Usage, system,
 };
 use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
@@ -53,7 +53,7 @@ impl Data {
         Self(folder(), Location::Embedded)
     }
 
-    /// Returns a data directory for a store whose database is elsewhere.
+    /// Returns a data directory for a store that uses another database.
     fn folder() -> Self {
         Self::embedded()
     }
@@ -66,7 +66,7 @@ impl Data {
         }
     }
 
-    /// Opens the store. Waits for the folder's lock, which a program that another test starts holds until it runs.
+    /// Opens the store. Waits for the lock of the folder, which processes that other tests start inherit for a moment.
     async fn open(&self) -> Store {
         for _ in 0..100 {
             match self.try_open().await {
@@ -97,7 +97,7 @@ impl Data {
             if let Some(number) = number.filter(|&number| number != killed) {
                 return number;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
         panic!("the database server was not restarted");
     }
@@ -129,6 +129,20 @@ fn kill(pid: i32, signal: &str) {
     assert!(done.success());
 }
 
+/// Waits until the run with this id or request id is stored with a status.
+async fn wait_for_status(store: &Store, id: &str, status: RunStatus) {
+    let begun = Instant::now();
+    loop {
+        if let Ok(Some(run)) = store.find(&Scope::All, id).await
+            && run.status == status
+        {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "run {id} does not become {status:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Returns the next change of the run list.
 async fn next_change(updates: &mut RunChanges) -> RunChange {
     loop {
@@ -139,7 +153,7 @@ async fn next_change(updates: &mut RunChanges) -> RunChange {
     }
 }
 
-/// Returns a payload of that many generated tokens with one mod; 256 tokens become about 2500 rows.
+/// Returns a payload with a number of generated tokens and a mod; 256 tokens become about 2500 rows.
 fn payload(request_id: &str, tokens: i32) -> Vec<u8> {
     let mut events = vec![json!({"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 12,
         "tokens_so_far_len": 0, "max_steps": tokens, "created_at": "2025-12-01T18:30:00Z"})];
@@ -181,15 +195,15 @@ fn document(request_id: &str, tokens: i32) -> Document {
     Document::parse(&payload(request_id, tokens)).unwrap()
 }
 
-/// The signals of a run of Thunder's engine.
-struct Live {
+/// A run of the engine, which tests send to the recorder signal by signal.
+struct LiveRun {
     start: Arc<RunStart>,
     next_event: i32,
     next_call: i32,
     step: i32,
 }
 
-impl Live {
+impl LiveRun {
     fn new(request_id: &str) -> Self {
         let start = RunStart {
             created_at: now(),
@@ -350,12 +364,12 @@ impl Live {
     }
 }
 
-/// Returns the time with PostgreSQL's precision.
+/// Returns the time with the precision of PostgreSQL.
 fn now() -> chrono::DateTime<Utc> {
     chrono::DateTime::from_timestamp_micros(system::now().timestamp_micros()).unwrap()
 }
 
-/// Returns the items of the signals without attention, with text that PostgreSQL can hold.
+/// Returns the items of signals as they are stored: without attention, and with NUL characters replaced.
 fn expected_items(signals: &[Signal]) -> String {
     let items =
         signals.iter().filter_map(|signal| if let Signal::Items(_, items) = signal { Some(items) } else { None });

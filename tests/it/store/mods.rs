@@ -1,8 +1,10 @@
-use super::{Data, Live, kill_listeners, psql};
+//! Versions of mods: their storage, removal and notifications.
+
+use super::{Data, LiveRun, kill_listeners, psql, wait_for_status};
 use chrono::Days;
 use serde_json::json;
-use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunStatus, Scope, system};
+use std::time::Duration;
+use thunder::events::{Recorder, RunStatus, system};
 use thunder::store::{ModVersion, Retention, Store};
 use tokio::time::timeout;
 
@@ -12,7 +14,7 @@ fn version(name: &str, hash: &str, from_file: bool) -> ModVersion {
         hash: hash.into(),
         upload: json!({"name": name, "source": hash}),
         created_at: system::now(),
-        created_by: Some("somebody".into()),
+        created_by: Some("ann".into()),
         from_file,
     }
 }
@@ -34,26 +36,22 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     store.save_used_mod(&version("calm", "older but used", true), ago(5)).await.unwrap();
     store.save_mod(&version("other", "sent", false)).await.unwrap();
     assert_eq!(hashes(&store, "calm").await.len(), 2);
-    assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "a file is not an uploaded mod");
+    assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "a mod of a file is no uploaded mod");
     assert_eq!(store.uploaded_mod("other").await.unwrap().unwrap().hash, "sent");
 
-    let mut run = Live::new("now");
+    let mut run = LiveRun::new("now");
     let (Recorder { signals, .. }, _) = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }
-    let begin = Instant::now();
-    while store.find(&Scope::All, "now").await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
-        assert!(begin.elapsed() < Duration::from_secs(20));
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_for_status(&store, "now", RunStatus::Done).await;
     psql(&data.url(), &format!("select make_partitions('{}', 1)", ago(10))).await;
     let week = Retention { days: Some(7), bytes: None };
     assert_eq!(store.prune(week, today).await.unwrap(), [(ago(10), 0)]);
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), true)]);
-    assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "an uploaded mod is not a file");
+    assert_eq!(hashes(&store, "other").await, [("sent".to_owned(), false)], "an uploaded version must stay");
 
-    // The version of a file is uploaded and becomes an uploaded version.
+    // An upload of the same version makes it an uploaded version.
     store.save_mod(&version("calm", "older but used", false)).await.unwrap();
     assert_eq!(hashes(&store, "calm").await, [("older but used".to_owned(), false)]);
     for number in 0..120 {
@@ -71,14 +69,14 @@ async fn listeners_are_notified_even_after_a_database_outage() {
     let store = data.open().await;
     let mut changes = store.mod_changes();
     changes.next().await;
-    let soon = Duration::from_secs(20);
+    let wait_timeout = Duration::from_secs(20);
     store.save_mod(&version("calm", "one", false)).await.unwrap();
-    timeout(soon, changes.next()).await.expect("an upload");
+    timeout(wait_timeout, changes.next()).await.expect("no notification of an upload");
     store.enable_mod("calm", false, system::now(), None).await.unwrap();
-    timeout(soon, changes.next()).await.expect("a switch");
+    timeout(wait_timeout, changes.next()).await.expect("no notification of a disabled mod");
     assert_eq!(kill_listeners(&data.url()).await, "1");
-    timeout(soon, changes.next()).await.expect("the lost connection is reported as a change");
-    let reported = async {
+    timeout(wait_timeout, changes.next()).await.expect("no notification after a lost connection");
+    let until_removed = async {
         loop {
             changes.next().await;
             let states = store.mod_states().await.unwrap();
@@ -87,10 +85,10 @@ async fn listeners_are_notified_even_after_a_database_outage() {
             }
         }
     };
-    let (reported, removed) = tokio::join!(timeout(soon, reported), store.remove_mod("calm"));
-    reported.expect("a removal");
+    let (until_removed, removed) = tokio::join!(timeout(wait_timeout, until_removed), store.remove_mod("calm"));
+    until_removed.expect("no notification of a removal");
     removed.unwrap();
     let waiting = tokio::spawn(async move { changes.next().await });
-    timeout(soon, store.close()).await.expect("a waiting subscriber does not delay the close");
-    timeout(soon, waiting).await.expect("the subscriber no longer waits").unwrap();
+    timeout(wait_timeout, store.close()).await.expect("a waiting subscriber delays the close");
+    timeout(wait_timeout, waiting).await.expect("the subscriber still waits").unwrap();
 }

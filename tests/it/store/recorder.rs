@@ -1,23 +1,12 @@
-use super::{Data, Live, document, expected_items, kill, next_change, psql};
+//! The recorder: signals of runs, outages of the database, and spool files.
+
+use super::{Data, LiveRun, document, expected_items, kill, next_change, psql, wait_for_status};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunId, RunStatus, Scope, Signal, TraceItem};
+use std::time::Duration;
+use thunder::events::{Recorder, RunStatus, Scope, Signal, TraceItem};
 use thunder::store::{AttentionParts, Database, Error, HeadRowsPart, LiveUpdate, Store};
 use tokio::sync::broadcast::error::RecvError;
-
-async fn wait_for(store: &Store, run_id: RunId, status: RunStatus) {
-    let begin = Instant::now();
-    loop {
-        if let Ok(Some(run)) = store.find(&Scope::All, &run_id.to_string()).await
-            && run.status == status
-        {
-            return;
-        }
-        assert!(begin.elapsed() < Duration::from_secs(20), "run {run_id} never became {status:?}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
 
 #[tokio::test]
 async fn run_is_recorded_incrementally_and_read_completely() {
@@ -25,20 +14,20 @@ async fn run_is_recorded_incrementally_and_read_completely() {
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
     let mut changes = live.runs(&Scope::All);
-    let mut run = Live::new("live");
+    let mut run = LiveRun::new("live");
     let mut sent = vec![run.started(), run.prefilled(), run.token(" sky")];
     for signal in &sent {
         recorder.send(signal.clone()).await.unwrap();
     }
-    wait_for(&store, run.run_id(), RunStatus::Running).await;
+    wait_for_status(&store, &run.run_id().to_string(), RunStatus::Running).await;
     assert_eq!(next_change(&mut changes).await.status, RunStatus::Running);
     while store.items(&Scope::All, run.run_id(), 0..100).await.unwrap().len() < 7 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert!(store.delete(&Scope::All, run.run_id()).await.is_err(), "a running run must not be deleted");
-    assert!(store.columns(&Scope::All, run.run_id()).await.unwrap().is_some(), "a running run must have columns, too");
+    assert!(store.delete(&Scope::All, run.run_id()).await.is_err(), "an active run must not be deleted");
+    assert!(store.columns(&Scope::All, run.run_id()).await.unwrap().is_some(), "an active run must have columns, too");
 
-    // a subscriber receives everything once, also if runs are stored meanwhile
+    // A subscriber receives every item once, while items are stored.
     let (mut seen, mut updates) = live.subscribe(&Scope::All, run.run_id()).unwrap();
     let Some(TraceItem::Event(first)) = seen.first().cloned() else { panic!("{seen:?}") };
     let mut all = store.items(&Scope::All, run.run_id(), 0..first.sequence_order).await.unwrap();
@@ -55,8 +44,8 @@ async fn run_is_recorded_incrementally_and_read_completely() {
         match updates.recv().await {
             Ok(LiveUpdate::Items(items)) => seen.extend(items.iter().cloned()),
             Ok(LiveUpdate::Ended(status)) => break assert_eq!(status, RunStatus::Done),
-            Err(RecvError::Lagged(_)) => panic!("lagged"),
-            Err(RecvError::Closed) => panic!("closed"),
+            Err(RecvError::Lagged(_)) => panic!("the subscriber misses items"),
+            Err(RecvError::Closed) => panic!("the subscription is closed"),
         }
     }
     seen.retain(|item| !matches!(item, TraceItem::Attention(_)));
@@ -70,8 +59,8 @@ async fn run_is_recorded_incrementally_and_read_completely() {
     assert_eq!((summary.events, summary.completion_tokens, summary.seed), (13, 4, Some(u32::MAX)));
     assert_eq!(summary.output_preview, " sky is blue.");
     assert!(summary.has_attention && summary.surprise_strip == [8, 8, 8, 8]);
-    let whole = AttentionParts { t1: true, head_rows: HeadRowsPart::Rows };
-    let step = store.attention_range(&Scope::All, run.run_id(), 1..2, whole).await.unwrap().pop().unwrap();
+    let all_parts = AttentionParts { t1: true, head_rows: HeadRowsPart::Rows };
+    let step = store.attention_range(&Scope::All, run.run_id(), 1..2, all_parts).await.unwrap().pop().unwrap();
     assert_eq!((step.row_len, step.heads, &step.layer_ids[..], step.t1.len()), (3, 2, &[0, 1, 5][..], 5000));
     assert_eq!(step.head_rows, [7; 9]);
     let steps = store.attention_range(&Scope::All, run.run_id(), 2..100, AttentionParts::default()).await.unwrap();
@@ -95,19 +84,18 @@ async fn duplicate_request_id_keeps_run() {
     let data = Data::new();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();
-    let (mut first, mut second) = (Live::new("twice"), Live::new("twice"));
+    let (mut first, mut second) = (LiveRun::new("twice"), LiveRun::new("twice"));
     for signal in first.all(1).into_iter().chain(second.all(1)) {
         recorder.send(signal).await.unwrap();
     }
-    wait_for(&store, first.run_id(), RunStatus::Done).await;
-    wait_for(&store, second.run_id(), RunStatus::Done).await;
+    wait_for_status(&store, &first.run_id().to_string(), RunStatus::Done).await;
+    wait_for_status(&store, &second.run_id().to_string(), RunStatus::Done).await;
     assert_eq!(store.find(&Scope::All, "twice").await.unwrap().unwrap().run_id, first.run_id());
     let other = store.find(&Scope::All, &second.run_id().to_string()).await.unwrap().unwrap();
     assert_eq!(other.request_id, format!("twice~{}", second.run_id()));
     store.close().await;
 }
 
-/// An external database that is stopped and restarted while runs start, grow and end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     let (server, client) = (Data::embedded(), Data::folder());
@@ -115,12 +103,12 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
     let store = Store::open(url.clone(), |_| {}).await.unwrap();
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
-    let (mut before, mut during) = (Live::new("before"), Live::new("during"));
+    let (mut before, mut during) = (LiveRun::new("before"), LiveRun::new("during"));
     let mut sent = vec![before.started(), before.prefilled(), before.token(" a")];
     for signal in &sent {
         recorder.send(signal.clone()).await.unwrap();
     }
-    wait_for(&store, before.run_id(), RunStatus::Running).await;
+    wait_for_status(&store, &before.run_id().to_string(), RunStatus::Running).await;
     database.close().await;
 
     let mut ends = live.runs(&Scope::All);
@@ -141,13 +129,13 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     ));
 
     let database = server.open().await;
-    wait_for(&store, during.run_id(), RunStatus::Done).await;
+    wait_for_status(&store, &during.run_id().to_string(), RunStatus::Done).await;
     sent.push(before.token(" c"));
     sent.push(before.ended());
     for signal in &sent[sent.len() - 2..] {
         recorder.send(signal.clone()).await.unwrap();
     }
-    wait_for(&store, before.run_id(), RunStatus::Done).await;
+    wait_for_status(&store, &before.run_id().to_string(), RunStatus::Done).await;
     for (run, sent) in [(&before, &sent), (&during, &sent_during)] {
         let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
         assert_eq!(format!("{stored:#?}"), expected_items(sent));
@@ -157,11 +145,10 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     }
     assert_eq!(store.find(&Scope::All, "during").await.unwrap().unwrap().completion_tokens, 3);
     store.close().await;
-    assert!(client.spool_files().is_empty(), "a drained spool file is removed");
+    assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
     database.close().await;
 }
 
-/// A read of a finished run returns a retry error, and the whole run when the database is available again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_of_a_spooled_run_fails_until_it_is_stored() {
     let (server, client) = (Data::embedded(), Data::folder());
@@ -170,14 +157,14 @@ async fn read_of_a_spooled_run_fails_until_it_is_stored() {
         .await
         .unwrap();
     let (Recorder { signals: recorder, unstored, .. }, _) = store.recorder();
-    let mut run = Live::new("spooled");
+    let mut run = LiveRun::new("spooled");
     unstored.unwrap().insert(run.run_id(), "spooled".into(), None, Arc::new(AtomicBool::new(true)));
     database.close().await;
     for signal in run.all(2) {
         recorder.send(signal).await.unwrap();
     }
-    let refused = store.find_recorded(&Scope::All, "spooled").await.unwrap_err();
-    assert!(matches!(refused, Error::NotStored(run_id) if run_id == run.run_id()), "{refused}");
+    let error = store.find_recorded(&Scope::All, "spooled").await.unwrap_err();
+    assert!(matches!(error, Error::NotStored(run_id) if run_id == run.run_id()), "{error}");
     let database = server.open().await;
     let found = store.find_recorded(&Scope::All, "spooled").await.unwrap().unwrap();
     assert_eq!((found.status, found.completion_tokens), (RunStatus::Done, 2));
@@ -186,7 +173,6 @@ async fn read_of_a_spooled_run_fails_until_it_is_stored() {
     database.close().await;
 }
 
-/// Tests that the next process stores the spool file of one that ended while the database was down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spool_file_of_dead_server_is_drained_at_start() {
     let (server, client) = (Data::embedded(), Data::folder());
@@ -196,24 +182,24 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
     let (Recorder { signals: recorder, .. }, live) = store.recorder();
     let mut ends = live.runs(&Scope::All);
     database.close().await;
-    let (mut whole, mut half) = (Live::new("whole"), Live::new("half"));
-    let half_sent: Vec<Signal> = half.all(2).into_iter().take(4).collect();
-    let whole_sent = whole.all(2);
-    for signal in half_sent.iter().chain(&whole_sent) {
+    let (mut complete, mut incomplete) = (LiveRun::new("complete"), LiveRun::new("incomplete"));
+    let incomplete_sent: Vec<Signal> = incomplete.all(2).into_iter().take(4).collect();
+    let complete_sent = complete.all(2);
+    for signal in incomplete_sent.iter().chain(&complete_sent) {
         recorder.send(signal.clone()).await.unwrap();
     }
     while next_change(&mut ends).await.status != RunStatus::Done {}
-    // Simulates a kill: nothing more is drained, and the lock on the file is released.
+    // The spool file stays, as after a kill, because the database is unavailable.
     store.close().await;
     assert_eq!(client.spool_files().len(), 1);
 
     let database = server.open().await;
     let store = Store::open(url, |_| {}).await.unwrap();
-    let run = store.find(&Scope::All, "whole").await.unwrap().unwrap();
+    let run = store.find(&Scope::All, "complete").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens), (RunStatus::Done, 2));
-    let stored = store.items(&Scope::All, whole.run_id(), 0..i32::MAX).await.unwrap();
-    assert_eq!(format!("{stored:#?}"), expected_items(&whole_sent));
-    let run = store.find(&Scope::All, "half").await.unwrap().unwrap();
+    let stored = store.items(&Scope::All, complete.run_id(), 0..i32::MAX).await.unwrap();
+    assert_eq!(format!("{stored:#?}"), expected_items(&complete_sent));
+    let run = store.find(&Scope::All, "incomplete").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens, run.events), (RunStatus::Interrupted, 2, 7));
     store.close().await;
     database.close().await;
@@ -224,7 +210,7 @@ async fn killed_database_recovers_during_run() {
     let data = Data::embedded();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();
-    let mut run = Live::new("survivor");
+    let mut run = LiveRun::new("survivor");
     let mut sent = vec![run.started(), run.prefilled()];
     for signal in &sent {
         recorder.send(signal.clone()).await.unwrap();
@@ -241,23 +227,22 @@ async fn killed_database_recovers_during_run() {
     }
     sent.push(run.ended());
     recorder.send(sent.last().unwrap().clone()).await.unwrap();
-    wait_for(&store, run.run_id(), RunStatus::Done).await;
+    wait_for_status(&store, &run.run_id().to_string(), RunStatus::Done).await;
     let stored = store.items(&Scope::All, run.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), expected_items(&sent));
     store.close().await;
 }
 
-/// Unreadable rows do not prevent a start.
 #[tokio::test]
 async fn damaged_run_of_dead_server_is_marked_and_start_succeeds() {
     let data = Data::embedded();
     let store = data.open().await;
     let (Recorder { signals: recorder, .. }, _) = store.recorder();
-    let mut run = Live::new("damaged");
+    let mut run = LiveRun::new("damaged");
     for signal in [run.started(), run.prefilled(), run.token(" sky")] {
         recorder.send(signal).await.unwrap();
     }
-    wait_for(&store, run.run_id(), RunStatus::Running).await;
+    wait_for_status(&store, &run.run_id().to_string(), RunStatus::Running).await;
     while store.items(&Scope::All, run.run_id(), 0..100).await.unwrap().len() < 7 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -267,6 +252,6 @@ async fn damaged_run_of_dead_server_is_marked_and_start_succeeds() {
     let found = store.find(&Scope::All, "damaged").await.unwrap().unwrap();
     assert_eq!(found.status, RunStatus::Interrupted);
     assert!(found.completed_at.is_some());
-    assert!(store.items(&Scope::All, run.run_id(), 0..100).await.is_err(), "damaged data is reported as damaged");
+    assert!(store.items(&Scope::All, run.run_id(), 0..100).await.is_err(), "damaged rows must be an error");
     store.close().await;
 }

@@ -1,4 +1,6 @@
-use super::{Data, Live, document, psql};
+//! Retention by age and by size.
+
+use super::{Data, LiveRun, document, psql, wait_for_status};
 use chrono::{Datelike, Days, Months, NaiveDate};
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -6,21 +8,17 @@ use thunder::events::{Recorder, RunId, RunStart, RunStatus, Scope, system};
 use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
-/// Returns a recorded run that started at noon of that day.
-async fn run_of(store: &Store, day: NaiveDate, name: &str) -> RunId {
+/// Records a run that started at noon of a day; returns its id.
+async fn record_run(store: &Store, day: NaiveDate, name: &str) -> RunId {
     let noon = day.and_hms_opt(12, 0, 0).unwrap().and_utc();
     let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);
-    let mut run = Live::new(name);
+    let mut run = LiveRun::new(name);
     run.start = RunStart { run_id: RunId(Uuid::new_v7(timestamp)), created_at: noon, ..(*run.start).clone() }.into();
     let (Recorder { signals, .. }, _) = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }
-    let begin = Instant::now();
-    while store.find(&Scope::All, name).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
-        assert!(begin.elapsed() < Duration::from_secs(20), "{name} was not recorded");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_for_status(store, name, RunStatus::Done).await;
     run.run_id()
 }
 
@@ -37,11 +35,11 @@ async fn old_days_are_dropped_as_partitions() {
     let today = system::now().date_naive();
     let ago = |days| today - Days::new(days);
     let partition = |day: NaiveDate| format!("select to_regclass('events_{}') is not null", day.format("%Y%m%d"));
-    // one day with separate partitions, one whose rows are in the default partitions
+    // One day has separate partitions; the rows of the others are in the default partitions.
     psql(&url, &format!("select make_partitions('{}', 1)", ago(10))).await;
-    run_of(&store, ago(10), "ten").await;
-    run_of(&store, ago(8), "eight").await;
-    let seven = run_of(&store, ago(7), "seven").await;
+    record_run(&store, ago(10), "ten").await;
+    record_run(&store, ago(8), "eight").await;
+    let seven = record_run(&store, ago(7), "seven").await;
     store.ingest(&Scope::All, None, document("today", 3)).await.unwrap();
     assert_eq!(psql(&url, "select count(*) from events_default").await, "20");
 
@@ -78,13 +76,13 @@ async fn responses_are_deleted_with_day_of_their_run() {
     };
     let scope = |by: Option<&str>| Scope::Owned { tenant: by.map(Into::into), includes_unowned: by.is_none() };
     let (unowned, ann) = (scope(None), scope(Some("ann")));
-    // None of their runs is recorded.
+    // The runs of these responses are not recorded.
     for (days, id) in [(9, "a"), (2, "b"), (0, "c")] {
         store.save_response(&response(days, id), system::now()).await.unwrap();
     }
     assert_eq!(store.response(&unowned, "a").await.unwrap(), Some(response(9, "a").response));
     assert_eq!(store.response_items(&ann, "b").await.unwrap(), Some(response(2, "b").items));
-    assert_eq!(store.response(&unowned, "b").await.unwrap(), None, "it is Ann's");
+    assert_eq!(store.response(&unowned, "b").await.unwrap(), None, "the response belongs to another tenant");
     let week = Retention { days: Some(7), bytes: None };
     store.prune(week, today).await.unwrap();
     assert_eq!(store.response(&unowned, "a").await.unwrap(), None);
@@ -96,37 +94,41 @@ async fn responses_are_deleted_with_day_of_their_run() {
 }
 
 #[tokio::test]
-async fn days_of_a_month_partition_are_removed_and_the_whole_month_is_dropped() {
+async fn days_of_a_month_are_deleted_and_its_partition_is_dropped_at_the_end() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
     let today = system::now().date_naive();
     let month_start = |months| (today.with_day(1).unwrap()) - Months::new(months);
     let (first, last) = (month_start(3), month_start(2) - Days::new(1));
-    // A day with separate partitions and one in the default partitions: both become part of the month.
+    // One day has separate partitions, the other is in the default partitions; both are merged into the month.
     psql(&url, &format!("select make_partitions('{last}', 1)")).await;
-    run_of(&store, first, "first").await;
-    run_of(&store, last, "last").await;
-    run_of(&store, month_start(2), "later").await;
+    record_run(&store, first, "first").await;
+    record_run(&store, last, "last").await;
+    record_run(&store, month_start(2), "later").await;
     let month = "select day || ' ' || next_day from partition_days order by day limit 1";
     assert_eq!(psql(&url, &format!("select merge_partitions('{last}')")).await, "6");
     assert_eq!(psql(&url, month).await, format!("{first} {}", month_start(2)));
-    assert_eq!(psql(&url, &format!("select merge_partitions('{first}')")).await, "0", "it is one partition now");
+    assert_eq!(
+        psql(&url, &format!("select merge_partitions('{first}')")).await,
+        "0",
+        "the month is one partition already"
+    );
     let stored = psql(
         &url,
         "select attstorage from pg_attribute where attrelid in \
         (select partition from run_partitions where parent = 'attention'::regclass) and attname = 't1' limit 1",
     );
-    assert_eq!(stored.await, "e", "attention stays as it is compressed");
+    assert_eq!(stored.await, "e", "attention must be stored without further compression");
 
     let until_last = (today - last).num_days().try_into().unwrap();
     assert_eq!(store.prune(Retention { days: Some(until_last), bytes: None }, today).await.unwrap(), [(first, 1)]);
     assert_eq!(names(&store).await, ["later", "last"]);
-    assert_eq!(psql(&url, month).await, format!("{first} {}", month_start(2)), "the month has newer runs");
-    let whole = Retention { days: Some(until_last - 1), bytes: None };
-    assert_eq!(store.prune(whole, today).await.unwrap(), [(first, 1)]);
+    assert_eq!(psql(&url, month).await, format!("{first} {}", month_start(2)), "the partition has newer runs");
+    let until_month_end = Retention { days: Some(until_last - 1), bytes: None };
+    assert_eq!(store.prune(until_month_end, today).await.unwrap(), [(first, 1)]);
     assert_eq!(names(&store).await, ["later"]);
-    assert_ne!(psql(&url, month).await, format!("{first} {}", month_start(2)), "its partition is dropped");
+    assert_ne!(psql(&url, month).await, format!("{first} {}", month_start(2)), "the partition must be dropped");
 
     // New partitions span the rest of their month.
     psql(&url, "update partitioning set unit = 'month'").await;
@@ -149,18 +151,18 @@ async fn oldest_days_are_dropped_above_size_limit() {
     let ago = |days| today - Days::new(days);
     for (days, name) in [(3, "three"), (2, "two"), (1, "one")] {
         psql(&url, &format!("select make_partitions('{}', 1)", ago(days))).await;
-        run_of(&store, ago(days), name).await;
+        record_run(&store, ago(days), name).await;
     }
     store.ingest(&Scope::All, None, document("today", 400)).await.unwrap();
     let total: u64 = psql(&url, "select sum(bytes) from partition_days").await.parse().unwrap();
     let three: u64 =
         psql(&url, &format!("select bytes from partition_days where day = '{}'", ago(3))).await.parse().unwrap();
     assert!(store.prune(Retention { days: None, bytes: Some(total) }, today).await.unwrap().is_empty());
-    // One byte less than the size without the third day.
-    let tight = Retention { days: None, bytes: Some(total - three - 1) };
-    assert_eq!(store.prune(tight, today).await.unwrap(), [(ago(3), 1), (ago(2), 1)]);
+    // The limit is one byte below the size without the oldest day.
+    let limit = Retention { days: None, bytes: Some(total - three - 1) };
+    assert_eq!(store.prune(limit, today).await.unwrap(), [(ago(3), 1), (ago(2), 1)]);
     assert_eq!(names(&store).await, ["today", "one"]);
-    // today is kept regardless of its size
+    // The current day is kept regardless of its size.
     let nothing = Retention { days: None, bytes: Some(0) };
     assert_eq!(store.prune(nothing, today).await.unwrap(), [(ago(1), 1)]);
     assert_eq!(names(&store).await, ["today"]);
@@ -174,17 +176,17 @@ async fn day_with_active_run_is_kept_until_its_end() {
     let store = data.open().await;
     let today = system::now().date_naive();
     let day = today - Days::new(5);
-    run_of(&store, day, "old").await;
+    record_run(&store, day, "old").await;
     let url = data.url();
     psql(&url, "update runs set status = 'running' where request_id = 'old'").await;
     let retention = Retention { days: Some(1), bytes: None };
     assert!(store.prune(retention, today).await.unwrap().is_empty());
     psql(&url, "update runs set status = 'done' where request_id = 'old'").await;
-    // as the server does with a retention flag
-    store.retain(retention);
-    let begin = Instant::now();
+    // A server with a retention flag calls this.
+    store.set_retention(retention);
+    let begun = Instant::now();
     while store.find(&Scope::All, "old").await.unwrap().is_some() {
-        assert!(begin.elapsed() < Duration::from_secs(20), "the old run was not removed");
+        assert!(begun.elapsed() < Duration::from_secs(20), "the old run was not removed");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     store.close().await;

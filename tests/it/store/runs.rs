@@ -1,11 +1,13 @@
-use super::{Data, Live, document, psql};
+//! Lists of runs: filters, pages, migrations, and locks.
+
+use super::{Data, LiveRun, document, psql};
 use sqlx::{Connection, PgConnection};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thunder::events::Scope;
 use thunder::store::{Error, RunQuery, Store};
 use thunder::trace::document::Document;
 
-async fn found(store: &Store, q: &str) -> Vec<String> {
+async fn runs_matching(store: &Store, q: &str) -> Vec<String> {
     let query = RunQuery { q: q.to_owned(), ..RunQuery::default() };
     let page = store.runs(&Scope::All, &query).await.unwrap_or_else(|error| panic!("{q}: {error}"));
     page.runs.into_iter().map(|run| run.request_id).collect()
@@ -19,46 +21,51 @@ async fn runs_are_listed_filtered_and_paged() {
         store.ingest(&Scope::All, None, document(&format!("doc-{number}"), 3 + number)).await.unwrap();
     }
     let (thunder::events::Recorder { signals: recorder, .. }, _) = store.recorder();
-    let mut run = Live::new("ours");
+    let mut run = LiveRun::new("generated");
     for signal in run.all(2) {
         recorder.send(signal).await.unwrap();
     }
-    while found(&store, "request:ours status:done").await.is_empty() {
+    while runs_matching(&store, "request:generated status:done").await.is_empty() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
     let first = store.runs(&Scope::All, &RunQuery { limit: 5, ..RunQuery::default() }).await.unwrap();
     assert_eq!(first.runs.len(), 5);
-    assert_eq!(first.runs[0].request_id, "ours");
+    assert_eq!(first.runs[0].request_id, "generated");
     let second =
         store.runs(&Scope::All, &RunQuery { limit: 5, before: first.next, ..RunQuery::default() }).await.unwrap();
     assert_eq!((second.runs.len(), second.next), (3, None));
     assert_eq!(second.runs[2].request_id, "doc-0");
 
-    assert_eq!(found(&store, "model:GEMINI").await.len(), 7);
-    assert_eq!(found(&store, "-model:gemini").await, ["ours"]);
-    assert_eq!(found(&store, "surface:openai").await, ["ours"]);
-    assert_eq!(found(&store, "mod:watch request:doc-3").await, ["doc-3"]);
-    assert_eq!(found(&store, "w9").await, ["doc-6"]);
-    assert_eq!(found(&store, "\"w8 w9\"").await, ["doc-6"]);
-    assert_eq!(found(&store, "\"w9 w8\"").await, Vec::<String>::new());
-    assert_eq!(found(&store, "SK").await, ["ours"], "the last letters of a word may be missing");
-    assert_eq!(found(&store, "blue -w1").await, ["ours"]);
-    assert_eq!(found(&store, "before:2026-01-01").await.len(), 7);
-    assert_eq!(found(&store, "after:1h").await, ["ours"]);
-    assert_eq!(found(&store, "error:100%").await, Vec::<String>::new());
-    assert_eq!(found(&store, "backtracks:0 error:0 actions<1 forced<=0 ??").await, Vec::<String>::new());
-    assert_eq!(found(&store, "a\0b -\"c\0\" model:\0").await, Vec::<String>::new(), "NUL, which no text holds");
+    assert_eq!(runs_matching(&store, "model:GEMINI").await.len(), 7);
+    assert_eq!(runs_matching(&store, "-model:gemini").await, ["generated"]);
+    assert_eq!(runs_matching(&store, "surface:openai").await, ["generated"]);
+    assert_eq!(runs_matching(&store, "mod:watch request:doc-3").await, ["doc-3"]);
+    assert_eq!(runs_matching(&store, "w9").await, ["doc-6"]);
+    assert_eq!(runs_matching(&store, "\"w8 w9\"").await, ["doc-6"]);
+    assert_eq!(runs_matching(&store, "\"w9 w8\"").await, Vec::<String>::new());
+    assert_eq!(runs_matching(&store, "SK").await, ["generated"], "a word matches by its beginning");
+    assert_eq!(runs_matching(&store, "blue -w1").await, ["generated"]);
+    assert_eq!(runs_matching(&store, "before:2026-01-01").await.len(), 7);
+    assert_eq!(runs_matching(&store, "after:1h").await, ["generated"]);
+    assert_eq!(runs_matching(&store, "error:100%").await, Vec::<String>::new());
+    assert_eq!(runs_matching(&store, "backtracks:0 error:0 actions<1 forced<=0 ??").await, Vec::<String>::new());
+    assert_eq!(
+        runs_matching(&store, "a\0b -\"c\0\" model:\0").await,
+        Vec::<String>::new(),
+        "PostgreSQL cannot store NUL characters"
+    );
     let error = store.runs(&Scope::All, &RunQuery { q: "modle:x".into(), ..RunQuery::default() }).await.unwrap_err();
     assert!(matches!(error, Error::BadFilter(bad) if bad.did_you_mean.as_deref() == Some("model")));
     store.close().await;
 }
 
 #[tokio::test]
-async fn words_are_found_in_newest_and_all_runs() {
+async fn words_are_found_in_new_and_old_runs() {
     let data = Data::new();
     let store = data.open().await;
-    // More than are searched individually; `common` is in all, `needle` in the oldest two, `tail` in the newest and the oldest.
+    // There are more runs than one search reads. `common` is in all, `needle` in the oldest two, `tail` in the newest and the
+    // oldest.
     let runs = "insert into runs (run_id, request_id, created_at, status, surface, mods, prompt_preview, output_preview,
             prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text,
             has_attention, surprise_strip, mod_text, search)
@@ -68,11 +75,11 @@ async fn words_are_found_in_newest_and_all_runs() {
                 || case when i in (1, 1200) then ' tail' else '' end)
         from generate_series(1, 1200) i";
     psql(&data.url(), runs).await;
-    assert_eq!(found(&store, "needle").await, ["r2", "r1"]);
-    assert_eq!(found(&store, "\"the needle\" -status:failed").await, ["r2"]);
-    assert_eq!(found(&store, "tail common").await, ["r1200", "r1"]);
-    assert_eq!(found(&store, "needle -tail").await, ["r2"]);
-    assert_eq!(found(&store, "tail tokens<5").await, ["r1"]);
+    assert_eq!(runs_matching(&store, "needle").await, ["r2", "r1"]);
+    assert_eq!(runs_matching(&store, "\"the needle\" -status:failed").await, ["r2"]);
+    assert_eq!(runs_matching(&store, "tail common").await, ["r1200", "r1"]);
+    assert_eq!(runs_matching(&store, "needle -tail").await, ["r2"]);
+    assert_eq!(runs_matching(&store, "tail tokens<5").await, ["r1"]);
     let query = |before, limit| RunQuery { q: "comm".into(), before, limit };
     let (mut pages, mut before) = (Vec::new(), None);
     loop {
@@ -84,14 +91,14 @@ async fn words_are_found_in_newest_and_all_runs() {
             break;
         }
     }
-    assert_eq!(pages, (1..=1200).rev().collect::<Vec<_>>(), "each run once, newest first");
+    assert_eq!(pages, (1..=1200).rev().collect::<Vec<_>>(), "each run is listed once, newest first");
     let one = store.find(&Scope::All, "01900000-0000-7000-8000-000000000001").await.unwrap().unwrap();
     assert_eq!(one.mod_text.as_deref(), Some("source"));
     store.close().await;
 }
 
-/// Stores `count` runs of which a few are special; number 1 is the oldest. The ids are from the first seconds of the Unix epoch.
-fn many(count: u32) -> String {
+/// Returns the SQL that inserts runs, of which a few have rare values; number 1 is the oldest.
+fn insert_runs(count: u32) -> String {
     format!(
         "insert into runs (run_id, request_id, created_at, status, message, surface, model, mods, prompt_preview,
             output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
@@ -112,53 +119,53 @@ fn many(count: u32) -> String {
 }
 
 #[tokio::test]
-async fn rare_values_are_found_without_full_scan() {
+async fn rare_values_are_found_without_reading_all_runs() {
     const COUNT: u32 = 20_000;
     const READ: &str =
         "select coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) from pg_stat_user_tables where relname = 'runs'";
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
-    // No other client reads.
+    // Autovacuum would change the counters.
     psql(&url, "alter table runs set (autovacuum_enabled = off)").await;
-    psql(&url, &many(COUNT)).await;
+    psql(&url, &insert_runs(COUNT)).await;
     psql(&url, "vacuum runs").await;
     let before_lists: u32 = psql(&url, READ).await.parse().unwrap();
-    let special = |rest: u32, of: u32| -> Vec<String> {
+    let runs_with = |rest: u32, of: u32| -> Vec<String> {
         (1..=COUNT).rev().filter(|i| i % of == rest).map(|i| format!("req-{i:06}")).collect()
     };
-    let both = |a: u32, b: u32, of: u32| -> Vec<String> {
+    let runs_with_either = |a: u32, b: u32, of: u32| -> Vec<String> {
         (1..=COUNT).rev().filter(|i| i % of == a || i % of == b).map(|i| format!("req-{i:06}")).collect()
     };
     let none: Vec<String> = Vec::new();
     let filters = [
-        ("status:failed", special(7, 1000)),
+        ("status:failed", runs_with(7, 1000)),
         ("status:interrupted", none.clone()),
-        ("-status:done", both(7, 8, 1000)),
-        ("model:RARE", both(9, 10, 5000)),
-        ("model:rare-1", special(9, 5000)),
+        ("-status:done", runs_with_either(7, 8, 1000)),
+        ("model:RARE", runs_with_either(9, 10, 5000)),
+        ("model:rare-1", runs_with(9, 5000)),
         ("model:rare tokens>1", none.clone()),
-        ("model:nobody", none.clone()),
-        ("error:\"context is\"", special(7, 1000)),
-        ("error:100%", special(6, 1000)),
+        ("model:unknown", none.clone()),
+        ("error:\"context is\"", runs_with(7, 1000)),
+        ("error:100%", runs_with(6, 1000)),
         ("error:nothing", none.clone()),
-        ("error>0", special(6, 1000)),
+        ("error>0", runs_with(6, 1000)),
         ("error>=2", none.clone()),
-        ("backtracks>0", special(4, 1000)),
-        ("forced>1", special(5, 1000)),
+        ("backtracks>0", runs_with(4, 1000)),
+        ("forced>1", runs_with(5, 1000)),
         ("backtracks>9 -status:done", none.clone()),
-        ("mod:REFUSAL", special(3, 1000)),
+        ("mod:REFUSAL", runs_with(3, 1000)),
         ("mod:\"refusal other\"", none.clone()),
-        ("request:req-012345", special(12_345, COUNT)),
+        ("request:req-012345", runs_with(12_345, COUNT)),
         ("request:nothing", none.clone()),
         ("before:2025-01-01", none.clone()),
-        ("-model:usual -model:rare status:failed", special(7, 1000)),
+        ("-model:usual -model:rare status:failed", runs_with(7, 1000)),
     ];
     let mut lists = u32::try_from(filters.len()).unwrap();
     for (q, expected) in filters {
-        assert_eq!(found(&store, q).await, expected, "{q}");
+        assert_eq!(runs_matching(&store, q).await, expected, "{q}");
     }
-    // Each page once, newest first, also if a filter is split.
+    // Each run is listed once, newest first, also over several pages.
     let (mut ids, mut before) = (Vec::new(), None);
     loop {
         let page = store.runs(&Scope::All, &RunQuery { q: "-status:done".into(), before, limit: 7 }).await.unwrap();
@@ -169,9 +176,9 @@ async fn rare_values_are_found_without_full_scan() {
             break;
         }
     }
-    assert_eq!(ids, both(7, 8, 1000));
+    assert_eq!(ids, runs_with_either(7, 8, 1000));
 
-    // The server counts the reads of a connection when it ends.
+    // PostgreSQL counts the reads of a connection when it closes.
     store.close().await;
     let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
         and backend_type = 'client backend'";
@@ -179,14 +186,14 @@ async fn rare_values_are_found_without_full_scan() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let rows = psql(&url, READ).await.parse::<u32>().unwrap() - before_lists;
-    assert!(rows / lists < COUNT / 10, "{rows} rows were read for {lists} lists of few");
+    assert!(rows / lists < COUNT / 10, "{rows} rows were read for {lists} short lists");
 }
 
 #[tokio::test]
 async fn model_with_any_name_is_recorded_and_found() {
     let data = Data::new();
     let store = data.open().await;
-    // Larger than an index entry, and not compressible.
+    // The name is larger than an index entry, and not compressible.
     let mut state = 1_u64;
     let first: String = std::iter::repeat_with(|| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -201,9 +208,13 @@ async fn model_with_any_name_is_recorded_and_found() {
         let document = Document::parse(&serde_json::to_vec(&payload).unwrap()).unwrap();
         store.ingest(&Scope::All, None, document).await.unwrap();
     }
-    assert_eq!(found(&store, &format!("model:{}", &first[..40])).await, ["long-2", "long-1"], "one beginning");
-    assert_eq!(found(&store, "model:-TAIL").await, ["long-2"], "the text after the indexed part");
-    assert_eq!(found(&store, "model:-head").await, Vec::<String>::new());
+    assert_eq!(
+        runs_matching(&store, &format!("model:{}", &first[..40])).await,
+        ["long-2", "long-1"],
+        "both names have the same beginning"
+    );
+    assert_eq!(runs_matching(&store, "model:-TAIL").await, ["long-2"], "the text is after the indexed part");
+    assert_eq!(runs_matching(&store, "model:-head").await, Vec::<String>::new());
     store.close().await;
 }
 
@@ -212,7 +223,7 @@ async fn model_name_length_is_limited() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
-    psql(&url, &many(20)).await;
+    psql(&url, &insert_runs(20)).await;
     psql(&url, "update runs set model = '' where request_id = 'req-000001'").await;
     let names = |max: u32| format!("select string_agg(name, '|') from model_names({max}) name");
     assert_eq!(psql(&url, &names(9)).await, "|Rare-1B|rare-2b|usual", "an empty name is a name");
@@ -232,7 +243,8 @@ async fn older_database_is_migrated_and_logged() {
     psql(
         &url,
         "delete from refinery_schema_history where version >= 7; alter table runs drop column deletion, drop column request_extras, drop column owner, drop column end_cause,
-            drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change, drop column user_notes;
+            drop column parent_run, drop column parent_event, drop column parent_step, drop column parent_change, drop column user_notes, drop column mod_call_names,
+            drop column mod_call_counts, drop column mod_call_us, drop column mod_call_max_us;
         alter table attention drop column head_rows;
         insert into runs (run_id, request_id, created_at, status, finish_reason, message, surface, mods, prompt_preview,
                 output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
@@ -243,7 +255,7 @@ async fn older_database_is_migrated_and_logged() {
                 ('gone', 'cancelled', 'cancelled', 'the client disconnected'),
                 ('full', 'failed', 'error', 'llama.cpp cannot decode: out of memory; use a smaller --ctx-size')
             ) old (name, status, reason, message);
-        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, run_images, images; drop function remove_images;
+        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats, run_images, images; drop function remove_images;
         alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions;
         drop index runs_user, runs_surface, runs_error_count, runs_backtracked, runs_forced; drop index if exists runs_error_text;
         drop function mod_sets;
@@ -262,7 +274,7 @@ async fn older_database_is_migrated_and_logged() {
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V23__images"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V22__mod_call_time, V23__images"
         ]
     );
 }
@@ -276,9 +288,9 @@ async fn tags_lock_runs_in_order_of_their_ids() {
         ids.push(store.ingest(&Scope::All, None, document(&format!("tagged-{number}"), 3)).await.unwrap().run_id);
     }
     ids.sort_unstable();
-    let mut holder = PgConnection::connect(&data.url()).await.unwrap();
-    sqlx::raw_sql("begin").execute(&mut holder).await.unwrap();
-    sqlx::query("select 1 from runs where run_id = $1 for update").bind(ids[0].0).execute(&mut holder).await.unwrap();
+    let mut blocker = PgConnection::connect(&data.url()).await.unwrap();
+    sqlx::raw_sql("begin").execute(&mut blocker).await.unwrap();
+    sqlx::query("select 1 from runs where run_id = $1 for update").bind(ids[0].0).execute(&mut blocker).await.unwrap();
     let (other, tags) = (store.clone(), ["checked".to_owned()]);
     let reversed = [ids[1], ids[0]];
     let change = tokio::spawn(async move { other.change_tags(&Scope::All, &reversed, &tags, &[]).await.unwrap() });
@@ -289,10 +301,38 @@ async fn tags_lock_runs_in_order_of_their_ids() {
     // The change waits for the first run and has not locked the second one.
     let free = format!("select 1 from runs where run_id = '{}' for no key update nowait", ids[1]);
     assert_eq!(psql(&data.url(), &free).await, "1");
-    sqlx::raw_sql("rollback").execute(&mut holder).await.unwrap();
+    sqlx::raw_sql("rollback").execute(&mut blocker).await.unwrap();
     let changed = change.await.unwrap();
     assert_eq!(changed.iter().map(|run| run.run_id).collect::<Vec<_>>(), ids);
     assert!(changed.iter().all(|run| run.tags == ["checked"]), "{changed:?}");
-    holder.close().await.unwrap();
+    blocker.close().await.unwrap();
+    store.close().await;
+}
+
+/// Requests end at any moment because clients disconnect. A connection that a cancelled read left inside its read-only
+/// transaction would fail the next writes.
+#[tokio::test]
+async fn cancelled_reads_leave_no_connection_in_a_transaction() {
+    let data = Data::new();
+    let store = data.open().await;
+    let stored = store.ingest(&Scope::All, None, document("doc", 3)).await.unwrap();
+    let reads = || futures::future::join_all((0..4).map(|_| store.items(&Scope::All, stored.run_id, 0..10)));
+    reads().await;
+    for round in 0..400 {
+        let begun = Instant::now();
+        // A timer has a resolution of one millisecond, which is longer than the read.
+        let cancel = async {
+            while begun.elapsed() < Duration::from_micros(10 * round) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            () = cancel => {}
+            _ = reads() => {}
+        }
+        for ready in futures::future::join_all((0..4).map(|_| store.ready())).await {
+            ready.unwrap();
+        }
+    }
     store.close().await;
 }

@@ -3,7 +3,7 @@
 use super::{Data, psql};
 use chrono::{Days, NaiveDate};
 use thunder::events::{Scope, Tenant};
-use thunder::store::{Statistics, StatisticsQuery, Store};
+use thunder::store::{CallTime, ModCallStatistics, Statistics, StatisticsQuery, Store};
 
 /// 288 ended runs, one every 15 minutes of three days, and a running one.
 const RUNS: &str = "
@@ -90,6 +90,89 @@ async fn counted_days_have_the_statistics_of_their_runs() {
     psql(&url, "delete from runs").await;
     let kept = store.statistics(&everyone, &StatisticsQuery::last_days(None, later), later).await.unwrap();
     assert_eq!(kept.total.counts.runs, 288, "counts of past days outlive the runs; the last day was not counted");
+    other.close().await;
+    store.close().await;
+}
+
+/// Three calls of `x` and one of `y` in each run that has the mod, and calls with durations that do not count.
+const CALLS: &str = "
+    insert into mod_calls (run_id, call_index, event_sequence_order, mod_name, event_type, step, execution_time_ms,
+        exception_occurred)
+    select run_id, i, 0, m, 'Added', 0, ms, false from runs, (values (0, 'x', 1.5), (1, 'x', 0.25), (2, 'x', 10),
+        (3, 'y', 2), (4, 'y', 'NaN'), (5, 'x', -1), (6, 'y', 'infinity'), (7, 'x', null)) as c (i, m, ms)
+    where m = any(mods)";
+
+/// Statistics without the stored ones, so that everything is counted when it is read.
+const FORGET: &str = "delete from run_stats; delete from first_token_stats; delete from mod_call_stats;
+    delete from run_stats_days";
+
+fn calls<'a>(statistics: &'a Statistics, name: &str) -> &'a ModCallStatistics {
+    statistics.mod_calls.iter().find(|one| one.name == name).unwrap()
+}
+
+#[tokio::test]
+async fn mod_call_time_is_counted_once_per_past_day() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    psql(&url, RUNS).await;
+    psql(&url, CALLS).await;
+    let query = &queries()[0];
+    assert_eq!(read(&store, &Scope::All, query).await.mod_calls, [], "runs of earlier versions are not measured yet");
+
+    // Two servers measure and count at the same time.
+    let other = data.open().await;
+    let (first, second) = tokio::join!(store.count_days(today()), other.count_days(today()));
+    first.and(second).unwrap();
+    let all = read(&store, &Scope::All, query).await;
+    // 288 ended runs: 216 with x, 72 with y. Run 288 is of a day that is not counted.
+    let x = calls(&all, "x");
+    assert_eq!(x.time, CallTime { calls: 648, total_ms: 216.0 * 11.75, mean_ms: 11.75 / 3.0, max_ms: 10.0 });
+    assert_eq!(calls(&all, "y").time, CallTime { calls: 72, total_ms: 144.0, mean_ms: 2.0, max_ms: 2.0 });
+    assert_eq!(all.mod_calls[0].name, "x", "the largest total is first");
+    assert_eq!(x.steps.iter().map(|step| step.time.calls).sum::<i64>(), 648);
+    assert_eq!((x.steps.len(), x.models.len()), (3, 3));
+    let ann = Scope::Owned { tenant: Some(Tenant::from("ann")), includes_unowned: false };
+    let mut after = Vec::new();
+    for scope in [&Scope::All, &ann] {
+        for query in &queries() {
+            after.push(read(&store, scope, query).await);
+        }
+    }
+    let with_x = &after[5];
+    assert_eq!(with_x.mod_calls.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["x"]);
+    // Ann's runs have even numbers, so they have no mods or x and y.
+    assert_eq!(calls(&after[6], "x").time.calls + calls(&after[6], "y").time.calls, 4 * 72);
+    assert_eq!(calls(&after[4], "x").models.len(), 1, "the query names a model");
+    psql(&url, FORGET).await;
+    let mut before = Vec::new();
+    for scope in [&Scope::All, &ann] {
+        for query in &queries() {
+            before.push(read(&store, scope, query).await);
+        }
+    }
+    assert_eq!(before, after);
+
+    // Deletions keep the durations of past days.
+    store.count_days(today()).await.unwrap();
+    psql(&url, "delete from runs where request_id = 'r6'").await;
+    store.count_days(today()).await.unwrap();
+    assert_eq!(read(&store, &Scope::All, query).await, all);
+
+    // An earlier version counted the days, and runs were deleted since then.
+    psql(&url, "update run_stats_days set has_mod_calls = false; delete from mod_call_stats").await;
+    store.count_days(today()).await.unwrap();
+    let upgraded = read(&store, &Scope::All, query).await;
+    assert_eq!((upgraded.total.counts.runs, calls(&upgraded, "x").time.calls), (288, 645));
+
+    // A run that ends late is added.
+    let end =
+        "update runs set status = 'done', mod_call_names = '{x}', mod_call_counts = '{7}', mod_call_us = '{14000}',
+        mod_call_max_us = '{2000}' where request_id = 'r100'";
+    psql(&url, end).await;
+    store.count_days(today()).await.unwrap();
+    let late = read(&store, &Scope::All, query).await;
+    assert_eq!((late.total.counts.runs, calls(&late, "x").time.calls), (289, 652));
     other.close().await;
     store.close().await;
 }

@@ -1,4 +1,4 @@
-//! A client of the protocol.
+//! A client of the streaming protocol.
 
 use crate::harness::Server;
 use futures::{SinkExt, StreamExt};
@@ -9,7 +9,7 @@ use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 /// Maximum wait for a message while other tests use all cores.
 const WAIT_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// Header that requests compression.
+/// Header with which a test connects with compression.
 pub const COMPRESSED: (&str, &str) = ("x-test", "compressed");
 
 /// A connection.
@@ -48,7 +48,7 @@ impl Client {
         self.send_text(message.to_string()).await;
     }
 
-    /// Sends any text.
+    /// Sends a text that need not be a valid message.
     pub async fn send_text(&mut self, text: String) {
         self.socket.send(Frame::text(text)).await.unwrap();
     }
@@ -56,7 +56,7 @@ impl Client {
     /// Returns the next item.
     pub async fn next(&mut self) -> Next {
         loop {
-            let frame = tokio::time::timeout(WAIT_TIMEOUT, self.socket.next()).await.expect("nothing comes");
+            let frame = tokio::time::timeout(WAIT_TIMEOUT, self.socket.next()).await.expect("no message arrived");
             match frame {
                 None => return Next::Closed(None),
                 Some(frame) => match frame.opcode() {
@@ -76,20 +76,20 @@ impl Client {
         }
     }
 
-    /// Returns the messages up to the first match. A stream may never pause, so the whole search has a time limit, too.
-    pub async fn until(&mut self, fits: impl Fn(&Value) -> bool) -> Vec<Value> {
+    /// Returns the messages up to the first match. The whole search has a time limit, too, since a stream may never pause.
+    pub async fn until(&mut self, matches: impl Fn(&Value) -> bool) -> Vec<Value> {
         let search = async {
             let mut messages = Vec::new();
             loop {
                 let message = self.message().await;
-                let found = fits(&message);
+                let found = matches(&message);
                 messages.push(message);
                 if found {
                     return messages;
                 }
             }
         };
-        tokio::time::timeout(2 * WAIT_TIMEOUT, search).await.expect("the message does not come")
+        tokio::time::timeout(2 * WAIT_TIMEOUT, search).await.expect("the expected message did not arrive")
     }
 
     /// Returns the messages up to the end of a run.

@@ -1,7 +1,7 @@
 //! The messages of the protocol's specification, verbatim.
 
 use super::client::COMPRESSED;
-use super::{Client, followed, with_type};
+use super::{Client, assemble_text, with_type};
 use crate::harness::server;
 use serde_json::{Value, json};
 use thunder::events::system;
@@ -74,7 +74,7 @@ async fn complete_config_of_contract_is_accepted() {
     let completion = messages.last().unwrap();
     let timing = &completion["timing"];
     assert!(timing["total_ms"].as_f64().unwrap() >= timing["first_token_ms"].as_f64().unwrap(), "{completion}");
-    assert_eq!(completion["generated_text"], followed(&messages));
+    assert_eq!(completion["generated_text"], assemble_text(&messages));
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn delta_mode_omits_text_so_far() {
                         "options": {"generated_text": "delta"}});
     let messages = client.run(&config).await;
     assert!(with_type(&messages, "token").all(|token| token.get("generated_text").is_none()));
-    assert_eq!(messages.last().unwrap()["generated_text"], followed(&messages));
+    assert_eq!(messages.last().unwrap()["generated_text"], assemble_text(&messages));
     let config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 12, "ignore_eos": true},
                         "options": {"stream": false}});
     let kinds: Vec<Value> = client.run(&config).await.iter().map(|message| message["type"].clone()).collect();
@@ -93,24 +93,24 @@ async fn delta_mode_omits_text_so_far() {
 }
 
 #[tokio::test]
-async fn answer_ends_before_stop_string() {
+async fn generated_text_ends_before_stop_string() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let mut config = json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 40, "temperature": 0,
                             "ignore_eos": true}});
-    let whole = client.run(&config).await;
-    let text = whole.last().unwrap()["generated_text"].as_str().unwrap().to_owned();
+    let full = client.run(&config).await;
+    let text = full.last().unwrap()["generated_text"].as_str().unwrap().to_owned();
     let stop: String = text.chars().skip(20).take(3).collect();
     config["parameters"]["stop"] = json!([stop]);
     let stopped = client.run(&config).await;
     let completion = stopped.last().unwrap();
     assert_eq!((&completion["finish_reason"], &completion["stop_string"]), (&json!("stop"), &json!(stop)));
     assert_eq!(completion["generated_text"], text.split(&stop).next().unwrap());
-    assert_eq!(followed(&stopped), text.split(&stop).next().unwrap());
+    assert_eq!(assemble_text(&stopped), text.split(&stop).next().unwrap());
 }
 
 #[tokio::test]
-async fn backtrack_is_reported() {
+async fn backtrack_message_contains_removed_text() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let config = json!({"type": "config", "prompt": "Once", "mods": ["replace_start"],
@@ -119,7 +119,7 @@ async fn backtrack_is_reported() {
     let backtrack = with_type(&messages, "backtrack").next().expect("a backtrack");
     assert!(backtrack["removed_tokens"].as_u64().unwrap() > 0, "{backtrack}");
     let completion = messages.last().unwrap();
-    assert_eq!(followed(&messages), completion["generated_text"].as_str().unwrap());
+    assert_eq!(assemble_text(&messages), completion["generated_text"].as_str().unwrap());
     assert!(completion["generated_text"].as_str().unwrap().starts_with("Instead"), "{completion}");
     for message in messages.iter().filter(|message| message["type"] == "token" || message["type"] == "backtrack") {
         let index = message["index"].as_u64().unwrap() as usize;
@@ -128,7 +128,7 @@ async fn backtrack_is_reported() {
             .filter(|other| other["index"].as_u64().is_some_and(|other| other as usize <= index))
             .cloned()
             .collect();
-        assert_eq!(message["generated_text"], followed(&so_far));
+        assert_eq!(message["generated_text"], assemble_text(&so_far));
     }
 }
 
@@ -144,15 +144,15 @@ async fn error_contains_partial_text() {
     assert_eq!((&error["message"], &error["recoverable"]), (&json!("enough"), &json!(false)));
     assert_eq!(error["request_id"], messages[0]["request_id"]);
     assert!(!error["generated_text"].as_str().unwrap().is_empty());
-    assert_eq!(error["generated_text"], followed(&messages));
+    assert_eq!(error["generated_text"], assemble_text(&messages));
     assert!(error["usage"]["completion_tokens"].as_u64().unwrap() > 0);
     // The connection stays open: the client may retry with other parameters.
-    let again = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
-    assert_eq!(again.last().unwrap()["type"], "completion");
+    let retry = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
+    assert_eq!(retry.last().unwrap()["type"], "completion");
 }
 
 #[tokio::test]
-async fn content_filter_is_only_for_mod_errors() {
+async fn run_without_permitted_tokens_is_an_invalid_request() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let all: Vec<u32> = (0..640).collect();
@@ -178,7 +178,7 @@ async fn timed_out_run_returns_partial_text() {
     let messages = client.run(&config).await;
     let error = messages.last().unwrap();
     assert_eq!((&error["error"], &error["recovery_action"]), (&json!("timeout"), &json!("retry")), "{error}");
-    assert_eq!(error["generated_text"], followed(&messages));
+    assert_eq!(error["generated_text"], assemble_text(&messages));
 }
 
 #[tokio::test]
@@ -197,10 +197,10 @@ async fn several_runs_share_a_connection() {
         messages.push(client.message().await);
     }
     for id in &ids {
-        let own: Vec<Value> = messages.iter().filter(|message| message["request_id"] == *id).cloned().collect();
-        assert_eq!(own[0]["type"], "init");
-        assert_eq!(own.last().unwrap()["generated_text"], followed(&own));
-        assert_eq!(with_type(&own, "token").count(), 30);
+        let of_run: Vec<Value> = messages.iter().filter(|message| message["request_id"] == *id).cloned().collect();
+        assert_eq!(of_run[0]["type"], "init");
+        assert_eq!(of_run.last().unwrap()["generated_text"], assemble_text(&of_run));
+        assert_eq!(with_type(&of_run, "token").count(), 30);
     }
 }
 

@@ -1,10 +1,11 @@
 //! Control messages and feedback.
 
-use super::{Client, endless, followed, with_type};
+use super::{Client, assemble_text, endless, with_type};
 use crate::harness::{ErrorTable, Server, server};
 use serde_json::{Value, json};
 
-async fn begun(server: &Server) -> (Client, String) {
+/// Returns a client with a run in progress, and the run's id.
+async fn start_run(server: &Server) -> (Client, String) {
     let mut client = Client::connect(server).await;
     client.send(&endless()).await;
     let init = client.message().await;
@@ -14,7 +15,7 @@ async fn begun(server: &Server) -> (Client, String) {
 #[tokio::test]
 async fn stop_ends_a_run_with_its_completion() {
     let server = server().await;
-    let (mut client, id) = begun(server).await;
+    let (mut client, id) = start_run(server).await;
     let mut messages = client.until(|message| message["index"] == 5).await;
     client.send(&json!({"type": "control", "action": "stop"})).await;
     messages.extend(client.until_end().await);
@@ -25,7 +26,7 @@ async fn stop_ends_a_run_with_its_completion() {
         "{completion}"
     );
     assert_eq!((&completion["stopped_by"], &completion["request_id"]), (&json!("client"), &json!(id)));
-    assert_eq!(completion["generated_text"], followed(&messages));
+    assert_eq!(completion["generated_text"], assemble_text(&messages));
     assert!(completion["usage"]["completion_tokens"].as_u64().unwrap() < 3900);
     assert_eq!(server.finished(&id).await["run"]["status"], "cancelled");
     client.send(&json!({"type": "control", "action": "stop", "request_id": id})).await;
@@ -37,7 +38,7 @@ async fn stop_ends_a_run_with_its_completion() {
 }
 
 #[tokio::test]
-async fn stop_before_start_ends_run() {
+async fn stop_directly_after_config_ends_run() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     for _ in 0..8 {
@@ -46,21 +47,21 @@ async fn stop_before_start_ends_run() {
         let messages = client.until_end().await;
         let completion = messages.last().unwrap();
         assert_eq!((&completion["type"], &completion["stopped_by"]), (&json!("completion"), &json!("client")));
-        // It may have started, and then it has ended.
+        // If the run had already started, it is cancelled.
         for init in with_type(&messages, "init") {
             assert_eq!(init["request_id"], completion["request_id"]);
             assert_eq!(server.finished(init["request_id"].as_str().unwrap()).await["run"]["status"], "cancelled");
         }
-        assert_eq!(completion["generated_text"], followed(&messages));
+        assert_eq!(completion["generated_text"], assemble_text(&messages));
     }
     let last = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
-    assert_eq!(last[0]["type"], "init", "the other runs send no more messages: {last:?}");
+    assert_eq!(last[0]["type"], "init", "a message of a stopped run: {last:?}");
 }
 
 #[tokio::test]
-async fn modify_takes_effect_and_is_recorded() {
+async fn modified_temperature_takes_effect_and_is_recorded() {
     let server = server().await;
-    let (mut client, id) = begun(server).await;
+    let (mut client, id) = start_run(server).await;
     client.until(|message| message["index"] == 3).await;
     client
         .send(&json!({"type": "control", "action": "modify", "parameters": {"temperature": 0.0, "top_p": 0.95}}))
@@ -71,31 +72,34 @@ async fn modify_takes_effect_and_is_recorded() {
         let text = status["message"].as_str().unwrap();
         text.split("from token ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap()
     };
-    // Another maximum ends it soon.
+    // A lower maximum ends the run soon.
     client.send(&json!({"type": "control", "action": "modify", "parameters": {"max_tokens": from + 200}})).await;
     let completion = client.until_end().await.pop().unwrap();
     assert_eq!(completion["finish_reason"], "length", "{completion}");
     let run = server.finished(&id).await;
     let events = run["events"].as_array().unwrap();
-    let noted =
+    let note =
         events.iter().find(|event| event["details"]["note"].as_str().is_some_and(|note| note.contains("temperature")));
-    assert_eq!(noted.expect("a note in the trace")["step"].as_u64().unwrap() as usize, from, "{noted:?}");
-    // After the change, each sampled token is the most probable one except banned end tokens. Before it, some are not.
+    assert_eq!(note.expect("no note in the trace")["step"].as_u64().unwrap() as usize, from, "{note:?}");
+    // Temperature 0 selects the most probable token, unless it is a banned end token. Earlier tokens are drawn.
     let ranks = |range: std::ops::Range<usize>| -> Vec<u64> {
         let sampled = events.iter().filter(|event| event["event_type"] == "Sampled");
         let steps = sampled.filter(|event| range.contains(&(event["step"].as_u64().unwrap() as usize)));
         steps.map(|event| event["details"]["tokens"][0]["rank"].as_u64().unwrap_or(0)).collect()
     };
-    let after = ranks(from..from + 100);
-    let first = after.iter().filter(|&&rank| rank == 1).count();
-    assert!(after.len() == 100 && first >= 90 && after.iter().all(|&rank| rank <= 3), "{after:?}");
+    let ranks_after = ranks(from..from + 100);
+    let most_probable = ranks_after.iter().filter(|&&rank| rank == 1).count();
+    assert!(
+        ranks_after.len() == 100 && most_probable >= 90 && ranks_after.iter().all(|&rank| rank <= 3),
+        "{ranks_after:?}"
+    );
     assert!(ranks(1..from).iter().any(|&rank| rank > 1));
 }
 
 #[tokio::test]
 async fn changed_stop_strings_apply_immediately() {
     let server = server().await;
-    let (mut client, _) = begun(server).await;
+    let (mut client, _) = start_run(server).await;
     client.until(|message| message["index"] == 2).await;
     client.send(&json!({"type": "control", "action": "modify", "parameters": {"stop": ["e", "a", "o", "i"]}})).await;
     let messages = client.until_end().await;
@@ -107,7 +111,7 @@ async fn changed_stop_strings_apply_immediately() {
 #[tokio::test]
 async fn unmodifiable_parameter_is_rejected_without_change() {
     let server = server().await;
-    let (mut client, id) = begun(server).await;
+    let (mut client, id) = start_run(server).await;
     let mut errors = ErrorTable::default();
     for parameters in [
         json!({"prompt": "other"}),
@@ -131,7 +135,7 @@ async fn unmodifiable_parameter_is_rejected_without_change() {
 async fn paused_run_releases_slot_and_resumes() {
     let server = Server::start(&["--parallel", "1", "--pause-timeout", "1"]);
     server.wait_ready().await;
-    // The text so far in every message fills the buffers, so that the run cannot end before it is paused.
+    // Every message contains the text so far. That fills the buffers, so that the run cannot end before it is paused.
     let config = json!({"type": "config", "prompt": "Once upon a time",
                         "parameters": {"max_tokens": 2500, "temperature": 1.0, "seed": 11, "ignore_eos": true}});
     let mut client = Client::connect(&server).await;
@@ -139,14 +143,14 @@ async fn paused_run_releases_slot_and_resumes() {
     let mut messages = client.until(|message| message["index"] == 3).await;
     client.send(&json!({"type": "control", "action": "pause"})).await;
     messages.extend(client.until_status("pause").await);
-    let before = followed(&messages);
-    // Its slot is released later and used by other runs.
-    let parked = client.until_status("pause").await;
+    let before = assemble_text(&messages);
+    // After the pause timeout, the slot is released for other runs.
+    let second_pause = client.until_status("pause").await;
     assert!(
-        parked.last().unwrap()["message"].as_str().unwrap().contains("the slot was given to another run"),
-        "{parked:?}"
+        second_pause.last().unwrap()["message"].as_str().unwrap().contains("the slot was given to another run"),
+        "{second_pause:?}"
     );
-    messages.extend(parked);
+    messages.extend(second_pause);
     assert_eq!(with_type(&messages, "completion").count(), 0, "the run ended before it was paused");
     let other = json!({"prompt": "An unrelated prompt", "max_tokens": 40, "ignore_eos": true});
     server.answer("/v1/generate", &other).await;
@@ -154,9 +158,9 @@ async fn paused_run_releases_slot_and_resumes() {
     messages.extend(client.until_end().await);
     let completion = messages.last().unwrap();
     assert_eq!(completion["type"], "completion", "{completion}");
-    // The same run, without a gap. Its text may differ from another run with the same seed, because the way a state was computed
-    // affects the last digits.
-    assert_eq!(completion["generated_text"], followed(&messages));
+    // The run continued without a gap. A second run with the same seed could differ, because the way in which a state
+    // was computed affects its last digits.
+    assert_eq!(completion["generated_text"], assemble_text(&messages));
     assert!(completion["generated_text"].as_str().unwrap().starts_with(&before));
     let indices: Vec<u64> = with_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, (1..=2500).collect::<Vec<_>>());
@@ -186,9 +190,9 @@ async fn regenerate_replaces_run() {
     client.send(&json!({"type": "control", "action": "stop"})).await;
     assert_eq!(client.until_end().await.last().unwrap()["request_id"], init["request_id"]);
     let run = server.finished(init["request_id"].as_str().unwrap()).await;
-    assert_eq!(run["run"]["temperature"], 0.0, "the changes apply to the new run");
+    assert_eq!(run["run"]["temperature"], 0.0, "the modified temperature applies to the new run");
     assert_eq!(server.finished(first["request_id"].as_str().unwrap()).await["run"]["status"], "cancelled");
-    // Also after its end.
+    // A run that has ended can be regenerated, too.
     client.send(&json!({"type": "control", "action": "regenerate"})).await;
     assert_eq!(client.message().await["replaces"], init["request_id"]);
 }
@@ -203,36 +207,36 @@ async fn feedback_is_stored_and_shown() {
     let status = client.until_status("feedback").await.pop().unwrap();
     assert_eq!(status["request_id"], init["request_id"]);
     let run_id = init["run_id"].as_str().unwrap();
-    let feedback = |answer: Value| answer["feedback"].clone();
-    let (_, kept) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;
-    let kept = feedback(kept);
+    let feedback = |response: Value| response["feedback"].clone();
+    let (_, stored) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;
+    let stored = feedback(stored);
     assert_eq!(
-        (&kept[0]["rating"], &kept[0]["text"], &kept[0]["position"]),
+        (&stored[0]["rating"], &stored[0]["text"], &stored[0]["position"]),
         (&json!(1.0), &json!("Great response!"), &json!(120))
     );
-    // From another connection, and over HTTP.
+    // Feedback is also accepted on another connection and over HTTP.
     let mut other = Client::connect(server).await;
     other.send(&json!({"type": "feedback", "rating": -0.5, "request_id": init["request_id"]})).await;
     other.until_status("feedback").await;
     let (status, _) = server.post(&format!("/api/v1/runs/{run_id}/feedback"), &json!({"rating": 0})).await;
     assert_eq!(status, 201);
-    let (_, kept) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;
-    assert_eq!(feedback(kept).as_array().unwrap().len(), 3);
+    let (_, stored) = server.get(&format!("/api/v1/runs/{run_id}/feedback")).await;
+    assert_eq!(feedback(stored).as_array().unwrap().len(), 3);
     let page = server.request(reqwest::Method::GET, &format!("/runs/{run_id}")).header("accept", "text/html");
     let page = page.send().await.unwrap().text().await.unwrap();
     assert!(page.contains("Great response!") && page.contains("at token 120"), "{page}");
     let mut errors = ErrorTable::default();
-    for wrong in [
+    for feedback in [
         json!({"type": "feedback", "rating": 2}),
         json!({"type": "feedback"}),
         json!({"type": "feedback", "rating": 1, "position": -1}),
         json!({"type": "feedback", "rating": 1, "request_id": "nobody"}),
     ] {
-        client.send(&wrong).await;
-        errors.add_message(wrong, &client.message().await);
+        client.send(&feedback).await;
+        errors.add_message(feedback, &client.message().await);
     }
     insta::assert_snapshot!("feedback_errors", errors);
-    // It is deleted with its run.
+    // A run with feedback can be deleted.
     server.finished(run_id).await;
     let deleted = server.request(reqwest::Method::DELETE, &format!("/api/v1/runs/{run_id}")).send().await.unwrap();
     assert_eq!(deleted.status(), 204);

@@ -6,7 +6,8 @@ use crate::harness::postgres::SilentDatabase;
 use crate::harness::{self, Server};
 use serde_json::{Value, json};
 
-fn short() -> Value {
+/// Returns the configuration of a run of two tokens.
+fn short_run() -> Value {
     json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})
 }
 
@@ -15,33 +16,32 @@ async fn key_is_accepted_in_header_or_first_message() {
     let server = Server::start(&["--api-key", "secret", "--cors-origin", "https://app.example"]);
     server.wait_ready().await;
     let mut client = Client::connect_with(&server, &[("authorization", "Bearer secret")]).await.unwrap();
-    assert_eq!(client.run(&short()).await.last().unwrap()["type"], "completion");
+    assert_eq!(client.run(&short_run()).await.last().unwrap()["type"], "completion");
     assert!(Client::connect_with(&server, &[("authorization", "Bearer wrong")]).await.is_err());
 
     let mut client = Client::connect(&server).await;
     client.send(&json!({"type": "auth", "api_key": "secret"})).await;
-    let messages = client.run(&short()).await;
+    let messages = client.run(&short_run()).await;
     let run = server.finished(messages[0]["run_id"].as_str().unwrap()).await;
     assert!(run["run"]["user_label"].as_str().unwrap().starts_with("key-"), "{}", run["run"]);
 
-    let mut config = short();
+    let mut config = short_run();
     config["api_key"] = "secret".into();
     let mut client = Client::connect(&server).await;
     assert_eq!(client.run(&config).await.last().unwrap()["type"], "completion");
 
-    for first in [short(), json!({"type": "auth", "api_key": "wrong"})] {
+    for first in [short_run(), json!({"type": "auth", "api_key": "wrong"})] {
         let mut client = Client::connect(&server).await;
         client.send(&first).await;
         let error = client.message().await;
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unauthorized"), &json!("authenticate")));
         assert!(matches!(client.next().await, Next::Closed(Some(1008))));
     }
-    // A key in the URL is ignored, and a URL that resembles a public one does not make another path public.
-    let path = "/generate?api_key=secret";
-    let pretending = crate::harness::http().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
-    assert_eq!(pretending.send().await.unwrap().status(), 401);
-    let plain = crate::harness::http().get(format!("{}{path}", server.base)).send().await.unwrap();
-    assert_eq!(plain.status(), 401);
+    // A header of a WebSocket does not make other paths public, and a key in the URL is ignored.
+    let with_upgrade = harness::http().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
+    assert_eq!(with_upgrade.send().await.unwrap().status(), 401);
+    let key_in_url = harness::http().get(format!("{}/generate?api_key=secret", server.base));
+    assert_eq!(key_in_url.send().await.unwrap().status(), 401);
 
     let origin = |origin| [("authorization", "Bearer secret"), ("origin", origin)];
     assert!(Client::connect_with(&server, &origin("https://evil.example")).await.is_err());
@@ -52,16 +52,16 @@ async fn key_is_accepted_in_header_or_first_message() {
 async fn key_is_accepted_when_none_is_required() {
     let server = harness::server().await;
     let mut client = Client::connect(server).await;
-    client.send(&json!({"type": "auth", "api_key": "unasked"})).await;
-    assert_eq!(client.run(&short()).await[0]["type"], "init");
+    client.send(&json!({"type": "auth", "api_key": "not needed"})).await;
+    assert_eq!(client.run(&short_run()).await[0]["type"], "init");
 }
 
 #[tokio::test]
-async fn answer_length_is_limited_by_server() {
+async fn maximum_of_server_limits_tokens_on_every_route() {
     let server = Server::start(&["--max-tokens-limit", "12", "--predict", "100", "--mods-dir", harness::MODS]);
     server.wait_ready().await;
     let messages = json!([{"role": "user", "content": "Once"}]);
-    let asks = |path: &str, field: &str| {
+    let request_body = |path: &str, field: &str| {
         let mut body = match path {
             "/v1/chat/completions" | "/v1/messages" => json!({"messages": messages}),
             "/v1/responses" => json!({"input": "Once"}),
@@ -81,18 +81,22 @@ async fn answer_length_is_limited_by_server() {
         ("/api/v1/generate", "max_length"),
         ("/api/v1/generate", "max_new_tokens"),
     ] {
-        let mut body = asks(path, field);
+        let mut body = request_body(path, field);
         body[field] = 13.into();
         let (status, error) = server.post(path, &body).await;
         assert_eq!(status, 400, "{path}: {error}");
-        assert!(error.to_string().contains("maximum of this server is 12"), "{path}: {error}");
+        assert_eq!(
+            harness::message_of(&error),
+            "max_tokens is 13, but the maximum of this server is 12; send a lower value or omit it",
+            "{path}"
+        );
         body[field] = 12.into();
         let (status, answer) = server.post(path, &body).await;
         assert_eq!(status, 200, "{path}: {answer}");
     }
     let tokens = |answer: &Value| answer["usage"]["completion_tokens"].clone();
-    let open = server.answer("/v1/generate", &json!({"prompt": "Once", "ignore_eos": true})).await;
-    assert_eq!((tokens(&open), &open["finish_reason"]), (json!(12), &json!("length")));
+    let unlimited = server.answer("/v1/generate", &json!({"prompt": "Once", "ignore_eos": true})).await;
+    assert_eq!((tokens(&unlimited), &unlimited["finish_reason"]), (json!(12), &json!("length")));
     let kobold = server.answer("/api/v1/generate", &json!({"prompt": "Once", "bypass_eos": true})).await;
     assert!(kobold["results"][0]["text"].is_string(), "{kobold}");
     assert_eq!(server.get("/api/v1/config/max_length").await.1["value"], 12);
@@ -103,7 +107,7 @@ async fn too_large_message_is_rejected_with_reason() {
     let server = Server::start(&["--max-message", "4K"]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
-    client.run(&short()).await;
+    client.run(&short_run()).await;
     client.send(&json!({"type": "config", "prompt": "x".repeat(5000)})).await;
     let error = client.message().await;
     assert_eq!(error["message"], "a message may have at most 4096 bytes; see --max-message");
@@ -114,18 +118,18 @@ async fn too_large_message_is_rejected_with_reason() {
 async fn only_idle_connections_are_closed() {
     let server = Server::start(&["--socket-idle", "1", "--run-timeout", "3"]);
     server.wait_ready().await;
-    let (mut idle, mut busy) = (Client::connect(&server).await, Client::connect(&server).await);
-    busy.send(&super::endless()).await;
-    busy.until(|message| message["index"] == 1).await;
-    busy.send(&json!({"type": "control", "action": "pause"})).await;
-    busy.until_status("pause").await;
-    idle.run(&short()).await;
+    let (mut idle, mut generating) = (Client::connect(&server).await, Client::connect(&server).await);
+    generating.send(&super::endless()).await;
+    generating.until(|message| message["index"] == 1).await;
+    generating.send(&json!({"type": "control", "action": "pause"})).await;
+    generating.until_status("pause").await;
+    idle.run(&short_run()).await;
     assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
-    busy.send(&json!({"type": "control", "action": "resume"})).await;
-    busy.until_status("resume").await;
-    let end = busy.until_end().await.pop().unwrap();
+    generating.send(&json!({"type": "control", "action": "resume"})).await;
+    generating.until_status("resume").await;
+    let end = generating.until_end().await.pop().unwrap();
     assert!(end["type"] == "completion" || end["error"] == "timeout", "{end}");
-    assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
+    assert!(matches!(generating.next().await, Next::Closed(Some(1001))));
 }
 
 #[tokio::test]
@@ -133,16 +137,16 @@ async fn run_rate_is_limited_on_every_route() {
     let server = Server::start(&["--api-key", "one,two", "--rate-limit", "4"]);
     server.wait_ready().await;
     let post = async |path: &str, key: &str, body: Value| {
-        let request = crate::harness::http().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
+        let request = harness::http().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
         request.send().await.unwrap()
     };
     let mut client = Client::connect_with(&server, &[("x-api-key", "one")]).await.unwrap();
-    client.run(&short()).await;
+    client.run(&short_run()).await;
     let body = json!({"prompt": "Once", "max_tokens": 1});
     for path in ["/v1/generate", "/v1/completions", "/completion"] {
         assert_eq!(post(path, "one", body.clone()).await.status(), 200, "{path}");
     }
-    let error = client.run(&short()).await.pop().unwrap();
+    let error = client.run(&short_run()).await.pop().unwrap();
     assert_eq!((&error["error"], &error["recoverable"]), (&json!("rate_limited"), &json!(true)), "{error}");
     assert!(error["retry_after_seconds"].as_u64().unwrap() > 0);
     for path in [
@@ -154,12 +158,12 @@ async fn run_rate_is_limited_on_every_route() {
         "/v1/responses",
         "/api/v1/reruns",
     ] {
-        let refused = post(path, "one", body.clone()).await;
-        assert_eq!(refused.status(), 429, "{path}");
-        let wait: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
+        let rejected = post(path, "one", body.clone()).await;
+        assert_eq!(rejected.status(), 429, "{path}");
+        let wait: u64 = rejected.headers()["retry-after"].to_str().unwrap().parse().unwrap();
         assert!((1..=60).contains(&wait), "{path}");
     }
-    assert_eq!(post("/v1/generate", "two", body).await.status(), 200, "another key is counted separately");
+    assert_eq!(post("/v1/generate", "two", body).await.status(), 200, "the limit applies to each key separately");
 }
 
 #[tokio::test]
@@ -167,7 +171,7 @@ async fn loading_model_reports_status() {
     let database = SilentDatabase::new().await;
     let server = Server::start(&["--database-url", &database.url]);
     let mut client = Client::connect(&server).await;
-    client.send(&short()).await;
+    client.send(&short_run()).await;
     let mut messages = vec![client.message().await];
     database.answer();
     messages.extend(client.until_end().await);
@@ -182,16 +186,16 @@ async fn loading_model_reports_status() {
 #[tokio::test]
 async fn long_prompt_reports_progress() {
     let mut client = Client::connect(harness::server().await).await;
-    let mut config = short();
+    let mut config = short_run();
     config["prompt"] = "the old fox and the young owl ".repeat(200).into();
     let messages = client.run(&config).await;
-    let reported: Vec<u64> = messages
+    let percentages: Vec<u64> = messages
         .iter()
         .filter(|message| message["operation"] == "prompt_processing")
         .map(|status| status["progress"].as_u64().unwrap())
         .collect();
     assert!(
-        !reported.is_empty() && reported.is_sorted() && reported.iter().all(|&percent| percent < 100),
+        !percentages.is_empty() && percentages.is_sorted() && percentages.iter().all(|&percent| percent < 100),
         "{messages:?}"
     );
     let at = |kind: &str| messages.iter().position(|message| message["type"] == kind).unwrap();
@@ -199,17 +203,17 @@ async fn long_prompt_reports_progress() {
 }
 
 #[tokio::test]
-async fn other_model_is_loaded_or_reported_as_damaged() {
+async fn config_loads_another_model_or_fails_for_a_damaged_one() {
     let models = harness::folder();
     std::fs::copy(harness::model(), models.join("other.gguf")).unwrap();
     std::fs::write(models.join("broken.gguf"), b"GGUF, but nothing else").unwrap();
     let server = Server::start(&["--models-dir", models.to_str().unwrap()]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
-    let mut config = short();
+    let mut config = short_run();
     config["model"] = "other".into();
     let messages = client.run(&config).await;
-    let init = messages.iter().find(|message| message["type"] == "init").expect("an init");
+    let init = messages.iter().find(|message| message["type"] == "init").expect("no init message");
     assert_eq!(init["model"], "other");
     assert_eq!(messages.last().unwrap()["type"], "completion");
     config["model"] = "broken".into();
@@ -221,17 +225,18 @@ async fn other_model_is_loaded_or_reported_as_damaged() {
 async fn stopping_server_completes_runs_and_closes_sockets() {
     let server = Server::start(&["--shutdown-grace", "20"]);
     server.wait_ready().await;
-    let (mut busy, mut idle) = (Client::connect(&server).await, Client::connect(&server).await);
-    idle.run(&short()).await;
-    busy.send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 800, "ignore_eos": true},
+    let (mut generating, mut idle) = (Client::connect(&server).await, Client::connect(&server).await);
+    idle.run(&short_run()).await;
+    generating
+        .send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 800, "ignore_eos": true},
                       "options": {"generated_text": "delta"}}))
         .await;
-    busy.until(|message| message["index"] == 1).await;
+    generating.until(|message| message["index"] == 1).await;
     let stopped = server.stop("TERM");
     let received = async {
         assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
-        assert_eq!(busy.until_end().await.last().unwrap()["usage"]["completion_tokens"], 800);
-        assert!(matches!(busy.next().await, Next::Closed(Some(1001))));
+        assert_eq!(generating.until_end().await.last().unwrap()["usage"]["completion_tokens"], 800);
+        assert!(matches!(generating.next().await, Next::Closed(Some(1001))));
     };
     let (code, ()) = tokio::join!(stopped, received);
     assert_eq!(code, Some(0), "{}", server.log());
@@ -250,7 +255,7 @@ async fn interrupted_run_of_stopping_server_returns_partial_text() {
         messages.extend(client.until_end().await);
         let error = messages.last().unwrap();
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unavailable"), &json!("retry")), "{error}");
-        assert_eq!(error["generated_text"], super::followed(&messages));
+        assert_eq!(error["generated_text"], super::assemble_text(&messages));
         assert!(matches!(client.next().await, Next::Closed(Some(1001))));
     };
     let (code, ()) = tokio::join!(server.stop("TERM"), received);

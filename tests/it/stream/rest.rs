@@ -1,6 +1,6 @@
 //! `POST /v1/generate`.
 
-use super::followed;
+use super::assemble_text;
 use crate::harness::{ErrorTable, server};
 use serde_json::{Value, json};
 
@@ -10,13 +10,13 @@ async fn events(body: &Value) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn example_of_contract_is_answered() {
+async fn example_of_contract_returns_text_and_usage() {
     let answer = server()
         .await
         .answer(
             "/v1/generate",
             &json!({"prompt": "Write a short story about a robot learning to paint.", "max_tokens": 20,
-                                        "temperature": 0.7, "stream": false}),
+                    "temperature": 0.7, "stream": false}),
         )
         .await;
     assert!(answer["id"].as_str().unwrap().starts_with("gen_"));
@@ -37,12 +37,12 @@ async fn stream_consists_of_protocol_messages() {
     assert_eq!((kinds[0], kinds[1], kinds[16]), ("init", "token", "completion"));
     let messages: Vec<Value> = events.iter().map(|(_, message)| message.clone()).collect();
     assert!(events.iter().all(|(kind, message)| message["type"] == *kind));
-    assert_eq!(messages[16]["generated_text"], followed(&messages));
+    assert_eq!(messages[16]["generated_text"], assemble_text(&messages));
     assert!(messages[16]["timing"]["total_ms"].is_number());
 }
 
 #[tokio::test]
-async fn sections_of_config_are_accepted() {
+async fn nested_and_flat_parameters_are_equivalent() {
     let server = server().await;
     let nested =
         json!({"prompt": "Once", "parameters": {"max_tokens": 7, "seed": 4}, "options": {"echo_prompt": true}});

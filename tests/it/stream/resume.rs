@@ -1,6 +1,6 @@
 //! Clients that resume runs.
 
-use super::{Client, endless, followed, with_type};
+use super::{Client, assemble_text, endless, with_type};
 use crate::harness::{Server, server};
 use serde_json::{Value, json};
 use thunder::events::system;
@@ -21,20 +21,20 @@ async fn resumed_client_receives_each_message_once() {
     let rest = client.until_end().await;
     let init = &rest[0];
     assert_eq!((&init["type"], &init["resumed"], &init["index"]), (&json!("init"), &json!(true), &json!(40)), "{init}");
-    assert_eq!(init["generated_text"], followed(&messages));
+    assert_eq!(init["generated_text"], assemble_text(&messages));
     messages.extend(rest);
     let indices: Vec<u64> = with_type(&messages, "token").map(|token| token["index"].as_u64().unwrap()).collect();
     assert_eq!(indices, (1..=600).collect::<Vec<_>>());
-    assert_eq!(messages.last().unwrap()["generated_text"], followed(&messages));
-    // Again from the beginning, after its end; a configuration without a prompt is equivalent.
+    assert_eq!(messages.last().unwrap()["generated_text"], assemble_text(&messages));
+    // The run has ended. A configuration with its id and without a prompt repeats all messages.
     client.send(&json!({"type": "config", "request_id": id})).await;
-    let again = client.until_end().await;
-    assert_eq!(with_type(&again, "token").count(), 600);
-    assert_eq!(again.last().unwrap()["generated_text"], messages.last().unwrap()["generated_text"]);
+    let repeated = client.until_end().await;
+    assert_eq!(with_type(&repeated, "token").count(), 600);
+    assert_eq!(repeated.last().unwrap()["generated_text"], messages.last().unwrap()["generated_text"]);
 }
 
 #[tokio::test]
-async fn control_works_after_resume_and_first_connection_is_notified() {
+async fn resume_moves_control_and_notifies_the_first_connection() {
     let server = server().await;
     let mut first = Client::connect(server).await;
     first.send(&endless()).await;
@@ -58,16 +58,16 @@ async fn abandoned_run_ends_and_is_stored() {
     client
         .send(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 4000, "ignore_eos": true}}))
         .await;
-    let deserted = client.message().await["request_id"].as_str().unwrap().to_owned();
+    let abandoned = client.message().await["request_id"].as_str().unwrap().to_owned();
     client.until(|message| message["index"] == 3).await;
-    // Unread messages pause it, so that it cannot end by itself before it is abandoned.
+    // A paused run cannot end before the client disconnects.
     client.send(&json!({"type": "control", "action": "pause"})).await;
     client.until_status("pause").await;
     drop(client);
-    assert_eq!(server.finished(&deserted).await["run"]["status"], "cancelled");
+    assert_eq!(server.finished(&abandoned).await["run"]["status"], "cancelled");
     let mut client = Client::connect(&server).await;
     let id = short[0]["request_id"].clone();
-    // After a second only the database has it.
+    // The server keeps an ended run in memory for one second. Then only the database has it.
     let stored: Vec<Value> = loop {
         client.send(&json!({"type": "resume", "request_id": id, "after": 2})).await;
         let messages = client.until_end().await;
@@ -78,31 +78,32 @@ async fn abandoned_run_ends_and_is_stored() {
     };
     assert_eq!(stored.len(), 2);
     assert_eq!((&stored[0]["stored"], &stored[1]["stored"]), (&json!(true), &json!(true)), "{stored:?}");
-    let (reported, kept) = (short.last().unwrap(), &stored[1]);
-    assert_eq!(kept["generated_text"], reported["generated_text"]);
-    assert_eq!((&kept["usage"], &kept["finish_reason"]), (&reported["usage"], &reported["finish_reason"]));
+    let (sent, stored_end) = (short.last().unwrap(), &stored[1]);
+    assert_eq!(stored_end["generated_text"], sent["generated_text"]);
+    assert_eq!((&stored_end["usage"], &stored_end["finish_reason"]), (&sent["usage"], &sent["finish_reason"]));
     client.send(&json!({"type": "resume", "request_id": "nobody"})).await;
     assert_eq!(client.message().await["message"], "no run 'nobody' exists");
 }
 
 #[tokio::test]
-async fn stored_run_has_same_last_message() {
+async fn resumed_stored_run_has_the_same_last_message() {
     let server = Server::start(&["--stream-keep", "0", "--mods-dir", crate::harness::MODS]);
     server.wait_ready().await;
     let mut client = Client::connect(&server).await;
-    let mut timed = endless();
-    timed["options"]["timeout_ms"] = 100.into();
-    let refused = json!({"type": "config", "prompt": "Once", "mods": ["refuse_late"],
+    let mut with_timeout = endless();
+    with_timeout["options"]["timeout_ms"] = 100.into();
+    let with_mod_error = json!({"type": "config", "prompt": "Once", "mods": ["refuse_late"],
                          "parameters": {"max_tokens": 40, "ignore_eos": true}});
-    let called = json!({"type": "config", "prompt": "Once", "mods": ["call_tool"]});
-    let mut reported = vec![client.run(&timed).await, client.run(&refused).await, client.run(&called).await];
+    let with_tool_call = json!({"type": "config", "prompt": "Once", "mods": ["call_tool"]});
+    let mut sent =
+        vec![client.run(&with_timeout).await, client.run(&with_mod_error).await, client.run(&with_tool_call).await];
     client.send(&endless()).await;
     let mut stopped = client.until(|message| message["index"] == 2).await;
     client.send(&json!({"type": "control", "action": "stop"})).await;
     stopped.extend(client.until_end().await);
-    reported.push(stopped);
-    for reported in reported {
-        let (id, last) = (reported[0]["request_id"].as_str().unwrap(), reported.last().unwrap());
+    sent.push(stopped);
+    for sent in sent {
+        let (id, last) = (sent[0]["request_id"].as_str().unwrap(), sent.last().unwrap());
         server.finished(id).await;
         let stored = loop {
             client.send(&json!({"type": "resume", "request_id": id})).await;
@@ -129,14 +130,14 @@ async fn concurrent_runs_cannot_share_request_id() {
         let (mut one, mut other) = (Client::connect(server).await, Client::connect(server).await);
         let (one, other) = tokio::join!(one.run(&config), other.run(&config));
         let ends = [&one, &other].map(|messages| messages.last().unwrap());
-        let begun = [&one, &other].iter().filter(|messages| messages[0]["type"] == "init").count();
-        assert_eq!(begun, 1, "{ends:?}");
+        let started = [&one, &other].iter().filter(|messages| messages[0]["type"] == "init").count();
+        assert_eq!(started, 1, "{ends:?}");
         assert!(ends.iter().any(|end| end["parameter"] == "request_id"), "{ends:?}");
     }
 }
 
 #[tokio::test]
-async fn request_id_is_unique() {
+async fn request_id_of_another_run_is_rejected() {
     let server = server().await;
     let mut client = Client::connect(server).await;
     let id = format!("mine-{}", system::new_id());

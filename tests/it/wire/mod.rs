@@ -1,10 +1,10 @@
-//! Whole responses of every protocol: the main success, its stream, and the main errors.
+//! Complete responses of every protocol: successes, streams and errors.
 //!
-//! The texts are forced, since the model's weights are random. `INSTA_UPDATE=always` rewrites the snapshots.
+//! Mods force the generated texts, since the model's weights are random. `INSTA_UPDATE=always` rewrites the snapshots.
 
 use crate::chat::{CALLS, forced_answer, tools};
 use crate::harness::redaction::redacted;
-use crate::harness::server;
+use crate::harness::{server, with_fields};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -26,33 +26,28 @@ async fn get_snapshots(paths: impl IntoIterator<Item = (&'static str, &'static s
     }
 }
 
-/// Adds fields to a body.
-#[expect(clippy::needless_pass_by_value, reason = "callers write json!(…) in place")]
-fn with(body: &Value, further: Value) -> Value {
-    let mut body = body.clone();
-    body.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    body
-}
-
-fn hello() -> Value {
+fn chat_request() -> Value {
     json!({"model": "tiny", "max_tokens": 20, "messages": [{"role": "user", "content": "Hello!"}], "mods": forced_answer("Good day.")})
 }
 
-fn once() -> Value {
+fn completion_request() -> Value {
     json!({"model": "tiny", "max_tokens": 20, "prompt": "Once", "mods": forced_answer(" upon a time.")})
 }
 
 #[tokio::test]
 async fn openai_chat_completions_match_snapshots() {
     let bodies = [
-        ("chat_completion", hello()),
-        ("chat_completion_stream", with(&hello(), json!({"stream": true, "stream_options": {"include_usage": true}}))),
-        ("chat_completion_logprobs", with(&hello(), json!({"logprobs": true, "max_tokens": 1}))),
+        ("chat_completion", chat_request()),
+        (
+            "chat_completion_stream",
+            with_fields(chat_request(), &json!({"stream": true, "stream_options": {"include_usage": true}})),
+        ),
+        ("chat_completion_logprobs", with_fields(chat_request(), &json!({"logprobs": true, "max_tokens": 1}))),
         ("chat_completion_without_messages", json!({"model": "tiny"})),
-        ("chat_completion_wrong_type", with(&hello(), json!({"temperature": "hot"}))),
+        ("chat_completion_wrong_type", with_fields(chat_request(), &json!({"temperature": "hot"}))),
         (
             "chat_completion_too_long",
-            with(&hello(), json!({"messages": [{"role": "user", "content": "a ".repeat(5000)}]})),
+            with_fields(chat_request(), &json!({"messages": [{"role": "user", "content": "a ".repeat(5000)}]})),
         ),
     ];
     snapshots("/v1/chat/completions", bodies).await;
@@ -61,8 +56,8 @@ async fn openai_chat_completions_match_snapshots() {
 #[tokio::test]
 async fn openai_completions_match_snapshots() {
     let bodies = [
-        ("completion", once()),
-        ("completion_stream", with(&once(), json!({"stream": true}))),
+        ("completion", completion_request()),
+        ("completion_stream", with_fields(completion_request(), &json!({"stream": true}))),
         ("completion_without_prompt", json!({"model": "tiny"})),
     ];
     snapshots("/v1/completions", bodies).await;
@@ -74,8 +69,8 @@ async fn openai_responses_match_snapshots() {
     let body = json!({"model": "tiny", "input": "Hello!", "max_output_tokens": 20, "mods": forced_answer("Good day.")});
     let bodies = [
         ("response", body.clone()),
-        ("response_stream", with(&body, json!({"stream": true}))),
-        ("response_after_unknown_response", with(&body, json!({"previous_response_id": "resp_1"}))),
+        ("response_stream", with_fields(body.clone(), &json!({"stream": true}))),
+        ("response_after_unknown_response", with_fields(body.clone(), &json!({"previous_response_id": "resp_1"}))),
     ];
     snapshots("/v1/responses", bodies).await;
 }
@@ -83,13 +78,13 @@ async fn openai_responses_match_snapshots() {
 #[tokio::test]
 async fn anthropic_messages_match_snapshots() {
     let bodies = [
-        ("message", hello()),
-        ("message_stream", with(&hello(), json!({"stream": true}))),
+        ("message", chat_request()),
+        ("message_stream", with_fields(chat_request(), &json!({"stream": true}))),
         ("message_without_messages", json!({"model": "tiny", "max_tokens": 4})),
-        ("message_wrong_type", with(&hello(), json!({"max_tokens": "many"}))),
+        ("message_wrong_type", with_fields(chat_request(), &json!({"max_tokens": "many"}))),
     ];
     snapshots("/v1/messages", bodies).await;
-    snapshots("/v1/messages/count_tokens", [("message_count_tokens", hello())]).await;
+    snapshots("/v1/messages/count_tokens", [("message_count_tokens", chat_request())]).await;
 }
 
 #[tokio::test]
@@ -99,22 +94,22 @@ async fn ollama_routes_match_snapshots() {
                       "options": options("<think>hm</think>Good day.")});
     let tools = json!({"tools": tools(), "options": {"num_predict": 200, "mods": forced_answer(CALLS)}});
     let bodies = [
-        ("ollama_chat", with(&body, json!({"stream": false}))),
+        ("ollama_chat", with_fields(body.clone(), &json!({"stream": false}))),
         ("ollama_chat_stream", body.clone()),
-        ("ollama_chat_tools", with(&with(&body, tools.clone()), json!({"stream": false}))),
-        ("ollama_chat_tools_stream", with(&body, tools)),
+        ("ollama_chat_tools", with_fields(with_fields(body.clone(), &tools), &json!({"stream": false}))),
+        ("ollama_chat_tools_stream", with_fields(body.clone(), &tools)),
         ("ollama_chat_load", json!({"model": "tiny", "messages": []})),
-        ("ollama_chat_wrong_type", with(&body, json!({"options": {"temperature": "hot"}}))),
+        ("ollama_chat_wrong_type", with_fields(body.clone(), &json!({"options": {"temperature": "hot"}}))),
         ("ollama_chat_image", json!({"messages": [{"role": "user", "content": "?", "images": ["aGk="]}]})),
     ];
     snapshots("/api/chat", bodies).await;
     let body = json!({"model": "tiny", "prompt": "Once", "options": options(" upon a time.")});
     let bodies = [
-        ("ollama_generate", with(&body, json!({"stream": false, "system": "Be brief."}))),
+        ("ollama_generate", with_fields(body.clone(), &json!({"stream": false, "system": "Be brief."}))),
         ("ollama_generate_stream", body.clone()),
-        ("ollama_generate_raw", with(&body, json!({"stream": false, "raw": true}))),
-        ("ollama_generate_suffix", with(&body, json!({"suffix": "."}))),
-        ("ollama_generate_template", with(&body, json!({"template": "{{ .Prompt }}"}))),
+        ("ollama_generate_raw", with_fields(body.clone(), &json!({"stream": false, "raw": true}))),
+        ("ollama_generate_suffix", with_fields(body.clone(), &json!({"suffix": "."}))),
+        ("ollama_generate_template", with_fields(body.clone(), &json!({"template": "{{ .Prompt }}"}))),
     ];
     snapshots("/api/generate", bodies).await;
     snapshots("/api/show", [("ollama_show", json!({"model": "tiny:latest"}))]).await;
@@ -134,8 +129,8 @@ async fn llama_server_routes_match_snapshots() {
     let body = json!({"prompt": "Once", "n_predict": 20, "mods": forced_answer(" upon a time.")});
     let bodies = [
         ("llama_completion", body.clone()),
-        ("llama_completion_stream", with(&body, json!({"stream": true}))),
-        ("llama_completion_wrong_type", with(&body, json!({"n_predict": "many"}))),
+        ("llama_completion_stream", with_fields(body.clone(), &json!({"stream": true}))),
+        ("llama_completion_wrong_type", with_fields(body.clone(), &json!({"n_predict": "many"}))),
     ];
     snapshots("/completion", bodies).await;
     snapshots("/tokenize", [("llama_tokenize", json!({"content": "Once upon", "with_pieces": true}))]).await;
@@ -148,7 +143,7 @@ async fn koboldcpp_routes_match_snapshots() {
     snapshots("/api/v1/generate", [("kobold_generate", body.clone())]).await;
     let bodies = [
         ("kobold_stream", body.clone()),
-        ("kobold_stream_wrong_type", with(&body, json!({"max_length": "many"}))),
+        ("kobold_stream_wrong_type", with_fields(body.clone(), &json!({"max_length": "many"}))),
         ("kobold_stream_wrong_token", json!({"input_ids": [-4]})),
     ];
     snapshots("/api/extra/generate/stream", bodies).await;
@@ -161,18 +156,18 @@ async fn attention_routes_match_snapshots() {
     let bodies = [
         ("attention_generate", body.clone()),
         ("attention_without_input", json!({"max_new_tokens": 2})),
-        ("attention_wrong_token", with(&body, json!({"input_ids": [40, -1]}))),
+        ("attention_wrong_token", with_fields(body.clone(), &json!({"input_ids": [40, -1]}))),
     ];
     snapshots("/api/v1/generate", bodies).await;
 }
 
 #[tokio::test]
-async fn streaming_protocol_has_these_responses_over_http() {
+async fn streaming_protocol_over_http_matches_snapshots() {
     let bodies = [
-        ("generate", with(&once(), json!({"stream": false}))),
-        ("generate_stream", with(&once(), json!({"stream": true}))),
+        ("generate", with_fields(completion_request(), &json!({"stream": false}))),
+        ("generate_stream", with_fields(completion_request(), &json!({"stream": true}))),
         ("generate_without_prompt", json!({"stream": false})),
-        ("generate_wrong_type", with(&once(), json!({"max_tokens": "many"}))),
+        ("generate_wrong_type", with_fields(completion_request(), &json!({"max_tokens": "many"}))),
     ];
     snapshots("/v1/generate", bodies).await;
 }
@@ -191,7 +186,7 @@ async fn native_routes_match_snapshots() {
     let bodies = [
         ("ingest", run.clone()),
         ("ingest_without_events", json!({"request": {"request_id": "wire-2"}})),
-        ("ingest_conflict", with(&run, json!({"events": []}))),
+        ("ingest_conflict", with_fields(run.clone(), &json!({"events": []}))),
     ];
     snapshots("/ingest", bodies).await;
     let paths = [

@@ -194,8 +194,7 @@ fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Toke
             (None, Some(Value::Array(parts))) => {
                 let texts = parts.iter().map(|part| part["text"].as_str());
                 let text: Option<String> = texts.collect();
-                let text =
-                    text.ok_or_else(|| invalid_value(field, "text; images and sound are not supported", value))?;
+                let text = text.ok_or_else(|| invalid_value(field, "text without images or sound", value))?;
                 input(&text.into(), field, vocabulary)
             }
             _ => Err(invalid_value(field, INPUT, value)),

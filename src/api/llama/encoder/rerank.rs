@@ -30,7 +30,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
 struct RerankBody {
     /// The query.
     query: String,
-    /// The documents: strings, or objects of `text`. Also `texts`, which selects the format of TEI.
+    /// The documents: strings, or objects with `text`. Also `texts`, which selects the format of TEI.
     #[schema(value_type = Vec<Value>)]
     documents: Vec<Value>,
     /// Name of a model; default is the server's default model.

@@ -26,7 +26,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(act)).routes(routes!(info))
+    OpenApiRouter::new().routes(routes!(slot_action)).routes(routes!(info))
 }
 
 /// Query parameters: the action and the model.
@@ -37,7 +37,7 @@ pub(super) struct SlotActionParams {
 }
 
 /// Executes an `?action=` on a slot. `save-state` returns a snapshot (binary with `Accept: application/octet-stream`,
-/// else base64 in JSON); `restore-state` accepts one (binary or `{state}`). `tokens` lists the slot's tokens.
+/// otherwise base64 in JSON); `restore-state` accepts one (binary or `{state}`). `tokens` lists the slot's tokens.
 /// `context-shift` takes `{n_keep, n_discard}` and removes tokens from the middle. `save`, `restore` and `erase` take
 /// `{filename}` below `--slot-save-path`. Waits while the slot is busy. A snapshot that does not fit leaves the slot
 /// unchanged.
@@ -50,7 +50,7 @@ pub(super) struct SlotActionParams {
               (status = 404, description = "Unknown file"),
               (status = 501, description = "The server was started without --slot-save-path, or this model's state cannot be saved or \
                                             shifted; the message gives the reason")))]
-async fn act(
+async fn slot_action(
     State(app): State<App>,
     caller: Caller,
     id: Result<Path<String>, PathRejection>,
@@ -179,7 +179,7 @@ impl From<SlotError> for ApiError {
         let message = error.to_string();
         match error {
             SlotError::NoSuchSlot { .. } => Self::invalid("id_slot", message),
-            SlotError::State(Ses1Error::NoLayout) | SlotError::Fixed(_) | SlotError::NoSlots => {
+            SlotError::State(Ses1Error::NoLayout) | SlotError::NotRemovable(_) | SlotError::NoSlots => {
                 Self::not_supported(message)
             }
             SlotError::State(_) | SlotError::Rejected => Self::invalid("state", message),

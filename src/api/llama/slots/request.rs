@@ -34,7 +34,7 @@ pub(super) async fn parse_small_body(body: Body) -> Result<Value, ApiError> {
 
 /// Reads a body of up to `max_bytes` bytes; returns `None` for a longer one.
 async fn read_body(body: Body, max_bytes: usize) -> Result<Option<Bytes>, ApiError> {
-    /// Maximum bytes of a too long body that are read, so that the client receives the response before the connection
+    /// Maximum bytes of an oversized body that are read, so that the client receives the response before the connection
     /// closes.
     const MAX_DISCARDED_BYTES: usize = 64 << 20;
     let mut chunks = body.into_data_stream();

@@ -20,7 +20,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 pub(super) fn router() -> OpenApiRouter<App> {
-    OpenApiRouter::new().routes(routes!(act)).routes(routes!(list))
+    OpenApiRouter::new().routes(routes!(session_action)).routes(routes!(list))
 }
 
 /// Query parameters: the action, the slot and the model.
@@ -32,9 +32,9 @@ struct SessionActionParams {
 }
 
 /// Executes an `?action=` on a stored session: `save` stores a snapshot of `&slot=N` under the number. `restore` loads
-/// it into a slot; with `{file}` it loads that file below `--slot-save-path`. `remove` deletes it; with `{file}` it
-/// writes it to that file first. Stored sessions belong to the model they were saved with. They are kept until they are
-/// removed or the server stops, even while their model is unloaded.
+/// the snapshot into a slot; with `{file}`, it loads that file below `--slot-save-path` instead. `remove` deletes the
+/// snapshot; with `{file}`, it first writes the snapshot to that file. Stored sessions belong to the model they were
+/// saved with. They are kept until they are removed or the server stops, even while their model is unloaded.
 #[utoipa::path(post, path = "/sessions/{id_session}", tag = "llama-server",
     params(("id_session" = i64, Path, description = "Number of the session"),
            ("action" = String, Query, description = "save, restore or remove"),
@@ -44,7 +44,7 @@ struct SessionActionParams {
               (status = 404, description = "Unknown session or file"),
               (status = 501, description = "The server was started without --slot-save-path"),
               (status = 507, description = "Storage for sessions is full")))]
-async fn act(
+async fn session_action(
     State(app): State<App>,
     caller: Caller,
     id: Result<Path<String>, PathRejection>,

@@ -1,113 +1,75 @@
 //! `/api/v1/experiments/{id}/cells.csv`: the cells as comma-separated values (RFC 4180).
 
-use super::{ExperimentDefinition, MAX_PAGE, find, parse_stored};
-use crate::events::{FinishReason, Scope};
+use super::export::{CellRow, ExportFormat, respond};
+use crate::events::Scope;
 use crate::server::extract::Path;
 use crate::server::{ApiError, App, Problem};
-use crate::store::{CellState, ExperimentCell};
 use axum::extract::State;
-use axum::http::header;
-use axum::response::{IntoResponse, Response};
-use serde::Serialize;
+use axum::response::Response;
 use serde_json::Value;
-use utoipa::ToSchema;
 
-/// A line of the export. The columns have the names and the order of the fields; values that a cell lacks are empty.
-#[derive(Debug, Serialize, ToSchema)]
-pub struct CellRow {
-    /// Number of the cell, from 0.
-    cell: i32,
-    /// The prompt.
-    prompt: String,
-    /// The list of mods as JSON.
-    mods: String,
-    /// The set of parameters as JSON.
-    parameters: String,
-    /// The seed.
-    seed: u32,
-    /// State of the cell.
-    state: CellState,
-    /// Its run.
-    run_id: Option<String>,
-    /// Finish reason of the run.
-    finish_reason: Option<FinishReason>,
-    /// Tokens of the answer.
-    completion_tokens: i32,
-    /// Mean ln p of the answer's tokens.
-    mean_logprob: Option<f64>,
-    /// Score from 0 to 1.
-    score: Option<f64>,
-    /// Beginning of the answer.
-    output_preview: String,
-    /// The error of a failed cell.
-    error: Option<String>,
+/// First characters with which a spreadsheet reads a text as a formula, as OWASP lists them.
+const FORMULA_STARTS: [char; 6] = ['=', '+', '-', '@', '\t', '\r'];
+
+/// Comma-separated values after a line of column names.
+#[derive(Default)]
+struct Csv {
+    has_names: bool,
 }
 
-impl CellRow {
-    fn new(definition: &ExperimentDefinition, cell: ExperimentCell) -> Result<Self, serde_json::Error> {
-        let position = definition.position(usize::try_from(cell.cell).unwrap_or_default());
-        let (prompt, mods, parameters) = definition.values(position);
-        Ok(Self {
-            cell: cell.cell,
-            prompt: prompt.to_owned(),
-            mods: serde_json::to_string(mods)?,
-            parameters: serde_json::to_string(parameters)?,
-            seed: position.seed,
-            state: cell.state,
-            run_id: cell.run_id.map(|id| id.to_string()),
-            finish_reason: cell.finish_reason,
-            completion_tokens: cell.completion_tokens,
-            mean_logprob: cell.mean_logprob,
-            // As written, without the digits of the conversion.
-            score: cell.score.map(|score| (f64::from(score) * 1e6).round() / 1e6),
-            output_preview: cell.output_preview,
-            error: cell.error,
-        })
+impl ExportFormat for Csv {
+    const CONTENT_TYPE: &'static str = "text/csv; charset=utf-8";
+    const EXTENSION: &'static str = "csv";
+
+    fn part(&mut self, rows: &[CellRow]) -> Result<Vec<u8>, ApiError> {
+        let mut text = String::new();
+        for row in rows {
+            let columns = row.columns()?;
+            if !std::mem::replace(&mut self.has_names, true) {
+                write_line(&mut text, columns.keys().cloned());
+            }
+            write_line(&mut text, columns.into_iter().map(|(_, value)| to_text(value)));
+        }
+        Ok(text.into_bytes())
+    }
+
+    fn end(self) -> Vec<u8> {
+        Vec::new()
     }
 }
 
-/// Exports the cells as comma-separated values with a line of column names: state, run, tokens, log-probability and score
-/// of each cell.
+/// Exports the cells as comma-separated values with a line of column names: state, run, tokens, log-probability, score and
+/// the whole answer of each cell. A text that begins with `=`, `+`, `-`, `@`, a tab or a carriage return, and is not a
+/// number, has a `'` before it, so that spreadsheets do not read it as a formula.
 #[utoipa::path(get, path = "/api/v1/experiments/{id}/cells.csv", operation_id = "export_experiment", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment")), responses(
     (status = 200, content_type = "text/csv", body = CellRow, description = "One line per cell; the columns are the fields"),
     (status = 404, body = Problem)))]
 pub async fn export(State(app): State<App>, scope: Scope, Path(id): Path<String>) -> Result<Response, ApiError> {
-    let experiment = find(&app, &scope, &id).await?;
-    let definition = parse_stored(&experiment)?;
-    let store = app.store()?;
-    let mut text = String::new();
-    for from in (0..experiment.cells).step_by(MAX_PAGE as usize) {
-        let end = experiment.cells.min(from.saturating_add(MAX_PAGE));
-        for cell in store.cells(&scope, experiment.experiment_id, from..end).await? {
-            let row = CellRow::new(&definition, cell).and_then(serde_json::to_value).map_err(ApiError::internal)?;
-            let Value::Object(row) = row else { continue };
-            if text.is_empty() {
-                write_line(&mut text, row.keys().cloned());
-            }
-            write_line(&mut text, row.into_iter().map(|(_, value)| to_text(value)));
-        }
-    }
-    let file = format!("attachment; filename=\"{}.csv\"", experiment.experiment_id);
-    let headers = [(header::CONTENT_TYPE, "text/csv; charset=utf-8".to_owned()), (header::CONTENT_DISPOSITION, file)];
-    Ok((headers, text).into_response())
+    respond(&app, scope, &id, Csv::default()).await
 }
 
 fn to_text(value: Value) -> String {
     match value {
         Value::Null => String::new(),
-        Value::String(text) => text,
+        Value::String(text) => protect(text),
         other => other.to_string(),
     }
 }
 
-/// Appends a line. Values with a separator, a quotation mark or a line break are quoted.
+/// Puts `'` before a text that a spreadsheet would read as a formula.
+fn protect(text: String) -> String {
+    let is_number = || text.bytes().all(|b| b.is_ascii_digit() || b"+-.eE".contains(&b)) && text.parse::<f64>().is_ok();
+    if text.starts_with(FORMULA_STARTS) && !is_number() { format!("'{text}") } else { text }
+}
+
+/// Appends a line. Values with a separator, a quotation mark, a line break or a tab are quoted.
 fn write_line(text: &mut String, values: impl Iterator<Item = String>) {
     for (index, value) in values.enumerate() {
         if index > 0 {
             text.push(',');
         }
-        if value.contains([',', '"', '\n', '\r']) {
+        if value.contains([',', '"', '\n', '\r', '\t']) {
             text.push('"');
             text.push_str(&value.replace('"', "\"\""));
             text.push('"');
@@ -120,12 +82,22 @@ fn write_line(text: &mut String, values: impl Iterator<Item = String>) {
 
 #[cfg(test)]
 mod tests {
-    use super::write_line;
+    use super::{protect, write_line};
 
     #[test]
     fn values_with_separators_are_quoted() {
         let mut text = String::new();
         write_line(&mut text, ["a", "", "b,c", "say \"x\"", "two\nlines"].into_iter().map(str::to_owned));
         assert_eq!(text, "a,,\"b,c\",\"say \"\"x\"\"\",\"two\nlines\"\r\n");
+    }
+
+    #[test]
+    fn formulas_become_texts() {
+        for formula in ["=1+1", "+SUM(A1)", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "--1", "-inf", "+"] {
+            assert_eq!(protect(formula.to_owned()), format!("'{formula}"));
+        }
+        for text in ["a=1", "-1.5", "+2e3", "-5", "", " =1", "'=1"] {
+            assert_eq!(protect(text.to_owned()), text);
+        }
     }
 }

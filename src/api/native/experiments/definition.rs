@@ -5,8 +5,11 @@ use crate::api::shared::fields::Fields;
 use crate::api::shared::{engine_request, parameters};
 use crate::engine::Request;
 use crate::events::{RunMetadata, Surface, TokenId};
+use crate::mods::ModOrigin;
+use crate::mods::python::{LoadError, PythonMods, PythonScorer, ScoredCell};
 use crate::server::experiments::{CellPosition, Grid};
-use crate::server::{ApiError, App, Loaded};
+use crate::server::mods::require_upload_rights;
+use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
 use regex::{Regex, RegexBuilder};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -64,12 +67,15 @@ enum ScorerDefinition {
     Regex(String),
     /// `true`: 1 if the answer is JSON, else 0.
     Json(bool),
+    /// Source of a Python function `score(text)` or `score(text, cell)` that returns a number from 0 to 1, or `None` for no
+    /// score. It runs in a worker with the limits of an uploaded mod, and requires the rights of an upload.
+    Python(String),
 }
 
 fn scorer_definition<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<ScorerDefinition>, D::Error> {
     let Some(value) = Option::<Value>::deserialize(deserializer)? else { return Ok(None) };
     ScorerDefinition::deserialize(&value).map(Some).map_err(|_| {
-        let expected = r#"{"regex": "PATTERN"} or {"json": true}"#;
+        let expected = r#"{"regex": "PATTERN"}, {"json": true} or {"python": "def score(text): …"}"#;
         D::Error::custom(format!("`score` must be {expected}, got {value}"))
     })
 }
@@ -87,16 +93,21 @@ fn one_empty_set() -> Vec<Map<String, Value>> {
 pub(super) enum Scorer {
     Regex(Regex),
     Json,
+    Python(Box<PythonScorer>),
 }
 
 impl Scorer {
-    /// Returns the score of an answer.
-    pub(super) fn score(&self, answer: &str) -> f32 {
+    /// Returns the score of an answer; `None` if a Python function gives none. Python blocks the thread.
+    ///
+    /// # Errors
+    /// The message of Python's exception.
+    pub(super) fn score(&self, answer: &str, cell: &ScoredCell) -> Result<Option<f32>, String> {
         let is_good = match self {
             Self::Regex(regex) => regex.is_match(answer),
             Self::Json => serde_json::from_str::<serde::de::IgnoredAny>(answer).is_ok(),
+            Self::Python(scorer) => return scorer.score(answer, cell),
         };
-        f32::from(u8::from(is_good))
+        Ok(Some(f32::from(u8::from(is_good))))
     }
 }
 
@@ -122,11 +133,23 @@ impl ExperimentDefinition {
         (&self.prompts[at.prompt], &self.mods[at.mods], &self.parameters[at.parameters])
     }
 
-    /// Returns the scorer.
+    /// Checks that a caller may use the scorer. Python code needs the rights of an upload of a mod.
     ///
     /// # Errors
-    /// The regular expression is invalid.
-    pub(super) fn scorer(&self) -> Result<Option<Scorer>, ApiError> {
+    /// Uploads are disabled, or the key lacks the right.
+    pub(super) fn check_rights(&self, app: &App, caller: &Caller) -> Result<(), ApiError> {
+        if !matches!(self.score, Some(ScorerDefinition::Python(_))) {
+            return Ok(());
+        }
+        let refused = |error: ApiError| error.prefixed("a scorer in Python needs the rights of an upload: ");
+        require_upload_rights(app, caller).map(drop).map_err(refused)
+    }
+
+    /// Starts the scorer.
+    ///
+    /// # Errors
+    /// The regular expression is invalid, or the Python code cannot be imported.
+    fn scorer(&self, app: &App) -> Result<Option<Scorer>, ApiError> {
         Ok(match &self.score {
             None => None,
             Some(ScorerDefinition::Json(true)) => Some(Scorer::Json),
@@ -141,14 +164,18 @@ impl ExperimentDefinition {
                 })?;
                 Some(Scorer::Regex(regex))
             }
+            Some(ScorerDefinition::Python(source)) => {
+                let python = PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() };
+                Some(Scorer::Python(Box::new(python.scorer(source).map_err(|error| not_imported(&error))?)))
+            }
         })
     }
 
-    /// Checks the definition and the request of every cell.
+    /// Checks the definition and the request of every cell, and starts the scorer.
     ///
     /// # Errors
     /// A field or a cell is invalid.
-    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<(), ApiError> {
+    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<Option<Scorer>, ApiError> {
         let chars = self.name.chars().count();
         if !(1..=MAX_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
             let detail = format!(
@@ -184,7 +211,7 @@ impl ExperimentDefinition {
                 return Err(ApiError::invalid(field, detail));
             }
         }
-        self.scorer()?;
+        let scorer = self.scorer(app)?;
         // Seeds are valid by their type. The prompts vary last, so each is tokenized once.
         let mut prompt = (usize::MAX, Vec::new());
         for cell in (0..cells).step_by(self.seeds.len()) {
@@ -196,7 +223,7 @@ impl ExperimentDefinition {
             let mut request = request.map_err(|error| self.in_cell(error, cell))?;
             loaded.engine().validate(&mut request).map_err(|error| self.in_cell(error.into(), cell))?;
         }
-        Ok(())
+        Ok(scorer)
     }
 
     /// Names the cell in an error, and points to the field of the definition.
@@ -248,5 +275,19 @@ impl ExperimentDefinition {
         request.metadata.set(RunMetadata::EXPERIMENT, id.to_string());
         request.metadata.set(RunMetadata::CELL, cell.to_string());
         Ok(request)
+    }
+}
+
+/// Returns the error of a Python scorer that cannot be imported.
+fn not_imported(error: &LoadError) -> ApiError {
+    match error {
+        LoadError::Failed { message, .. } => {
+            // The message of a syntax error has the line.
+            let line = error.line().map(|line| format!("line {line}")).filter(|line| !message.contains(line));
+            let line = line.map(|line| format!(" ({line})")).unwrap_or_default();
+            ApiError::invalid("score.python", format!("`score.python`: {message}{line}")).code(ErrorCode::ModFailed)
+        }
+        // The server lacks a requirement of Python mods.
+        _ => ApiError::unavailable(error.to_string()),
     }
 }

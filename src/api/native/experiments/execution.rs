@@ -2,7 +2,8 @@
 
 use super::definition::{ExperimentDefinition, Scorer};
 use crate::engine::{Generation, Output, SubmitError};
-use crate::events::{EndCause, RunStatus};
+use crate::events::{EndCause, RunEnd, RunId, RunStatus};
+use crate::mods::python::ScoredCell;
 use crate::server::{ApiError, App, Caller, Loaded};
 use crate::store::{CellRecord, ExperimentState};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub(super) struct Execution {
     pub(super) caller: Caller,
     pub(super) id: Uuid,
     pub(super) definition: ExperimentDefinition,
-    pub(super) scorer: Option<Scorer>,
+    pub(super) scorer: Option<Arc<Scorer>>,
     pub(super) cancelled: watch::Receiver<bool>,
 }
 
@@ -105,20 +106,45 @@ impl Execution {
     async fn finish(self: Arc<Self>, record: CellRecord, generation: Generation) -> Result<(), ApiError> {
         let Generation { run_id, mut output, control, .. } = generation;
         let mut cancelled = self.cancelled.clone();
-        let answer = tokio::select! {
-            answer = answer(&mut output) => answer,
+        let end = tokio::select! {
+            end = end_of(&mut output) => end,
             () = wait_for_cancel(&mut cancelled) => {
                 // Stopping fails only if the run has ended.
                 let _ = control.stop(EndCause::Cancel, "the experiment was cancelled").await;
-                answer(&mut output).await
+                end_of(&mut output).await
             }
         };
+        let end = end.map(|end| (run_id, end));
         if self.app.find_run(&self.caller.scope, &run_id.to_string()).await.is_err() {
             return Ok(());
         }
-        let score = self.scorer.as_ref().zip(answer).map(|(scorer, answer)| scorer.score(&answer));
-        self.app.store()?.set_cell(self.id, &CellRecord { score, ended: true, ..record }).await?;
+        let (score, error) = match self.score(record.cell, end).await {
+            Ok(score) => (score, None),
+            Err(error) => (None, Some(error)),
+        };
+        self.app.store()?.set_cell(self.id, &CellRecord { score, error, ended: true, ..record }).await?;
         Ok(())
+    }
+
+    /// Returns the score of a run that ended by itself, on a thread that may block.
+    async fn score(&self, cell: i32, end: Option<(RunId, Arc<RunEnd>)>) -> Result<Option<f32>, String> {
+        let (Some(scorer), Some((run_id, end))) = (&self.scorer, end) else { return Ok(None) };
+        let scorer = Arc::clone(scorer);
+        let index = usize::try_from(cell).unwrap_or_default();
+        let at = self.definition.position(index);
+        let (prompt, mods, parameters) = self.definition.values(at);
+        let cell = ScoredCell {
+            cell: index,
+            run_id: run_id.to_string(),
+            prompt: prompt.to_owned(),
+            mods: mods.to_vec(),
+            parameters: parameters.clone(),
+            seed: at.seed,
+            finish_reason: end.finish.reason.as_str(),
+            completion_tokens: end.finish.usage.completion_tokens,
+        };
+        let score = tokio::task::spawn_blocking(move || scorer.score(&end.finish.text, &cell));
+        score.await.map_err(|_| "the scorer ended unexpectedly".to_owned())?
     }
 }
 
@@ -133,11 +159,11 @@ async fn wait_for_cancel(cancelled: &mut watch::Receiver<bool>) {
     let _ = cancelled.wait_for(|cancelled| *cancelled).await;
 }
 
-/// Returns the answer of a run that ended by itself.
-async fn answer(output: &mut mpsc::Receiver<Output>) -> Option<String> {
+/// Returns the end of a run that ended by itself.
+async fn end_of(output: &mut mpsc::Receiver<Output>) -> Option<Arc<RunEnd>> {
     while let Some(output) = output.recv().await {
         if let Output::Ended(end) = output {
-            return (end.status == RunStatus::Done).then_some(end.finish.text.clone());
+            return (end.status == RunStatus::Done).then_some(end);
         }
     }
     None

@@ -3,6 +3,8 @@
 pub(super) mod csv;
 mod definition;
 mod execution;
+mod export;
+pub(super) mod parquet;
 
 use crate::events::{Scope, system};
 use crate::server::experiments::{CellPosition, ExperimentSummary, MAX_ACTIVE_EXPERIMENTS, NotAdded};
@@ -12,9 +14,11 @@ use crate::store::{CellState, Experiment, ExperimentCell, ExperimentState, NewEx
 use axum::extract::State;
 use axum::http::StatusCode;
 pub use definition::ExperimentDefinition;
+use definition::Scorer;
 use execution::Execution;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
@@ -67,6 +71,7 @@ pub struct GridCell {
     request_body = ExperimentDefinition, responses(
     (status = 201, body = Experiment),
     (status = 400, body = Problem, description = "The definition or one of the cells is invalid"),
+    (status = 403, body = Problem, description = "The key may not upload mods, which a Python scorer requires"),
     (status = 404, body = Problem, description = "Unknown model"),
     (status = 429, body = Problem, description = "The server runs the maximum number of experiments")))]
 pub async fn create(
@@ -77,8 +82,8 @@ pub async fn create(
     let definition =
         ExperimentDefinition::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
-    let definition = check(&app, &loaded, definition).await?;
-    let scorer = definition.scorer()?;
+    definition.check_rights(&app, &caller)?;
+    let (definition, scorer) = check(&app, &loaded, definition).await?;
     let id = system::new_id();
     let stored = serde_json::to_string(&definition).map_err(ApiError::internal)?;
     let cells = definition.cells();
@@ -96,6 +101,7 @@ pub async fn create(
         return Err(error.into());
     }
     let scope = caller.scope.clone();
+    let scorer = scorer.map(Arc::new);
     Execution { app: app.clone(), loaded, caller, id, definition, scorer, cancelled }.spawn((0..cells).collect());
     Ok((StatusCode::CREATED, axum::Json(find(&app, &scope, &id.to_string()).await?)))
 }
@@ -165,6 +171,7 @@ pub async fn cancel(
     params(("id" = String, Path, description = "Id of the experiment")), responses(
     (status = 200, body = Experiment),
     (status = 400, body = Problem, description = "A cell is not valid any more"),
+    (status = 403, body = Problem, description = "The key may not upload mods, which a Python scorer requires"),
     (status = 404, body = Problem),
     (status = 409, body = Problem, description = "The experiment is running or done"),
     (status = 429, body = Problem, description = "The server runs the maximum number of experiments")))]
@@ -183,13 +190,13 @@ pub async fn resume(
     }
     let definition = parse_stored(&experiment)?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
-    let definition = check(&app, &loaded, definition).await?;
+    definition.check_rights(&app, &caller)?;
+    let (definition, scorer) = check(&app, &loaded, definition).await?;
     let experiment_id = experiment.experiment_id;
     let cells = app.store()?.cells(&scope, experiment_id, 0..experiment.cells).await?;
     let has_ended = |state: CellState| matches!(state, CellState::Done | CellState::Failed | CellState::Deleted);
     let missing = cells.iter().filter(|cell| !has_ended(cell.state));
     let missing = missing.filter_map(|cell| usize::try_from(cell.cell).ok()).collect();
-    let scorer = definition.scorer()?;
     let cancelled = app.experiments().add(experiment_id).map_err(|reason| not_added(experiment_id, reason))?;
     let resumed = app.store()?.resume_experiment(&experiment).await;
     if !matches!(resumed, Ok(true)) {
@@ -199,6 +206,7 @@ pub async fn resume(
     }
     // The runs belong to the owner of the experiment, also if an administrator resumes it.
     let caller = Caller { tenant: experiment.owner.map(Into::into), ..caller };
+    let scorer = scorer.map(Arc::new);
     Execution { app: app.clone(), loaded, caller, id: experiment_id, definition, scorer, cancelled }.spawn(missing);
     Ok(axum::Json(find(&app, &scope, &id).await?))
 }
@@ -259,10 +267,14 @@ async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError
     Ok(experiment)
 }
 
-/// Checks a definition. Requests of many cells take a while, so that other requests would wait on this thread.
-async fn check(app: &App, loaded: &Loaded, definition: ExperimentDefinition) -> Result<ExperimentDefinition, ApiError> {
+/// Checks a definition, and starts its scorer. Requests of many cells take a while, so that other requests would wait on this thread.
+async fn check(
+    app: &App,
+    loaded: &Loaded,
+    definition: ExperimentDefinition,
+) -> Result<(ExperimentDefinition, Option<Scorer>), ApiError> {
     let (app, loaded) = (app.clone(), loaded.clone());
-    let check = move || definition.check(&app, &loaded).map(|()| definition);
+    let check = move || definition.check(&app, &loaded).map(|scorer| (definition, scorer));
     tokio::task::spawn_blocking(check).await.map_err(ApiError::internal)?
 }
 

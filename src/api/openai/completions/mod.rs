@@ -115,7 +115,7 @@ impl stream::OutputWriter for CompletionChunkWriter {
                 {
                     // As in llama-server, the chunk with the last finish reason has the final fields, unless a separate
                     // chunk with token counts was requested.
-                    pending.push_back(ServerEvent::json(&self.builder.last(vec![last], Some(thunder))));
+                    pending.push_back(ServerEvent::json(&self.builder.last_chunk(vec![last], Some(thunder))));
                 } else {
                     pending.push_back(self.chunk(last, Some(thunder)));
                 }
@@ -125,7 +125,7 @@ impl stream::OutputWriter for CompletionChunkWriter {
 
     fn end(&mut self, pending: &mut PendingEvents) {
         if self.builder.options.include_usage {
-            pending.push_back(ServerEvent::json(&self.builder.last(Vec::new(), None)));
+            pending.push_back(ServerEvent::json(&self.builder.last_chunk(Vec::new(), None)));
         }
         pending.push_back(ServerEvent::data("[DONE]"));
     }

@@ -120,7 +120,11 @@ impl CompletionBuilder {
     }
 
     /// Returns a chunk with these choices and the fields that only the last chunk of a stream has.
-    pub(super) fn last(&self, choices: Vec<TextChoice>, thunder: Option<ThunderFields>) -> TextCompletionChunk<'_> {
+    pub(super) fn last_chunk(
+        &self,
+        choices: Vec<TextChoice>,
+        thunder: Option<ThunderFields>,
+    ) -> TextCompletionChunk<'_> {
         let (usage, timings, verbose) = (Some(self.usage()), self.timings(), self.verbose());
         TextCompletionChunk { head: self.head(), choices, details: ChunkDetails { thunder, usage, timings, verbose } }
     }
@@ -163,9 +167,9 @@ impl CompletionBuilder {
         let mut logprobs = self.logprobs_from(0);
         if self.options.echo {
             text.insert_str(0, &choice.prompt.text);
-            logprobs.prompt(&choice.prompt.tokens, &measurements);
+            logprobs.push_prompt(&choice.prompt.tokens, &measurements);
         }
-        logprobs.answer(&tokens);
+        logprobs.push_answer(&tokens);
         TextChoice { index, text, logprobs: logprobs.finish(), finish_reason: Some(finish_reason(reason)) }
     }
 
@@ -178,7 +182,7 @@ impl CompletionBuilder {
         let measurements = std::mem::take(&mut choice.measurements);
         let choice = &self.choices[index];
         let mut logprobs = self.logprobs_from(0);
-        logprobs.prompt(&choice.prompt.tokens, &measurements);
+        logprobs.push_prompt(&choice.prompt.tokens, &measurements);
         let (text, logprobs) = (choice.prompt.text.clone(), logprobs.finish());
         Some(self.choice_delta(index, text, logprobs))
     }
@@ -190,7 +194,7 @@ impl CompletionBuilder {
         tokens: &[(TokenMeasurement, Vec<Alternative>)],
     ) -> Option<TextLogprobs> {
         let mut logprobs = self.logprobs_from(self.choices[index].chars);
-        logprobs.answer(tokens);
+        logprobs.push_answer(tokens);
         logprobs.finish()
     }
 
@@ -239,7 +243,7 @@ struct LogprobsBuilder<'a> {
 
 impl LogprobsBuilder<'_> {
     /// Appends the tokens of the prompt. The first has no predecessor and therefore no probability.
-    fn prompt(&mut self, tokens: &[TokenId], measurements: &[(TokenMeasurement, Vec<Alternative>)]) {
+    fn push_prompt(&mut self, tokens: &[TokenId], measurements: &[(TokenMeasurement, Vec<Alternative>)]) {
         let texts = self.vocabulary.texts(tokens);
         for (index, (&token, text)) in tokens.iter().zip(&texts).enumerate() {
             let measured = index.checked_sub(1).and_then(|before| measurements.get(before));
@@ -247,7 +251,7 @@ impl LogprobsBuilder<'_> {
         }
     }
 
-    fn answer(&mut self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) {
+    fn push_answer(&mut self, tokens: &[(TokenMeasurement, Vec<Alternative>)]) {
         for (measurement, others) in tokens {
             self.push(measurement.token, &measurement.text, Some((measurement.logprob, others)));
         }

@@ -124,7 +124,7 @@ pub(crate) fn apply_aliases(app: &App, fields: Fields<'_>) -> Map<String, Value>
     defaults
 }
 
-/// Replaces a parameter's name in an error by the name that the client used.
+/// Replaces a parameter's name in an error with the name that the client used.
 pub(crate) fn restore_client_names(error: ApiError, fields: Fields<'_>) -> ApiError {
     let client_name =
         ALIASES.iter().find(|(client_name, name)| error.pointer() == Some(*name) && fields.get(client_name).is_some());

@@ -97,7 +97,7 @@ impl Conversation {
             && choice != ToolChoice::None
         {
             let message = format!(
-                "{} cannot be combined with tools because it would forbid tool calls; omit one of them or send \
+                "`{}` cannot be combined with tools because it would forbid tool calls; omit one of them or send \
                  \"tool_choice\": \"none\"",
                 constraint.field
             );

@@ -165,8 +165,8 @@ fn logprobs(fields: Fields<'_>, prepared: &PreparedChat, stream: bool) -> Result
     match (is_requested, top) {
         (true, _) if stream && !prepared.answer_format.tools.is_empty() => Err(ApiError::invalid(
             "logprobs",
-            "logprobs cannot be streamed together with tools, because a streamed tool call does not carry its tokens; \
-             omit `stream`, `tools` or `logprobs`",
+            "`logprobs` cannot be streamed together with tools, because a streamed tool call does not carry its \
+             tokens; omit `stream`, `tools` or `logprobs`",
         )),
         (true, top) => Ok(Some(top.or(probs).unwrap_or(DEFAULT_PROBS) as usize)),
         (false, None | Some(0)) => Ok(None),

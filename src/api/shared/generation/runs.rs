@@ -31,7 +31,7 @@ pub(crate) struct Runs {
     /// The first output, until it is returned.
     first: Option<(usize, Output)>,
     outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
-    /// Number of runs whose end was not returned yet.
+    /// Number of runs whose end has not been returned yet.
     active: usize,
 }
 
@@ -68,7 +68,7 @@ impl Runs {
         mut requests: Vec<Request>,
     ) -> Result<Self, ApiError> {
         if requests.len() > MAX_RUNS {
-            let message = format!("one request may start at most {MAX_RUNS} runs, this one starts {}", requests.len());
+            let message = format!("one request may start at most {MAX_RUNS} runs, got {}", requests.len());
             return Err(ApiError::invalid("prompt", message));
         }
         if let ([_, _, ..], Some(_)) = (&requests[..], requests.iter().find_map(|request| request.request_id.as_ref()))

@@ -5,7 +5,7 @@ use crate::engine::{DraftLimits, Overflow};
 use crate::server::ApiError;
 use serde_json::Value;
 
-/// Slot and cache settings of a run, its behaviour on a full context, and its drafts.
+/// Slot and cache settings of a run, its behavior on a full context, and its drafts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SlotPlacement {
     pub(crate) slot: Option<u32>,

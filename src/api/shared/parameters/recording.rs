@@ -11,7 +11,7 @@ const MAX_ID_BYTES: usize = 256;
 /// Maximum length of a run's prompt preview in characters.
 const MAX_PREVIEW_CHARS: usize = 300;
 
-/// Returns the start of a text, which lists of runs show.
+/// Returns the start of a text, for lists of runs.
 pub(crate) fn preview(text: &str) -> String {
     text.trim().chars().take(MAX_PREVIEW_CHARS).collect()
 }
@@ -47,8 +47,8 @@ pub(crate) fn metadata(fields: Fields<'_>) -> Result<RunMetadata, ApiError> {
     let mut pairs = Vec::new();
     if let Some(object) = fields.object("metadata")? {
         if object.len() > MAX_PAIRS {
-            let found = format!("`metadata` must have at most {MAX_PAIRS} keys, got {}", object.len());
-            return Err(ApiError::invalid("metadata", found));
+            let detail = format!("`metadata` must have at most {MAX_PAIRS} keys, got {}", object.len());
+            return Err(ApiError::invalid("metadata", detail));
         }
         for (key, value) in object {
             if key.is_empty() || key.chars().count() > MAX_KEY_CHARS {

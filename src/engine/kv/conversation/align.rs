@@ -1,8 +1,9 @@
 //! Alignment of a prompt with the history of a slot.
 //!
 //! A client sends the whole conversation with each request, and chat templates render past answers without their
-//! reasoning. The slot's state has the reasoning. [`align`] restores the generated tokens of an answer if the client
-//! sends the text that it received. It also omits the messages that were dropped earlier because the context was full.
+//! reasoning, but the slot's state contains the reasoning. [`align`] restores the generated tokens of an answer if the
+//! client sends back the text that it received. It also omits messages that were dropped earlier because the context
+//! was full.
 
 #[cfg(test)]
 mod tests;
@@ -60,7 +61,7 @@ pub fn align(
         let answer = history.answers.iter().rfind(|answer| {
             (answer.start.saturating_sub(MAX_HEADER_TOKENS)..=answer.start + answer.tokens.len()).contains(&here)
         });
-        let Some((back, end, tokens)) = answer.and_then(|answer| aligner.past_answer(answer, cached)) else { break };
+        let Some((back, end, tokens)) = answer.and_then(|answer| aligner.match_answer(answer, cached)) else { break };
         aligner.tokens.truncate(here - back);
         aligner.at -= back;
         aligner.replace(end, &tokens);
@@ -81,7 +82,7 @@ struct Aligner<'a> {
     prompt: &'a [TokenId],
     spans: &'a [Span],
     vocabulary: &'a Vocabulary,
-    /// Alignment of the prompt before `at`.
+    /// Aligned tokens for the prompt before `at`.
     tokens: Vec<TokenId>,
     /// Replaced ranges of the prompt, each with the number of tokens that replace it.
     edits: Vec<(Range<usize>, usize)>,
@@ -108,7 +109,8 @@ impl Aligner<'_> {
         if self.prompt.get(self.at..end).is_some_and(|tokens| hash_tokens(tokens) == gap.hash) {
             return Some(end);
         }
-        // The template's text of an answer may have other tokens than the generated answer, so the texts are compared.
+        // The template's text of an answer may be tokenized differently from the generated answer, so texts are
+        // compared.
         let mut message_spans =
             self.spans.iter().filter(|span| span.role != "template" && span.start as usize >= self.at);
         if gap.messages.is_empty() || message_spans.clone().next()?.start as usize != self.at {
@@ -125,8 +127,9 @@ impl Aligner<'_> {
 
     /// Compares the prompt near the current position with a generated answer. If the texts match, returns the number of
     /// copied tokens that belong to the answer, the end of the answer in the prompt, and its generated tokens.
-    fn past_answer(&self, answer: &PastAnswer, cached: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
-        // The first tokens of the answer may have been copied, if they happen to match those of the reasoning.
+    fn match_answer(&self, answer: &PastAnswer, cached: &[TokenId]) -> Option<(usize, usize, Vec<TokenId>)> {
+        // The first tokens of the answer may already have been copied because they happened to match those of the
+        // reasoning.
         let back = self.tokens.len().saturating_sub(answer.start);
         let (here, at) = (self.tokens.len() - back, self.at.checked_sub(back)?);
         if self.edits.last().is_some_and(|(range, _)| range.end > at) {

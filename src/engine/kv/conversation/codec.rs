@@ -1,10 +1,10 @@
-//! Serialisation of a slot's history in snapshots. The bytes come from a client or a file and are not trusted.
+//! Serialization of a slot's history in snapshots. The bytes come from a client or a file and are not trusted.
 
 use super::history::{DroppedGap, PastAnswer, SlotHistory};
 use crate::events::TokenId;
 
 impl SlotHistory {
-    /// Serialises the history: answers, then gaps. The length of a list precedes it; all numbers are little-endian.
+    /// Serializes the history: answers, then gaps. Each list is preceded by its length; all numbers are little-endian.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut put = |number: usize| bytes.extend_from_slice(&(number as u32).to_le_bytes());

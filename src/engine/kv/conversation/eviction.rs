@@ -1,9 +1,9 @@
 //! Parts of a conversation that can be dropped from a full context, oldest first.
 //!
 //! Most parts are turns. A turn extends from the content of one user message to the content of the next. Templates
-//! write the same text before both, so the remaining tokens equal the conversation rendered without the turn,
-//! regardless of the text that the template writes between messages. Within the last turn, tool calls can be dropped
-//! together with their results, if the template ends each message with an end-of-generation token.
+//! write the same text before both, so the remaining tokens equal the conversation rendered without the turn, whatever
+//! the template writes between messages. Within the last turn, a tool call can be dropped together with its result if
+//! the template ends each message with an end-of-generation token.
 
 use crate::events::{EvictedMessage, Span, TokenId, is_image_token};
 use crate::model::{Vocabulary, common_prefix, without_nul};
@@ -79,16 +79,16 @@ pub fn droppable_parts(tokens: &[TokenId], spans: &[Span], vocabulary: &Vocabula
 /// are left after all parts are dropped.
 pub fn select_parts(parts: Vec<DroppablePart>, len: usize, max: usize, target: usize) -> Option<Vec<DroppablePart>> {
     let mut left = len;
-    let mut picked = Vec::new();
+    let mut selected = Vec::new();
     for part in parts {
         if left <= target {
             break;
         }
         left -= part.range.len();
-        picked.push(part);
+        selected.push(part);
     }
-    picked.sort_by_key(|part| part.range.start);
-    (left <= max).then_some(picked)
+    selected.sort_by_key(|part| part.range.start);
+    (left <= max).then_some(selected)
 }
 
 /// Returns the tool calls with their results in the last turn, except the last call. `message_spans` are those of the

@@ -79,7 +79,7 @@ impl SlotHistory {
                 .collect();
             let at = shifted_index(range.start, ranges);
             let hash = hash_tokens(&tokens[range.clone()]);
-            // Older gaps at the same position come first, as their messages did.
+            // Older gaps at the same position come first, because their messages came first.
             let place = self.gaps.partition_point(|gap| gap.at <= at);
             self.gaps.insert(place, DroppedGap { at, len: range.len(), hash, messages });
         }
@@ -89,8 +89,8 @@ impl SlotHistory {
     pub fn remove_ranges(&mut self, ranges: &[Range<usize>]) {
         self.gaps.retain(|gap| !ranges.iter().any(|range| range.start < gap.at && gap.at < range.end));
         self.answers.retain(|answer| {
-            let own = answer.start..answer.start + answer.tokens.len();
-            !ranges.iter().any(|range| range.start < own.end && own.start < range.end)
+            let end = answer.start + answer.tokens.len();
+            !ranges.iter().any(|range| range.start < end && answer.start < range.end)
         });
         for gap in &mut self.gaps {
             gap.at = shifted_index(gap.at, ranges);
@@ -115,7 +115,7 @@ pub fn message_hash(span: &Span, tokens: &[TokenId], vocabulary: &Vocabulary) ->
     let text = vocabulary.decode(content);
     let text = if span.role == "assistant" { without_reasoning(&text) } else { &text };
     let mut message = format!("{}\0{}", span.role, text.trim()).into_bytes();
-    // The text of all images is the same.
+    // All images decode to the same text, so their tokens are hashed, too.
     let images = content.iter().filter(|&&token| is_image_token(token));
     message.extend(images.flat_map(|token| token.to_le_bytes()));
     xxh3_64(&message)

@@ -3,7 +3,8 @@
 use crate::events::Span;
 use std::ops::Range;
 
-/// Returns the number of tokens that an eviction should leave in the context: three quarters, so that evictions are rare.
+/// Returns the number of tokens that an eviction should leave in the context: three quarters, so that evictions are
+/// rare.
 pub fn eviction_target(context: usize) -> usize {
     context - context / 4
 }

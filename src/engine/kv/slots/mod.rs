@@ -1,7 +1,7 @@
 //! KV state of all slots: the llama context, the tokens of each of its sequences, and the host cache.
 //!
 //! The token list of a slot always equals the content of its sequence in the context; only this module changes them.
-//! Callers pass the tokens of a run, and get the number of tokens whose state is valid.
+//! Callers pass the tokens of a run and get back the number of tokens whose state is valid.
 
 mod prefix_match;
 mod snapshots;
@@ -33,7 +33,7 @@ struct SlotState {
     adapters: Option<AdapterSet>,
     /// History of the conversation in this slot.
     history: SlotHistory,
-    /// Prompt tokens that the last run evaluated.
+    /// Prompt tokens that the last run decoded.
     processed: usize,
     /// Arrival number (of runs and slot tasks) at the last use of the slot.
     last_used: u64,
@@ -50,7 +50,7 @@ pub struct ReleasedState {
     pub needs_exact_rows: bool,
     /// History of the conversation.
     pub history: SlotHistory,
-    /// Prompt tokens that the run evaluated.
+    /// Prompt tokens that the run decoded.
     pub processed: usize,
 }
 
@@ -110,7 +110,7 @@ impl<'model> KvSlots<'model> {
                         kv_len = 0;
                     }
                 }
-                Err(ShiftError::Fixed(_)) => {
+                Err(ShiftError::NotRemovable(_)) => {
                     let unchanged = removal.ranges.first().map_or(0, |range| range.start);
                     // Positions of later removals refer to the sequence without these tokens, so a failed removal must
                     // be the last.
@@ -163,8 +163,8 @@ impl<'model> KvSlots<'model> {
         self.context.add(token, position as u32, index as i32, output, capture)
     }
 
-    /// Sets embeddings of an image that the next decode processes in place of the batch, which must be empty. `outputs` has
-    /// one entry per position: true requests its logits.
+    /// Sets embeddings of an image that the next decode processes in place of the batch, which must be empty. `outputs`
+    /// has one entry per position: true requests its logits.
     pub fn set_embeddings(&mut self, index: usize, rows: &[f32], position: usize, outputs: &[bool]) {
         self.context.set_embeddings(rows, position as u32, index as i32, outputs);
     }

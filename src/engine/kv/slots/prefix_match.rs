@@ -53,7 +53,7 @@ impl KvSlots<'_> {
                     // Empty slots first.
                     Reverse(slot.tokens.len().min(1)),
                     Reverse(slot.last_used),
-                    // Low numbers first, since llama.cpp decodes neighbouring sequences together.
+                    // Low numbers first, since llama.cpp decodes neighboring sequences together.
                     Reverse(*index),
                 )
             })?;
@@ -258,7 +258,7 @@ impl KvSlots<'_> {
                 }
                 left as usize
             }
-            Err(ShiftError::Fixed(_)) => prefix,
+            Err(ShiftError::NotRemovable(_)) => prefix,
             Err(ShiftError::Failed) => {
                 self.slots[index].tokens.clear();
                 0

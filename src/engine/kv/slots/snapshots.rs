@@ -1,4 +1,4 @@
-//! Operations of clients on a slot's state: read, erase, save, restore, shift.
+//! Client operations on a slot's state: read, erase, save, restore, shift.
 
 use super::KvSlots;
 use crate::engine::kv::conversation::SlotHistory;
@@ -15,7 +15,7 @@ impl KvSlots<'_> {
         SlotTokens { tokens: slot.tokens.clone(), processed: slot.processed }
     }
 
-    /// Erases a slot's state. Returns the number of its tokens.
+    /// Erases a slot's state. Returns the number of erased tokens.
     pub fn erase(&mut self, index: usize) -> usize {
         let erased = self.slots[index].tokens.len();
         self.context.clear(index as i32);
@@ -84,7 +84,7 @@ impl KvSlots<'_> {
                 self.slots[index].history.remove_ranges(&[keep..end]);
                 Ok(left as usize)
             }
-            Err(ShiftError::Fixed(reason)) => Err(SlotError::Fixed(reason)),
+            Err(ShiftError::NotRemovable(reason)) => Err(SlotError::NotRemovable(reason)),
             Err(ShiftError::Failed) => {
                 self.erase(index);
                 Err(SlotError::Failed(ShiftError::Failed.to_string()))

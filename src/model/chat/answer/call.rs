@@ -2,14 +2,14 @@
 
 use super::json::{ByteEffect, NotJson, Scanner};
 use super::member_list::MemberListReader;
-use super::object::Object;
+use super::object::ObjectReader;
 use super::tagged::TaggedReader;
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
 use crate::model::chat::syntax::{CallForm, CallShape};
 use serde_json::Value;
 
-/// Maximum length of the text before the arguments.
+/// Maximum length of the name and the text before the arguments.
 const MAX_HEAD: usize = 600;
 /// Maximum length of the name of a function or an argument.
 pub(super) const MAX_NAME: usize = 200;
@@ -34,131 +34,7 @@ pub(super) enum PartialMatch<T> {
     No,
 }
 
-/// The continuation after a marker or a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NextCall {
-    /// More text is needed.
-    More,
-    /// A call starts here; `list` is true if a list was opened before it, and `kept` is the end of the block without
-    /// the call.
-    Next { at: usize, list: bool, kept: usize },
-    /// The end of the block, or other text, from this byte on.
-    End(usize),
-}
-
-/// Finds the next part of a block of calls.
-pub(super) fn find_next_call(
-    form: &CallForm,
-    text: &str,
-    from: usize,
-    after_call: bool,
-    list: bool,
-    answer_end: bool,
-) -> NextCall {
-    let mut block = Block {
-        form,
-        after_call,
-        list,
-        opened: false,
-        begun: false,
-        separated: false,
-        closed: false,
-        kept: from,
-        at: from,
-    };
-    loop {
-        if block.closed {
-            return NextCall::End(block.kept);
-        }
-        block.at = skip_space(text, block.at);
-        if block.at == text.len() {
-            return if answer_end { NextCall::End(block.kept) } else { NextCall::More };
-        }
-        match block.take(&text[block.at..], answer_end) {
-            PartialMatch::Found(true) => {}
-            PartialMatch::Found(false) => return NextCall::Next { at: block.at, list: block.list, kept: block.kept },
-            PartialMatch::More => return NextCall::More,
-            PartialMatch::No => return NextCall::End(if after_call { block.kept } else { block.at }),
-        }
-    }
-}
-
-#[expect(clippy::struct_excessive_bools, reason = "each is a part of the block that was read")]
-struct Block<'a> {
-    form: &'a CallForm,
-    after_call: bool,
-    list: bool,
-    /// True after the text before the block's first call.
-    opened: bool,
-    /// True after the text before a call.
-    begun: bool,
-    /// True after the text between two calls.
-    separated: bool,
-    /// True after the text after the block's last call.
-    closed: bool,
-    /// End of the text that belongs to the block even if nothing follows.
-    kept: usize,
-    at: usize,
-}
-
-impl Block<'_> {
-    /// Consumes the next part of the block. Returns `Found(false)` at the start of a call.
-    fn take(&mut self, rest: &str, answer_end: bool) -> PartialMatch<bool> {
-        let form = self.form;
-        if !self.begun {
-            let after = self.after_call && !self.opened && !self.separated;
-            let patterns: [(&Pattern, bool); 5] = [
-                (&form.close, after),
-                (&form.after, after),
-                (&form.separator, (self.after_call || form.is_bare()) && !self.separated),
-                (&form.open, !self.opened),
-                (&form.before, true),
-            ];
-            for (role, (pattern, _)) in
-                patterns.iter().enumerate().filter(|(_, (pattern, fits))| *fits && !pattern.is_blank())
-            {
-                let ends = role < 2;
-                match if ends { pattern.fit_beginning(rest) } else { pattern.fit(rest) } {
-                    PatternMatch::Whole(len) => {
-                        self.at += len;
-                        match role {
-                            0 | 1 => {
-                                self.kept = self.at;
-                                self.closed = role == 0;
-                            }
-                            2 => self.separated = true,
-                            3 => self.opened = true,
-                            _ => self.begun = true,
-                        }
-                        return PartialMatch::Found(true);
-                    }
-                    PatternMatch::Partial if !answer_end => return PartialMatch::More,
-                    _ => {}
-                }
-            }
-        }
-        let fresh = self.opened || self.begun || self.separated;
-        match rest.as_bytes()[0] {
-            b'{' if fresh || self.list || form.before.is_blank() => return PartialMatch::Found(false),
-            b'[' if fresh && !self.list => self.list = true,
-            b']' if self.after_call && self.list && !fresh => {
-                self.list = false;
-                self.kept = self.at + 1;
-            }
-            b',' | b';' if self.after_call && !fresh => self.separated = true,
-            _ if form.shape == CallShape::Code && self.begun => return PartialMatch::Found(false),
-            first => {
-                let may = self.begun || (form.before.is_blank() && (fresh || self.list));
-                let named = is_name_byte(first) && !matches!(form.shape, CallShape::Json(_) | CallShape::Code);
-                return if may && named { PartialMatch::Found(false) } else { PartialMatch::No };
-            }
-        }
-        self.at += 1;
-        PartialMatch::Found(true)
-    }
-}
-
-fn is_name_byte(byte: u8) -> bool {
+pub(super) fn is_name_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b':' | b'/')
 }
 
@@ -183,7 +59,7 @@ pub(super) fn name_before<'t>(
     }
     // The pattern may start with a byte that is also valid in names, like Kimi's `:0`.
     for len in (1..=run).rev() {
-        match pattern.fit(&rest[len..]) {
+        match pattern.match_whole(&rest[len..]) {
             PatternMatch::Whole(_) if pattern.is_blank() && len < run => break,
             PatternMatch::Whole(end) => return PartialMatch::Found((&rest[..len], from + len + end)),
             PatternMatch::Partial if !answer_end => return PartialMatch::More,
@@ -196,16 +72,20 @@ pub(super) fn name_before<'t>(
 /// The state of parsing one call.
 #[derive(Debug)]
 pub(super) struct CallReader {
+    /// Start of the call.
     from: usize,
+    /// End of the parsed text.
     at: usize,
+    /// True if no marker precedes the call.
     bare: bool,
+    /// True if the name of the function was sent.
     sent: bool,
     kind: Kind,
 }
 
 #[derive(Debug)]
 enum Kind {
-    Json(Object),
+    Json(ObjectReader),
     Named(Option<Arguments>),
     Tagged(TaggedReader),
     MemberList(MemberListReader),
@@ -223,7 +103,7 @@ impl CallReader {
     /// Creates a parser for a call of this form that starts at `at` with `rest`.
     pub(super) fn new(form: &CallForm, at: usize, rest: &str, bare: bool) -> Self {
         let kind = match &form.shape {
-            _ if rest.starts_with('{') => Kind::Json(Object::new(&form.shape)),
+            _ if rest.starts_with('{') => Kind::Json(ObjectReader::new(&form.shape)),
             CallShape::Named { .. } => Kind::Named(None),
             CallShape::Tagged(_) => Kind::Tagged(TaggedReader::new(at)),
             CallShape::Braces { quote } => Kind::MemberList(MemberListReader::braces(at, quote)),
@@ -234,10 +114,10 @@ impl CallReader {
     }
 
     /// Returns true if text without a marker may start with a call of this form.
-    pub(super) fn may_be_bare(form: &CallForm, answer_format: &AnswerFormat, words: &str) -> bool {
+    pub(super) fn may_be_bare(form: &CallForm, answer_format: &AnswerFormat, text: &str) -> bool {
         match form.shape {
-            CallShape::Json(_) => words.starts_with('{'),
-            CallShape::Named { .. } => !words.is_empty() && bare_name(answer_format, words),
+            CallShape::Json(_) => text.starts_with('{'),
+            CallShape::Named { .. } => !text.is_empty() && starts_with_bare_name(answer_format, text),
             _ => false,
         }
     }
@@ -260,7 +140,7 @@ impl CallReader {
             Kind::Json(object) => {
                 object.read(answer_format, text, &mut self.at, self.bare, &mut self.sent, deltas, message)
             }
-            Kind::Named(None) => match self.head(answer_format, form, text, answer_end.is_some()) {
+            Kind::Named(None) => match self.name_and_arguments_start(answer_format, form, text, answer_end.is_some()) {
                 PartialMatch::More => CallProgress::More,
                 PartialMatch::No => CallProgress::Failed(self.from),
                 PartialMatch::Found((name, brace)) => {
@@ -276,7 +156,7 @@ impl CallReader {
                 tagged.read((answer_format, form), text, answer_end, &mut self.sent, deltas, message)
             }
             Kind::MemberList(members) => members.read(text, answer_end.is_some(), &mut self.sent, deltas, message),
-            Kind::Code => code(answer_format, text, self.from, answer_end, &mut self.sent, deltas, message),
+            Kind::Code => read_code(answer_format, text, self.from, answer_end, &mut self.sent, deltas, message),
         };
         match (progress, answer_end) {
             (CallProgress::More, Some(answer_end)) if answer_end.cut && self.sent => CallProgress::Done(text.len()),
@@ -285,8 +165,8 @@ impl CallReader {
         }
     }
 
-    /// Parses the name; returns it with the start of the arguments.
-    fn head<'t>(
+    /// Parses the name of the function. Returns it and the byte where the arguments start.
+    fn name_and_arguments_start<'t>(
         &self,
         answer_format: &AnswerFormat,
         form: &CallForm,
@@ -294,7 +174,7 @@ impl CallReader {
         answer_end: bool,
     ) -> PartialMatch<(&'t str, usize)> {
         let CallShape::Named { middle } = &form.shape else { return PartialMatch::No };
-        if self.bare && !bare_name(answer_format, &text[self.from..]) {
+        if self.bare && !starts_with_bare_name(answer_format, &text[self.from..]) {
             return PartialMatch::No;
         }
         match name_before(middle, text, self.from, answer_end) {
@@ -343,9 +223,9 @@ impl Arguments {
     }
 }
 
-/// Returns true if the text starts with a tool's name on a separate line, followed by an object, or is an incomplete
-/// start of this.
-pub(super) fn bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
+/// Returns true if the text starts with a tool's name on its own line and an object after it, or may become such a
+/// text.
+fn starts_with_bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
     answer_format.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {
             let space = rest.len() - rest.trim_start().len();
@@ -358,7 +238,7 @@ pub(super) fn bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
 }
 
 /// Parses Llama's built-in tools: `name.call(key="value")`, or code for a tool that runs it.
-fn code(
+fn read_code(
     answer_format: &AnswerFormat,
     text: &str,
     from: usize,
@@ -369,7 +249,8 @@ fn code(
 ) -> CallProgress {
     let Some(answer_end) = answer_end else { return CallProgress::More };
     let written = &text[from..];
-    let call = builtin(written.trim()).filter(|(name, _)| answer_format.tools.iter().any(|tool| tool.name == *name));
+    let call = parse_builtin_call(written.trim())
+        .filter(|(name, _)| answer_format.tools.iter().any(|tool| tool.name == *name));
     let call = call.or_else(|| {
         let tool = answer_format.tools.iter().find(|tool| CODE_TOOLS.contains(&tool.name.as_str()))?;
         Some((tool.name.clone(), serde_json::json!({ "code": written }).to_string()))
@@ -386,15 +267,16 @@ fn code(
     }
 }
 
-fn builtin(text: &str) -> Option<(String, String)> {
+/// Parses `name.call(key="value")`; returns the name and the arguments as JSON.
+fn parse_builtin_call(text: &str) -> Option<(String, String)> {
     let (name, rest) = text.split_at(text.find(".call(")?);
     let mut rest = rest.strip_prefix(".call(")?.strip_suffix(')')?.trim();
     let mut arguments = serde_json::Map::new();
     while !rest.is_empty() {
         let (key, value) = rest.split_once('=')?;
         let mut values = serde_json::Deserializer::from_str(value).into_iter::<Value>();
-        let read = values.next()?.ok()?;
-        arguments.insert(key.trim().to_owned(), read);
+        let value_read = values.next()?.ok()?;
+        arguments.insert(key.trim().to_owned(), value_read);
         rest = value[values.byte_offset()..].trim_start();
         rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
     }

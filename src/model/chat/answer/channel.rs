@@ -67,12 +67,12 @@ impl Channels {
         message: &mut AnswerMessage,
     ) {
         loop {
-            let continues = if self.body.is_some() {
+            let has_changed = if self.body.is_some() {
                 self.read_body(text, answer_end, deltas, message)
             } else {
                 self.read_header(answer_format, text, answer_end, deltas, message)
             };
-            if !continues {
+            if !has_changed {
                 return;
             }
         }
@@ -122,10 +122,10 @@ impl Channels {
         let recipient = header.split("to=").nth(1).map(|rest| rest.split(['<', ' ', '\n']).next().unwrap_or_default());
         let recipient = recipient.map(|name| name.strip_prefix("functions.").unwrap_or(name)).filter(|n| !n.is_empty());
         let channel = header.split(CHANNEL).nth(1).unwrap_or_default().trim_start();
-        let calls = !answer_format.tools.is_empty();
+        let parses_calls = !answer_format.tools.is_empty();
         let kind = match recipient {
-            Some(_) if calls && answer_format.single && !message.calls.is_empty() => Kind::Suppressed,
-            Some(name) if calls => {
+            Some(_) if parses_calls && answer_format.single && !message.calls.is_empty() => Kind::Suppressed,
+            Some(name) if parses_calls => {
                 emit_call(deltas, message, name);
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
@@ -147,7 +147,7 @@ impl Channels {
                 Kind::Text
             }
         };
-        // If a header stays text, its markers are text too.
+        // If a header stays text, so do its markers.
         self.at = from;
         if from == header_from {
             let shown = &text[header_from..header_from + len + MESSAGE.len()];
@@ -214,7 +214,7 @@ impl Channels {
     }
 }
 
-/// Parses arguments; returns `false` if the text cannot become arguments.
+/// Parses the next part of the arguments; returns false if they cannot become a JSON object.
 fn take_arguments(
     scanner: &mut Scanner,
     complete: &mut bool,
@@ -248,7 +248,7 @@ fn take_arguments(
     true
 }
 
-/// Separates messages of one channel by a blank line.
+/// Separates the messages of one channel with a blank line.
 fn separate(before: &str, emit: impl FnOnce(&str)) {
     if !before.is_empty() {
         emit("\n\n");

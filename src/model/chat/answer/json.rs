@@ -18,9 +18,9 @@ pub(super) enum ByteEffect {
     /// The byte starts a key.
     KeyBegin,
     /// The byte ends a key.
-    Key,
+    KeyEnd,
     /// The byte starts a member's value.
-    Value,
+    ValueBegin,
     /// The byte is the last of a member's value.
     ValueEnd,
     /// The byte follows a member's value.
@@ -42,14 +42,14 @@ enum Expect {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token {
     None,
-    Text {
+    String {
         key: bool,
     },
     Escape {
         key: bool,
     },
-    /// Number of missing hexadecimal digits.
-    Code {
+    /// `\u`, with `left` hexadecimal digits still missing.
+    UnicodeEscape {
         key: bool,
         left: u8,
     },
@@ -59,7 +59,7 @@ enum Token {
 /// A scanner of one value, byte by byte.
 #[derive(Debug, Clone)]
 pub(super) struct Scanner {
-    /// Open containers; `true` for objects.
+    /// The open containers, outermost first: true for an object, false for a list.
     open: Vec<bool>,
     expect: Expect,
     token: Token,
@@ -73,13 +73,13 @@ impl Scanner {
     /// Processes the next byte.
     pub(super) fn push(&mut self, byte: u8) -> Result<ByteEffect, NotJson> {
         match &mut self.token {
-            Token::Text { key } => {
+            Token::String { key } => {
                 let key = *key;
                 match byte {
                     b'"' if key => {
                         self.token = Token::None;
                         self.expect = Expect::Colon;
-                        Ok(if self.open.len() == 1 { ByteEffect::Key } else { ByteEffect::Inside })
+                        Ok(if self.open.len() == 1 { ByteEffect::KeyEnd } else { ByteEffect::Inside })
                     }
                     b'"' => {
                         self.token = Token::None;
@@ -96,18 +96,21 @@ impl Scanner {
             Token::Escape { key } => {
                 let key = *key;
                 self.token = match byte {
-                    b'u' => Token::Code { key, left: 4 },
-                    b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Token::Text { key },
+                    b'u' => Token::UnicodeEscape { key, left: 4 },
+                    b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Token::String { key },
                     _ => return Err(NotJson),
                 };
                 Ok(ByteEffect::Inside)
             }
-            Token::Code { key, left } => {
+            Token::UnicodeEscape { key, left } => {
                 if !byte.is_ascii_hexdigit() {
                     return Err(NotJson);
                 }
-                self.token =
-                    if *left == 1 { Token::Text { key: *key } } else { Token::Code { key: *key, left: *left - 1 } };
+                self.token = if *left == 1 {
+                    Token::String { key: *key }
+                } else {
+                    Token::UnicodeEscape { key: *key, left: *left - 1 }
+                };
                 Ok(ByteEffect::Inside)
             }
             Token::Word(word) => {
@@ -135,7 +138,7 @@ impl Scanner {
             (b'}', Expect::KeyOrEnd | Expect::CommaOrEnd) => self.close(true),
             (b']', Expect::ValueOrEnd | Expect::CommaOrEnd) => self.close(false),
             (b'"', Expect::Key | Expect::KeyOrEnd) => {
-                self.token = Token::Text { key: true };
+                self.token = Token::String { key: true };
                 Ok(if top { ByteEffect::KeyBegin } else { ByteEffect::Inside })
             }
             (b':', Expect::Colon) => {
@@ -155,11 +158,11 @@ impl Scanner {
                         self.open.push(byte == b'{');
                         self.expect = if byte == b'{' { Expect::KeyOrEnd } else { Expect::ValueOrEnd };
                     }
-                    b'"' => self.token = Token::Text { key: false },
+                    b'"' => self.token = Token::String { key: false },
                     b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => self.token = Token::Word(vec![byte]),
                     _ => return Err(NotJson),
                 }
-                Ok(if top { ByteEffect::Value } else { ByteEffect::Inside })
+                Ok(if top { ByteEffect::ValueBegin } else { ByteEffect::Inside })
             }
             _ => Err(NotJson),
         }

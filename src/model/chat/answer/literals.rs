@@ -60,11 +60,11 @@ impl<'t> Reader<'t> {
     }
 
     fn take(&mut self, literal: &str) -> bool {
-        let there = !literal.is_empty() && self.rest().starts_with(literal);
-        if there {
+        let found = !literal.is_empty() && self.rest().starts_with(literal);
+        if found {
             self.at += literal.len();
         }
-        there
+        found
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {
@@ -145,7 +145,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Parses a string if one starts here; `Some(None)` if it does not end.
-    #[expect(clippy::option_option, reason = "a missing string and an incomplete one")]
+    #[expect(clippy::option_option, reason = "a missing string differs from an incomplete one")]
     fn string(&mut self) -> Option<Option<String>> {
         if self.take(self.quote) {
             let Some(len) = self.rest().find(self.quote) else { return Some(None) };

@@ -12,18 +12,20 @@ const MAX_DEPTH: usize = 127;
 /// The parser of one call.
 #[derive(Debug)]
 pub(super) struct MemberListReader {
-    /// Opening and closing bracket, and the separator of key and value.
+    /// The brackets around the members, and the separator of key and value.
     open: char,
     close: u8,
     assign: char,
     /// The family's quote; empty for none.
     quote: String,
     at: usize,
+    /// True after the name of the function.
     named: bool,
     /// Start of the current member.
     from: usize,
+    /// Number of sent members.
     count: usize,
-    /// Open brackets.
+    /// The closing brackets of the brackets that are open inside a value.
     brackets: Vec<u8>,
     within: Within,
 }
@@ -123,8 +125,8 @@ impl MemberListReader {
                         self.brackets.pop();
                     }
                     _ if byte == self.close && self.brackets.is_empty() => {
-                        let last = skip_space(text, self.from) < here;
-                        if last && self.emit(&text[self.from..here], deltas, message).is_none() {
+                        let has_member = skip_space(text, self.from) < here;
+                        if has_member && self.emit(&text[self.from..here], deltas, message).is_none() {
                             return CallProgress::Failed(here);
                         }
                         emit_end(self.count, deltas, message);

@@ -9,6 +9,7 @@ mod channel;
 mod json;
 mod literals;
 mod member_list;
+mod next_call;
 mod object;
 mod parser;
 mod tagged;

@@ -13,14 +13,19 @@ const ARGUMENTS: &[&str] = &["arguments", "parameters"];
 /// Other keys that may start a bare call; an object with different keys is a JSON answer.
 const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id"];
 
-/// An object with name and arguments.
+/// The parser of one object.
 #[derive(Debug)]
-pub(super) struct Object {
+pub(super) struct ObjectReader {
     scanner: Scanner,
+    /// The last key of the object.
     key: String,
+    /// Start of the object's first key.
     first_key: Option<usize>,
+    /// Start of the last key.
     key_from: usize,
+    /// Start of the current value.
     value_from: Option<usize>,
+    /// Name of the function.
     name: Option<String>,
     /// Start of the arguments if they are an object, and the end of their sent part.
     arguments: Option<(usize, usize)>,
@@ -29,11 +34,11 @@ pub(super) struct Object {
     converted: Option<String>,
     /// True if the function's name may be the key of the arguments.
     by_key: bool,
-    /// Keys of the name and the arguments that the template uses.
-    own: Option<(String, String)>,
+    /// The keys that the template uses for the name and the arguments.
+    template_keys: Option<(String, String)>,
 }
 
-impl Object {
+impl ObjectReader {
     pub(super) fn new(shape: &CallShape) -> Self {
         Self {
             scanner: Scanner::new(),
@@ -46,7 +51,7 @@ impl Object {
             arguments_end: None,
             converted: None,
             by_key: matches!(shape, CallShape::Json(keys) if keys.name.is_none()),
-            own: match shape {
+            template_keys: match shape {
                 CallShape::Json(keys) => keys.name.clone().map(|name| (name, keys.arguments.clone())),
                 _ => None,
             },
@@ -65,18 +70,18 @@ impl Object {
         message: &mut AnswerMessage,
     ) -> CallProgress {
         for byte in text[*at..].bytes() {
-            let Ok(seen) = self.scanner.push(byte) else { return CallProgress::Failed(*at) };
+            let Ok(effect) = self.scanner.push(byte) else { return CallProgress::Failed(*at) };
             let here = *at;
             *at += 1;
-            let taken = match seen {
+            let accepted = match effect {
                 ByteEffect::Inside => Some(()),
                 ByteEffect::KeyBegin => {
                     self.first_key.get_or_insert(here);
                     self.key_from = here;
                     Some(())
                 }
-                ByteEffect::Key => self.take_key(answer_format, &text[self.key_from..*at], bare),
-                ByteEffect::Value => {
+                ByteEffect::KeyEnd => self.take_key(answer_format, &text[self.key_from..*at], bare),
+                ByteEffect::ValueBegin => {
                     self.value_from = Some(here);
                     if byte == b'{' && self.is_arguments() && self.no_arguments() {
                         self.arguments = Some((here, here));
@@ -86,15 +91,15 @@ impl Object {
                 ByteEffect::ValueEnd => self.take_value(answer_format, text, *at, bare),
                 ByteEffect::AfterValue => self.take_value(answer_format, text, here, bare),
                 ByteEffect::End => {
-                    let taken = match self.value_from {
+                    let accepted = match self.value_from {
                         Some(_) => self.take_value(answer_format, text, here, bare),
                         None => Some(()),
                     };
-                    let done = taken.and_then(|()| self.end(&text[..*at], sent, deltas, message));
+                    let done = accepted.and_then(|()| self.end(&text[..*at], sent, deltas, message));
                     return done.map_or(CallProgress::Failed(here), |()| CallProgress::Done(*at));
                 }
             };
-            if taken.is_none() {
+            if accepted.is_none() {
                 return CallProgress::Failed(here);
             }
         }
@@ -110,12 +115,12 @@ impl Object {
         if self.by_key {
             return self.name.as_ref() == Some(&self.key);
         }
-        ARGUMENTS.contains(&self.key.as_str()) || self.own.as_ref().is_some_and(|(_, own)| *own == self.key)
+        ARGUMENTS.contains(&self.key.as_str()) || self.template_keys.as_ref().is_some_and(|(_, key)| *key == self.key)
     }
 
     fn is_name(&self) -> bool {
-        let own = self.own.as_ref().is_some_and(|(own, _)| *own == self.key);
-        !self.by_key && (own || NAMES.contains(&self.key.as_str()))
+        let in_template = self.template_keys.as_ref().is_some_and(|(key, _)| *key == self.key);
+        !self.by_key && (in_template || NAMES.contains(&self.key.as_str()))
     }
 
     fn take_key(&mut self, answer_format: &AnswerFormat, quoted: &str, bare: bool) -> Option<()> {
@@ -214,7 +219,7 @@ impl Object {
     }
 
     fn object_start(&self, text: &str) -> Option<usize> {
-        // The first key is inside the object, with only white space before it.
+        // The first key is inside the object, with only whitespace before it.
         text[..self.first_key?].rfind('{')
     }
 }

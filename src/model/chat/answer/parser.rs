@@ -1,9 +1,14 @@
-use super::call::{self, CallProgress, CallReader, NextCall};
+//! The parser of an answer: one state for each kind of text.
+
+mod blocks;
+
+use super::call;
 use super::channel::Channels;
 use super::{
     AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, Retraction, difference, emit_content, emit_reasoning,
-    len_before_partial_marker, match_literal, retract_calls,
+    len_before_partial_marker, match_literal,
 };
+use blocks::Block;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -11,35 +16,16 @@ use std::sync::Arc;
 enum State {
     /// Reasoning may start.
     Begin,
-    /// Inside reasoning. Its end is searched from `search` on.
+    /// Inside reasoning. The search for its end continues at `search`.
     Reasoning { search: usize },
-    /// White space after reasoning or a call is dropped.
+    /// Whitespace after reasoning or a call, which is dropped.
     Gap,
-    /// Text. Markers are searched from `search` on; at the `start` of a text, bare calls are possible.
+    /// Text. The search for markers continues at `search`; at the `start` of a text, bare calls are possible.
     Text { search: usize, start: bool },
     /// Tool calls.
     Block(Box<Block>),
     /// An answer in channels.
     Channels(Channels),
-}
-
-#[derive(Debug)]
-struct Block {
-    /// Index of the form of the calls.
-    form: usize,
-    /// Bit set of the forms that were tried for the next call.
-    tried: u64,
-    /// Start of the text if no call follows.
-    from: usize,
-    /// The marker; empty for a bare call.
-    marker: Range<usize>,
-    /// End of the last call and of the text that belongs to it.
-    last: Option<usize>,
-    /// True if the calls are in a list.
-    list: bool,
-    reader: Option<CallReader>,
-    /// True if the call exceeds the permitted number: it is parsed but not sent.
-    suppressed: bool,
 }
 
 /// A marker in the text of an answer.
@@ -58,7 +44,7 @@ pub struct AnswerParser {
     text: String,
     /// End of the sent text.
     at: usize,
-    /// End of the white space after `at`.
+    /// End of the whitespace after `at`.
     blank: usize,
     state: State,
     message: AnswerMessage,
@@ -71,11 +57,14 @@ impl AnswerParser {
     /// Creates a parser at the start of an answer.
     #[must_use]
     pub fn new(answer_format: Arc<AnswerFormat>) -> Self {
-        let state = match () {
-            () if answer_format.syntax.is_channels() => State::Channels(Channels::default()),
-            () if !answer_format.separates_reasoning => State::Text { search: 0, start: true },
-            () if answer_format.thinking => State::Reasoning { search: 0 },
-            () => State::Begin,
+        let state = if answer_format.syntax.is_channels() {
+            State::Channels(Channels::default())
+        } else if !answer_format.separates_reasoning {
+            State::Text { search: 0, start: true }
+        } else if answer_format.thinking {
+            State::Reasoning { search: 0 }
+        } else {
+            State::Begin
         };
         let reasoning_range = matches!(state, State::Reasoning { .. }).then_some((0, None));
         let ignored_markers =
@@ -110,11 +99,11 @@ impl AnswerParser {
     pub fn retract(&mut self, chars: usize) -> Vec<AnswerDelta> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
         let keep = if chars == 0 { self.text.len() } else { keep };
-        let mut again = Self::new(Arc::clone(&self.answer_format));
-        again.text.push_str(&self.text[..keep]);
-        again.advance(None);
-        again.deltas = difference(&self.message, &again.message);
-        *self = again;
+        let mut parser = Self::new(Arc::clone(&self.answer_format));
+        parser.text.push_str(&self.text[..keep]);
+        parser.advance(None);
+        parser.deltas = difference(&self.message, &parser.message);
+        *self = parser;
         std::mem::take(&mut self.deltas)
     }
 
@@ -151,7 +140,7 @@ impl AnswerParser {
     #[must_use]
     pub fn unsent_from(&self) -> usize {
         match &self.state {
-            State::Block(block) => block.last.unwrap_or(block.from),
+            State::Block(block) => block.unsent_from(),
             _ => self.at,
         }
     }
@@ -159,28 +148,28 @@ impl AnswerParser {
     /// Returns true inside or directly before a call that a marker introduced.
     #[must_use]
     pub fn is_in_marked_call(&self) -> bool {
-        matches!(&self.state, State::Block(block) if !block.marker.is_empty() && (block.last.is_none() || block.reader.is_some()))
+        matches!(&self.state, State::Block(block) if block.is_in_marked_call())
     }
 
-    /// Parses as much text as possible. The function for each state returns true if it changed the state, and false if more
-    /// text is needed.
+    /// Parses as much text as possible. The function of each state returns true if it made progress, and false if it
+    /// needs more text.
     fn advance(&mut self, answer_end: Option<EndOfAnswer>) {
         loop {
-            let is_active = match &self.state {
-                State::Begin => self.begin(answer_end),
+            let has_progressed = match &self.state {
+                State::Begin => self.parse_begin(answer_end),
                 State::Reasoning { search } => self.parse_reasoning(*search, answer_end),
                 State::Gap => self.parse_gap(answer_end),
                 State::Text { search, start } => self.parse_text(*search, *start, answer_end),
                 State::Block(_) => self.parse_block(answer_end),
                 State::Channels(_) => self.parse_channels(answer_end),
             };
-            if !is_active {
+            if !has_progressed {
                 return;
             }
         }
     }
 
-    fn begin(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
+    fn parse_begin(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let from = self.skip_blank();
         let answer_format = Arc::clone(&self.answer_format);
         let (open, close) = &answer_format.syntax.reasoning_markers;
@@ -262,8 +251,9 @@ impl AnswerParser {
     }
 
     fn parse_text(&mut self, search: usize, start: bool, answer_end: Option<EndOfAnswer>) -> bool {
-        if start && let Some(is_active) = self.parse_lead(answer_end).or_else(|| self.parse_bare(answer_end)) {
-            return is_active;
+        if start && let Some(has_progressed) = self.parse_lead(answer_end).or_else(|| self.parse_bare_call(answer_end))
+        {
+            return has_progressed;
         }
         let search = search.max(self.at);
         let rest = &self.text[search..];
@@ -281,16 +271,7 @@ impl AnswerParser {
                 let from = self.without_blank(at);
                 self.emit_content_upto(from);
                 self.at = at;
-                self.state = State::Block(Box::new(Block {
-                    form,
-                    tried: 0,
-                    from,
-                    marker: at..at + len,
-                    last: None,
-                    list: false,
-                    reader: None,
-                    suppressed: false,
-                }));
+                self.state = State::Block(Box::new(Block::new(form, from, at..at + len)));
             } else {
                 if !start || self.skip_blank() < at {
                     self.emit_content_upto(at);
@@ -300,7 +281,7 @@ impl AnswerParser {
             }
             return true;
         }
-        // White space before a marker is not part of the text.
+        // Whitespace before a marker is not part of the text.
         let sent = if answer_end.is_none() && !self.markers.is_empty() { self.without_blank(upto) } else { upto };
         let start = start && sent == self.at;
         self.emit_content_upto(sent);
@@ -308,11 +289,12 @@ impl AnswerParser {
         false
     }
 
-    /// Skips the marker before an answer's text; `None` if the text does not start with it.
+    /// Skips the marker before an answer's text. Returns `None` if the text does not start with it, and otherwise the
+    /// same as the functions in [`Self::advance`].
     fn parse_lead(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
-        let fresh = self.message.content.is_empty() && self.message.calls.is_empty();
-        let lead = answer_format.syntax.lead.as_ref().filter(|_| fresh)?;
+        let is_start = self.message.content.is_empty() && self.message.calls.is_empty();
+        let lead = answer_format.syntax.lead.as_ref().filter(|_| is_start)?;
         let first = self.skip_blank();
         match match_literal(&self.text[first..], lead) {
             Match::Whole => {
@@ -325,119 +307,13 @@ impl AnswerParser {
         }
     }
 
-    /// Searches for a call without a marker; `None` if the text has no such call.
-    fn parse_bare(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
-        let answer_format = Arc::clone(&self.answer_format);
-        let mut forms = answer_format.syntax.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
-        if answer_format.tools.is_empty() || forms.peek().is_none() {
-            return None;
-        }
-        let first = self.skip_blank();
-        let words = &self.text[first..];
-        if words.is_empty() && answer_end.is_none() {
-            return Some(false);
-        }
-        let (form, shape) = forms.find(|(_, form)| CallReader::may_be_bare(form, &answer_format, words))?;
-        self.state = State::Block(Box::new(Block {
-            form,
-            tried: 0,
-            from: self.at,
-            marker: first..first,
-            last: None,
-            list: false,
-            reader: Some(CallReader::new(shape, first, words, true)),
-            suppressed: self.is_full(),
-        }));
-        Some(true)
-    }
-
-    /// Returns true if no further call is permitted.
-    fn is_full(&self) -> bool {
-        self.answer_format.single && !self.message.calls.is_empty()
-    }
-
-    /// Parses calls; `at` is the start of the marker, or the end of the last call.
-    fn parse_block(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
-        let answer_format = Arc::clone(&self.answer_format);
-        let State::Block(block) = &mut self.state else { return false };
-        let form = &answer_format.syntax.calls[block.form];
-        if let Some(reader) = &mut block.reader {
-            let syntax = (&*answer_format, form);
-            let progress = if block.suppressed {
-                reader.read(syntax, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
-            } else {
-                reader.read(syntax, &self.text, answer_end, &mut self.deltas, &mut self.message)
-            };
-            match progress {
-                CallProgress::More => return false,
-                CallProgress::Done(end) => {
-                    block.last = Some(end);
-                    block.reader = None;
-                    block.tried = 0;
-                    self.at = end;
-                }
-                CallProgress::Failed(at) => {
-                    let retracted = usize::from(reader.is_sent() && !block.suppressed);
-                    self.retract_calls(retracted);
-                    self.reject_call(at);
-                }
-            }
-            return true;
-        }
-        self.at = call::skip_space(&self.text, self.at);
-        match call::find_next_call(form, &self.text, self.at, block.last.is_some(), block.list, answer_end.is_some()) {
-            NextCall::More => return false,
-            NextCall::Next { at, list, kept } => {
-                block.last = block.last.map(|_| kept);
-                block.list = list;
-                block.reader = Some(CallReader::new(form, at, &self.text[at..], block.marker.is_empty()));
-                block.suppressed = self.answer_format.single && !self.message.calls.is_empty();
-            }
-            NextCall::End(at) if block.last.is_some() => {
-                block.last = Some(at);
-                self.at = at;
-                if !self.try_next_form() {
-                    self.state = State::Gap;
-                }
-            }
-            NextCall::End(at) => self.reject_call(at),
-        }
-        true
-    }
-
-    /// Handles text that looked like a call up to the byte `at`: tries another form with the same marker, else treats
-    /// it as text.
-    fn reject_call(&mut self, at: usize) {
-        if self.try_next_form() {
-            return;
-        }
-        let State::Block(block) = &self.state else { return };
-        self.at = block.last.unwrap_or(block.from);
-        let search = at.max(block.marker.end).max(self.at);
-        self.blank = 0;
-        self.state = State::Text { search, start: false };
-    }
-
-    /// Parses the failed call again with the next form that has the same marker. Returns `false` if there is none.
-    fn try_next_form(&mut self) -> bool {
-        let State::Block(block) = &mut self.state else { return false };
-        let text = &self.text[block.marker.clone()];
-        block.tried |= 1 << block.form.min(63);
-        block.reader = None;
-        let other = self.markers.iter().filter(|other| other.text == text).filter_map(|other| other.form);
-        let Some(form) = other.filter(|form| block.tried & (1 << form.min(&63)) == 0).min() else { return false };
-        block.form = form;
-        self.at = block.last.unwrap_or(block.marker.start);
-        true
-    }
-
-    /// Returns the first byte after the sent text that is not white space.
+    /// Returns the first byte after the sent text that is not whitespace.
     fn skip_blank(&mut self) -> usize {
         self.blank = call::skip_space(&self.text, self.blank.max(self.at));
         self.blank
     }
 
-    /// Returns the end of the text before `upto` without trailing white space.
+    /// Returns the end of the text before `upto` without trailing whitespace.
     fn without_blank(&mut self, upto: usize) -> usize {
         let from = self.skip_blank().min(upto);
         let words = self.text[from..upto].trim_end();
@@ -460,9 +336,5 @@ impl AnswerParser {
             emit_content(&mut self.deltas, &mut self.message, &self.text[self.at..upto]);
             self.at = upto;
         }
-    }
-
-    fn retract_calls(&mut self, count: usize) {
-        retract_calls(&mut self.deltas, &mut self.message, count);
     }
 }

@@ -3,7 +3,7 @@
 use super::call::{CallProgress, MAX_NAME, PartialMatch, name_before, skip_space};
 use super::literals::{self, emit_end, emit_member};
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, match_literal};
-use crate::model::chat::pattern::{Hole, PatternMatch};
+use crate::model::chat::pattern::{PatternMatch, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value};
 
@@ -18,6 +18,7 @@ const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 pub(super) struct TaggedReader {
     at: usize,
     name: Option<String>,
+    /// Number of sent arguments.
     count: usize,
     /// The argument with the current value.
     open: Option<Argument>,
@@ -66,7 +67,7 @@ impl TaggedReader {
         }
         loop {
             if self.open.is_none() {
-                match self.next(form, tags, text, answer_end) {
+                match self.open_argument(form, tags, text, answer_end) {
                     PartialMatch::Found(true) => {}
                     PartialMatch::Found(false) => {
                         emit_end(self.count, deltas, message);
@@ -83,9 +84,9 @@ impl TaggedReader {
                 }
                 return CallProgress::More;
             };
-            let written = lines(&text[argument.from..end], tags);
-            let schema = schema(answer_format, self.name.as_deref(), &argument.key);
-            let value = value(tags, schema, argument.kind.as_deref(), written);
+            let written = strip_line_breaks(&text[argument.from..end], tags);
+            let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
+            let value = parse_value(tags, schema, argument.kind.as_deref(), written);
             emit_member(self.count, &argument.key, &value, deltas, message);
             self.count += 1;
             self.at = end + argument.close.len();
@@ -94,7 +95,7 @@ impl TaggedReader {
     }
 
     /// Consumes the start of the next argument. Returns `Found(false)` at the end of the call.
-    fn next(
+    fn open_argument(
         &mut self,
         form: &CallForm,
         tags: &Tags,
@@ -116,7 +117,7 @@ impl TaggedReader {
             Match::Partial if answer_end.is_none() => return PartialMatch::More,
             _ => {}
         }
-        let from = match tags.before_key.fit(rest) {
+        let from = match tags.before_key.match_whole(rest) {
             PatternMatch::Whole(len) => start + len,
             PatternMatch::Partial if answer_end.is_none() => return PartialMatch::More,
             _ => return if end.is_empty() { PartialMatch::Found(false) } else { PartialMatch::No },
@@ -129,19 +130,19 @@ impl TaggedReader {
         if key.is_empty() || len > MAX_NAME {
             return PartialMatch::No;
         }
-        let (fit, kind) = tags.middle.fit_hole(&text[from + len..]);
-        let PatternMatch::Whole(middle) = fit else {
-            return if fit == PatternMatch::Partial { PartialMatch::More } else { PartialMatch::No };
+        let (matched, kind) = tags.middle.match_with_word(&text[from + len..]);
+        let PatternMatch::Whole(middle) = matched else {
+            return if matched == PatternMatch::Partial { PartialMatch::More } else { PartialMatch::No };
         };
         let from = from + len + middle;
-        let close = tags.after_value.replace(Hole::Key.mark(), key);
+        let close = tags.after_value.replace(Placeholder::Key.mark(), key);
         let nested = (close != tags.after_value).then(|| element(tags, key));
         let kind = kind.map(str::to_owned);
         self.open = Some(Argument { key: key.to_owned(), kind, from, close, nested, depth: 0, searched: from });
         PartialMatch::Found(true)
     }
 
-    /// Sends the part of a value that was cut off, as an unclosed string.
+    /// Sends the incomplete value of an answer that a limit ended. A text becomes an unclosed string.
     fn emit_cut(
         &mut self,
         answer_format: &AnswerFormat,
@@ -151,19 +152,19 @@ impl TaggedReader {
         message: &mut AnswerMessage,
     ) {
         let Some(argument) = self.open.take() else { return };
-        let written = lines(&text[argument.from..], tags);
+        let written = strip_line_breaks(&text[argument.from..], tags);
         let quoted = Value::from(written).to_string();
-        let schema = schema(answer_format, self.name.as_deref(), &argument.key);
+        let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
         let is_text = is_text(tags, schema, argument.kind.as_deref()) == Some(true);
-        let begun = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
+        let unfinished = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
         let before = if self.count == 0 { "{" } else { ", " };
-        emit_arguments(deltas, message, &format!("{before}{}: {begun}", Value::from(argument.key)));
+        emit_arguments(deltas, message, &format!("{before}{}: {unfinished}", Value::from(argument.key)));
         self.at = text.len();
     }
 }
 
 impl Argument {
-    /// Searches for the end of the value, starting after the searched text.
+    /// Returns the end of the value; `None` if more text is needed. The next call does not search the same text again.
     fn find_end(&mut self, text: &str) -> Option<usize> {
         loop {
             let rest = &text[self.searched..];
@@ -207,7 +208,7 @@ fn element(tags: &Tags, key: &str) -> String {
 }
 
 /// Removes the line breaks around a value on separate lines.
-fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
+fn strip_line_breaks<'t>(value: &'t str, tags: &Tags) -> &'t str {
     if !tags.lines {
         return value;
     }
@@ -215,12 +216,12 @@ fn lines<'t>(value: &'t str, tags: &Tags) -> &'t str {
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-fn schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
+fn argument_schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
     let tool = answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
     tool.map_or(&Value::Null, |tool| &tool.parameters["properties"][key])
 }
 
-/// Returns true if the value is text according to its tag or the schema.
+/// Returns true if the value is text according to its tag or the schema; `None` if neither has a type.
 fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
     let text = tags.kinds.iter().find(|(json, _)| *json == "string");
     if let (Some(kind), Some((_, text))) = (kind, text) {
@@ -230,15 +231,15 @@ fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
 }
 
 /// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like.
-fn value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Value {
+fn parse_value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Value {
     if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
         return text.into();
     }
     if is_text(tags, schema, kind) == Some(true) {
         return written.into();
     }
-    if tags.after_value.contains(Hole::Key.mark())
-        && let Some(value) = elements(tags, schema, written, 0)
+    if tags.after_value.contains(Placeholder::Key.mark())
+        && let Some(value) = parse_elements(tags, schema, written, 0)
     {
         return value;
     }
@@ -246,7 +247,7 @@ fn value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Valu
 }
 
 /// Parses a value written as elements, each with its key: an object, or a list of `item`s.
-fn elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> Option<Value> {
+fn parse_elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> Option<Value> {
     let (before, middle) = (tags.before_key.marker()?, tags.middle.marker()?);
     let mut rest = written.trim();
     if depth > MAX_DEPTH || !rest.starts_with(before) {
@@ -256,19 +257,19 @@ fn elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> Option<
     while !rest.is_empty() {
         let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
         let from = before.len() + key.len() + middle.len();
-        let close = tags.after_value.replace(Hole::Key.mark(), key);
+        let close = tags.after_value.replace(Placeholder::Key.mark(), key);
         let nested = Some(element(tags, key));
         let key_owned = key.to_owned();
         let mut argument = Argument { key: key_owned, kind: None, from, close, nested, depth: 0, searched: from };
         let end = argument.find_end(rest)?;
-        let of = match (&schema["properties"][key], &schema["items"]) {
+        let member_schema = match (&schema["properties"][key], &schema["items"]) {
             (Value::Null, items) => items,
             (property, _) => property,
         };
         let inner = &rest[from..end];
-        let value = match elements(tags, of, inner, depth + 1) {
+        let value = match parse_elements(tags, member_schema, inner, depth + 1) {
             Some(value) => value,
-            None => value(tags, of, None, inner),
+            None => parse_value(tags, member_schema, None, inner),
         };
         members.push((key, value));
         rest = rest[end + argument.close.len()..].trim_start();

@@ -1,8 +1,8 @@
 //! Derivation of the form of calls from renderings of known calls: the text before, inside, between and after calls.
 
-use super::probe::{IDS, KEYS, KnownCall, NAMES, Probe, VALUES, call, typed, with_arguments};
+use super::probe::{IDS, KEYS, KnownCall, NAMES, Probe, VALUES, call, typed_arguments, with_arguments};
 use super::segments::{common_end, common_start, segments};
-use crate::model::chat::pattern::{Hole, Pattern};
+use crate::model::chat::pattern::{Pattern, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Keys, Tags};
 use serde_json::{Value, json};
 
@@ -27,13 +27,13 @@ enum Shape {
     Tagged { to_key: String, middle: String },
 }
 
-/// Derives the form of calls. `rest` returns the text after the start of the assistant's message in a rendering, and
+/// Derives the form of calls. `rest` returns a rendering's text after the start of the assistant's message, and
 /// `tail` is the text after an answer without calls.
 pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Option<&str>) -> Option<CallForm> {
     let ended = |text: &str, end: usize| {
         let after = text[end..].to_owned();
         let common = tail.map_or(0, |tail| common_end(&after, tail));
-        replace_by_marks(&after[..after.len() - common])
+        replace_with_marks(&after[..after.len() - common])
     };
     let one = rest(&probe.calls(&[call(0)])?);
     let single = locate(&one, 0, 0)?;
@@ -45,11 +45,11 @@ pub(super) fn derive(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, tail: Opt
     });
     let (before, mut between, mut after) = match (&two, &pair) {
         (Some(two), Some((first, second))) => (
-            replace_by_marks(&two[..first.start]),
-            Some(replace_by_marks(&two[first.end..second.start])),
+            replace_with_marks(&two[..first.start]),
+            Some(replace_with_marks(&two[first.end..second.start])),
             ended(two, second.end),
         ),
-        _ => (replace_by_marks(&one[..single.start]), None, ended(&one, single.end)),
+        _ => (replace_with_marks(&one[..single.start]), None, ended(&one, single.end)),
     };
     let shape = match &pair {
         Some((first, second)) => merge(&first.shape, &second.shape)?,
@@ -94,12 +94,12 @@ fn split_block_text(before: &str, between: Option<&str>, after: &str, shape: Cal
     }
 }
 
-/// Replaces the names and ids of the known calls by marks.
-fn replace_by_marks(text: &str) -> String {
+/// Replaces the names, ids and keys of the known calls with marks.
+fn replace_with_marks(text: &str) -> String {
     let mut text = text.to_owned();
-    for (words, hole) in [(NAMES, Hole::Name), (IDS, Hole::Id), (KEYS, Hole::Key)] {
+    for (words, placeholder) in [(NAMES, Placeholder::Name), (IDS, Placeholder::Id), (KEYS, Placeholder::Key)] {
         for word in words {
-            text = text.replace(word, &hole.mark().to_string());
+            text = text.replace(word, &placeholder.mark().to_string());
         }
     }
     text
@@ -135,7 +135,7 @@ fn merge_numbered(first: &str, second: &str) -> Option<String> {
     let digits = |text: &str| text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
     let (a, b) = (digits(first.1), digits(second.1));
     let same = a > 0 && b > 0 && first.1[a..] == second.1[b..];
-    same.then(|| format!("{}{}{}", first.0, Hole::Index.mark(), &first.1[a..]))
+    same.then(|| format!("{}{}{}", first.0, Placeholder::Index.mark(), &first.1[a..]))
 }
 
 /// Finds the known call in a rendering, from a byte on.
@@ -157,7 +157,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
         && let Some((written, len)) = json_at(&text[name_end + brace..])
         && written == arguments
     {
-        (name_end + brace + len, Shape::Named { middle: replace_by_marks(&to_key[..brace]) })
+        (name_end + brace + len, Shape::Named { middle: replace_with_marks(&to_key[..brace]) })
     } else if to_key == "(" && middle.starts_with('=') && text[value_end..].find(')')? <= 1 {
         (value_end + text[value_end..].find(')')? + 1, Shape::Python)
     } else if to_key == "{" && middle.starts_with(':') {
@@ -166,7 +166,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
         text[value_end..].strip_prefix(close.as_str())?;
         (value_end + close.len(), Shape::Braces { quote })
     } else {
-        (value_end, Shape::Tagged { to_key: replace_by_marks(to_key), middle: middle.to_owned() })
+        (value_end, Shape::Tagged { to_key: replace_with_marks(to_key), middle: middle.to_owned() })
     };
     Some(Located { start: name_at, end, shape })
 }
@@ -192,8 +192,8 @@ fn object(text: &str, (from, name_at): (usize, usize), arguments: &Value, name: 
         let shape = Shape::Json {
             name: name_key.cloned(),
             arguments: if name_key.is_some() { arguments_key.clone() } else { String::new() },
-            head: replace_by_marks(&text[at..at + begin]),
-            tail: replace_by_marks(&text[at + begin + arguments_len..at + len]),
+            head: replace_with_marks(&text[at..at + begin]),
+            tail: replace_with_marks(&text[at + begin + arguments_len..at + len]),
         };
         return Some((at, len, shape));
     }
@@ -220,9 +220,9 @@ fn tags(
     let first = locate(&text, 0, 0)?;
     let next = first.end + text[first.end..].find(KEYS[1])?;
     // A value may end with its own key.
-    let between = text[first.end..next].replace(KEYS[0], &Hole::Key.mark().to_string());
+    let between = text[first.end..next].replace(KEYS[0], &Placeholder::Key.mark().to_string());
     let mut ending = between[..common_start(&between, after)].to_owned();
-    if let Some(key) = ending.find(Hole::Key.mark()) {
+    if let Some(key) = ending.find(Placeholder::Key.mark()) {
         let mut end = 0;
         for segment in segments(&ending) {
             end += segment.len();
@@ -237,7 +237,7 @@ fn tags(
     let after_value = if lines { ending.trim_start() } else { &ending }.to_owned();
     let to_next = &between[ending.len()..];
     let (after_name, before_key) = to_key.split_at(to_key.len() - common_end(to_key, to_next));
-    let (middle, kinds) = kinds(probe, rest, middle);
+    let (middle, kinds) = type_names(probe, rest, middle);
     let middle = Pattern::new(&middle);
     if after_value.is_empty() || middle.marker().is_none() || Pattern::new(before_key).marker().is_none() {
         return None;
@@ -247,9 +247,9 @@ fn tags(
 }
 
 /// Derives the text between key and value, with a mark for the type name, and the type names.
-fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (String, Vec<(&'static str, String)>) {
+fn type_names(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (String, Vec<(&'static str, String)>) {
     let none = (middle.to_owned(), Vec::new());
-    let Some(text) = probe.calls(&[with_arguments(0, typed())]).map(|text| rest(&text)) else { return none };
+    let Some(text) = probe.calls(&[with_arguments(0, typed_arguments())]).map(|text| rest(&text)) else { return none };
     let after_key = |key: &str| {
         let key = text.find(&format!("\"{key}\""))? + key.len() + 1;
         Some(&text[key..])
@@ -274,7 +274,7 @@ fn kinds(probe: &Probe<'_>, rest: &dyn Fn(&str) -> String, middle: &str) -> (Str
             kinds.push((name, found));
         }
     }
-    (format!("{}{}{}", &middle[..begin], Hole::Kind.mark(), &middle[end..]), kinds)
+    (format!("{}{}{}", &middle[..begin], Placeholder::Kind.mark(), &middle[end..]), kinds)
 }
 
 /// Returns renderings of known calls to test a form with.
@@ -283,7 +283,7 @@ pub(super) fn samples(probe: &Probe<'_>) -> Vec<(String, Vec<KnownCall>)> {
     let samples = [
         vec![call(0)],
         vec![with_arguments(0, both)],
-        vec![with_arguments(1, typed())],
+        vec![with_arguments(1, typed_arguments())],
         vec![call(0), call(1)],
         vec![with_arguments(0, json!({}))],
     ];

@@ -48,17 +48,17 @@ impl AnswerFormat {
 pub(super) fn derive_cached(source: &str) -> Arc<AnswerSyntax> {
     static CACHE: Mutex<VecDeque<(u128, Arc<AnswerSyntax>)>> = Mutex::new(VecDeque::new());
     let hash = xxh3_128(source.as_bytes());
-    let kept = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some((_, syntax)) = kept().iter().find(|(of, _)| *of == hash) {
+    let cache = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some((_, syntax)) = cache().iter().find(|(other, _)| *other == hash) {
         return Arc::clone(syntax);
     }
     let syntax = match ChatTemplate::new(Some(source).filter(|source| !source.is_empty()), "", "") {
         Ok(template) => template.syntax(),
         Err(_) => Arc::new(AnswerSyntax::from_markers(source)),
     };
-    let mut kept = kept();
-    kept.truncate(MAX_CACHED - 1);
-    kept.push_front((hash, Arc::clone(&syntax)));
+    let mut cache = cache();
+    cache.truncate(MAX_CACHED - 1);
+    cache.push_front((hash, Arc::clone(&syntax)));
     syntax
 }
 
@@ -69,16 +69,16 @@ pub(super) fn derive_syntax(template: &ChatTemplate) -> AnswerSyntax {
         return syntax;
     }
     let probe = Probe::new(template);
-    let (Some(begun), Some(plain)) = (probe.after_user(None), probe.answer(CONTENT, None, &[])) else {
+    let (Some(start), Some(plain_answer)) = (probe.after_user(None), probe.answer(CONTENT, None, &[])) else {
         return syntax;
     };
-    let turns = Turns { begun, plain };
-    turns.derive_reasoning(&probe, &mut syntax);
-    turns.derive_text(&mut syntax);
-    let tail = turns.plain.split_once(CONTENT).map(|(_, tail)| tail);
-    Turns::derive_end(&probe, tail, &mut syntax);
+    let renderings = Renderings { start, plain_answer };
+    renderings.derive_reasoning(&probe, &mut syntax);
+    renderings.derive_text(&mut syntax);
+    let tail = renderings.plain_answer.split_once(CONTENT).map(|(_, tail)| tail);
+    Renderings::derive_end(&probe, tail, &mut syntax);
     let markers = markers_before(&syntax);
-    let rest = |text: &str| turns.rest(text, &markers).to_owned();
+    let rest = |text: &str| renderings.answer_text(text, &markers).to_owned();
     if let Some(form) = calls::derive(&probe, &rest, tail) {
         let derived = AnswerSyntax { calls: vec![form], ..syntax.clone() };
         if parses_known_calls(&derived, &probe, &rest) {
@@ -116,38 +116,38 @@ fn parses_known_calls(syntax: &AnswerSyntax, probe: &Probe<'_>, rest: &dyn Fn(&s
         single: false,
     });
     let samples = calls::samples(probe);
-    let reads = |(text, known): &(String, Vec<KnownCall>)| {
+    let parses = |(text, known): &(String, Vec<KnownCall>)| {
         let mut parser = AnswerParser::new(Arc::clone(&answer_format));
         parser.push(&rest(text));
         parser.finish(false);
-        let read = &parser.message().calls;
+        let parsed = &parser.message().calls;
         // Some templates cannot render several calls, or a call without arguments.
         let optional = known.len() > 1 || known[0].arguments.as_object().is_some_and(serde_json::Map::is_empty);
-        let same = read.len() == known.len()
-            && read.iter().zip(known).all(|(read, known)| {
-                read.name == known.name
-                    && serde_json::from_str::<Value>(&read.arguments).is_ok_and(|read| read == known.arguments)
+        let same = parsed.len() == known.len()
+            && parsed.iter().zip(known).all(|(call, known)| {
+                call.name == known.name
+                    && serde_json::from_str::<Value>(&call.arguments).is_ok_and(|value| value == known.arguments)
             });
         same || optional
     };
-    !samples.is_empty() && samples.iter().all(reads)
+    !samples.is_empty() && samples.iter().all(parses)
 }
 
 /// Renderings of the start of an answer and of a plain answer, without the text up to the user's message.
-struct Turns {
-    begun: String,
-    plain: String,
+struct Renderings {
+    start: String,
+    plain_answer: String,
 }
 
-impl Turns {
+impl Renderings {
     /// Returns the length of the text before the answer itself.
-    fn header(&self, text: &str) -> usize {
-        if text.starts_with(&self.begun) { self.begun.len() } else { common_start(&self.begun, text) }
+    fn header_len(&self, text: &str) -> usize {
+        if text.starts_with(&self.start) { self.start.len() } else { common_start(&self.start, text) }
     }
 
     /// Returns the answer in a rendering, without empty reasoning before it.
-    fn rest<'t>(&self, text: &'t str, markers: &[String]) -> &'t str {
-        let whole = &text[self.header(text)..];
+    fn answer_text<'t>(&self, text: &'t str, markers: &[String]) -> &'t str {
+        let whole = &text[self.header_len(text)..];
         let mut rest = whole;
         loop {
             let words = rest.trim_start();
@@ -161,9 +161,11 @@ impl Turns {
 
     fn derive_reasoning(&self, probe: &Probe<'_>, syntax: &mut AnswerSyntax) {
         let found = REASONING_FIELDS.iter().find_map(|field| {
-            let plain = probe.answer(CONTENT, Some(field), &[]);
-            let there = |text: &String| text.contains(REASONING);
-            plain.filter(there).or_else(|| probe.answer("", Some(field), &[probe::call(0)]).filter(there))
+            let with_text = probe.answer(CONTENT, Some(field), &[]);
+            let has_reasoning = |text: &String| text.contains(REASONING);
+            with_text
+                .filter(has_reasoning)
+                .or_else(|| probe.answer("", Some(field), &[probe::call(0)]).filter(has_reasoning))
         });
         let Some((before, after)) = found.as_ref().and_then(|text| text.split_once(REASONING)) else {
             return;
@@ -173,27 +175,32 @@ impl Turns {
         else {
             return;
         };
-        let header = self.header(&self.plain).min(self.header(before)).min(common_start(&self.plain, before));
+        let header = self
+            .header_len(&self.plain_answer)
+            .min(self.header_len(before))
+            .min(common_start(&self.plain_answer, before));
         let open = before.get(header..).unwrap_or_default().trim();
         let last = segments(before.trim_end()).last().copied().unwrap_or_default();
-        let directly = self.plain.split_once(CONTENT).is_some_and(|(before, _)| before.trim_end().ends_with(last));
+        let directly =
+            self.plain_answer.split_once(CONTENT).is_some_and(|(before, _)| before.trim_end().ends_with(last));
         let open = if open.is_empty() && is_marker(last) && !directly { last } else { open };
         // The prompt may start the reasoning with a different text.
-        let words = self.begun.get(header..).unwrap_or_default().trim();
+        let words = self.start.get(header..).unwrap_or_default().trim();
         let open = if open.is_empty() { words } else { open };
         syntax.reasoning_markers = (open.to_owned(), close.to_owned());
         // A separate message may follow, whose header is not part of the text.
         let Some((_, rest)) = after.split_once(close) else { return };
         let Some((between, _)) = rest.split_once(CONTENT) else { return };
-        let text_open = self.plain.split_once(CONTENT).map_or("", |(before, _)| &before[self.header(before)..]);
+        let text_open =
+            self.plain_answer.split_once(CONTENT).map_or("", |(before, _)| &before[self.header_len(before)..]);
         let between = between.strip_suffix(text_open).unwrap_or(between);
         add_ignored_text(syntax, between);
     }
 
     /// Derives the markers before an answer's text.
     fn derive_text(&self, syntax: &mut AnswerSyntax) {
-        let Some((before, _)) = self.plain.split_once(CONTENT) else { return };
-        let open = self.rest(before, &markers_before(syntax));
+        let Some((before, _)) = self.plain_answer.split_once(CONTENT) else { return };
+        let open = self.answer_text(before, &markers_before(syntax));
         if open.contains('<') || open.contains('[') {
             add_ignored_text(syntax, open);
         } else if open.ends_with('\n') && !open.trim().is_empty() && open.len() <= MAX_MARKER {

@@ -43,7 +43,7 @@ pub(super) fn with_arguments(index: usize, arguments: Value) -> KnownCall {
 }
 
 /// Returns arguments of each type.
-pub(super) fn typed() -> Value {
+pub(super) fn typed_arguments() -> Value {
     json!({ KEYS[0]: VALUES[0], "amount": 7421, "flag": true, "nested": { "inner": "deep" }, "rows": ["left", "right"] })
 }
 
@@ -77,8 +77,8 @@ pub(super) struct Probe<'a> {
     template: &'a ChatTemplate,
     tools: Value,
     renderings: Cell<u32>,
-    /// True if a message without text has null as its content.
-    null: Cell<bool>,
+    /// True if the template requires null as the content of a message without text.
+    null_content: Cell<bool>,
 }
 
 impl<'a> Probe<'a> {
@@ -86,7 +86,7 @@ impl<'a> Probe<'a> {
         let tools = NAMES.map(|name| {
             json!({ "type": "function", "function": { "name": name, "description": "h", "parameters": parameters() } })
         });
-        Self { template, tools: tools.to_vec().into(), renderings: Cell::new(0), null: Cell::new(false) }
+        Self { template, tools: tools.to_vec().into(), renderings: Cell::new(0), null_content: Cell::new(false) }
     }
 
     /// Renders the user's message and this message, and returns the text after the user's message; without a message,
@@ -120,31 +120,31 @@ impl<'a> Probe<'a> {
 
     /// Renders an answer with this text, reasoning and calls.
     pub(super) fn answer(&self, content: &str, reasoning_field: Option<&str>, calls: &[KnownCall]) -> Option<String> {
-        let content = if content.is_empty() && self.null.get() { Value::Null } else { content.into() };
+        let content = if content.is_empty() && self.null_content.get() { Value::Null } else { content.into() };
         let mut message = json!({ "role": "assistant", "content": content });
         if let Some(field) = reasoning_field {
             message[field] = REASONING.into();
         }
         if !calls.is_empty() {
-            message["tool_calls"] = calls.iter().map(|call| self.rendered(call)).collect();
+            message["tool_calls"] = calls.iter().map(|call| self.call_json(call)).collect();
         }
         self.after_user(Some(message))
     }
 
     /// Renders calls; a template may require null for missing text.
     pub(super) fn calls(&self, calls: &[KnownCall]) -> Option<String> {
-        let there = |text: &String| calls.iter().all(|call| text.contains(call.name));
-        let first = self.answer("", None, calls).filter(there);
-        if first.is_some() || self.null.get() {
+        let has_calls = |text: &String| calls.iter().all(|call| text.contains(call.name));
+        let first = self.answer("", None, calls).filter(has_calls);
+        if first.is_some() || self.null_content.get() {
             return first;
         }
-        self.null.set(true);
-        let second = self.answer("", None, calls).filter(there);
-        self.null.set(second.is_some());
+        self.null_content.set(true);
+        let second = self.answer("", None, calls).filter(has_calls);
+        self.null_content.set(second.is_some());
         second
     }
 
-    fn rendered(&self, call: &KnownCall) -> Value {
+    fn call_json(&self, call: &KnownCall) -> Value {
         let as_text = self.template.capabilities.arguments_as_text;
         let arguments = if as_text { call.arguments.to_string().into() } else { call.arguments.clone() };
         json!({ "id": call.id, "type": "function", "function": { "name": call.name, "arguments": arguments } })

@@ -1,7 +1,7 @@
 //! Division of texts at markers, so that two texts are compared marker by marker: `</a>` and `</b>` have no common
 //! prefix.
 
-/// Divides a text into markers (`<…>`, `[WORD]`), white space, and other text.
+/// Divides a text into markers (`<…>`, `[WORD]`), whitespace, and other text.
 pub(super) fn segments(text: &str) -> Vec<&str> {
     let mut segments = Vec::new();
     let mut rest = text;

@@ -2,7 +2,7 @@
 
 use super::grammar::{GrammarWriter, REPEATED, with_bounded_whitespace};
 use crate::model::chat::answer::ToolDefinition;
-use crate::model::chat::pattern::{Hole, Pattern, PatternPart};
+use crate::model::chat::pattern::{Pattern, PatternPart, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value, json};
 
@@ -21,28 +21,28 @@ enum Values<'a> {
 impl GrammarWriter<'_> {
     /// Adds rules for the calls; returns the expression for one or several of them. `opened` is true if the grammar
     /// includes the marker before the calls.
-    pub(super) fn calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
+    pub(super) fn add_calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let (_, rest) = call_marker(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
         for (index, tool) in tools.iter().enumerate() {
             let (call, body) = (format!("call_{index}"), format!("body_{index}"));
-            let shape = self.shape(&call, tool, &form.shape);
+            let shape = self.add_shape(&call, tool, &form.shape);
             let after = self.pattern(form.after.parts(), &tool.name);
-            self.rule(&body, &format!("{shape} {after}"));
+            self.add_rule(&body, &format!("{shape} {after}"));
             let before = self.pattern(form.before.parts(), &tool.name);
-            self.rule(&call, &format!("{before} {body}"));
+            self.add_rule(&call, &format!("{before} {body}"));
             if !opened && form.open.is_blank() {
                 let rest = self.pattern(rest, &tool.name);
-                self.rule(&format!("first_{index}"), &format!("{rest} {body}"));
+                self.add_rule(&format!("first_{index}"), &format!("{rest} {body}"));
                 first.push(format!("first_{index}"));
             }
             calls.push(call);
         }
-        self.rule("call", &calls.join(" | "));
+        self.add_rule("call", &calls.join(" | "));
         let mut one = "call".to_owned();
         if !first.is_empty() {
-            self.rule("first", &first.join(" | "));
+            self.add_rule("first", &first.join(" | "));
             "first".clone_into(&mut one);
         }
         let open = self.pattern(
@@ -59,34 +59,34 @@ impl GrammarWriter<'_> {
         let separator = self.pattern(form.separator.parts(), "");
         let more = if several { format!("({separator} call){REPEATED}") } else { String::new() };
         let (left, right) = if form.list { ("\"[\"", "\"]\"") } else { ("", "") };
-        self.rule("calls", &format!("{open} {left} {one} {more} {right} {close}"));
+        self.add_rule("calls", &format!("{open} {left} {one} {more} {right} {close}"));
         "calls".into()
     }
 
     /// Adds the rule for the name and the arguments of a call.
-    fn shape(&mut self, rule: &str, tool: &ToolDefinition, shape: &CallShape) -> String {
-        let named = |rest: &Pattern| [&[PatternPart::Hole(Hole::Name)], rest.parts()].concat();
+    fn add_shape(&mut self, rule: &str, tool: &ToolDefinition, shape: &CallShape) -> String {
+        let named = |rest: &Pattern| [&[PatternPart::Placeholder(Placeholder::Name)], rest.parts()].concat();
         let name = Value::from(tool.name.as_str());
         let schema = parameters(tool);
         match shape {
             CallShape::Tagged(tags) => {
                 let name = self.pattern(&named(&tags.after_name), &tool.name);
                 let values = Values::Elements(tags);
-                let members = self.members(rule, &schema, &schema, values, 0);
+                let members = self.add_members(rule, &schema, &schema, values, 0);
                 return format!("{name} {members}");
             }
             CallShape::Braces { quote } => {
-                let members = self.members(rule, &schema, &schema, Values::Braces(quote), 0);
+                let members = self.add_members(rule, &schema, &schema, Values::Braces(quote), 0);
                 return format!("{name} \"{{\" {members} \"}}\"");
             }
             CallShape::Python => {
-                let members = self.keywords(rule, &schema);
+                let members = self.add_keywords(rule, &schema);
                 return format!("{name} \"(\" {members} \")\"");
             }
             _ => {}
         }
         let arguments = format!("{rule}_arguments");
-        self.rule(&arguments, &format!("%json {}", with_bounded_whitespace(&schema)));
+        self.add_rule(&arguments, &format!("%json {}", with_bounded_whitespace(&schema)));
         match shape {
             CallShape::Json(keys) => {
                 let head = self.pattern(keys.head.parts(), &tool.name);
@@ -110,7 +110,7 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// Returns the texts of a pattern in a call of the function, as few literals as possible.
+    /// Returns the expression for a pattern in a call of the function `name`, with as few literals as possible.
     pub(super) fn pattern(&self, parts: &[PatternPart], name: &str) -> String {
         let mut written: Vec<String> = Vec::new();
         let mut text = String::new();
@@ -120,12 +120,12 @@ impl GrammarWriter<'_> {
                     text.push_str(part);
                     continue;
                 }
-                PatternPart::Hole(Hole::Name) => {
+                PatternPart::Placeholder(Placeholder::Name) => {
                     text.push_str(name);
                     continue;
                 }
-                PatternPart::Hole(Hole::Index) => "/[0-9]{1,2}/",
-                PatternPart::Hole(Hole::Id | Hole::Kind | Hole::Key) => "/[0-9A-Za-z]{9}/",
+                PatternPart::Placeholder(Placeholder::Index) => "/[0-9]{1,2}/",
+                PatternPart::Placeholder(Placeholder::Id | Placeholder::Kind | Placeholder::Key) => "/[0-9A-Za-z]{9}/",
             };
             written.extend([self.literal(&std::mem::take(&mut text)), word.to_owned()]);
         }
@@ -134,23 +134,23 @@ impl GrammarWriter<'_> {
     }
 
     /// Adds rules for the members of an object; those that are not required may be omitted.
-    fn members(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
+    fn add_members(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
         let none = Map::new();
         let properties = schema["properties"].as_object().unwrap_or(&none);
         let mut members = Vec::new();
         for (index, (key, property)) in properties.iter().enumerate() {
             let value = format!("{rule}_{index}");
-            let member = self.member(&value, key, property, root, values, depth);
+            let member = self.add_member(&value, key, property, root, values, depth);
             let name = format!("{value}_member");
-            self.rule(&name, &member);
+            self.add_rule(&name, &member);
             members.push((name, is_required(schema, key)));
         }
         let comma = if matches!(values, Values::Braces(_)) { "\",\"" } else { "" };
-        self.sequence(rule, &members, comma)
+        self.add_sequence(rule, &members, comma)
     }
 
     /// Adds rules for members in this order, separated by commas.
-    fn sequence(&mut self, rule: &str, members: &[(String, bool)], comma: &str) -> String {
+    fn add_sequence(&mut self, rule: &str, members: &[(String, bool)], comma: &str) -> String {
         if comma.is_empty() {
             let members = members.iter().map(|(name, required)| format!("{name}{}", if *required { "" } else { "?" }));
             return members.collect::<Vec<_>>().join(" ");
@@ -161,28 +161,28 @@ impl GrammarWriter<'_> {
             let begin = format!("{name} {later}");
             let follow = format!("({comma} {name}){} {later}", if *required { "" } else { "?" });
             let (first_rule, later_rule) = (format!("{rule}_first_{index}"), format!("{rule}_later_{index}"));
-            self.rule(&first_rule, &if *required { begin } else { format!("{begin} | {first}") });
-            self.rule(&later_rule, &follow);
+            self.add_rule(&first_rule, &if *required { begin } else { format!("{begin} | {first}") });
+            self.add_rule(&later_rule, &follow);
             (first, later) = (first_rule, later_rule);
         }
         if members.is_empty() { String::new() } else { first }
     }
 
     /// Adds rules for `key=value`, Python's arguments.
-    fn keywords(&mut self, rule: &str, schema: &Value) -> String {
+    fn add_keywords(&mut self, rule: &str, schema: &Value) -> String {
         let none = Map::new();
         let mut members = Vec::new();
         for (index, (key, property)) in schema["properties"].as_object().unwrap_or(&none).iter().enumerate() {
             let value = format!("{rule}_{index}");
-            self.rule(&value, &format!("%json {}", with_bounded_whitespace(&with_definitions(property, schema))));
+            self.add_rule(&value, &format!("%json {}", with_bounded_whitespace(&with_definitions(property, schema))));
             let name = format!("{value}_member");
-            self.rule(&name, &format!("{} {value}", Value::from(format!("{key}="))));
+            self.add_rule(&name, &format!("{} {value}", Value::from(format!("{key}="))));
             members.push((name, is_required(schema, key)));
         }
-        self.sequence(rule, &members, "\", \"")
+        self.add_sequence(rule, &members, "\", \"")
     }
 
-    fn member(
+    fn add_member(
         &mut self,
         rule: &str,
         key: &str,
@@ -194,21 +194,21 @@ impl GrammarWriter<'_> {
         let key_text = Value::from(key).to_string();
         match values {
             Values::Braces(_) => {
-                let value = self.value(rule, property, root, values, depth);
+                let value = self.add_value(rule, property, root, values, depth);
                 format!("{} {value}", Value::from(format!("{key}:")))
             }
             Values::Elements(tags) => {
                 let before = self.pattern(tags.before_key.parts(), "");
                 let middle = self.type_marker(tags, property);
-                let close = tags.after_value.replace(Hole::Key.mark(), key);
+                let close = tags.after_value.replace(Placeholder::Key.mark(), key);
                 let head = format!("{before} {key_text} {middle}");
                 let literal = self.literal(&close);
                 let line = if tags.lines { "\"\\n\"" } else { "" };
                 if is_text(property) {
-                    self.text_until(rule, &close);
+                    self.add_text_until(rule, &close);
                     return format!("{head} {rule}");
                 }
-                let value = self.value(rule, property, root, values, depth);
+                let value = self.add_value(rule, property, root, values, depth);
                 format!("{head} {value} {line} {literal}")
             }
         }
@@ -223,7 +223,7 @@ impl GrammarWriter<'_> {
             None => "object",
         };
         let kind = tags.kinds.iter().find(|(kind, _)| *kind == json).or(tags.kinds.last());
-        let mark = PatternPart::Hole(Hole::Kind);
+        let mark = PatternPart::Placeholder(Placeholder::Kind);
         let parts = tags.middle.parts().iter().map(|part| match (part, kind) {
             (part, Some((_, kind))) if *part == mark => PatternPart::Text(kind.clone()),
             (part, _) => part.clone(),
@@ -232,7 +232,7 @@ impl GrammarWriter<'_> {
     }
 
     /// Returns an expression for a value.
-    fn value(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
+    fn add_value(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
         let deeper = depth < MAX_DEPTH;
         if let Some(strings) = strings(schema) {
             let quote = if let Values::Braces(quote) = values { self.literal(quote) } else { String::new() };
@@ -242,31 +242,31 @@ impl GrammarWriter<'_> {
         }
         match (values, schema["type"].as_str()) {
             (Values::Braces(quote), Some("string")) => {
-                self.text_until(rule, quote);
+                self.add_text_until(rule, quote);
                 format!("{} {rule}", self.literal(quote))
             }
             (Values::Braces(_), Some("object")) if deeper && schema["properties"].is_object() => {
-                let members = self.members(rule, schema, root, values, depth + 1);
+                let members = self.add_members(rule, schema, root, values, depth + 1);
                 format!("\"{{\" {members} \"}}\"")
             }
             (Values::Braces(_), Some("array")) if deeper && schema["items"].is_object() => {
-                let item = self.value(&format!("{rule}_item"), &schema["items"], root, values, depth + 1);
-                self.rule(&format!("{rule}_each"), &item);
+                let item = self.add_value(&format!("{rule}_item"), &schema["items"], root, values, depth + 1);
+                self.add_rule(&format!("{rule}_each"), &item);
                 format!("\"[\" ({rule}_each (\",\" {rule}_each){{0,99}})? \"]\"")
             }
             (Values::Elements(tags), Some("object"))
                 if is_nested(tags) && deeper && schema["properties"].is_object() =>
             {
-                self.members(rule, schema, root, values, depth + 1)
+                self.add_members(rule, schema, root, values, depth + 1)
             }
             (Values::Elements(tags), Some("array")) if is_nested(tags) && deeper && schema["items"].is_object() => {
-                let item = self.member(&format!("{rule}_item"), "item", &schema["items"], root, values, depth + 1);
-                self.rule(&format!("{rule}_each"), &item);
+                let item = self.add_member(&format!("{rule}_item"), "item", &schema["items"], root, values, depth + 1);
+                self.add_rule(&format!("{rule}_each"), &item);
                 format!("{rule}_each{{0,99}}")
             }
             _ => {
                 let json = format!("{rule}_json");
-                self.rule(&json, &format!("%json {}", with_bounded_whitespace(&with_definitions(schema, root))));
+                self.add_rule(&json, &format!("%json {}", with_bounded_whitespace(&with_definitions(schema, root))));
                 json
             }
         }
@@ -278,21 +278,21 @@ pub(super) fn call_marker(form: &CallForm) -> (String, &[PatternPart]) {
     let pattern: &Pattern = if form.open.is_blank() { &form.before } else { &form.open };
     let parts = pattern.parts();
     let begin = parts.iter().position(|part| !matches!(part, PatternPart::Space(_))).unwrap_or(parts.len());
-    let hole = parts.iter().position(|part| matches!(part, PatternPart::Hole(_))).unwrap_or(parts.len());
-    let mut end = hole.max(begin);
+    let placeholder = parts.iter().position(|part| matches!(part, PatternPart::Placeholder(_))).unwrap_or(parts.len());
+    let mut end = placeholder.max(begin);
     while end > begin && matches!(parts[end - 1], PatternPart::Space(_)) {
         end -= 1;
     }
     let text = parts[begin..end].iter().map(|part| match part {
         PatternPart::Text(text) | PatternPart::Space(text) => text.as_str(),
-        PatternPart::Hole(_) => "",
+        PatternPart::Placeholder(_) => "",
     });
     (text.collect(), &parts[end..])
 }
 
 /// Returns true if objects and lists are also written in tags.
 fn is_nested(tags: &Tags) -> bool {
-    tags.after_value.contains(Hole::Key.mark())
+    tags.after_value.contains(Placeholder::Key.mark())
 }
 
 fn is_required(schema: &Value, key: &str) -> bool {

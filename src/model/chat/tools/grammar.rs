@@ -23,7 +23,7 @@ impl<'a> GrammarWriter<'a> {
         Self { answer_format, vocabulary, rules: String::new() }
     }
 
-    pub(super) fn rule(&mut self, name: &str, body: &str) {
+    pub(super) fn add_rule(&mut self, name: &str, body: &str) {
         // Writing to a string cannot fail.
         let _ = writeln!(self.rules, "{name}: {body}");
     }
@@ -52,9 +52,9 @@ impl<'a> GrammarWriter<'a> {
         parts.join(" ")
     }
 
-    /// Adds a rule for the text before the calls: the rest of the reasoning, or optional reasoning. Returns a reference to
-    /// the rule, or nothing if there is no such text.
-    pub(super) fn lead(&mut self, may_think: bool) -> String {
+    /// Adds a rule for the text before the calls: the rest of the reasoning, or optional reasoning. Returns a reference
+    /// to the rule, or nothing if there is no such text.
+    pub(super) fn add_lead(&mut self, may_think: bool) -> String {
         let answer_format = self.answer_format;
         let (open, close) = &answer_format.syntax.reasoning_markers;
         if !self.answer_format.thinking && !may_think {
@@ -63,41 +63,44 @@ impl<'a> GrammarWriter<'a> {
         if answer_format.syntax.is_channels() {
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let start = self.literal("<|start|>");
-            self.text_until("reasoning", "<|end|>");
-            self.rule("lead", &format!("({channel} \"analysis\" {message} reasoning {start} \"assistant\")?"));
+            self.add_text_until("reasoning", "<|end|>");
+            self.add_rule("lead", &format!("({channel} \"analysis\" {message} reasoning {start} \"assistant\")?"));
             return "lead ".into();
         }
         let open = self.literal(open);
-        self.text_until("reasoning", close);
+        self.add_text_until("reasoning", close);
         if self.answer_format.thinking {
-            self.rule("lead", "reasoning /[ \\n]{1,4}/?");
+            self.add_rule("lead", "reasoning /[ \\n]{1,4}/?");
         } else {
-            self.rule("lead", &format!("({open} reasoning /[ \\n]{{1,4}}/?)?"));
+            self.add_rule("lead", &format!("({open} reasoning /[ \\n]{{1,4}}/?)?"));
         }
         "lead ".into()
     }
 
     /// Adds a rule for an answer without calls: JSON that follows the schema. Returns the rule's name.
-    pub(super) fn answer(&mut self, schema: &Value) -> &'static str {
+    pub(super) fn add_answer(&mut self, schema: &Value) -> &'static str {
         if self.answer_format.syntax.is_channels() {
-            self.rule("final_json", &format!("%json {}", with_bounded_whitespace(schema)));
+            self.add_rule("final_json", &format!("%json {}", with_bounded_whitespace(schema)));
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let constrain = self.literal("<|constrain|>");
-            self.rule("answer", &format!("{channel} \"final\" (\" \"? {constrain} \"json\")? {message} final_json"));
+            self.add_rule(
+                "answer",
+                &format!("{channel} \"final\" (\" \"? {constrain} \"json\")? {message} final_json"),
+            );
         } else {
-            self.rule("answer", &format!("%json {}", with_bounded_whitespace(schema)));
+            self.add_rule("answer", &format!("%json {}", with_bounded_whitespace(schema)));
         }
         "answer"
     }
 
     /// Adds a rule for text up to and including a marker.
-    pub(super) fn text_until(&mut self, name: &str, marker: &str) {
+    pub(super) fn add_text_until(&mut self, name: &str, marker: &str) {
         let literal = self.literal(marker);
         let quoted = Value::from(marker).to_string();
         if quoted == literal {
-            self.rule(&format!("{name}[suffix={literal}]"), "/(?s:.*)/");
+            self.add_rule(&format!("{name}[suffix={literal}]"), "/(?s:.*)/");
         } else {
-            self.rule(name, &format!("/(?s:.+)/? {literal}"));
+            self.add_rule(name, &format!("/(?s:.+)/? {literal}"));
         }
     }
 }
@@ -110,7 +113,7 @@ pub(super) fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
     }
 }
 
-/// Adds a bound on the white space between the parts of the JSON to the schema.
+/// Adds a bound on the whitespace between the parts of the JSON to the schema.
 pub(super) fn with_bounded_whitespace(schema: &Value) -> Value {
     let mut schema = schema.clone();
     if let Value::Object(object) = &mut schema {

@@ -12,21 +12,21 @@ const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
 impl GrammarWriter<'_> {
     /// Adds rules for the text of optional calls after the trigger.
-    pub(super) fn lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
+    pub(super) fn add_lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
             let body = match form.shape {
-                CallShape::Channel => grammar.addressed_call(&rule, tool),
+                CallShape::Channel => grammar.add_addressed_call(&rule, tool),
                 _ => object_call(tool, &form.shape),
             };
-            grammar.rule(&rule, &body);
+            grammar.add_rule(&rule, &body);
             rule
         };
         match form.shape {
             CallShape::Json(_) if form.is_bare() => {
                 let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
-                self.rule("call", &calls.join(" | "));
+                self.add_rule("call", &calls.join(" | "));
                 let more = if several { format!(" ({BETWEEN} call){REPEATED}") } else { String::new() };
                 format!("{SPACE} call{more} {SPACE}")
             }
@@ -34,14 +34,14 @@ impl GrammarWriter<'_> {
                 let calls: Vec<String> = tools.iter().enumerate().map(|tool| call(self, tool)).collect();
                 calls.join(" | ")
             }
-            _ => self.calls(tools, several, false),
+            _ => self.add_calls(tools, several, false),
         }
     }
 
     /// Adds a rule for a call after `to=functions.`, with the rest of its header.
-    fn addressed_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
+    fn add_addressed_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
-        self.rule(&arguments, &format!("%json {}", with_bounded_whitespace(&parameters(tool))));
+        self.add_rule(&arguments, &format!("%json {}", with_bounded_whitespace(&parameters(tool))));
         let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
         let (constrain, name) = (self.literal("<|constrain|>"), Value::from(tool.name.as_str()));
         format!("{name} ({channel} \"commentary\")? \" \"? {constrain}? \"json\"? {message} {arguments}")
@@ -88,7 +88,7 @@ impl GrammarWriter<'_> {
     }
 }
 
-/// Returns a grammar for a call as one object, with any white space.
+/// Returns a grammar for a call as one object, with any whitespace.
 fn object_call(tool: &ToolDefinition, shape: &CallShape) -> String {
     let CallShape::Json(keys) = shape else { return String::new() };
     let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());

@@ -56,18 +56,18 @@ pub fn constraint(
                 return None;
             }
             let trigger = grammar.trigger(&chosen);
-            let calls = grammar.lazy_calls(&chosen, several);
+            let calls = grammar.add_lazy_calls(&chosen, several);
             Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&calls))).lazy(trigger))
         }
         (ToolChoice::Auto, Some(schema)) => {
-            let calls = grammar.calls(&chosen, several, true);
-            let lead = grammar.lead(may_think);
-            let answer = grammar.answer(schema);
+            let calls = grammar.add_calls(&chosen, several, true);
+            let lead = grammar.add_lead(may_think);
+            let answer = grammar.add_answer(schema);
             Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&format!("{lead}({answer} | {calls})")))))
         }
         _ => {
-            let calls = grammar.calls(&chosen, several, true);
-            let lead = grammar.lead(may_think);
+            let calls = grammar.add_calls(&chosen, several, true);
+            let lead = grammar.add_lead(may_think);
             Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&format!("{lead}{calls}")))))
         }
     }
@@ -76,43 +76,43 @@ pub fn constraint(
 /// Delays a constraint until after the reasoning. `may_think` is true if the answer may start with reasoning.
 #[must_use]
 pub fn after_reasoning(
-    form: Constraint,
+    constraint: Constraint,
     answer_format: &AnswerFormat,
     may_think: bool,
     vocabulary: &Vocabulary,
 ) -> Constraint {
-    if form.trigger.is_some() {
-        return form;
+    if constraint.trigger.is_some() {
+        return constraint;
     }
     if answer_format.syntax.is_channels() {
-        return in_final_channel(form, answer_format, may_think, vocabulary);
+        return in_final_channel(constraint, answer_format, may_think, vocabulary);
     }
     if !answer_format.thinking {
-        return form;
+        return constraint;
     }
     let close = answer_format.syntax.reasoning_markers.1.as_str();
     let trigger = match control(close, vocabulary) {
         Some(token) => Trigger::token(token),
         None => Trigger::text(close),
     };
-    form.lazy(trigger)
+    constraint.lazy(trigger)
 }
 
 /// Applies a constraint to the final channel of an answer in channels: JSON is only permitted in it; other grammars
 /// apply when that channel starts.
 fn in_final_channel(
-    form: Constraint,
+    constraint: Constraint,
     answer_format: &AnswerFormat,
     may_think: bool,
     vocabulary: &Vocabulary,
 ) -> Constraint {
-    let Some(schema) = schema(&form) else {
-        return form.lazy(Trigger::text("<|channel|>final<|message|>"));
+    let Some(schema) = schema(&constraint) else {
+        return constraint.lazy(Trigger::text("<|channel|>final<|message|>"));
     };
     let mut grammar = GrammarWriter::new(answer_format, vocabulary);
-    let lead = grammar.lead(may_think);
-    let answer = grammar.answer(&schema);
-    Constraint { source: GrammarSource::Lark(grammar.finish(&format!("{lead}{answer}"))), ..form }
+    let lead = grammar.add_lead(may_think);
+    let answer = grammar.add_answer(&schema);
+    Constraint { source: GrammarSource::Lark(grammar.finish(&format!("{lead}{answer}"))), ..constraint }
 }
 
 /// Returns the schema if a constraint requires JSON text.

@@ -6,13 +6,13 @@
 //! split, down to single characters if necessary.
 
 use super::lower::{Productions, Symbol, is_divisible};
-use super::nfa::{ALL, Bytes, NONE, add_all, have_common_byte};
+use super::nfa::{ALL_BYTES, Bytes, NO_BYTES, add_all, have_common_byte};
 use super::parse::Node;
 use std::collections::HashMap;
 
-/// Maximum number of terminals to analyse. With more, all pairs of terminals are assumed to be possible at the same
+/// Maximum number of terminals to analyze. With more, all pairs of terminals are assumed to be possible at the same
 /// position.
-const MAX_ANALYSED_TERMINALS: usize = 300;
+const MAX_ANALYZED_TERMINALS: usize = 300;
 
 /// The byte 0xFF, which never starts UTF-8 text.
 const MARKER: Bytes = [0, 0, 0, 1 << 63];
@@ -55,7 +55,7 @@ impl Pairs<'_> {
         let terminals = &self.grammar.terminals;
         *self.known.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
             (Some(a), Some(b)) => a.conflicts_with(b),
-            _ => (ALL, true),
+            _ => (ALL_BYTES, true),
         })
     }
 }
@@ -83,7 +83,7 @@ struct First {
 
 impl First {
     fn nothing(width: usize) -> Self {
-        Self { bytes: NONE, terminals: vec![0; width], nullable: false }
+        Self { bytes: NO_BYTES, terminals: vec![0; width], nullable: false }
     }
 
     fn add_all(&mut self, other: &Self) -> bool {
@@ -106,7 +106,7 @@ impl Sets {
                 insert(&mut first.terminals, index);
                 (first.bytes, first.nullable) = match &terminal.nfa {
                     Some(nfa) => (nfa.first_bytes(), nfa.nullable()),
-                    None => (ALL, true),
+                    None => (ALL_BYTES, true),
                 };
                 first
             })
@@ -146,7 +146,7 @@ impl Sets {
     /// Returns the pairs of terminals that are possible at the same position.
     fn find_pairs(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
-        if count > MAX_ANALYSED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
+        if count > MAX_ANALYZED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
             return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
         }
         let mut coexisting: Vec<Set> = vec![vec![0; self.start.len()]; count];
@@ -221,7 +221,7 @@ fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> F
             Symbol::Terminal(terminal) => own[*terminal].clone(),
             // The marker byte occurs in no text and represents the token. A negated token may be any text.
             Symbol::Token { negated, .. } => {
-                First { bytes: if *negated { ALL } else { MARKER }, ..First::nothing(width) }
+                First { bytes: if *negated { ALL_BYTES } else { MARKER }, ..First::nothing(width) }
             }
             Symbol::Repeat(inner, min, _) => {
                 let mut inner = sequence(inner, rules, own, width);

@@ -1,4 +1,4 @@
-//! Serialisation of productions as llguidance's Lark.
+//! Serialization of productions as llguidance's Lark.
 
 use super::lower::{Productions, Symbol, is_empty};
 use super::parse::Node;

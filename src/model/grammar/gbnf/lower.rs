@@ -22,7 +22,7 @@ pub(super) enum Symbol {
 #[derive(Debug)]
 pub(super) struct Terminal {
     pub(super) node: Node,
-    /// `None` if it is too large to analyse.
+    /// `None` if it is too large to analyze.
     pub(super) nfa: Option<Nfa>,
 }
 

@@ -5,6 +5,7 @@
 //! permit.
 
 mod conflicts;
+mod cursor;
 mod lark;
 mod lower;
 mod nfa;

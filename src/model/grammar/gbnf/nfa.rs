@@ -2,7 +2,7 @@
 
 use super::parse::Node;
 
-/// Maximum states; larger parts are not analysed.
+/// Maximum states; larger parts are not analyzed.
 const MAX_STATES: usize = 4000;
 /// Maximum pairs of edges to examine when comparing two parts.
 const MAX_PAIRS: usize = 400_000;
@@ -10,8 +10,8 @@ const MAX_PAIRS: usize = 400_000;
 /// A set of first bytes of characters.
 pub(super) type Bytes = [u64; 4];
 
-pub(super) const NONE: Bytes = [0; 4];
-pub(super) const ALL: Bytes = [u64::MAX; 4];
+pub(super) const NO_BYTES: Bytes = [0; 4];
+pub(super) const ALL_BYTES: Bytes = [u64::MAX; 4];
 
 #[derive(Debug, Clone)]
 pub(super) struct Nfa {
@@ -32,7 +32,7 @@ impl Nfa {
         let last = nfa.add_node(node, rules, first)?;
         nfa.start = nfa.closure(first);
         nfa.accepts = (0..nfa.edges.len()).map(|state| nfa.closure(state).contains(&last)).collect();
-        // Replace every edge by edges to all states that it reaches without further characters.
+        // Replace every edge with edges to all states that it reaches without further characters.
         let edges = std::mem::take(&mut nfa.edges);
         let mut total = 0;
         nfa.edges = edges
@@ -57,7 +57,7 @@ impl Nfa {
 
     /// Returns the first bytes of its matches.
     pub(super) fn first_bytes(&self) -> Bytes {
-        let mut bytes = NONE;
+        let mut bytes = NO_BYTES;
         for &state in &self.start {
             for &(range, _) in &self.edges[state] {
                 add_first_bytes(&mut bytes, range);
@@ -71,11 +71,11 @@ impl Nfa {
     pub(super) fn conflicts_with(&self, other: &Self) -> (Bytes, bool) {
         let width = other.edges.len();
         if self.edges.len() * width > 10 * MAX_PAIRS {
-            return (ALL, true);
+            return (ALL_BYTES, true);
         }
         let mut seen = vec![false; self.edges.len() * width];
         let mut todo: Vec<(usize, usize)> = Vec::new();
-        let (mut bytes, mut common) = (NONE, false);
+        let (mut bytes, mut common) = (NO_BYTES, false);
         let mut work = 0;
         let step = |a: usize, b: usize, todo: &mut Vec<(usize, usize)>, seen: &mut Vec<bool>| {
             let mut work = 0;
@@ -103,7 +103,7 @@ impl Nfa {
             }
             work += step(a, b, &mut todo, &mut seen);
             if work > MAX_PAIRS {
-                return (ALL, true);
+                return (ALL_BYTES, true);
             }
         }
         (bytes, common)

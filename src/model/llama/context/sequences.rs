@@ -74,12 +74,12 @@ impl Context<'_> {
 
     /// Saves the current state of a sequence of `length` tokens as a checkpoint.
     pub fn save_checkpoint(&mut self, sequence: i32, length: usize, purpose: CheckpointPurpose) {
-        let own = sequence as usize;
-        if !self.uses_checkpoints() || self.checkpoints[own].reaches(length as u32) {
+        let index = sequence as usize;
+        if !self.uses_checkpoints() || self.checkpoints[index].reaches(length as u32) {
             return;
         }
         let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Partial) else {
-            tracing::warn!(sequence, "cannot save a checkpoint");
+            tracing::warn!(sequence, "llama.cpp cannot save a checkpoint");
             return;
         };
         let room = self.checkpoint_bytes.saturating_sub(state.len());
@@ -91,7 +91,7 @@ impl Context<'_> {
             }
         }
         if state.len() <= self.checkpoint_bytes {
-            self.checkpoints[own].add(length as u32, purpose, state);
+            self.checkpoints[index].add(length as u32, purpose, state);
         }
     }
 
@@ -127,8 +127,8 @@ impl Context<'_> {
         ffi::sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { operation: "write" })
     }
 
-    /// Replaces a sequence and its checkpoints by a state with `tokens` tokens, which [`Context::save`] wrote or which
-    /// was validated with [`Layout::unpack`](crate::model::llama::state::StateLayout::unpack).
+    /// Replaces a sequence and its checkpoints with a state of `tokens` tokens, which [`Context::save`] wrote or which
+    /// was validated with [`StateLayout::unpack`](crate::model::llama::state::StateLayout::unpack).
     ///
     /// # Errors
     /// [`ModelError::State`]; the sequence is then empty.
@@ -146,17 +146,17 @@ impl Context<'_> {
     }
 
     /// Removes ranges of positions from a sequence of `length` tokens, and shifts the later tokens to close the gaps.
-    /// Ranges must be sorted and must neither overlap nor adjoin. Keys and values of the remaining tokens are not computed again.
-    /// Returns the new length.
+    /// Ranges must be sorted and must neither overlap nor adjoin. Keys and values of the remaining tokens are not
+    /// computed again. Returns the new length.
     ///
     /// # Errors
-    /// [`ShiftError::Fixed`] leaves the sequence unchanged; [`ShiftError::Failed`] leaves it empty.
+    /// [`ShiftError::NotRemovable`] leaves the sequence unchanged; [`ShiftError::Failed`] leaves it empty.
     pub fn remove_ranges(&mut self, sequence: i32, length: u32, ranges: &[Range<u32>]) -> Result<u32, ShiftError> {
         let left = length - ranges.iter().map(|range| range.end - range.start).sum::<u32>();
         let Some(last) = ranges.last() else { return Ok(length) };
         if ranges.len() == 1 && last.end == length {
             if self.usable_prefix(sequence, last.start as usize) < last.start as usize {
-                return Err(ShiftError::Fixed(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
+                return Err(ShiftError::NotRemovable(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
             }
             return match self.truncate(sequence, last.start) {
                 kept if kept == last.start => Ok(kept),
@@ -164,16 +164,16 @@ impl Context<'_> {
             };
         }
         if let Some(reason) = self.memory.shift_obstacle {
-            return Err(ShiftError::Fixed(reason));
+            return Err(ShiftError::NotRemovable(reason));
         }
         if !self.memory.can_remove(self.first_position(sequence), ranges, left) {
-            return Err(ShiftError::Fixed(OUT_OF_WINDOW));
+            return Err(ShiftError::NotRemovable(OUT_OF_WINDOW));
         }
-        let cut = self.close_gaps(sequence, ranges, left);
-        if cut.is_err() {
+        let closed = self.close_gaps(sequence, ranges, left);
+        if closed.is_err() {
             self.clear(sequence);
         }
-        cut.map(|()| left).map_err(|error| {
+        closed.map(|()| left).map_err(|error| {
             tracing::error!(%error, sequence, "cannot remove tokens from the middle of a sequence");
             ShiftError::Failed
         })

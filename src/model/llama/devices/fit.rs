@@ -1,46 +1,13 @@
 //! Estimate of the number of layers that fit on GPUs, computed from the model file before it is loaded.
 
 use super::super::ffi::types::type_layout;
-use super::super::{CacheType, GgufHeader, ModelOptions, SplitMode};
+use super::super::{CacheType, ContextRequirements, GgufHeader, ModelOptions, SplitMode};
 use std::path::{Path, PathBuf};
 
 /// Memory of each GPU that is left free for its driver and other programs, in bytes.
 const RESERVED_BYTES: u64 = 512 << 20;
 /// Maximum number of files of a model.
 const MAX_FILES: u64 = 1000;
-
-/// The memory that a context needs in addition to the weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ContextRequirements {
-    /// Tokens per sequence.
-    pub context_per_sequence: u32,
-    /// True if `context_per_sequence` does not exceed the training context.
-    pub as_trained: bool,
-    /// Number of sequences.
-    pub sequences: u32,
-    /// Maximum tokens per physical batch.
-    pub ubatch_size: u32,
-    /// True if attention is computed with all scores in memory, that is, without flash attention.
-    pub scores: bool,
-    /// Data type of keys.
-    pub keys: CacheType,
-    /// Data type of values.
-    pub values: CacheType,
-}
-
-impl Default for ContextRequirements {
-    fn default() -> Self {
-        Self {
-            context_per_sequence: 4096,
-            as_trained: true,
-            sequences: 1,
-            ubatch_size: 512,
-            scores: true,
-            keys: CacheType::F16,
-            values: CacheType::F16,
-        }
-    }
-}
 
 /// A GPU for the layers of a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,26 +32,27 @@ pub struct GpuRequirements {
 impl GpuRequirements {
     /// Computes the requirements of a model from its header, the headers of its other files, and the options.
     pub fn new(header: &GgufHeader, others: &[GgufHeader], options: &ModelOptions) -> Self {
-        let room = &options.room;
+        let requirements = &options.context;
         let parameter = |key| header.parameter(key);
         let count = parameter("block_count").unwrap_or(0).min(4096) as usize;
         let heads = parameter("attention.head_count").unwrap_or(1).max(1);
         let key_heads = parameter("attention.head_count_kv").unwrap_or(heads);
         let embedding = parameter("embedding_length").unwrap_or(0);
         let head = |key| parameter(key).unwrap_or(embedding / heads);
-        let kept = |kind: CacheType, width: u64| {
+        let stored_bytes = |kind: CacheType, width: u64| {
             let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 4));
             width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
         };
         let (keys, values) = (head("attention.key_length"), head("attention.value_length"));
-        let per_token = kept(room.keys, keys).saturating_add(kept(room.values, values));
-        let trained = parameter("context_length").filter(|_| room.as_trained).unwrap_or(u64::MAX);
-        let context = u64::from(room.context_per_sequence).min(trained);
-        let cached = if options.tuning.cache_on_host { 0 } else { context.saturating_mul(room.sequences.into()) };
+        let per_token = stored_bytes(requirements.keys, keys).saturating_add(stored_bytes(requirements.values, values));
+        let trained = parameter("context_length").filter(|_| requirements.as_trained).unwrap_or(u64::MAX);
+        let context = u64::from(requirements.context_per_sequence).min(trained);
+        let cached =
+            if options.tuning.cache_on_host { 0 } else { context.saturating_mul(requirements.sequences.into()) };
         let cache = per_token.saturating_mul(cached);
 
-        let ubatch = u64::from(room.ubatch_size);
-        let scores = if room.scores { heads.saturating_mul(context) } else { 0 };
+        let ubatch = u64::from(requirements.ubatch_size);
+        let scores = if requirements.scores { heads.saturating_mul(context) } else { 0 };
         let hidden = embedding.saturating_mul(4);
         let forward = parameter("feed_forward_length").unwrap_or(hidden).saturating_mul(3);
         let values = [context, hidden, forward].into_iter().fold(scores, u64::saturating_add);
@@ -124,7 +92,7 @@ pub fn other_split_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
 
 /// Returns a lower bound for the KV cache in bytes; `None` for models that do not store keys and values of all heads in
 /// all layers.
-pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u64> {
+pub fn cache_bytes(header: &GgufHeader, requirements: &ContextRequirements) -> Option<u64> {
     let parameter = |key| header.parameter(key);
     let heads = parameter("attention.head_count").filter(|&heads| heads > 0)?;
     let width = parameter("attention.key_length").unwrap_or(parameter("embedding_length")? / heads);
@@ -138,13 +106,19 @@ pub fn cache_bytes(header: &GgufHeader, room: &ContextRequirements) -> Option<u6
     }
     let layers = parameter("block_count")?;
     let key_heads = parameter("attention.head_count_kv").unwrap_or(1);
-    let kept = |kind: CacheType| {
+    let stored_bytes = |kind: CacheType| {
         let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 1));
         width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
     };
-    let trained = parameter("context_length").filter(|_| room.as_trained).unwrap_or(u64::MAX);
-    let tokens = u64::from(room.context_per_sequence).min(trained).saturating_mul(room.sequences.into());
-    Some(kept(room.keys).saturating_add(kept(room.values)).saturating_mul(layers).saturating_mul(tokens))
+    let trained = parameter("context_length").filter(|_| requirements.as_trained).unwrap_or(u64::MAX);
+    let tokens =
+        u64::from(requirements.context_per_sequence).min(trained).saturating_mul(requirements.sequences.into());
+    Some(
+        stored_bytes(requirements.keys)
+            .saturating_add(stored_bytes(requirements.values))
+            .saturating_mul(layers)
+            .saturating_mul(tokens),
+    )
 }
 
 /// Returns the number of layers, counted from the last, that fit on these GPUs; all plus one if the whole model fits.
@@ -152,8 +126,8 @@ pub fn fitting_layers(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode) -
     (1..=needs.layers.len() + 1).rev().find(|&count| fits(needs, gpus, split, count)).unwrap_or(0)
 }
 
-/// Returns true if the last `count` layers, with the output counted as one, fit when distributed like llama.cpp does
-/// it.
+/// Returns true if the last `count` layers, with the output counted as one, fit if they are distributed the way
+/// llama.cpp does it.
 fn fits(needs: &GpuRequirements, gpus: &[Gpu], split: SplitMode, count: usize) -> bool {
     let sum: f32 = gpus.iter().map(|gpu| gpu.share).sum();
     if sum <= 0.0 {
@@ -244,8 +218,8 @@ mod tests {
         header.metadata.insert("general.architecture".into(), GgufScalar::Text("llama".into()));
         let second = GgufHeader { tensors: vec![tensor("blk.1.attn_q.weight", 13)], ..GgufHeader::default() };
         let third = GgufHeader { tensors: vec![tensor("output.weight", 900)], ..GgufHeader::default() };
-        let with = |room: ContextRequirements| ModelOptions { room, ..ModelOptions::default() };
-        let room = ContextRequirements {
+        let with = |context: ContextRequirements| ModelOptions { context, ..ModelOptions::default() };
+        let context = ContextRequirements {
             context_per_sequence: 8192,
             sequences: 4,
             ubatch_size: 10,
@@ -260,15 +234,15 @@ mod tests {
             output: logits + 700,
             graph: (4 * 1000 + fixed) * 4 * 10,
         };
-        assert_eq!(GpuRequirements::new(&header, std::slice::from_ref(&second), &with(room)), expected);
+        assert_eq!(GpuRequirements::new(&header, std::slice::from_ref(&second), &with(context)), expected);
         // If the model has a separate output, the embedding stays on the CPU.
-        assert_eq!(GpuRequirements::new(&header, &[second, third], &with(room)).output, logits + 900);
+        assert_eq!(GpuRequirements::new(&header, &[second, third], &with(context)).output, logits + 900);
         let mut other = with(ContextRequirements {
             as_trained: false,
             scores: false,
             keys: CacheType::Q8_0,
             values: CacheType::F32,
-            ..room
+            ..context
         });
         let needs = GpuRequirements::new(&header, &[], &other);
         assert_eq!(needs.layers[1], (2 * 34 + 2 * 32 * 4) * 8192 * 4);

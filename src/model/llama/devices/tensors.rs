@@ -45,23 +45,23 @@ impl TensorPlacement {
                 buffer.ok_or_else(|| PlacementError::Buffer { name: wanted.clone(), available: buffers.join(", ") })?;
             Ok((pattern.clone(), (*buffer).to_owned()))
         });
-        let first = |count: u32, part: &str| {
+        let first_layers = |count: u32, part: &str| {
             let count = u64::from(count).min(layers).min(MAX_LAYERS);
             let numbers: Vec<String> = (0..count).map(|layer| layer.to_string()).collect();
             (count > 0).then(|| format!(r"^blk\.({}){part}", numbers.join("|")))
         };
-        let ours = [
+        let from_flags = [
             self.experts.then(|| EXPERTS.to_owned()),
-            first(self.experts_of_first, EXPERTS),
-            first(self.feed_forward_of_first, FEED_FORWARD),
+            first_layers(self.experts_of_first, EXPERTS),
+            first_layers(self.feed_forward_of_first, FEED_FORWARD),
         ];
-        let ours = ours.into_iter().flatten().map(|pattern| Ok((pattern, CPU.to_owned())));
+        let from_flags = from_flags.into_iter().flatten().map(|pattern| Ok((pattern, CPU.to_owned())));
         let rule = |named: Result<(String, String), PlacementError>| {
             let (pattern, buffer) = named?;
             let contains_nul = |_| PlacementError::Pattern { reason: "it contains a NUL byte".into() };
             Ok(TensorRule { pattern: CString::new(pattern).map_err(contains_nul)?, buffer })
         };
-        named.chain(ours).map(rule).collect()
+        named.chain(from_flags).map(rule).collect()
     }
 }
 

@@ -16,7 +16,8 @@ pub fn window(model: &LlamaModel) -> u32 {
     u32::try_from(width).unwrap_or(0)
 }
 
-/// Returns true if keys can be shifted to other positions. llama.cpp aborts the process if it is asked to shift other keys.
+/// Returns true if keys can be shifted to other positions. llama.cpp aborts the process if it is asked to shift other
+/// keys.
 pub fn can_shift(context: &mut LlamaContext<'_>) -> bool {
     let Some(raw) = raw(context) else { return false };
     // SAFETY: `raw` is the context's own pointer, and its memory lives as long as it does.

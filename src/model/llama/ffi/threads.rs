@@ -32,7 +32,7 @@ impl Default for ThreadOptions {
 impl ThreadOptions {
     /// Returns true if CPUs or a priority are configured.
     #[must_use]
-    pub fn is_customised(&self) -> bool {
+    pub fn is_customized(&self) -> bool {
         self.priority != 0 || self.strict || !self.processors.is_empty()
     }
 }
@@ -45,7 +45,7 @@ pub fn init_numa(numa: Numa) {
         Numa::Isolate => sys::GGML_NUMA_STRATEGY_ISOLATE,
         Numa::Numactl => sys::GGML_NUMA_STRATEGY_NUMACTL,
     };
-    // SAFETY: the backend is initialised, and nothing is computed while the first model is not loaded.
+    // SAFETY: the backend is initialized, and nothing is computed while the first model is not loaded.
     ONCE.call_once(|| unsafe { sys::llama_numa_init(strategy) });
 }
 

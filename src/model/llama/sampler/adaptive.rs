@@ -1,7 +1,7 @@
 //! Samplers that adapt to their draws: mirostat and adaptive-p. The state after each token is stored, so that
 //! backtracking can return to it.
 
-use super::sampling::{SamplerStage, SamplingParams};
+use super::params::{SamplerStage, SamplingParams};
 use crate::events::TokenId;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
@@ -9,6 +9,7 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 /// Number of candidates from which mirostat 1 estimates the distribution.
 const ESTIMATE_CANDIDATES: usize = 100;
 
+/// A sampler that adapts to its draws.
 #[derive(Debug, Clone)]
 pub(super) struct Adaptive {
     kind: Kind,
@@ -73,7 +74,7 @@ impl Adaptive {
         if matches!(self.kind, Kind::Mirostat { .. }) {
             sort(array);
         }
-        probabilities(array);
+        compute_probabilities(array);
         match self.kind {
             Kind::Mirostat { vocabulary, .. } => {
                 let keep = estimate(array, vocabulary, mu);
@@ -133,7 +134,7 @@ impl Adaptive {
     }
 }
 
-fn probabilities(array: &mut LlamaTokenDataArray) {
+fn compute_probabilities(array: &mut LlamaTokenDataArray) {
     let highest = array.data.iter().map(LlamaTokenData::logit).fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     for entry in &mut array.data {

@@ -9,7 +9,7 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 const BLOCK: usize = 128;
 /// Bits in a word of the mask.
 const WORD: usize = 32;
-/// Number of parallel maxima, so that the compiler vectorises the loop.
+/// Number of parallel maxima, so that the compiler vectorizes the loop.
 const LANES: usize = 16;
 
 /// The candidates of a draw. One buffer serves all slots of a decode thread.
@@ -63,7 +63,7 @@ impl LogitsView<'_> {
             .map(|(_, logits, bits)| {
                 let finite = |logit: f32| u32::from(logit > f32::NEG_INFINITY);
                 if bits == u128::MAX {
-                    // Without a mask the compiler vectorises this loop.
+                    // Without a mask the compiler vectorizes this loop.
                     return logits.iter().map(|&logit| finite(logit)).sum::<u32>();
                 }
                 let allowed = |at: usize| (bits >> at & 1) as u32;

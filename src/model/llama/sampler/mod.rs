@@ -8,13 +8,13 @@
 mod adaptive;
 mod candidates;
 mod inherit_state;
+mod params;
 mod recent;
 mod repeat_draw;
 mod repetition;
-mod sampling;
 
 pub use candidates::Candidates;
-pub use sampling::{SamplerStage, SamplingParams};
+pub use params::{SamplerStage, SamplingParams};
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -100,19 +100,19 @@ impl Sampler {
             }
             same
         });
-        let kept = |stage: SamplerStage| sampling.samplers.contains(&stage);
-        let repetition = |stage: &&ActiveStage| matches!(stage, ActiveStage::Penalties(_) | ActiveStage::Dry(_));
+        let has = |stage: SamplerStage| sampling.samplers.contains(&stage);
+        let is_penalty = |stage: &&ActiveStage| matches!(stage, ActiveStage::Penalties(_) | ActiveStage::Dry(_));
         // A filter may remove the token that a later penalty would make the highest.
-        let penalises_late = chain.iter().skip_while(repetition).any(|stage| repetition(&stage));
+        let penalizes_late = chain.iter().skip_while(is_penalty).any(|stage| is_penalty(&stage));
         // Two filters may remove the highest logit.
-        let selects_highest = (sampling.typical_p >= 1.0 || !kept(SamplerStage::TypicalP))
-            && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !kept(SamplerStage::Xtc))
+        let selects_highest = (sampling.typical_p >= 1.0 || !has(SamplerStage::TypicalP))
+            && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !has(SamplerStage::Xtc))
             && adaptive.as_ref().is_none_or(Adaptive::is_mirostat);
         Self {
             greedy: sampling.temperature <= 0.0
                 && sampling.dynatemp_range <= 0.0
-                && kept(SamplerStage::Temperature)
-                && !penalises_late
+                && has(SamplerStage::Temperature)
+                && !penalizes_late
                 && selects_highest,
             bias,
             chain,
@@ -200,11 +200,11 @@ impl Sampler {
                     array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
                     name
                 }
-                ActiveStage::Temperature(own) => {
+                ActiveStage::Temperature(filter) => {
                     scaled = true;
-                    match (temperature, own) {
+                    match (temperature, filter) {
                         (Some(other), _) => LlamaSampler::temp(other).apply(array),
-                        (None, Some(own)) => own.apply(array),
+                        (None, Some(filter)) => filter.apply(array),
                         (None, None) => continue,
                     }
                     array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);

@@ -9,7 +9,7 @@ const MAX_CHANGES: usize = 64;
 
 /// Counts of the last tokens of a sequence.
 #[derive(Debug)]
-pub(super) struct Recent {
+pub(super) struct RecentCounts {
     last_n: i32,
     /// Index of the first counted token.
     from: usize,
@@ -18,7 +18,7 @@ pub(super) struct Recent {
     counts: Vec<(TokenId, u32)>,
 }
 
-impl Recent {
+impl RecentCounts {
     /// Creates empty counts for the last `last_n` tokens; negative for all.
     pub(super) fn new(last_n: i32) -> Self {
         Self { last_n, from: 0, counted: Vec::new(), counts: Vec::new() }
@@ -33,9 +33,9 @@ impl Recent {
         };
         // The counted tokens that are still in the sequence end here.
         let last = first + common_prefix(before, now);
-        let taken = (first - self.from) + (self.from + self.counted.len() - last);
-        let put = (first - from) + (sequence.len() - last);
-        if taken + put > MAX_CHANGES {
+        let removed = (first - self.from) + (self.from + self.counted.len() - last);
+        let added = (first - from) + (sequence.len() - last);
+        if removed + added > MAX_CHANGES {
             return self.recount(sequence, from);
         }
         let (front_end, tail_start) = (first - self.from, last - self.from);
@@ -110,7 +110,7 @@ mod tests {
     proptest! {
         #[test]
         fn incremental_counts_equal_full_counts(last_n in prop_oneof![Just(-1), 1..200i32], changes in proptest::collection::vec(change(), 1..60)) {
-            let mut recent = Recent::new(last_n);
+            let mut recent = RecentCounts::new(last_n);
             let mut sequence = Vec::new();
             for change in changes {
                 match change {

@@ -1,7 +1,7 @@
 //! Repetition penalties. They are computed from the current sequence, so that backtracked tokens have no effect.
 
-use super::recent::{Recent, window};
-use super::sampling::SamplingParams;
+use super::params::SamplingParams;
+use super::recent::{RecentCounts, window};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::vocabulary::breakers::{Breakers, MAX_TAIL};
@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// Repetition, presence and frequency penalties.
 #[derive(Debug)]
 pub(super) struct Penalties {
-    /// Counts of the penalised tokens.
-    pub recent: Recent,
+    /// Counts of the penalized tokens.
+    pub recent: RecentCounts,
     pub strength: Strength,
 }
 
@@ -28,9 +28,9 @@ impl Penalties {
     /// Creates the penalties; `None` if they are off.
     pub(super) fn new(sampling: &SamplingParams) -> Option<Self> {
         let SamplingParams { repeat_penalty, presence_penalty, frequency_penalty, repeat_last_n, .. } = *sampling;
-        let on = repeat_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
-        (on && repeat_last_n != 0).then(|| Self {
-            recent: Recent::new(repeat_last_n),
+        let is_on = repeat_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0;
+        (is_on && repeat_last_n != 0).then(|| Self {
+            recent: RecentCounts::new(repeat_last_n),
             strength: Strength { repeat: repeat_penalty, presence: presence_penalty, frequency: frequency_penalty },
         })
     }
@@ -62,8 +62,8 @@ const BLOCK: usize = 64;
 impl Dry {
     /// Creates the penalty; `None` if it is off.
     pub(super) fn new(sampling: &SamplingParams, vocabulary: &Vocabulary) -> Option<Self> {
-        let on = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0 && sampling.dry_penalty_last_n != 0;
-        on.then(|| Self {
+        let is_on = sampling.dry_multiplier != 0.0 && sampling.dry_base >= 1.0 && sampling.dry_penalty_last_n != 0;
+        is_on.then(|| Self {
             multiplier: sampling.dry_multiplier,
             base: sampling.dry_base,
             allowed_length: sampling.dry_allowed_length,
@@ -72,7 +72,7 @@ impl Dry {
         })
     }
 
-    /// Returns the penalised tokens, in order, with their penalties.
+    /// Returns the penalized tokens, in order, with their penalties.
     pub(super) fn penalties(&self, sequence: &[TokenId]) -> Vec<(TokenId, f32)> {
         self.penalties_with(sequence, NEAR)
     }
@@ -139,7 +139,7 @@ fn repetitions(sequence: &[TokenId], min: usize, bound: usize) -> Vec<(usize, us
     let mut found = Vec::new();
     let mut compared = 0;
     for (block, tokens) in before.chunks(BLOCK).enumerate() {
-        // Without a branch per token the compiler vectorises this loop.
+        // Without a branch per token the compiler vectorizes this loop.
         if tokens.iter().fold(0, |there, &token| there | u8::from(token == end)) == 0 {
             continue;
         }

@@ -5,7 +5,7 @@ use super::recurrent::Recurrent;
 use super::{Cache, MROPE_BYTES, Rows, StateError};
 
 /// Tries all combinations of caches, optionally followed by a recurrent state, until one consumes the state exactly.
-pub(super) fn sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<Recurrent>)> {
+pub(super) fn detect_sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<Recurrent>)> {
     if from == state.len() {
         return Some((Vec::new(), None));
     }
@@ -13,7 +13,7 @@ pub(super) fn sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<
         for with_values in [true, false] {
             let mut reader = Reader::new(state, from);
             let Ok(cache) = detect_cache(&mut reader, has_mrope, with_values) else { continue };
-            if let Some((mut caches, recurrent)) = sections(state, reader.at) {
+            if let Some((mut caches, recurrent)) = detect_sections(state, reader.at) {
                 caches.insert(0, cache);
                 return Some((caches, recurrent));
             }
@@ -37,7 +37,7 @@ fn detect_cache(reader: &mut Reader<'_>, has_mrope: bool, with_values: bool) -> 
         reader.take(if has_mrope { MROPE_BYTES } else { 0 })?;
         reader.take(4)?;
         let transposed = reader.u32()?;
-        check_equal("the order of values", transposed.min(2) & 2, 0)?;
+        check_equal("the order of values", u32::from(transposed > 1), 0)?;
         let transposed = transposed == 1;
         let layers = reader.u32()?;
         let rotations = [reader.u32()?, reader.u32()?];

@@ -56,7 +56,7 @@ fn state_transfers_between_contexts_of_other_sizes() {
         let state = layout(2, transposed, has_mrope).unpack(&packed, &tokens).unwrap();
         let mut expected = written(&tokens, 0, 2, transposed, has_mrope);
         // The id inside a cell is that of the original sequence; llama.cpp ignores it.
-        let (cell, first) = (CELL_BYTES + if has_mrope { MROPE_BYTES } else { 0 }, HEAD + 8);
+        let (cell, first) = (CELL_BYTES + if has_mrope { MROPE_BYTES } else { 0 }, HEADER_BYTES + 8);
         for index in 0..tokens.len() {
             let id = first + (index + 1) * cell - 4;
             expected[id..id + 4].copy_from_slice(&2u32.to_le_bytes());
@@ -72,7 +72,7 @@ fn only_window_layers_may_lack_old_tokens() {
         let mut out = written(tokens, 0, 1, false, false);
         let second = written(in_window, 0, 1, false, false);
         let (first, positions) = (out.len() + 8, tokens.len() - in_window.len());
-        out.extend_from_slice(&second[HEAD..]);
+        out.extend_from_slice(&second[HEADER_BYTES..]);
         for index in 0..in_window.len() {
             let at = first + index * CELL_BYTES;
             out[at..at + 4].copy_from_slice(&((positions + index) as u32).to_le_bytes());
@@ -105,11 +105,11 @@ fn state_errors_name_the_difference() {
     let mut longer = packed.clone();
     longer.push(0);
     assert_eq!(error(&longer, &tokens), "the KV data has 1 extra bytes at its end");
-    let mut quantised = packed.clone();
+    let mut quantized = packed.clone();
     let keys = 4 + 3 * CELL_BYTES + 16;
-    quantised[keys] = 8;
+    quantized[keys] = 8;
     assert_eq!(
-        error(&quantised, &tokens),
+        error(&quantized, &tokens),
         "the KV data does not match this context: the type of keys is q8_0, expected f16"
     );
     let mut moved = packed;

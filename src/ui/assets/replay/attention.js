@@ -1,8 +1,11 @@
-// Attention of one step over the text and as a strip, and of the whole run as a map.
+// Attention of one step over the text and as a strip.
 import { ask, h, palette, surface } from '../dom.js';
+import { bucketOfShare } from './colour.js';
+import { requestDelay } from './events.js';
 import { percent } from './why.js';
 import { show } from './glyphs.js';
 import { Heads } from './heads.js';
+import { AttentionMap } from './map.js';
 
 const MAX_LISTED = 8;
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
@@ -24,9 +27,6 @@ export function sinkOf(values) {
   return { sink, peak: sink >= 0 ? values[second] : first >= 0 ? values[first] : 0 };
 }
 
-/** Returns the bucket 0–7 of a share, on a square-root scale up to `peak`. Pure. */
-export const bucketOf = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
-
 /** Returns the API's parameters of a view: `mean`, `layer:3` or `head:3:5`. Pure. */
 export function viewQuery(chosen) {
   const [view, layer, head] = chosen.split(':');
@@ -43,24 +43,26 @@ export class Attention {
   #id;
   #hooks;
   #cache = new Map();
+  /** The attention of the current step, or null. */
   #now = null;
   #abort = null;
   #timer = 0;
+  /** Step and view that are being loaded, or null. */
+  #loadingKey = null;
+  #rowDelay = requestDelay();
+  #laterDelay = requestDelay();
   #layers = [];
-  #map = null;
-  #drawn = '';
   #strip = h('canvas', { 'aria-hidden': 'true' });
-  #mapCanvas = h('canvas', { 'aria-hidden': 'true' });
   #select = h('select', { 'aria-label': 'Which attention', onchange: (e) => { this.view = e.target.value; this.#hooks.changed(); } });
   #facts = h('p', { class: 'hint' });
   #tops = h('ol', { class: 'tops' });
   #note = h('p', { class: 'hint' });
   #direction = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'earlier' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
+  /** Row whose attention from later steps is shown. */
   #subject = null;
   #later = null;
   #laterAbort = new AbortController();
-  #mapHead = h('h2', {});
-  #mapBox = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.' }, this.#mapCanvas);
+  #map;
   #stripBox = h('div', { class: 'strip' }, this.#strip);
   #choices = h('div', { class: 'row' }, this.#direction, this.#select);
   #n = 0;
@@ -78,12 +80,12 @@ export class Attention {
     this.#id = id;
     this.#hooks = hooks;
     this.#options();
+    this.#map = new AttentionMap(run, id, (seq) => hooks.go(seq));
     this.section.append(h('h2', {}, 'Attention'),
       this.#choices, this.#facts,
-      this.#note, this.#stripBox, this.#tops, this.#heads.el, this.#mapHead, this.#mapBox);
+      this.#note, this.#stripBox, this.#tops, this.#heads.el, this.#map.el);
     this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
-    this.#mapBox.addEventListener('click', (e) => this.#mapClick(e));
-    const redraw = () => { this.#drawStrip(); this.#drawn = ''; this.#drawMap(); };
+    const redraw = () => { this.#drawStrip(); this.#map.redraw(); };
     const resized = new ResizeObserver(redraw);
     resized.observe(this.section);
     signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); this.#laterAbort.abort(); });
@@ -109,7 +111,7 @@ export class Attention {
     return (i) => {
       const pos = run.pos(i);
       const isPresent = run.addedAt(i) <= seq && seq < run.removedAt(i);
-      return isPresent && pos < values.length && pos !== sink ? bucketOf(values[pos], peak) : -1;
+      return isPresent && pos < values.length && pos !== sink ? bucketOfShare(values[pos], peak) : -1;
     };
   }
 
@@ -119,7 +121,7 @@ export class Attention {
   /** Returns the attention of each later step to the subject. */
   #laterShading() {
     const { by, peak } = this.#later ?? { by: new Map() };
-    return (row) => (by.has(row) ? bucketOf(by.get(row), peak) : -1);
+    return (row) => (by.has(row) ? bucketOfShare(by.get(row), peak) : -1);
   }
 
   /** Sets the token whose attention from later steps is shown. */
@@ -147,8 +149,7 @@ export class Attention {
     if (row === null || later.isReading) return undefined;
     later.isReading = true;
     try {
-      // A key that is held down selects many tokens; only the last one is requested.
-      await new Promise((resolve) => setTimeout(resolve, 70));
+      await new Promise((resolve) => setTimeout(resolve, this.#laterDelay()));
       const end = () => Math.min(run.removedAt(row), run.eventCount);
       for (let to = end(); later.next < to && !signal.aborted; to = end()) {
         const query = new URLSearchParams({ from: later.next, to, position: run.pos(row), ...viewQuery(this.view) });
@@ -182,10 +183,13 @@ export class Attention {
     const seq = this.#forwardAt(n);
     if (seq === null) return this.#none('No forward pass has happened at this event yet.');
     const key = `${seq} ${this.view}`;
-    if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
+    if (key === this.#loadingKey) return undefined;
     clearTimeout(this.#timer);
     this.#abort?.abort();
-    this.#timer = setTimeout(() => this.#load(seq, key), 60);
+    this.#loadingKey = null;
+    if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
+    this.#loadingKey = key;
+    this.#timer = setTimeout(() => this.#load(seq, key), this.#rowDelay());
     return undefined;
   }
 
@@ -196,8 +200,7 @@ export class Attention {
     this.#tops.replaceChildren();
     this.#stripBox.hidden = true;
     this.#heads.el.hidden = true;
-    this.#mapBox.hidden = true;
-    this.#mapHead.hidden = true;
+    this.#map.el.hidden = true;
     this.#hooks.painted();
   }
 
@@ -230,9 +233,11 @@ export class Attention {
         this.#options();
       }
       this.#set(attention);
-      this.#loadMap();
+      this.#map.load();
     } catch (error) {
       if (error.name !== 'AbortError') this.#none(error.status === 404 ? 'No attention was recorded for this step.' : `Attention could not be loaded: ${error.message}.`);
+    } finally {
+      if (this.#loadingKey === key) this.#loadingKey = null;
     }
   }
 
@@ -241,7 +246,7 @@ export class Attention {
     this.#now = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact', missing: attention.missing };
     this.#heads.show(attention, this.view);
     this.#describe();
-    this.#drawMap();
+    this.#map.at(this.#n);
     this.#hooks.painted();
   }
 
@@ -288,7 +293,6 @@ export class Attention {
     const c = palette(['spark', 'line-strong']);
     const { values, sink, peak } = this.#now;
     const step = s.w / values.length;
-    s.g.clearRect(0, 0, s.w, s.h);
     const columns = Math.min(values.length, Math.floor(s.w));
     for (let x = 0; x < columns; x += 1) {
       const from = Math.floor((x / columns) * values.length);
@@ -312,93 +316,12 @@ export class Attention {
     const row = this.#run.sequence(this.#now.seq)[pos];
     if (row !== undefined) this.#hooks.pick(row);
   }
-
-  /** Loads the map of the run, again after the run has grown by a quarter. */
-  async #loadMap() {
-    const count = this.#run.eventCount;
-    if (this.#map && (this.#map.count === count || count < this.#map.count * 1.25)) return;
-    this.#map = { count, rows: [] };
-    try {
-      const query = new URLSearchParams({ from: 0, to: count, bins: 256 });
-      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
-      this.#map = { count, ...(await readMap(response)) };
-      this.#mapHead.textContent = `Steps × positions, mean of all heads${this.#map.sampled ? `, ${this.#map.rows.length} of the steps` : ''}`;
-      this.#drawn = '';
-      this.#drawMap();
-    } catch {
-      this.#map = null;
-      this.#mapBox.hidden = true;
-      this.#mapHead.hidden = true;
-    }
-  }
-
-  #drawMap() {
-    const map = this.#map;
-    if (!map?.rows.length || !this.on) return;
-    this.#mapBox.hidden = false;
-    this.#mapHead.hidden = false;
-    const s = surface(this.#mapCanvas);
-    if (!s) return;
-    const key = `${map.count} ${s.w} ${document.documentElement.dataset.theme}`;
-    if (key !== this.#drawn) {
-      this.#drawn = key;
-      this.#drawBase(map, s);
-      this.#base.width = this.#mapCanvas.width;
-      this.#base.height = this.#mapCanvas.height;
-      this.#base.getContext('2d').drawImage(this.#mapCanvas, 0, 0);
-    } else s.g.drawImage(this.#base, 0, 0, s.w, s.h);
-    const y = map.rows.findLastIndex((r) => r.seq <= this.#n);
-    s.g.fillStyle = palette(['accent']).accent;
-    if (y >= 0) s.g.fillRect(0, y * (s.h / map.rows.length), s.w, 1.5);
-  }
-
-  /** The map without the cursor, drawn once and copied when the cursor moves. */
-  #base = document.createElement('canvas');
-
-  #drawBase(map, s) {
-    const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'erased', 'line-strong', 'spark']);
-    const tall = s.h / map.rows.length;
-    map.rows.forEach((row, y) => {
-      const wide = s.w / map.width;
-      row.values.forEach((v, x) => {
-        const b = bucketOf(v, map.peak);
-        if (b < 1) return;
-        s.g.fillStyle = b >= 7 ? c.spark : c[`b${b}`];
-        s.g.fillRect(x * wide, y * tall, Math.ceil(wide), Math.ceil(tall));
-      });
-    });
-    const prompt = this.#run.sequence(0).length;
-    s.g.fillStyle = c['line-strong'];
-    if (map.length) s.g.fillRect((prompt / map.length) * s.w, 0, 1, s.h);
-    s.g.fillStyle = c.erased;
-    for (const mark of this.#run.marks) {
-      if (mark.kind !== 'action' || !/^Backtrack/.test(mark.label)) continue;
-      const y = map.rows.findIndex((r) => r.seq >= mark.seq);
-      if (y >= 0) s.g.fillRect(0, y * tall, 6, Math.max(1.5, Math.min(tall, 2)));
-    }
-  }
-
-  #mapClick(event) {
-    if (!this.#map?.rows.length) return;
-    const at = this.#mapBox.getBoundingClientRect();
-    const row = this.#map.rows[Math.floor(((event.clientY - at.top) / at.height) * this.#map.rows.length)];
-    if (row) this.#hooks.go(row.seq);
-  }
 }
 
 /** Returns the rows of the answer that the step of a ForwardPass added. Pure. */
 export function stepRows(run, seq) {
   return run.stepEvents(seq).flatMap((e) => {
-    const [from, to] = run.bornAt(e);
+    const [from, to] = run.rowsAddedAt(e);
     return Array.from({ length: to - from }, (_, k) => from + k).filter((row) => !run.isPrompt(row));
   });
-}
-
-/** Returns the map as `{rows: [{seq, values}], width, length, peak}`; `length` is the widest row in positions. */
-export async function readMap(response) {
-  const { attention } = await response.json();
-  const rows = (attention.rows ?? attention.steps ?? []).map((r) => ({ seq: r.sequence_order, values: r.values }));
-  const width = attention.bins ?? Math.max(0, ...rows.map((r) => r.values.length));
-  const all = rows.flatMap((r) => [...r.values].sort((a, b) => b - a).slice(1, 2));
-  return { rows, width, length: attention.row_len ?? width, sampled: attention.sampled === true, peak: Math.max(1e-6, ...all) };
 }

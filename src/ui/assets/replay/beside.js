@@ -7,10 +7,10 @@ export class Beside {
   #root;
   #view;
 
-  /** `blank` is an unused copy of the replay's markup, `root` the replay; the close button calls `close()`. */
-  constructor(blank, root, member, state, close) {
+  /** `unusedCopy` is the replay's markup before a run was shown in it, `root` the replay; the close button calls `close()`. */
+  constructor(unusedCopy, root, member, state, close) {
     this.id = member.run_id;
-    const copy = blank.cloneNode(true);
+    const copy = unusedCopy.cloneNode(true);
     copy.classList.add('beside');
     for (const el of copy.querySelectorAll('[id], [for]')) {
       el.removeAttribute('id');

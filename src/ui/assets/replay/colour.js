@@ -1,11 +1,12 @@
 // Colour modes of tokens, for the text and its legend.
 
 const BIT = Math.LOG2E;
-const edges = (list) => (value) => {
+/** Returns the number of edges that a value reaches. */
+function bucketOf(edges, value) {
   let bucket = 0;
-  while (bucket < list.length && value >= list[bucket]) bucket += 1;
+  while (bucket < edges.length && value >= edges[bucket]) bucket += 1;
   return bucket;
-};
+}
 
 const SURPRISE = [0.1, 0.5, 1, 2, 4, 6, 9];
 const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
@@ -16,23 +17,26 @@ const TIME = [10, 20, 40, 80, 160, 320, 1000];
 export const MODES = [
   {
     id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,
-    bucket: (run, i) => (run.logprob(i) === null ? -1 : edges(SURPRISE)(-run.logprob(i) * BIT)),
+    bucket: (run, i) => (run.logprob(i) === null ? -1 : bucketOf(SURPRISE, -run.logprob(i) * BIT)),
   },
   {
     id: 'entropy', name: 'Entropy', unit: 'bit', edges: ENTROPY,
-    bucket: (run, i) => (run.entropy(i) === null ? -1 : edges(ENTROPY)(run.entropy(i))),
+    bucket: (run, i) => (run.entropy(i) === null ? -1 : bucketOf(ENTROPY, run.entropy(i))),
   },
   {
     id: 'rank', name: 'Rank', unit: '', edges: RANK,
-    bucket: (run, i) => (run.rank(i) === null ? -1 : edges(RANK)(run.rank(i))),
+    bucket: (run, i) => (run.rank(i) === null ? -1 : bucketOf(RANK, run.rank(i))),
   },
   {
     id: 'time', name: 'Time', unit: 'ms', edges: TIME,
-    bucket: (run, i) => (run.isPrompt(i) ? -1 : edges(TIME)(run.dt(i))),
+    bucket: (run, i) => (run.isPrompt(i) ? -1 : bucketOf(TIME, run.dt(i))),
   },
   { id: 'mods', name: 'Mods', unit: '', edges: [], bucket: () => -1 },
   { id: 'plain', name: 'Plain', unit: '', edges: [], bucket: () => -1 },
 ];
+
+/** Returns the bucket 0–7 of a share, on a square-root scale up to `peak`. */
+export const bucketOfShare = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
 
 /** Returns the surprise of a row in bits, or null if it was not measured. */
 export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));

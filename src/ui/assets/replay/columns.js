@@ -25,8 +25,8 @@ const EVENTS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, 
 /** Parses a run's columns. Throws an Error that describes invalid bytes. */
 export function parseColumns(buffer) {
   const view = new DataView(buffer);
-  const ours = buffer.byteLength >= HEADER_BYTES && view.getUint32(0, true) === MAGIC;
-  if (!ours || view.getUint16(4, true) !== VERSION) throw new Error(`not the columns of a run, version ${VERSION}`);
+  const isColumns = buffer.byteLength >= HEADER_BYTES && view.getUint32(0, true) === MAGIC;
+  if (!isColumns || view.getUint16(4, true) !== VERSION) throw new Error(`not the columns of a run, version ${VERSION}`);
   const count = view.getUint32(8, true);
   const eventCount = view.getUint32(12, true);
   const sections = new Map();

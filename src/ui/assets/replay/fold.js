@@ -3,11 +3,11 @@
 
 import { Step, detailsOf, isQuote, labelOf, listedTokens, measuredOf } from './items.js';
 import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
-
-
 const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
-const MAX_COUNT = 65_534;
+/** Largest quantised value. */
+const MAX_QUANTISED = 65_534;
+/** Maximum rows for tokens that a trace counts but does not list. */
 const MAX_INVENTED = 65_536;
 const MAX_LABEL = 80;
 const SPECIAL_NAMES = new Set([
@@ -16,24 +16,29 @@ const SPECIAL_NAMES = new Set([
 ]);
 
 const quantise = (value) =>
-  value === undefined ? UNKNOWN : Math.min(MAX_COUNT, Math.max(0, Math.round(Math.fround(value) * SCALE)));
+  value === undefined ? UNKNOWN : Math.min(MAX_QUANTISED, Math.max(0, Math.round(Math.fround(value) * SCALE)));
 const nonNegative = (value) => Math.max(0, value ?? 0);
 const unnamedText = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
-function special(text) {
+/** Returns the flag of a token that belongs to the chat template, by its text. */
+function specialFlag(text) {
   const isBetween = (open, close) => text.startsWith(open) && text.endsWith(close);
   return isBetween('<|', '|>') || isBetween('<｜', '｜>') || SPECIAL_NAMES.has(text) ? FLAGS.special : 0;
 }
 
-function cut(text) {
+/** Limits the length of a label. */
+function shorten(text) {
   return text.length <= MAX_LABEL ? text : Array.from(text).slice(0, MAX_LABEL).join('');
 }
 
 /** A run that grows item by item. */
 export class RunState extends Rows {
-  #known = new Map();
+  /** Indexes of known texts in `strings`. */
+  #textIndexes = new Map();
+  /** Rows of the current sequence, in order. */
   #alive = [];
   #promptRows = 0;
+  /** Number of tokens before the first row, whose texts the trace does not have. */
   #base = 0;
   #step = new Step();
   #addedFrom = 0;
@@ -130,7 +135,7 @@ export class RunState extends Rows {
       const count = this.#invent(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
-    const shared = cut(drawn?.text ?? '') === (drawn?.text ?? '');
+    const shared = shorten(drawn?.text ?? '') === (drawn?.text ?? '');
     const origin = forced ? FLAGS.forced | FLAGS.touched : FLAGS.sampled;
     const pending = this.#step.pending;
     this.#step.pending = 0;
@@ -141,7 +146,7 @@ export class RunState extends Rows {
       const text = measure ? measure.text ?? '' : drawnText ?? this.#texts.get(token) ?? unnamedText(token);
       const known = forced ? null : draw;
       const logprob = measure?.logprob ?? known?.logprob;
-      this.#append(token, text, seq, origin | pending | special(text), index === 0 ? dt : 0, {
+      this.#append(token, text, seq, origin | pending | specialFlag(text), index === 0 ? dt : 0, {
         logprob: logprob === undefined ? undefined : -logprob,
         rank: measure?.rank ?? known?.rank,
         entropy: measure?.entropy ?? known?.entropy,
@@ -182,10 +187,10 @@ export class RunState extends Rows {
   }
 
   #intern(text) {
-    let index = this.#known.get(text);
+    let index = this.#textIndexes.get(text);
     if (index === undefined) {
       index = this.strings.push(text) - 1;
-      this.#known.set(text, index);
+      this.#textIndexes.set(text, index);
     }
     return index;
   }
@@ -200,7 +205,7 @@ export class RunState extends Rows {
   }
 
   /** Removes the last `count` rows; they are invisible from event `seq` on. */
-  #end(count, seq) {
+  #removeLast(count, seq) {
     for (const i of this.#alive.splice(this.#alive.length - count, count)) {
       this.removedAt[i] = seq;
       this.flags[i] |= FLAGS.touched;
@@ -208,11 +213,11 @@ export class RunState extends Rows {
   }
 
   #replacePrompt(tokens, texts, seq, extra) {
-    this.#end(this.#alive.length, seq);
+    this.#removeLast(this.#alive.length, seq);
     this.#base = 0;
     tokens.forEach((token, index) => {
       const text = texts[index] ?? unnamedText(token);
-      this.#append(token, text, seq, FLAGS.prompt | extra | special(text), 0);
+      this.#append(token, text, seq, FLAGS.prompt | extra | specialFlag(text), 0);
     });
     this.#promptRows = tokens.length;
   }
@@ -246,7 +251,7 @@ export class RunState extends Rows {
 
   #mark(kind, label, callIndex, by = this.#caller) {
     const seq = Math.max(0, this.eventCount - 1);
-    this.marks.push({ seq, kind, mod_name: cut(by), label: cut(label), call_index: callIndex });
+    this.marks.push({ seq, kind, mod_name: shorten(by), label: shorten(label), call_index: callIndex });
   }
 
   #action(action) {
@@ -269,10 +274,10 @@ export class RunState extends Rows {
       // A token that was drawn but never appended counts for the mod.
       const drawn = this.#newest === 'Sampled' ? 1 : 0;
       const removed = Math.min(generated, details.removed ?? nonNegative(nonNegative(action.backtrack_steps) - drawn));
-      this.#end(removed, after);
+      this.#removeLast(removed, after);
       this.#counters.backtracked += removed;
     } else if (type === 'ForceOutput') {
-      this.#end(generated, after);
+      this.#removeLast(generated, after);
     } else if (type === 'AdjustedPrefill') {
       this.#adjustPrefill(action, details, after);
     } else if (type === 'ToolCalls') {
@@ -286,7 +291,7 @@ export class RunState extends Rows {
   /** Applies an action in the format of Quote's traces: see src/trace/fold/quote.rs. */
   #quoteAction(type, { tokens, tokens_as_text: texts, backtrack_steps: steps, tool_calls: calls }) {
     tokens.forEach((token, i) => {
-      if (texts[i] !== undefined && cut(texts[i]) === texts[i]) this.#texts.set(token, texts[i]);
+      if (texts[i] !== undefined && shorten(texts[i]) === texts[i]) this.#texts.set(token, texts[i]);
     });
     const after = this.eventCount;
     const atPrefilled = this.#calledAt === 'Prefilled';
@@ -340,7 +345,7 @@ export class RunState extends Rows {
 
   #removeGenerated(count, after) {
     const removed = Math.min(nonNegative(count), this.#alive.length - this.#promptRows);
-    this.#end(removed, after);
+    this.#removeLast(removed, after);
     this.#counters.backtracked += removed;
   }
 
@@ -350,7 +355,7 @@ export class RunState extends Rows {
     if (removed === 0 || this.#invent(queued) === null) return;
     const moved = queued ? this.#alive.slice(-queued) : [];
     const kept = moved.map((i) => [this.token[i], this.text(i), this.flags[i], this.dt[i], this.logprobs[i], this.rank[i], this.entropies[i]]);
-    this.#end(removed + queued, after);
+    this.#removeLast(removed + queued, after);
     for (const [token, text, flags, dt, logprob, rank, entropy] of kept) {
       this.#append(token, text, after, flags, dt);
       const i = this.count - 1;
@@ -360,14 +365,14 @@ export class RunState extends Rows {
   }
 
   #replaceAnswer(tokens, texts, after) {
-    this.#end(this.#alive.length - this.#promptRows, after);
+    this.#removeLast(this.#alive.length - this.#promptRows, after);
     this.#appendForced(tokens, texts, after);
   }
 
   #appendForced(tokens, texts, after) {
     tokens.forEach((token, i) => {
       const text = texts[i] ?? unnamedText(token);
-      this.#append(token, text, after, FLAGS.forced | FLAGS.touched | special(text), 0);
+      this.#append(token, text, after, FLAGS.forced | FLAGS.touched | specialFlag(text), 0);
     });
     this.#counters.forced += tokens.length;
     this.#assumeEnd();

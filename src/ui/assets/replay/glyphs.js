@@ -3,6 +3,9 @@
 // C0 and C1 controls except tab and line feed, bidirectional controls, zero-width characters, separators, tags.
 const HIDDEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
 
+/** Frequent texts without such characters. */
+const PLAIN = /^[\t\n -~]+$/;
+
 const name = (c) => {
   const code = c.codePointAt(0);
   if (code < 32) return String.fromCodePoint(0x2400 + code);
@@ -31,12 +34,7 @@ export function show(text) {
 
 /** Puts text into an element as text nodes, with marked characters in `<u>`. */
 export function fill(el, text) {
-  const parts = pieces(text);
-  if (parts.length === 1 && parts[0].text !== undefined) {
-    el.textContent = text;
-    return;
-  }
-  for (const part of parts) {
+  for (const part of PLAIN.test(text) ? [{ text }] : pieces(text)) {
     if (part.mark === undefined) el.append(part.text);
     else {
       const u = document.createElement('u');

@@ -5,7 +5,7 @@ import { surprise } from './colour.js';
 import { show } from './glyphs.js';
 import { percent } from './why.js';
 
-const DELAY = 120;
+const DELAY_MS = 120;
 
 /** Lines of the card for a row; pure. */
 export function lines(run, i) {
@@ -44,7 +44,7 @@ export function hover(root, run, signal) {
       const below = at.bottom + 6 + card.offsetHeight < innerHeight;
       card.style.left = `${Math.max(8, left)}px`;
       card.style.top = `${below ? at.bottom + 6 : at.top - 6 - card.offsetHeight}px`;
-    }, DELAY);
+    }, DELAY_MS);
   }, { signal });
   root.addEventListener('pointerleave', hide, { signal });
   root.addEventListener('scroll', hide, { signal, passive: true });

@@ -19,9 +19,9 @@ export function detailsOf(action) {
   if (d === undefined || d === null || typeof d !== 'object' || Array.isArray(d)) return none;
   const { tokens = [], texts = [], removed, superseded = false, backtrack_steps, token_count, tokens_as_text = [], tool_calls } = d;
   const areTexts = (list) => Array.isArray(list) && list.every((text) => typeof text === 'string');
-  const isMaybe = (value, fits) => value === undefined || value === null || fits(value);
+  const isAbsentOr = (value, fits) => value === undefined || value === null || fits(value);
   const fits = Array.isArray(tokens) && tokens.every(isId) && areTexts(texts) && areTexts(tokens_as_text)
-    && isMaybe(removed, (n) => isId(n) && n >= 0) && isMaybe(backtrack_steps, isId) && isMaybe(token_count, isId)
+    && isAbsentOr(removed, (n) => isId(n) && n >= 0) && isAbsentOr(backtrack_steps, isId) && isAbsentOr(token_count, isId)
     && typeof superseded === 'boolean';
   return fits ? {
     tokens, texts, removed: removed ?? undefined, superseded,

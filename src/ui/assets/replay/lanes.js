@@ -1,6 +1,6 @@
 // One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
 // marks.
-import { h, palette, surface } from '../dom.js';
+import { drawn, h, palette, surface } from '../dom.js';
 
 const MAX_LISTED = 400;
 
@@ -18,7 +18,9 @@ export class Lanes {
   #lanes = new Map();
   #table = h('tbody');
   #details;
+  /** Kinds of marks in the table. */
   #kinds = new Set(['action', 'error', 'log']);
+  /** Number of marks at the last update. */
   #seen = -1;
   #n = 0;
 
@@ -39,13 +41,11 @@ export class Lanes {
           h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'What'].map((t) => h('th', { scope: 'col' }, t)))), this.#table)));
     this.#lanesBox = h('div');
     root.replaceChildren(this.#lanesBox, this.#details);
-    const resized = new ResizeObserver(() => this.draw());
-    resized.observe(root);
-    signal.addEventListener('abort', () => resized.disconnect());
-    document.addEventListener('theme', () => this.draw(), { signal });
+    this.#redraw = drawn(root, () => this.#draw(), signal);
   }
 
   #lanesBox;
+  #redraw;
 
   /** Adds marks that arrived since the last call. */
   sync() {
@@ -61,7 +61,7 @@ export class Lanes {
       this.#lanes.set(mark.mod_name, { canvas, cursor, box });
       this.#lanesBox.append(h('div', { class: 'lane' }, h('b', { title: mark.mod_name }, mark.mod_name), box));
     }
-    this.draw();
+    this.#redraw();
     this.#list();
   }
 
@@ -73,17 +73,14 @@ export class Lanes {
     this.#go(nearest.seq);
   }
 
-  draw() {
+  #draw() {
     if (!this.#lanes.size) return;
     const c = palette(['accent', 'erased', 'forced', 'line-strong']);
     const span = Math.max(1, this.#run.eventCount);
     const ready = new Map();
     for (const [name, lane] of this.#lanes) {
       const s = surface(lane.canvas);
-      if (s) {
-        s.g.clearRect(0, 0, s.w, s.h);
-        ready.set(name, s);
-      }
+      if (s) ready.set(name, s);
     }
     for (const mark of this.#run.marks) {
       const s = ready.get(mark.mod_name);
@@ -113,6 +110,7 @@ export class Lanes {
     if (all.length > MAX_LISTED) this.#table.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${all.length} marks; the table shows the ${MAX_LISTED} around the cursor.`)));
   }
 
+  /** Moves the cursor to event `n`. */
   at(n) {
     this.#n = n;
     const left = `calc(${((n / Math.max(1, this.#run.eventCount)) * 100).toFixed(3)}% - 1px)`;

@@ -21,7 +21,7 @@ export class Deduplicator {
  */
 export function followRun(id, { onItems, onEnd, onState }) {
   const stop = new AbortController();
-  const once = new Deduplicator();
+  const deduplicator = new Deduplicator();
   let waiting = [];
   let timer = 0;
   const flush = () => {
@@ -31,7 +31,7 @@ export function followRun(id, { onItems, onEnd, onState }) {
     waiting = [];
     if (items.length) onItems(items);
   };
-  let first = true;
+  let isFirst = true;
   follow(`/api/v1/runs/${encodeURIComponent(id)}/events`, {
     signal: stop.signal,
     onState,
@@ -44,10 +44,10 @@ export function followRun(id, { onItems, onEnd, onState }) {
       }
       if (event !== 'item' && event !== 'message') return false;
       const item = JSON.parse(data);
-      if (!once.isNew(item)) return false;
+      if (!deduplicator.isNew(item)) return false;
       waiting.push(item);
-      if (first) {
-        first = false;
+      if (isFirst) {
+        isFirst = false;
         queueMicrotask(flush);
       }
       timer ||= setTimeout(flush, 50);

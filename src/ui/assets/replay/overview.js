@@ -1,5 +1,5 @@
 // The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
-import { palette, surface } from '../dom.js';
+import { drawn, palette, surface } from '../dom.js';
 import { surprise } from './colour.js';
 import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';
@@ -31,13 +31,10 @@ export class Overview {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');
     this.#scrub = box.querySelector('input');
-    const resized = new ResizeObserver(() => this.draw());
-    resized.observe(box);
-    signal.addEventListener('abort', () => resized.disconnect());
-    document.addEventListener('theme', () => this.draw(), { signal });
+    this.redraw = drawn(box, () => this.#draw(), signal);
   }
 
-  draw() {
+  #draw() {
     const s = surface(this.#canvas);
     if (!s) return;
     const { g, w, h: height } = s;
@@ -45,16 +42,15 @@ export class Overview {
     const run = this.#run;
     const step = 2;
     const { high, erased } = bins(run, Math.max(1, Math.floor(w / step)));
-    g.clearRect(0, 0, w, height);
     const floor = height - 2;
     // A token has about three events, so in a short run its bar can be that wide.
-    const wide = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
+    const barWidth = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
     high.forEach((value, x) => {
       if (!value && !erased[x]) return;
       g.fillStyle = erased[x] ? c.erased : c.spark;
       g.globalAlpha = erased[x] ? 0.55 : 0.9;
-      const tall = Math.max(1.5, Math.sqrt(Math.min(1, value / 12)) * (height - 14));
-      g.fillRect(x * step, floor - tall, wide, tall);
+      const barHeight = Math.max(1.5, Math.sqrt(Math.min(1, value / 12)) * (height - 14));
+      g.fillRect(x * step, floor - barHeight, barWidth, barHeight);
     });
     g.globalAlpha = 1;
     for (const mark of run.marks) {

@@ -5,7 +5,7 @@ import { Replay } from './view.js';
 import { registerRunNavigation } from '../shell.js';
 
 const root = document.querySelector('[data-replay]');
-const blank = root.cloneNode(true);
+const unusedCopy = root.cloneNode(true);
 const problem = document.querySelector('[data-problem]');
 const params = new URL(location).searchParams;
 const id = root.dataset.run;
@@ -36,18 +36,20 @@ function address(s, path = location.pathname, besideId = beside?.id) {
   return `${path}${query ? `?${query}` : ''}`;
 }
 
-let pending = 0;
+let timer = 0;
+
+/** Keeps the address and a branch beside the text up to date with the state. */
 function changed(s) {
   beside?.follow(s);
-  clearTimeout(pending);
+  clearTimeout(timer);
   // Browsers limit the rate of URL changes, and a key that is held down would exceed it.
-  pending = setTimeout(() => history.replaceState(null, '', address(s)), 120);
+  timer = setTimeout(() => history.replaceState(null, '', address(s)), 120);
 }
 
 let family = null;
 let beside = null;
 
-const tokens = document.querySelector('[data-run-tokens]');
+const tokenCount = document.querySelector('[data-run-tokens]');
 
 function showProblem(text, tone = 'err') {
   problem.className = `banner ${tone}`;
@@ -64,13 +66,13 @@ const view = new Replay(root, id, {
     forked: (forks, change) => family?.forked(forks, change),
     prompt: ({ parameters }) => linkMods(parameters?.mods ?? []),
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
-    grown: (count) => { tokens.textContent = `${count} tok`; },
+    grown: (count) => { tokenCount.textContent = `${count} tok`; },
     ended: (summary) => {
       const status = document.querySelector('[data-run-status]');
       if (summary?.status) {
         status.textContent = summary.status;
         status.className = `status st-${summary.status}`;
-        tokens.textContent = `${summary.completion_tokens ?? 0} tok`;
+        tokenCount.textContent = `${summary.completion_tokens ?? 0} tok`;
         if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
       if (view.run) family?.summarize(view.run);
@@ -79,7 +81,10 @@ const view = new Replay(root, id, {
 });
 
 registerRunNavigation((place) => view.visit(place));
-view.open().then(() => { markFeedback(); return branches(); }).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+view.open().then(() => { markFeedback(); return painted(); }).then(showFamily).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+
+/** Waits until the browser has painted the next frame. */
+function painted() { return new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve))); }
 
 /** Links the mods of the run to the versions that it used. */
 function linkMods(mods) {
@@ -92,7 +97,7 @@ function linkMods(mods) {
 }
 
 /** Shows the family of the run below its text. */
-async function branches() {
+async function showFamily() {
   const [{ Family }, { Beside }] = await Promise.all([import('./family.js'), import('./beside.js')]);
   family = new Family(id, {
     address: (m) => address({ ...view.state, at: m.status === 'running' || !m.parent ? null : m.parent.sequence_order }, `${base}/runs/${m.run_id}`, null),
@@ -100,7 +105,7 @@ async function branches() {
     refused: (reason) => { view.refusal = reason; },
     beside: (other) => {
       beside?.close();
-      beside = other && new Beside(blank, root, other, view.state, () => family.beside(null));
+      beside = other && new Beside(unusedCopy, root, other, view.state, () => family.beside(null));
     },
     changed: () => changed({ ...view.state }),
   });
@@ -135,6 +140,7 @@ function markFeedback() {
   }
 }
 
+/** The function that opens the feedback form, once it is requested. */
 let feedback = null;
 
 /** Opens the feedback form, whose code is loaded on first use. */
@@ -156,16 +162,18 @@ async function changeTags() {
   tags.editTags([{ id, tags: tags.tagsIn(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
 }
 
+/** Clicks a link; returns false if the page has none. */
 const follow = (selector) => {
   const link = document.querySelector(selector);
   link?.click();
   return Boolean(link);
 };
 
+/** Performs an action of the key table; returns false for actions of other components. */
 function act(action, key) {
   switch (action) {
     case 'copy':
-      clearTimeout(pending);
+      clearTimeout(timer);
       history.replaceState(null, '', address({ ...view.state, at: view.atEnd ? null : view.n }));
       copy(location.href, 'link');
       return true;

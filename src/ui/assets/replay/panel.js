@@ -1,6 +1,7 @@
 // The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
 import { h, toast } from '../dom.js';
 import { surprise } from './colour.js';
+import { requestDelay } from './events.js';
 import { NEVER } from './rows.js';
 import { show } from './glyphs.js';
 import { explain, measured, percent } from './why.js';
@@ -20,9 +21,13 @@ export class Panel {
   #alts = h('section', { hidden: true });
   #mods = h('section');
   #record = h('section', { hidden: true });
+  /** True if all candidates are listed. */
   #all = false;
+  /** Number of the newest request; the results of earlier ones are not shown. */
   #loadId = 0;
-  #job = null;
+  #timer = null;
+  /** The first request waits until the text is shown. */
+  #delay = requestDelay(performance.now());
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
   /** Values of the form that starts several forks. */
@@ -46,7 +51,7 @@ export class Panel {
   show(e, row) {
     this.#drawToken(e, row);
     this.#loadId += 1;
-    clearTimeout(this.#job);
+    clearTimeout(this.#timer);
     if (e === null) {
       this.#alts.hidden = true;
       this.#mods.hidden = true;
@@ -59,9 +64,8 @@ export class Panel {
       this.#drawStep(e, steps.map((s) => this.#events.peek(s)));
       return;
     }
-    // A key that is held down moves over many events; only the last one is requested.
     this.#root.setAttribute('aria-busy', 'true');
-    this.#job = setTimeout(async () => {
+    this.#timer = setTimeout(async () => {
       try {
         const entries = await this.#events.get(steps[0], steps.at(-1));
         if (loadId === this.#loadId) this.#drawStep(e, entries);
@@ -74,7 +78,7 @@ export class Panel {
       } finally {
         if (loadId === this.#loadId) this.#root.removeAttribute('aria-busy');
       }
-    }, 70);
+    }, this.#delay());
   }
 
   /** Opens the sampling stages and scrolls to them. */

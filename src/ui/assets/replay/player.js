@@ -6,7 +6,9 @@ export class Player {
   #hooks;
   #speed = '20';
   #frame = 0;
+  /** Time of the last frame. */
   #last = 0;
+  /** Time that has passed since the cursor last moved. */
   #elapsedMs = 0;
 
   /** `hooks`: `at()`, `go(n)`, `changed(playing)`. */

@@ -3,44 +3,47 @@ import { parseColumns } from './columns.js';
 import { EVENT_TYPES } from './rows.js';
 
 export class Run {
-  #s;
+  #rows;
 
-  constructor(state) {
-    this.#s = state;
+  /** `rows` are those of stored columns, or a RunState, which grows. */
+  constructor(rows) {
+    this.#rows = rows;
   }
 
+  /** Reads a stored run from its columns. */
   static stored(buffer) { return new Run(parseColumns(buffer)); }
 
-  apply(item) { this.#s.apply(item); }
+  /** Applies the next item of a live run. */
+  apply(item) { this.#rows.apply(item); }
 
   /** Number of rows ever created. */
-  get count() { return this.#s.count; }
-  get eventCount() { return this.#s.eventCount; }
-  get marks() { return this.#s.marks; }
+  get count() { return this.#rows.count; }
+  get eventCount() { return this.#rows.eventCount; }
+  get marks() { return this.#rows.marks; }
 
-  text(i) { return this.#s.text(i); }
-  token(i) { return this.#s.token[i]; }
-  pos(i) { return this.#s.pos[i]; }
-  addedAt(i) { return this.#s.addedAt[i]; }
-  removedAt(i) { return this.#s.removedAt[i]; }
-  dt(i) { return this.#s.dt[i]; }
-  logprob(i) { return this.#s.logprob(i); }
-  entropy(i) { return this.#s.entropy(i); }
-  rank(i) { return this.#s.rank[i] || null; }
-  isPrompt(i) { return (this.#s.flags[i] & 1) !== 0; }
-  isForced(i) { return (this.#s.flags[i] & 2) !== 0; }
-  isStop(i) { return (this.#s.flags[i] & 4) !== 0; }
-  isTouched(i) { return (this.#s.flags[i] & 16) !== 0; }
-  isError(i) { return (this.#s.flags[i] & 32) !== 0; }
-  isSampled(i) { return (this.#s.flags[i] & 64) !== 0; }
+  text(i) { return this.#rows.text(i); }
+  token(i) { return this.#rows.token[i]; }
+  pos(i) { return this.#rows.pos[i]; }
+  addedAt(i) { return this.#rows.addedAt[i]; }
+  removedAt(i) { return this.#rows.removedAt[i]; }
+  dt(i) { return this.#rows.dt[i]; }
+  logprob(i) { return this.#rows.logprob(i); }
+  entropy(i) { return this.#rows.entropy(i); }
+  rank(i) { return this.#rows.rank[i] || null; }
+  isPrompt(i) { return (this.#rows.flags[i] & 1) !== 0; }
+  isForced(i) { return (this.#rows.flags[i] & 2) !== 0; }
+  isStop(i) { return (this.#rows.flags[i] & 4) !== 0; }
+  isTouched(i) { return (this.#rows.flags[i] & 16) !== 0; }
+  isError(i) { return (this.#rows.flags[i] & 32) !== 0; }
+  isSampled(i) { return (this.#rows.flags[i] & 64) !== 0; }
 
   /** Returns the type of an event, such as `ForwardPass`. */
-  type(e) { return EVENT_TYPES[this.#s.kinds[e]]; }
-  step(e) { return this.#s.steps[e]; }
+  type(e) { return EVENT_TYPES[this.#rows.kinds[e]]; }
+  step(e) { return this.#rows.steps[e]; }
   /** True if the trace has times. */
   get isTimed() { return this.eventCount > 0 && this.time(this.eventCount - 1) > 0; }
   /** Milliseconds since the run started. */
-  time(e) { return this.#s.times[e]; }
+  time(e) { return this.#rows.times[e]; }
 
   /** Returns the row at a position of the sequence at event `n`, or null. */
   alive(n, pos) {
@@ -76,16 +79,26 @@ export class Run {
   }
 
   /** Returns the rows that an event added: the first one, and the one after the last. */
-  bornAt(e) {
-    let lo = 0;
-    let hi = this.count;
-    while (lo < hi) {
-      const mid = (lo + hi) >> 1;
-      if (this.addedAt(mid) < e) lo = mid + 1;
-      else hi = mid;
-    }
-    let end = lo;
-    while (end < this.count && this.addedAt(end) === e) end += 1;
-    return [lo, end];
+  rowsAddedAt(e) {
+    return rangeOf(e, this.count, (i) => this.addedAt(i));
   }
+
+  /** Returns the marks of the actions at an event. */
+  actionsAt(e) {
+    return this.marks.slice(...rangeOf(e, this.marks.length, (i) => this.marks[i].seq)).filter((mark) => mark.kind === 'action');
+  }
+}
+
+/** Returns the range of indexes, end exclusive, whose values equal `value`. The values are in ascending order. */
+function rangeOf(value, count, valueAt) {
+  let from = 0;
+  let above = count;
+  while (from < above) {
+    const middle = (from + above) >> 1;
+    if (valueAt(middle) < value) from = middle + 1;
+    else above = middle;
+  }
+  let end = from;
+  while (end < count && valueAt(end) === value) end += 1;
+  return [from, end];
 }

@@ -1,33 +1,48 @@
 // The token text: one span per row, in blocks that the browser skips while they are off screen.
-// Moving the cursor only changes classes of rows whose state changes; rows are built once. The first rows of a stored run
-// are built at once, the others in tasks after the first frame.
+// A block gets its spans before it is shown: those at the start or at the cursor before the first frame, others when the user
+// scrolls to them, and the rest in short tasks, so that the browser's own search finds all text. Moving the cursor only changes classes of rows whose state changes.
 import { h } from '../dom.js';
 import { fill, show } from './glyphs.js';
-import { mayCut, roles } from './parts.js';
+import { MAX_BLOCK_ROWS, mayCut, roles } from './parts.js';
 import { isChipVisible, removals } from './removals.js';
 import { NEVER } from './rows.js';
 
 const VISIBLE = 1;
 const LATER = 2;
 const REMOVED = 3;
-const CLASS = [' f', '', ' g', ' x'];
-/** Rows that are built before the first frame, and per task after it. */
-const ROWS_PER_TASK = 1000;
+/** Class of a row by its state: hidden, visible, later, removed. */
+const STATE_CLASSES = [' f', '', ' g', ' x'];
+const ANSWER = { role: 'answer', dim: false };
+const PROMPT = { role: 'prompt', dim: false };
+const NEW_PROMPT = { role: 'new prompt', dim: false };
+/** Minimum number of rows whose spans are created before the first frame: about as many as a window shows. */
+const FIRST_ROWS = 400;
+/** Duration of a task that creates spans, in milliseconds, and the number of rows that it adds to blocks. */
+const TASK_MS = 16;
+const ROWS_PER_TASK = 4 * MAX_BLOCK_ROWS;
 
 export class Text {
   #root;
   #run;
+  /** Spans by row; rows of empty blocks have none. */
   #spans = [];
-  #base = [];
-  #bucket = [];
+  /** Classes by row that never change, and the class of its colour. */
+  #fixedClasses = [];
+  #colourClass = [];
   #state = [];
   #blockOf = [];
+  /** Blocks in order: `{el, part, first, end, built, shown, chips}`, with the rows `first..end`, of which those before `built` have spans. */
   #blocks = [];
-  #part = null;
+  /** Index of the first block that may lack spans. */
+  #firstUnbuilt = 0;
+  /** Blocks on the screen and close to it, which get their spans before others. */
+  #nearby = new Set();
   #role = null;
   #labels = null;
   #removals = [];
+  #removalByLastRow = new Map();
   #chips = new Map();
+  /** Events whose removed rows the user has unfolded. */
   #open = new Set();
   #options;
   #n;
@@ -37,14 +52,14 @@ export class Text {
   #coloursLater = false;
   #cursor = null;
   #selected = null;
-  #hits = [];
+  #hits = new Set();
   #notes = new Map();
   /** Elements in place of rows: the first row and the element. */
   #embedded = [];
 
   /**
    * The text at event `n`; `options.showLater` shows later rows, `options.showRemoved` removed ones. `onPick(row)` and
-   * `onRemovedClick(row)` are called on clicks. No rows are built after `signal` aborts.
+   * `onRemovedClick(row)` are called on clicks. No spans are created after `signal` aborts.
    */
   constructor(root, run, { n, options, signal, onPick, onRemovedClick }) {
     this.#root = root;
@@ -59,6 +74,11 @@ export class Text {
       if (!token || !getSelection().isCollapsed) return undefined;
       return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onPick(token._row);
     });
+    root.addEventListener('contentvisibilityautostatechange', ({ target, skipped }) => {
+      if (!target._block) return;
+      if (skipped) this.#nearby.delete(target._block);
+      else this.#nearby.add(target._block);
+    });
   }
 
   /** Sets the prompt's parts from the Prefilled event. */
@@ -66,75 +86,119 @@ export class Text {
     this.#labels = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
-  /** Adds the rows that arrived since the last call. Builds all of them if `all`, else the first ones. */
+  /** Adds the rows that arrived since the last call. Creates all of their spans if `all`, else the first ones. */
   sync(all) {
     this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
-    this.#build(all ? Infinity : this.#spans.length + ROWS_PER_TASK);
-  }
-
-  /** Builds rows up to `end`, and the others in later tasks. */
-  #build(end) {
-    const { count } = this.#run;
-    while (this.#spans.length < Math.min(end, count)) this.#append(this.#spans.length);
-    this.#addChips();
-    this.#hideEmpty();
-    if (this.#spans.length === count || this.#isScheduled) return;
-    this.#isScheduled = true;
-    setTimeout(() => {
-      this.#isScheduled = false;
-      if (!this.#signal.aborted) this.#build(this.#spans.length + ROWS_PER_TASK);
-    });
-  }
-
-  /** Builds the rows up to row `i`. */
-  #ensure(i) {
-    if (i >= this.#spans.length) this.#build(i + 1);
-  }
-
-  /** Builds the chips of removals whose rows are built. */
-  #addChips() {
-    const missing = this.#removals.filter((removal) => removal.last < this.#spans.length && !this.#chips.has(removal.removedAt));
-    if (!missing.length) return;
-    const mods = Map.groupBy(this.#run.marks.filter((m) => m.kind === 'action'), (m) => m.seq);
-    for (const removal of missing) {
-      const names = (mods.get(removal.removedAt - 1) ?? []).map((m) => m.mod_name);
-      const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'vh' }, ' tokens removed'));
-      chip._removedAt = removal.removedAt;
-      chip.hidden = true;
-      this.#chips.set(removal.removedAt, chip);
-      this.#spans[removal.last].after(chip);
+    this.#removalByLastRow = new Map(this.#removals.map((removal) => [removal.last, removal]));
+    this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS + MAX_BLOCK_ROWS);
+    let rows = 0;
+    for (let b = this.#firstUnbuilt; b < this.#blocks.length && (all || rows < FIRST_ROWS); b += 1) {
+      this.#build(this.#blocks[b]);
+      rows += this.#blocks[b].end - this.#blocks[b].first;
     }
+    for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
+    this.#hideEmpty();
+    this.#schedule();
   }
 
-  #append(i) {
-    const run = this.#run;
-    const text = run.text(i);
-    const { role, dim } = this.#roleOf(i);
+  /** Adds the rows before `end` to blocks. */
+  #addRows(end) {
+    for (let i = this.#blockOf.length; i < Math.min(end, this.#run.count); i += 1) this.#addToBlock(i);
+  }
+
+  /** Adds row `i` to the last block, or to a new one. */
+  #addToBlock(i) {
+    const { role } = this.#roleOf(i);
+    let block = this.#blocks.at(-1);
     if (role !== this.#role) {
       this.#role = role;
-      this.#part = h('div');
-      this.#root.append(h('div', { class: 'part', 'data-role': role }, h('b', {}, role), this.#part));
-      this.#blocks.push(null);
+      const rows = h('div');
+      const part = h('div', { class: 'part', 'data-role': role }, h('b', {}, role), rows);
+      this.#root.append(part);
+      block = this.#addBlock(i, part, rows);
+    } else if (mayCut(block.end - block.first, this.#run.text(i - 1))) {
+      block = this.#addBlock(i, block.part, block.el.parentElement);
     }
-    let block = this.#blocks.at(-1);
-    if (!block || mayCut(block.rows, this.#blockText)) {
-      block = { el: h('div', { class: 'blk' }), rows: 0, shown: 0, chips: 0 };
-      this.#part.append(block.el);
-      this.#blocks.push(block);
-    }
-    this.#blockText = text;
-    const span = document.createElement('span');
-    span._row = i;
-    fill(span, text);
-    block.el.append(span);
-    block.rows += 1;
+    block.end = i + 1;
     this.#blockOf[i] = block;
-    this.#spans[i] = span;
-    this.#base[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${dim || run.isStop(i) ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
-    this.#bucket[i] = this.#bucketClass(i);
     this.#state[i] = this.#stateAt(i);
     if (this.isShown(i)) block.shown += 1;
+  }
+
+  #addBlock(first, part, parent) {
+    const block = { el: h('div', { class: 'blk' }), part, first, end: first, built: first, shown: 0, chips: 0 };
+    parent.append(block.el);
+    this.#blocks.push(block);
+    block.el._block = block;
+    return block;
+  }
+
+  /** Creates the missing spans of the rows of a block, and the chips between them. */
+  #build(block) {
+    for (; block.built < block.end; block.built += 1) {
+      const i = block.built;
+      this.#append(block.el, i);
+      const removal = this.#removalByLastRow.get(i);
+      if (removal) this.#addChip(removal);
+    }
+  }
+
+  /** Creates the missing spans in short tasks. */
+  #schedule() {
+    const isBuilt = (block) => block.built === block.end;
+    // The last block stays, because it may get more rows.
+    while (this.#firstUnbuilt < this.#blocks.length - 1 && isBuilt(this.#blocks[this.#firstUnbuilt])) this.#firstUnbuilt += 1;
+    const isDone = this.#blockOf.length === this.#run.count && this.#blocks.slice(this.#firstUnbuilt).every(isBuilt);
+    if (isDone || this.#isScheduled) return;
+    this.#isScheduled = true;
+    // One task per frame, after it was painted.
+    requestAnimationFrame(() => setTimeout(() => {
+      this.#isScheduled = false;
+      if (this.#signal.aborted) return;
+      const end = performance.now() + TASK_MS;
+      this.#addRows(this.#blockOf.length + ROWS_PER_TASK);
+      for (const block of [...this.#nearby, ...this.#blocks.slice(this.#firstUnbuilt)]) {
+        this.#build(block);
+        if (performance.now() > end) break;
+      }
+      this.#hideEmpty();
+      this.#schedule();
+    }));
+  }
+
+  /** Creates the spans of the block with row `i` and of its neighbours, which may be visible together with it. */
+  #ensure(i) {
+    if (i >= this.#blockOf.length) {
+      this.#addRows(i + FIRST_ROWS + MAX_BLOCK_ROWS);
+      this.#hideEmpty();
+    }
+    const block = this.#blockOf[i];
+    if (!block) return;
+    const b = this.#blocks.indexOf(block);
+    for (const near of this.#blocks.slice(Math.max(0, b - 2), b + 3)) this.#build(near);
+  }
+
+  #addChip(removal) {
+    const names = this.#run.actionsAt(removal.removedAt - 1).map((mark) => mark.mod_name);
+    const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'vh' }, ' tokens removed'));
+    chip._removedAt = removal.removedAt;
+    this.#chips.set(removal.removedAt, chip);
+    this.#spans[removal.last].after(chip);
+    this.#updateChip(removal, chip);
+  }
+
+  /** Creates the span of row `i`. */
+  #append(parent, i) {
+    const run = this.#run;
+    const span = document.createElement('span');
+    span._row = i;
+    fill(span, run.text(i));
+    this.#spans[i] = span;
+    const isDim = this.#roleOf(i).dim || run.isStop(i);
+    this.#fixedClasses[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${isDim ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
+    this.#colourClass[i] = this.#colourClassOf(i);
     this.#write(i);
+    parent.append(span);
   }
 
   /** Shows an element, if any, in place of the rows from `from` to the one before `to`. */
@@ -160,29 +224,29 @@ export class Text {
     return removedAt <= this.#n ? REMOVED : VISIBLE;
   }
 
-  #blockText = '';
-
   #roleOf(i) {
     const run = this.#run;
-    if (!run.isPrompt(i)) return { role: 'answer', dim: false };
-    if (this.#labels && run.addedAt(i) > this.#labels.addedAt) return { role: 'new prompt', dim: false };
-    return this.#labels?.roles[run.pos(i)] ?? { role: 'prompt', dim: false };
+    if (!run.isPrompt(i)) return ANSWER;
+    if (this.#labels && run.addedAt(i) > this.#labels.addedAt) return NEW_PROMPT;
+    return this.#labels?.roles[run.pos(i)] ?? PROMPT;
   }
 
-  #bucketClass(i) {
+  #colourClassOf(i) {
     const b = this.#paint(i);
     return b === 'touched' ? ' touched' : b >= 0 ? ` b${b}` : '';
   }
 
+  /** Writes the class of row `i`. Rows without a span get it when it is created. */
   #write(i) {
+    if (!this.#spans[i]) return;
     const removedAt = this.#run.removedAt(i);
     const state = this.#state[i];
-    const isShadedLater = state === LATER && this.#coloursLater && this.#bucket[i];
-    let name = this.#base[i] + (state === VISIBLE || isShadedLater ? this.#bucket[i] : '') + (isShadedLater ? '' : CLASS[state]);
+    const isShadedLater = state === LATER && this.#coloursLater && this.#colourClass[i];
+    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colourClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
     if (state === REMOVED && this.#open.has(removedAt)) name += ' o';
     if (i === this.#cursor) name += ' cur';
     if (i === this.#selected) name += ' sel';
-    if (this.#hits.includes(i)) name += ' hit';
+    if (this.#hits.has(i)) name += ' hit';
     const note = this.#notes.get(i);
     if (note) {
       name += ` note ${note.tone}`;
@@ -197,54 +261,69 @@ export class Text {
     this.#paint = paint;
     this.#coloursLater = coloursLater;
     for (let i = 0; i < this.#spans.length; i += 1) {
-      const next = this.#bucketClass(i);
-      if (next === this.#bucket[i] && !all) continue;
-      this.#bucket[i] = next;
+      if (!this.#spans[i]) continue;
+      const next = this.#colourClassOf(i);
+      if (next === this.#colourClass[i] && !all) continue;
+      this.#colourClass[i] = next;
       if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#write(i);
     }
   }
 
   /** Shows the text at event `n`. */
-  show(n, options = this.#options) {
+  show(n, options) {
+    const old = this.#options;
+    if (n === this.#n && options.showLater === old.showLater && options.showRemoved === old.showRemoved) return;
     this.#n = n;
     this.#options = options;
-    for (const block of this.#blocks) if (block) block.shown = 0;
-    for (let i = 0; i < this.#spans.length; i += 1) {
-      const state = this.#stateAt(i);
-      if (state !== this.#state[i]) {
-        this.#state[i] = state;
-        this.#write(i);
+    this.#updateStates();
+  }
+
+  #updateStates() {
+    for (const block of this.#blocks) {
+      block.shown = 0;
+      for (let i = block.first; i < block.end; i += 1) {
+        const state = this.#stateAt(i);
+        if (state !== this.#state[i]) {
+          this.#state[i] = state;
+          this.#write(i);
+        }
+        if (this.isShown(i)) block.shown += 1;
       }
-      if (this.isShown(i)) this.#blockOf[i].shown += 1;
     }
     this.#hideEmpty();
+  }
+
+  #isOpen(removal) { return this.#options.showRemoved || this.#open.has(removal.removedAt); }
+
+  #updateChip(removal, chip) {
+    const isVisible = isChipVisible(removal, this.#n, (other) => this.#isOpen(other));
+    if (chip) {
+      const isOpen = String(this.#isOpen(removal));
+      if (chip.hidden === isVisible) chip.hidden = !isVisible;
+      if (chip.ariaExpanded !== isOpen) chip.ariaExpanded = isOpen;
+    }
+    return isVisible;
   }
 
   /** Shows the chips of the current event, and hides empty blocks and parts. */
   #hideEmpty() {
     this.#showEmbedded();
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
-    const isOpen = (removal) => this.#options.showRemoved || this.#open.has(removal.removedAt);
-    for (const block of this.#blocks) if (block) block.chips = 0;
-    for (const removal of this.#removals) {
-      const chip = this.#chips.get(removal.removedAt);
-      if (!chip) continue;
-      const visible = isChipVisible(removal, this.#n, isOpen);
-      if (chip.hidden === visible) chip.hidden = !visible;
-      chip.setAttribute('aria-expanded', String(isOpen(removal)));
-      if (visible) this.#blockOf[removal.last].chips += 1;
-    }
+    for (const block of this.#blocks) block.chips = 0;
+    for (const removal of this.#removals) if (this.#updateChip(removal, this.#chips.get(removal.removedAt)) && this.#blockOf[removal.last]) this.#blockOf[removal.last].chips += 1;
+    const visibleParts = new Set();
     for (const block of this.#blocks) {
-      const isEmpty = block && block.shown + block.chips === 0;
-      if (block && block.el.hidden !== isEmpty) block.el.hidden = isEmpty;
+      const isEmpty = block.shown + block.chips === 0;
+      if (block.el.hidden !== isEmpty) block.el.hidden = isEmpty;
+      if (!isEmpty) visibleParts.add(block.part);
     }
-    for (const part of this.#root.children) part.hidden = !part.querySelector('.blk:not([hidden])');
+    for (const part of this.#root.children) if (part.hidden === visibleParts.has(part)) part.hidden = !part.hidden;
   }
 
   #toggle(removedAt) {
     if (!this.#open.delete(removedAt)) this.#open.add(removedAt);
-    for (let i = 0; i < this.#spans.length; i += 1) if (this.#run.removedAt(i) === removedAt) this.#write(i);
-    this.show(this.#n);
+    for (let i = 0; i < this.#run.count; i += 1) if (this.#run.removedAt(i) === removedAt) this.#write(i);
+    this.#updateStates();
   }
 
   /** Marks the row of the current event, and a selected row. */
@@ -253,11 +332,12 @@ export class Text {
     const old = [this.#cursor, this.#selected];
     this.#cursor = row;
     this.#selected = selected;
-    for (const i of new Set([...old, row, selected])) if (i !== null && this.#spans[i]) this.#write(i);
+    for (const i of new Set([...old, row, selected])) if (i !== null) this.#write(i);
     this.#target = this.#spans[selected ?? row ?? -1];
     if (scroll && this.#target) this.#reveal(this.#target);
   }
 
+  /** The span to which the text scrolls. */
   #target = null;
 
   #reveal(span, tries = 3) {
@@ -288,9 +368,9 @@ export class Text {
 
   /** Highlights the rows of one match. */
   highlight(rows) {
-    this.#ensure(rows.at(-1) ?? -1);
+    rows.forEach((i) => this.#ensure(i));
     const old = this.#hits;
-    this.#hits = rows;
+    this.#hits = new Set(rows);
     for (const i of [...old, ...rows]) this.#write(i);
     if (!rows.length) return;
     this.#target = this.#spans[rows[0]];
@@ -305,7 +385,7 @@ export class Text {
       const other = this.#notes.get(row);
       this.#notes.set(row, other ? { tone: other.tone === tone ? tone : 'plain', text: `${other.text}\n${text}` } : { tone, text });
     }
-    for (const row of new Set([...old, ...this.#notes.keys()])) if (this.#spans[row]) this.#write(row);
+    for (const row of new Set([...old, ...this.#notes.keys()])) this.#write(row);
   }
 
   /** Returns the text of a row for places outside of the answer. */

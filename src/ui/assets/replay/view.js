@@ -17,6 +17,7 @@ import { targetOf } from './moves.js';
 const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, layer: 'mean', later: false, q: '' };
 
 export class Replay {
+  /** Event of the cursor. */
   n = 0;
   #root;
   #id;
@@ -25,11 +26,16 @@ export class Replay {
   #parts = {};
   #state;
   #hooks;
+  /** True while the cursor stays at the end of a live run. */
   #follow = false;
+  /** Row that the user selected, or null. */
   #picked = null;
+  /** Stops following a live run. */
   #stop = null;
+  /** Matches of the search as ranges of rows, and the index of the shown one. */
   #hits = [];
   #hit = -1;
+  /** True if the run has recorded attention. */
   #recorded;
   #feedback = [];
 
@@ -77,8 +83,7 @@ export class Replay {
 
   #start(run, prefilled) {
     this.n = Math.min(run.eventCount, this.#state.at ?? run.eventCount);
-    this.#build(run);
-    this.#prefilled(prefilled);
+    this.#build(run, prefilled);
     this.go(this.n, { quiet: true });
   }
 
@@ -113,6 +118,7 @@ export class Replay {
     this.#start(new Run(state), items[0]);
   }
 
+  /** True if there is no server, in an exported page. */
   #isLocal = false;
 
   /** Releases all resources, before another run is shown. */
@@ -124,11 +130,12 @@ export class Replay {
 
   #closed = new AbortController();
 
+  /** Returns the element of the component with `data-name`. */
   #el(name) { return this.#root.querySelector(`[data-${name}]`); }
 
   #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#closed.signal }); }
 
-  #build(run) {
+  #build(run, prefilled) {
     this.#run = run;
     const go = (n) => { this.#parts.player.pause(); this.go(n); };
     const textBox = replaced(this.#el('text'));
@@ -149,6 +156,7 @@ export class Replay {
       panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#onPlayingChanged(playing) }),
     };
+    this.#prefilled(prefilled);
     this.#controls();
     this.#sync();
     this.#loadAttention();
@@ -209,8 +217,8 @@ export class Replay {
     const { text, overview, lanes } = this.#parts;
     text.sync(this.live);
     lanes.sync();
-    this.#note();
-    overview.draw();
+    this.#markNotes();
+    overview.redraw();
     const { textBox } = this.#parts;
     textBox.toggleAttribute('data-none', this.#run.count === 0);
     textBox.dataset.idle = this.live ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'The trace of this run has no events.';
@@ -220,11 +228,11 @@ export class Replay {
   /** Marks the tokens that notes and feedback name: `{token, tone, text}`, with the index of the token in the answer. */
   set feedback(entries) {
     this.#feedback = entries;
-    this.#note();
-    this.#parts.overview?.draw();
+    this.#markNotes();
+    this.#parts.overview?.redraw();
   }
 
-  #note() {
+  #markNotes() {
     const { text, overview } = this.#parts;
     if (!overview || !(this.#feedback.length || overview.notes.length)) return;
     const answer = this.#answer();
@@ -263,7 +271,10 @@ export class Replay {
     this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
   }
 
-  /** Moves the cursor to event `n`; `run.eventCount` is the end. */
+  /**
+   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` leaves the address as it is, `playing` is set by the
+   * player, and `live` keeps the selected row.
+   */
   go(n, { quiet = false, playing = false, live = false } = {}) {
     const run = this.#run;
     if (!run) return;
@@ -324,16 +335,25 @@ export class Replay {
   #row(e) {
     if (e === null) return null;
     for (const step of this.#run.stepEvents(e).filter((s) => s >= e)) {
-      const [from, to] = this.#run.bornAt(step);
+      const [from, to] = this.#run.rowsAddedAt(step);
       if (to > from && !this.#run.isPrompt(from)) return to - 1;
     }
     return null;
   }
 
+  /** Returns the number of tokens in the answer at the end; it is counted once when the run has ended. */
+  #total() {
+    if (this.live) return this.#run.answered(this.#run.eventCount);
+    this.#finalTotal ??= this.#run.answered(this.#run.eventCount);
+    return this.#finalTotal;
+  }
+
+  #finalTotal = null;
+
   #showPosition(e, row) {
     const run = this.#run;
-    const rows = run.answered(this.n);
-    const total = run.answered(run.eventCount);
+    const total = this.#total();
+    const rows = this.atEnd ? total : run.answered(this.n);
     if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
     const end = this.n === run.eventCount;
@@ -396,6 +416,7 @@ export class Replay {
     }
   }
 
+  /** Shows which buttons and colours are selected. */
   #toggles() {
     for (const name of ['showRemoved', 'showLater', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
@@ -404,6 +425,7 @@ export class Replay {
     for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
+  /** Highlights the first match of a text. */
   #find(needle) {
     const { text } = this.#parts;
     this.#state.find = needle;

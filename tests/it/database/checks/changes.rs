@@ -1,6 +1,6 @@
-//! Changes of what is stored: mods, feedback, responses, deleted and repeated runs.
+//! Changes of stored mods, feedback, responses and runs.
 
-use super::super::target::Target;
+use crate::database::target::Target;
 use reqwest::Method;
 use serde_json::json;
 use thunder::events::system;
@@ -56,7 +56,7 @@ pub async fn run_is_deleted(target: &Target) {
     assert_eq!(target.ingest("unwanted").await, 201, "its id is free again");
 }
 
-pub async fn run_runs_again(target: &Target) {
+pub async fn rerun_equals_its_run(target: &Target) {
     let (_, run) = target.server.get(&format!("/api/v1/runs/{}", target.name("text"))).await;
     let prompt = &run["events"][0]["details"]["prompt"];
     let (status, again) = target.server.post("/api/v1/reruns", &json!({"prompt": prompt, "any_version": true})).await;

@@ -1,6 +1,6 @@
 //! The schema, other programs on the database, and retention.
 
-use super::super::target::Target;
+use crate::database::target::Target;
 use crate::harness::run_start;
 use chrono::Days;
 use serde_json::Value;
@@ -12,7 +12,7 @@ use thunder::store::Retention;
 use tokio::time::sleep;
 use uuid::{NoContext, Timestamp, Uuid};
 
-/// Returns one number, by a statement that works with every pooler.
+/// Returns the number that a query selects. A simple query works with every pooler.
 async fn number(target: &Target, sql: &'static str) -> i64 {
     let mut connection = target.connect().await;
     let row = sqlx::raw_sql(sql).fetch_one(&mut connection).await.unwrap();
@@ -21,7 +21,7 @@ async fn number(target: &Target, sql: &'static str) -> i64 {
     number
 }
 
-pub async fn schema_is_of_the_last_migration(target: &Target) {
+pub async fn all_migrations_are_applied(target: &Target) {
     let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations")).unwrap().count();
     let applied = number(target, "select count(*) from refinery_schema_history").await;
     assert_eq!(applied, i64::try_from(files).unwrap());
@@ -48,7 +48,7 @@ fn start(target: &Target, name: &str, run_id: RunId) -> Signal {
     Signal::Started(Arc::new(run_start(run_id, &target.name(name))))
 }
 
-async fn stored(target: &Target, name: &str) -> Value {
+async fn wait_until_stored(target: &Target, name: &str) -> Value {
     for _ in 0..400 {
         let (status, run) = target.server.get(&format!("/api/v1/runs/{}", target.name(name))).await;
         if status == 200 {
@@ -59,11 +59,11 @@ async fn stored(target: &Target, name: &str) -> Value {
     panic!("{name} is not stored")
 }
 
-pub async fn dead_programs_run_is_interrupted(target: &Target) {
+pub async fn run_of_dead_program_is_interrupted(target: &Target) {
     let dead = target.store("dead").await;
     dead.recorder().0.signals.send(start(target, "dead", RunId::now())).await.unwrap();
-    stored(target, "dead").await;
-    // It closes its connections without storing the end of the run.
+    wait_until_stored(target, "dead").await;
+    // The program closes its connections without the end of its run.
     dead.close().await;
     for _ in 0..400 {
         let other = target.store("survivor").await;
@@ -80,20 +80,20 @@ pub async fn dead_programs_run_is_interrupted(target: &Target) {
 pub async fn old_day_is_dropped(target: &Target) {
     let store = target.store("retention").await;
     let today = system::now().date_naive();
-    // before all days with other runs
+    // This day is before the days of all other runs.
     let noon = (today - Days::new(9000)).and_hms_opt(12, 0, 0).unwrap().and_utc();
     let id = RunId(Uuid::new_v7(Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0)));
     store.recorder().0.signals.send(start(target, "old", id)).await.unwrap();
-    stored(target, "old").await;
+    wait_until_stored(target, "old").await;
     store.close().await;
     let store = target.store("retention").await;
-    let gone = store.prune(Retention { days: Some(8999), bytes: None }, today).await.unwrap();
-    assert_eq!(gone, [(noon.date_naive(), 1)]);
+    let dropped = store.prune(Retention { days: Some(8999), bytes: None }, today).await.unwrap();
+    assert_eq!(dropped, [(noon.date_naive(), 1)]);
     assert_eq!(target.server.get(&format!("/api/v1/runs/{}", target.name("old"))).await.0, 404);
     store.close().await;
 }
 
-pub async fn no_link_is_damaged(target: &Target) {
+pub async fn links_between_tables_are_valid(target: &Target) {
     let store = target.store("links").await;
     assert_eq!(store.damaged_links().await.unwrap(), Vec::<String>::new());
     store.close().await;

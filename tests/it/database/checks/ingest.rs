@@ -1,6 +1,6 @@
 //! Documents of other engines.
 
-use super::super::target::Target;
+use crate::database::target::Target;
 use serde_json::json;
 
 pub async fn ingest_stores_document(target: &Target) {
@@ -11,7 +11,7 @@ pub async fn ingest_stores_document(target: &Target) {
 
 pub async fn ingest_accepts_document_twice(target: &Target) {
     assert_eq!(target.ingest("doc").await, 201);
-    assert_eq!(target.found(&format!("request:{}", target.name("doc"))).await.len(), 1);
+    assert_eq!(target.runs_matching(&format!("request:{}", target.name("doc"))).await.len(), 1);
 }
 
 pub async fn ingest_rejects_other_content(target: &Target) {

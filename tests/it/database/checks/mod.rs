@@ -21,9 +21,9 @@ macro_rules! checks {
             let mut failed = Vec::new();
             $(
                 if let Err(panic) = AssertUnwindSafe($group::$name(target)).catch_unwind().await {
-                    let why = panic.downcast_ref::<String>().cloned();
-                    let why = why.or_else(|| panic.downcast_ref::<&str>().map(|&why| why.to_owned()));
-                    failed.push(format!("{}: {}", stringify!($name), why.unwrap_or_default()));
+                    let reason = panic.downcast_ref::<String>().cloned();
+                    let reason = reason.or_else(|| panic.downcast_ref::<&str>().map(|&text| text.to_owned()));
+                    failed.push(format!("{}: {}", stringify!($name), reason.unwrap_or_default()));
                 }
             )*
             failed
@@ -32,7 +32,7 @@ macro_rules! checks {
 }
 
 checks! {
-    database::schema_is_of_the_last_migration,
+    database::all_migrations_are_applied,
     database::partitions_of_the_next_days_exist,
     database::second_program_opens_the_database,
     database::server_is_healthy,
@@ -45,19 +45,19 @@ checks! {
     recording::chat_stream_is_recorded,
     recording::completion_is_recorded,
     recording::many_runs_at_once_are_recorded,
-    recording::request_id_used_twice_is_a_conflict,
+    recording::repeated_request_id_is_a_conflict,
     recording::mod_is_recorded,
     recording::mod_error_is_recorded,
     recording::backtrack_is_recorded,
-    recording::mod_of_a_file_runs,
+    recording::mod_of_a_file_is_recorded,
     changes::mod_is_switched_off_and_on,
     recording::attention_is_stored,
     reading::replay_columns_are_stored,
     reading::replay_page_is_shown,
     reading::events_are_listed,
     reading::alternatives_are_listed,
-    recording::running_run_is_readable,
-    recording::running_run_is_cancelled,
+    recording::active_run_is_readable,
+    recording::abandoned_run_is_cancelled,
     reading::list_changes_are_sent,
     reading::list_is_paged,
     filters::filter_by_request,
@@ -77,12 +77,12 @@ checks! {
     changes::response_is_continued,
     changes::response_is_deleted,
     changes::run_is_deleted,
-    changes::run_runs_again,
+    changes::rerun_equals_its_run,
     reading::comparison_page_is_shown,
     ingest::document_with_nul_is_stored,
-    database::dead_programs_run_is_interrupted,
+    database::run_of_dead_program_is_interrupted,
     database::old_day_is_dropped,
     recording::recorder_survives_terminated_connections,
-    database::no_link_is_damaged,
+    database::links_between_tables_are_valid,
     database::server_log_has_no_database_error,
 }

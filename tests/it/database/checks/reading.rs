@@ -1,6 +1,6 @@
 //! Lists, pages and replays of runs.
 
-use super::super::target::{Target, urlencode};
+use crate::database::target::{Target, urlencode};
 use crate::harness::SseReader;
 use reqwest::Method;
 use thunder::trace::columns;

@@ -1,12 +1,12 @@
 //! Runs that the server records.
 
-use super::super::target::Target;
 use crate::chat::forced_answer;
+use crate::database::target::Target;
 use reqwest::Method;
 use serde_json::json;
 
 pub async fn chat_is_recorded(target: &Target) {
-    let run = target.generated(json!({"request_id": target.name("chat")})).await;
+    let run = target.generate(json!({"request_id": target.name("chat")})).await;
     assert_eq!((&run["run"]["status"], &run["run"]["completion_tokens"]), (&json!("done"), &json!(8)));
 }
 
@@ -26,17 +26,17 @@ pub async fn completion_is_recorded(target: &Target) {
 }
 
 pub async fn many_runs_at_once_are_recorded(target: &Target) {
-    let ask =
-        async |number: i32| target.generated(json!({"request_id": target.name(&format!("at-once{number}"))})).await;
-    let runs = futures::future::join_all((0..8).map(ask)).await;
+    let generate =
+        async |number: i32| target.generate(json!({"request_id": target.name(&format!("at-once{number}"))})).await;
+    let runs = futures::future::join_all((0..8).map(generate)).await;
     assert!(runs.iter().all(|run| run["run"]["status"] == "done" && run["run"]["completion_tokens"] == 8), "{runs:?}");
 }
 
-pub async fn request_id_used_twice_is_a_conflict(target: &Target) {
+pub async fn repeated_request_id_is_a_conflict(target: &Target) {
     let body = json!({
         "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 2, "request_id": target.name("chat"),
     });
-    // A server that waits too long for its database accepts the request.
+    // The server accepts the request if its lookup in the database takes too long.
     let mut answer = target.server.post("/v1/chat/completions", &body).await;
     for _ in 0..20 {
         if answer.0 == 409 {
@@ -50,7 +50,7 @@ pub async fn request_id_used_twice_is_a_conflict(target: &Target) {
 
 pub async fn mod_is_recorded(target: &Target) {
     let run = target
-        .generated(json!({"mods": forced_answer("a tall story"), "max_tokens": 60, "request_id": target.name("mod")}))
+        .generate(json!({"mods": forced_answer("a tall story"), "max_tokens": 60, "request_id": target.name("mod")}))
         .await;
     assert_eq!(run["run"]["mods"], json!(["force-prefix"]));
     assert!(
@@ -61,23 +61,23 @@ pub async fn mod_is_recorded(target: &Target) {
 }
 
 pub async fn mod_error_is_recorded(target: &Target) {
-    let run = target.generated(json!({"mods": ["breaks"], "request_id": target.name("error")})).await;
+    let run = target.generate(json!({"mods": ["breaks"], "request_id": target.name("error")})).await;
     assert_eq!(run["run"]["errors"], 1, "{}", run["run"]);
 }
 
 pub async fn backtrack_is_recorded(target: &Target) {
     let mods = json!([{"name": "ban-phrases", "config": {"phrases": ["e", "a", "t", "o"]}}]);
-    let run = target.generated(json!({"mods": mods, "max_tokens": 24, "request_id": target.name("back")})).await;
+    let run = target.generate(json!({"mods": mods, "max_tokens": 24, "request_id": target.name("back")})).await;
     assert_eq!(run["run"]["status"], "done");
 }
 
-pub async fn mod_of_a_file_runs(target: &Target) {
-    let run = target.generated(json!({"mods": ["greets"], "request_id": target.name("greets")})).await;
+pub async fn mod_of_a_file_is_recorded(target: &Target) {
+    let run = target.generate(json!({"mods": ["greets"], "request_id": target.name("greets")})).await;
     assert_eq!((&run["run"]["mods"], &run["run"]["output_preview"]), (&json!(["greets"]), &json!("hello")));
 }
 
 pub async fn attention_is_stored(target: &Target) {
-    let run = target.generated(json!({"attention": true, "request_id": target.name("attention")})).await;
+    let run = target.generate(json!({"attention": true, "request_id": target.name("attention")})).await;
     let events = run["events"].as_array().unwrap();
     let last = events.iter().rev().find(|event| event["event_type"] == "ForwardPass").unwrap();
     let path =
@@ -87,7 +87,7 @@ pub async fn attention_is_stored(target: &Target) {
 }
 
 /// Starts a streamed run and returns its id after its first token.
-async fn begun(target: &Target, name: &str) -> (String, reqwest::Response) {
+async fn start_stream(target: &Target, name: &str) -> (String, reqwest::Response) {
     let body = json!({"prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true, "request_id": target.name(name)});
     let request = target.server.request(Method::POST, "/v1/completions").json(&body);
     let mut response = request.send().await.unwrap();
@@ -96,25 +96,25 @@ async fn begun(target: &Target, name: &str) -> (String, reqwest::Response) {
     (id, response)
 }
 
-pub async fn running_run_is_readable(target: &Target) {
-    let (id, _response) = begun(target, "running").await;
+pub async fn active_run_is_readable(target: &Target) {
+    let (id, _response) = start_stream(target, "running").await;
     let (status, run) = target.server.get(&format!("/api/v1/runs/{id}")).await;
     assert_eq!((status, &run["run"]["request_id"]), (200, &json!(target.name("running"))));
-    assert_eq!(target.found("status:running").await, [target.name("running")]);
+    assert_eq!(target.runs_matching("status:running").await, [target.name("running")]);
 }
 
-pub async fn running_run_is_cancelled(target: &Target) {
-    // the client of the previous run has disconnected
+pub async fn abandoned_run_is_cancelled(target: &Target) {
+    // The client of this run has disconnected at the end of the previous check.
     let run = target.server.finished(&target.name("running")).await;
     assert_eq!(run["run"]["status"], "cancelled");
 }
 
 pub async fn recorder_survives_terminated_connections(target: &Target) {
     let mut connection = target.connect().await;
-    let end = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
+    let terminate = "select count(pg_terminate_backend(pid)) from pg_stat_activity where datname = current_database()
         and pid <> pg_backend_pid() and backend_type = 'client backend'";
-    sqlx::raw_sql(end).execute(&mut connection).await.unwrap();
+    sqlx::raw_sql(terminate).execute(&mut connection).await.unwrap();
     drop(connection);
-    let run = target.generated(json!({"request_id": target.name("after")})).await;
+    let run = target.generate(json!({"request_id": target.name("after")})).await;
     assert_eq!(run["run"]["status"], "done");
 }

@@ -18,7 +18,7 @@ from .strategies.base import Strategy
 from .strategies.masks import Mask, end_tokens, token_pieces
 from .strategies.primitives import LanguageStrategy
 
-#: Maximum corrections of tokens that do not fit. After that, the question is given up.
+#: Maximum number of corrections of tokens that do not fit; then the question is given up.
 MAX_ATTEMPTS = 3
 
 
@@ -198,7 +198,7 @@ class ActiveQuestion:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def _is_last(self, event: Added, tokens: List[int]) -> bool:
-        """Returns True if the run ends with this event while the question is still in its answer."""
+        """Returns True if the run ends with this event, before the answer is complete."""
         return 0 < event.max_steps <= len(tokens) - event.context_info.prompt_len
 
     def _give_up(self, tokens: List[int]) -> None:

@@ -1,4 +1,4 @@
-"""Serialisation of a mod for its registration with a server."""
+"""Serialization of a mod for its registration with a server."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ class ListLanguage(Language):
     def __init__(
         self,
         elements: Tuple[Language, ...],
-        each: bool,
+        is_per_element: bool,
         before: str,
         around: str,
         between: str,
@@ -201,14 +201,14 @@ class ListLanguage(Language):
         low: int,
         high: Optional[int],
     ) -> None:
-        self._elements, self._each = elements, each
+        self._elements, self._is_per_element = elements, is_per_element
         self._before, self._around = before.encode("utf-8"), around.encode("utf-8")
         self._between, self._after = between.encode("utf-8"), after.encode("utf-8")
         self._low, self._high = low, high
 
     def key(self) -> Tuple[Any, ...]:
         parts = self._before, self._around, self._between, self._after
-        return (self._elements, self._each, *parts, self._low, self._high)
+        return (self._elements, self._is_per_element, *parts, self._low, self._high)
 
     def first(self) -> Iterator[Config]:
         yield from self._closure(("before", 0, 0))
@@ -232,7 +232,7 @@ class ListLanguage(Language):
         return (part, done, self._element(done).canonicalize(at, horizon)) if part == "element" else config
 
     def _element(self, done: int) -> Language:
-        return self._elements[min(done, len(self._elements) - 1)] if self._each else self._elements[0]
+        return self._elements[min(done, len(self._elements) - 1)] if self._is_per_element else self._elements[0]
 
     def _text(self, part: str) -> bytes:
         return {"before": self._before, "open": self._around, "close": self._around, "between": self._between}.get(

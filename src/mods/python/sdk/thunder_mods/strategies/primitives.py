@@ -158,18 +158,18 @@ class ListStrategy(LanguageStrategy):
         min_elements: int = 0,
         max_elements: Optional[int] = None,
     ) -> None:
-        each = not isinstance(elements, LanguageStrategy)
+        is_per_element = not isinstance(elements, LanguageStrategy)
         given: Tuple[Any, ...] = tuple(elements) if isinstance(elements, (list, tuple)) else (elements,)
         for element in given:
             if not isinstance(element, LanguageStrategy):
                 raise TypeError("elements must be strategies of this package, got %r; ListStrat accepts custom strategies" % (element,))
-        if each:
+        if is_per_element:
             min_elements = max_elements = len(given)
         if max_elements is not None and max_elements < max(1, min_elements):
             raise ValueError("min must not exceed max, and max must be 1 or more; got min %d and max %d" % (min_elements, max_elements))
         languages = tuple(element.language for element in given)
         super().__init__(
-            ListLanguage(languages, each, open, wrap, sep, close + end_with, max(0, min_elements), max_elements)
+            ListLanguage(languages, is_per_element, open, wrap, sep, close + end_with, max(0, min_elements), max_elements)
         )
 
 

@@ -45,10 +45,10 @@ class SequenceStrategy(Strategy):
         min_elements: int = 0,
         max_elements: Optional[int] = None,
     ) -> None:
-        self._each = isinstance(elements, (list, tuple))
+        self._is_per_element = isinstance(elements, (list, tuple))
         given: Any = elements if isinstance(elements, (list, tuple)) else (elements,)
         self._elements: Tuple[Strategy, ...] = tuple(given)
-        if self._each:
+        if self._is_per_element:
             min_elements = max_elements = len(self._elements)
         if max_elements is not None and max_elements < max(1, min_elements):
             raise ValueError("min must not exceed max, and max must be 1 or more; got min %d and max %d" % (min_elements, max_elements))
@@ -110,7 +110,7 @@ class SequenceStrategy(Strategy):
         return answer
 
     def _strategy(self, state: _ListState) -> Strategy:
-        return self._elements[min(state.count, len(self._elements) - 1) if self._each else 0]
+        return self._elements[min(state.count, len(self._elements) - 1) if self._is_per_element else 0]
 
     def _fits(self, state: _ListState, token_id: int, tokenizer: Any) -> bool:
         strategy = self._strategy(state)

@@ -114,12 +114,12 @@ class ListStrat(_WithRepr, StrategyConstructor):
     def into_strategy(self, tokenizer: Any = None) -> Union[ListStrategy, SequenceStrategy]:
         """Returns the strategy."""
         elements: Any = self.elements
-        each = isinstance(elements, (list, tuple))
-        strategies = [into_strategy(element, tokenizer) for element in (elements if each else [elements])]
+        is_per_element = isinstance(elements, (list, tuple))
+        strategies = [into_strategy(element, tokenizer) for element in (elements if is_per_element else [elements])]
         # Strategies of this package are combined into one language; custom ones are processed token by token.
         kind: Any = ListStrategy if all(isinstance(element, LanguageStrategy) for element in strategies) else SequenceStrategy
         strategy: Union[ListStrategy, SequenceStrategy] = kind(
-            strategies if each else strategies[0],
+            strategies if is_per_element else strategies[0],
             open=self.open or "",
             close=self.close or "",
             wrap=self.wrap or "",

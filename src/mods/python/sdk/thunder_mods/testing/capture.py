@@ -9,8 +9,8 @@ from typing import Iterator, List, Tuple
 
 
 class _Lines(io.TextIOBase):
-    def __init__(self, level: str, into: List[Tuple[str, str]]) -> None:
-        self._level, self._into, self._text = level, into, ""
+    def __init__(self, level: str, lines: List[Tuple[str, str]]) -> None:
+        self._level, self._lines, self._text = level, lines, ""
 
     def write(self, text: str) -> int:
         self._text += text
@@ -21,22 +21,22 @@ class _Lines(io.TextIOBase):
     def end_line(self) -> None:
         text, self._text = self._text.rstrip("\n"), ""
         if text:
-            self._into.append((self._level, text))
+            self._lines.append((self._level, text))
 
 
 class _Handler(logging.Handler):
-    def __init__(self, into: List[Tuple[str, str]]) -> None:
+    def __init__(self, lines: List[Tuple[str, str]]) -> None:
         super().__init__()
-        self._into = into
+        self._lines = lines
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._into.append((record.levelname, self.format(record)))
+        self._lines.append((record.levelname, self.format(record)))
 
 
 @contextlib.contextmanager
-def captured(into: List[Tuple[str, str]], module: str) -> Iterator[None]:
+def captured(lines: List[Tuple[str, str]], module: str) -> Iterator[None]:
     """Collects printed and logged lines."""
-    out, err, handler = _Lines("INFO", into), _Lines("WARNING", into), _Handler(into)
+    out, err, handler = _Lines("INFO", lines), _Lines("WARNING", lines), _Handler(lines)
     root, own = logging.getLogger(), logging.getLogger(module)
     level = own.level
     root.addHandler(handler)

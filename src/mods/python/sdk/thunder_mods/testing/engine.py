@@ -146,9 +146,9 @@ class _Run:
 
     def execute(self, prompt: List[int]) -> Result:
         self.sequence, self.prompt_len = list(prompt), len(prompt)
-        winner = self._event("Prefilled", 0, prompt)
+        winner = self._dispatch("Prefilled", 0, prompt)
         if winner is None:
-            self._begin_step()
+            self._run_steps()
         else:
             self._apply("Prefilled", winner)
         assert self.end is not None
@@ -166,7 +166,7 @@ class _Run:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _begin_step(self) -> None:
+    def _run_steps(self) -> None:
         """Runs steps (forward pass, draw, append) until the run ends. Actions are applied by `_apply`."""
         while self.end is None:
             if self.step >= self.max_steps:
@@ -175,13 +175,13 @@ class _Run:
             self.step += 1
             self.draw_temperature = None
             self.logits = array("f", self.model.logits(list(self.sequence), self.prompt_len, self.tokenizer))
-            winner, kind = self._event("ForwardPass", self.step, []), "ForwardPass"
+            winner, kind = self._dispatch("ForwardPass", self.step, []), "ForwardPass"
             if winner is None:
                 self.drawn = self._draw()
                 if self.drawn is None:
                     self._finish("error", "no token can be drawn: mods leave no token with a probability above 0")
                     return
-                winner, kind = self._event("Sampled", self.step, [self.drawn]), "Sampled"
+                winner, kind = self._dispatch("Sampled", self.step, [self.drawn]), "Sampled"
             if winner is None:
                 assert self.drawn is not None
                 token, self.drawn = self.drawn, None
@@ -193,7 +193,7 @@ class _Run:
         """Appends tokens, dispatches the Added event, and checks the end of the run."""
         self.sequence.extend(tokens)
         self.step = max(self.step, step)
-        winner = self._event("Added", step, tokens, forced)
+        winner = self._dispatch("Added", step, tokens, forced)
         if winner is not None:
             if isinstance(winner, ForceTokens):
                 self._send()
@@ -209,7 +209,7 @@ class _Run:
             self._finish("length", "the context of %d tokens is full" % self.context)
 
     def _apply(self, kind: str, action: ModAction) -> None:
-        """Applies the action that won an event."""
+        """Applies the action that takes effect at an event."""
         step = self.step + 1 if kind == "Added" or self.step == 0 else self.step
         self.drawn, removes_draw = None, kind == "Sampled"
         if isinstance(action, ForceTokens):
@@ -231,7 +231,7 @@ class _Run:
         elif isinstance(action, EmitError):
             self._finish("error", str(action.err_str))
         if self.end is None and kind == "Prefilled":
-            self._begin_step()
+            self._run_steps()
 
     def _force(self, tokens: Sequence[int], step: int) -> None:
         forced = self._truncated_at_end(tokens)
@@ -283,8 +283,8 @@ class _Run:
         self.events.append(event)
         return event
 
-    def _event(self, kind: str, step: int, tokens: Sequence[int], forced: bool = False) -> Optional[ModAction]:
-        """Dispatches an event to the mods. Returns the first action that changes control, if any."""
+    def _dispatch(self, kind: str, step: int, tokens: Sequence[int], forced: bool = False) -> Optional[ModAction]:
+        """Dispatches an event to the mods. Returns the first action that does more than edit the prompt or the logits, if any."""
         event = self._record(kind, step, tokens, forced)
         winner: Optional[ModAction] = None
         for active in self.mods:
@@ -315,11 +315,11 @@ class _Run:
             error_message = action_error(action, len(self.tokenizer), self.context)
             if error_message is not None:
                 raise InvalidActionError("%s: %s" % (record.kind, error_message))
-            self._edit(mod_event, action, before)
+            self._apply_to_logits(mod_event, action, before)
             call.action = action
         except Exception as error:
             call.exception = error
-            self._edit(mod_event, Noop(), before)
+            self._apply_to_logits(mod_event, Noop(), before)
         finally:
             _conversation.current = None
         if mod_event._held_back is not None:
@@ -352,7 +352,7 @@ class _Run:
         mod_event.seed, mod_event.model = self.seed, "test"
         return mod_event
 
-    def _edit(self, mod_event: ModEvent, action: ModAction, before: Any) -> None:
+    def _apply_to_logits(self, mod_event: ModEvent, action: ModAction, before: Any) -> None:
         """Applies an action to the logits; in-place changes count only with AdjustedLogits."""
         if not isinstance(mod_event, ForwardPass):
             return

@@ -17,7 +17,7 @@ class Scripted:
     answers: {end of a question: answer}. If the text after the last question in the sequence is a prefix of its answer,
     the model writes the rest of the answer.
     text: otherwise the model writes the rest of `text` if the generated text is a prefix of it. If not, the model skips
-    as many tokens of `text` as were generated, and writes the others.
+    as many tokens of `text` as were generated, and writes the remaining ones.
     """
 
     def __init__(self, text: str = "", answers: Optional[Mapping[str, str]] = None) -> None:

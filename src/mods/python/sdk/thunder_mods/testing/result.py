@@ -41,7 +41,7 @@ class Call:
     exception: Optional[BaseException] = None
     #: Printed and logged lines: (level, message).
     logs: List[Tuple[str, str]] = field(default_factory=list)
-    #: True if the action of an earlier mod won the event.
+    #: True if the action of an earlier mod took effect instead.
     superseded: bool = False
     #: Backtrack: number of removed tokens, and True if the mod requested more.
     removed: Optional[int] = None

@@ -33,6 +33,7 @@ from ..logits import Logits, flat, numpy
 from ..tokenizer import Tokenizer
 from .capture import Capture
 from .channel import Channel, Memory
+from .score import call_scorer, find_scorer
 
 PROTOCOL = 1
 
@@ -88,7 +89,7 @@ class Worker:
 
     def serve(self) -> None:
         """Handles frames until the server closes the channel."""
-        handlers_by_kind: Dict[str, Callable[[Header, bytes], None]] = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish}
+        handlers_by_kind: Dict[str, Callable[[Header, bytes], None]] = {"load": self.load, "run": self.begin, "call": self.call, "finished": self.finish, "score": self.score}
         while True:
             frame = self.channel.receive()
             if frame is None:
@@ -107,6 +108,11 @@ class Worker:
             if "logit" in source or "logprob" in source:
                 numpy()  # its import takes longer than the deadline of a call
             self.module = self._execute(name, header["file"], source)
+            if header["scorer"]:
+                self.handler = find_scorer(self.module, header["file"])
+                self.capture.end_call()
+                self.channel.send({"kind": "loaded", "handlers": []})
+                return
             # A mod may also import Quote's names within its function.
             self.is_quote = quote.is_loaded() or quote.is_imported_by(self.module)
             handlers = self._handlers(header["entrypoint"], header["file"])
@@ -204,6 +210,17 @@ class Worker:
         if frame[0].get("gone"):
             raise RuntimeError("the model of this tokenizer is no longer loaded")
         return frame
+
+    # -- scores ----------------------------------------------------------------------------------------------------
+
+    def score(self, header: Header, body: bytes) -> None:
+        """Scores an answer."""
+        try:
+            answer: Header = {"kind": "scored", "score": call_scorer(self.handler, body.decode("utf-8"), header["cell"])}
+        except BaseException as error:  # sys.exit() in a scorer is an error of the scorer
+            answer = dict(self._exception(error), kind="failed")
+        self.capture.end_call()
+        self.channel.send(answer)
 
     # -- calls -----------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,92 @@
+//! Types of flag values that several groups of flags share.
+
+use clap::ValueEnum;
+
+/// On or off.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnOff {
+    /// On.
+    #[default]
+    #[value(aliases = ["1", "true", "enabled"])]
+    On,
+    /// Off.
+    #[value(aliases = ["0", "false", "disabled"])]
+    Off,
+}
+
+/// On, off, or chosen automatically.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnOffAuto {
+    /// Chosen automatically.
+    #[default]
+    Auto,
+    /// On.
+    #[value(aliases = ["1", "true", "enabled"])]
+    On,
+    /// Off.
+    #[value(aliases = ["0", "false", "disabled"])]
+    Off,
+}
+
+impl OnOffAuto {
+    /// Returns the setting; `None` if it is chosen automatically.
+    #[must_use]
+    pub fn as_bool(self) -> Option<bool> {
+        match self {
+            Self::Auto => None,
+            Self::On => Some(true),
+            Self::Off => Some(false),
+        }
+    }
+}
+
+/// Text that must not appear in logs.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub(super) String);
+
+impl std::str::FromStr for Secret {
+    type Err = std::convert::Infallible;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl Secret {
+    /// Returns the text.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(secret)")
+    }
+}
+
+/// A number of bytes, written as `4096`, `512K`, `256M` or `2G`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub usize);
+
+impl Default for Size {
+    /// Returns the default size of a request body: 256 MiB, which fits a trace of some 100 000 tokens.
+    fn default() -> Self {
+        Self(256 << 20)
+    }
+}
+
+impl std::str::FromStr for Size {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let invalid = || format!("'{text}' is not a size; expected e.g. 4096, 512K, 256M or 2G");
+        let (digits, shift) = match text.as_bytes().last() {
+            Some(b'K' | b'k') => (&text[..text.len() - 1], 10),
+            Some(b'M' | b'm') => (&text[..text.len() - 1], 20),
+            Some(b'G' | b'g') => (&text[..text.len() - 1], 30),
+            _ => (text, 0),
+        };
+        let count: usize = digits.parse().map_err(|_| invalid())?;
+        count.checked_mul(1 << shift).filter(|&bytes| bytes > 0).map(Self).ok_or_else(invalid)
+    }
+}

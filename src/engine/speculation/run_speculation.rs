@@ -1,0 +1,46 @@
+//! Speculative decoding of one run: its n-gram index, its account, and the logits after a draft that the run has not
+//! processed yet.
+
+use super::account::DraftAccount;
+use super::ngram::NgramIndex;
+use crate::events::TokenId;
+use crate::model::llama::AttentionRow;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A decoded token of a draft. It is accepted if the run samples the same token.
+pub struct DraftedToken {
+    /// Position of the token.
+    pub position: usize,
+    /// The token.
+    pub token: TokenId,
+    /// Next token of the draft.
+    pub next: Option<TokenId>,
+    /// Attention of the token, if it was captured.
+    pub attention: Option<Arc<AttentionRow>>,
+}
+
+/// State of speculative decoding for one run.
+pub struct RunSpeculation {
+    /// N-grams of the run's tokens.
+    pub ngrams: NgramIndex,
+    /// Account of the drafts.
+    pub account: DraftAccount,
+    /// Decoded tokens of the draft, with their logits, after the position at which the run waits for a mod.
+    pub pending_draft: VecDeque<(DraftedToken, Vec<f32>)>,
+    /// Number of tokens that a draft model may still read without a charge: those that the run had when it got its
+    /// slot.
+    pub free_tokens: usize,
+}
+
+impl RunSpeculation {
+    /// Creates the state of a new run. Drafts need a match of `min_match` tokens.
+    pub fn new(min_match: usize) -> Self {
+        Self {
+            ngrams: NgramIndex::new(min_match),
+            account: DraftAccount::new(),
+            pending_draft: VecDeque::new(),
+            free_tokens: 0,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Blocks of tool calls.
+
+use super::{AnswerParser, State};
+use crate::model::chat::answer::call::{CallProgress, CallReader, skip_space};
+use crate::model::chat::answer::next_call::{NextCall, find_next_call};
+use crate::model::chat::answer::{AnswerFormat, AnswerMessage, EndOfAnswer, retract_calls};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The state of parsing a block of calls.
+#[derive(Debug)]
+pub(super) struct Block {
+    /// Index of the form of the calls.
+    form: usize,
+    /// Bit set of the forms that were tried for the next call.
+    tried: u64,
+    /// Start of the text if no call follows.
+    from: usize,
+    /// The marker; empty for a bare call.
+    marker: Range<usize>,
+    /// End of the last call and of the text that belongs to it.
+    last: Option<usize>,
+    /// True if the calls are in a list.
+    list: bool,
+    reader: Option<CallReader>,
+    /// True if the call exceeds the permitted number: it is parsed but not sent.
+    suppressed: bool,
+}
+
+impl Block {
+    /// Creates a block with the form of this index. `from` is the start of the text if no call follows.
+    pub(super) fn new(form: usize, from: usize, marker: Range<usize>) -> Self {
+        Self { form, tried: 0, from, marker, last: None, list: false, reader: None, suppressed: false }
+    }
+
+    /// Returns true inside or directly before a call that a marker introduced.
+    pub(super) fn is_in_marked_call(&self) -> bool {
+        !self.marker.is_empty() && (self.last.is_none() || self.reader.is_some())
+    }
+
+    /// Returns the first byte after the complete calls.
+    pub(super) fn unsent_from(&self) -> usize {
+        self.last.unwrap_or(self.from)
+    }
+}
+
+impl AnswerParser {
+    /// Parses the start of a call without a marker. Returns `None` if the text does not start like one, and otherwise
+    /// the same as the functions in [`Self::advance`].
+    pub(super) fn parse_bare_call(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
+        let answer_format = Arc::clone(&self.answer_format);
+        let mut forms = answer_format.syntax.calls.iter().enumerate().filter(|(_, form)| form.is_bare()).peekable();
+        if answer_format.tools.is_empty() || forms.peek().is_none() {
+            return None;
+        }
+        let first = self.skip_blank();
+        let rest = &self.text[first..];
+        if rest.is_empty() && answer_end.is_none() {
+            return Some(false);
+        }
+        let (index, form) = forms.find(|(_, form)| CallReader::may_be_bare(form, &answer_format, rest))?;
+        self.state = State::Block(Box::new(Block {
+            reader: Some(CallReader::new(form, first, rest, true)),
+            suppressed: is_full(&answer_format, &self.message),
+            ..Block::new(index, self.at, first..first)
+        }));
+        Some(true)
+    }
+
+    /// Parses calls. On entry, `self.at` is the start of the marker or the end of the last call.
+    pub(super) fn parse_block(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
+        let answer_format = Arc::clone(&self.answer_format);
+        let State::Block(block) = &mut self.state else { return false };
+        let form = &answer_format.syntax.calls[block.form];
+        if let Some(reader) = &mut block.reader {
+            let syntax = (&*answer_format, form);
+            let progress = if block.suppressed {
+                reader.read(syntax, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
+            } else {
+                reader.read(syntax, &self.text, answer_end, &mut self.deltas, &mut self.message)
+            };
+            match progress {
+                CallProgress::More => return false,
+                CallProgress::Done(end) => {
+                    block.last = Some(end);
+                    block.reader = None;
+                    block.tried = 0;
+                    self.at = end;
+                }
+                CallProgress::Failed(at) => {
+                    if reader.is_sent() && !block.suppressed {
+                        retract_calls(&mut self.deltas, &mut self.message, 1);
+                    }
+                    self.reject_call(at);
+                }
+            }
+            return true;
+        }
+        self.at = skip_space(&self.text, self.at);
+        match find_next_call(form, &self.text, self.at, block.last.is_some(), block.list, answer_end.is_some()) {
+            NextCall::More => return false,
+            NextCall::Next { at, list, kept } => {
+                block.last = block.last.map(|_| kept);
+                block.list = list;
+                block.reader = Some(CallReader::new(form, at, &self.text[at..], block.marker.is_empty()));
+                block.suppressed = is_full(&self.answer_format, &self.message);
+            }
+            NextCall::End(at) if block.last.is_some() => {
+                block.last = Some(at);
+                self.at = at;
+                if !self.try_next_form() {
+                    self.state = State::Gap;
+                }
+            }
+            NextCall::End(at) => self.reject_call(at),
+        }
+        true
+    }
+
+    /// Handles text that looked like a call up to the byte `at`: tries another form with the same marker, else treats
+    /// it as text.
+    fn reject_call(&mut self, at: usize) {
+        if self.try_next_form() {
+            return;
+        }
+        let State::Block(block) = &self.state else { return };
+        self.at = block.unsent_from();
+        let search = at.max(block.marker.end).max(self.at);
+        self.blank = 0;
+        self.state = State::Text { search, start: false };
+    }
+
+    /// Parses the failed call again with the next form that has the same marker. Returns false if there is none.
+    fn try_next_form(&mut self) -> bool {
+        let State::Block(block) = &mut self.state else { return false };
+        let text = &self.text[block.marker.clone()];
+        block.tried |= 1 << block.form.min(63);
+        block.reader = None;
+        let forms = self.markers.iter().filter(|marker| marker.text == text).filter_map(|marker| marker.form);
+        let Some(form) = forms.filter(|form| block.tried & (1 << form.min(&63)) == 0).min() else { return false };
+        block.form = form;
+        self.at = block.last.unwrap_or(block.marker.start);
+        true
+    }
+}
+
+/// Returns true if no further call is permitted.
+fn is_full(answer_format: &AnswerFormat, message: &AnswerMessage) -> bool {
+    answer_format.single && !message.calls.is_empty()
+}

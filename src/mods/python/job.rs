@@ -1,0 +1,78 @@
+//! Jobs of a supervisor, and the conversion of a worker's reply to the reply of the mod.
+
+use super::message::WorkerReply;
+use super::shared_memory::{MemoryRegion, SharedMemory};
+use crate::events::EventType;
+use crate::mods::{ModException, Reply, ReplySender, RunView};
+use serde_json::Value;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// Job of a supervisor.
+pub enum Job {
+    /// A run starts and needs a worker.
+    StartRun,
+    /// One event of a run.
+    Call(Box<CallJob>),
+    /// The run has ended; its memory regions are free.
+    Finished { run: Arc<RunContext>, regions: Vec<MemoryRegion> },
+}
+
+/// A call that waits for the worker.
+pub struct CallJob {
+    pub run: Arc<RunContext>,
+    pub event: EventType,
+    /// Header of the frame.
+    pub header: Vec<u8>,
+    /// Memory region of the logits.
+    pub logits: Option<MemoryRegion>,
+    /// Time at which the call was sent directly to the worker; `None` if it was not.
+    pub sent: Option<Instant>,
+    pub done: ReplySender,
+}
+
+/// A run in which this mod takes part.
+pub struct RunContext {
+    /// Unique within the process.
+    pub number: u64,
+    pub view: Arc<RunView>,
+    pub config: Value,
+    /// Number of last generated tokens that are held back from the client; a reply can change it.
+    pub holdback: AtomicUsize,
+    /// Generation of the worker that knows the run; 0 for none.
+    pub worker: AtomicU64,
+    /// Bytes logged by the mod.
+    pub logged: AtomicUsize,
+}
+
+/// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at
+/// which the worker received the call, which bounds the elapsed time that the worker reports.
+pub fn to_reply(
+    reply: WorkerReply,
+    body: &[u8],
+    run: &RunContext,
+    event: EventType,
+    memory: &SharedMemory,
+    logits: Option<&MemoryRegion>,
+    received_at: Instant,
+) -> Reply {
+    let WorkerReply { action, exception, elapsed_ns, holdback } = reply;
+    if let Some(tokens) = holdback {
+        run.holdback.store(tokens, Ordering::Release);
+    }
+    let checked = action.map(|action| action.check(body, &run.view.vocabulary, memory, logits)).transpose();
+    let (action, refused) = match checked {
+        Ok(action) => (action, None),
+        Err(message) => {
+            let message = format!("InvalidActionError at {}: {message}", event.as_str());
+            (None, Some(ModException { message, traceback: None }))
+        }
+    };
+    Reply {
+        action,
+        exception: exception.map(ModException::from).or(refused),
+        elapsed: Duration::from_nanos(elapsed_ns).min(received_at.elapsed()),
+        ..Reply::default()
+    }
+}

@@ -1,0 +1,58 @@
+//! The range of run ids that the times of a filter select.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use sqlx::{Postgres, QueryBuilder};
+use uuid::Uuid;
+
+/// Minimum difference between the time in a run's id and the start of the run for a displaced run, such as one that was
+/// ingested later.
+const DISPLACEMENT: TimeDelta = TimeDelta::hours(1);
+
+/// The run ids that `after:` and `before:` select. They do not include displaced runs, whose ids contain another time than
+/// that of their start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::store) struct IdRange {
+    pub(in crate::store) from: Option<Uuid>,
+    pub(in crate::store) until: Option<Uuid>,
+}
+
+impl IdRange {
+    /// Excludes ids of runs that began before `time`.
+    pub fn begin_after(&mut self, time: DateTime<Utc>) {
+        self.from = self.from.max(Some(first_id(time.checked_sub_signed(DISPLACEMENT))));
+    }
+
+    /// Excludes ids of runs that began after `time`.
+    pub fn end_before(&mut self, time: DateTime<Utc>) {
+        let end = first_id(time.checked_add_signed(DISPLACEMENT));
+        self.until = Some(self.until.map_or(end, |until| until.min(end)));
+    }
+
+    /// Appends ` and …` with the condition for displaced runs with other ids.
+    pub fn push_displaced(self, query: &mut QueryBuilder<Postgres>) {
+        query.push(" and is_displaced(run_id, created_at) and (false");
+        if let Some(from) = self.from {
+            query.push(" or run_id < ").push_bind(from);
+        }
+        if let Some(until) = self.until {
+            query.push(" or run_id >= ").push_bind(until);
+        }
+        query.push(")");
+    }
+
+    /// Appends ` and …` with the condition for ids in the range.
+    pub fn push_inside(self, query: &mut QueryBuilder<Postgres>) {
+        if let Some(from) = self.from {
+            query.push(" and run_id >= ").push_bind(from);
+        }
+        if let Some(until) = self.until {
+            query.push(" and run_id < ").push_bind(until);
+        }
+    }
+}
+
+/// Returns the smallest `UUIDv7` of a time, or the smallest of all for a time before 1970 or out of range.
+fn first_id(time: Option<DateTime<Utc>>) -> Uuid {
+    let milliseconds = time.map_or(0, |time| time.timestamp_millis());
+    Uuid::from_u128(u128::try_from(milliseconds).unwrap_or(0) << 80)
+}

@@ -1,0 +1,116 @@
+//! Tests of the filter language.
+
+use super::*;
+use proptest::prelude::*;
+
+fn now() -> DateTime<Utc> {
+    "2026-01-31T12:00:00Z".parse().unwrap()
+}
+
+fn one(text: &str) -> Condition {
+    let mut terms = Filter::parse(text, now()).unwrap().terms;
+    assert_eq!(terms.len(), 1, "{text}");
+    terms.remove(0).condition
+}
+
+fn error(text: &str) -> BadFilter {
+    Filter::parse(text, now()).unwrap_err()
+}
+
+#[test]
+fn every_kind_of_term_is_parsed() {
+    assert_eq!(one("sky"), Condition::Word("sky".into()));
+    assert_eq!(one("\"the sky\""), Condition::Phrase("the sky".into()));
+    assert_eq!(one("model:qwen"), Condition::Model("qwen".into()));
+    assert_eq!(one("mod:\"no refusal\""), Condition::Mod("no refusal".into()));
+    assert_eq!(one("status:done"), Condition::Status(RunStatus::Done));
+    assert_eq!(one("surface:llama_server"), Condition::Surface(Surface::LlamaServer));
+    assert_eq!(one("error:\"context window\""), Condition::Error("context window".into()));
+    assert_eq!(one("error>0"), Condition::Count(CountField::Errors, Comparison::Above, 0));
+    assert_eq!(one("tokens>=10"), Condition::Count(CountField::Tokens, Comparison::AtLeast, 10));
+    assert_eq!(one("user:ann"), Condition::User("ann".into()));
+    assert_eq!(one("session:abc"), Condition::Label("session=abc".into()));
+    assert_eq!(one("parent:0190"), Condition::Label("parent=0190".into()));
+    assert_eq!(one("experiment:0190"), Condition::Label("metadata.experiment=0190".into()));
+    assert_eq!(one("metadata.env:prod"), Condition::Label("metadata.env=prod".into()));
+    assert_eq!(one("metadata.trace-id.2:\"a b\""), Condition::Label("metadata.trace-id.2=a b".into()));
+    assert_eq!(one("tokens:7"), Condition::Count(CountField::Tokens, Comparison::Is, 7));
+    assert_eq!(one("after:2026-01-01"), Condition::After("2026-01-01T00:00:00Z".parse().unwrap()));
+    assert_eq!(one("after:24h"), Condition::After("2026-01-30T12:00:00Z".parse().unwrap()));
+    assert_eq!(one("before:today"), Condition::Before("2026-01-31T00:00:00Z".parse().unwrap()));
+    let filter = Filter::parse("  -status:failed sky -\"blue sea\" ", now()).unwrap();
+    assert_eq!(filter.terms.iter().map(|term| term.negated).collect::<Vec<_>>(), [true, false, true]);
+    assert_eq!(Filter::parse(" ", now()).unwrap(), Filter::default());
+}
+
+#[test]
+fn model_terms_are_resolved_and_split_the_filter() {
+    let known = ["Qwen3-4B", "qwen3-8b", "llama"].map(str::to_owned);
+    let split = |text: &str| {
+        let mut filter = Filter::parse(text, now()).unwrap();
+        filter.resolve_models(&known);
+        filter.split()
+    };
+    let models = |filter: &Filter, term: usize| filter.terms[term].condition.clone();
+    let both = split("tokens>1 model:QWEN");
+    assert_eq!(both.len(), 2);
+    assert_eq!(models(&both[0], 1), Condition::Models(vec!["Qwen3-4B".into()], "QWEN".into()));
+    assert_eq!(models(&both[1], 1), Condition::Models(vec!["qwen3-8b".into()], "QWEN".into()));
+    assert_eq!(models(&split("model:gemma")[0], 0), Condition::Models(vec![], "gemma".into()));
+    assert_eq!(models(&split("-model:qwen")[0], 0), Condition::Model("qwen".into()));
+    let others = split("-status:done");
+    assert_eq!(others.len(), RunStatus::ALL.len() - 1);
+    assert!(others.iter().all(|part| !part.terms[0].negated));
+    assert!(others.iter().all(|part| part.terms[0].condition != Condition::Status(RunStatus::Done)));
+}
+
+#[test]
+fn index_is_used_for_the_rarest_words_and_for_labels_with_a_rare_one() {
+    let indexed = |text: &str, shares: &[f64]| {
+        let mut filter = Filter::parse(text, now()).unwrap();
+        let indexes: Vec<usize> = filter.frequency_terms().iter().map(|(index, ..)| *index).collect();
+        assert_eq!(indexes.len(), shares.len(), "{text}");
+        let lowest = filter.set_frequencies(&indexes.into_iter().zip(shares.iter().copied()).collect::<Vec<_>>());
+        (filter.terms.iter().map(|term| term.is_indexed).collect::<Vec<_>>(), lowest)
+    };
+    assert_eq!(indexed("sky", &[0.1]), (vec![true], 0.1));
+    assert_eq!(indexed("sky", &[0.2]), (vec![false], 1.0));
+    assert_eq!(indexed("sky blue sea", &[0.06, 0.08, 0.01]), (vec![true, false, true], 0.01));
+    assert_eq!(indexed("\"the sky\"", &[0.9, 0.3]), (vec![true], 0.3));
+    assert_eq!(indexed("session:a metadata.env:prod", &[0.001, 0.5]), (vec![true, true], 0.001));
+    assert_eq!(indexed("session:a metadata.env:prod", &[0.3, 0.5]), (vec![false, false], 1.0));
+    assert_eq!(indexed("tokens>7", &[]), (vec![true], 1.0));
+}
+
+#[test]
+fn unknown_field_is_an_error_with_its_position() {
+    let bad_filter = error("sky modle:qwen");
+    assert_eq!((bad_filter.at, bad_filter.len, bad_filter.did_you_mean.as_deref()), (4, 5, Some("model")));
+    assert_eq!(error("-backtrack>0").did_you_mean.as_deref(), Some("backtracks"));
+    assert_eq!(error("http://example.org").did_you_mean, None);
+}
+
+#[test]
+fn invalid_values_are_errors_with_their_position() {
+    let bad_filter = error("status:finished");
+    assert_eq!((bad_filter.at, bad_filter.len), (7, 8));
+    assert_eq!(error("status:cancel").did_you_mean.as_deref(), Some("cancelled"));
+    assert_eq!((error("tokens>many").at, error("tokens>many").len), (7, 4));
+    assert_eq!((error("ä \"open").at, error("ä \"open").len), (2, 5));
+    assert_eq!((error("model:").at, error("model:").len), (0, 6));
+    assert_eq!(error("model>3").at, 0);
+    assert_eq!(error("a - b").at, 2);
+    assert_eq!((error("metadata:prod").at, error("metadata.:prod").at), (0, 0));
+    assert_eq!(error("after:soon").at, 6);
+    let many = error(&"a ".repeat(65));
+    assert_eq!((many.at, many.len), (128, 2));
+}
+
+proptest! {
+    #[test]
+    fn any_text_is_parsed_or_rejected_with_a_valid_position(text in "(\\PC|[-:<>=\" \t]|tokens|after|status){0,40}") {
+        if let Err(bad_filter) = Filter::parse(&text, now()) {
+            prop_assert!(bad_filter.at + bad_filter.len <= text.chars().count(), "{bad_filter:?}");
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Durations of mod calls: per run, and by mod, model and time step.
+
+use super::{CallTime, CallTimeStep, ModCallStatistics, ModelCallTime, Selection};
+use crate::store::pool::{PgConnection, PgPool};
+use chrono::{DateTime, NaiveDate, Utc};
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// Maximum sum of durations of a run, and maximum duration, in microseconds. An ingested trace may contain any number.
+pub(in crate::store) const MAX_CALL_US: f64 = 1e12;
+/// Maximum mods of a run whose calls are measured.
+pub(in crate::store) const MAX_CALL_MODS: usize = 64;
+/// Number of runs that are looked up for measurement at once.
+const UNMEASURED_RUNS: i64 = 200;
+
+/// Stores the durations of the mod calls of a run that an earlier version recorded. As [`MAX_CALL_US`] and
+/// [`MAX_CALL_MODS`] demand.
+const MEASURE: &str = "
+    update runs set (mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) =
+        (select coalesce(array_agg(mod_name), '{}'), coalesce(array_agg(calls), '{}'), coalesce(array_agg(total), '{}'),
+            coalesce(array_agg(slowest), '{}')
+        from (select mod_name, count(*) as calls, round(least(sum(execution_time_ms) * 1000, 1e12))::bigint as total,
+                round(least(max(execution_time_ms) * 1000, 1e12))::bigint as slowest
+            from mod_calls where run_id = $1 and execution_time_ms >= 0 and execution_time_ms < 'infinity'
+            group by mod_name order by min(call_index) limit 64) measured)
+    where run_id = $1 and mod_call_names is null and status <> 'running'";
+
+/// Measures the mod calls of ended runs that earlier versions recorded. Several servers may do this at the same time.
+pub(super) async fn measure_runs(pool: &PgPool) -> Result<(), sqlx::Error> {
+    let mut after = Uuid::nil();
+    loop {
+        let unmeasured: Vec<Uuid> = sqlx::query_scalar(
+            "select run_id from runs where mod_call_names is null and status <> 'running' and run_id > $1
+            order by run_id limit $2",
+        )
+        .bind(after)
+        .bind(UNMEASURED_RUNS)
+        .fetch_all(pool)
+        .await?;
+        let Some(last) = unmeasured.last() else { return Ok(()) };
+        after = *last;
+        for run_id in unmeasured {
+            sqlx::query(MEASURE).bind(run_id).execute(pool).await?;
+        }
+    }
+}
+
+/// SQL of the durations of mod calls in the ended runs from the day `$from` to the day before `$until`.
+macro_rules! measured {
+    ($from:literal, $until:literal) => {
+        concat!("
+    select to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 3600000 * 3600) as hour,
+        coalesce(owner, '') as owner, coalesce(model, '') as model, call.mod, call.calls, call.total_us, call.max_us
+    from runs, unnest(mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) as call (mod, calls, total_us, max_us)
+    where run_id >= first_run_id(", $from, ") and run_id < first_run_id(", $until, ")
+        and status <> 'running' and deletion is null")
+    };
+}
+
+/// SQL of the sums of the columns of `mod_call_stats`.
+macro_rules! summed {
+    () => {
+        "sum(calls)::bigint as calls, sum(total_us)::bigint as total_us, max(max_us) as max_us"
+    };
+}
+
+/// Durations of the calls of a mod in the runs of a step and a model.
+#[derive(sqlx::FromRow)]
+pub(super) struct CallRow {
+    step: DateTime<Utc>,
+    model: String,
+    #[sqlx(rename = "mod")]
+    used_mod: String,
+    #[sqlx(flatten)]
+    sums: Sums,
+}
+
+/// Number of calls, with the sum and the maximum of their durations.
+#[derive(Debug, Clone, Copy, Default, sqlx::FromRow)]
+struct Sums {
+    calls: i64,
+    total_us: i64,
+    max_us: i64,
+}
+
+impl Sums {
+    fn add(&mut self, other: Self) {
+        self.calls += other.calls;
+        self.total_us = self.total_us.saturating_add(other.total_us);
+        self.max_us = self.max_us.max(other.max_us);
+    }
+
+    fn time(self) -> CallTime {
+        let total_ms = self.total_us as f64 / 1e3;
+        let mean_ms = total_ms / self.calls.max(1) as f64;
+        CallTime { calls: self.calls, total_ms, mean_ms, max_ms: self.max_us as f64 / 1e3 }
+    }
+}
+
+async fn fetch(
+    connection: &mut PgConnection,
+    sql: &'static str,
+    selection: &Selection<'_>,
+    (from, until): (NaiveDate, NaiveDate),
+) -> Result<Vec<CallRow>, sqlx::Error> {
+    sqlx::query_as(sql)
+        .bind(&selection.owners)
+        .bind(selection.model)
+        .bind(selection.unit.as_str())
+        .bind(from)
+        .bind(until)
+        .fetch_all(connection)
+        .await
+}
+
+/// Reads the stored sums from a day on.
+pub(super) async fn read_counted(
+    connection: &mut PgConnection,
+    selection: &Selection<'_>,
+    first: NaiveDate,
+) -> Result<Vec<CallRow>, sqlx::Error> {
+    let read = concat!(
+        "select date_trunc($3, hour, 'utc') as step, model, mod, ",
+        summed!(),
+        " from mod_call_stats where hour >= ($4::timestamp at time zone 'utc') and hour < ($5::timestamp at time zone 'utc')
+            and ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2) group by step, model, mod"
+    );
+    fetch(connection, read, selection, (first, NaiveDate::from_ymd_opt(9999, 1, 1).unwrap_or(NaiveDate::MAX))).await
+}
+
+/// Sums the durations in the runs of a span of days without stored sums.
+pub(super) async fn count(
+    connection: &mut PgConnection,
+    selection: &Selection<'_>,
+    span: (NaiveDate, NaiveDate),
+) -> Result<Vec<CallRow>, sqlx::Error> {
+    let count = concat!(
+        "select date_trunc($3, hour, 'utc') as step, model, mod, ",
+        summed!(),
+        " from (",
+        measured!("$4", "$5"),
+        ") measured where ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2)
+            group by step, model, mod"
+    );
+    fetch(connection, count, selection, span).await
+}
+
+/// Returns true if all ended runs of a day are measured.
+pub(super) async fn is_measured(
+    connection: &mut PgConnection,
+    day: NaiveDate,
+    until: NaiveDate,
+) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
+        "select not exists (select 1 from runs where mod_call_names is null and status <> 'running' and deletion is null
+            and run_id >= first_run_id($1) and run_id < first_run_id($2))",
+    )
+    .bind(day)
+    .bind(until)
+    .fetch_one(connection)
+    .await
+}
+
+/// SQL that stores the sums of the day `$1`; `$2` is the next day.
+pub(super) const STORE_DAY: &str = concat!(
+    "insert into mod_call_stats (hour, owner, model, mod, calls, total_us, max_us) select hour, owner, model, mod, ",
+    summed!(),
+    " from (",
+    measured!("$1", "$2"),
+    ") measured group by hour, owner, model, mod"
+);
+
+/// Durations of mod calls while rows are added.
+#[derive(Default)]
+pub(super) struct CallGroups(BTreeMap<String, CallGroup>);
+
+#[derive(Default)]
+struct CallGroup {
+    total: Sums,
+    steps: BTreeMap<DateTime<Utc>, Sums>,
+    models: BTreeMap<String, Sums>,
+}
+
+impl CallGroups {
+    /// Adds rows; only those of the mod `selected`, if it is not empty.
+    pub(super) fn add(&mut self, rows: Vec<CallRow>, selected: &str) {
+        for CallRow { step, model, used_mod, sums } in rows {
+            if selected.is_empty() || used_mod == selected {
+                let group = self.0.entry(used_mod).or_default();
+                group.total.add(sums);
+                group.steps.entry(step).or_default().add(sums);
+                group.models.entry(model).or_default().add(sums);
+            }
+        }
+    }
+
+    /// Returns the durations by mod, largest total first.
+    pub(super) fn finish(self) -> Vec<ModCallStatistics> {
+        let mut groups: Vec<(String, CallGroup)> = self.0.into_iter().collect();
+        groups.sort_by_key(|(_, group)| std::cmp::Reverse(group.total.total_us));
+        let statistics = groups.into_iter().map(|(name, group)| {
+            let mut models: Vec<(String, Sums)> = group.models.into_iter().collect();
+            models.sort_by_key(|(_, sums)| std::cmp::Reverse(sums.total_us));
+            ModCallStatistics {
+                name,
+                time: group.total.time(),
+                steps: group.steps.into_iter().map(|(at, sums)| CallTimeStep { at, time: sums.time() }).collect(),
+                models: models.into_iter().map(|(model, sums)| ModelCallTime { model, time: sums.time() }).collect(),
+            }
+        });
+        statistics.collect()
+    }
+}

@@ -1,0 +1,97 @@
+//! Durations of mod calls: a chart by time for each mod, and a table by mod and model.
+
+use super::{Bar, Chart, HEIGHT, RunFilter, STEP, TimeAxis};
+use crate::store::{CallTime, CallTimeStep, ModCallStatistics, Statistics};
+
+/// Maximum number of charts, each of one mod. The table has all mods.
+const MAX_CHARTS: usize = 6;
+
+/// A row of the table: a mod in all runs, or in the runs of a model.
+pub(super) struct CallTimeView {
+    /// True for a row of all models.
+    pub(super) is_total: bool,
+    pub(super) name: String,
+    /// Empty for the runs without the name of a model.
+    pub(super) href: String,
+    pub(super) calls: i64,
+    pub(super) total: String,
+    pub(super) mean: String,
+    pub(super) max: String,
+}
+
+impl CallTimeView {
+    fn new(is_total: bool, name: String, href: String, time: &CallTime) -> Self {
+        let [total, mean, max] = [time.total_ms, time.mean_ms, time.max_ms].map(duration);
+        Self { is_total, name, href, calls: time.calls, total, mean, max }
+    }
+}
+
+/// Returns the rows of the table: each mod, followed by its models.
+pub(super) fn rows(mods: &[ModCallStatistics], filter: &RunFilter<'_>) -> Vec<CallTimeView> {
+    let rows_of = |one: &ModCallStatistics| {
+        let filter = RunFilter { used_mod: &one.name, ..*filter };
+        let mut rows = vec![CallTimeView::new(true, one.name.clone(), filter.href(""), &one.time)];
+        for model in &one.models {
+            let is_named = !model.model.is_empty();
+            let name = if is_named { model.model.clone() } else { "not named".to_owned() };
+            let href = if is_named { RunFilter { model: &model.model, ..filter }.href("") } else { String::new() };
+            rows.push(CallTimeView::new(false, name, href, &model.time));
+        }
+        rows
+    };
+    mods.iter().flat_map(rows_of).collect()
+}
+
+/// Returns the charts of the mods with the largest total durations.
+pub(super) fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &TimeAxis) -> Vec<Chart> {
+    let chart = |one: &ModCallStatistics| {
+        let filter = RunFilter { used_mod: &one.name, ..*filter };
+        let max = one.steps.iter().map(|step| step.time.total_ms).fold(0.0, f64::max);
+        let bar = |step: &CallTimeStep| {
+            let CallTime { calls, total_ms, mean_ms, max_ms } = step.time;
+            let height = if max > 0.0 { total_ms / max * HEIGHT } else { 0.0 };
+            let [total, mean, slowest] = [total_ms, mean_ms, max_ms].map(duration);
+            let text = format!("{total} in {calls} calls, mean {mean}, slowest {slowest}");
+            Bar {
+                x: axis.index(step.at) * STEP,
+                y: HEIGHT - height,
+                height,
+                y2: HEIGHT,
+                height2: 0.0,
+                href: filter.step_href(step.at, axis.unit),
+                title: format!("{}: {text}", axis.label(step.at)),
+            }
+        };
+        Chart {
+            title: one.name.clone(),
+            note: format!("{} in {} calls", duration(one.time.total_ms), one.time.calls),
+            max: duration(max),
+            width: axis.width(),
+            from: axis.label(axis.from),
+            until: axis.label(axis.now),
+            bars: one.steps.iter().map(bar).collect(),
+        }
+    };
+    statistics.mod_calls.iter().take(MAX_CHARTS).map(chart).collect()
+}
+
+/// Returns a duration with its unit.
+fn duration(ms: f64) -> String {
+    match ms {
+        _ if ms >= 10_000.0 => format!("{:.1} s", ms / 1e3),
+        _ if ms >= 10.0 => format!("{ms:.0} ms"),
+        _ if ms >= 1.0 => format!("{ms:.1} ms"),
+        _ => format!("{:.0} µs", ms * 1e3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_have_the_unit_of_their_size() {
+        let texts = [0.0, 0.25, 1.25, 99.6, 9_999.0, 12_345.0].map(duration);
+        assert_eq!(texts, ["0 µs", "250 µs", "1.2 ms", "100 ms", "9999 ms", "12.3 s"]);
+    }
+}

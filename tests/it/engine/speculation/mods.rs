@@ -1,0 +1,125 @@
+//! Mods receive the same calls and change the same runs with and without drafts.
+
+use super::{compare, drafting_engine, looping_request, plain_engine, sampled_request};
+use crate::engine::{added_at, with_mod};
+use proptest::prelude::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use thunder::engine::SamplingParams;
+use thunder::events::{EventType, Fault, TokenId};
+use thunder::mods::{Action, Call, LogitEdit};
+
+/// The name and the action of a mod that acts at the call for which the last argument is true.
+type ModCase = (&'static str, fn(&Call<'_>, bool) -> Action);
+
+#[tokio::test]
+async fn mods_see_and_change_the_same_run() {
+    let mut engines = (plain_engine(1, false).await, drafting_engine(1, false).await);
+    let at = |event: EventType, generated: usize| {
+        move |call: &Call<'_>| call.event_type() == event && call.generated().len() == generated
+    };
+    let cases: [ModCase; 7] =
+        [
+            ("nothing", |_, _| Action::Noop),
+            ("force", |_, now| if now { Action::ForceTokens(vec![40, 41, 40, 41]) } else { Action::Noop }),
+            ("backtrack", |_, now| if now { Action::Backtrack { n: 2, tokens: vec![44] } } else { Action::Noop }),
+            ("retract", |_, now| if now { Action::Backtrack { n: 3, tokens: vec![] } } else { Action::Noop }),
+            ("output", |_, now| if now { Action::ForceOutput(vec![50, 51]) } else { Action::Noop }),
+            ("calls", |_, now| {
+                if now { Action::ToolCalls(serde_json::json!([{"function": {"name": "f"}}])) } else { Action::Noop }
+            }),
+            ("error", |_, now| {
+                if now { Action::EmitError { message: "no".into(), fault: Fault::Request } } else { Action::Noop }
+            }),
+        ];
+    for late in [false, true] {
+        for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
+            for (name, act) in cases {
+                for generated in [9, 12, 13] {
+                    let case = format!("{name} at {event:?} {generated}, late {late}");
+                    compare(&mut engines, &case, || {
+                        let (now, once) = (at(event, generated), AtomicU32::new(0));
+                        with_mod(looping_request(40), late, move |call| {
+                            let now = now(call) && once.fetch_add(1, Ordering::Relaxed) == 0;
+                            act(call, now)
+                        })
+                    })
+                    .await;
+                }
+            }
+        }
+        let edited = || {
+            with_mod(looping_request(80), late, |call| match call.event_type() {
+                EventType::ForwardPass => Action::AdjustedLogits {
+                    edit: LogitEdit::Add(vec![(40 + call.generated().len() as i32 % 3, 9.0)]),
+                    temperature: Some(0.2),
+                },
+                _ => Action::Noop,
+            })
+        };
+        let accepted = compare(&mut engines, "adjusted logits", edited).await;
+        assert!(accepted > 10, "{accepted}, late {late}");
+        // A mod that changes nothing keeps all drafts, even if it replies late.
+        let seen = Arc::new(AtomicU32::new(0));
+        let accepted = compare(&mut engines, "observed", || {
+            let seen = Arc::clone(&seen);
+            with_mod(looping_request(100), late, move |call| {
+                seen.fetch_add(u32::from(added_at(call, 50)), Ordering::Relaxed);
+                Action::Noop
+            })
+        })
+        .await;
+        assert!(accepted > 30 && seen.load(Ordering::Relaxed) == 2, "{accepted} {seen:?}");
+    }
+}
+
+/// A change that a mod makes at one of its calls.
+#[derive(Debug, Clone)]
+enum Change {
+    Force(Vec<TokenId>),
+    Remove(u32, Vec<TokenId>),
+    Prefer(TokenId),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    let tokens = |size| proptest::collection::vec(40..46i32, size);
+    prop_oneof![
+        tokens(1..6).prop_map(Change::Force),
+        (1u32..6, tokens(0..3)).prop_map(|(n, tokens)| Change::Remove(n, tokens)),
+        (40..46i32).prop_map(Change::Prefer),
+    ]
+}
+
+#[test]
+fn random_mods_see_and_change_the_same_run() {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let mut engines = runtime.block_on(async { (plain_engine(2, false).await, drafting_engine(2, false).await) });
+    let runs = (proptest::collection::btree_map(0usize..160, change(), 0..12), 0u32..3, any::<bool>(), 1u32..70);
+    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
+    let accepted = AtomicU32::new(0);
+    let engines = std::cell::RefCell::new(&mut engines);
+    let result = runner.run(&runs, |(changes, temperature, late, tokens)| {
+        let request = || {
+            let (changes, calls) = (changes.clone(), AtomicU32::new(0));
+            let sampling =
+                SamplingParams { temperature: 0.4 * temperature as f32, seed: 5, ..SamplingParams::default() };
+            with_mod(sampled_request(sampling, tokens), late, move |call| {
+                let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
+                match (changes.get(&number), call.event_type()) {
+                    (_, EventType::Prefilled) | (None, _) => Action::Noop,
+                    (Some(Change::Prefer(token)), EventType::ForwardPass) => {
+                        Action::AdjustedLogits { edit: LogitEdit::Add(vec![(*token, 20.0)]), temperature: None }
+                    }
+                    (Some(Change::Prefer(token)), _) => Action::ForceTokens(vec![*token]),
+                    (Some(Change::Force(tokens)), _) => Action::ForceTokens(tokens.clone()),
+                    (Some(Change::Remove(n, tokens)), _) => Action::Backtrack { n: *n, tokens: tokens.clone() },
+                }
+            })
+        };
+        let count = runtime.block_on(compare(*engines.borrow_mut(), "random", request));
+        accepted.fetch_add(count, Ordering::Relaxed);
+        Ok(())
+    });
+    result.unwrap();
+    assert!(accepted.load(Ordering::Relaxed) > 100, "{accepted:?}");
+}

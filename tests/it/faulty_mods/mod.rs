@@ -1,0 +1,285 @@
+//! Faulty mods on the real server: their runs end or continue as the handbook describes, and neither other runs nor the
+//! server are affected. Each is tested with the rights of the server and in the sandbox.
+
+mod sandbox;
+
+use super::harness::{Server, server};
+use futures::future::join_all;
+use serde_json::{Value, json};
+use std::collections::HashSet;
+use std::sync::LazyLock;
+use std::time::Duration;
+use tokio::time::sleep;
+
+const FAULTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods/faults");
+const TOKENS: usize = 8;
+
+fn start(flags: &[&str]) -> Server {
+    // The import of a worker has its own timeout; the timeout of a call is long enough for a busy machine.
+    let arguments = ["--mods-dir", FAULTS, "--mod-timeout", "5000", "--mod-memory", "256M", "--ctx-size", "2048"];
+    Server::start(&[&arguments, flags].concat())
+}
+
+/// Returns the server whose mods are local files and have the rights of the server.
+async fn unrestricted_server() -> &'static Server {
+    static SERVER: LazyLock<Server> = LazyLock::new(|| start(&[]));
+    tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
+}
+
+/// Returns the server with the same mods in the sandbox, like uploaded mods.
+async fn sandboxed_server() -> &'static Server {
+    static SERVER: LazyLock<Server> = LazyLock::new(|| start(&["--mod-sandbox", "all"]));
+    tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
+}
+
+/// Answer and recorded exceptions and logs of a run.
+struct FaultyRun {
+    answer: Value,
+    exceptions: Vec<String>,
+    logs: Vec<String>,
+}
+
+async fn run_mod(server: &Server, name: &str, tokens: usize) -> FaultyRun {
+    let body = json!({"prompt": "Once", "max_tokens": tokens, "seed": 1, "ignore_eos": true, "mods": [name]});
+    let answer = server.answer("/v1/completions", &body).await;
+    assert_eq!(answer["usage"]["completion_tokens"], tokens, "{answer}");
+    let id = answer["thunder"]["run_id"].as_str().unwrap();
+    server.finished(id).await;
+    let text = server.request(reqwest::Method::GET, &format!("/api/v1/runs/{id}/events")).send().await.unwrap();
+    let items: Vec<Value> =
+        text.text().await.unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let texts = |kind: &str, field: &str| {
+        let of_kind = items.iter().filter(|item| item["kind"] == kind);
+        of_kind.filter_map(|item| item[field].as_str().map(str::to_owned)).collect()
+    };
+    FaultyRun { exceptions: texts("mod_call", "exception_message"), logs: texts("mod_log", "log_message"), answer }
+}
+
+/// Returns the text of a run without mods.
+async fn text_without_mods(server: &Server) -> String {
+    let body = json!({"prompt": "Once", "max_tokens": 24, "temperature": 0, "ignore_eos": true});
+    let answer = server.answer("/v1/completions", &body).await;
+    assert_eq!(answer["usage"]["completion_tokens"], 24, "{answer}");
+    answer["choices"][0]["text"].as_str().unwrap().to_owned()
+}
+
+/// Runs the mod while other runs are active, and asserts that they are not affected.
+async fn run_with_others(server: &Server, name: &str) -> FaultyRun {
+    let expected = text_without_mods(server).await;
+    let (result, beside) = tokio::join!(run_mod(server, name, TOKENS), async {
+        let mut texts = Vec::new();
+        for _ in 0..4 {
+            texts.push(text_without_mods(server).await);
+        }
+        texts
+    });
+    assert!(beside.iter().all(|text| *text == expected), "{name} affects other runs");
+    assert_eq!(server.get("/health").await.0, 200, "{name}");
+    result
+}
+
+/// Returns the only exception of a run.
+fn exception(result: &FaultyRun) -> &str {
+    assert_eq!(result.exceptions.len(), 1, "{:?}", result.exceptions);
+    &result.exceptions[0]
+}
+
+async fn assert_faults_are_contained(server: &Server) {
+    let assert_timed_out = |result: &FaultyRun| {
+        assert!(exception(result).starts_with("deadline of 5000 ms exceeded"), "{:?}", result.exceptions);
+    };
+    let both = tokio::join!(run_with_others(server, "endless"), run_with_others(server, "stops"));
+    assert_timed_out(&both.0);
+    assert_timed_out(&both.1);
+    // Their workers were restarted.
+    let again = tokio::join!(run_mod(server, "endless", TOKENS), run_mod(server, "stops", TOKENS));
+    assert_timed_out(&again.0);
+    assert_timed_out(&again.1);
+    for (name, expected) in [
+        ("bomb", "MemoryError"),
+        ("segfault", "the worker was ended by signal 11 (SIGSEGV)"),
+        ("exits", "the worker ended with exit code 3"),
+        ("wrong_type", "InvalidActionError: a mod must return an action or None, got int"),
+        ("huge_frame", "the worker violated the protocol: a frame has a header of 4294967295 bytes"),
+        ("half_a_frame", "the worker ended with exit code 4"),
+        ("unknown_frame", "the worker violated the protocol: it did not send a reply to a call"),
+        ("no_json", "the worker violated the protocol: "),
+        ("odd_body", "InvalidActionError at Added: an edit must be a list of tokens and values, got 3 bytes"),
+        ("wrong_ids", "InvalidActionError at Added: token -1 is not in the vocabulary"),
+        ("forces_too_many", "ForceTokens has 100000 tokens; it must have at most the "),
+        ("outputs_too_many", "ForceOutput has 100000 tokens; it must have at most the "),
+        ("calls_too_long", "InvalidActionError at Added: tool calls must have at most 1048576 bytes, got 1048"),
+        ("edits_too_many", "InvalidActionError at Added: an edit must have at most one entry per token"),
+    ] {
+        let result = run_with_others(server, name).await;
+        assert!(exception(&result).starts_with(expected), "{name}: {:?}", result.exceptions);
+        // The worker was restarted.
+        let again = run_with_others(server, name).await;
+        assert!(exception(&again).starts_with(expected), "{name}: {:?}", again.exceptions);
+    }
+    if cfg!(target_os = "linux") {
+        for name in ["many_threads", "many_threads_log"] {
+            // On a busy machine, Python may fail to start a thread first. The limit must be reached in one of the runs.
+            let mut reached = false;
+            for _ in 0..5 {
+                let result = run_with_others(server, name).await;
+                reached = result.exceptions.iter().any(|exception| exception.ends_with("threads; the maximum is 512"));
+                if reached {
+                    break;
+                }
+                assert!(exception(&result).ends_with("can't start new thread"), "{name}: {:?}", result.exceptions);
+            }
+            assert!(reached, "{name} never reaches the limit of threads");
+        }
+    }
+    // A worker that sends replies before their calls affects only its own run.
+    run_with_others(server, "unasked").await;
+    for name in ["prints", "writes_past_python"] {
+        let before = resident_mib(server);
+        let result = run_with_others(server, name).await;
+        let log_bytes: usize = result.logs.iter().map(String::len).sum();
+        assert!(log_bytes < 1 << 20, "{name}: {log_bytes} bytes of logs");
+        assert!(resident_mib(server) < before + 128, "{name} fills the server's memory");
+        if name == "prints" && result.exceptions.is_empty() {
+            assert!(result.logs.last().unwrap().contains("more lines were dropped"), "{:?}", result.logs.last());
+        }
+    }
+}
+
+/// Returns the memory of the server's process, in MiB; 0 if the system does not report it.
+fn resident_mib(server: &Server) -> u64 {
+    let statm = std::fs::read_to_string(format!("/proc/{}/statm", server.pid())).unwrap_or_default();
+    statm.split(' ').nth(1).map_or(0, |pages| (pages.parse::<u64>().unwrap() * 4096) >> 20)
+}
+
+#[tokio::test]
+async fn faulty_mods_do_not_affect_other_runs() {
+    assert_faults_are_contained(unrestricted_server().await).await;
+}
+
+#[tokio::test]
+async fn faulty_sandboxed_mods_do_not_affect_other_runs() {
+    if has_sandbox().await {
+        assert_faults_are_contained(sandboxed_server().await).await;
+    }
+}
+
+/// Returns true if this system has a sandbox; otherwise prints the reason.
+async fn has_sandbox() -> bool {
+    let (_, props) = server().await.get("/props").await;
+    let sandbox = &props["mod_sandbox"];
+    assert_eq!(sandbox["policy"], "uploaded", "{props}");
+    if sandbox["available"] == true {
+        assert!(sandbox["how"].as_str().unwrap().contains("seccomp"), "{sandbox}");
+        return true;
+    }
+    assert!(sandbox["reason"].as_str().is_some_and(|reason| !reason.is_empty()), "{sandbox}");
+    eprintln!("skipped: {sandbox}");
+    false
+}
+
+#[tokio::test]
+async fn repeatedly_failing_mod_is_disabled_and_reported() {
+    let result = run_with_others(unrestricted_server().await, "always_raises").await;
+    let count = result.exceptions.len();
+    assert!((5..=15).contains(&count) && result.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
+    let output = "the mod 'always_raises' was disabled at step 5 for the rest of this run: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
+    assert_eq!(result.logs, [output]);
+    assert_eq!(result.answer["timings"]["message"], output, "{}", result.answer);
+    let (_, run) = unrestricted_server()
+        .await
+        .get(&format!("/api/v1/runs/{}", result.answer["thunder"]["run_id"].as_str().unwrap()))
+        .await;
+    assert_eq!((&run["run"]["message"], &run["run"]["status"]), (&json!(output), &json!("done")));
+    unrestricted_server().await.wait_for_log(output).await;
+}
+
+#[tokio::test]
+async fn hanging_mod_recovers_for_other_runs() {
+    let server = unrestricted_server().await;
+    let (hanging, good) = tokio::join!(run_mod(server, "hangs_for_some", 2), run_mod(server, "hangs_for_some", TOKENS));
+    assert!(
+        hanging.exceptions.iter().any(|text| text.starts_with("deadline of 5000 ms exceeded")),
+        "{:?}",
+        hanging.exceptions
+    );
+    // Its calls wait for the deadline of the hanging one and are answered; calls in the pause between two lost workers
+    // fail at once.
+    assert!(good.logs.len() + good.exceptions.len() >= TOKENS && !good.logs.is_empty(), "{:?}", good.exceptions);
+}
+
+#[tokio::test]
+async fn slow_mod_delays_only_its_own_run() {
+    let server = unrestricted_server().await;
+    let slow = run_mod(server, "naps", TOKENS);
+    // Three times as many tokens: if the others waited for the mod, they would end last.
+    let others = async {
+        for _ in 0..2 {
+            text_without_mods(server).await;
+        }
+    };
+    tokio::select! {
+        biased;
+        result = slow => panic!("the slow run ended first: {:?}", result.exceptions),
+        () = others => {}
+    }
+}
+
+#[tokio::test]
+async fn worker_using_cpu_or_threads_without_a_call_is_ended() {
+    let server = Server::start(&["--mods-dir", FAULTS, "--mod-timeout", "20000"]);
+    server.wait_ready().await;
+    run_mod(&server, "computes_between_calls", TOKENS).await;
+    server.wait_for_log("worker ended: it used ").await;
+    run_mod(&server, "many_threads_later", TOKENS).await;
+    server.wait_for_log("threads without a call; the maximum is 512").await;
+}
+
+#[tokio::test]
+async fn configured_number_of_workers_serves_one_mod() {
+    let server = Server::start(&["--mods-dir", FAULTS, "--mod-workers", "3", "--parallel", "4", "--mod-idle", "2"]);
+    server.wait_ready().await;
+    let run = |tokens| run_mod(&server, "who", tokens);
+    let results = join_all([run(200), run(200), run(200), run(200)]).await;
+    let mut processes = HashSet::new();
+    for run in &results {
+        assert_eq!(run.logs.len(), 200, "{:?}", run.exceptions);
+        let own: HashSet<&str> = run.logs.iter().map(String::as_str).collect();
+        assert_eq!(own.len(), 1, "one worker receives all calls of a run");
+        processes.extend(own);
+    }
+    assert!((2..=3).contains(&processes.len()), "{processes:?}");
+    // Idle workers end.
+    let pids: Vec<&str> = processes.iter().map(|line| line.split(' ').next().unwrap()).collect();
+    for _ in 0..1200 {
+        if pids.iter().all(|pid| !std::path::Path::new("/proc").join(pid).exists()) {
+            break;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert!(pids.iter().all(|pid| !std::path::Path::new("/proc").join(pid).exists()), "idle workers were not ended");
+    assert_eq!(run_mod(&server, "who", 4).await.logs.len(), 4, "a new worker is started");
+}
+
+#[tokio::test]
+async fn thousand_runs_leak_no_memory() {
+    let server = unrestricted_server().await;
+    let mut sizes = Vec::new();
+    for round in 0..10 {
+        for _ in 0..25 {
+            join_all((0..4).map(|_| async {
+                let body = json!({"prompt": "Once", "max_tokens": 2, "ignore_eos": true, "mods": ["remembers"]});
+                assert_eq!(server.answer("/v1/completions", &body).await["usage"]["completion_tokens"], 2);
+            }))
+            .await;
+        }
+        let result = run_mod(server, "remembers", 2).await;
+        assert_eq!(result.exceptions, Vec::<String>::new());
+        let (retained, kib) = result.logs[0].split_once(' ').unwrap();
+        assert_eq!(retained, "1", "round {round}: the worker holds state of ended runs");
+        sizes.push((kib.parse::<u64>().unwrap() >> 10, resident_mib(server)));
+    }
+    let (early, late) = (sizes[2], sizes[9]);
+    assert!(late.0 <= early.0 + 8, "the worker grows: {sizes:?}");
+    assert!(late.1 <= early.1 + 48, "the server grows: {sizes:?}");
+}

@@ -1,0 +1,183 @@
+//! The sandbox of mods: access that it denies or permits, and uploaded mods, which always run in it.
+
+use super::{FAULTS, TOKENS, exception, has_sandbox, run_mod, run_with_others, sandboxed_server, unrestricted_server};
+use crate::harness::Server;
+use serde_json::json;
+use std::time::Duration;
+use tokio::time::sleep;
+
+#[tokio::test]
+async fn sandbox_denies_access_to_the_system() {
+    if !has_sandbox().await {
+        return;
+    }
+    let (unrestricted_server, sandboxed_server) = (unrestricted_server().await, sandboxed_server().await);
+    for name in [
+        "forks",
+        "spawns",
+        "opens_sockets",
+        "reads_files",
+        "lists_folders",
+        "sees_processes",
+        "writes_files",
+        "makes_folders",
+        "signals",
+        "grows_memory",
+    ] {
+        let result = run_with_others(unrestricted_server, name).await;
+        assert!(
+            result.logs.len() == 1 && result.logs[0].starts_with("done"),
+            "{name}: {:?} {:?}",
+            result.logs,
+            result.exceptions
+        );
+        let result = run_with_others(sandboxed_server, name).await;
+        assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
+    }
+    for name in ["replaces_itself", "lifts_limits", "looks_up_names"] {
+        let result = run_with_others(sandboxed_server, name).await;
+        assert!(
+            result.logs.len() == 1 && result.logs[0].starts_with("refused "),
+            "{name}: {:?} {:?}",
+            result.logs,
+            result.exceptions
+        );
+    }
+    let has_system_call_numbers = cfg!(target_arch = "x86_64");
+    for name in
+        ["appends_to_memory", "own_memory", "parents_memory", "parents_folder", "parents_limits", "makes_memory"]
+            .into_iter()
+            .chain(["abstract_socket", "named_socket"])
+            .chain(["forces_buffer", "enlarges_buffer", "poisons_memory", "merges_memory"])
+            .chain(
+                ["traces", "reads_processes", "io_ring", "new_user", "threads_net"]
+                    .into_iter()
+                    .filter(|_| has_system_call_numbers),
+            )
+    {
+        let result = run_with_others(sandboxed_server, name).await;
+        assert_eq!(result.logs, ["refused PermissionError"], "{name}: {:?}", result.exceptions);
+    }
+    for (name, done) in
+        [("starts_threads", "done None"), ("frees_memory", "done advised"), ("does_not_block", "done set")]
+    {
+        let result = run_with_others(sandboxed_server, name).await;
+        assert_eq!(result.logs, [done], "{name} must be permitted: {:?}", result.exceptions);
+    }
+    let limit = run_with_others(sandboxed_server, "reads_thread_limit").await.logs.remove(0);
+    let limit: i64 = limit.strip_prefix("done ").unwrap().parse().unwrap();
+    assert!((1024..20_000).contains(&limit), "the kernel must limit threads: {limit}");
+    assert_workers_have_no_capabilities(sandboxed_server);
+}
+
+/// Asserts that workers have no capabilities, even if the server runs as root.
+fn assert_workers_have_no_capabilities(server: &Server) {
+    let parent = format!("PPid:\t{}\n", server.pid());
+    let mut workers = 0;
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let read = |name| std::fs::read_to_string(process.path().join(name)).unwrap_or_default();
+        let status = read("status");
+        if !status.contains(&parent) || !read("cmdline").contains("bootstrap.py") {
+            continue;
+        }
+        workers += 1;
+        for line in status.lines().filter(|line| line.starts_with("Cap")) {
+            let (set, held) = line.split_once(":\t").unwrap();
+            // Without root the bounding set cannot be lowered, but no capability can be gained either.
+            if set != "CapBnd" || nix::unistd::geteuid().is_root() {
+                assert_eq!(u64::from_str_radix(held, 16).unwrap(), 0, "{line}");
+            }
+        }
+    }
+    assert!(workers > 0, "no worker runs");
+}
+
+/// Returns a request with the mod key.
+fn with_mod_key(server: &Server, method: reqwest::Method, path: &str) -> reqwest::RequestBuilder {
+    crate::harness::http().request(method, format!("{}{path}", server.base)).bearer_auth("boss")
+}
+
+/// Uploads the mod `entrypoint` of `faults.py`.
+async fn upload(server: &Server, entrypoint: &str) {
+    let source = std::fs::read_to_string(std::path::Path::new(FAULTS).join("faults.py")).unwrap();
+    let body = json!({"name": entrypoint, "language": "python", "entrypoint": entrypoint, "source": source});
+    let answer = with_mod_key(server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
+    assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap());
+}
+
+#[tokio::test]
+async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
+    if !has_sandbox().await {
+        return;
+    }
+    let server = Server::start(&["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload"]);
+    server.wait_ready().await;
+    for name in ["opens_sockets", "reads_files", "writes_files", "forks", "signals"] {
+        upload(&server, name).await;
+        assert_eq!(run_with_others(&server, name).await.logs, ["refused PermissionError"], "{name}");
+    }
+    upload(&server, "naps").await;
+    let slow = run_mod(&server, "naps", TOKENS);
+    let remove = async {
+        // The run is active as soon as its worker is.
+        while server.get("/slots").await.1.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false) {
+            sleep(Duration::from_millis(10)).await;
+        }
+        let request = with_mod_key(&server, reqwest::Method::DELETE, "/v1/mods/naps");
+        assert!(request.send().await.unwrap().status().is_success());
+    };
+    let (result, ()) = tokio::join!(slow, remove);
+    assert!(exception(&result).starts_with("the mod 'naps' was removed during the run"), "{:?}", result.exceptions);
+    let body = json!({"prompt": "Once", "mods": ["naps"]});
+    assert_eq!(server.post("/v1/completions", &body).await.0, 400, "the removed mod is unknown");
+}
+
+#[tokio::test]
+async fn uploaded_mod_cannot_forge_log_entries_or_send_large_messages() {
+    if !has_sandbox().await {
+        return;
+    }
+    let server = Server::start(&["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload"]);
+    server.wait_ready().await;
+    let upload = async |source: &str| {
+        let body = json!({"name": "forges", "source": source});
+        let answer = with_mod_key(&server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    let mod_with = |statement: &str| {
+        format!("from thunder_mods import mod\n{statement}\n@mod\ndef forges(event, actions):\n    ...\n")
+    };
+    assert_eq!(upload(&mod_with(r#"print("first line\nERROR forged")"#)).await.0, 200);
+    server.wait_for_log(r#"log line during import: "first line\nERROR forged""#).await;
+    let (status, text) = upload(&mod_with(
+        r#"forged = "x" * (2 << 20)
+import gc
+channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
+channel.send({"kind": "loaded", "handlers": [], "padding": forged})"#,
+    ))
+    .await;
+    assert!(status == 400 && text.contains("the maximum is 1048576"), "{text}");
+    let (status, text) = upload("raise ValueError('x' * 100_000)").await;
+    assert!(status == 400 && text.len() < 200_000, "{} bytes", text.len());
+    let (status, text) = upload(
+        r#"import gc
+channel = next(found for found in gc.get_objects() if type(found).__name__ == "Channel")
+channel.send({"kind": "failed", "message": "x" * 100_000, "traceback": None})"#,
+    )
+    .await;
+    assert!(status == 400 && text.len() < 20_000, "{} bytes", text.len());
+}
+
+#[tokio::test]
+async fn uploads_without_a_sandbox_require_a_flag() {
+    let body = json!({"name": "calm", "entrypoint": "calm",
+        "source": "from thunder_mods import mod\n@mod\ndef calm(event, actions):\n    import socket\n    socket.socket()\n    open('/etc/passwd')\n"});
+    let flags = ["--api-key", "user", "--mod-key", "boss", "--allow-mod-upload", "--mod-sandbox", "off"];
+    let server = Server::start(&flags);
+    server.wait_ready().await;
+    let answer = with_mod_key(&server, reqwest::Method::POST, "/v1/mods").json(&body).send().await.unwrap();
+    assert_eq!(answer.status(), 200);
+    assert_eq!(run_mod(&server, "calm", 2).await.exceptions, Vec::<String>::new());
+    server.wait_for_log("run with the rights of the server").await;
+    assert_eq!(server.get("/props").await.1["mod_sandbox"]["policy"], "off");
+}
