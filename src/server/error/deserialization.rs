@@ -15,8 +15,8 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure that caused a rejection.
-    pub(super) fn of(rejection: &(dyn Error + 'static)) -> Option<Self> {
+    /// Finds the failure that caused a rejection.
+    pub(super) fn find(rejection: &(dyn Error + 'static)) -> Option<Self> {
         successors(Some(rejection), |&error| error.source()).find_map(|error| {
             let json = error.downcast_ref::<serde_path_to_error::Error<serde_json::Error>>().map(Self::from);
             json.or_else(|| error.downcast_ref::<serde_path_to_error::Error<serde::de::value::Error>>().map(Self::from))

@@ -300,7 +300,7 @@ impl IntoResponse for ApiError {
 impl ApiError {
     /// Converts the rejection of a query. `uri` contains the value that the client sent.
     pub(super) fn from_query(rejection: &QueryRejection, uri: Option<&Uri>) -> Self {
-        let Some(failure) = Failure::of(rejection) else { return Self::bad_request(rejection.body_text()) };
+        let Some(failure) = Failure::find(rejection) else { return Self::bad_request(rejection.body_text()) };
         let parameters = uri.and_then(|uri| Query::<Vec<(String, String)>>::try_from_uri(uri).ok());
         let received = parameters.iter().flat_map(|Query(all)| all).find(|(name, _)| name == failure.path());
         failure.to_error(received.map(|(_, value)| value.as_str()))
@@ -309,7 +309,7 @@ impl ApiError {
 
 impl From<JsonRejection> for ApiError {
     fn from(rejection: JsonRejection) -> Self {
-        let failure = Failure::of(&rejection);
+        let failure = Failure::find(&rejection);
         match (rejection, failure) {
             (JsonRejection::BytesRejection(rejection), _) => rejection.into(),
             (JsonRejection::MissingJsonContentType(_), _) => Self::new(

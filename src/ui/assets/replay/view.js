@@ -247,10 +247,14 @@ export class Replay {
     return run.sequence(run.eventCount).filter((i) => !run.isPrompt(i));
   }
 
-  /** Index of the token at the cursor in the answer, or null at the end of the run. */
+  /**
+   * Index of the selected token in the answer at the end of the run. Null at the end of the run, and for a token that the answer
+   * does not contain: one of the prompt, or a removed one.
+   */
   get token() {
-    const row = this.atEnd ? null : this.#row(this.#event());
-    return row === null ? null : this.#run.answered(this.#run.addedAt(row)) - 1;
+    const row = this.#picked ?? (this.atEnd ? null : this.#row(this.#event()));
+    const index = row === null ? -1 : this.#answer().indexOf(row);
+    return index < 0 ? null : index;
   }
 
   #addItems(items) {
