@@ -157,7 +157,7 @@ async fn changes_apply_from_the_forked_step() {
     assert_eq!(seeded[1]["run"]["seed"], 4);
     let found = server.get(&format!("/api/v1/runs?q=parent:{}&limit=50", id(&run))).await.1;
     assert_eq!(found["runs"].as_array().unwrap().len(), 9, "{found}");
-    assert!(found["runs"].as_array().unwrap().iter().all(|run| run["parent"]["run_id"] == run["run"]["run_id"]));
+    assert!(found["runs"].as_array().unwrap().iter().all(|fork| fork["parent"]["run_id"] == run["run"]["run_id"]));
     let page = server.request(Method::GET, &format!("/runs/{}", id(&run))).send().await.unwrap().text().await.unwrap();
     assert!(page.contains("data-fork") && page.contains("step 5: “hello”"), "{page}");
     let page = server.request(Method::GET, &format!("/runs/{}", id(&cold))).send().await.unwrap().text().await.unwrap();
@@ -257,7 +257,7 @@ async fn command_forks_a_run() {
     assert_eq!(shown["runs"][1]["run"]["parent"]["change"]["sampling"], json!({"temperature": 0}));
     let (code, _, errors) = run_fork(&["--at", "300"]);
     assert_eq!(code, Some(1), "{errors}");
-    assert!(errors.contains("step 300 is not recorded; the run can be forked at the steps 1 to 24"), "{errors}");
+    assert!(errors.contains("step 300 is not recorded; the run can be forked at steps 1 to 24"), "{errors}");
 }
 
 #[tokio::test]
