@@ -117,7 +117,7 @@ test('errors are shown at their fields', async () => {
   await page.fill('#mods', '');
   await page.fill('#parameters', 'max_tokens=4\ntemperature=-3');
   await send();
-  await error('parameters', /parameters\[1\]: temperature/);
+  await error('parameters', /parameters\[1\]: `temperature`/);
   await page.fill('#parameters', 'max_tokens=4');
   await page.fill('#regex', '(');
   await send();

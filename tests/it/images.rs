@@ -366,7 +366,7 @@ async fn invalid_images_are_rejected() {
             "must have one marker <__media__> for each image of multimodal_data; it has 0",
         ),
         (prompt("<__media__><__media__>", json!([PNG])), "it has 2 markers for 1 images"),
-        (prompt("<__media__>", json!([5])), "prompt.multimodal_data must be a list of images in base64"),
+        (prompt("<__media__>", json!([5])), "`prompt.multimodal_data` must be a list of images in base64"),
         (prompt("<__media__>", json!(["aGk="])), "`prompt.multimodal_data[0]`: the data is not an image"),
     ] {
         let (status, answer) = server.post("/completion", &body).await;

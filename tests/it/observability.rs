@@ -83,7 +83,7 @@ async fn metrics_count_requests_runs_and_mod_calls() {
         ("thunder_mod_call_failures_total{mod=\"log-top\"}", 0.0),
         ("thunder_spool_bytes", 0.0),
         ("thunder_database_errors_total{kind=\"unavailable\"}", 0.0),
-        ("thunder_database_errors_total{kind=\"error\"}", 0.0),
+        ("thunder_database_errors_total{kind=\"refused\"}", 0.0),
     ] {
         assert_eq!(found.get(name), Some(&expected), "{name}\n{text}");
     }

@@ -78,11 +78,11 @@ async fn python_and_builtin_mods_see_and_change_the_same_run_with_drafts() {
             assert_eq!(answer["content"], expected["content"], "{mods}");
             assert_eq!(descriptions(&found), descriptions(&trace), "{mods}");
             accepted += answer["timings"]["draft_n_accepted"].as_u64().unwrap_or_default();
-            if accepted > 3 {
+            if accepted > 0 {
                 break;
             }
         }
-        assert!(accepted > 3, "{mods}: {accepted}");
+        assert!(accepted > 0, "{mods}: no draft was accepted");
     }
 }
 

@@ -76,7 +76,7 @@ async fn invalid_field_error_names_field_and_frees_slot() {
     let (status, answer) =
         server.post(PATH, &body(json!({"prompt": {"prompt_string": "a", "multimodal_data": "x"}}))).await;
     assert_eq!((status, &answer["error"]["type"]), (400, &json!("invalid_request_error")));
-    assert!(answer.to_string().contains("multimodal_data must be a list of images in base64"), "{answer}");
+    assert!(answer.to_string().contains("`prompt.multimodal_data` must be a list of images in base64"), "{answer}");
     let all = server.answer(PATH, &body(json!({"prompt": ["a", "b", "c", "d"]}))).await;
     assert_eq!(all.as_array().unwrap().len(), 4, "a slot is still in use");
 }
