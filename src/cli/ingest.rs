@@ -16,7 +16,7 @@ pub struct Args {
     /// Files with payloads of POST /ingest; - reads one payload from standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
-    /// Check of the files only, without recording them
+    /// Validation only; nothing is recorded
     #[arg(long)]
     check: bool,
     #[command(flatten)]

@@ -93,8 +93,8 @@ impl Local {
         tokio::time::timeout(DOCUMENT_TIMEOUT, documents.recv()).await.ok()?
     }
 
-    /// Writes the sources of the mod files that a run has used to the data directory, where the server reads them. Returns
-    /// their hashes.
+    /// Stores the sources of a run's mod files in the data directory, where the server reads them. Returns their
+    /// hashes.
     pub fn publish_sources(&self, document: &Document) -> Vec<String> {
         let publish = |(name, _): (String, String)| {
             let source = self.app.registry().get(&name)?.source_text()?;

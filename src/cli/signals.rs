@@ -21,19 +21,19 @@ impl EndSignals {
         Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, hangup })
     }
 
-    /// Returns the SIGHUP handler if the program runs as a service, that is, with neither standard input nor standard error on
-    /// a terminal: a service reloads on SIGHUP. Returns `None` for other programs, which SIGHUP ends.
+    /// Returns the SIGHUP handler if the program runs as a service, that is, with neither standard input nor standard
+    /// error on a terminal: a service reloads on SIGHUP. Otherwise returns `None`, and SIGHUP ends the program.
     pub fn take_reload_signal(&mut self) -> Option<Signal> {
         let on_terminal = std::io::stdin().is_terminal() || std::io::stderr().is_terminal();
         if on_terminal { None } else { self.hangup.take() }
     }
 
-    /// Stops handling SIGINT, which the command handles.
+    /// Leaves SIGINT to the command.
     pub fn without_interrupt(self) -> Self {
         Self { interrupt: None, ..self }
     }
 
-    /// Returns the exit code for the next signal.
+    /// Waits for the next signal and returns its exit code.
     pub async fn next(&mut self) -> ExitCode {
         let kind = tokio::select! {
             () = next(self.interrupt.as_mut()) => SignalKind::interrupt(),

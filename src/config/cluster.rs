@@ -9,8 +9,8 @@ use std::net::SocketAddr;
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Several servers")]
 pub struct ClusterFlags {
-    /// Base URL at which the other servers on the same --database-url reach this one, e.g. `http://10.0.0.5:6767`; without it
-    /// the address of --listen, or none if that is a loopback address or 0.0.0.0
+    /// Base URL at which the other servers on the same --database-url reach this one, e.g. `http://10.0.0.5:6767`;
+    /// without it the address of --listen, or none if that is a loopback address or 0.0.0.0
     #[arg(long, env = "THUNDER_SERVER_URL", value_name = "URL")]
     pub server_url: Option<String>,
     /// Server without a model, for the dashboard, /ingest and all other routes that need none; the remaining routes
@@ -35,7 +35,7 @@ impl ClusterFlags {
     }
 }
 
-/// Returns the URL if requests can be sent below it.
+/// Parses a base URL: http or https, with a host, without user, password, query and fragment.
 fn server_url(text: &str) -> Option<Url> {
     let url = Url::parse(text).ok()?;
     let is_plain = url.username().is_empty() && url.password().is_none() && url.query().is_none();
@@ -43,15 +43,15 @@ fn server_url(text: &str) -> Option<Url> {
 }
 
 impl ClusterConfig {
-    /// Returns the host of `--server-url`, under which the other servers reach this one.
+    /// Returns the host of `--server-url`, at which other servers reach this one.
     #[must_use]
     pub fn host(&self) -> Option<String> {
         let host = self.url.as_ref()?.host_str()?;
         Some(host.trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase())
     }
 
-    /// Returns the URL at which other servers reach this one: `--server-url`, else the first of the `bound` addresses that
-    /// identifies this machine.
+    /// Returns the URL at which other servers reach this one: `--server-url`, else the first of the `bound` addresses
+    /// that identifies this machine.
     #[must_use]
     pub fn url(&self, bound: &[SocketAddr], scheme: &str, prefix: &str) -> Option<String> {
         if let Some(url) = &self.url {

@@ -6,8 +6,8 @@ use clap::{Args, ValueEnum};
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Embeddings and scores")]
 pub struct EncoderFlags {
-    /// Embeddings, also with a generative model; an encoder without this flag or --reranking serves everything it
-    /// supports
+    /// Embeddings, also for a generative model; with neither this flag nor --reranking, an encoder model serves
+    /// everything it supports
     #[arg(long, alias = "embeddings", env = "THUNDER_EMBEDDING", value_parser = clap::builder::FalseyValueParser::new())]
     pub embedding: bool,
     /// Reranking and classification; needs a model with a classification head

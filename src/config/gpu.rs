@@ -36,10 +36,11 @@ pub struct GpuFlags {
     /// All expert weights on the CPU [also: -cmoe]
     #[arg(long, env = "THUNDER_CPU_MOE", value_parser = clap::builder::FalseyValueParser::new())]
     pub cpu_moe: bool,
-    /// Number of first layers whose expert weights stay on the CPU [also: -ncmoe]
+    /// Number of layers, from the first, whose expert weights stay on the CPU [also: -ncmoe]
     #[arg(long, env = "THUNDER_N_CPU_MOE", value_name = "N", default_value_t = 0)]
     pub n_cpu_moe: u32,
-    /// Number of first layers whose feed-forward weights stay on the CPU, in models without experts [also: -ncffn]
+    /// Number of layers, from the first, whose feed-forward weights stay on the CPU, in models without experts [also:
+    /// -ncffn]
     #[arg(long, env = "THUNDER_N_CPU_FFN", value_name = "N", default_value_t = 0)]
     pub n_cpu_ffn: u32,
 }
@@ -138,9 +139,9 @@ pub struct GpuConfig {
     pub tensors: Vec<TensorOverride>,
     /// True if the expert weights of all layers stay on the CPU.
     pub cpu_moe: bool,
-    /// Number of first layers whose expert weights stay on the CPU.
+    /// Number of layers, from the first, whose expert weights stay on the CPU.
     pub n_cpu_moe: u32,
-    /// Number of first layers whose feed-forward weights stay on the CPU, in models without experts.
+    /// Number of layers, from the first, whose feed-forward weights stay on the CPU, in models without experts.
     pub n_cpu_ffn: u32,
 }
 

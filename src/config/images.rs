@@ -17,13 +17,15 @@ pub struct ImageFlags {
     #[arg(long, env = "THUNDER_MMPROJ_OFFLOAD", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     mmproj_offload: OnOff,
-    /// Minimum tokens of an image, for projectors whose images have different numbers of tokens; default: the projector's
+    /// Minimum tokens of an image, for projectors whose images have different numbers of tokens; default: the
+    /// projector's
     #[arg(long, env = "THUNDER_IMAGE_MIN_TOKENS", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     image_min_tokens: Option<u32>,
-    /// Maximum tokens of an image, for projectors whose images have different numbers of tokens; default: the projector's
+    /// Maximum tokens of an image, for projectors whose images have different numbers of tokens; default: the
+    /// projector's
     #[arg(long, env = "THUNDER_IMAGE_MAX_TOKENS", value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     image_max_tokens: Option<u32>,
-    /// Store the files of images with the recorded runs, which then show them and can be forked at any time; off: only hash,
+    /// Storage of image files with the recorded runs, for their replay and for later forks; off: only hash,
     /// size and dimensions
     #[arg(long, env = "THUNDER_RECORD_IMAGES", value_name = "on|off", default_value = "off", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
@@ -31,7 +33,7 @@ pub struct ImageFlags {
     /// Maximum size of the stored images of a run, e.g. 32M; further images are recorded without their files
     #[arg(long, env = "THUNDER_RECORD_IMAGES_SIZE", value_name = "SIZE", default_value = "32M")]
     record_images_size: Size,
-    /// Fetch images that clients send as http: and https: URLs; private addresses are rejected
+    /// Fetching of images that clients send as http: and https: URLs; private addresses are rejected
     #[arg(long, env = "THUNDER_ALLOW_IMAGE_URLS", value_name = "on|off", default_value = "off", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     allow_image_urls: OnOff,

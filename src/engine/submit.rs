@@ -93,7 +93,8 @@ impl Engine {
         if let Some(unstored) = unstored {
             unstored.insert(id, request_id.to_owned(), run.request().owner.clone(), run.ended_flag());
         }
-        // The decode thread may be busy, so it sends the start signal only if the recorder's channel is full now.
+        // Sent here because the decode thread may be busy; the decode thread sends it only if the recorder's channel is
+        // full.
         let unsent_start = recorder.and_then(|recorder| match recorder.try_send(start) {
             Err(TrySendError::Full(start)) => Some(start),
             Ok(()) | Err(TrySendError::Closed(_)) => None,

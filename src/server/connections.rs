@@ -1,8 +1,8 @@
 //! Accepts, serves and closes connections.
 //!
 //! Time and size of a request's headers are limited, so that slow clients do not occupy resources. Bodies, streams and
-//! sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS handshake has the
-//! time limit of the headers.
+//! sockets are not limited in time; TCP keep-alive probes detect peers that disappeared. The TLS handshake has the same
+//! time limit as the headers.
 
 use super::protocol::GuardRejection;
 use super::{ApiError, App};
@@ -27,7 +27,7 @@ use tower::Layer;
 
 /// Maximum size of a request's header, and of the part of a body that is buffered.
 const MAX_HEADER_BYTES: usize = 128 << 10;
-/// Maximum on a server with API keys, because the header is read before the key is checked.
+/// Same maximum on a server with API keys; lower, because the header is read before the key is checked.
 const MAX_HEADER_BYTES_WITH_KEYS: usize = 16 << 10;
 /// Idle time before the first TCP keep-alive probe.
 const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
@@ -35,7 +35,7 @@ const KEEPALIVE_IDLE: Duration = Duration::from_mins(1);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// Number of unanswered probes after which a connection is closed.
 const MAX_KEEPALIVE_PROBES: u32 = 4;
-/// Delay when the system has no free descriptors.
+/// Delay after a failed accept, e.g. when no file descriptor is free.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// State shared by the connections of a listener.

@@ -19,7 +19,7 @@ const LOOKUP_INTERVAL: Duration = Duration::from_secs(30);
 /// Delay of [`ModChanges::next`] after the store has closed.
 const CLOSED_DELAY: Duration = Duration::from_secs(1);
 
-/// A version of a mod: uploaded, or of a file that a run has used.
+/// An uploaded version of a mod, or a version of a mod file that a run has used.
 #[derive(Debug, Clone, PartialEq, sqlx::FromRow)]
 pub struct ModVersion {
     /// Name of the mod.
@@ -86,8 +86,8 @@ impl Store {
         Ok(())
     }
 
-    /// Stores a version of a file that a run has used, with the last day of use. Storing the same source again keeps the
-    /// existing version with its date.
+    /// Stores a version of a file that a run has used, with the last day of use. Storing the same source again keeps
+    /// the existing version with its date.
     ///
     /// # Errors
     /// The database failed.
@@ -150,7 +150,7 @@ impl Store {
     ///
     /// # Errors
     /// The database failed.
-    pub async fn enable_mod(
+    pub async fn set_mod_enabled(
         &self,
         name: &str,
         enabled: bool,

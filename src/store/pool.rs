@@ -170,7 +170,7 @@ impl PgConnection {
     fn set_in_transaction(&mut self, value: bool) {
         match &mut self.raw {
             Raw::Pooled(Pooled { in_transaction, .. }) | Raw::Dedicated { in_transaction, .. } => {
-                *in_transaction = value
+                *in_transaction = value;
             }
             Raw::Transaction(_) => {}
         }

@@ -33,8 +33,8 @@ impl Store {
         }
     }
 
-    /// Returns true if a run of any tenant has this id as its `request_id` or `run_id`. Runs of this server that are not
-    /// stored yet are found without the database.
+    /// Returns true if a run of any tenant has this id as its `request_id` or `run_id`. Runs of this server that are
+    /// not stored yet are found without the database.
     ///
     /// # Errors
     /// The database failed.
@@ -211,7 +211,7 @@ fn labels(run: &RunSummary) -> Vec<String> {
     pairs.flat_map(label).chain(parent).collect()
 }
 
-/// Marks a run as interrupted and changes nothing else of its row.
+/// Marks an active run as interrupted at `at`; its recorded data does not change.
 pub(super) async fn mark_interrupted(
     connection: &mut PgConnection,
     run_id: RunId,
@@ -250,7 +250,7 @@ pub(super) async fn save_columns(
     Ok(())
 }
 
-// Writes three tables in one round trip. Null values keep the stored ones.
+// Writes three tables in one round trip. A null column file, fingerprint or search text keeps the stored one.
 const SAVE: &str = "
     with column_file as (
         insert into run_columns (run_id, columns) select $1, $34 where $34::bytea is not null

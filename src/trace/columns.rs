@@ -17,7 +17,7 @@ const ALIGNMENT: usize = 8;
 /// Quantization steps per nat and per bit.
 const SCALE: f32 = 2048.0;
 /// Largest quantized value of a u16 column; 65535 means unknown.
-const MAX_QUANTISED: f32 = 65_534.0;
+const MAX_QUANTIZED: f32 = 65_534.0;
 
 /// Ids of the sections.
 mod section {
@@ -84,7 +84,7 @@ pub fn quantize_entropy(entropy: Option<f32>) -> u16 {
 fn quantize(value: Option<f32>) -> u16 {
     value
         .filter(|value| !value.is_nan())
-        .map_or(u16::MAX, |value| (value * SCALE).round().clamp(0.0, MAX_QUANTISED) as u16)
+        .map_or(u16::MAX, |value| (value * SCALE).round().clamp(0.0, MAX_QUANTIZED) as u16)
 }
 
 /// Encodes the current state of the fold.

@@ -77,7 +77,7 @@ pub(super) fn without_comments(script: &str) -> String {
 
 /// Returns true for the dashboard's own scripts. Vendored files are served unchanged.
 fn is_own_script(path: &str) -> bool {
-    path.ends_with(".js") && !path.starts_with("vendor/")
+    std::path::Path::new(path).extension().is_some_and(|kind| kind == "js") && !path.starts_with("vendor/")
 }
 
 /// Returns the files that a module imports statically.

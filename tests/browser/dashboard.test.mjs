@@ -310,6 +310,8 @@ for (const scheme of ['light', 'dark']) {
     await ready(page);
     // The form shows the server's error and keeps the input.
     await page.click('[data-act=feedback]');
+    // The code of the form is loaded on first use.
+    await dialog.waitFor({ state: 'visible' });
     await dialog.locator('[value="-1"]').check({ force: true });
     await dialog.locator('textarea').evaluate((field) => { field.value = 'x'.repeat(10001); });
     await dialog.locator('[value=send]').click();

@@ -1,4 +1,4 @@
-//! The dashboard in headless Chromium, by the tests of `tests/browser`; they need node, npm and Chromium.
+//! Runs the tests of `tests/browser` on the dashboard in headless Chromium. They need node, npm and Chromium.
 
 use super::harness::Server;
 use std::io::Write;
@@ -19,10 +19,10 @@ async fn dashboard_works_in_browser() {
             .output()
             .unwrap();
         if !install.status.success() {
-            return report_skipped("the packages of npm install");
+            return report_skipped("an npm package");
         }
     }
-    // The model of a server without flags; the harness would start the tiny one.
+    // The default model of `thunder serve`; the harness would load the tiny one.
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
     let server = Server::start(&["--model", demo, "--attention", "on"]);
     server.wait_ready().await;
@@ -62,7 +62,7 @@ async fn dashboard_works_in_browser() {
     if !tests.status.success() {
         println!("server:\n{}\nserver with mods:\n{}", server.log(), editor.log());
         println!("{}", String::from_utf8_lossy(&tests.stderr));
-        // Last, because a long output loses its beginning: node repeats the failing tests at its end.
+        // Printed last, because long output is cut off at the start; node repeats the failing tests at the end.
         panic!("{}", String::from_utf8_lossy(&tests.stdout));
     }
     server.stop("TERM").await;

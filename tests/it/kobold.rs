@@ -27,7 +27,7 @@ async fn newest_halo_weave_version_works() {
     let (_, model) = server.get("/api/v1/model").await;
     assert_eq!((&model["result"], &model["model_name"]), (&json!("thunder/tiny"), &json!("tiny")));
     assert!(model["max_context_length"].as_u64().unwrap() > 0);
-    // The attention formats of clients, with the names of KoboldCPP's fork.
+    // The dimensions and special tokens of the model, with the names of KoboldCPP's fork.
     let (_, info) = server.get("/api/v1/model/info").await;
     for (kobold_name, name) in [
         ("num_layers", "num_layers"),
@@ -62,7 +62,7 @@ async fn newest_halo_weave_version_works() {
     assert_eq!(
         STANDARD.decode(attention["data"].as_str().unwrap()).unwrap().len(),
         4 * prompt.len(),
-        "floats, as bytes"
+        "one 32-bit float per token"
     );
     // The stop string is part of the stream.
     let mut stops = body.clone();
@@ -77,8 +77,8 @@ async fn newest_halo_weave_version_works() {
     assert_eq!((status, message_of(&error)), (400, "Token ID 100000 not in vocabulary (vocab_size=640)"));
 }
 
-/// Sends a request on `KoboldCPP`'s WebSocket; returns its frames and the code of the close frame. Clients close after
-/// `done`.
+/// Sends a request on `KoboldCPP`'s WebSocket; returns its frames and the code of the close frame. Closes, like
+/// clients, after `done`.
 async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, Option<u16>) {
     let url = format!("{}/api/extra/generate/stream/ws", server.base.replace("http", "ws")).parse().unwrap();
     let mut socket = WebSocket::connect(url).await.unwrap();
@@ -103,7 +103,7 @@ async fn frames(server: &Server, body: &Value) -> (Vec<Result<Value, Vec<u8>>>, 
 }
 
 #[tokio::test]
-async fn numbers_are_sent_in_separate_frames() {
+async fn attention_is_sent_in_separate_frames() {
     // Rounding depends on the batch, so no other run shares it, and the prompt is computed every time.
     let server = &Server::start(&["--cache-prompt=off"]);
     server.wait_ready().await;
@@ -126,7 +126,7 @@ async fn numbers_are_sent_in_separate_frames() {
         let (frames, code) = frames(server, &with_request_id(request)).await;
         assert_eq!((frames.len(), code), (9, Some(1000)), "{frames:?}");
         for (pair, (_, event)) in frames[..8].chunks_exact(2).zip(&received) {
-            let [Ok(token), Err(numbers)] = pair else { panic!("a text and its numbers: {pair:?}") };
+            let [Ok(token), Err(numbers)] = pair else { panic!("expected a text frame and its attention: {pair:?}") };
             assert_eq!((&token["type"], &token["token_id"]), (&json!("token"), &event["token"]["token_id"]));
             assert_eq!(token["text"], event["token"]["text"]);
             let expected = STANDARD.decode(event["attention"]["data"].as_str().unwrap()).unwrap();
@@ -223,7 +223,7 @@ async fn prompt_is_completed_with_and_without_stream() {
         assert!(if trim { output == expected } else { output.contains(&expected) }, "{output:?} {expected:?}");
         assert_eq!(answer["results"][0]["finish_reason"], "stop");
     }
-    // The beginning of a prompt that is too long is removed, but not its memory.
+    // The start of a prompt that is too long is removed; the field `memory` is kept.
     let long =
         json!({"prompt": "word ".repeat(20_000), "memory": "Remember.", "max_length": 2, "max_context_length": 100});
     let answer = server.answer("/api/v1/generate", &long).await;
@@ -259,7 +259,7 @@ async fn generation_can_be_polled_and_aborted() {
 }
 
 #[tokio::test]
-async fn routes_about_server_and_tokens_respond() {
+async fn server_info_and_token_routes_respond() {
     let server = server().await;
     let (_, version) = server.get("/api/extra/version").await;
     assert_eq!((&version["result"], &version["protected"]), (&json!("KoboldCpp"), &json!(false)));

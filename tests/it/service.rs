@@ -56,7 +56,7 @@ async fn hangup_reloads_api_keys_without_ending_streams() {
     }
     assert!(text.contains("\"stop\":true") && text.contains("\"tokens_predicted\":400"), "{text}");
 
-    // A damaged file does not change the keys.
+    // An invalid file does not change the keys.
     std::fs::write(&keys, "third-key unknown-word\n").unwrap();
     send_hangup(&server);
     wait_until(&server, || async { server.log().contains("cannot reload") }).await;

@@ -147,7 +147,7 @@ fn convert_output_config(fields: Fields<'_>, chat: &mut Map<String, Value>) -> R
         return Err(invalid_value(&format!("{at}.type"), "\"json_schema\"", &format["type"]));
     }
     if !format["schema"].is_object() {
-        return Err(invalid_value(&format!("{at}.schema"), "a JSON schema, an object", &format["schema"]));
+        return Err(invalid_value(&format!("{at}.schema"), "a JSON schema object", &format["schema"]));
     }
     let response_format = json!({ "type": "json_schema", "json_schema": { "name": "output", "schema": format["schema"], "strict": true } });
     chat.insert("response_format".into(), response_format);

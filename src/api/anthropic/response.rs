@@ -131,7 +131,7 @@ pub(super) enum MessageEvent {
     },
     /// The end of the content.
     MessageDelta {
-        /// The reason of the end.
+        /// The stop reason.
         delta: MessageEnd,
         /// The token counts.
         usage: MessageUsage,

@@ -16,7 +16,7 @@ pub(super) fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiE
         other => return Err(invalid_value(&format!("{at}.type"), "\"custom\"", other)),
     }
     if !tool["input_schema"].is_object() {
-        return Err(invalid_value(&format!("{at}.input_schema"), "a JSON schema, an object", &tool["input_schema"]));
+        return Err(invalid_value(&format!("{at}.input_schema"), "a JSON schema object", &tool["input_schema"]));
     }
     let mut function = json!({ "name": tool["name"], "parameters": tool["input_schema"] });
     for field in ["description", "strict"] {

@@ -76,7 +76,7 @@ struct KoboldValueResponse {
     value: i64,
 }
 
-/// A response with one text.
+/// A response with one string.
 #[derive(Debug, Serialize, ToSchema)]
 struct KoboldResultResponse {
     result: &'static str,

@@ -41,7 +41,7 @@ async fn set_enabled(app: &App, caller: &Caller, name: &str, enabled: bool) -> R
     if !enabled {
         app.registry().enable(name, false);
     }
-    app.store()?.enable_mod(name, enabled, app.now(), by.as_deref()).await?;
+    app.store()?.set_mod_enabled(name, enabled, app.now(), by.as_deref()).await?;
     app.registry().enable(name, enabled);
     tracing::info!(mod.name = name, by = by.as_deref(), "mod {}", if enabled { "enabled" } else { "disabled" });
     app.registry().info(name).map(Json).ok_or_else(|| unknown_mod(app, name))

@@ -18,8 +18,8 @@ use utoipa::{IntoParams, ToSchema};
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ListRunsParams {
-    /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each negated with a
-    /// leading `-`.
+    /// A filter: free words, `"quoted text"`, `field:value`, `field>number`, `field<number`, each optionally negated
+    /// with a leading `-`.
     #[serde(default)]
     q: String,
     /// Only runs older than the one with this `run_id`.
@@ -41,8 +41,8 @@ pub struct RunList {
 /// Link to the next page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct PageMeta {
-    /// The query string of the next page, with its question mark; `null` on the last page. A filter can return a page
-    /// with fewer runs than `limit` before all older runs are searched.
+    /// The query string of the next page, with its question mark; `null` on the last page. With a filter, a page can
+    /// have fewer runs than `limit` although older runs match; follow `next` until it is `null`.
     next: Option<String>,
 }
 

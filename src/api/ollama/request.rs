@@ -163,7 +163,7 @@ fn convert_common_fields(body: &Value) -> Result<Map<String, Value>, ApiError> {
             let schema = json!({ "name": "output", "schema": schema });
             converted.insert("response_format".into(), json!({ "type": "json_schema", "json_schema": schema }));
         }
-        Some(other) => return Err(invalid_value("format", "\"json\" or a JSON schema, an object", other)),
+        Some(other) => return Err(invalid_value("format", "\"json\" or a JSON schema object", other)),
     }
     match fields.get("think") {
         None | Some(Value::Null) => {}

@@ -66,7 +66,7 @@ pub(crate) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a 
     }
 }
 
-/// Returns the pooling of embeddings of a whole text.
+/// Returns the pooling type for embeddings of whole texts.
 ///
 /// # Errors
 /// 501 if the server has no embeddings; 400 if it has only embeddings of tokens.
@@ -74,14 +74,15 @@ pub(crate) fn text_pooling(loaded: &Loaded) -> Result<Pooling, ApiError> {
     let pooling = loaded.encoder().embeddings().map_err(unavailable)?;
     if pooling == Pooling::None {
         return Err(ApiError::bad_request(
-            "the server runs with --pooling none, which has no embedding for a whole text; use /embeddings, or start it \
+            "the server runs with --pooling none, which has no embedding for a whole text; use /embeddings, or start the server \
              with --pooling mean, cls or last",
         ));
     }
     Ok(pooling)
 }
 
-/// Returns the 501 error of a model or server without this encoder; it states the requirements.
+/// Returns the 501 error for embeddings or scores that the model or server does not provide. Its detail states the
+/// requirements.
 pub(crate) fn unavailable(reason: &EncoderUnavailable) -> ApiError {
     ApiError::not_supported(reason.to_string())
 }
@@ -106,7 +107,8 @@ fn encode_error(error: &EncodeError, field_path: &dyn Fn(usize) -> String) -> Ap
     }
 }
 
-/// Scales a vector to length 1 in the `norm`-norm; 0 scales to 16-bit integers, -1 does nothing.
+/// Scales a vector to length 1 in the `norm`-norm; 0 scales the largest absolute value to 32760; a negative norm leaves
+/// the vector unchanged.
 pub(crate) fn normalize(vector: &mut [f32], norm: i64) {
     let size = |power: i32| vector.iter().map(|&value| f64::from(value.abs()).powi(power)).sum::<f64>();
     let length = match norm {

@@ -25,8 +25,8 @@ use std::process::ExitCode;
 /// Chat with the model: streamed answers, history, mods, tools, replays; /help lists the commands
 ///
 /// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --data-dir,
-/// --database-url or a mod given as a file it always runs in this process. From a pipe it reads one message per line and
-/// writes the answers to standard output.
+/// --database-url or a mod given as a file it always runs in this process. From a pipe it reads one message per line
+/// and writes the answers to standard output.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// System message
@@ -80,7 +80,8 @@ pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndS
         })
         .await;
     if let (Err(_), Some(before)) = (&result, terminal) {
-        // The line editor was interrupted within a line. Writing fails if the terminal is closed.
+        // The line editor was interrupted within a line. Restoring the terminal settings fails if the terminal is
+        // closed.
         let _ = termios::tcsetattr(stdin(), SetArg::TCSANOW, &before);
     }
     let closed = signals.run_until_signal(Box::pin(chat.close())).await;

@@ -124,7 +124,7 @@ impl Run {
                 measured.tokens.iter().try_for_each(|appended| self.check_tokens(&[appended.token]))?;
                 self.sequence.extend(tokens);
                 let mut appended = measured.tokens.clone();
-                // The copied event has the note.
+                // The returned note is already in the copied event.
                 let _ = self.process_tokens(&mut appended, event.forced.unwrap_or(false));
                 self.attention.queue(appended.len());
                 self.answer.queue(appended, None);
@@ -159,7 +159,7 @@ impl Run {
                 }
             }
             ActionType::ForceOutput | ActionType::ToolCalls | ActionType::EmitError => {
-                return Err(format!("its mod ended it before that step with {}", action.action_type.as_str()));
+                return Err(format!("a mod ended it before that step with {}", action.action_type.as_str()));
             }
             ActionType::Noop | ActionType::AdjustedLogits | ActionType::ForceTokens => {}
         }

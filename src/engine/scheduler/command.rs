@@ -45,7 +45,7 @@ pub enum SlotTask {
     Tokens(oneshot::Sender<SlotTokens>),
     Erase(oneshot::Sender<usize>),
     Save(oneshot::Sender<Result<Snapshot, SlotError>>),
-    /// Restores a validated state.
+    /// Restores a validated snapshot.
     Restore(Snapshot, Option<Tenant>, oneshot::Sender<Result<(), SlotError>>),
     Shift {
         keep: usize,

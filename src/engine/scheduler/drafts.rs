@@ -2,7 +2,7 @@
 
 use super::active_run::ActiveRun;
 use super::batch::BatchPart;
-use super::model_drafts::{ModelDrafter, ModelRequest};
+use super::model_drafts::{ModelDraftRequest, ModelDrafter};
 use super::slots::ActiveSlots;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::options::EngineOptions;
@@ -88,7 +88,13 @@ impl<'model> Drafter<'model> {
                 let tokens = self.affordable(active, cost).min(max.tokens);
                 if tokens > 0 {
                     let min = max.min.min(tokens);
-                    requests.push(ModelRequest { part, slot, max: tokens, min, min_probability: max.min_probability });
+                    requests.push(ModelDraftRequest {
+                        part,
+                        slot,
+                        max: tokens,
+                        min,
+                        min_probability: max.min_probability,
+                    });
                 }
                 reserved = tokens;
             }
@@ -146,7 +152,7 @@ impl<'model> Drafter<'model> {
     /// using the model if llama.cpp fails.
     fn model_drafts(
         &mut self,
-        requests: Vec<ModelRequest>,
+        requests: Vec<ModelDraftRequest>,
         slots: &mut ActiveSlots,
         runs: usize,
     ) -> Vec<(usize, Vec<TokenId>)> {

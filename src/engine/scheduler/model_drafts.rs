@@ -13,7 +13,7 @@ use crate::model::ModelError;
 use std::time::Instant;
 
 /// A run that needs a draft of the draft model.
-pub struct ModelRequest {
+pub struct ModelDraftRequest {
     /// Index of the run's part in the batch.
     pub part: usize,
     /// Slot of the run.
@@ -44,14 +44,14 @@ impl<'model> ModelDrafter<'model> {
         self.context.park_threads();
     }
 
-    /// Returns the drafts with the indexes of their parts, before a decode of `runs` runs. A run whose tokens the model
-    /// has not read completely gets no draft.
+    /// Drafts for the next decode, which has `runs` runs. Returns each draft with the index of its part in the batch. A
+    /// run whose tokens the model has not decoded completely gets no draft.
     ///
     /// # Errors
     /// llama.cpp could not decode; the drafter is then unusable.
     pub fn draft(
         &mut self,
-        requests: Vec<ModelRequest>,
+        requests: Vec<ModelDraftRequest>,
         slots: &mut ActiveSlots,
         times: &mut DecodeTimes,
         runs: usize,
@@ -62,8 +62,8 @@ impl<'model> ModelDrafter<'model> {
         }
         let start = Instant::now();
         let drafts = {
-            let request = |request: &ModelRequest| {
-                let &ModelRequest { slot, max, min_probability, .. } = request;
+            let request = |request: &ModelDraftRequest| {
+                let &ModelDraftRequest { slot, max, min_probability, .. } = request;
                 let tokens = slots.get(slot).map_or(&[][..], |active| active.run.sequence().tokens());
                 DraftRequest { slot, tokens, max, min_probability }
             };
@@ -83,15 +83,15 @@ impl<'model> ModelDrafter<'model> {
         Ok(used)
     }
 
-    /// Reads the tokens that the model lacks. Returns the requests of runs that have few enough missing tokens to
-    /// draft.
+    /// Decodes the tokens that the draft model lacks. Returns the requests of runs that have few enough missing tokens
+    /// to draft.
     fn catch_up(
         &mut self,
-        requests: Vec<ModelRequest>,
+        requests: Vec<ModelDraftRequest>,
         slots: &mut ActiveSlots,
         times: &mut DecodeTimes,
         runs: usize,
-    ) -> Result<Vec<ModelRequest>, ModelError> {
+    ) -> Result<Vec<ModelDraftRequest>, ModelError> {
         let mut room = self.context.max_catch_up();
         let token_cost = times.catch_up_cost(runs);
         let (mut complete, mut parts) = (Vec::new(), Vec::new());
@@ -102,7 +102,7 @@ impl<'model> ModelDrafter<'model> {
                 complete.push(request);
                 continue;
             }
-            // The step decodes the last token.
+            // The first draft step decodes the last missing token.
             let (wanted, part) = (missing - 1, room.min(missing - 1));
             if part == 0 || !self.can_pay(active, wanted, token_cost) {
                 continue;
@@ -119,7 +119,7 @@ impl<'model> ModelDrafter<'model> {
         Ok(complete)
     }
 
-    /// Returns true if a run can pay for reading `tokens` tokens.
+    /// Returns true if a run can pay for decoding `tokens` tokens.
     fn can_pay(&self, active: &ActiveRun, tokens: usize, token_cost: f64) -> bool {
         let charged = tokens.saturating_sub(active.speculation.free_tokens);
         !self.adaptive || active.speculation.account.can_pay(charged as f64 * token_cost)

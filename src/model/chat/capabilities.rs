@@ -16,8 +16,8 @@ pub(super) struct DetectedCapabilities {
     pub(super) system: bool,
     /// True if it expects the arguments of a call as JSON text instead of an object.
     pub(super) arguments_as_text: bool,
-    /// True if it expects the content of a message as a list of parts instead of a text, like templates of some models
-    /// that see images.
+    /// True if it expects the content of a message as a list of parts instead of a string, as the templates of some
+    /// vision models do.
     pub(super) typed_content: bool,
 }
 

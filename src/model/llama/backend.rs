@@ -23,8 +23,8 @@ pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
         .map_err(|reason| ModelError::Load { path: "its backend".into(), reason: reason.clone() })
 }
 
-/// Loads llama.cpp's CPU code for this processor, and the code of other devices, from the folder `lib` next to the
-/// program.
+/// Loads llama.cpp's CPU backend for this processor, and the backends of other devices, from the folder `lib` next to
+/// the program.
 #[cfg(feature = "portable")]
 fn load_libraries() -> Result<(), String> {
     let program = std::env::current_exe().map_err(|error| format!("the program's own path is unknown: {error}"))?;

@@ -171,7 +171,7 @@ impl Model {
         let mut llama = ffi::loading::load(&file, &load_params, progress).map_err(failed)?;
         let architecture = llama.meta_val_str("general.architecture").unwrap_or_default();
         if architecture == "t5" {
-            return Err(load_error("models of an encoder and a decoder, such as T5, are not supported".into()));
+            return Err(load_error("encoder-decoder models, such as T5, are not supported".into()));
         }
         let adapters = Adapters::load(&mut llama, &options.adapters)?;
         let llama = Arc::new(llama);

@@ -101,7 +101,7 @@ impl Phrases {
     }
 
     /// Finds the earliest phrase in `generated` that ends in its last `fresh` tokens; of several with the same start,
-    /// the longest. If `is_over` is false, the answer continues, and so may a word at its end.
+    /// the longest. If `is_over` is false, the word at the end of the answer may still continue.
     pub fn find(
         &self,
         vocabulary: &Vocabulary,
@@ -167,7 +167,8 @@ impl Phrases {
         range.start + from..range.start + end
     }
 
-    /// Returns the number of tokens at the end that may begin a phrase, or that contain a phrase whose last word may continue.
+    /// Returns the number of tokens at the end that may begin a phrase, or that contain a phrase whose last word may
+    /// continue.
     pub fn holdback(&self, vocabulary: &Vocabulary, generated: &[TokenId]) -> usize {
         let tail = self.tail(vocabulary, generated, 0);
         let end = tail.chars.len();

@@ -18,7 +18,8 @@ pub struct CallLog {
 }
 
 impl CallLog {
-    /// Adds a line if there is room. `max` is the maximum number of bytes of the run.
+    /// Adds a line if there is room, or one warning when the log of the run is full. `max` is the maximum number of
+    /// bytes of the mod's log in the run.
     pub fn add(&mut self, log: ModLogLine, run: Option<&RunContext>, max: usize) {
         let size = log.message.len() + 1;
         if self.lines.len() >= MAX_LINES || self.bytes + size > MAX_BYTES {

@@ -18,7 +18,7 @@ pub struct Frame {
 /// Error for a frame that exceeds the limits of the protocol.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error(
-    "a frame has a header of {header} bytes and a body of {body} bytes; the maximum is {MAX_HEADER} and {MAX_BODY}"
+    "a frame has a header of {header} bytes and a body of {body} bytes; the maximums are {MAX_HEADER} and {MAX_BODY} bytes"
 )]
 pub struct FrameTooLong {
     header: usize,

@@ -1,4 +1,4 @@
-//! Scorers of experiments. A scorer has one worker, with the limits and the sandbox of a mod's.
+//! Scorers of experiments. A scorer has one worker, with the limits and the sandbox of a mod's worker.
 
 use super::call_log::CallLog;
 use super::line_in;
@@ -10,7 +10,7 @@ use crate::mods::ModException;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// A loaded scorer: a Python function that gives scores to answers.
+/// A loaded scorer: a Python function that scores answers.
 pub struct PythonScorer {
     spec: WorkerSpec,
     memory: SharedMemory,
@@ -38,8 +38,8 @@ impl PythonScorer {
         Ok(Self { spec, memory, worker: Mutex::new(Some(worker)) })
     }
 
-    /// Returns the score of an answer; `None` if the function returns `None`. Blocks until the worker has scored earlier
-    /// answers. After a failure of the worker, the next call starts another one.
+    /// Returns the score of an answer; `None` if the function returns `None`. Blocks until the worker has scored
+    /// earlier answers. After a failure of the worker, the next call starts another one.
     ///
     /// # Errors
     /// The message of the exception, with its line if known.
@@ -66,7 +66,7 @@ impl PythonScorer {
             .and_then(|()| self.spec.receive(&mut worker, deadline, &mut logs, None));
         for log in logs.lines {
             // Escaped: a line break could forge a log entry of the server.
-            tracing::info!(run.id = cell.run_id, "log line of a scorer: {:?}", log.message);
+            tracing::info!(run.id = cell.run_id, scorer.message = ?log.message, "scorer log");
         }
         let failure = match reply {
             Ok((FromWorker::Scored { score }, _)) if score.is_none_or(|score| (0.0..=1.0).contains(&score)) => {
@@ -77,7 +77,7 @@ impl PythonScorer {
                 *current = Some(worker);
                 return Err(exception.into());
             }
-            Ok(_) => WorkerFailure::Protocol("it did not answer `score`".into()),
+            Ok(_) => WorkerFailure::Protocol("it did not reply to `score` with a score between 0 and 1".into()),
             Err(failure) => failure,
         };
         Err(kill_worker(worker, &failure, self.spec.limits.call))
@@ -86,7 +86,7 @@ impl PythonScorer {
 
 impl Drop for PythonScorer {
     fn drop(&mut self) {
-        // Not the worker's own end, which may take a while: experiments end on threads that serve clients.
+        // Kills the worker instead of waiting for it to exit, because experiments end on threads that serve clients.
         if let Some(worker) = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
             worker.kill();
         }

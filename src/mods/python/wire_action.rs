@@ -46,7 +46,7 @@ pub enum WireAction {
     },
 }
 
-/// Location of an edit of the logits.
+/// Kind of a logit edit, and the location of its values.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WireEdit {

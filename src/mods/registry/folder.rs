@@ -191,8 +191,8 @@ pub struct FolderWatch {
     _watcher: RecommendedWatcher,
 }
 
-/// Returns the Python files of a folder in order, without `__init__.py`, hidden files, and the files `test_NAME` of
-/// other files `NAME`.
+/// Returns the Python files of a folder in order, without files that start with `_` or `.`, and without `test_NAME` if
+/// the file `NAME` exists.
 fn files(folder: &Path) -> Result<Vec<PathBuf>, LoadError> {
     let unreadable = |source| LoadError::Unreadable { path: folder.display().to_string(), source };
     let mut paths = Vec::new();

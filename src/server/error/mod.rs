@@ -173,7 +173,7 @@ impl ApiError {
         self
     }
 
-    /// Sets the run that failed, whose id is a header of the response: failed runs are recorded too.
+    /// Sets the run that failed. The response has its id in a header, because failed runs are recorded too.
     #[must_use]
     pub fn in_run(mut self, run: RunId) -> Self {
         self.run = Some(Box::new(run));
@@ -351,7 +351,7 @@ impl From<PathRejection> for ApiError {
             | PathErrorKind::ParseErrorAtIndex { value, expected_type, .. }
             | PathErrorKind::ParseError { value, expected_type } => {
                 let expected = deserialization::expected_value(expected_type);
-                Self::bad_request(format!("a part of the path must be {expected}, got {value:?}"))
+                Self::bad_request(format!("a path parameter must be {expected}, got {value:?}"))
             }
             other => Self::bad_request(format!("the path is invalid: {other}")),
         }

@@ -1,9 +1,10 @@
 //! The embedded database: a standard PostgreSQL server, private to one data directory.
 //!
-//! `initdb` runs once. The server accepts only local, private connections (see `listen`), and fsync stays on. A supervisor
-//! task restarts the server when it ends or when another process stops it. The server has its own process group, so
-//! Ctrl-C reaches only Thunder, which stores its remaining data and then stops the server. If Thunder is killed with
-//! SIGKILL, the server keeps running; the next Thunder process with this directory stops it before it starts its own.
+//! `initdb` runs once. The server accepts only local, private connections (see `listen`), and fsync stays on. A
+//! supervisor task restarts the server when it ends or when another process stops it. The server has its own process
+//! group, so Ctrl-C reaches only Thunder, which stores its remaining data and then stops the server. If Thunder is
+//! killed with SIGKILL, the server keeps running; the next Thunder process with this directory stops it before it
+//! starts its own.
 
 mod account;
 mod listen;
@@ -77,8 +78,8 @@ impl Embedded {
         Self::start_on(data_dir, progress, Listen::choose).await
     }
 
-    /// Starts the server like [`Embedded::start`], with a function that chooses the address from the account, its
-    /// folder and the id of the data directory.
+    /// Starts the server like [`Embedded::start`], with a function that chooses the address from the account, the
+    /// `postgres` folder and the id of the data directory.
     async fn start_on(
         data_dir: &Path,
         progress: &impl Fn(&str),
@@ -140,8 +141,8 @@ impl Server {
         found_any
     }
 
-    /// Creates PostgreSQL's data directory under a temporary name and renames it, so an interrupted start leaves no partial
-    /// directory.
+    /// Creates PostgreSQL's data directory under a temporary name and renames it, so an interrupted start leaves no
+    /// partial directory.
     async fn init(&self, folder: &Path) -> Result<(), EmbeddedError> {
         // The initdb of a killed Thunder process may still be writing, so every process uses its own folder.
         let fresh = folder.join(format!("data.new.{}", std::process::id()));
@@ -159,7 +160,8 @@ impl Server {
         File::open(folder).and_then(|folder| folder.sync_all()).map_err(disk("cannot write", folder))
     }
 
-    /// Sets the password of a loopback address. Single-user mode prevents connections before the password is set.
+    /// Sets the password for connections over a loopback address. Uses single-user mode, so that no client can connect
+    /// before the password is set.
     async fn set_password(&self) -> Result<(), EmbeddedError> {
         let Listen::Loopback { password, .. } = &self.listen else { return Ok(()) };
         let mut command = Command::new(self.programs.postgres());
@@ -212,8 +214,8 @@ impl Server {
             command.args(["-c", setting]);
         }
         if cfg!(target_os = "linux") {
-            // After a crash PostgreSQL syncs every file. With syncfs that is one call instead of one for each of thousands
-            // of partition files.
+            // After a crash PostgreSQL syncs every file. With syncfs that is one call instead of one for each of
+            // thousands of partition files.
             command.args(["-c", "recovery_init_sync_method=syncfs"]);
         }
         command.env("LC_ALL", "C").env_remove("PGDATA").current_dir(&self.processes.data);
@@ -224,8 +226,8 @@ impl Server {
             status: error.to_string(),
             output: String::new(),
         })?;
-        // The threads of a decode wait for each other, so one that shares its core with PostgreSQL delays all. The server's
-        // other processes inherit the priority.
+        // The threads of a decode wait for each other, so one that shares its core with PostgreSQL delays all. The
+        // server's other processes inherit the priority.
         let nice = getpriority_process(None).unwrap_or(0) + EXTRA_NICE;
         if let Some(pid) = child.id().and_then(|id| Pid::from_raw(id.cast_signed()))
             && let Err(error) = setpriority_process(Some(pid), nice)
@@ -296,7 +298,8 @@ impl Server {
 
 /// Creates the data directory if it does not exist and returns its absolute path.
 fn make_data_dir(data_dir: &Path) -> Result<PathBuf, EmbeddedError> {
-    // For root, PostgreSQL runs as another account, which must be able to enter its folder below this one.
+    // If Thunder runs as root, PostgreSQL runs as another account, which must be able to enter its folder below this
+    // one.
     let mode = if nix::unistd::geteuid().is_root() { 0o755 } else { 0o700 };
     DirBuilder::new().recursive(true).mode(mode).create(data_dir).map_err(disk("cannot create", data_dir))?;
     data_dir.canonicalize().map_err(disk("cannot find", data_dir))

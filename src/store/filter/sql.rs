@@ -5,7 +5,7 @@ use crate::events::RunStatus;
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
 
-/// Rank of a condition that has no index with runs in list order.
+/// Rank of a condition without an index that returns runs in list order.
 const NO_DRIVER: u8 = 9;
 
 /// Minimum bytes of a word or part of a text for which an index is used. Shorter ones match too many entries.
@@ -24,7 +24,7 @@ pub(in crate::store) enum Branch {
     All,
     /// Runs with ids in the range that `after:` and `before:` select.
     Ids,
-    /// Displaced runs with other ids.
+    /// Runs outside that range whose id contains another time than their start, e.g. ingested runs.
     Displaced,
 }
 
@@ -47,8 +47,8 @@ impl Filter {
             term.condition.push_indexed(term.negated, query);
             query.push(")");
         }
-        // One condition for all words, because the planner multiplies the estimates of several. The sub-query hides the words
-        // from the planner, which would ignore the index of ids after a low estimate.
+        // One condition for all words, because the planner multiplies the estimates of several. The sub-query hides the
+        // words from the planner, which would ignore the index of ids after a low estimate.
         for (number, term) in texts.iter().enumerate() {
             query.push(if number == 0 { " and search @@ (select " } else { " && " });
             term.condition.push_words(query);
@@ -97,14 +97,15 @@ impl Filter {
         (0..self.terms.len()).filter(drives).min_by_key(|&index| self.terms[index].condition.rank())
     }
 
-    /// Appends ` and …` with the index condition of a term. Returns the sort columns of the index before `run_id`.
+    /// Appends ` and …` with the index condition of a term. Returns the `order by` columns of the index that precede
+    /// `run_id`.
     pub(in crate::store) fn push_driver(&self, index: usize, query: &mut QueryBuilder<Postgres>) -> &'static str {
         self.terms[index].condition.push_driver(query)
     }
 }
 
 impl super::Term {
-    /// Returns true if candidates from the index may not match.
+    /// Returns true if each candidate must be checked for this term.
     fn needs_check(&self) -> bool {
         !self.is_indexed || self.condition.is_phrase()
     }
@@ -121,7 +122,7 @@ impl Condition {
         matches!(self, Self::Word(text) | Self::Phrase(text) if text.contains(char::is_alphanumeric))
     }
 
-    /// Returns true for a phrase, which needs a check because the index does not contain the order of words.
+    /// Returns true for a phrase of several words, which needs a check because the index does not contain word order.
     fn is_phrase(&self) -> bool {
         matches!(self, Self::Phrase(text) if !text.chars().all(char::is_alphanumeric))
     }
@@ -228,7 +229,7 @@ impl Condition {
         }
     }
 
-    /// Appends the words of a text as the query of their index, which does not contain their order.
+    /// Appends a full-text query for the words of a condition, in any order.
     fn push_words(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
             Self::Word(word) => {

@@ -65,7 +65,7 @@ fn model_terms_are_resolved_and_split_the_filter() {
 }
 
 #[test]
-fn index_is_used_for_the_rarest_words_and_for_labels_with_a_rare_one() {
+fn index_is_used_for_rare_words_and_for_all_labels_if_one_is_rare() {
     let indexed = |text: &str, shares: &[f64]| {
         let mut filter = Filter::parse(text, now()).unwrap();
         let indexes: Vec<usize> = filter.frequency_terms().iter().map(|(index, ..)| *index).collect();

@@ -152,5 +152,5 @@ fn push_halves(values: &[f32], halves: &mut Vec<f16>, out: &mut Vec<u8>) {
     out.extend(halves.iter().flat_map(|half| half.to_le_bytes()));
 }
 
-// The largest code is the end of the scale.
+// The code of a row's maximum is `STEPS`, which must be the largest `u8`.
 const _: () = assert!(STEPS as u32 == u8::MAX as u32);

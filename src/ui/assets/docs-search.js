@@ -27,7 +27,7 @@ export function search(entries, query, limit = 12) {
   return found.sort((a, b) => b.points - a.points).slice(0, limit).map(({ entry }) => entry);
 }
 
-/** Returns a piece of a text around the first of these words. Pure. */
+/** Returns an excerpt of the text around the first match of these words. Pure. */
 export function excerpt(text, wanted, length = 110) {
   const lower = text.toLowerCase();
   const first = Math.min(...wanted.map((word) => lower.indexOf(word)).filter((at) => at >= 0), text.length);
@@ -36,7 +36,7 @@ export function excerpt(text, wanted, length = 110) {
 }
 
 /** Splits a text into `[piece, isMatch]`. Pure. */
-export function marked(text, wanted) {
+export function splitMatches(text, wanted) {
   const special = wanted.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
   if (!special.length) return [[text, false]];
   return text.split(new RegExp(`(${special.join('|')})`, 'i')).map((piece, i) => [piece, i % 2 === 1]).filter(([piece]) => piece);

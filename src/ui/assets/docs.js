@@ -1,6 +1,6 @@
 // The handbook's pages: search, and a copy button for each block of code.
 import { ask, copy, h } from './dom.js';
-import { excerpt, marked, search, words } from './docs-search.js';
+import { excerpt, splitMatches, search, words } from './docs-search.js';
 import { listen } from './keys.js';
 
 const box = document.querySelector('[data-docs-search]');
@@ -17,7 +17,7 @@ function load() {
 }
 
 /** Returns a text in which these words are highlighted. */
-const highlighted = (text, wanted) => marked(text, wanted).map(([piece, hit]) => (hit ? h('mark', {}, piece) : piece));
+const highlighted = (text, wanted) => splitMatches(text, wanted).map(([piece, hit]) => (hit ? h('mark', {}, piece) : piece));
 
 function selectOption(at) {
   const options = list.children;

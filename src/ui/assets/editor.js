@@ -236,9 +236,9 @@ function setUp() {
   // Loaded when it is first opened.
   const diff = document.querySelector('[data-diff]');
   diff?.addEventListener('toggle', async () => {
-    const { differences } = await import('./mod-diff.js');
+    const { showDifferences } = await import('./mod-diff.js');
     const versions = [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
-    updateDiff = differences(diff, { name, hash: form.dataset.hash, versions, editor, canSave });
+    updateDiff = showDifferences(diff, { name, hash: form.dataset.hash, versions, editor, canSave });
   }, { once: true });
   diff?.toggleAttribute('hidden', false);
 

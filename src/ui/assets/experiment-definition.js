@@ -17,7 +17,7 @@ export function seedsOf(text) {
     if (seeds.length + last - first >= MAX_CELLS) throw invalid('seeds', `An experiment has at most ${MAX_CELLS} cells; the range ${part} has too many seeds.`);
     for (let seed = first; seed <= last; seed += 1) seeds.push(seed);
   }
-  if (!seeds.length) throw invalid('seeds', 'Give at least one seed, e.g. 1.');
+  if (!seeds.length) throw invalid('seeds', 'Enter at least one seed, e.g. 1.');
   return seeds;
 }
 
@@ -70,7 +70,7 @@ function modsOfLine(line, number) {
     rest = rest.slice(name.length).trimStart();
     if (rest.startsWith('{')) {
       const end = objectEnd(rest, 0);
-      if (end < 0) throw fail(`the configuration of ${name} has no end.`);
+      if (end < 0) throw fail(`the configuration of ${name} is not closed.`);
       try {
         mods.push({ name, config: JSON.parse(rest.slice(0, end)) });
       } catch (error) {
@@ -168,7 +168,7 @@ export function csvRows(text) {
     } else if (c === '\n') endRow();
     else if (c !== '\r') value += c;
   }
-  if (quoted) throw invalid('prompts', 'The CSV has a quotation mark without its end.');
+  if (quoted) throw invalid('prompts', 'The CSV has an unclosed quotation mark.');
   endRow();
   return rows;
 }
@@ -183,7 +183,7 @@ export function promptsOf(text, format) {
   } else {
     prompts = text.split('\n').map((line) => line.replace(/\r$/, '')).filter((line) => line.trim());
   }
-  if (!prompts.length) throw invalid('prompts', 'Write at least one prompt.');
+  if (!prompts.length) throw invalid('prompts', 'Enter at least one prompt.');
   return prompts;
 }
 
@@ -208,8 +208,8 @@ export function definitionOf(form) {
     ...(form.scorer === 'python' && { score: { python: form.python } }),
   };
   if (!definition.name) throw invalid('name', 'Give the experiment a name of 1 to 64 characters.');
-  if (form.scorer === 'regex' && !form.regex) throw invalid('score', 'Write the regular expression, or choose another score.');
-  if (form.scorer === 'python' && !form.python.trim()) throw invalid('score', 'Write the Python function, or choose another score.');
+  if (form.scorer === 'regex' && !form.regex) throw invalid('score', 'Enter the regular expression, or choose another score.');
+  if (form.scorer === 'python' && !form.python.trim()) throw invalid('score', 'Enter the Python function, or choose another score.');
   const cells = cellsOf(definition);
   if (cells > MAX_CELLS) throw invalid('seeds', `An experiment has at most ${MAX_CELLS} cells, got ${cells}; give fewer seeds, prompts, mods or parameters.`);
   return definition;

@@ -54,7 +54,7 @@ function line({ kind, a, b, text }) {
  * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared with the selected one. Buttons that
  * restore lines are only shown if `canSave` is true. Returns a function to call after each change of the text.
  */
-export function differences(section, { name, hash, versions, editor, canSave }) {
+export function showDifferences(section, { name, hash, versions, editor, canSave }) {
   const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
   const select = h('select', {}, versions.map((one) => h('option', { value: one.hash, selected: one === selected }, one.label)));
   const state = h('span', { class: 'hint', role: 'status' });

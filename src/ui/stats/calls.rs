@@ -11,7 +11,7 @@ pub(super) struct CallTimeView {
     /// True for a row of all models.
     pub(super) is_total: bool,
     pub(super) name: String,
-    /// Empty for the runs without the name of a model.
+    /// Empty for runs without a model name.
     pub(super) href: String,
     pub(super) calls: i64,
     pub(super) total: String,
@@ -51,7 +51,7 @@ pub(super) fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &Tim
             let CallTime { calls, total_ms, mean_ms, max_ms } = step.time;
             let height = if max > 0.0 { total_ms / max * HEIGHT } else { 0.0 };
             let [total, mean, slowest] = [total_ms, mean_ms, max_ms].map(duration);
-            let text = format!("{total} in {calls} calls, mean {mean}, slowest {slowest}");
+            let text = format!("total {total}, calls {calls}, mean {mean}, slowest {slowest}");
             Bar {
                 x: axis.index(step.at) * STEP,
                 y: HEIGHT - height,

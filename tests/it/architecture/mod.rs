@@ -1,4 +1,4 @@
-//! The rules of the source: permitted imports, the folders of crates and of unsafe code, names and documentation.
+//! Rules for the source code: permitted imports, folders that may use a crate or unsafe code, names and documentation.
 
 mod imports;
 mod names;
@@ -6,7 +6,7 @@ mod timing;
 
 use std::path::{Path, PathBuf};
 
-/// Crates that only one folder may use, with the folder.
+/// Crates that only some folders or files may use, with these.
 const CRATE_FOLDERS: &[(&str, &[&str])] = &[
     ("sqlx", &["store/"]),
     ("refinery", &["store/"]),
@@ -80,7 +80,7 @@ fn names(code: &str, word: &str) -> bool {
 }
 
 #[test]
-fn crates_are_used_only_in_their_folder() {
+fn crates_are_used_only_in_permitted_folders() {
     let test_only = |path: &str| ["tests.rs", "checks.rs", "testing.rs"].iter().any(|end| path.ends_with(end));
     for source in sources().iter().filter(|source| !test_only(&source.path)) {
         for (name, folders) in CRATE_FOLDERS {

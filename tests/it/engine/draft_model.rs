@@ -194,7 +194,7 @@ async fn runs_that_share_batches_have_their_own_drafts() {
             accepted += end.finish.drafts.accepted;
         }
         assert!(accepted > 20, "{accepted}");
-        // The next run in a slot reuses the common prefix of its prompt and the last one.
+        // The next run in a slot reuses the prefix that its prompt shares with the previous prompt.
         for _ in 0..2 {
             let repeated = together.run(request(prompts[0])).await;
             assert_eq!((repeated.generated(), &repeated.text), (expected[0].generated(), &expected[0].text));

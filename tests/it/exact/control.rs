@@ -1,4 +1,4 @@
-//! Control vectors: their effect on the rows, and invalid files.
+//! Control vectors: their effect on attention rows, and invalid files.
 
 use super::gguf::Writer;
 use super::reference::Reference;

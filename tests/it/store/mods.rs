@@ -72,7 +72,7 @@ async fn listeners_are_notified_even_after_a_database_outage() {
     let wait_timeout = Duration::from_secs(20);
     store.save_mod(&version("calm", "one", false)).await.unwrap();
     timeout(wait_timeout, changes.next()).await.expect("no notification of an upload");
-    store.enable_mod("calm", false, system::now(), None).await.unwrap();
+    store.set_mod_enabled("calm", false, system::now(), None).await.unwrap();
     timeout(wait_timeout, changes.next()).await.expect("no notification of a disabled mod");
     assert_eq!(kill_listeners(&data.url()).await, "1");
     timeout(wait_timeout, changes.next()).await.expect("no notification after a lost connection");

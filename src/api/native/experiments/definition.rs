@@ -29,8 +29,8 @@ const MAX_REGEX_BYTES: usize = 1 << 20;
 /// Parameters that the grid itself sets, or that do not belong to one run.
 const RESERVED: [&str; 9] = ["prompt", "seed", "mods", "model", "request_id", "stream", "n", "record", "id_slot"];
 
-/// A grid of runs: each prompt with each list of mods, each set of parameters and each seed, in this order; the seeds vary
-/// first.
+/// A grid of runs: each prompt with each list of mods, each set of parameters and each seed, in this order; the seeds
+/// vary first.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExperimentDefinition {
@@ -67,8 +67,8 @@ enum ScorerDefinition {
     Regex(String),
     /// `true`: 1 if the answer is JSON, else 0.
     Json(bool),
-    /// Source of a Python function `score(text)` or `score(text, cell)` that returns a number from 0 to 1, or `None` for no
-    /// score. It runs in a worker with the limits of an uploaded mod, and requires the rights of an upload.
+    /// Source of a Python function `score(text)` or `score(text, cell)` that returns a number from 0 to 1, or `None`
+    /// for no score. It runs in a worker with the limits of an uploaded mod, and requires the rights of an upload.
     Python(String),
 }
 
@@ -133,7 +133,7 @@ impl ExperimentDefinition {
         (&self.prompts[at.prompt], &self.mods[at.mods], &self.parameters[at.parameters])
     }
 
-    /// Checks that a caller may use the scorer. Python code needs the rights of an upload of a mod.
+    /// Checks that a caller may use the scorer. Python code needs the right to upload mods.
     ///
     /// # Errors
     /// Uploads are disabled, or the key lacks the right.
@@ -141,7 +141,7 @@ impl ExperimentDefinition {
         if !matches!(self.score, Some(ScorerDefinition::Python(_))) {
             return Ok(());
         }
-        let refused = |error: ApiError| error.prefixed("a scorer in Python needs the rights of an upload: ");
+        let refused = |error: ApiError| error.prefixed("a Python scorer needs the right to upload mods: ");
         require_upload_rights(app, caller).map(drop).map_err(refused)
     }
 

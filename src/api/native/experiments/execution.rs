@@ -33,12 +33,12 @@ impl Execution {
             let execution = Arc::new(self);
             let outcome = execution.run(cells).await;
             let Self { app, id, .. } = &*execution;
-            let ended = match outcome {
+            let store = match outcome {
                 Ok(true) => app.store(),
                 Ok(false) => Err(ApiError::unavailable("the server is stopping")),
                 Err(error) => Err(error),
             };
-            let stored = match ended {
+            let stored = match store {
                 Ok(store) => store.end_experiment(*id, ExperimentState::Done).await.map_err(Into::into),
                 Err(error) => Err(error),
             };
@@ -55,7 +55,7 @@ impl Execution {
         let mut active = JoinSet::new();
         for cell in cells {
             while active.len() >= slots {
-                joined(active.join_next().await)?;
+                task_result(active.join_next().await)?;
             }
             if self.is_cancelled() {
                 break;
@@ -63,14 +63,15 @@ impl Execution {
             let Some(generation) = self.start(cell).await? else { continue };
             let record = record(cell, Some(&generation));
             if !self.app.store()?.set_cell(self.id, &record).await? {
-                // Another server or a client cancelled or removed the experiment. Stopping fails only if the run has ended.
+                // Another server or a client cancelled or removed the experiment. Stopping fails only if the run has
+                // ended.
                 let _ = generation.control.stop(EndCause::Cancel, "the experiment was cancelled").await;
                 break;
             }
             active.spawn(Arc::clone(self).finish(record, generation));
         }
         while let Some(ended) = active.join_next().await {
-            joined(Some(ended))?;
+            task_result(Some(ended))?;
         }
         Ok(self.app.ready().is_ok())
     }
@@ -102,7 +103,7 @@ impl Execution {
         Ok(None)
     }
 
-    /// Waits for the end of a run, and stores its score after the run.
+    /// Waits until a run has ended and is recorded, then stores its score.
     async fn finish(self: Arc<Self>, record: CellRecord, generation: Generation) -> Result<(), ApiError> {
         let Generation { run_id, mut output, control, .. } = generation;
         let mut cancelled = self.cancelled.clone();
@@ -126,7 +127,7 @@ impl Execution {
         Ok(())
     }
 
-    /// Returns the score of a run that ended by itself, on a thread that may block.
+    /// Scores a completed run on a blocking thread.
     async fn score(&self, cell: i32, end: Option<(RunId, Arc<RunEnd>)>) -> Result<Option<f32>, String> {
         let (Some(scorer), Some((run_id, end))) = (&self.scorer, end) else { return Ok(None) };
         let scorer = Arc::clone(scorer);
@@ -170,6 +171,6 @@ async fn end_of(output: &mut mpsc::Receiver<Output>) -> Option<Arc<RunEnd>> {
 }
 
 /// Returns the result of a task.
-fn joined(ended: Option<Result<Result<(), ApiError>, tokio::task::JoinError>>) -> Result<(), ApiError> {
+fn task_result(ended: Option<Result<Result<(), ApiError>, tokio::task::JoinError>>) -> Result<(), ApiError> {
     ended.map_or(Ok(()), |ended| ended.map_err(ApiError::internal)?)
 }

@@ -37,7 +37,7 @@ pub(super) fn parse_tools(tools: &[Value]) -> Result<Vec<ToolDefinition>, ApiErr
                 None | Some(Value::Null) => Value::Object(Map::new()),
                 Some(Value::Object(schema)) => Value::Object(schema.clone()),
                 Some(other) => {
-                    return Err(invalid_value(&at(".function.parameters"), "a JSON schema, an object", other));
+                    return Err(invalid_value(&at(".function.parameters"), "a JSON schema object", other));
                 }
             };
             let strict = match function.get("strict") {

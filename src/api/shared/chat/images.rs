@@ -60,7 +60,7 @@ pub(super) async fn take_images(
             parts.retain(|part| !is_image(part));
         }
     }
-    Ok((Some(marked), ConversationImages { images, marker }))
+    Ok((Some(marked), ConversationImages { marker, images }))
 }
 
 /// Calls a function with every image part and the path of its field.

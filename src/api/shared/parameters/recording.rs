@@ -6,8 +6,8 @@ use crate::events::RunMetadata;
 use crate::server::ApiError;
 use serde_json::Value;
 
-/// Maximum length of `request_id` in bytes.
-const MAX_ID_BYTES: usize = 256;
+/// Maximum length of `request_id` in bytes, and of the user label in characters.
+const MAX_ID_LEN: usize = 256;
 /// Maximum length of a run's prompt preview in characters.
 const MAX_PREVIEW_CHARS: usize = 300;
 
@@ -19,8 +19,8 @@ pub(crate) fn preview(text: &str) -> String {
 /// Parses the client's id of the run.
 pub(crate) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     match fields.text("request_id")? {
-        Some(id) if id.is_empty() || id.len() > MAX_ID_BYTES || id.chars().any(char::is_control) => {
-            let expected = format!("a string of 1 to {MAX_ID_BYTES} bytes without control characters");
+        Some(id) if id.is_empty() || id.len() > MAX_ID_LEN || id.chars().any(char::is_control) => {
+            let expected = format!("a string of 1 to {MAX_ID_LEN} bytes without control characters");
             Err(invalid_value("request_id", &expected, &id.into()))
         }
         id => Ok(id.map(str::to_owned)),
@@ -31,7 +31,7 @@ pub(crate) fn request_id(fields: Fields<'_>) -> Result<Option<String>, ApiError>
 pub(crate) fn user(fields: Fields<'_>) -> Result<Option<String>, ApiError> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         if let Some(label) = fields.text(name)? {
-            return Ok(Some(label.chars().take(MAX_ID_BYTES).collect()));
+            return Ok(Some(label.chars().take(MAX_ID_LEN).collect()));
         }
     }
     Ok(None)

@@ -1,5 +1,5 @@
-//! Incremental JSON scanner: after each byte it returns an error if the text cannot become a value, else the effect on
-//! the members of the outermost object.
+//! Incremental JSON scanner: for each byte, it returns the effect on the members of the outermost object, or an error
+//! if the text cannot become valid JSON.
 
 /// Maximum nesting, equal to `serde_json`'s.
 const MAX_DEPTH: usize = 127;
@@ -25,7 +25,7 @@ pub(super) enum ByteEffect {
     ValueEnd,
     /// The byte follows a member's value.
     AfterValue,
-    /// The byte ends the object; an open value ends before it.
+    /// The byte ends the object, and a number or word directly before it.
     End,
 }
 
@@ -83,7 +83,7 @@ impl Scanner {
                     }
                     b'"' => {
                         self.token = Token::None;
-                        Ok(self.value_ended())
+                        Ok(self.end_value())
                     }
                     b'\\' => {
                         self.token = Token::Escape { key };
@@ -120,18 +120,18 @@ impl Scanner {
                 }
                 serde_json::from_slice::<serde_json::Value>(word).map_err(|_| NotJson)?;
                 self.token = Token::None;
-                self.value_ended();
+                self.end_value();
                 let after = if self.open.len() == 1 { ByteEffect::AfterValue } else { ByteEffect::Inside };
-                match self.between(byte)? {
+                match self.push_between_tokens(byte)? {
                     ByteEffect::Inside => Ok(after),
                     other => Ok(other),
                 }
             }
-            Token::None => self.between(byte),
+            Token::None => self.push_between_tokens(byte),
         }
     }
 
-    fn between(&mut self, byte: u8) -> Result<ByteEffect, NotJson> {
+    fn push_between_tokens(&mut self, byte: u8) -> Result<ByteEffect, NotJson> {
         let top = self.open.len() == 1;
         match (byte, self.expect) {
             (b' ' | b'\t' | b'\n' | b'\r', _) => Ok(ByteEffect::Inside),
@@ -172,10 +172,10 @@ impl Scanner {
         if self.open.pop() != Some(object) {
             return Err(NotJson);
         }
-        Ok(if self.open.is_empty() { ByteEffect::End } else { self.value_ended() })
+        Ok(if self.open.is_empty() { ByteEffect::End } else { self.end_value() })
     }
 
-    fn value_ended(&mut self) -> ByteEffect {
+    fn end_value(&mut self) -> ByteEffect {
         self.expect = Expect::CommaOrEnd;
         if self.open.len() == 1 { ByteEffect::ValueEnd } else { ByteEffect::Inside }
     }

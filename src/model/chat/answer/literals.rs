@@ -37,7 +37,7 @@ pub(super) fn read_quoted(text: &str, quote: &str) -> Option<Value> {
     (reader.at == text.len()).then_some(value)
 }
 
-/// Parses a key at the start of a text; returns it with its end.
+/// Parses a key and the delimiter `end` at the start of a text. Returns the key and the offset after the delimiter.
 pub(super) fn read_key(text: &str, quote: &str, end: char) -> Option<(String, usize)> {
     let mut reader = Reader { text, at: 0, quote };
     let key = reader.key(end)?;

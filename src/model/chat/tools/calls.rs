@@ -1,4 +1,4 @@
-//! Grammar of required calls, in the form of the model's template.
+//! Grammar for required tool calls, in the format of the model's template.
 
 use super::grammar::{GrammarWriter, REPEATED, with_bounded_whitespace};
 use crate::model::chat::answer::ToolDefinition;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 /// Maximum nesting of values that are not written as JSON.
 const MAX_DEPTH: usize = 12;
 
-/// A value that is not written as JSON.
+/// Format of values that are not JSON.
 #[derive(Clone, Copy)]
 enum Values<'a> {
     /// With strings in these quotes, and keys without quotes.
@@ -80,7 +80,7 @@ impl GrammarWriter<'_> {
                 return format!("{name} \"{{\" {members} \"}}\"");
             }
             CallShape::Python => {
-                let members = self.add_keywords(rule, &schema);
+                let members = self.add_keyword_arguments(rule, &schema);
                 return format!("{name} \"(\" {members} \")\"");
             }
             _ => {}
@@ -149,7 +149,7 @@ impl GrammarWriter<'_> {
         self.add_sequence(rule, &members, comma)
     }
 
-    /// Adds rules for members in this order, separated by commas.
+    /// Adds rules for members in this order, separated by `comma` unless it is empty.
     fn add_sequence(&mut self, rule: &str, members: &[(String, bool)], comma: &str) -> String {
         if comma.is_empty() {
             let members = members.iter().map(|(name, required)| format!("{name}{}", if *required { "" } else { "?" }));
@@ -168,8 +168,8 @@ impl GrammarWriter<'_> {
         if members.is_empty() { String::new() } else { first }
     }
 
-    /// Adds rules for `key=value`, Python's arguments.
-    fn add_keywords(&mut self, rule: &str, schema: &Value) -> String {
+    /// Adds rules for Python keyword arguments, `key=value`.
+    fn add_keyword_arguments(&mut self, rule: &str, schema: &Value) -> String {
         let none = Map::new();
         let mut members = Vec::new();
         for (index, (key, property)) in schema["properties"].as_object().unwrap_or(&none).iter().enumerate() {
@@ -304,7 +304,7 @@ fn is_text(schema: &Value) -> bool {
     schema["type"] == "string" && strings(schema).is_none()
 }
 
-/// Returns all possible texts of a value, if the schema lists them.
+/// Returns the strings that a value may be, if the schema lists them.
 fn strings(schema: &Value) -> Option<Vec<&str>> {
     match (&schema["enum"], &schema["const"]) {
         (Value::Array(values), _) => values.iter().map(Value::as_str).collect(),

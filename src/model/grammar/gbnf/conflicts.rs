@@ -105,7 +105,7 @@ impl Sets {
                 let mut first = First::nothing(width);
                 insert(&mut first.terminals, index);
                 (first.bytes, first.nullable) = match &terminal.nfa {
-                    Some(nfa) => (nfa.first_bytes(), nfa.nullable()),
+                    Some(nfa) => (nfa.first_bytes(), nfa.is_nullable()),
                     None => (ALL_BYTES, true),
                 };
                 first

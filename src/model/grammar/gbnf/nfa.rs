@@ -17,9 +17,9 @@ pub(super) const ALL_BYTES: Bytes = [u64::MAX; 4];
 pub(super) struct Nfa {
     /// Character edges of each state, with their targets.
     edges: Vec<Vec<((u32, u32), usize)>>,
-    /// Targets of the empty edges of each state.
+    /// Targets of the epsilon transitions of each state.
     empty: Vec<Vec<usize>>,
-    /// States reachable from the start by empty edges.
+    /// States reachable from the start by epsilon transitions.
     start: Vec<usize>,
     accepts: Vec<bool>,
 }
@@ -50,8 +50,8 @@ impl Nfa {
         (total <= 50 * MAX_STATES).then_some(nfa)
     }
 
-    /// Returns true if it matches the empty text.
-    pub(super) fn nullable(&self) -> bool {
+    /// Returns true if it matches the empty string.
+    pub(super) fn is_nullable(&self) -> bool {
         self.start.iter().any(|&state| self.accepts[state])
     }
 

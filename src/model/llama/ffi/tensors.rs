@@ -1,4 +1,4 @@
-//! Single tensors and string arrays of a GGUF file, read by ggml.
+//! Reads single tensors and string arrays from a GGUF file.
 
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
@@ -91,7 +91,7 @@ impl Gguf {
             }
             return Ok(Some(Matrix { columns, values }));
         }
-        // SAFETY: ggml read the header and rejects unknown types.
+        // SAFETY: ggml rejected unknown types when it read the header.
         let (traits, needed) = unsafe {
             let traits = &*sys::ggml_get_type_traits(kind);
             (traits, sys::ggml_row_size(kind, extents[0]) * (count / columns.max(1)))

@@ -29,7 +29,7 @@ export class Family {
   #loadId = 0;
   #besideId = null;
 
-  /** `hooks`: `address(id)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text or none, `changed()`. */
+  /** `hooks`: `address(id)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text, or closes it if `member` is null, `changed()`. */
   constructor(id, hooks) {
     this.#id = id;
     this.#hooks = hooks;
@@ -49,7 +49,7 @@ export class Family {
       this.section.classList.toggle('alone', count < 2);
       this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}), ] next, [ previous`;
       this.#list.replaceChildren(...(count < 2
-        ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet: select a step, then “fork” beside a candidate, or “Regenerate”.')]
+        ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
         : this.#members.map((m) => this.#row(m))));
       this.section.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest' });
     } catch (error) {

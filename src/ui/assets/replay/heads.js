@@ -9,7 +9,7 @@ export const STATISTICS = {
   entropy: { name: 'entropy', text: (s) => `${s.entropy.toFixed(2)} bit`, share: (s, length) => s.entropy / Math.log2(Math.max(2, length)) },
   sink_mass: { name: 'sink mass', text: (s) => percent(s.sink_mass), share: (s) => s.sink_mass },
   peak: { name: 'peak', text: (s) => percent(s.peak), share: (s) => s.peak },
-  distance: { name: 'distance of the peak', text: (s, length) => `${distance(s, length)} back`, share: (s, length) => Math.sqrt(distance(s, length) / Math.max(1, length - 1)) },
+  distance: { name: 'distance to the peak', text: (s, length) => `${distance(s, length)} back`, share: (s, length) => Math.sqrt(distance(s, length) / Math.max(1, length - 1)) },
 };
 
 /** Returns the bucket 0–7 of a statistic. Pure. */

@@ -37,8 +37,8 @@ export function targetOf(action, run, n, surprise, threshold) {
     case 'prevError': return next(marks('error'), -1, 'error');
     case 'nextBacktrack': return next(removals(), 1, 'backtrack');
     case 'prevBacktrack': return next(removals(), -1, 'backtrack');
-    case 'nextSurprise': return next(surprises(), 1, 'surprise');
-    case 'prevSurprise': return next(surprises(), -1, 'surprise');
+    case 'nextSurprise': return next(surprises(), 1, 'surprising token');
+    case 'prevSurprise': return next(surprises(), -1, 'surprising token');
     default: return undefined;
   }
 }

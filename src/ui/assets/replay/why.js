@@ -50,7 +50,7 @@ export function explain(entries) {
   const out = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, why: '', byMod: false };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
-      // A token that is missing in the candidates after mods may only be improbable. The action shows if it was masked.
+      // A token that is missing from the candidates after mods is either improbable or masked; the action tells which.
       const after = moved.find((m) => m.token === row.token)?.after;
       result.why = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editor?.call.mod_name ?? 'a mod'}`;
       result.byMod = true;

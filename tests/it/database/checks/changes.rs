@@ -13,7 +13,7 @@ pub async fn mod_is_switched_off_and_on(target: &Target) {
         states.into_iter().find(|state: &ModState| state.name == "switched").map(|state| state.enabled)
     };
     for expected in [false, true] {
-        store.enable_mod("switched", expected, system::now(), None).await.unwrap();
+        store.set_mod_enabled("switched", expected, system::now(), None).await.unwrap();
         assert_eq!(enabled(&store).await, Some(expected));
     }
     store.remove_mod("switched").await.unwrap();

@@ -82,7 +82,7 @@ def _mod(
         raise TypeError("a mod cannot be async: the run waits for its reply")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise ValueError("workers must be an integer of 1 or more, got %r" % (workers,))
-    arguments = _positional(handler)
+    arguments = _count_arguments(handler)
     fields = parse_config(config)
 
     @wraps(handler)
@@ -108,7 +108,7 @@ def create_mod(handler: Handler) -> ModCallable:
     return mod(handler)
 
 
-def _positional(handler: Handler) -> int:
+def _count_arguments(handler: Handler) -> int:
     """Returns how many of (event, actions, tokenizer) the handler takes."""
     parameters = inspect.signature(handler).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):

@@ -1,4 +1,4 @@
-"""Lists with custom strategies as elements. They are processed token by token, since the sets of texts are unknown."""
+"""Lists with custom strategies as elements. They are matched token by token, because the possible texts cannot be enumerated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _ListState:
 class SequenceStrategy(Strategy):
     """A list of answers of any strategies, with fixed texts before, around, between and after them.
 
-    Fixed texts are allowed only in the tokenization of the tokenizer. If an element may end or continue, the next drawn
+    A fixed text is accepted only as the tokens that the tokenizer encodes it to. If an element may end or continue, the next drawn
     token decides; a token that fits both continues the element.
     """
 
@@ -131,7 +131,7 @@ class SequenceStrategy(Strategy):
             follow.append((self._wrap + self._sep + self._wrap, "element"))
         if count >= self._min:
             follow.append((self._wrap + self._close, "end"))
-        # A stop of the element that is also the beginning of the next text occurs once.
+        # If the element's stop string is also the beginning of the next text, it is not repeated.
         stop = getattr(strategy, "_stop", "") if complete else ""
         shared = [(text[len(stop) :], next_item) for text, next_item in follow if stop and text.startswith(stop)]
         if complete:

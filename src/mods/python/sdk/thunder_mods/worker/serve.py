@@ -334,7 +334,7 @@ class Worker:
             conversation.current = None
         self.capture.end_call()
         if action is None and exception is None and held_back is None:
-            # The most frequent reply, without an encoder.
+            # The most frequent reply is built without the JSON encoder.
             self.channel.send_encoded(b'{"kind":"reply","action":null,"exception":null,"elapsed_ns":%d}' % elapsed_ns)
             return
         header: Header = {"kind": "reply", "action": action, "exception": exception, "elapsed_ns": elapsed_ns}
@@ -354,7 +354,7 @@ class Worker:
             while trace is not None and trace.tb_frame.f_code.co_filename.startswith(self.sdk):
                 trace = trace.tb_next
             whole = "".join(traceback.format_exception(type(error), error, trace))
-        except BaseException:  # the text of an exception runs code of the mod
+        except BaseException:  # str() of an exception can run code of the mod
             text, whole = "the text of the exception cannot be read", ""
         message = "%s: %s" % (type(error).__name__, text.splitlines()[0])
         # The last exception and its position are at the end.
