@@ -28,7 +28,7 @@ begin
         where exists (
             select 1 from run_images r
             where r.run_id between first_run and last_run and r.owner = i.owner and r.sha256 = i.sha256)
-        order by i.owner, i.sha256 for update;
+        order by i.owner collate "C", i.sha256 for update;
     with removed as (
         delete from run_images where run_id between first_run and last_run returning owner, sha256
     )

@@ -7,12 +7,14 @@ use super::pool::PgPool;
 use super::retention::{Retention, prune};
 use super::statistics;
 use crate::events::system;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 /// Interval of checks for a changed retention.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+/// Time per check for measuring the mod calls of runs of earlier versions.
+const MEASURING_TIME: Duration = Duration::from_secs(2);
 /// Number of checks between two maintenance passes: one hour. Partitions are created days in advance.
 const CHECKS_PER_MAINTENANCE: u32 = 720;
 
@@ -28,6 +30,9 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
             tracing::warn!(%error, "cannot remove deleted runs; retrying every few seconds");
         }
         failed = removed.is_err();
+        if let Err(error) = measure_mod_calls(&pool).await {
+            tracing::warn!(%error, "cannot measure the mod calls of earlier runs; retrying every few seconds");
+        }
         if check.is_multiple_of(CHECKS_PER_MAINTENANCE)
             && let Err(error) = make_partitions(&pool).await
         {
@@ -52,6 +57,13 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
             }
         }
     }
+}
+
+/// Measures mod calls for a limited time, so that runs are still removed meanwhile.
+async fn measure_mod_calls(pool: &PgPool) -> Result<(), sqlx::Error> {
+    let begun = Instant::now();
+    while begun.elapsed() < MEASURING_TIME && statistics::measure_some(pool).await? {}
+    Ok(())
 }
 
 async fn make_partitions(pool: &PgPool) -> Result<(), sqlx::Error> {

@@ -55,12 +55,15 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
         }
     }
     let mut removed = Vec::new();
+    let mut end = None;
     for span in expired {
         if let Some(runs) = drop_days(pool, span).await? {
             removed.push((span.first, runs.unsigned_abs()));
+            end = end.max(Some(span.until));
         }
     }
-    if !removed.is_empty() {
+    if let Some(end) = end {
+        remove_images(pool, end).await?;
         let _: i64 = sqlx::query_scalar("select drop_unused_mod_versions()").fetch_one(&mut connection).await?;
     }
     Ok(removed)
@@ -132,15 +135,18 @@ async fn drop_days(pool: &PgPool, span: Span) -> Result<Option<i64>, sqlx::Error
         .bind(span.until)
         .fetch_one(&mut *transaction)
         .await?;
-    if runs.is_some() {
-        let ids: (Uuid, Uuid) = sqlx::query_as("select first_run_id($1), first_run_id($2)")
-            .bind(span.first)
-            .bind(span.until)
-            .fetch_one(&mut *transaction)
-            .await?;
-        let last = Uuid::from_u128(ids.1.as_u128().saturating_sub(1));
-        images::remove(&mut transaction, ids.0, last).await?;
-    }
     transaction.commit().await?;
     Ok(runs)
+}
+
+/// Removes the images of the removed runs before a day, up to the oldest stored run. A transaction of its own, because
+/// removing large files takes long, and removing days locks tables against writers.
+async fn remove_images(pool: &PgPool, end: NaiveDate) -> Result<(), sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    let end: Uuid = sqlx::query_scalar("select first_run_id($1)").bind(end).fetch_one(&mut *transaction).await?;
+    let stored: Option<Uuid> =
+        sqlx::query_scalar("select run_id from runs order by run_id limit 1").fetch_optional(&mut *transaction).await?;
+    let end = stored.map_or(end, |stored| stored.min(end));
+    images::remove(&mut transaction, Uuid::nil(), Uuid::from_u128(end.as_u128().saturating_sub(1))).await?;
+    transaction.commit().await
 }

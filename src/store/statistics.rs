@@ -17,6 +17,7 @@ use groups::Groups;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+pub(super) use calls::measure_some;
 pub(super) use calls::{MAX_CALL_MODS, MAX_CALL_US};
 pub(super) use days::count_days;
 
@@ -286,11 +287,13 @@ impl Store {
         Ok(Statistics { mod_calls: call_groups.finish(), ..groups.finish(from, query.unit) })
     }
 
-    /// Counts the runs of the days before `today` that are not counted yet.
+    /// Measures the mod calls of runs of earlier versions, then counts the runs of the days before `today` that are not
+    /// counted yet.
     ///
     /// # Errors
     /// The database failed. Earlier days stay counted.
     pub async fn count_days(&self, today: NaiveDate) -> Result<(), Error> {
+        while calls::measure_some(&self.inner.pool).await? {}
         Ok(days::count_days(&self.inner.pool, today).await?)
     }
 }

@@ -224,8 +224,8 @@ async fn export_has_whole_answers_and_no_formulas() {
         "mods": [[{"name": "force-prefix", "config": {"text": format!("=SUM(A1) {}", "long ".repeat(80))}}]],
         "parameters": [{"max_tokens": 400, "ignore_eos": true}],
     });
-    let id = start(&server, &definition).await;
-    let done = reached(&server, &id, "done").await;
+    let id = start(server, &definition).await;
+    let done = reached(server, &id, "done").await;
     let get = async |name: &str| {
         let response = server.request(Method::GET, &format!("{ROUTE}/{id}/{name}")).send().await.unwrap();
         assert_eq!(response.status(), 200, "{name}");

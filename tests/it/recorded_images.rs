@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 const COUNT: &str = "select (select count(*) from images) || ' ' || (select count(*) from run_images)";
 
 fn hash(image: &[u8]) -> String {
-    Sha256::digest(image).iter().map(|byte| format!("{byte:02x}")).collect()
+    thunder::events::hex(&Sha256::digest(image))
 }
 
 /// Generates an answer about an image. Returns the id of the run and its recorded prompt.

@@ -10,8 +10,8 @@ use uuid::Uuid;
 pub(in crate::store) const MAX_CALL_US: f64 = 1e12;
 /// Maximum mods of a run whose calls are measured.
 pub(in crate::store) const MAX_CALL_MODS: usize = 64;
-/// Number of runs that are looked up for measurement at once.
-const UNMEASURED_RUNS: i64 = 200;
+/// Maximum runs that are measured in one transaction.
+const MEASURED_RUNS: i64 = 200;
 
 /// Stores the durations of the mod calls of a run that an earlier version recorded. As [`MAX_CALL_US`] and
 /// [`MAX_CALL_MODS`] demand.
@@ -19,30 +19,32 @@ const MEASURE: &str = "
     update runs set (mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) =
         (select coalesce(array_agg(mod_name), '{}'), coalesce(array_agg(calls), '{}'), coalesce(array_agg(total), '{}'),
             coalesce(array_agg(slowest), '{}')
-        from (select mod_name, count(*) as calls, round(least(sum(execution_time_ms) * 1000, 1e12))::bigint as total,
-                round(least(max(execution_time_ms) * 1000, 1e12))::bigint as slowest
+        from (select mod_name, count(*) as calls, round(least(sum(least(execution_time_ms, 1e9)) * 1000, 1e12))::bigint as total,
+                round(max(least(execution_time_ms, 1e9)) * 1000)::bigint as slowest
             from mod_calls where run_id = $1 and execution_time_ms >= 0 and execution_time_ms < 'infinity'
             group by mod_name order by min(call_index) limit 64) measured)
     where run_id = $1 and mod_call_names is null and status <> 'running'";
 
-/// Measures the mod calls of ended runs that earlier versions recorded. Several servers may do this at the same time.
-pub(super) async fn measure_runs(pool: &PgPool) -> Result<(), sqlx::Error> {
-    let mut after = Uuid::nil();
-    loop {
-        let unmeasured: Vec<Uuid> = sqlx::query_scalar(
-            "select run_id from runs where mod_call_names is null and status <> 'running' and run_id > $1
-            order by run_id limit $2",
-        )
-        .bind(after)
-        .bind(UNMEASURED_RUNS)
-        .fetch_all(pool)
-        .await?;
-        let Some(last) = unmeasured.last() else { return Ok(()) };
-        after = *last;
-        for run_id in unmeasured {
-            sqlx::query(MEASURE).bind(run_id).execute(pool).await?;
-        }
+/// Measures the mod calls of up to 200 ended runs that an earlier version recorded. Returns true if more such runs may exist.
+/// Only one server measures at a time; the others return false.
+pub(in crate::store) async fn measure_some(pool: &PgPool) -> Result<bool, sqlx::Error> {
+    let mut transaction = pool.begin().await?;
+    let is_free: bool =
+        sqlx::query_scalar("select pg_try_advisory_xact_lock(7237120550122)").fetch_one(&mut *transaction).await?;
+    if !is_free {
+        return Ok(false);
     }
+    let unmeasured: Vec<Uuid> = sqlx::query_scalar(
+        "select run_id from runs where mod_call_names is null and status <> 'running' order by run_id limit $1",
+    )
+    .bind(MEASURED_RUNS)
+    .fetch_all(&mut *transaction)
+    .await?;
+    for run_id in &unmeasured {
+        sqlx::query(MEASURE).bind(run_id).execute(&mut *transaction).await?;
+    }
+    transaction.commit().await?;
+    Ok(unmeasured.len() as i64 == MEASURED_RUNS)
 }
 
 /// SQL of the durations of mod calls in the ended runs from the day `$from` to the day before `$until`.

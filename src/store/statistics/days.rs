@@ -170,9 +170,8 @@ pub(super) fn uncounted_spans(
     spans
 }
 
-/// Measures the mod calls of runs of earlier versions, then counts the runs of past days, newest first.
+/// Counts the runs of past days, newest first.
 pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Result<(), sqlx::Error> {
-    calls::measure_runs(pool).await?;
     let mut connection = pool.acquire().await?;
     let Some(first) = first_day(&mut connection).await? else { return Ok(()) };
     let counted: Vec<NaiveDate> = sqlx::query_scalar("select day from run_stats_days where day < $1 and has_mod_calls")

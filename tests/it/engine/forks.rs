@@ -26,7 +26,7 @@ impl RandomNumbers {
     }
 }
 
-/// A mod that acts at random. It repeats its actions only if it receives every event nested_fork, because each event uses
+/// A mod that acts at random. It repeats its actions only if it receives every event again, because each event uses
 /// random numbers.
 struct RandomMod {
     name: &'static str,

@@ -4,7 +4,7 @@ use crate::api::llama::request::is_null_or_empty;
 use crate::api::shared::body::GenerationFields;
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::api::shared::generation;
-use crate::api::shared::images::{ImageReader, MEDIA_MARKER, RequestImages};
+use crate::api::shared::images::{ImageReader, MAX_IMAGES, MEDIA_MARKER, RequestImages};
 use crate::api::shared::settings::{EchoedParameters, LlamaResponseOptions};
 use crate::api::shared::{self, lora, parameters};
 use crate::engine::{ReportOptions, Request};
@@ -167,6 +167,12 @@ pub(super) async fn parse_prompts(
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, value)),
         // As in llama-server, a list that contains a number is one prompt; any other list contains prompts.
         Value::Array(list) if !list.iter().any(Value::is_number) => {
+            let images: usize =
+                list.iter().filter_map(|prompt| prompt.get("multimodal_data")?.as_array()).map(Vec::len).sum();
+            if images > MAX_IMAGES {
+                let detail = format!("a request may have up to {MAX_IMAGES} images, got {images}; send fewer");
+                return Err(ApiError::invalid("prompt", detail));
+            }
             let mut prompts = Vec::with_capacity(list.len());
             for (index, prompt) in list.iter().enumerate() {
                 prompts.push(parse_prompt(app, prompt, &format!("prompt[{index}]"), loaded).await?);

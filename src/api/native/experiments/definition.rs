@@ -211,7 +211,6 @@ impl ExperimentDefinition {
                 return Err(ApiError::invalid(field, detail));
             }
         }
-        let scorer = self.scorer(app)?;
         // Seeds are valid by their type. The prompts vary last, so each is tokenized once.
         let mut prompt = (usize::MAX, Vec::new());
         for cell in (0..cells).step_by(self.seeds.len()) {
@@ -223,7 +222,7 @@ impl ExperimentDefinition {
             let mut request = request.map_err(|error| self.in_cell(error, cell))?;
             loaded.engine().validate(&mut request).map_err(|error| self.in_cell(error.into(), cell))?;
         }
-        Ok(scorer)
+        self.scorer(app)
     }
 
     /// Names the cell in an error, and points to the field of the definition.

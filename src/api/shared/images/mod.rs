@@ -21,7 +21,9 @@ use tokio::sync::Semaphore;
 pub(crate) const MEDIA_MARKER: &str = "<__media__>";
 
 /// Maximum images of a request.
-const MAX_IMAGES: usize = 64;
+pub(crate) const MAX_IMAGES: usize = 64;
+/// Maximum bytes of the recorded images of a run that is forked or repeated.
+const MAX_RESTORED_BYTES: usize = 256 << 20;
 
 /// Base64 with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -78,10 +80,19 @@ pub(crate) async fn restore_images(
     let config = app.config().engine.images.as_ref();
     let mut reader = ImageReader::new(config, loaded);
     let hashes: BTreeSet<&str> = records.iter().map(|record| record.sha256.as_str()).collect();
+    let mut bytes = 0;
     for hash in hashes.into_iter().take(MAX_IMAGES) {
         if loaded.model().images().is_some()
             && let Some(file) = app.store()?.image(scope, hash).await?
         {
+            bytes += file.data.len();
+            if bytes > MAX_RESTORED_BYTES {
+                let detail = format!(
+                    "the images of the prompt must have at most {} MiB together to be loaded from the database",
+                    MAX_RESTORED_BYTES >> 20
+                );
+                return Err(ApiError::invalid("prompt.images", detail));
+            }
             reader
                 .sent
                 .push(SentImage { at: "prompt.images".to_owned(), source: ImageSource::File(file.data.to_vec()) });
@@ -90,6 +101,9 @@ pub(crate) async fn restore_images(
     reader.read().await?.move_to(request);
     Ok(())
 }
+
+/// Requests whose images are fetched or wait for the decoder.
+static URL_REQUESTS: Semaphore = Semaphore::const_new(16);
 
 /// Reads the images that a client sent with one request.
 pub(crate) struct ImageReader<'a> {
@@ -169,6 +183,12 @@ impl<'a> ImageReader<'a> {
             return Ok(RequestImages::default());
         }
         let urls = self.config.and_then(|config| config.urls.as_ref());
+        let has_urls = self.sent.iter().any(|image| matches!(image.source, ImageSource::Url(_)));
+        // Held until the images are decoded, because fetched files are large and the request is small.
+        let Ok(_fetching) = has_urls.then(|| URL_REQUESTS.try_acquire()).transpose() else {
+            let detail = "too many requests with image URLs are in progress; send the request again later";
+            return Err(ApiError::unavailable(detail).retry_after(1));
+        };
         let sent = fetch_all(self.sent, urls).await?;
         let max_recorded = self.config.map_or(0, |config| config.record_bytes);
         let permit = READERS.acquire().await.map_err(|_| ApiError::internal("the decoder of images has stopped"))?;
