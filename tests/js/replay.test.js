@@ -82,7 +82,7 @@ test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   assert.equal(go('prevError', 7), 2);
   assert.equal(go('nextBacktrack', 0), 4);
   assert.equal(go('nextSurprise', 0), 3);
-  assert.equal(go('nextSurprise', 3), 'No surprise after this.');
+  assert.equal(go('nextSurprise', 3), 'No surprising token after this.');
   assert.equal(targetOf('nextBacktrack', { ...run, removedAt: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
   assert.equal(go('colour', 3), undefined);
 });

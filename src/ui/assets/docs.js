@@ -1,6 +1,6 @@
 // The handbook's pages: search, and a copy button for each block of code.
 import { ask, copy, h } from './dom.js';
-import { excerpt, splitMatches, search, words } from './docs-search.js';
+import { excerpt, search, splitMatches, words } from './docs-search.js';
 import { listen } from './keys.js';
 
 const box = document.querySelector('[data-docs-search]');
