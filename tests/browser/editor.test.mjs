@@ -215,8 +215,14 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     assert.equal(made, 200);
     // The answer may arrive before the run is stored.
     await page.waitForFunction(async (id) => (await (await fetch(`/api/v1/runs?q=request:${id}`)).json()).runs.length === 1, id);
-    await page.focus('[data-dry-run] [name=run]');
-    await page.waitForSelector(`#dry-runs option[value="${id}"]`, { state: 'attached' });
+    // Each focus loads the list of runs again.
+    const option = page.locator(`#dry-runs option[value="${id}"]`);
+    for (let attempt = 0; attempt < 20 && await option.count() === 0; attempt += 1) {
+      await page.focus('[name=name]');
+      await page.focus('[data-dry-run] [name=run]');
+      await option.waitFor({ state: 'attached', timeout: 3000 }).catch(() => {});
+    }
+    assert.equal(await option.count(), 1);
     await page.keyboard.type(id);
     await page.keyboard.press('Enter');
     await page.waitForSelector('.diverged');

@@ -222,7 +222,7 @@ test('statistics link the call time of a mod to its runs', async () => {
     const chart = page.locator('.charts.calls figure');
     assert.deepEqual(await chart.locator('b').allTextContents(), ['log-top']);
     await check(page, `stats-${scheme}-${width}`);
-    assert.match(await chart.locator('a').last().getAttribute('aria-label'), /: .* in \d+ calls, mean .*, slowest /);
+    assert.match(await chart.locator('a').last().getAttribute('aria-label'), /: total .*, calls \d+, mean .*, slowest /);
     await page.goto(URL_ + await chart.locator('a').last().getAttribute('href'));
     await page.waitForSelector(`[data-run="${run}"]`);
     await page.context().close();

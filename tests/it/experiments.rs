@@ -195,7 +195,7 @@ async fn python_scores_answers_and_errors_are_kept_per_cell() {
 }
 
 #[tokio::test]
-async fn python_scorer_needs_the_rights_of_an_upload() {
+async fn python_scorer_needs_the_right_to_upload_mods() {
     let keys = folder().join("keys.txt");
     std::fs::write(&keys, "ann-key name=ann\nmod-key name=ann mods\n").unwrap();
     let score = json!({"python": "score = len"});
@@ -210,7 +210,7 @@ async fn python_scorer_needs_the_rights_of_an_upload() {
         let (found, body) = server.post(ROUTE, &definition).await;
         let detail = body["detail"].as_str().unwrap_or_default();
         assert!(found == status && detail.is_empty() == (status == 201), "{words:?} {key}: {body}");
-        assert!(found == 201 || detail.starts_with("a scorer in Python needs the rights of an upload: "), "{body}");
+        assert!(found == 201 || detail.starts_with("a Python scorer needs the right to upload mods: "), "{body}");
         let page = server.request(Method::GET, "/experiments/-new").send().await.unwrap().text().await.unwrap();
         assert_eq!(page.contains("value=\"python\" disabled"), status == 403, "{page}");
     }

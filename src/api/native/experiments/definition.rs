@@ -68,7 +68,7 @@ enum ScorerDefinition {
     /// `true`: 1 if the answer is JSON, else 0.
     Json(bool),
     /// Source of a Python function `score(text)` or `score(text, cell)` that returns a number from 0 to 1, or `None`
-    /// for no score. It runs in a worker with the limits of an uploaded mod, and requires the rights of an upload.
+    /// for no score. It runs in a worker with the limits of an uploaded mod, and requires the right to upload mods.
     Python(String),
 }
 

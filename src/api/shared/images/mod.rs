@@ -22,8 +22,8 @@ pub(crate) const MEDIA_MARKER: &str = "<__media__>";
 
 /// Maximum images of a request.
 pub(crate) const MAX_IMAGES: usize = 64;
-/// Maximum bytes of the recorded images of a run that is forked or repeated.
-const MAX_RESTORED_BYTES: usize = 256 << 20;
+/// Maximum bytes of the recorded images of a run that is forked or repeated, unless `--record-images-size` is larger.
+const MIN_RESTORED_BYTES: usize = 256 << 20;
 
 /// Base64 with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -77,32 +77,32 @@ pub(crate) async fn restore_images(
     records: &[ImageRecord],
     request: &mut Request,
 ) -> Result<(), ApiError> {
+    // A document is recorded without a database.
+    let Ok(store) = app.store() else { return Ok(()) };
+    if loaded.model().images().is_none() {
+        return Ok(());
+    }
     let config = app.config().engine.images.as_ref();
+    let max_bytes = config.map_or(0, |config| config.record_bytes).max(MIN_RESTORED_BYTES);
     let mut reader = ImageReader::new(config, loaded);
     let hashes: BTreeSet<&str> = records.iter().map(|record| record.sha256.as_str()).collect();
     let mut bytes = 0;
     for hash in hashes.into_iter().take(MAX_IMAGES) {
-        if loaded.model().images().is_some()
-            && let Some(file) = app.store()?.image(scope, hash).await?
-        {
-            bytes += file.data.len();
-            if bytes > MAX_RESTORED_BYTES {
-                let detail = format!(
-                    "the images of the prompt must have at most {} MiB together to be loaded from the database",
-                    MAX_RESTORED_BYTES >> 20
-                );
-                return Err(ApiError::invalid("prompt.images", detail));
-            }
-            reader
-                .sent
-                .push(SentImage { at: "prompt.images".to_owned(), source: ImageSource::File(file.data.to_vec()) });
+        let Some(file) = store.image(scope, hash).await? else { continue };
+        bytes += file.data.len();
+        if bytes > max_bytes {
+            let detail =
+                format!("the recorded images of the prompt must have at most {} MiB in total", max_bytes >> 20);
+            return Err(ApiError::invalid("prompt.images", detail));
         }
+        let source = ImageSource::File(file.data.to_vec());
+        reader.sent.push(SentImage { at: "prompt.images".to_owned(), source });
     }
     reader.read().await?.move_to(request);
     Ok(())
 }
 
-/// Requests whose images are fetched or wait for the decoder.
+/// Permits for requests whose images are fetched or wait for the decoder.
 static URL_REQUESTS: Semaphore = Semaphore::const_new(16);
 
 /// Reads the images that a client sent with one request.
