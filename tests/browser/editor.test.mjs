@@ -20,6 +20,8 @@ def answer(event, actions, tokenizer):
 `;
 
 let browser;
+/** Cookies after the first login. The server limits logins per minute. */
+let login;
 const problems = [];
 
 before(async () => {
@@ -34,16 +36,19 @@ after(() => browser?.close());
 
 /** Opens a page with the key. */
 async function open(path, { width = 1280, height = 860, scheme = 'light' } = {}) {
-  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce' });
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: scheme, reducedMotion: 'reduce', storageState: login });
   context.setDefaultTimeout(90_000);
   const page = await context.newPage();
   page.on('console', (message) => { if (['error', 'warning'].includes(message.type()) && !message.text().startsWith('Failed to load resource')) problems.push(`${path}: ${message.text()}`); });
   page.on('pageerror', (error) => problems.push(`${path}: ${error.stack ?? error.message}`));
   page.on('response', (response) => { if (response.status() >= 400) problems.push(`${path}: ${response.status()} ${response.url()}`); });
   await page.goto(EDITOR_URL + path);
-  assert.match(page.url(), /\/login\?next=/);
-  await page.fill('[name=key]', MOD_KEY);
-  await Promise.all([page.waitForNavigation(), page.click('button')]);
+  if (!login) {
+    assert.match(page.url(), /\/login\?next=/);
+    await page.fill('[name=key]', MOD_KEY);
+    await Promise.all([page.waitForNavigation(), page.click('button')]);
+    login = await context.storageState();
+  }
   assert.equal(page.url(), EDITOR_URL + path, 'the login must lead to the requested page');
   return page;
 }
