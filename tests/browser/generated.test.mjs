@@ -50,7 +50,7 @@ test('keys without a further match show a notice', async () => {
   const id = await generate({ mods: banned('the', 'and') });
   const page = await open(`/runs/${id}`);
   await ready(page);
-  for (const [key, name] of [['b', 'backtrack'], ['.', 'mod action'], ['s', 'surprise']]) {
+  for (const [key, name] of [['b', 'backtrack'], ['.', 'mod action'], ['s', 'surprising token']]) {
     await page.keyboard.press('End');
     await page.keyboard.press(key);
     assert.equal(await page.textContent('[data-toast]'), `No ${name} after this.`);
