@@ -8,6 +8,7 @@ mod calls;
 mod days;
 mod groups;
 
+use super::pool::PgConnection;
 use super::scope::owners;
 use super::{Error, Store};
 use crate::events::Scope;
@@ -15,6 +16,8 @@ use calls::CallGroups;
 use chrono::{DateTime, Days, NaiveDate, NaiveTime, Utc};
 use groups::Groups;
 use serde::{Deserialize, Serialize};
+use sqlx::FromRow;
+use sqlx::postgres::PgRow;
 use utoipa::ToSchema;
 
 pub(super) use calls::measure_some;
@@ -304,6 +307,28 @@ struct Selection<'a> {
     owners: Option<Vec<&'a str>>,
     model: Option<&'a str>,
     unit: StatisticsUnit,
+}
+
+impl Selection<'_> {
+    /// Reads rows with the owners `$1`, the model `$2` and the unit `$3`, from the day `$4` to the day before `$5`.
+    async fn fetch<T>(
+        &self,
+        connection: &mut PgConnection,
+        sql: &'static str,
+        (from, until): (NaiveDate, NaiveDate),
+    ) -> Result<Vec<T>, sqlx::Error>
+    where
+        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+    {
+        sqlx::query_as(sql)
+            .bind(&self.owners)
+            .bind(self.model)
+            .bind(self.unit.as_str())
+            .bind(from)
+            .bind(until)
+            .fetch_all(connection)
+            .await
+    }
 }
 
 fn midnight(day: NaiveDate) -> DateTime<Utc> {

@@ -34,6 +34,11 @@ impl Record {
         }
     }
 
+    /// Returns the bytes of the image files.
+    pub fn image_bytes(&self) -> usize {
+        if let Self::Started(start, _) = self { start.images.iter().map(|file| file.data.len()).sum() } else { 0 }
+    }
+
     /// Returns the weight in items. Attention and images are weighted by their bytes, because one of them can be as large as a
     /// thousand events.
     pub fn weight(&self) -> usize {
@@ -43,7 +48,7 @@ impl Record {
             _ => 1,
         };
         match self {
-            Self::Started(start, _) => 1 + start.images.iter().map(|file| file.data.len()).sum::<usize>() / BYTES,
+            Self::Started(..) => 1 + self.image_bytes() / BYTES,
             Self::Items(_, _, items) => items.iter().map(item_weight).sum(),
             Self::Ended(..) => 1,
         }

@@ -42,11 +42,11 @@ impl ColumnType {
 /// A value.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ColumnValue {
-    /// Of a column of integers.
+    /// A value of a column of integers.
     Integer(i64),
-    /// Of a column of floats.
+    /// A value of a column of floats.
     Float(f64),
-    /// Of a column of texts.
+    /// A value of a column of texts.
     Text(String),
 }
 

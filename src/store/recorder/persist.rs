@@ -60,10 +60,10 @@ pub(super) async fn persist(
 ) -> PersistResult {
     let Batch { records, rows, mut abandoned } = batch;
     if spool.is_drained() && !is_overloaded {
-        match attempt(writer::write(pool, server, &records, &rows, Attempt::First)).await {
+        match attempt(write_timeout(&records), writer::write(pool, server, &records, &rows, Attempt::First)).await {
             Ok(()) => {
                 while let Some(run_id) = abandoned.last()
-                    && attempt(writer::interrupt(pool, server, *run_id, system::now())).await.is_ok()
+                    && attempt(WRITE_TIMEOUT, writer::interrupt(pool, server, *run_id, system::now())).await.is_ok()
                 {
                     abandoned.pop();
                 }
@@ -110,12 +110,12 @@ pub(super) async fn persist(
 /// Stores the next records of a spool file.
 pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Result<(), Error> {
     let (records, at) = spool.next(BATCH_ITEMS)?;
-    match attempt(writer::write_spooled(pool, server, &records)).await {
+    match attempt(write_timeout(&records), writer::write_spooled(pool, server, &records)).await {
         Ok(()) => {}
         Err(failure) if !failure.is_transient() => {
             tracing::error!(error = %failure, "the database rejected spooled records; storing each run separately");
             for (_, records) in by_run(&records) {
-                match attempt(writer::write_spooled(pool, server, &records)).await {
+                match attempt(write_timeout(&records), writer::write_spooled(pool, server, &records)).await {
                     Ok(()) => {}
                     Err(failure) if failure.is_transient() => return Err(unavailable()),
                     Err(failure) => reject(spool, &records, &failure)?,
@@ -143,7 +143,7 @@ async fn store_one_by_one(
         let result = if is_unavailable {
             Err(Failure::from(unavailable()))
         } else {
-            attempt(writer::write(pool, server, &records, row, Attempt::Retry)).await
+            attempt(write_timeout(&records), writer::write(pool, server, &records, row, Attempt::Retry)).await
         };
         let set_aside = match result {
             Ok(()) => Ok(()),
@@ -153,7 +153,9 @@ async fn store_one_by_one(
             }
             Err(failure) => match reject(spool, &records, &failure) {
                 // The row for the run list may still be accepted.
-                Ok(()) => attempt(writer::write(pool, server, &[], row, Attempt::Retry)).await.or(Ok(())),
+                Ok(()) => {
+                    attempt(WRITE_TIMEOUT, writer::write(pool, server, &[], row, Attempt::Retry)).await.or(Ok(()))
+                }
                 Err(failure) => Err(failure),
             },
         };
@@ -178,8 +180,8 @@ enum Failure {
     #[error(transparent)]
     Store(#[from] Error),
     /// The outcome is unknown.
-    #[error("the database did not store the records within {} seconds", WRITE_TIMEOUT.as_secs())]
-    TooSlow,
+    #[error("the database did not store the records within {} seconds", .0.as_secs())]
+    TooSlow(Duration),
     /// A bug, which must not affect other runs.
     #[error("an internal error occurred during the write; please report it")]
     Panicked,
@@ -188,18 +190,25 @@ enum Failure {
 impl Failure {
     /// Returns true if a later attempt can succeed.
     fn is_transient(&self) -> bool {
-        matches!(self, Self::Store(Error::Unavailable(_)) | Self::TooSlow)
+        matches!(self, Self::Store(Error::Unavailable(_)) | Self::TooSlow(_))
     }
 }
 
+/// Returns the maximum duration of a write of these records. Images get a second per MiB more: a write that is always too slow
+/// would be repeated forever, and no later record would leave the spool file.
+fn write_timeout(records: &[Record]) -> Duration {
+    let bytes: usize = records.iter().map(Record::image_bytes).sum();
+    WRITE_TIMEOUT + Duration::from_secs(bytes as u64 >> 20)
+}
+
 /// Waits for a write with a timeout, and converts a panic to an error.
-async fn attempt<T, E: Into<Error>>(write: impl Future<Output = Result<T, E>>) -> Result<T, Failure> {
-    match timeout(WRITE_TIMEOUT, AssertUnwindSafe(write).catch_unwind()).await {
+async fn attempt<T, E: Into<Error>>(limit: Duration, write: impl Future<Output = Result<T, E>>) -> Result<T, Failure> {
+    match timeout(limit, AssertUnwindSafe(write).catch_unwind()).await {
         Ok(Ok(result)) => result.map_err(|failure| Failure::Store(failure.into())),
         Ok(Err(_)) => Err(Failure::Panicked),
         Err(_) => {
             ErrorCounts::add_timeout();
-            Err(Failure::TooSlow)
+            Err(Failure::TooSlow(limit))
         }
     }
 }

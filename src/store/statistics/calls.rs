@@ -99,22 +99,6 @@ impl Sums {
     }
 }
 
-async fn fetch(
-    connection: &mut PgConnection,
-    sql: &'static str,
-    selection: &Selection<'_>,
-    (from, until): (NaiveDate, NaiveDate),
-) -> Result<Vec<CallRow>, sqlx::Error> {
-    sqlx::query_as(sql)
-        .bind(&selection.owners)
-        .bind(selection.model)
-        .bind(selection.unit.as_str())
-        .bind(from)
-        .bind(until)
-        .fetch_all(connection)
-        .await
-}
-
 /// Reads the stored sums from a day on.
 pub(super) async fn read_counted(
     connection: &mut PgConnection,
@@ -127,7 +111,7 @@ pub(super) async fn read_counted(
         " from mod_call_stats where hour >= ($4::timestamp at time zone 'utc') and hour < ($5::timestamp at time zone 'utc')
             and ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2) group by step, model, mod"
     );
-    fetch(connection, read, selection, (first, NaiveDate::from_ymd_opt(9999, 1, 1).unwrap_or(NaiveDate::MAX))).await
+    selection.fetch(connection, read, (first, NaiveDate::from_ymd_opt(9999, 1, 1).unwrap_or(NaiveDate::MAX))).await
 }
 
 /// Sums the durations in the runs of a span of days without stored sums.
@@ -144,7 +128,7 @@ pub(super) async fn count(
         ") measured where ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2)
             group by step, model, mod"
     );
-    fetch(connection, count, selection, span).await
+    selection.fetch(connection, count, span).await
 }
 
 /// Returns true if all ended runs of a day are measured.

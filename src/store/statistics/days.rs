@@ -5,8 +5,6 @@ use super::groups::{BucketRow, CountRow};
 use super::{Selection, midnight};
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{Days, NaiveDate};
-use sqlx::FromRow;
-use sqlx::postgres::PgRow;
 
 /// Number of past days whose runs are counted again after runs were stored late.
 const RECOUNTED_DAYS: u64 = 7;
@@ -63,26 +61,6 @@ macro_rules! bucket {
     };
 }
 
-/// Reads rows with the owners `$1`, the model `$2` and the unit `$3`, from the day `$4` to the day before `$5`.
-async fn fetch<T>(
-    connection: &mut PgConnection,
-    sql: &'static str,
-    selection: &Selection<'_>,
-    (from, until): (NaiveDate, NaiveDate),
-) -> Result<Vec<T>, sqlx::Error>
-where
-    T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
-{
-    sqlx::query_as(sql)
-        .bind(&selection.owners)
-        .bind(selection.model)
-        .bind(selection.unit.as_str())
-        .bind(from)
-        .bind(until)
-        .fetch_all(connection)
-        .await
-}
-
 /// SQL of the conditions on owner and model.
 macro_rules! selected {
     () => {
@@ -110,7 +88,7 @@ pub(super) async fn read_counted(
         " group by step, model, mod, bucket"
     );
     let span = (first, NaiveDate::from_ymd_opt(9999, 1, 1).unwrap_or(NaiveDate::MAX));
-    Ok((fetch(connection, counts, selection, span).await?, fetch(connection, buckets, selection, span).await?))
+    Ok((selection.fetch(connection, counts, span).await?, selection.fetch(connection, buckets, span).await?))
 }
 
 /// Counts the runs of a span of days that are not counted.
@@ -137,7 +115,7 @@ pub(super) async fn count(
         selected!(),
         " group by step, model, mod, bucket"
     );
-    Ok((fetch(connection, counts, selection, span).await?, fetch(connection, buckets, selection, span).await?))
+    Ok((selection.fetch(connection, counts, span).await?, selection.fetch(connection, buckets, span).await?))
 }
 
 /// Returns the first day with runs or with counts.
