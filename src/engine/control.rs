@@ -3,7 +3,7 @@
 //! Requests are commands to the decode thread, which handles them between two decodes and therefore needs no lock.
 
 use super::error::RunOver;
-use super::output::{EndReasoning, Output, RunMetrics, RunProgress};
+use super::output::{EndReasoningOutcome, Output, RunMetrics, RunProgress};
 use super::request::Limits;
 use super::run::schedule::ParameterChange;
 use super::scheduler::command::{Command, ControlRequest};
@@ -92,7 +92,7 @@ impl RunControl {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn end_reasoning(&self) -> Result<EndReasoning, RunOver> {
+    pub async fn end_reasoning(&self) -> Result<EndReasoningOutcome, RunOver> {
         let (response, receiver) = oneshot::channel();
         self.request(ControlRequest::EndReasoning(response)).await?;
         receiver.await.map_err(|_| RunOver)

@@ -6,7 +6,7 @@ use super::sequence::Sequence;
 use super::{Run, RunState};
 use crate::engine::kv::prompt::PromptView;
 use crate::engine::kv::slots::ReleasedState;
-use crate::engine::output::{EndReasoning, Output, PromptProgress, RunMetrics};
+use crate::engine::output::{EndReasoningOutcome, Output, PromptProgress, RunMetrics};
 use crate::engine::request::{Limits, Overflow, Request};
 use crate::engine::status::{SlotProgress, SlotRun};
 use crate::events::{FinishReason, RunEnd, RunId, TokenId};
@@ -276,11 +276,11 @@ impl Run {
     }
 
     /// Ends the current reasoning, as if its budget were used up.
-    pub fn end_reasoning(&mut self) -> EndReasoning {
+    pub fn end_reasoning(&mut self) -> EndReasoningOutcome {
         match self.reasoning.as_mut().map(ReasoningTracker::request_end) {
-            Some(true) => EndReasoning::Ended,
-            Some(false) => EndReasoning::NotReasoning,
-            None => EndReasoning::NoBudget,
+            Some(true) => EndReasoningOutcome::Ended,
+            Some(false) => EndReasoningOutcome::NotReasoning,
+            None => EndReasoningOutcome::NoBudget,
         }
     }
 

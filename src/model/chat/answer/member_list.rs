@@ -147,8 +147,8 @@ impl MemberListReader {
     }
 
     fn emit(&mut self, member: &str, deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
-        let (key, value) = literals::read_key(member, &self.quote, self.assign)?;
-        let value = literals::read_quoted(&member[value..], &self.quote)?;
+        let (key, value) = literals::parse_key(member, &self.quote, self.assign)?;
+        let value = literals::parse_quoted(&member[value..], &self.quote)?;
         emit_member(self.count, &key, &value, deltas, message);
         self.count += 1;
         Some(())

@@ -243,7 +243,7 @@ fn parse_value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -
     {
         return value;
     }
-    literals::read(written.trim()).unwrap_or_else(|| written.into())
+    literals::parse(written.trim()).unwrap_or_else(|| written.into())
 }
 
 /// Parses a value written as elements, each with its key: an object, or a list of `item`s.

@@ -6,7 +6,7 @@
 //! split, down to single characters if necessary.
 
 use super::lower::{Productions, Symbol, is_divisible};
-use super::nfa::{ALL_BYTES, Bytes, NO_BYTES, add_all, have_common_byte};
+use super::nfa::{ALL_BYTES, ByteSet, NO_BYTES, add_all, have_common_byte};
 use super::parse::Node;
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use std::collections::HashMap;
 const MAX_ANALYZED_TERMINALS: usize = 300;
 
 /// The byte 0xFF, which never starts UTF-8 text.
-const MARKER: Bytes = [0, 0, 0, 1 << 63];
+const MARKER: ByteSet = [0, 0, 0, 1 << 63];
 
 /// Finds the terminals that must be split.
 pub(super) fn find(grammar: &Productions) -> Vec<Node> {
@@ -47,11 +47,11 @@ pub(super) fn find(grammar: &Productions) -> Vec<Node> {
 
 struct Pairs<'a> {
     grammar: &'a Productions,
-    known: HashMap<(usize, usize), (Bytes, bool)>,
+    known: HashMap<(usize, usize), (ByteSet, bool)>,
 }
 
 impl Pairs<'_> {
-    fn conflicts_with(&mut self, a: usize, b: usize) -> (Bytes, bool) {
+    fn conflicts_with(&mut self, a: usize, b: usize) -> (ByteSet, bool) {
         let terminals = &self.grammar.terminals;
         *self.known.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
             (Some(a), Some(b)) => a.conflicts_with(b),
@@ -66,7 +66,7 @@ type Set = Vec<u64>;
 /// First and follow sets, in bytes and in terminals.
 struct Sets {
     /// Bytes that may follow each terminal.
-    followers: Vec<Bytes>,
+    followers: Vec<ByteSet>,
     /// Terminals that may follow each terminal.
     next: Vec<Set>,
     /// Terminals that the grammar may start with.
@@ -76,7 +76,7 @@ struct Sets {
 /// The first set of a sequence of symbols.
 #[derive(Clone, PartialEq)]
 struct First {
-    bytes: Bytes,
+    bytes: ByteSet,
     terminals: Set,
     nullable: bool,
 }

@@ -8,10 +8,10 @@ const MAX_STATES: usize = 4000;
 const MAX_PAIRS: usize = 400_000;
 
 /// A set of first bytes of characters.
-pub(super) type Bytes = [u64; 4];
+pub(super) type ByteSet = [u64; 4];
 
-pub(super) const NO_BYTES: Bytes = [0; 4];
-pub(super) const ALL_BYTES: Bytes = [u64::MAX; 4];
+pub(super) const NO_BYTES: ByteSet = [0; 4];
+pub(super) const ALL_BYTES: ByteSet = [u64::MAX; 4];
 
 #[derive(Debug, Clone)]
 pub(super) struct Nfa {
@@ -56,7 +56,7 @@ impl Nfa {
     }
 
     /// Returns the first bytes of its matches.
-    pub(super) fn first_bytes(&self) -> Bytes {
+    pub(super) fn first_bytes(&self) -> ByteSet {
         let mut bytes = NO_BYTES;
         for &state in &self.start {
             for &(range, _) in &self.edges[state] {
@@ -68,7 +68,7 @@ impl Nfa {
 
     /// Returns the bytes that can continue a non-empty match of `self` to a longer match of `other`, and true if some
     /// text matches both. Returns all bytes and true if the computation would take too long.
-    pub(super) fn conflicts_with(&self, other: &Self) -> (Bytes, bool) {
+    pub(super) fn conflicts_with(&self, other: &Self) -> (ByteSet, bool) {
         let width = other.edges.len();
         if self.edges.len() * width > 10 * MAX_PAIRS {
             return (ALL_BYTES, true);
@@ -190,7 +190,7 @@ impl Nfa {
 }
 
 /// Adds the first bytes of a range of characters.
-fn add_first_bytes(bytes: &mut Bytes, (first, last): (u32, u32)) {
+fn add_first_bytes(bytes: &mut ByteSet, (first, last): (u32, u32)) {
     let lead = |code: u32| match code {
         0..=0x7f => code as u8,
         0x80..=0x7ff => 0xc0 | (code >> 6) as u8,
@@ -203,12 +203,12 @@ fn add_first_bytes(bytes: &mut Bytes, (first, last): (u32, u32)) {
 }
 
 /// Returns true if two sets have a common byte.
-pub(super) fn have_common_byte(a: &Bytes, b: &Bytes) -> bool {
+pub(super) fn have_common_byte(a: &ByteSet, b: &ByteSet) -> bool {
     a.iter().zip(b).any(|(a, b)| a & b != 0)
 }
 
 /// Adds the bytes of `from` to `to`; returns true if `to` changed.
-pub(super) fn add_all(to: &mut Bytes, from: &Bytes) -> bool {
+pub(super) fn add_all(to: &mut ByteSet, from: &ByteSet) -> bool {
     let before = *to;
     to.iter_mut().zip(from).for_each(|(to, from)| *to |= from);
     *to != before
