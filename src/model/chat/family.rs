@@ -92,7 +92,7 @@ impl ModelFamily {
             calls: self.calls(),
             reasoning_markers: (open.to_owned(), close.to_owned()),
             ignored_markers: ignored_markers.iter().map(|&marker| marker.to_owned()).collect(),
-            lead: None,
+            text_marker: None,
             tool_role: match self {
                 Self::Llama3 => "ipython",
                 Self::Glm4 => "observation",

@@ -309,7 +309,7 @@ impl Image {
         Some(EmbeddingRows { values, count: rows.len() })
     }
 
-    /// Describes the image without its places in a prompt.
+    /// Returns the record of the image, without its positions in a prompt.
     fn record(&self) -> ImageRecord {
         ImageRecord {
             sha256: hex(&self.sha256),
@@ -372,7 +372,7 @@ pub fn first_unknown(images: &[Arc<Image>], prompt: &[TokenId]) -> Option<usize>
     None
 }
 
-/// Describes the images of a prompt, in order of their places.
+/// Returns the records of the images of a prompt, in order of their positions.
 #[must_use]
 pub fn records(images: &[Arc<Image>], prompt: &[TokenId]) -> Vec<ImageRecord> {
     let mut records: Vec<ImageRecord> = Vec::new();

@@ -30,7 +30,7 @@ pub struct ModelOptions {
     pub adapters: Vec<(PathBuf, f32)>,
     /// Control vectors.
     pub control: ControlVectors,
-    /// The image encoder; `None` for a model of text only.
+    /// The image encoder; `None` for a text-only model.
     pub images: Option<ImageOptions>,
     /// Compute settings.
     pub tuning: Tuning,
@@ -42,7 +42,7 @@ pub struct ContextRequirements {
     /// Tokens per sequence.
     pub context_per_sequence: u32,
     /// True if `context_per_sequence` does not exceed the training context.
-    pub as_trained: bool,
+    pub within_training_context: bool,
     /// Number of sequences.
     pub sequences: u32,
     /// Maximum tokens per physical batch.
@@ -59,7 +59,7 @@ impl Default for ContextRequirements {
     fn default() -> Self {
         Self {
             context_per_sequence: 4096,
-            as_trained: true,
+            within_training_context: true,
             sequences: 1,
             ubatch_size: 512,
             scores: true,

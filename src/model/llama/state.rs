@@ -101,7 +101,7 @@ pub enum StateError {
     /// A key, value or recurrent state with an invalid number.
     #[error("the KV data has values that are NaN or too large")]
     Number,
-    /// A cell belongs to another token than the list of tokens says.
+    /// A cell holds a different token than the token list.
     #[error("cell {0} of the KV data does not belong to the token in the list")]
     Token(usize),
 }

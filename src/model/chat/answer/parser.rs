@@ -3,7 +3,7 @@
 mod blocks;
 
 use super::call;
-use super::channel::Channels;
+use super::channel::ChannelParser;
 use super::{
     AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, Retraction, difference, emit_content, emit_reasoning,
     len_before_partial_marker, match_literal,
@@ -25,7 +25,7 @@ enum State {
     /// Tool calls.
     Block(Box<Block>),
     /// An answer in channels.
-    Channels(Channels),
+    Channels(ChannelParser),
 }
 
 /// A marker in the text of an answer.
@@ -58,7 +58,7 @@ impl AnswerParser {
     #[must_use]
     pub fn new(answer_format: Arc<AnswerFormat>) -> Self {
         let state = if answer_format.syntax.is_channels() {
-            State::Channels(Channels::default())
+            State::Channels(ChannelParser::default())
         } else if !answer_format.separates_reasoning {
             State::Text { search: 0, start: true }
         } else if answer_format.thinking {
@@ -251,7 +251,8 @@ impl AnswerParser {
     }
 
     fn parse_text(&mut self, search: usize, start: bool, answer_end: Option<EndOfAnswer>) -> bool {
-        if start && let Some(has_progressed) = self.parse_lead(answer_end).or_else(|| self.parse_bare_call(answer_end))
+        if start
+            && let Some(has_progressed) = self.skip_text_marker(answer_end).or_else(|| self.parse_bare_call(answer_end))
         {
             return has_progressed;
         }
@@ -291,14 +292,14 @@ impl AnswerParser {
 
     /// Skips the marker before an answer's text. Returns `None` if the text does not start with it, and otherwise the
     /// same as the functions in [`Self::advance`].
-    fn parse_lead(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
+    fn skip_text_marker(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
         let is_start = self.message.content.is_empty() && self.message.calls.is_empty();
-        let lead = answer_format.syntax.lead.as_ref().filter(|_| is_start)?;
+        let text_marker = answer_format.syntax.text_marker.as_ref().filter(|_| is_start)?;
         let first = self.skip_blank();
-        match match_literal(&self.text[first..], lead) {
+        match match_literal(&self.text[first..], text_marker) {
             Match::Whole => {
-                self.at = first + lead.len();
+                self.at = first + text_marker.len();
                 self.state = State::Text { search: self.at, start: false };
                 Some(true)
             }
@@ -322,7 +323,7 @@ impl AnswerParser {
 
     fn parse_channels(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let State::Channels(mut channels) = std::mem::replace(&mut self.state, State::Begin) else { return false };
-        channels.read(&self.answer_format, &self.text, answer_end, &mut self.deltas, &mut self.message);
+        channels.parse(&self.answer_format, &self.text, answer_end, &mut self.deltas, &mut self.message);
         self.state = State::Channels(channels);
         false
     }

@@ -1,6 +1,6 @@
 //! Parser of a call with arguments in tags. Each complete argument becomes a member of the JSON arguments.
 
-use super::call::{CallProgress, MAX_NAME, PartialMatch, name_before, skip_space};
+use super::call::{CallProgress, MAX_NAME, PartialMatch, parse_name, skip_space};
 use super::literals::{self, emit_end, emit_member};
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, match_literal};
 use crate::model::chat::pattern::{PatternMatch, Placeholder};
@@ -15,7 +15,7 @@ const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 /// The parser of one call.
 #[derive(Debug)]
-pub(super) struct TaggedReader {
+pub(super) struct TaggedParser {
     at: usize,
     name: Option<String>,
     /// Number of sent arguments.
@@ -38,12 +38,12 @@ struct Argument {
     searched: usize,
 }
 
-impl TaggedReader {
+impl TaggedParser {
     pub(super) fn new(at: usize) -> Self {
         Self { at, name: None, count: 0, open: None }
     }
 
-    pub(super) fn read(
+    pub(super) fn parse(
         &mut self,
         (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
@@ -54,7 +54,7 @@ impl TaggedReader {
     ) -> CallProgress {
         let CallShape::Tagged(tags) = &form.shape else { return CallProgress::Failed(self.at) };
         if self.name.is_none() {
-            match name_before(&tags.after_name, text, self.at, answer_end.is_some()) {
+            match parse_name(&tags.after_name, text, self.at, answer_end.is_some()) {
                 PartialMatch::Found((name, end)) => {
                     emit_call(deltas, message, name);
                     *sent = true;

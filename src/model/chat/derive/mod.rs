@@ -83,10 +83,10 @@ pub(super) fn derive_syntax(template: &ChatTemplate) -> AnswerSyntax {
         let derived = AnswerSyntax { calls: vec![form], ..syntax.clone() };
         if parses_known_calls(&derived, &probe, &rest) {
             syntax.calls = add_family_forms(derived.calls, std::mem::take(&mut syntax.calls), syntax.family);
-            if let Some(lead) = &syntax.lead
+            if let Some(text_marker) = &syntax.text_marker
                 && let Some(separator) = syntax.calls[0].separator.marker()
             {
-                syntax.ignored_markers.push(format!("{separator}{lead}"));
+                syntax.ignored_markers.push(format!("{separator}{text_marker}"));
             }
         }
     }
@@ -204,7 +204,7 @@ impl Renderings {
         if open.contains('<') || open.contains('[') {
             add_ignored_text(syntax, open);
         } else if open.ends_with('\n') && !open.trim().is_empty() && open.len() <= MAX_MARKER {
-            syntax.lead = Some(open.to_owned());
+            syntax.text_marker = Some(open.to_owned());
         }
     }
 

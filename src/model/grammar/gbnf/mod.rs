@@ -43,7 +43,8 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
             ));
         }
         // A single terminal has no following symbol.
-        let must_split = if regular[grammar.root] { Vec::new() } else { conflicts::find(&productions) };
+        let must_split =
+            if regular[grammar.root] { Vec::new() } else { conflicts::find_terminals_to_split(&productions) };
         if must_split.is_empty() {
             return Ok(lark::write(&productions, &grammar.rules));
         }
