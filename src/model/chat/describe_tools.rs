@@ -1,5 +1,6 @@
-//! Tools for a model without tools in its template: they are described in the system message, and calls and results
-//! become text in the format of the Hermes family, which other models also understand.
+//! Tools for a model without tools in its template: they are described in the system message, or in the first user
+//! message if the template supports no system message. Calls and results become text in the format of the Hermes family,
+//! which other models also understand.
 
 use serde_json::{Map, Value, json};
 
@@ -22,8 +23,8 @@ fn description(tools: &Value) -> String {
     text
 }
 
-/// Adds the description of the tools to the messages. `supports_system` is true if the template
-/// supports a system message.
+/// Adds the description of the tools to the messages. `supports_system` is true if the template supports a system
+/// message.
 pub(super) fn describe_tools(messages: &mut Vec<Value>, tools: &Value, supports_system: bool) {
     let text = description(tools);
     let content_of = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();

@@ -48,7 +48,7 @@ pub struct ContextRequirements {
     /// Maximum tokens per physical batch.
     pub ubatch_size: u32,
     /// True if attention is computed with all scores in memory, that is, without flash attention.
-    pub scores: bool,
+    pub stores_scores: bool,
     /// Data type of keys.
     pub keys: CacheType,
     /// Data type of values.
@@ -62,7 +62,7 @@ impl Default for ContextRequirements {
             within_training_context: true,
             sequences: 1,
             ubatch_size: 512,
-            scores: true,
+            stores_scores: true,
             keys: CacheType::F16,
             values: CacheType::F16,
         }

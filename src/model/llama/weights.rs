@@ -66,7 +66,7 @@ impl WeightFile {
     }
 
     /// Returns the hash of the file, from `cache` or by reading the file. Reading sets this thread to a low priority.
-    /// `progress` receives the number of bytes read and cancels by returning false. The hash of a file that changed
+    /// `progress` receives the size of each chunk in bytes and cancels by returning false. The hash of a file that changed
     /// shortly before `now` is not cached.
     ///
     /// # Errors

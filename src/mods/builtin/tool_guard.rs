@@ -186,7 +186,7 @@ impl Guard {
         }
         let reason = pieces.iter().find_map(|piece| match piece {
             AnswerDelta::Call(name) => self.name_problem(name),
-            AnswerDelta::Called => self.arguments_problem(),
+            AnswerDelta::CallEnd => self.arguments_problem(),
             _ => None,
         });
         let is_unparsed = (is_unparsed && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
@@ -262,7 +262,7 @@ impl Guard {
 }
 
 fn has_call(pieces: &[AnswerDelta]) -> bool {
-    pieces.iter().any(|piece| matches!(piece, AnswerDelta::Called))
+    pieces.iter().any(|piece| matches!(piece, AnswerDelta::CallEnd))
 }
 
 fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {

@@ -210,7 +210,7 @@ pub(super) fn model_options(config: &EngineConfig, entry: &ModelEntry) -> ModelO
             within_training_context: config.ctx_size.is_none(),
             sequences: config.parallel,
             ubatch_size: config.ubatch_size,
-            scores: config.attention != flags::OnOffAuto::Off,
+            stores_scores: config.attention != flags::OnOffAuto::Off,
             keys: cache_type(config.cache.type_k),
             values: cache_type(config.cache.type_v),
         },

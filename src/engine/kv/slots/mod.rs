@@ -106,7 +106,7 @@ impl<'model> KvSlots<'model> {
                     }
                     // In layers with a sliding window, the shift leaves only the tokens of the window, in cells whose
                     // indexes differ from the positions.
-                    if needs_exact_rows && !self.context.has_exact_rows(index as i32) {
+                    if needs_exact_rows && !self.context.has_cells_in_order(index as i32) {
                         kv_len = 0;
                     }
                 }

@@ -140,17 +140,19 @@ impl CallParser {
             Kind::Json(object) => {
                 object.parse(answer_format, text, &mut self.at, self.bare, &mut self.sent, deltas, message)
             }
-            Kind::Named(None) => match self.name_and_arguments_start(answer_format, form, text, answer_end.is_some()) {
-                PartialMatch::More => CallProgress::More,
-                PartialMatch::No => CallProgress::Failed(self.from),
-                PartialMatch::Found((name, brace)) => {
-                    emit_call(deltas, message, name);
-                    self.sent = true;
-                    self.at = brace;
-                    self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
-                    return self.parse((answer_format, form), text, answer_end, deltas, message);
+            Kind::Named(None) => {
+                match self.parse_name_and_arguments_start(answer_format, form, text, answer_end.is_some()) {
+                    PartialMatch::More => CallProgress::More,
+                    PartialMatch::No => CallProgress::Failed(self.from),
+                    PartialMatch::Found((name, brace)) => {
+                        emit_call(deltas, message, name);
+                        self.sent = true;
+                        self.at = brace;
+                        self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
+                        return self.parse((answer_format, form), text, answer_end, deltas, message);
+                    }
                 }
-            },
+            }
             Kind::Named(Some(arguments)) => arguments.parse(text, &mut self.at, deltas, message),
             Kind::Tagged(tagged) => {
                 tagged.parse((answer_format, form), text, answer_end, &mut self.sent, deltas, message)
@@ -166,7 +168,7 @@ impl CallParser {
     }
 
     /// Parses the name of the function. Returns it and the byte where the arguments start.
-    fn name_and_arguments_start<'t>(
+    fn parse_name_and_arguments_start<'t>(
         &self,
         answer_format: &AnswerFormat,
         form: &CallForm,

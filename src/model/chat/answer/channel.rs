@@ -130,7 +130,7 @@ impl ChannelParser {
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
-                // The client offered no such function: the call stays text.
+                // The client offered no functions: the call stays text.
                 from = header_from;
                 Kind::Text
             }

@@ -11,7 +11,7 @@ const NAMES: &[&str] = &["name", "tool_name"];
 /// Keys that models use for the arguments.
 const ARGUMENTS: &[&str] = &["arguments", "parameters"];
 /// Other keys that may start a bare call; an object with different keys is a JSON answer.
-const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id"];
+const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id", "function"];
 
 /// The parser of one object.
 #[derive(Debug)]
@@ -133,8 +133,7 @@ impl ObjectParser {
             return Some(());
         }
         let key = self.key.as_str();
-        let expected = [OTHER_KEYS, &["function"]].iter().any(|keys| keys.contains(&key));
-        let expected = expected || self.is_name() || self.is_arguments();
+        let expected = OTHER_KEYS.contains(&key) || self.is_name() || self.is_arguments();
         (expected || !bare).then_some(())
     }
 
@@ -158,7 +157,7 @@ impl ObjectParser {
                 // serde rejects half of a surrogate pair, but the scanner accepts it.
                 serde_json::from_str::<Value>(value).ok()?;
             } else if self.has_no_arguments() {
-                self.converted = Some(as_object(serde_json::from_str(value).ok()?)?);
+                self.converted = Some(object_text(serde_json::from_str(value).ok()?)?);
             } else {
                 return None;
             }
@@ -206,7 +205,7 @@ impl ObjectParser {
             self.name = Some(function["name"].as_str().filter(|name| !name.is_empty())?.to_owned());
             self.arguments = None;
             let arguments = ARGUMENTS.iter().find_map(|key| function.get(key)).cloned().unwrap_or(Value::Null);
-            self.converted = Some(as_object(arguments)?);
+            self.converted = Some(object_text(arguments)?);
         }
         self.emit(text, text.len(), sent, deltas, message);
         if !*sent {
@@ -224,8 +223,8 @@ impl ObjectParser {
     }
 }
 
-/// Converts arguments that are not written as an object to an object.
-fn as_object(value: Value) -> Option<String> {
+/// Returns arguments as the text of a JSON object. They may also be missing, or a string with the text of an object.
+fn object_text(value: Value) -> Option<String> {
     match value {
         Value::Null => Some("{}".into()),
         Value::String(text) if text.trim().is_empty() => Some("{}".into()),

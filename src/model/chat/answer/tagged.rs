@@ -30,8 +30,9 @@ struct Argument {
     /// Type of the value according to its tag.
     kind: Option<String>,
     from: usize,
-    /// The text that ends the value, and the text that starts a nested value with the same end.
+    /// The text that ends the value.
     close: String,
+    /// The text that starts a nested value with the same end.
     nested: Option<String>,
     depth: usize,
     /// End of the searched text.
@@ -136,7 +137,7 @@ impl TaggedParser {
         };
         let from = from + len + middle;
         let close = tags.after_value.replace(Placeholder::Key.mark(), key);
-        let nested = (close != tags.after_value).then(|| element(tags, key));
+        let nested = (close != tags.after_value).then(|| opening_tag(tags, key));
         let kind = kind.map(str::to_owned);
         self.open = Some(Argument { key: key.to_owned(), kind, from, close, nested, depth: 0, searched: from });
         PartialMatch::Found(true)
@@ -203,7 +204,7 @@ impl Argument {
 }
 
 /// Returns the tag before a value with this key.
-fn element(tags: &Tags, key: &str) -> String {
+fn opening_tag(tags: &Tags, key: &str) -> String {
     format!("{}{key}{}", tags.before_key.marker().unwrap_or_default(), tags.middle.marker().unwrap_or_default())
 }
 
@@ -258,7 +259,7 @@ fn parse_elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> O
         let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
         let from = before.len() + key.len() + middle.len();
         let close = tags.after_value.replace(Placeholder::Key.mark(), key);
-        let nested = Some(element(tags, key));
+        let nested = Some(opening_tag(tags, key));
         let key_owned = key.to_owned();
         let mut argument = Argument { key: key_owned, kind: None, from, close, nested, depth: 0, searched: from };
         let end = argument.find_end(rest)?;

@@ -110,7 +110,7 @@ const OBJECTS: [&str; 2] = [
     ", {\"name\": \"add\", \"arguments\": {\"city\": \"Bern\"}}]",
 ];
 
-/// Parses the template's own rendering, in one piece and byte by byte, and returns the problems.
+/// Parses the template's own rendering, in one piece and character by character, and returns the problems.
 fn problems(source: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let template = match ChatTemplate::new(Some(source), "", "") {
@@ -165,8 +165,8 @@ fn problems(source: &str) -> Vec<String> {
         };
         let answer_format = AnswerFormat { thinking, ..answer_format(&template, false) };
         let whole = read(&answer_format, std::slice::from_ref(&text));
-        let bytes: Vec<String> = text.chars().map(String::from).collect();
-        if read(&answer_format, &bytes) != whole {
+        let characters: Vec<String> = text.chars().map(String::from).collect();
+        if read(&answer_format, &characters) != whole {
             problem(&"streamed differs", &text);
         }
         let expected: Vec<(String, Value)> =

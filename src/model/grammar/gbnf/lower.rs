@@ -34,8 +34,8 @@ pub(super) struct Productions {
     pub(super) terminals: Vec<Terminal>,
 }
 
-/// Returns for each rule whether it is regular: it contains no token and is not recursive, also not through the rules
-/// that it refers to.
+/// Returns true for each rule that is regular: neither the rule nor the rules it refers to contain a token or are
+/// recursive.
 pub(super) fn regular_rules(grammar: &GbnfGrammar) -> Vec<bool> {
     let mut regular = vec![false; grammar.rules.len()];
     let mut needed_by = vec![Vec::new(); grammar.rules.len()];

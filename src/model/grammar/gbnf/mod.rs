@@ -21,7 +21,8 @@ const MAX_ROUNDS: usize = 64;
 /// Translates a grammar. `vocabulary` resolves token references, `<token>` or `<[id]>`.
 ///
 /// # Errors
-/// [`GrammarError::Syntax`] with line and column.
+/// [`GrammarError::Syntax`] with line and column; [`GrammarError::Unsupported`] if no text matches the grammar or the
+/// grammar is too ambiguous.
 pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarError> {
     let token = |text: &str| {
         if let Some(id) = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>")) {

@@ -218,7 +218,7 @@ impl Context<'_> {
 
     /// Returns true if every cell of a sequence is at its position, in all layers.
     #[must_use]
-    pub fn has_exact_rows(&self, sequence: i32) -> bool {
+    pub fn has_cells_in_order(&self, sequence: i32) -> bool {
         self.memory.window == 0 || self.first_position(sequence) == 0
     }
 

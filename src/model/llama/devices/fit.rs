@@ -52,7 +52,7 @@ impl GpuRequirements {
         let cache = per_token.saturating_mul(cached);
 
         let ubatch = u64::from(requirements.ubatch_size);
-        let scores = if requirements.scores { heads.saturating_mul(context) } else { 0 };
+        let scores = if requirements.stores_scores { heads.saturating_mul(context) } else { 0 };
         let hidden = embedding.saturating_mul(4);
         let forward = parameter("feed_forward_length").unwrap_or(hidden).saturating_mul(3);
         let values = [context, hidden, forward].into_iter().fold(scores, u64::saturating_add);
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(GpuRequirements::new(&header, &[second, third], &with(context)).output, logits + 900);
         let mut other = with(ContextRequirements {
             within_training_context: false,
-            scores: false,
+            stores_scores: false,
             keys: CacheType::Q8_0,
             values: CacheType::F32,
             ..context

@@ -39,7 +39,7 @@ pub(super) struct Extents {
     pub n_stream: usize,
 }
 
-/// Computes attention rows from the sources of flash attention nodes.
+/// A graph that computes attention rows from the sources of flash attention nodes.
 #[derive(Debug)]
 pub(super) struct RowGraph {
     arena: NonNull<sys::ggml_context>,
@@ -162,7 +162,7 @@ fn is_on_host(tensor: &sys::ggml_tensor) -> bool {
 ///
 /// # Safety
 /// The arena has room for it, and `data` holds such a tensor until the graph is computed.
-unsafe fn leaf(
+unsafe fn add_leaf(
     arena: *mut sys::ggml_context,
     kind: sys::ggml_type,
     ne: [usize; 3],
@@ -198,10 +198,10 @@ unsafe fn add_row(
     unsafe {
         let at = |tensor: &sys::ggml_tensor, offset: usize| tensor.data.cast::<u8>().add(offset).cast::<c_void>();
         let first = at(query, row.token * query.nb[1] + row.stream * query.nb[3]);
-        let q = leaf(arena, query.type_, [width, 1, heads], Some([query.nb[1], query.nb[2]]), first);
+        let q = add_leaf(arena, query.type_, [width, 1, heads], Some([query.nb[1], query.nb[2]]), first);
         let first = at(keys, row.stream * keys.nb[3]);
         let shape = [width, row.row_len, keys.ne[2] as usize];
-        let k = leaf(arena, keys.type_, shape, Some([keys.nb[1], keys.nb[2]]), first);
+        let k = add_leaf(arena, keys.type_, shape, Some([keys.nb[1], keys.nb[2]]), first);
 
         let mut scores = sys::ggml_mul_mat(arena, k, q);
         (*scores).data = row.values.as_mut_ptr().cast();
@@ -218,7 +218,7 @@ unsafe fn add_row(
             std::slice::from_raw_parts(first.cast::<u16>(), row.row_len).iter().any(|&half| half != 0)
         });
         let mask = match first {
-            Some(first) if masks => leaf(arena, sys::GGML_TYPE_F16, [row.row_len, 1, 1], None, first),
+            Some(first) if masks => add_leaf(arena, sys::GGML_TYPE_F16, [row.row_len, 1, 1], None, first),
             _ => null_mut(),
         };
         let sinks = source(node, SINKS);
@@ -229,7 +229,7 @@ unsafe fn add_row(
         let max_bias = if mask.is_null() { 0.0 } else { max_bias };
         let probabilities = sys::ggml_soft_max_ext_inplace(arena, scores, mask, factor, max_bias);
         if let Some(sinks) = sinks {
-            sys::ggml_soft_max_add_sinks(probabilities, leaf(arena, sinks.type_, [heads, 1, 1], None, sinks.data));
+            sys::ggml_soft_max_add_sinks(probabilities, add_leaf(arena, sinks.type_, [heads, 1, 1], None, sinks.data));
         }
         Some(probabilities)
     }

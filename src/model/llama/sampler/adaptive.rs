@@ -116,7 +116,7 @@ impl Adaptive {
         self.drawn = Some((token, next));
     }
 
-    /// Accepts a token as the end of an answer of `length` tokens.
+    /// Accepts a token that was appended to the answer, which now has `length` tokens.
     pub(super) fn accept(&mut self, token: TokenId, length: usize) {
         if let Some((drawn, next)) = self.drawn.take()
             && drawn == token
