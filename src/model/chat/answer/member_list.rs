@@ -12,9 +12,11 @@ const MAX_DEPTH: usize = 127;
 /// The parser of one call.
 #[derive(Debug)]
 pub(super) struct MemberListParser {
-    /// The brackets around the members, and the separator of key and value.
+    /// The bracket before the members.
     open: char,
+    /// The bracket after the members.
     close: u8,
+    /// The separator of key and value.
     assign: char,
     /// The family's quote; empty for none.
     quote: String,

@@ -42,7 +42,7 @@ pub struct AnswerParser {
     answer_format: Arc<AnswerFormat>,
     markers: Vec<Marker>,
     text: String,
-    /// End of the sent text.
+    /// End of the text that was sent or skipped.
     at: usize,
     /// End of the whitespace after `at`.
     blank: usize,
@@ -136,7 +136,8 @@ impl AnswerParser {
         }
     }
 
-    /// Returns the first unsent byte: the continuation of the current block of calls, or text that may become a marker.
+    /// Returns the position after the sent text: in a block of calls, the end of the last complete call; otherwise the
+    /// start of text that may become a marker.
     #[must_use]
     pub fn unsent_from(&self) -> usize {
         match &self.state {

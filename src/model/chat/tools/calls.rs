@@ -19,9 +19,9 @@ enum ValueFormat<'a> {
 }
 
 impl GrammarWriter<'_> {
-    /// Adds rules for the calls; returns the expression for one or several of them. `opened` is true if the grammar
+    /// Adds rules for the calls; returns the expression for one or several of them. `with_marker` is true if the grammar
     /// includes the marker before the calls.
-    pub(super) fn add_calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
+    pub(super) fn add_calls(&mut self, tools: &[&ToolDefinition], several: bool, with_marker: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let (_, rest) = call_marker(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
@@ -32,7 +32,7 @@ impl GrammarWriter<'_> {
             self.add_rule(&body, &format!("{shape} {after}"));
             let before = self.pattern(form.before.parts(), &tool.name);
             self.add_rule(&call, &format!("{before} {body}"));
-            if !opened && form.open.is_blank() {
+            if !with_marker && form.open.is_blank() {
                 let rest = self.pattern(rest, &tool.name);
                 self.add_rule(&format!("first_{index}"), &format!("{rest} {body}"));
                 first.push(format!("first_{index}"));
@@ -46,7 +46,7 @@ impl GrammarWriter<'_> {
             "first".clone_into(&mut one);
         }
         let open = self.pattern(
-            if opened {
+            if with_marker {
                 form.open.parts()
             } else if form.open.is_blank() {
                 &[]
@@ -63,7 +63,7 @@ impl GrammarWriter<'_> {
         "calls".into()
     }
 
-    /// Adds the rule for the name and the arguments of a call.
+    /// Adds rules for the name and the arguments of a call, and returns the expression for them.
     fn add_shape(&mut self, rule: &str, tool: &ToolDefinition, shape: &CallShape) -> String {
         let named = |rest: &Pattern| [&[PatternPart::Placeholder(Placeholder::Name)], rest.parts()].concat();
         let name = Value::from(tool.name.as_str());
@@ -238,7 +238,7 @@ impl GrammarWriter<'_> {
         self.pattern(&parts.collect::<Vec<_>>(), "")
     }
 
-    /// Returns an expression for a value.
+    /// Adds rules for a value, and returns the expression for it.
     fn add_value(&mut self, rule: &str, schema: &Value, root: &Value, values: ValueFormat<'_>, depth: usize) -> String {
         let deeper = depth < MAX_DEPTH;
         if let Some(strings) = strings(schema) {

@@ -18,7 +18,7 @@ pub(super) struct Nfa {
     /// Character edges of each state, with their targets.
     edges: Vec<Vec<((u32, u32), usize)>>,
     /// Targets of the epsilon transitions of each state.
-    empty: Vec<Vec<usize>>,
+    epsilon: Vec<Vec<usize>>,
     /// States reachable from the start by epsilon transitions.
     start: Vec<usize>,
     accepts: Vec<bool>,
@@ -27,7 +27,7 @@ pub(super) struct Nfa {
 impl Nfa {
     /// Builds the automaton; `None` if it would be too large.
     pub(super) fn from_node(node: &Node, rules: &[Node]) -> Option<Self> {
-        let mut nfa = Self { edges: Vec::new(), empty: Vec::new(), start: Vec::new(), accepts: Vec::new() };
+        let mut nfa = Self { edges: Vec::new(), epsilon: Vec::new(), start: Vec::new(), accepts: Vec::new() };
         let first = nfa.add_state()?;
         let last = nfa.add_node(node, rules, first)?;
         nfa.start = nfa.closure(first);
@@ -114,7 +114,7 @@ impl Nfa {
             return None;
         }
         self.edges.push(Vec::new());
-        self.empty.push(Vec::new());
+        self.epsilon.push(Vec::new());
         Some(self.edges.len() - 1)
     }
 
@@ -138,9 +138,9 @@ impl Nfa {
                 let to = self.add_state()?;
                 for alternative in alternatives {
                     let begin = self.add_state()?;
-                    self.empty[from].push(begin);
+                    self.epsilon[from].push(begin);
                     let end = self.add_node(alternative, rules, begin)?;
-                    self.empty[end].push(to);
+                    self.epsilon[end].push(to);
                 }
                 Some(to)
             }
@@ -152,22 +152,22 @@ impl Nfa {
                 if let Some(max) = max {
                     let to = self.add_state()?;
                     for _ in *min..*max {
-                        self.empty[at].push(to);
+                        self.epsilon[at].push(to);
                         let begin = self.add_state()?;
-                        self.empty[at].push(begin);
+                        self.epsilon[at].push(begin);
                         at = self.add_node(inner, rules, begin)?;
                     }
-                    self.empty[at].push(to);
+                    self.epsilon[at].push(to);
                     Some(to)
                 } else {
                     let hub = self.add_state()?;
-                    self.empty[at].push(hub);
+                    self.epsilon[at].push(hub);
                     let begin = self.add_state()?;
-                    self.empty[hub].push(begin);
+                    self.epsilon[hub].push(begin);
                     let end = self.add_node(inner, rules, begin)?;
-                    self.empty[end].push(hub);
+                    self.epsilon[end].push(hub);
                     let to = self.add_state()?;
-                    self.empty[hub].push(to);
+                    self.epsilon[hub].push(to);
                     Some(to)
                 }
             }
@@ -178,7 +178,7 @@ impl Nfa {
         let mut reached = vec![from];
         let mut next = 0;
         while next < reached.len() {
-            for &to in &self.empty[reached[next]] {
+            for &to in &self.epsilon[reached[next]] {
                 if !reached.contains(&to) {
                     reached.push(to);
                 }

@@ -38,7 +38,7 @@ impl Block {
         !self.marker.is_empty() && (self.last.is_none() || self.parser.is_some())
     }
 
-    /// Returns the first byte after the complete calls.
+    /// Returns the end of the last complete call, or the start of the block if there is none.
     pub(super) fn unsent_from(&self) -> usize {
         self.last.unwrap_or(self.from)
     }
