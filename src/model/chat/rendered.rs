@@ -30,7 +30,7 @@ pub struct RenderedMessage {
 }
 
 impl RenderedPrompt {
-    /// Returns a text without messages.
+    /// Creates a prompt from a text without messages.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         Self { text: text.to_owned(), parts: Vec::new(), masked: None, thinking: false }

@@ -376,7 +376,7 @@ pub fn first_unknown(images: &[Arc<Image>], prompt: &[TokenId]) -> Option<usize>
 #[must_use]
 pub fn records(images: &[Arc<Image>], prompt: &[TokenId]) -> Vec<ImageRecord> {
     let mut records: Vec<ImageRecord> = Vec::new();
-    // The image and the chunk after the last one that was found.
+    // The image of the last chunk that was found, and the index of the chunk after it.
     let mut next: Option<(&Arc<Image>, usize)> = None;
     let mut at = 0;
     while at < prompt.len() {

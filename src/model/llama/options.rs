@@ -41,8 +41,8 @@ pub struct ModelOptions {
 pub struct ContextRequirements {
     /// Tokens per sequence.
     pub context_per_sequence: u32,
-    /// True if `context_per_sequence` does not exceed the training context.
-    pub within_training_context: bool,
+    /// True to limit `context_per_sequence` to the training context.
+    pub limit_to_training_context: bool,
     /// Number of sequences.
     pub sequences: u32,
     /// Maximum tokens per physical batch.
@@ -59,7 +59,7 @@ impl Default for ContextRequirements {
     fn default() -> Self {
         Self {
             context_per_sequence: 4096,
-            within_training_context: true,
+            limit_to_training_context: true,
             sequences: 1,
             ubatch_size: 512,
             stores_scores: true,

@@ -207,7 +207,7 @@ pub(super) fn model_options(config: &EngineConfig, entry: &ModelEntry) -> ModelO
         tuning: tuning(&config.tuning),
         context: ContextRequirements {
             context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
-            within_training_context: config.ctx_size.is_none(),
+            limit_to_training_context: config.ctx_size.is_none(),
             sequences: config.parallel,
             ubatch_size: config.ubatch_size,
             stores_scores: config.attention != flags::OnOffAuto::Off,

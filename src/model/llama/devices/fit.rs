@@ -45,7 +45,8 @@ impl GpuRequirements {
         };
         let (keys, values) = (head("attention.key_length"), head("attention.value_length"));
         let per_token = stored_bytes(requirements.keys, keys).saturating_add(stored_bytes(requirements.values, values));
-        let trained = parameter("context_length").filter(|_| requirements.within_training_context).unwrap_or(u64::MAX);
+        let trained =
+            parameter("context_length").filter(|_| requirements.limit_to_training_context).unwrap_or(u64::MAX);
         let context = u64::from(requirements.context_per_sequence).min(trained);
         let cached =
             if options.tuning.cache_on_host { 0 } else { context.saturating_mul(requirements.sequences.into()) };
@@ -110,7 +111,7 @@ pub fn cache_bytes(header: &GgufHeader, requirements: &ContextRequirements) -> O
         let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 1));
         width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
     };
-    let trained = parameter("context_length").filter(|_| requirements.within_training_context).unwrap_or(u64::MAX);
+    let trained = parameter("context_length").filter(|_| requirements.limit_to_training_context).unwrap_or(u64::MAX);
     let tokens =
         u64::from(requirements.context_per_sequence).min(trained).saturating_mul(requirements.sequences.into());
     Some(
@@ -238,7 +239,7 @@ mod tests {
         // If the model has a separate output, the embedding stays on the CPU.
         assert_eq!(GpuRequirements::new(&header, &[second, third], &with(context)).output, logits + 900);
         let mut other = with(ContextRequirements {
-            within_training_context: false,
+            limit_to_training_context: false,
             stores_scores: false,
             keys: CacheType::Q8_0,
             values: CacheType::F32,

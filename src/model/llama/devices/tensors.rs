@@ -84,10 +84,10 @@ mod tests {
     use super::{TensorPlacement, without_cpu_tensors};
     use crate::model::llama::gguf::{GgufHeader, GgufTensor};
 
-    fn kept_tensors(places: &TensorPlacement, names: &[&str]) -> Vec<String> {
+    fn kept_tensors(placement: &TensorPlacement, names: &[&str]) -> Vec<String> {
         let tensors = names.iter().map(|&name| GgufTensor { name: name.into(), ..GgufTensor::default() }).collect();
         let header = GgufHeader { tensors, ..GgufHeader::default() };
-        let rules = places.rules(3, &["CPU", "CUDA0"]).unwrap();
+        let rules = placement.rules(3, &["CPU", "CUDA0"]).unwrap();
         without_cpu_tensors(&header, &rules).tensors.into_iter().map(|tensor| tensor.name).collect()
     }
 
@@ -112,11 +112,12 @@ mod tests {
     #[test]
     fn first_matching_rule_precedes_expert_rules() {
         let named = vec![(r"blk\.0\.ffn_up_exps".into(), "cuda0".into()), ("up".into(), "CPU".into())];
-        let places = TensorPlacement { named, cpu_moe: true, ..TensorPlacement::default() };
+        let placement = TensorPlacement { named, cpu_moe: true, ..TensorPlacement::default() };
         let names =
             ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight", "blk.1.attn_q.weight", "blk.1.ffn_up.weight"];
-        assert_eq!(kept_tensors(&places, &names), [names[0], names[2]]);
-        let error = TensorPlacement { named: vec![("a".into(), "CUDA1".into())], ..places }.rules(3, &["CPU", "CUDA0"]);
+        assert_eq!(kept_tensors(&placement, &names), [names[0], names[2]]);
+        let error =
+            TensorPlacement { named: vec![("a".into(), "CUDA1".into())], ..placement }.rules(3, &["CPU", "CUDA0"]);
         assert!(error.unwrap_err().to_string().contains("CPU, CUDA0"));
     }
 }

@@ -1,5 +1,5 @@
-//! llama.cpp's image encoder (libmtmd): loads a projector, splits an image into parts, encodes the parts, and decodes their
-//! embeddings. llama-cpp-2 has no function that returns the embeddings.
+//! llama.cpp's image encoder (libmtmd): loading of a projector, splitting of an image into parts, encoding of the parts,
+//! and decoding of their embeddings. llama-cpp-2 has no function that returns the embeddings.
 
 use super::loading::with_error_lines;
 use super::raw;
@@ -113,7 +113,7 @@ impl Projector {
         (result == 0).then_some(parts)
     }
 
-    /// Encodes the embeddings of all parts of an image, in order. Returns `None` if llama.cpp fails.
+    /// Encodes all parts of an image and returns their embeddings in order. Returns `None` if llama.cpp fails.
     pub fn encode(&self, parts: &ImageParts) -> Option<Vec<f32>> {
         let _one_at_a_time = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows = Vec::new();
@@ -168,7 +168,7 @@ unsafe impl Send for ImageParts {}
 pub enum ImagePart {
     /// Tokens of the vocabulary.
     Text(Vec<TokenId>),
-    /// Embeddings.
+    /// Preprocessed pixels, which are encoded to embeddings.
     Pixels {
         /// Number of embeddings.
         count: usize,
