@@ -68,6 +68,7 @@ struct Inner {
     model: Arc<Model>,
     options: EngineOptions,
     commands: std::sync::mpsc::Sender<Command>,
+    /// Number of submitted runs that have no slot.
     waiting: Arc<AtomicUsize>,
     snapshot_format: Arc<SnapshotFormat>,
     identity_watch: IdentityWatch,

@@ -176,7 +176,7 @@ pub enum Overflow {
 /// Size of the context of a run, and the behavior when it is full.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ContextLimit {
-    /// Tokens that a slot holds.
+    /// Context size of a slot, in tokens.
     pub context: usize,
     /// Behavior when the context is full.
     pub overflow: Overflow,
@@ -342,7 +342,7 @@ mod tests {
         assert_eq!((limits.max_tokens, limits.max_steps, limits.capped(500), limits.capped(50)), (100, 656, 100, 50));
         let mut limits = Limits { requested_max_tokens: Some(101), ..Limits::new(101) };
         let refused = limits.apply_server_limit(Some(100)).unwrap_err();
-        assert!(refused.to_string().contains("max_tokens is 101"), "{refused}");
+        assert!(refused.to_string().contains("`max_tokens` is 101"), "{refused}");
         assert_eq!((limits.apply_server_limit(None).is_ok(), limits.capped(500)), (true, 500));
     }
 }

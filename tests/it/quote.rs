@@ -101,7 +101,7 @@ async fn request_id_of_active_run_is_rejected() {
     assert_eq!((status, answer["error"]["param"].as_str()), (409, Some("request_id")), "{answer}");
     assert_eq!(
         message_of(&answer),
-        "request_id 'quote-same-id' is in use by an active run; send another one, or omit it to get the run's own id"
+        "`request_id` 'quote-same-id' is in use by an active run; send another one, or omit it to get the run's own id"
     );
     // In the attention API an id belongs to the connection, so the run gets another id.
     let own =

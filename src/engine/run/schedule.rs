@@ -101,7 +101,7 @@ impl Run {
             cache_reuse: request.cache_reuse,
             evicts: request.overflow == Overflow::Evict,
             is_truncated: sequence.is_truncated(),
-            needs_exact_rows: request.attention,
+            needs_cells_in_order: request.attention,
         }
     }
 
@@ -110,7 +110,7 @@ impl Run {
         ReleasedState {
             kv_len: self.sequence.kv_len(),
             removals: self.sequence.take_kv_removals(),
-            needs_exact_rows: self.request.attention,
+            needs_cells_in_order: self.request.attention,
             history: self.sequence.take_history(),
             processed: self.prompt_decoded(),
         }

@@ -140,7 +140,7 @@ impl<'model> Scheduler<'model> {
             self.count_decode();
         }
         let elapsed = start.elapsed();
-        self.planner.count(elapsed);
+        self.planner.add_decode(elapsed);
         // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
         // received.
         self.flush_events(elapsed > SLOW_DECODE);

@@ -22,7 +22,7 @@ pub struct ModUse {
     pub day: NaiveDate,
 }
 
-/// Sends uses to the subscriber, if any.
+/// Sender of uses to the subscriber, if any.
 #[derive(Default)]
 pub(super) struct UseTracker {
     sent: Mutex<HashMap<String, NaiveDate>>,

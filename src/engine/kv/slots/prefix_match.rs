@@ -113,7 +113,7 @@ impl KvSlots<'_> {
             let chunks = common_chunks(&self.slots[index].tokens, prompt.tokens, matched, min_len);
             matched = self.shift_chunks(index, matched, &chunks);
         }
-        if prompt.needs_exact_rows && !self.context.has_cells_in_order(index as i32) {
+        if prompt.needs_cells_in_order && !self.context.has_cells_in_order(index as i32) {
             matched = 0;
         }
         matched.min(outputs_from)
