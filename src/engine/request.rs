@@ -76,7 +76,8 @@ pub struct Request {
     pub alternatives: usize,
     /// Effect of a recording failure on the run.
     pub record: RecordPolicy,
-    /// Slot to run in; the run waits while it is busy. `None` for the free slot with the longest prefix match.
+    /// Slot to run in; the run waits while it is busy. `None` for a free slot, preferably one
+    /// with a prefix match.
     pub slot: Option<u32>,
     /// True if the KV state of a matching prefix is reused.
     pub cache_prompt: bool,
@@ -226,7 +227,7 @@ pub struct Limits {
     /// line with less indentation.
     #[serde(skip_serializing_if = "is_zero")]
     pub min_indent: u32,
-    /// Maximum time for the answer, counted from its first token; the answer never ends before its first line break.
+    /// Maximum time for the answer, counted from its first token. It never ends the answer before the first line break.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Duration>,
     /// The client's `max_tokens`; `None` if it sent none.

@@ -255,7 +255,7 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Chooses a slot. Returns `None` if the requested slot is busy or must first run an earlier task.
+    /// Chooses a slot. Returns `None` if every slot that the run may use is busy or must first run an earlier task.
     fn choose_slot(&self, active: &ActiveRun) -> Option<SlotChoice> {
         let requested = active.run.request().slot;
         self.kv.choose(active.run.prompt_view(), self.options.slot_prompt_similarity, |index| {

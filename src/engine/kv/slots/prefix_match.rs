@@ -238,7 +238,7 @@ impl KvSlots<'_> {
     }
 
     /// Removes everything from a slot's state except the first `prefix` tokens and these chunks. Returns the number of
-    /// tokens left.
+    /// tokens that can be reused; only those of the prefix if the chunks cannot be shifted.
     fn shift_chunks(&mut self, index: usize, prefix: usize, chunks: &[Range<usize>]) -> usize {
         let Some(end) = chunks.last().map(|last| last.end) else { return prefix };
         if self.truncate(index, end) < end {
