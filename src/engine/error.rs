@@ -112,7 +112,7 @@ pub enum SubmitError {
         message: String,
     },
     /// The constraint is invalid.
-    #[error("{field}: {error}")]
+    #[error("`{field}`: {error}")]
     Constraint {
         /// Field of the request.
         field: String,

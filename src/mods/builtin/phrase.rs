@@ -12,12 +12,12 @@ pub const MAX_PHRASE_CHARS: usize = 1000;
 /// Returns an error if there are too many phrases or one is too long; `field` is the configuration field.
 pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
     if phrases.len() > MAX_PHRASES {
-        return Err(format!("'{field}' has {} phrases; the maximum is {MAX_PHRASES}", phrases.len()));
+        return Err(format!("`{field}` has {} phrases; the maximum is {MAX_PHRASES}", phrases.len()));
     }
     match phrases.iter().find(|phrase| phrase.chars().count() > MAX_PHRASE_CHARS) {
         Some(phrase) => {
             let (begin, length) = (phrase.chars().take(40).collect::<String>(), phrase.chars().count());
-            Err(format!("'{field}': the phrase '{begin}…' has {length} characters; the maximum is {MAX_PHRASE_CHARS}"))
+            Err(format!("`{field}`: the phrase '{begin}…' has {length} characters; the maximum is {MAX_PHRASE_CHARS}"))
         }
         None => Ok(()),
     }
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn phrase_limits_are_enforced() {
         let many = vec!["a"; super::MAX_PHRASES + 1];
-        assert_eq!(super::check("phrases", &many).unwrap_err(), "'phrases' has 10001 phrases; the maximum is 10000");
+        assert_eq!(super::check("phrases", &many).unwrap_err(), "`phrases` has 10001 phrases; the maximum is 10000");
         let long = "ä".repeat(super::MAX_PHRASE_CHARS + 1);
         let message = super::check("phrases", &[&long]).unwrap_err();
         assert!(message.ends_with("ä…' has 1001 characters; the maximum is 1000"), "{message}");

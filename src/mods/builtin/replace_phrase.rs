@@ -44,8 +44,8 @@ impl ModFactory for ReplacePhrase {
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = ConfigFields::parse(config, &["replace", "case_sensitive", "whole_words"])?;
-        let expected = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
-        let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {expected}"))?;
+        let expected = "`replace` must be an object of strings, e.g. {\"utilize\": \"use\"}";
+        let pairs = fields.get("replace").ok_or_else(|| format!("`replace` is missing; {expected}"))?;
         let entries =
             pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{expected}, got {pairs}"))?;
         let mut from = Vec::new();
@@ -65,7 +65,7 @@ impl ModFactory for ReplacePhrase {
         for replacement in &to {
             if let Some(index) = phrases.find_in(replacement) {
                 let phrase = from[index];
-                return Err(format!("'replace': '{replacement}' contains '{phrase}' and would be replaced endlessly"));
+                return Err(format!("`replace`: '{replacement}' contains '{phrase}' and would be replaced endlessly"));
             }
         }
         let holdback = phrases.max_tokens();
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn endless_replacement_is_rejected() {
         let message = ReplacePhrase.start(&json!({"replace": {"a": "b", "B": "c"}}), &run()).err().unwrap();
-        assert_eq!(message, "'replace': 'b' contains 'B' and would be replaced endlessly");
+        assert_eq!(message, "`replace`: 'b' contains 'B' and would be replaced endlessly");
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
         assert!(message.ends_with("got 1 for 'a'"), "{message}");
     }

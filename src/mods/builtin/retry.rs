@@ -19,10 +19,10 @@ impl ModFactory for RetryLowConfidence {
         describe(
             "retry-low-confidence",
             "Draws low-confidence tokens again and keeps the best attempt.",
-            "When the mean log-probability of the last window drawn tokens is below mean_logprob, they are removed and drawn \
-             again at temperature, until the mean is high enough or tries is reached; then the best attempt is kept. A kept \
-             attempt is final, so a run draws up to 1 + tries times the tokens of its answer. Forced tokens are not changed. \
-             The stream is delayed by window tokens.",
+            "When the mean log-probability of the last `window` drawn tokens is below `mean_logprob`, they are removed and drawn \
+             again at `temperature`, until the mean is high enough or `tries` is reached; then the best attempt is kept. A kept \
+             attempt is final, so a run draws up to 1 + `tries` times the tokens of its answer. Forced tokens are not changed. \
+             The stream is delayed by `window` tokens.",
             json!({"window": 8, "mean_logprob": -2.5, "tries": 3}),
             schema(
                 &[],

@@ -26,10 +26,10 @@ impl ModFactory for ThinkBudget {
         describe(
             "think-budget",
             "Ends the model's reasoning after a number of tokens.",
-            "When the reasoning reaches the number in tokens, its end is forced in the format of the model's family, and the model continues \
+            "When the reasoning reaches the number in `tokens`, its end is forced in the format of the model's family, and the model continues \
              with its answer. Reasoning begins at the end of the prompt or at the beginning of the answer. If a \
              family reasons in channels, all of them share the budget. Markers other than the family's can be set \
-             as begin and end. Has no effect on a model that does not reason.",
+             as `begin` and `end`. Has no effect on a model that does not reason.",
             json!({"tokens": 1024, "message": "I have thought enough."}),
             schema(
                 &[],
@@ -37,8 +37,8 @@ impl ModFactory for ThinkBudget {
                     "tokens": {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 1024,
                         "description": "Maximum tokens of reasoning; up to 16 more to complete a character or an end marker."},
                     "message": {"type": "string", "minLength": 1, "description": "Text that is inserted before the end of the reasoning."},
-                    "begin": {"type": "string", "minLength": 1, "description": "Marker that begins reasoning; requires end."},
-                    "end": {"type": "string", "minLength": 1, "description": "Marker that ends reasoning; requires begin."},
+                    "begin": {"type": "string", "minLength": 1, "description": "Marker that begins reasoning; requires `end`."},
+                    "end": {"type": "string", "minLength": 1, "description": "Marker that ends reasoning; requires `begin`."},
                 }),
             ),
         )
@@ -49,8 +49,8 @@ impl ModFactory for ThinkBudget {
         let markers = match (fields.text("begin")?, fields.text("end")?) {
             (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
             (None, None) => None,
-            (Some(_), None) => return Err("'end' is missing; 'begin' requires it, e.g. \"</think>\"".into()),
-            (None, Some(_)) => return Err("'begin' is missing; 'end' requires it, e.g. \"<think>\"".into()),
+            (Some(_), None) => return Err("`end` is missing; `begin` requires it, e.g. \"</think>\"".into()),
+            (None, Some(_)) => return Err("`begin` is missing; `end` requires it, e.g. \"<think>\"".into()),
         };
         Ok(Box::new(Budget {
             tokens: fields.count("tokens", 0..=1_000_000, 1024)?,
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn errors_name_field() {
         for (config, message) in [
-            (json!({"tokens": -1}), "'tokens' must be an integer from 0 to 1000000, got -1"),
-            (json!({"begin": "<a>"}), "'end' is missing; 'begin' requires it, e.g. \"</think>\""),
+            (json!({"tokens": -1}), "`tokens` must be an integer from 0 to 1000000, got -1"),
+            (json!({"begin": "<a>"}), "`end` is missing; `begin` requires it, e.g. \"</think>\""),
         ] {
             assert_eq!(ThinkBudget.start(&config, &run()).err().unwrap(), message);
         }

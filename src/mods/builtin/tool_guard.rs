@@ -24,7 +24,7 @@ impl ModFactory for ToolGuard {
             "Checks tool calls while they are written, and removes invalid ones.",
             "Calls are parsed in the format of the model's family. If the name is unknown or blocked, if the \
              arguments do not match the tool's JSON schema, or if a call cannot be parsed, it is removed and drawn \
-             again at temperature. After max_retries retries in one answer, the field then decides: the call is replaced with \
+             again at `temperature`. After `max_retries` retries in one answer, the field `then` decides: the call is replaced with \
              text, the run ends with an error, or the call is kept with a warning. The stream holds a call back until it is \
              checked.",
             json!({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}], "block": ["delete"]}),
@@ -51,7 +51,7 @@ impl ModFactory for ToolGuard {
         let tools = match fields.get("tools") {
             Some(tools) => parse_tools(tools)?,
             None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),
-            None => return Err("'tools' is missing, and the request has no tools".into()),
+            None => return Err("`tools` is missing, and the request has no tools".into()),
         };
         let block = match fields.get("block") {
             Some(_) => fields.texts("block", "[\"delete\"]")?.into_iter().map(str::to_owned).collect(),
@@ -81,7 +81,7 @@ impl ModFactory for ToolGuard {
 /// Parses tools in OpenAI's format, with or without the enclosing function object.
 fn parse_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
     let expected =
-        "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
+        "`tools` must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
     let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{expected}, got {tools}"))?;
     list.iter()
         .map(|tool| {
@@ -91,7 +91,7 @@ fn parse_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
             let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
             if !parameters.is_object() {
                 return Err(format!(
-                    "'tools': the parameters of '{name}' must be a JSON schema (an object), got {parameters}"
+                    "`tools`: the parameters of '{name}' must be a JSON schema (an object), got {parameters}"
                 ));
             }
             Ok(ToolDefinition { name: name.to_owned(), parameters, strict: false })

@@ -253,9 +253,9 @@ impl HandlerInfo {
             (None, _) => {}
             (Some(name), Some(known)) if !known.is_empty() => {
                 let known: Vec<&str> = known.keys().map(String::as_str).collect();
-                return Err(format!("unknown field '{name}'; known fields: {}", known.join(", ")));
+                return Err(format!("unknown field `{name}`; known fields: {}", known.join(", ")));
             }
-            (Some(name), _) => return Err(format!("unknown field '{name}'; this mod has no configuration")),
+            (Some(name), _) => return Err(format!("unknown field `{name}`; this mod has no configuration")),
         }
         schema_check::first_error(&Value::Object(fields), schema).map_or(Ok(()), Err)
     }

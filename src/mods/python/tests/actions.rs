@@ -110,7 +110,7 @@ def act(event, actions, tokenizer):
         assert_eq!(raised(&act(what, prefilled())).0, message);
     }
     let message = factory.start(&json!({"doo": 1}), &crate::mods::builtin::testing::run()).err().unwrap();
-    assert_eq!(message, "unknown field 'doo'; known fields: do");
+    assert_eq!(message, "unknown field `doo`; known fields: do");
 }
 
 #[test]
