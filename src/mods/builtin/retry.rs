@@ -22,7 +22,7 @@ impl ModFactory for RetryLowConfidence {
             "When the mean log-probability of the last `window` drawn tokens is below `mean_logprob`, they are removed and drawn \
              again at `temperature`, until the mean is high enough or `tries` is reached; then the best attempt is kept. A kept \
              attempt is final, so a run draws up to 1 + `tries` times the tokens of its answer. Forced tokens are not changed. \
-             The stream is delayed by `window` tokens.",
+             The stream is delayed by up to `window` tokens.",
             json!({"window": 8, "mean_logprob": -2.5, "tries": 3}),
             schema(
                 &[],
@@ -73,7 +73,7 @@ struct RetryWindow {
     /// Tokens before the window.
     at: usize,
     /// Attempts with their mean log-probability.
-    tries: Vec<(Vec<TokenId>, f64)>,
+    attempts: Vec<(Vec<TokenId>, f64)>,
 }
 
 impl Retry {
@@ -107,16 +107,16 @@ impl Retry {
             _ => return Reply::noop(),
         };
         let mean = self.mean(at);
-        let mut retry = self.retry.take().unwrap_or(RetryWindow { at, tries: Vec::new() });
+        let mut retry = self.retry.take().unwrap_or(RetryWindow { at, attempts: Vec::new() });
         if mean >= self.min_mean {
             self.final_tokens = length;
-            return reply(format!("mean log-probability {mean:.2} after {} tries", retry.tries.len()), None);
+            return reply(format!("mean log-probability {mean:.2} after {} tries", retry.attempts.len()), None);
         }
         let generated = call.generated();
         let count = (length - at).min(generated.len());
         let n = u32::try_from(count).unwrap_or(u32::MAX);
-        retry.tries.push((generated[generated.len() - count..].to_vec(), mean));
-        if retry.tries.len() <= self.tries {
+        retry.attempts.push((generated[generated.len() - count..].to_vec(), mean));
+        if retry.attempts.len() <= self.tries {
             self.retry = Some(retry);
             return reply(
                 format!("mean log-probability {mean:.2}: retrying"),
@@ -124,10 +124,10 @@ impl Retry {
             );
         }
         self.final_tokens = length;
-        let last = retry.tries.len() - 1;
-        let better = |best: usize, other: usize| if retry.tries[other].1 > retry.tries[best].1 { other } else { best };
+        let last = retry.attempts.len() - 1;
+        let better = |best: usize, other: usize| if retry.attempts[other].1 > retry.attempts[best].1 { other } else { best };
         let best = (0..=last).rev().reduce(better).unwrap_or(last);
-        let (tokens, mean) = retry.tries.swap_remove(best);
+        let (tokens, mean) = retry.attempts.swap_remove(best);
         let action = (best != last).then_some(Action::Backtrack { n, tokens });
         reply(format!("mean log-probability {mean:.2} is the best of {}", last + 1), action)
     }

@@ -10,8 +10,9 @@ use serde_json::Value;
 /// Version of the protocol. The SDK is embedded in the binary, so both sides always agree.
 pub const PROTOCOL: u32 = 1;
 
-/// Maximum bytes kept of an exception's message and traceback.
+/// Maximum bytes kept of an exception's message.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
+/// Maximum bytes kept of an exception's traceback.
 const MAX_TRACEBACK_BYTES: usize = 256 << 10;
 /// Maximum bytes of a text that is encoded for a worker. A longer one would delay the supervisor beyond the deadline.
 pub const MAX_TEXT_BYTES: usize = 1 << 20;

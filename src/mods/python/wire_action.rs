@@ -93,9 +93,9 @@ impl WireAction {
                     WireEdit::Set => LogitEdit::Set(sparse(body)?),
                     WireEdit::Add => LogitEdit::Add(sparse(body)?),
                     WireEdit::Memory => {
-                        let slot = logits.ok_or("logits can only be edited at ForwardPass")?;
+                        let region = logits.ok_or("logits can only be edited at ForwardPass")?;
                         let values = memory
-                            .read(slot, vocabulary.len())
+                            .read(region, vocabulary.len())
                             .map_err(|error| format!("the shared memory cannot be read: {error}"))?;
                         LogitEdit::Replace(values)
                     }

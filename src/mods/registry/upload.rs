@@ -14,8 +14,9 @@ use utoipa::ToSchema;
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum files of a mod's source.
 const MAX_FILES: usize = 100;
-/// Maximum length of names and paths, in characters.
+/// Maximum length of a name, in characters.
 const MAX_NAME_CHARS: usize = 64;
+/// Maximum length of a path, in characters.
 const MAX_PATH_CHARS: usize = 200;
 /// Maximum length of a description, in characters.
 const MAX_DESCRIPTION_CHARS: usize = 2000;
@@ -46,7 +47,7 @@ impl ModSource {
             Self::Text(text) => text.clone(),
             Self::Files(files) => bundle(files, module.unwrap_or_default()),
         };
-        let found = python.text(file.to_owned(), text)?;
+        let found = python.load_all(file.to_owned(), text)?;
         Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone())).collect())
     }
 
@@ -208,7 +209,7 @@ impl ModUpload {
                 &bundled
             }
         };
-        let factory = python.source(name, text, self.entrypoint.as_deref())?;
+        let factory = python.load_one(name, text, self.entrypoint.as_deref())?;
         Ok(WithSource::with_description(factory, self.source.clone(), self.description.clone()))
     }
 }

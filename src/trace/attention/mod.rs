@@ -30,7 +30,9 @@ const T1_MAGIC: [u8; 4] = *b"ATT1";
 const VERSION: u16 = 1;
 /// Bytes of T0 before its vectors: mean, max and last layer.
 pub const T0_HEADER: usize = 20;
+/// Bytes of T1 before its entries.
 const T1_HEADER: usize = 16;
+/// Bytes of T1's entry for a layer: maximum, offset and length.
 const T1_ENTRY: usize = 12;
 /// Steps of the square-root scale.
 const STEPS: f32 = 255.0;
