@@ -287,7 +287,7 @@ mod tests {
                 json!({"city": "Oakford", "tags": ["ab", "c"]}),
                 "`tags[1]` must be a string of at least 2 characters, got \"c\"",
             ),
-            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags[1]' is a duplicate"),
+            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "`tags[1]` is a duplicate"),
             (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "`tags` must have at most 2 items, got 3"),
             (
                 json!({"city": "Oakford", "at": "now"}),

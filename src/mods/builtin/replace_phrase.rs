@@ -23,8 +23,8 @@ impl ModFactory for ReplacePhrase {
         describe(
             "replace-phrase",
             "Replaces a phrase with another text as soon as it is complete.",
-            "The tokens of the phrase are removed, and the replacement is appended with the text around the phrase in \
-             its first and last token. The model continues from there as if it had written it. The text is searched, not token ids; \
+            "The tokens of the phrase are removed, and the replacement is appended. Text of these tokens that is not part of the \
+             phrase is kept. The model continues from there as if it had written it. The text is searched, not token ids; \
              the prompt is not searched. A replacement that contains a phrase is rejected.",
             json!({"replace": {"utilize": "use"}, "case_sensitive": false}),
             schema(

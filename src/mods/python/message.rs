@@ -129,7 +129,7 @@ pub struct CallHeader<'a> {
 pub enum FromWorker {
     /// The import succeeded.
     Loaded { handlers: Vec<HandlerInfo> },
-    /// The import failed.
+    /// The import or the scoring failed.
     Failed(WireException),
     /// A line was printed or logged.
     Log { level: LogLevel, message: String },

@@ -37,7 +37,7 @@ impl ModSource {
     ///
     /// # Errors
     /// The Python error with its traceback; a source without any mod is an error too.
-    pub fn mods(
+    pub fn load_all(
         &self,
         file: &str,
         module: Option<&str>,
