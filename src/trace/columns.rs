@@ -13,7 +13,7 @@ const VERSION: u16 = 1;
 const HEADER_BYTES: usize = 20;
 /// Bytes of id, offset and length.
 const ENTRY_BYTES: usize = 12;
-/// Alignment of the columns, in bytes.
+/// Alignment of the sections, in bytes.
 const ALIGNMENT: usize = 8;
 /// Quantization steps per nat and per bit.
 const SCALE: f32 = 2048.0;

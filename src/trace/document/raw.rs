@@ -129,7 +129,7 @@ fn lone_surrogate(unit: u32) -> (String, String) {
 }
 
 /// Appends a form of the JSON text that is independent of white space, number notation and escaping. The order of keys
-/// is kept: all known JSON libraries write keys in the order in which they read them.
+/// is kept.
 pub fn canonical(json: &str, out: &mut Vec<u8>) {
     let bytes = json.as_bytes();
     let mut at = 0;
