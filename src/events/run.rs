@@ -108,7 +108,7 @@ pub enum RunStatus {
     Running,
     /// The run ended normally, at its token limit, or by a mod.
     Done,
-    /// The client disconnected or cancelled the run.
+    /// The client disconnected or cancelled the run, or the server shut down.
     Cancelled,
     /// The run ended with an error.
     Failed,

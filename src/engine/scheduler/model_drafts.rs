@@ -1,8 +1,9 @@
-//! Drafts of the draft model. It first decodes the tokens that it lacks, then drafts for several runs in shared decodes.
+//! Drafts of the draft model. It first decodes the tokens that it lacks, then drafts for several runs in shared
+//! decodes.
 //!
-//! In each batch, the draft model decodes at most one physical batch of missing tokens, such as those of a new prompt, so
-//! that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for the
-//! tokens that it had when it got its slot.
+//! In each batch, the draft model decodes at most one physical batch of missing tokens, such as those of a new prompt,
+//! so that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for
+//! the tokens that it had when it got its slot.
 
 use super::active_run::ActiveRun;
 use super::slots::ActiveSlots;

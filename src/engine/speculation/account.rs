@@ -82,8 +82,8 @@ impl DecodeTimes {
         self.add_draft_model(runs, steps, seconds, |time| &mut time.step_cost)
     }
 
-    /// Adds the time that a draft model took to decode `tokens` tokens, before a decode of `runs` runs. Returns the cost
-    /// of a token; 0 if no decode without drafts was measured.
+    /// Adds the time that a draft model took to decode `tokens` tokens, before a decode of `runs` runs. Returns the
+    /// cost of a token; 0 if no decode without drafts was measured.
     pub fn add_catch_up(&mut self, runs: usize, tokens: usize, seconds: f64) -> f64 {
         self.add_draft_model(runs, tokens, seconds, |time| &mut time.catch_up_cost)
     }

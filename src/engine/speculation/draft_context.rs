@@ -114,8 +114,8 @@ impl<'model> DraftContext<'model> {
         self.ubatch_size
     }
 
-    /// Returns the number of tokens that the model must decode before it can draft; at least 1, because the logits after
-    /// the last token are needed. Returns `None` if the model lacks one of these tokens.
+    /// Returns the number of tokens that the model must decode before it can draft; at least 1, because the logits
+    /// after the last token are needed. Returns `None` if the model lacks one of these tokens.
     pub fn missing(&self, slot: usize, tokens: &[TokenId]) -> Option<usize> {
         let missing = &tokens[self.kept(slot, tokens)..];
         let is_known = |&token: &TokenId| usize::try_from(token).is_ok_and(|index| index < self.known_tokens);
@@ -127,8 +127,8 @@ impl<'model> DraftContext<'model> {
         common_prefix(&self.sequences[slot], tokens).min(tokens.len().saturating_sub(1))
     }
 
-    /// Decodes the next missing tokens of runs, in one decode. Each part has the slot, all tokens of the run, and the number of
-    /// tokens to decode. The numbers must add up to at most [`DraftContext::max_catch_up`].
+    /// Decodes the next missing tokens of runs, in one decode. Each part has the slot, all tokens of the run, and the
+    /// number of tokens to decode. The numbers must add up to at most [`DraftContext::max_catch_up`].
     ///
     /// # Errors
     /// llama.cpp could not decode; the context is then unusable.

@@ -1,6 +1,6 @@
 //! Tools for a model without tools in its template: they are described in the system message, or in the first user
-//! message if the template supports no system message. Calls and results become text in the format of the Hermes family,
-//! which other models also understand.
+//! message if the template supports no system message. Calls and results become text in the format of the Hermes
+//! family, which other models also understand.
 
 use serde_json::{Map, Value, json};
 

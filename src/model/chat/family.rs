@@ -1,8 +1,8 @@
 //! Families of models: their syntax of tool calls and reasoning, the role of tool results, and the end of a turn.
 //!
 //! The markers in a model's chat template determine its family. The model's name does not, because it can be changed
-//! freely. If the template supports no tools, Thunder describes them in a message, and the model answers like the Hermes
-//! family.
+//! freely. If the template supports no tools, Thunder describes them in a message, and the model answers like the
+//! Hermes family.
 
 use super::pattern::{Pattern, Placeholder};
 use super::syntax::{AnswerSyntax, CallForm, CallShape, Keys, Tags};

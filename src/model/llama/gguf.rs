@@ -108,7 +108,8 @@ impl GgufHeader {
         self.integer(&format!("{}.{key}", self.text("general.architecture")?))
     }
 
-    /// Checks that the heads have enough values for the rotary dimensions. llama.cpp does not check this and aborts at the first token.
+    /// Checks that the heads have enough values for the rotary dimensions. llama.cpp does not check this and aborts at
+    /// the first token.
     ///
     /// # Errors
     /// A head has fewer values; the message has both numbers.

@@ -1,7 +1,7 @@
 //! Grid of the patches of an image, for display.
 //!
-//! llama.cpp reports columns and rows only for projectors with M-RoPE. For the others it reports one row, and the grid is
-//! derived from the number of embeddings.
+//! llama.cpp reports columns and rows only for projectors with M-RoPE. For the others it reports one row, and the grid
+//! is derived from the number of embeddings.
 
 /// Maximum ratio between the aspect ratio of a derived grid and that of its image.
 const MAX_DISTORTION: f64 = 1.5;

@@ -1,8 +1,8 @@
 //! Images in prompts: the projector that turns an image into embeddings, and the placeholder tokens of images.
 //!
-//! In a sequence of tokens, each embedding has a placeholder: a negative id derived from the image, the projector and the
-//! index of the embedding. So every comparison of tokens compares images, too: the prefix match, histories of slots, the
-//! host cache and snapshots need no other code for images.
+//! In a sequence of tokens, each embedding has a placeholder: a negative id derived from the image, the projector and
+//! the index of the embedding. So every comparison of tokens compares images, too: the prefix match, histories of
+//! slots, the host cache and snapshots need no other code for images.
 
 use super::ffi::images::{ImagePart, ImageParts, Projector, ProjectorParams};
 use super::image_header::ImageHeader;
@@ -181,8 +181,8 @@ impl Images {
         Ok(Self { projector, vocabulary: Arc::clone(vocabulary), fingerprint, recent: Mutex::default() })
     }
 
-    /// Decodes an image file and splits it into tokens, unless it was encoded recently. Takes up to a second for a large
-    /// image.
+    /// Decodes an image file and splits it into tokens, unless it was encoded recently. Takes up to a second for a
+    /// large image.
     ///
     /// # Errors
     /// [`ImageError`].
@@ -300,8 +300,8 @@ impl Image {
         self.embeddings.get().is_some()
     }
 
-    /// Returns the embeddings for the placeholders from `position` on, up to the end of their chunk. `None` if the token at
-    /// `position` is not a placeholder of this image, or if the image is not encoded.
+    /// Returns the embeddings for the placeholders from `position` on, up to the end of their chunk. `None` if the
+    /// token at `position` is not a placeholder of this image, or if the image is not encoded.
     #[must_use]
     pub fn embeddings_at(&self, sequence: &[TokenId], position: usize) -> Option<EmbeddingRows<'_>> {
         let rows = self.chunk_at(sequence, position)?;

@@ -52,8 +52,8 @@ pub enum ToWorker<'a> {
     Call(CallHeader<'a>),
     /// The run has ended. Answered by `reply`.
     Finished { run: u64 },
-    /// Answer to `query`. For `encode`: the tokens. For `vocabulary`: the control tokens, and as body `u32` offsets (one
-    /// more than tokens), then the bytes of all pieces.
+    /// Answer to `query`. For `encode`: the tokens. For `vocabulary`: the control tokens, and as body `u32` offsets
+    /// (one more than tokens), then the bytes of all pieces.
     Answer {
         #[serde(skip_serializing_if = "Option::is_none")]
         tokens: Option<Vec<TokenId>>,

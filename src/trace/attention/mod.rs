@@ -183,8 +183,8 @@ pub fn decode_t1(t1: &[u8], layer: usize) -> Result<Vec<f32>, AttentionCodecErro
     head_mean(t1, header, layer).ok_or_else(damaged)
 }
 
-/// Returns the default weights of the aggregation `weighted_layers`, which are those of Halo Weave: 0.5 + l / L for layer
-/// l = 0 … L - 1 of the L layers with attention.
+/// Returns the default weights of the aggregation `weighted_layers`, which are those of Halo Weave: 0.5 + l / L for
+/// layer l = 0 … L - 1 of the L layers with attention.
 #[must_use]
 pub fn layer_weights(layers: usize) -> Vec<f32> {
     (0..layers).map(|layer| 0.5 + layer as f32 / layers as f32).collect()

@@ -74,8 +74,8 @@ pub fn entropy(row: &[f32]) -> f32 {
 /// Returns log₂ of a positive number with an error below 4e-5; about −127 for 0. Contains no calls or branches, so that
 /// it compiles to vector code.
 ///
-/// The exponent is read from the bits. For the mantissa m in [1, 2), log₂ m = 2 atanh(t) / ln 2 with t = (m − 1) / (m + 1),
-/// computed as a series in t.
+/// The exponent is read from the bits. For the mantissa m in [1, 2), log₂ m = 2 atanh(t) / ln 2 with t = (m − 1) / (m +
+/// 1), computed as a series in t.
 #[inline]
 fn log2(x: f32) -> f32 {
     let bits = x.to_bits() as i32;

@@ -1,9 +1,9 @@
 //! The `/ingest` document: parsing, with JSON paths in every error, and serialization.
 //!
 //! Only this module contains the names of the JSON fields. A whole run is one [`Document`]; single [`TraceItem`]s are
-//! lines of streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are ignored,
-//! `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for byte,
-//! except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
+//! lines of streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are
+//! ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for
+//! byte, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
 mod locate;
 mod raw;
@@ -162,8 +162,8 @@ impl Document {
     }
 
     /// Returns the SHA-256 of a canonical form. It is equal for payloads that differ only in white space, in the order
-    /// of the keys of the specification or of the events, in unknown fields, or in the notation of times, numbers and strings; it differs
-    /// for all others.
+    /// of the keys of the specification or of the events, in unknown fields, or in the notation of times, numbers and
+    /// strings; it differs for all others.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let json = self.write();

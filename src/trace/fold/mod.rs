@@ -1,8 +1,8 @@
 //! The fold from trace items to token instances.
 //!
 //! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never deleted: a backtracked token keeps
-//! its row and the event that removed it. So the state after any event is a filter over the rows. Replay, live
-//! view and statistics all use it. `src/ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
+//! its row and the event that removed it. So the state after any event is a filter over the rows. Replay, live view and
+//! statistics all use it. `src/ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
 //! `fixtures/folds` test both.
 
 mod action;

@@ -19,8 +19,8 @@ enum ValueFormat<'a> {
 }
 
 impl GrammarWriter<'_> {
-    /// Adds rules for the calls; returns the expression for one or several of them. `with_marker` is true if the grammar
-    /// includes the marker before the calls.
+    /// Adds rules for the calls; returns the expression for one or several of them. `with_marker` is true if the
+    /// grammar includes the marker before the calls.
     pub(super) fn add_calls(&mut self, tools: &[&ToolDefinition], several: bool, with_marker: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let (_, rest) = call_marker(&form);

@@ -1,5 +1,5 @@
-//! Constraints for answers: tool calls in the model's format, and other constraints that begin after the reasoning. They
-//! are built from the answer syntax, the schemas of the functions and the request's choice.
+//! Constraints for answers: tool calls in the model's format, and other constraints that begin after the reasoning.
+//! They are built from the answer syntax, the schemas of the functions and the request's choice.
 //!
 //! Every tool call that a grammar built here permits is parsed as a call by [`super::answer`].
 

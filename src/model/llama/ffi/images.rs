@@ -1,5 +1,5 @@
-//! llama.cpp's image encoder (libmtmd): loading of a projector, splitting of an image into parts, encoding of the parts,
-//! and decoding of their embeddings. llama-cpp-2 has no function that returns the embeddings.
+//! llama.cpp's image encoder (libmtmd): loading of a projector, splitting of an image into parts, encoding of the
+//! parts, and decoding of their embeddings. llama-cpp-2 has no function that returns the embeddings.
 
 use super::loading::with_error_lines;
 use super::raw;
@@ -95,7 +95,8 @@ impl Projector {
         // SAFETY: the context exists, and the buffer is read only during the call.
         let bitmap = unsafe {
             let mut options = sys::mtmd_helper_init_opt_default();
-            // llama.cpp would pass a damaged image, which could be a video, to ffmpeg; this folder cannot have programs.
+            // llama.cpp would pass a damaged image, which could be a video, to ffmpeg; this folder cannot have
+            // programs.
             options.video_params.ffmpeg_bin_dir = c"/dev/null".as_ptr();
             sys::mtmd_helper_bitmap_init_from_buf(context, image.as_ptr(), image.len(), false, options)
         };
