@@ -43,7 +43,7 @@ impl RunControl {
         Self { run, commands, vocabulary }
     }
 
-    /// Pauses the run. It keeps its slot for `keep_slot_for`; then other runs can take the slot.
+    /// Pauses the run. It keeps its slot for `keep_slot_for`; then other runs can take the slot. Returns its progress.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -51,7 +51,7 @@ impl RunControl {
         self.request(ControlRequest::Pause(keep_slot_for)).await
     }
 
-    /// Resumes the run. A run without a slot is queued before runs that arrived later.
+    /// Resumes the run. A run without a slot is queued before runs that arrived later. Returns its progress.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -60,7 +60,7 @@ impl RunControl {
     }
 
     /// Changes sampling parameters and limits from the next token on. The random number generator keeps its state
-    /// unless the seed changes. `note` describes the change in the trace.
+    /// unless the seed changes. `note` describes the change in the trace. Returns the progress of the run.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -80,7 +80,8 @@ impl RunControl {
         self.request(ControlRequest::Modify(change)).await
     }
 
-    /// Ends the run; the text so far is its answer. `message` describes the cause in the trace.
+    /// Ends the run; the text so far is its answer. `message` describes the cause in the trace. Returns the
+    /// progress of the run.
     ///
     /// # Errors
     /// [`RunOver`].

@@ -187,7 +187,8 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Polls for a short time for the replies of mods and for commands, while a reply is awaited.
+    /// Polls for a short time for the replies of mods and for commands, while a reply is awaited. Returns the
+    /// first command, which may be a reply.
     fn poll_mods(&mut self) -> Option<Command> {
         let start = Instant::now();
         while self.runs.slots.awaited_mods().next().is_some() && start.elapsed() < POLL_WINDOW {

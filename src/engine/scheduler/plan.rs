@@ -56,7 +56,7 @@ impl BatchPlanner {
     }
 
     /// Fills the next batch: generating runs first, unless a prefill phase has not ended, then prompts in order of
-    /// arrival.
+    /// arrival. Returns its parts.
     pub fn plan(
         &mut self,
         kv: &mut KvSlots<'_>,
@@ -250,7 +250,7 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     }
 }
 
-/// Makes the next `tokens` embeddings of a run the next decode.
+/// Makes the next `tokens` embeddings of a run the next decode. Returns its only part.
 fn add_image(kv: &mut KvSlots<'_>, slots: &ActiveSlots, slot: usize, tokens: usize) -> Option<BatchPart> {
     let run = &slots.get(slot)?.run;
     let outputs_from = run.logits_from()?;
@@ -261,7 +261,7 @@ fn add_image(kv: &mut KvSlots<'_>, slots: &ActiveSlots, slot: usize, tokens: usi
     Some(BatchPart { slot, from, end: from + tokens, outputs, draft: Vec::new() })
 }
 
-/// Adds the next `tokens` tokens of a run and its draft to the batch.
+/// Adds the next `tokens` tokens of a run and its draft to the batch. Returns the part.
 fn add_part(
     kv: &mut KvSlots<'_>,
     slots: &ActiveSlots,

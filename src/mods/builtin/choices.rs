@@ -148,8 +148,8 @@ impl Scoring {
         self.next(choice, Some(tokens.len()))
     }
 
-    /// Continues with the next choice. The last `kept_tokens` tokens of the answer belong to `choice`; `None` if it was
-    /// not forced.
+    /// Returns the reply that forces the next choice, or the best one after the last. The last `kept_tokens` tokens of
+    /// the answer belong to `choice`; `None` if it was not forced.
     fn next(&mut self, choice: usize, kept_tokens: Option<usize>) -> Reply {
         let base = self.tracker.tokens() - kept_tokens.unwrap_or(0);
         let (next, logs) = if choice + 1 < self.choices.len() {

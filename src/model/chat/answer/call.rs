@@ -127,7 +127,7 @@ impl CallParser {
         self.sent
     }
 
-    /// Continues parsing.
+    /// Continues parsing in `text`. Adds the changes of the message to `deltas`, and returns the progress of the call.
     pub(super) fn parse(
         &mut self,
         (answer_format, form): (&AnswerFormat, &CallForm),

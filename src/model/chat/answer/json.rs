@@ -70,7 +70,7 @@ impl Scanner {
         Self { open: Vec::new(), expect: Expectation::Value, token: Token::None }
     }
 
-    /// Processes the next byte.
+    /// Processes the next byte. Returns its effect.
     pub(super) fn push(&mut self, byte: u8) -> Result<ByteEffect, NotJson> {
         match &mut self.token {
             Token::String { key } => {

@@ -88,14 +88,14 @@ impl AnswerParser {
         }
     }
 
-    /// Parses the next piece of text.
+    /// Parses the next piece of text. Returns the changes of the message.
     pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         self.text.push_str(text);
         self.advance(None);
         std::mem::take(&mut self.deltas)
     }
 
-    /// Removes the last `chars` characters of the text.
+    /// Removes the last `chars` characters of the text. Returns the changes of the message.
     pub fn retract(&mut self, chars: usize) -> Vec<AnswerDelta> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
         let keep = if chars == 0 { self.text.len() } else { keep };
@@ -107,13 +107,14 @@ impl AnswerParser {
         std::mem::take(&mut self.deltas)
     }
 
-    /// Ends the answer. `cut` is true if a limit ended it; an incomplete call then stays a call.
+    /// Ends the answer. `cut` is true if a limit ended it; an incomplete call then stays a call. Returns
+    /// the last changes of the message.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
         self.advance(Some(EndOfAnswer { cut }));
         std::mem::take(&mut self.deltas)
     }
 
-    /// Retracts the text of the answer, but not its reasoning and calls.
+    /// Retracts the text of the answer, but not its reasoning and calls. Returns `None` if there is no text.
     pub fn retract_content(&mut self) -> Option<Retraction> {
         let content = std::mem::take(&mut self.message.content).chars().count();
         (content > 0).then(|| Retraction { content, ..Retraction::default() })

@@ -53,6 +53,7 @@ impl Context<'_> {
     }
 
     /// Restores the state of a checkpoint, and removes later tokens from the model's KV cache if it has one.
+    /// Returns false if llama.cpp fails.
     fn restore_checkpoint(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
         let restored = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Partial)
             && self.llama.kv_cache_seq_rm(sequence, Some(length), None).is_ok()
