@@ -86,7 +86,7 @@ pub struct PromptRecord {
     /// The tools as the client sent them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<serde_json::Value>,
-    /// Sampling parameters, seed and stop strings: everything needed to repeat the run.
+    /// The request's parameters, e.g. for sampling, limits and mods: everything needed to repeat the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<serde_json::Value>,
 }

@@ -52,10 +52,10 @@ pub enum EncodeError {
         token: TokenId,
     },
     /// The queue is full.
-    #[error("the queue is full: {waiting} inputs are waiting; try again later")]
+    #[error("the queue is full: {pending} inputs are pending; try again later")]
     Busy {
         /// Inputs that wait or are being encoded.
-        waiting: usize,
+        pending: usize,
     },
     /// The encoder has stopped.
     #[error("the encoder has stopped")]
@@ -164,7 +164,7 @@ impl Encoder {
         }
         let (reservation, before) = QueueReservation::new(pending, inputs.len());
         if before > 0 && before + inputs.len() > MAX_QUEUED_INPUTS {
-            return Err(EncodeError::Busy { waiting: before });
+            return Err(EncodeError::Busy { pending: before });
         }
         let (client, response) = oneshot::channel();
         let request = EncodeRequest::new(inputs, output, client, reservation);

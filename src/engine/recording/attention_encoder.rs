@@ -28,7 +28,7 @@ enum EncodeJob {
 /// Functions that encode a row for storage.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoders {
-    /// Tiers T0 and T1.
+    /// Rows reduced over heads, see [`AttentionEncodeFn`].
     pub tiers: AttentionEncodeFn,
     /// Rows of single heads.
     pub heads: HeadEncodeFn,

@@ -84,7 +84,7 @@ impl DrafterKind {
     }
 }
 
-/// A draft model, which is smaller than the main model and has the same vocabulary.
+/// A draft model, which is smaller than the main model and has a compatible vocabulary, see [`Model::check_draft`].
 #[derive(Clone)]
 pub struct DraftModel {
     /// The model.

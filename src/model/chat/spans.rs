@@ -13,8 +13,10 @@ use std::ops::Range;
 
 /// The role of text that is not from a message.
 const TEMPLATE: &str = "template";
-/// Private-use characters around the number of a mark, so that no template and no message contains it by chance.
+/// Character before the number of a mark. It is a private-use character, so that no template and no message contains it
+/// by chance.
 const OPEN: char = '\u{f5a8a}';
+/// Character after the number of a mark, also for private use.
 const CLOSE: char = '\u{f5a8b}';
 /// Minimum length of a template literal that is left unmarked anywhere in a message.
 const MIN_LITERAL: usize = 3;

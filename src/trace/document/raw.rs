@@ -146,9 +146,9 @@ pub fn canonical(json: &str, out: &mut Vec<u8>) {
                 }
                 let text = &bytes[from + 1..at.min(bytes.len())];
                 at += 1;
-                let read = escapes.then(|| serde_json::from_slice::<String>(&bytes[from..at.min(bytes.len())]).ok());
-                let read = read.flatten();
-                let text = read.as_ref().map_or(text, |read| read.as_bytes());
+                let quoted = &bytes[from..at.min(bytes.len())];
+                let unescaped = escapes.then(|| serde_json::from_slice::<String>(quoted).ok()).flatten();
+                let text = unescaped.as_ref().map_or(text, |unescaped| unescaped.as_bytes());
                 // The length prefix distinguishes one string from two.
                 out.push(b'"');
                 out.extend((text.len() as u64).to_le_bytes());

@@ -99,11 +99,12 @@ fn message(content: &str, reasoning: &str, calls: &[(&str, Value)]) -> Value {
     message
 }
 
-/// Calls of models whose templates do not render them.
+/// Calls of LFM2, whose template does not render them.
 const PYTHON: [&str; 2] = [
     "<|tool_call_start|>[get_weather(city=\"Ulm\", days=3, exact=False, where={\"zip\": \"89073\"}, units=['mm', 'C'])",
     ", add(city=\"Bern\")]<|tool_call_end|>",
 ];
+/// Calls of Phi, whose template does not render them.
 const OBJECTS: [&str; 2] = [
     "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ulm\", \"days\": 3, \"exact\": false, \"where\": \
      {\"zip\": \"89073\"}, \"units\": [\"mm\", \"C\"]}}",
@@ -354,7 +355,7 @@ fn hostile_templates_are_derived_in_bounded_time() {
     }
 }
 
-/// Returns a rendered answer of one of the forms, with pieces of others inserted.
+/// Returns a rendered answer of one of the forms, in which a part is replaced by random pieces of syntax.
 fn broken() -> impl Strategy<Value = (usize, String)> {
     let mut answers = Vec::new();
     for (_, calls) in FORMS {

@@ -14,6 +14,7 @@ use std::ptr::{NonNull, null_mut};
 const MAX_ROWS: usize = 16;
 /// Maximum number of a row's tensors: query, keys, mask, sinks, scores, scale, cap, shape and probabilities.
 const TENSORS_PER_ROW: usize = 9;
+/// Maximum number of tensors in one graph.
 const MAX_TENSORS: usize = MAX_ROWS * TENSORS_PER_ROW;
 /// Minimum multiplications per thread; fewer do not justify waking another thread.
 const WORK_PER_THREAD: usize = 1 << 17;
@@ -140,10 +141,13 @@ impl Drop for RowGraph {
     }
 }
 
-/// Indexes of a flash attention node's sources.
+/// Index of the queries in a flash attention node's sources.
 const QUERY: usize = 0;
+/// Index of the keys.
 const KEYS: usize = 1;
+/// Index of the mask.
 const MASK: usize = 3;
+/// Index of the sinks.
 const SINKS: usize = 4;
 
 fn source(node: &sys::ggml_tensor, index: usize) -> Option<&sys::ggml_tensor> {
