@@ -171,7 +171,7 @@ pub struct Finish {
     pub prompt_us: u64,
     /// Microseconds from the end of the prompt to the end of the run.
     pub generation_us: u64,
-    /// True if the context was full: the answer ended there, or the oldest tokens were evicted.
+    /// True if the context was full: the answer ended there, or tokens were evicted.
     #[serde(default)]
     pub truncated: bool,
     /// Tokens evicted because the context was full.

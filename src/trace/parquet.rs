@@ -1,6 +1,6 @@
 //! A writer of Parquet files with flat, nullable columns.
 //!
-//! The crate `parquet` brings Arrow and its dependencies, for reading and for nested types that exports do not have.
+//! The crate `parquet` would bring Arrow and its dependencies, which only reading and nested types need.
 //! Each row group has one page per column: definition levels, then plain values, compressed with zstd. The file ends
 //! with the metadata in Thrift's compact protocol.
 

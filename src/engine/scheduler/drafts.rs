@@ -77,7 +77,9 @@ impl<'model> Drafter<'model> {
         for (part, (&(slot, _), draft)) in parts.iter().zip(&mut drafts).enumerate() {
             let Some(active) = slots.get_mut(slot) else { continue };
             let limits = self.limits_of(&active.run, room);
-            if limits.max_tokens == 0 || limits.captures_attention && !recording.has_room_for_attention(rows + limits.max_tokens) {
+            if limits.max_tokens == 0
+                || limits.captures_attention && !recording.has_room_for_attention(rows + limits.max_tokens)
+            {
                 continue;
             }
             *draft = self.ngram_draft(active, &limits, token_cost);

@@ -109,7 +109,7 @@ pub struct Image {
     file_bytes: usize,
     /// Tokens of the image: placeholders, and the text that the projector puts around them.
     tokens: Vec<TokenId>,
-    /// Ranges of placeholders in the tokens; each was encoded as one piece.
+    /// Ranges of placeholders in the tokens; each is encoded as one piece.
     chunks: Vec<Range<usize>>,
     /// Columns and rows of patches of each chunk.
     grids: Vec<(u32, u32)>,
@@ -186,13 +186,13 @@ impl Images {
     ///
     /// # Errors
     /// [`ImageError`].
-    pub fn read(&self, file: &[u8]) -> Result<Arc<Image>, ImageError> {
+    pub fn tokenize(&self, file: &[u8]) -> Result<Arc<Image>, ImageError> {
         let sha256: [u8; 32] = Sha256::digest(file).into();
         if let Some(known) = self.take_recent(|image| image.sha256 == sha256) {
             return Ok(known);
         }
         let header = image_header::check(file)?;
-        let parts = self.projector.read(file).ok_or(ImageError::Decode)?;
+        let parts = self.projector.tokenize(file).ok_or(ImageError::Decode)?;
         let mut seed = Sha256::new();
         seed.update(sha256);
         seed.update(self.fingerprint.to_le_bytes());

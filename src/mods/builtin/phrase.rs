@@ -111,7 +111,8 @@ impl Phrases {
     ) -> Option<PhraseMatch> {
         let tail = self.tail(vocabulary, generated, fresh);
         let first_new = generated.len().saturating_sub(fresh);
-        let ends_in_new = |start: usize, length: usize| tail.token_indexes[tail.chars[start + length - 1].2] >= first_new;
+        let ends_in_new =
+            |start: usize, length: usize| tail.token_indexes[tail.chars[start + length - 1].2] >= first_new;
         let is_match = |start: usize, phrase: usize| {
             let chars = &self.all[phrase].chars;
             ends_in_new(start, chars.len())

@@ -125,7 +125,8 @@ impl Retry {
         }
         self.final_tokens = length;
         let last = retry.attempts.len() - 1;
-        let better = |best: usize, other: usize| if retry.attempts[other].1 > retry.attempts[best].1 { other } else { best };
+        let better =
+            |best: usize, other: usize| if retry.attempts[other].1 > retry.attempts[best].1 { other } else { best };
         let best = (0..=last).rev().reduce(better).unwrap_or(last);
         let (tokens, mean) = retry.attempts.swap_remove(best);
         let action = (best != last).then_some(Action::Backtrack { n, tokens });

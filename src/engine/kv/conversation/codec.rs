@@ -118,7 +118,10 @@ mod tests {
             change(&mut history);
             parse(&history.to_bytes())
         };
-        assert!(parse_changed(&|history| history.answers[0].tokens[1] = 4).is_none(), "a token that differs from the state");
+        assert!(
+            parse_changed(&|history| history.answers[0].tokens[1] = 4).is_none(),
+            "a token that differs from the state"
+        );
         assert!(parse_changed(&|history| history.answers[1].tokens[2] = 10).is_none(), "outside of the vocabulary");
         assert!(parse_changed(&|history| history.answers[1].tokens.push(1)).is_none(), "longer than the state");
         assert!(parse_changed(&|history| history.answers[0].tokens.clear()).is_none());

@@ -90,7 +90,7 @@ impl Projector {
     }
 
     /// Decodes an image file and splits it into parts. Returns `None` if llama.cpp rejects the file.
-    pub fn read(&self, image: &[u8]) -> Option<ImageParts> {
+    pub fn tokenize(&self, image: &[u8]) -> Option<ImageParts> {
         let context = self.context.as_ptr();
         // SAFETY: the context exists, and the buffer is read only during the call.
         let bitmap = unsafe {

@@ -18,9 +18,12 @@ fn load_error_states_reason() {
     assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
     assert!(PythonMods::default().load_one("one", &two, Some("g")).is_ok());
     let error = load_error("import nowhere\n", None);
-    let reply = error.to_string();
-    assert!(reply.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{reply}");
-    assert!(reply.contains("/python3") && reply.contains("set THUNDER_PYTHON=PATH to use another one"), "{reply}");
+    let message = error.to_string();
+    assert!(message.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{message}");
+    assert!(
+        message.contains("/python3") && message.contains("set THUNDER_PYTHON=PATH to use another one"),
+        "{message}"
+    );
     assert!(error.traceback().unwrap().contains("File \"broken.py\", line 1"));
     // The loader's own `from __future__ import annotations` does not apply to mods.
     let error = load_error(&format!("{HEADER}@mod\ndef f(e, a) -> Missing: pass\n"), None);
