@@ -109,9 +109,9 @@ impl ModInstance for Budget {
             return Ok(Reply::noop());
         }
         let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.tokens());
-        let within = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
-        let unfinished = within && reasoning_tokens < self.tokens + GRACE_TOKENS;
-        if reasoning_tokens < self.tokens || unfinished || self.ends == MAX_ENDS {
+        let is_incomplete = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
+        let has_grace = is_incomplete && reasoning_tokens < self.tokens + GRACE_TOKENS;
+        if reasoning_tokens < self.tokens || has_grace || self.ends == MAX_ENDS {
             return Ok(Reply::noop());
         }
         let vocabulary = &call.run.vocabulary;

@@ -256,7 +256,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Returns pointers to every value of the sample.
+/// Adds JSON pointers to all values within `value` to `found`.
 fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
     let children: Vec<(String, &Value)> = match value {
         Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),

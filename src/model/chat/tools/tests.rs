@@ -89,7 +89,7 @@ fn check(message: &AnswerMessage, text: &str) {
     }
 }
 
-/// Returns the formats of every family, and the older formats of two of them.
+/// Returns the formats of every family, the older formats of two of them, and formats derived from templates.
 fn formats() -> Vec<AnswerSyntax> {
     let families = [
         ModelFamily::Hermes,

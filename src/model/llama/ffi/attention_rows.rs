@@ -95,7 +95,7 @@ impl RowGraph {
         })
     }
 
-    /// Adds a row of a node.
+    /// Adds a row of a node. Returns `false` if ggml fails or the node lacks a source.
     ///
     /// # Safety
     /// The row is within the node's [`RowGraph::extents`], and `values` has the length `n_head * row_len`. The node's
