@@ -208,11 +208,11 @@ impl EncoderContext<'_> {
     /// Returns the number of inputs with these lengths, in order, that fit into one decode; at least 1.
     pub fn count_fitting(&self, lengths: impl Iterator<Item = usize>) -> usize {
         let mut tokens = 0;
-        let count_fitting = lengths.take(self.sequences).take_while(|length| {
+        let fitting = lengths.take(self.sequences).take_while(|length| {
             tokens += length;
             tokens <= self.max_shared_tokens
         });
-        count_fitting.count().max(1)
+        fitting.count().max(1)
     }
 
     /// Encodes inputs as sequences of one decode with the model's default LoRA adapters, and returns the requested
