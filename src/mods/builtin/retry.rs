@@ -178,20 +178,20 @@ mod tests {
 
     #[test]
     fn confident_answer_is_unchanged() {
-        let reply = Simulation { script: "Hello the bad idea".into(), max_tokens: 4, ..Simulation::default() }
+        let result = Simulation { script: "Hello the bad idea".into(), max_tokens: 4, ..Simulation::default() }
             .run_mods(&[(&RetryLowConfidence, json!({"window": 2, "mean_logprob": -1.0}))]);
-        assert_eq!((reply.text.as_str(), reply.controls), ("Hello the bad idea", 0));
+        assert_eq!((result.text.as_str(), result.controls), ("Hello the bad idea", 0));
     }
 
     #[test]
     fn unsure_answer_is_retried_and_best_attempt_kept() {
-        let reply = Simulation { max_tokens: 8, alphabet: "abc", seed: 5, ..Simulation::default() }
+        let result = Simulation { max_tokens: 8, alphabet: "abc", seed: 5, ..Simulation::default() }
             .run_mods(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
         // Two windows, each sampled again twice; if the last attempt was not the best, the best is restored.
-        let retries = reply.logs.iter().filter(|line| line.ends_with("retrying")).count();
-        assert_eq!(retries, 4, "{reply:?}");
-        assert_eq!(reply.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
-        assert_eq!((reply.tokens.len(), reply.retracted), (8, 0));
+        let retries = result.logs.iter().filter(|line| line.ends_with("retrying")).count();
+        assert_eq!(retries, 4, "{result:?}");
+        assert_eq!(result.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
+        assert_eq!((result.tokens.len(), result.retracted), (8, 0));
     }
 
     proptest! {
@@ -202,10 +202,10 @@ mod tests {
             seed: u64, window in 1usize..9, tries in 1usize..5, min_mean in -6.0..0.0f64,
         ) {
             let config = json!({"window": window, "mean_logprob": min_mean, "tries": tries});
-            let reply = Simulation { seed, max_tokens: 40, alphabet: "abcd ", ..Simulation::default() }.run_mods(&[(&RetryLowConfidence, config)]);
-            prop_assert!(reply.ended || reply.tokens.len() == 40);
-            prop_assert_eq!(reply.retracted, 0);
-            prop_assert!(reply.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", reply);
+            let result = Simulation { seed, max_tokens: 40, alphabet: "abcd ", ..Simulation::default() }.run_mods(&[(&RetryLowConfidence, config)]);
+            prop_assert!(result.ended || result.tokens.len() == 40);
+            prop_assert_eq!(result.retracted, 0);
+            prop_assert!(result.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", result);
         }
     }
 }
