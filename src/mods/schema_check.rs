@@ -23,6 +23,7 @@ const MAX_PATTERN_BYTES: usize = 1 << 20;
 pub fn first_error(value: &Value, schema: &Value) -> Option<String> {
     let check = Validator { root: schema, steps: Cell::new(0), patterns: RefCell::default() };
     let result = check.value(value, schema, "", 0);
+    // `anyOf`, `oneOf` and `not` may have discarded the error that the steps are exhausted.
     check.count_steps(0).and(result).err()
 }
 
