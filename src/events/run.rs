@@ -187,7 +187,7 @@ pub struct RunStart {
     pub surface: Surface,
     /// The model's name.
     pub model: String,
-    /// The tenant that it belongs to; `None` if no keys are configured.
+    /// The tenant that it belongs to; `None` for none, e.g. if no keys are configured.
     #[serde(default)]
     pub owner: Option<Tenant>,
     /// Label of the user, never a key.

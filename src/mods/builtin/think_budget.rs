@@ -81,7 +81,7 @@ impl Budget {
         let format = &call.run.answer_format.syntax;
         match &self.markers {
             Some((_, end)) => end.clone(),
-            // Begins the next message. If that one was reasoning, too, the next one is forced to the final channel.
+            // Begins the next message. If reasoning was ended before, that message is forced to the final channel.
             None if format.is_channels() => {
                 let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
                 format!("{}<|start|>assistant{last}", format.reasoning_markers.1)

@@ -1,6 +1,6 @@
 //! JSON that is kept unchanged: checks for PostgreSQL's limits, and a canonical form for comparison.
 
-/// Maximum nesting; `serde_json`'s own limit, far below that of PostgreSQL's parser.
+/// Maximum nesting, similar to `serde_json`'s limit and far below that of PostgreSQL's parser.
 const MAX_DEPTH: usize = 128;
 /// Maximum exponent of a number; PostgreSQL's `numeric` ends at 131 072 digits.
 const MAX_EXPONENT: u32 = 9_999;

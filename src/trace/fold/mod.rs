@@ -23,7 +23,7 @@ const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
 /// another engine may repeat each of them without limit.
 const MAX_LABEL_CHARS: usize = 80;
 
-/// The fold over the items of a run. Each item costs O(1), amortized over the rows it creates or ends.
+/// The fold over the items of a run. The time for an item is proportional to the rows that it creates, ends or flags.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     rows: Vec<TokenRow>,

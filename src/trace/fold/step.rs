@@ -28,7 +28,7 @@ pub struct SampledToken {
     pub entropy: Option<f32>,
 }
 
-/// An entry of `top_tokens` in a supported format; other entries are ignored.
+/// An entry of `top_tokens`. A list with an entry in another format is ignored.
 #[derive(Debug, Clone, Deserialize)]
 struct Candidate {
     token: TokenId,
