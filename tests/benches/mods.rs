@@ -112,7 +112,7 @@ impl ModBench {
         tokio::spawn(async move { while signals.recv().await.is_some() {} });
         let registry = ModRegistry::default();
         registry.insert(Arc::new(NoopMod));
-        for found in PythonMods::default().text("bench.py".into(), PYTHON.into()).expect("the mods load") {
+        for found in PythonMods::default().load_all("bench.py".into(), PYTHON.into()).expect("the mods load") {
             registry.insert(found);
         }
         Self {

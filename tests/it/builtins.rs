@@ -229,7 +229,7 @@ async fn invalid_tool_calls_are_blocked() {
         (
             "{\"name\": \"add\", \"arguments\": {\"a\": 3}}",
             json!({"max_retries": 0}),
-            "the arguments of 'add' are invalid: 'a' must be one of 1, 2, got 3",
+            "the arguments of 'add' are invalid: `a` must be one of 1, 2, got 3",
         ),
         ("{\"name\": \"add\", \"arguments\": {\"a\": 1}}", json!({"block": ["add"]}), "the tool 'add' is blocked"),
     ] {
@@ -265,31 +265,31 @@ async fn invalid_configuration_error_names_the_field() {
         (
             "think-budget",
             json!({"tokens": "many"}),
-            "mod 'think-budget': 'tokens' must be an integer from 0 to 1000000, got \"many\"",
+            "mod 'think-budget': `tokens` must be an integer from 0 to 1000000, got \"many\"",
         ),
-        ("json-schema", json!({"schema": {"type": "array", "uniqueItems": true}}), "mod 'json-schema': 'schema': "),
-        ("regex", json!({"pattern": "[0-9"}), "mod 'regex': 'pattern': "),
+        ("json-schema", json!({"schema": {"type": "array", "uniqueItems": true}}), "mod 'json-schema': `schema`: "),
+        ("regex", json!({"pattern": "[0-9"}), "mod 'regex': `pattern`: "),
         (
             "grammar",
             json!({"gbnf": "root ::= y"}),
-            "mod 'grammar': 'gbnf': line 1, column 10: the rule 'y' is used here but not defined",
+            "mod 'grammar': `gbnf`: line 1, column 10: the rule 'y' is used here but not defined",
         ),
         (
             "choices",
             json!({"choices": []}),
-            "mod 'choices': 'choices' must be a list of non-empty strings, e.g. [\"yes\", \"no\"], got []",
+            "mod 'choices': `choices` must be a list of non-empty strings, e.g. [\"yes\", \"no\"], got []",
         ),
         (
             "retry-low-confidence",
             json!({"tries": 0}),
-            "mod 'retry-low-confidence': 'tries' must be an integer from 1 to 32, got 0",
+            "mod 'retry-low-confidence': `tries` must be an integer from 1 to 32, got 0",
         ),
         ("stop-rules", json!({}), "mod 'stop-rules': no rule is set; at least one of "),
-        ("tool-guard", json!({}), "mod 'tool-guard': 'tools' is missing, and the request has no tools"),
+        ("tool-guard", json!({}), "mod 'tool-guard': `tools` is missing, and the request has no tools"),
         (
             "ban-phrases",
             json!({"phrases": ["a"], "whole_word": true}),
-            "mod 'ban-phrases': unknown field 'whole_word'; known fields: phrases, ",
+            "mod 'ban-phrases': unknown field `whole_word`; known fields: phrases, ",
         ),
     ] {
         let (status, answer) = server.post(CHAT, &body(1, json!([{"name": name, "config": config}]))).await;

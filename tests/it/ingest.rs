@@ -147,7 +147,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected the sequence_order of one of the events, 0 to 3, got 9",
+      "detail": "expected the `sequence_order` of one of the events, 0 to 3, got 9",
       "pointer": "$.mod_calls[1].event_sequence_order"
     }
     "#);

@@ -14,16 +14,18 @@ use tokio::time::{Instant, timeout};
 
 /// Time for which a request waits for the identity.
 const IDENTITY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bounds of the `Retry-After` delay.
+/// Minimum `Retry-After` delay.
 const MIN_RETRY_S: u64 = 1;
+/// Maximum `Retry-After` delay.
 const MAX_RETRY_S: u64 = 600;
 
 #[derive(Debug, Clone)]
 enum HashProgress {
-    /// Start time, bytes read so far, and total bytes.
     Hashing {
         started: Instant,
+        /// Bytes read so far.
         read: u64,
+        /// Bytes of all files.
         total: u64,
     },
     Known(Arc<ModelIdentity>),

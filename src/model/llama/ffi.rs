@@ -1,6 +1,6 @@
 //! The only unsafe code: the evaluation callback that captures attention while a graph runs, the state of a sequence as
 //! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`images`], [`loading`], [`memory`], [`templates`],
-//! [`tensors`] and [`threads`].
+//! [`tensors`], [`threads`] and [`types`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
 //! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
@@ -76,6 +76,7 @@ struct State {
     ubatch: u32,
     /// Layer of the last node with a layer number in its name.
     layer: Option<u16>,
+    /// Layer of the last attention node.
     last_layer: Option<u16>,
     has_uneven_heads: bool,
     layers: usize,

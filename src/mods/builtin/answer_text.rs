@@ -16,7 +16,7 @@ pub struct AnswerText {
     visible: Vec<TokenId>,
 }
 
-/// Backtrack that removes the end of a text.
+/// End of a text that a Backtrack removes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RemovedText {
     /// Number of tokens to remove.
@@ -81,7 +81,7 @@ impl AnswerText {
         complete_prefix(&self.bytes[recent..]) == self.bytes.len() - recent
     }
 
-    /// Returns the Backtrack that removes the text from the byte `at` on.
+    /// Returns what a Backtrack removes to cut the text from the byte `at` on.
     pub fn cut(&self, at: usize) -> RemovedText {
         let kept = self.ends.partition_point(|&end| end <= at);
         let from = self.end_of(kept);

@@ -87,7 +87,7 @@ async fn maximum_of_server_limits_tokens_on_every_route() {
         assert_eq!(status, 400, "{path}: {error}");
         assert_eq!(
             harness::message_of(&error),
-            "max_tokens is 13, but the maximum of this server is 12; send a lower value or omit it",
+            "`max_tokens` is 13, but the maximum of this server is 12; send a lower value or omit it",
             "{path}"
         );
         body[field] = 12.into();

@@ -166,7 +166,7 @@ impl ExperimentDefinition {
             }
             Some(ScorerDefinition::Python(source)) => {
                 let python = PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() };
-                Some(Scorer::Python(Box::new(python.scorer(source).map_err(|error| not_imported(&error))?)))
+                Some(Scorer::Python(Box::new(python.load_scorer(source).map_err(|error| not_imported(&error))?)))
             }
         })
     }

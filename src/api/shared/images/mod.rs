@@ -198,7 +198,7 @@ impl<'a> ImageReader<'a> {
             let mut read = RequestImages::default();
             let mut room = max_recorded;
             for (at, file) in sent {
-                let image = images.read(&file);
+                let image = images.tokenize(&file);
                 let image = image.map_err(|error| ApiError::invalid(at.as_str(), format!("`{at}`: {error}")))?;
                 let sha256 = hex(image.sha256());
                 let is_new = read.files.iter().all(|other| other.sha256 != sha256);

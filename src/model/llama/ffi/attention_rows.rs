@@ -17,6 +17,7 @@ use std::ptr::{NonNull, null_mut};
 const MAX_ROWS: usize = 16;
 /// Maximum number of a row's tensors: query, keys, mask, sinks, scores, scale, cap, shape and probabilities.
 const TENSORS_PER_ROW: usize = 9;
+/// Maximum number of tensors in one graph.
 const MAX_TENSORS: usize = MAX_ROWS * TENSORS_PER_ROW;
 /// Minimum multiplications per thread; fewer do not justify waking another thread.
 const WORK_PER_THREAD: usize = 1 << 17;
@@ -43,7 +44,7 @@ pub(super) struct Extents {
     pub n_stream: usize,
 }
 
-/// Computes attention rows from the sources of flash attention nodes.
+/// A graph that computes attention rows from the sources of flash attention nodes.
 #[derive(Debug)]
 pub(super) struct RowGraph {
     arena: NonNull<sys::ggml_context>,
@@ -234,10 +235,13 @@ impl Drop for RowGraph {
     }
 }
 
-/// Indexes of a flash attention node's sources.
+/// Index of the queries in a flash attention node's sources.
 const QUERY: usize = 0;
+/// Index of the keys.
 const KEYS: usize = 1;
+/// Index of the mask.
 const MASK: usize = 3;
+/// Index of the sinks.
 const SINKS: usize = 4;
 
 fn source(node: &sys::ggml_tensor, index: usize) -> Option<&sys::ggml_tensor> {
@@ -256,7 +260,7 @@ fn is_on_host(tensor: &sys::ggml_tensor) -> bool {
 ///
 /// # Safety
 /// The arena has room for it, and `data` holds such a tensor until the graph is computed.
-unsafe fn leaf(
+unsafe fn add_leaf(
     arena: *mut sys::ggml_context,
     owner: &sys::ggml_tensor,
     ne: [usize; 3],
@@ -295,10 +299,10 @@ unsafe fn add_row(
     unsafe {
         let at = |tensor: &sys::ggml_tensor, offset: usize| tensor.data.cast::<u8>().add(offset).cast::<c_void>();
         let first = at(query, row.token * query.nb[1] + row.stream * query.nb[3]);
-        let q = leaf(arena, query, [width, 1, heads], Some([query.nb[1], query.nb[2]]), first);
+        let q = add_leaf(arena, query, [width, 1, heads], Some([query.nb[1], query.nb[2]]), first);
         let first = at(keys, row.stream * keys.nb[3]);
         let shape = [width, row.row_len, keys.ne[2] as usize];
-        let k = leaf(arena, keys, shape, Some([keys.nb[1], keys.nb[2]]), first);
+        let k = add_leaf(arena, keys, shape, Some([keys.nb[1], keys.nb[2]]), first);
 
         // Results of operations in place are at the address of the scores, but ggml leaves their buffers empty.
         let in_memory = |tensor: *mut sys::ggml_tensor| {
@@ -323,7 +327,7 @@ unsafe fn add_row(
                 || std::slice::from_raw_parts(first.cast::<u16>(), row.row_len).iter().any(|&half| half != 0)
         };
         let mask = match (source(node, MASK), first.filter(|&first| masks(first))) {
-            (Some(mask), Some(first)) => leaf(arena, mask, [row.row_len, 1, 1], None, first),
+            (Some(mask), Some(first)) => add_leaf(arena, mask, [row.row_len, 1, 1], None, first),
             _ => null_mut(),
         };
         let sinks = source(node, SINKS);
@@ -334,7 +338,7 @@ unsafe fn add_row(
         let max_bias = if mask.is_null() { 0.0 } else { max_bias };
         let probabilities = in_memory(sys::ggml_soft_max_ext_inplace(arena, scores, mask, factor, max_bias));
         if let Some(sinks) = sinks {
-            sys::ggml_soft_max_add_sinks(probabilities, leaf(arena, sinks, [heads, 1, 1], None, sinks.data));
+            sys::ggml_soft_max_add_sinks(probabilities, add_leaf(arena, sinks, [heads, 1, 1], None, sinks.data));
         }
         Some(probabilities)
     }
