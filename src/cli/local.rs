@@ -30,13 +30,13 @@ pub enum RecordTarget {
 }
 
 /// A running local engine.
-pub struct Local {
+pub struct LocalEngine {
     app: App,
     serving: JoinHandle<()>,
     documents: Option<mpsc::UnboundedReceiver<Document>>,
 }
 
-impl Local {
+impl LocalEngine {
     /// Starts an engine and returns it with a client for it.
     pub async fn start(
         mut config: Config,

@@ -2,7 +2,7 @@
 
 use super::client::{Server, ServerArgs};
 use super::export::run_path;
-use super::local::{Local, RecordTarget};
+use super::local::{LocalEngine, RecordTarget};
 use super::startup;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, DEFAULT_ADDRESS, ModsConfig};
@@ -74,7 +74,7 @@ pub fn is_file(name: &str) -> bool {
 /// The engine that runs a command's requests.
 pub struct RunTarget {
     server: Server,
-    local: Option<Local>,
+    local: Option<LocalEngine>,
     /// The server that uses the database of a local engine.
     owner: Option<Server>,
 }
@@ -101,7 +101,7 @@ impl RunTarget {
         let owner =
             if own_database || config.data.database_url.is_some() { None } else { server.on_default_address().await };
         let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };
-        let (local, server) = Local::start(config, registry, record).await?;
+        let (local, server) = LocalEngine::start(config, registry, record).await?;
         Ok(Self { server, local: Some(local), owner })
     }
 

@@ -40,7 +40,7 @@ struct Inner {
 /// State of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerState {
-    /// Not ready yet, with the current activity, e.g. "loading the model, 40 %".
+    /// Not ready yet, with the current activity, e.g. "loading the model, 40%".
     Loading(String),
     /// Default model and database are ready.
     Ready,

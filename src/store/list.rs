@@ -153,7 +153,7 @@ impl Listing<'_> {
     /// if it can evaluate the condition on ids in one of them.
     fn has_several_id_indexes(&self) -> bool {
         let by_owner = usize::from(*self.scope != Scope::All);
-        self.branch != Branch::Displaced && self.filter.id_indexes() + by_owner > 1
+        self.branch != Branch::Displaced && self.filter.count_id_indexes() + by_owner > 1
     }
 }
 

@@ -206,7 +206,7 @@ impl ChatLoop {
         let reason = answer.finish_reason.as_deref().unwrap_or("?");
         self.screen.note(&format!(
             "{generated} tokens, {speed:.1} tokens/s, ended by {reason}; {cached} of {prompt} prompt tokens cached; \
-             context {total} of {} ({percent} %)",
+             context {total} of {} ({percent}%)",
             self.context
         ));
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 pub struct SleepingModel {
     /// The body of `GET /props`.
     pub props: Box<RawValue>,
-    /// The counters of its engine and of its encoder.
-    pub work: [Arc<EngineStatus>; 2],
+    /// The statuses of its engine and of its encoder.
+    pub statuses: [Arc<EngineStatus>; 2],
 }
 
 /// The view of a model for routes that do not wake it.

@@ -79,8 +79,8 @@ pub async fn create(
     caller: Caller,
     Json(body): Json<Value>,
 ) -> Result<(StatusCode, axum::Json<Experiment>), ApiError> {
-    let definition =
-        ExperimentDefinition::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let definition: ExperimentDefinition =
+        serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
     let (definition, scorer) = check(&app, &loaded, definition).await?;
