@@ -67,7 +67,7 @@ struct FollowerState {
     since: Instant,
 }
 
-/// Receives the messages of a run. After it is dropped, the run continues for the grace period.
+/// Receiver of the messages of a run. After it is dropped, the run continues for the grace period.
 pub(super) struct Follower {
     run: Arc<StreamedRun>,
     number: u64,

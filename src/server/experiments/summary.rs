@@ -5,7 +5,7 @@ use crate::store::{CellOutcome, CellState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// The lists of a definition. The seeds vary first, then the parameters, the mods and the prompts.
+/// The sizes of a grid. The seeds vary fastest, then the parameters, the mods and the prompts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid<'a> {
     /// Number of lists of mods.

@@ -103,7 +103,7 @@ impl ModSync {
             }
             Some(state) => {
                 if self.0.get(name).is_none_or(|before| before.enabled != state.enabled) {
-                    registry.enable(name, state.enabled);
+                    registry.set_enabled(name, state.enabled);
                 }
                 self.0.insert(state.name.clone(), state);
             }

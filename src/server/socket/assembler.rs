@@ -9,7 +9,7 @@ use yawc::{Frame, OpCode};
 /// Maximum time between the first and last frame of a message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Assembles frames into messages.
+/// Assembler of frames into messages.
 pub(super) struct Assembler {
     limit: usize,
     partial: Option<PartialMessage>,
