@@ -77,7 +77,7 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
             // A key that is not required or was already sent as a header is accepted.
             Ok(message) if !is_open && message["type"] == "auth" => continue,
             Ok(message) if !is_open && !can_open(&message) => Err(ApiError::bad_request(
-                "the first message must be a config message, {\"type\": \"config\", \"prompt\": …}",
+                "the first message must be config, resume or feedback, such as {\"type\": \"config\", \"prompt\": …}",
             )),
             Ok(message) => {
                 is_open = true;
@@ -91,7 +91,7 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
             return Close::normal();
         }
         if !is_open {
-            return Close::policy("the first message must be a config message");
+            return Close::policy("the first message must be config, resume or feedback");
         }
     }
 }
