@@ -276,7 +276,12 @@ async fn invalid_experiment_starts_nothing() {
         ),
         (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
         (with("score", json!({"json": false})), 400, "must be true", "score.json"),
-        (with("score", json!({"type": "regex", "pattern": "x"})), 400, "`score` must be {\"regex\": \"PATTERN\"}", "score"),
+        (
+            with("score", json!({"type": "regex", "pattern": "x"})),
+            400,
+            "`score` must be {\"regex\": \"PATTERN\"}",
+            "score",
+        ),
         (with("colour", json!(1)), 400, "unknown field `colour`; known fields: name, model, prompts", "colour"),
     ] {
         let (found, problem) = server.post(ROUTE, &definition).await;
