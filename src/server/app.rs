@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::events::Scope;
 use crate::mods::ModRegistry;
 use crate::server::limits::RateLimits;
-use crate::store::{Live, RunSummary, Store};
+use crate::store::{LiveHub, RunSummary, Store};
 use chrono::{DateTime, Utc};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 pub struct App(Arc<Inner>);
 
 struct Inner {
-    database: OnceLock<(Store, Live)>,
+    database: OnceLock<(Store, LiveHub)>,
     models: ModelRegistry,
     state: watch::Sender<ServerState>,
     sockets: Sockets,
@@ -92,7 +92,7 @@ impl App {
     ///
     /// # Errors
     /// 503 while the database is starting.
-    pub fn live(&self) -> Result<&Live, ApiError> {
+    pub fn live(&self) -> Result<&LiveHub, ApiError> {
         self.0.database.get().map(|(_, live)| live).ok_or_else(|| self.not_ready())
     }
 
@@ -285,7 +285,7 @@ impl App {
     }
 
     /// Sets the database. Start-up calls this once; further calls have no effect.
-    pub fn set_database(&self, store: Store, live: Live) {
+    pub fn set_database(&self, store: Store, live: LiveHub) {
         let _ = self.0.database.set((store, live));
     }
 

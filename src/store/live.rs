@@ -69,7 +69,7 @@ impl RunChanges {
 
 /// The hub between the recorder and the subscribers; cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Live {
+pub struct LiveHub {
     hub: Arc<Mutex<HashMap<RunId, LiveRun>>>,
     changes: broadcast::Sender<RunListUpdate>,
     statuses: Arc<Mutex<Statuses>>,
@@ -93,7 +93,7 @@ struct LiveRun {
     updates: broadcast::Sender<LiveUpdate>,
 }
 
-impl Live {
+impl LiveHub {
     pub(super) fn new() -> Self {
         Self {
             hub: Arc::default(),
@@ -270,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn backlog_begins_with_the_last_stored_event() {
-        let live = Live::new();
+        let live = LiveHub::new();
         let run_id = RunId::now();
         live.add_run(run_id, None);
         let first = Arc::new(vec![event(0), event(1), log()]);

@@ -14,7 +14,7 @@ use super::pool::PgPool;
 use super::spool::Spool;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::writer::Record;
-use super::{Flush, Live, MAX_QUEUED_SIGNALS};
+use super::{Flush, LiveHub, MAX_QUEUED_SIGNALS};
 use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
 use persist::{Batch, PersistOutcome, PersistResult, persist};
@@ -52,7 +52,7 @@ pub struct Target {
     /// Id of this server.
     pub server_id: Uuid,
     /// Subscribers to live runs.
-    pub live: Live,
+    pub live: LiveHub,
     /// Runs that require durability.
     pub durability_acks: DurabilityAcks,
     /// Runs that readers must wait for.

@@ -144,10 +144,10 @@ pub struct GroupStatistics {
     /// Tokens of answers per second of generation; missing if no duration was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<f64>,
-    /// Median time from the request to the first token in milliseconds, exact to 10%; missing if not measured.
+    /// Median time from the request to the first token in milliseconds, accurate to 10%; missing if not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_token_ms_p50: Option<f64>,
-    /// The time within which 95% of the runs had their first token, in milliseconds, exact to 10%.
+    /// The time within which 95% of the runs had their first token, in milliseconds, accurate to 10%.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_token_ms_p95: Option<f64>,
 }

@@ -240,7 +240,7 @@ async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> 
     let mut before = None;
     let mut last = None;
     for _ in 0..MAX_PAGES {
-        let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
+        let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE_RUNS };
         let page = store.runs(scope, &query).await.map_err(error::failed)?;
         for other in page.runs {
             // The list is ordered by id, so a trace from last year that was ingested today is among today's runs.

@@ -95,7 +95,7 @@ impl Follower {
             }
             if let Some(unstored) = self.app.store()?.unstored(&self.scope, self.run_id) {
                 if unstored.is_over() {
-                    unstored.stored().await;
+                    unstored.wait_until_stored().await;
                 } else {
                     tokio::time::sleep(START_DELAY).await;
                 }

@@ -13,8 +13,8 @@ pub(in crate::store) const MAX_CALL_MODS: usize = 64;
 /// Maximum runs that are measured in one transaction.
 const MEASURED_RUNS: i64 = 200;
 
-/// Stores the durations of the mod calls of a run that an earlier version recorded. As [`MAX_CALL_US`] and
-/// [`MAX_CALL_MODS`] demand.
+/// Statement that stores the durations of the mod calls of a run that an earlier version recorded, limited to
+/// [`MAX_CALL_US`] and [`MAX_CALL_MODS`].
 const MEASURE: &str = "
     update runs set (mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) =
         (select coalesce(array_agg(mod_name), '{}'), coalesce(array_agg(calls), '{}'), coalesce(array_agg(total), '{}'),
