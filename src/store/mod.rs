@@ -1,6 +1,6 @@
 //! Storage in PostgreSQL, and the only module with SQL.
 //!
-//! [`Store::open`] connects, or starts a private server on the data directory, and migrates the schema. LiveHub runs arrive as
+//! [`Store::open`] connects, or starts a private server on the data directory, and migrates the schema. Live runs arrive as
 //! [`Signal`]s at the [recorder](Store::recorder), ingested runs as documents at [`Store::ingest`]. One writer converts both
 //! to rows, with one transaction per batch. A run shown as finished is completely committed. When the database is
 //! unavailable, live runs go to spool files in the data directory and are stored later.
