@@ -140,7 +140,7 @@ pub async fn record(
                 });
                 match (result, in_progress.take()) {
                     (Some(Ok(result)), in_progress) => {
-                        if std::mem::replace(&mut lost, result.outcome == PersistOutcome::Lost) && !lost {
+                        if std::mem::replace(&mut lost, result.outcome == PersistOutcome::Failed) && !lost {
                             tracing::info!("runs can be stored or spooled again");
                         }
                         let received_at = in_progress.as_ref().and_then(|in_progress| in_progress.received_at);
@@ -292,11 +292,11 @@ impl Recorder {
         Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
     }
 
-    /// Adds a written batch to the counters. The records of a lost batch wait for the next one.
+    /// Adds a written batch to the counters. The records of a failed batch wait for the next one.
     fn count_batch(&mut self, outcome: PersistOutcome, received_at: Option<Instant>) {
         match (outcome, received_at) {
             (PersistOutcome::Stored, Some(at)) => self.target.metrics.add_batch(at.elapsed()),
-            (PersistOutcome::Lost, Some(at)) => self.received_at = Some(at),
+            (PersistOutcome::Failed, Some(at)) => self.received_at = Some(at),
             _ => {}
         }
     }
@@ -330,7 +330,7 @@ impl Recorder {
                 live.remove_stored_items(*run_id, items);
             }
         }
-        if result.outcome == PersistOutcome::Lost {
+        if result.outcome == PersistOutcome::Failed {
             self.pending_items += result.records.iter().map(Record::weight).sum::<usize>();
             self.pending.splice(..0, result.records);
             for row in result.rows {
