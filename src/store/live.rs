@@ -70,7 +70,7 @@ impl RunChanges {
 /// The hub between the recorder and the subscribers; cheap to clone.
 #[derive(Debug, Clone)]
 pub struct LiveHub {
-    hub: Arc<Mutex<HashMap<RunId, LiveRun>>>,
+    runs: Arc<Mutex<HashMap<RunId, LiveRun>>>,
     changes: broadcast::Sender<RunListUpdate>,
     statuses: Arc<Mutex<Statuses>>,
     /// Followers of runs that other servers generate.
@@ -96,7 +96,7 @@ struct LiveRun {
 impl LiveHub {
     pub(super) fn new() -> Self {
         Self {
-            hub: Arc::default(),
+            runs: Arc::default(),
             changes: broadcast::Sender::new(MAX_LAG),
             statuses: Arc::default(),
             followers: Arc::default(),
@@ -111,8 +111,8 @@ impl LiveHub {
     /// An empty backlog means that the run has no events yet. After [`broadcast::error::RecvError::Lagged`] subscribe again.
     #[must_use]
     pub fn subscribe(&self, scope: &Scope, run_id: RunId) -> Option<(Vec<TraceItem>, broadcast::Receiver<LiveUpdate>)> {
-        let hub = self.lock();
-        let running = hub.get(&run_id).filter(|running| scope.includes(running.owner.as_ref()))?;
+        let runs = self.lock();
+        let running = runs.get(&run_id).filter(|running| scope.includes(running.owner.as_ref()))?;
         let backlog = running.backlog.iter().flat_map(|items| items.iter().cloned()).collect();
         Some((backlog, running.updates.subscribe()))
     }
@@ -209,7 +209,7 @@ impl LiveHub {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, LiveRun>> {
-        self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
