@@ -247,7 +247,7 @@ pub struct Statistics {
     pub models: Vec<ModelStatistics>,
     /// Mods by number of runs, largest first.
     pub mods: Vec<ModStatistics>,
-    /// Durations of mod calls by mod, largest total first; only those of the mod that the query names.
+    /// Durations of mod calls by mod, largest total first. If the query names a mod, only its calls.
     pub mod_calls: Vec<ModCallStatistics>,
 }
 
@@ -285,7 +285,7 @@ impl Store {
         for span in days::uncounted_spans(first, today, &measured) {
             call_groups.add(calls::count(&mut snapshot, &selection, span).await?, selected);
         }
-        // Not the first day of other tenants' runs.
+        // `first` also depends on the runs of other tenants, so it is not reported.
         let from = query.from.or(groups.first_day()).unwrap_or(today);
         Ok(Statistics { mod_calls: call_groups.finish(), ..groups.finish(from, query.unit) })
     }
