@@ -145,7 +145,7 @@ async fn store_one_by_one(
         } else {
             attempt(write_timeout(&records), writer::write(pool, server, &records, row, Attempt::Retry)).await
         };
-        let set_aside = match result {
+        let kept = match result {
             Ok(()) => Ok(()),
             Err(failure) if failure.is_transient() => {
                 is_unavailable = true;
@@ -159,7 +159,7 @@ async fn store_one_by_one(
                 Err(failure) => Err(failure),
             },
         };
-        if let Err(failure) = set_aside {
+        if let Err(failure) = kept {
             tracing::error!(error = %failure, run.id = %run_id, "cannot write a run to the database or the spool file");
             lost.push(run_id);
         }
