@@ -65,7 +65,7 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
     let mut admitted = admit(&guard, &request);
     if admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unauthorized)
         && !has_key(request.headers())
-        && body_key::is_possible(&request)
+        && body_key::may_contain_key(&request)
     {
         (request, admitted) = match body_key::read(request).await {
             Ok((request, None)) => (request, admitted),

@@ -59,7 +59,7 @@ pub struct CellCounts {
     pub(crate) cancelled: usize,
     /// Failed or could not be started.
     pub(crate) failed: usize,
-    /// Interrupted by the death of the server.
+    /// Interrupted because the server ended.
     pub(crate) interrupted: usize,
     /// Run was deleted.
     pub(crate) deleted: usize,
@@ -112,7 +112,7 @@ pub struct ExperimentSummary {
 }
 
 impl ExperimentSummary {
-    /// Summarises the started cells of a grid of `cells` cells.
+    /// Summarizes the started cells of a grid of `cells` cells.
     pub(crate) fn new(grid: Grid<'_>, cells: usize, outcomes: &[CellOutcome]) -> Self {
         let mut counts = CellCounts { pending: cells.saturating_sub(outcomes.len()), ..CellCounts::default() };
         let mut sums = vec![Sums::default(); grid.mods * grid.parameters];
