@@ -30,7 +30,7 @@ struct Inner {
     requests: RequestMetrics,
     experiments: ActiveExperiments,
     registry: Arc<ModRegistry>,
-    lock_mod_changes: Mutex<()>,
+    mod_changes: Mutex<()>,
     config: Arc<Config>,
     credentials: RwLock<Arc<Credentials>>,
     clock: fn() -> DateTime<Utc>,
@@ -63,7 +63,7 @@ impl App {
             requests: RequestMetrics::default(),
             experiments: ActiveExperiments::default(),
             registry,
-            lock_mod_changes: Mutex::default(),
+            mod_changes: Mutex::default(),
             credentials: RwLock::new(Arc::new(config.server.credentials.clone())),
             config,
             clock,
@@ -218,7 +218,7 @@ impl App {
 
     /// Locks changes of uploaded mods, so that database and registry change together.
     pub(crate) async fn lock_mod_changes(&self) -> MutexGuard<'_, ()> {
-        self.0.lock_mod_changes.lock().await
+        self.0.mod_changes.lock().await
     }
 
     /// Returns the configuration.

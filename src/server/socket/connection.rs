@@ -211,7 +211,7 @@ async fn read(
             }
         };
         activity.record_read();
-        match assembler.take(frame) {
+        match assembler.add_frame(frame) {
             Ok(None) => {}
             Ok(Some(message)) => {
                 activity.record_message();
@@ -310,13 +310,13 @@ async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
 /// Waits until the connection has been idle for too long.
 async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing) {
     let Some(limit) = config.idle else { return std::future::pending().await };
-    let mut work = outgoing.activity_count();
+    let mut activities = outgoing.activity_count();
     loop {
         // The sender is part of `outgoing`, so waiting cannot fail.
-        let _ = work.wait_for(|&count| count == 0).await;
+        let _ = activities.wait_for(|&count| count == 0).await;
         tokio::select! {
             () = activity.wait_inactive(&activity.message_ms, limit) => return,
-            _ = work.wait_for(|&count| count > 0) => {}
+            _ = activities.wait_for(|&count| count > 0) => {}
         }
     }
 }
@@ -324,9 +324,9 @@ async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing
 /// Waits until the server stops and all activity has ended or its grace period is over.
 async fn stopped(app: &App, outgoing: &Outgoing) {
     app.stopping().await;
-    let mut work = outgoing.activity_count();
+    let mut activities = outgoing.activity_count();
     tokio::select! {
-        _ = work.wait_for(|&count| count == 0) => {}
+        _ = activities.wait_for(|&count| count == 0) => {}
         // Interrupted runs still send their last message.
         () = async { app.stopped().await; sleep(STOP_GRACE).await } => {}
     }
