@@ -96,11 +96,12 @@ impl App {
         self.0.database.get().map(|(_, live)| live).ok_or_else(|| self.not_ready())
     }
 
-    /// Returns the model named by a request's `model` field, which may include mods; `None` is the default model. Waits
-    /// while the model is being loaded at run time.
+    /// Returns the model named in a request's `model` field; `None` is the default model. Text after the model's name,
+    /// such as mods, is ignored. Waits while the model is being loaded at run time.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed and while the server starts or stops.
+    /// 404 for an unknown model; 400 if it is not loaded; 429 if it cannot be loaded because `--models-max` models are
+    /// in use; 503 if loading failed and while the server starts or stops.
     pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         self.require_models_configured().await?;
