@@ -92,13 +92,13 @@ pub struct VariantSummary {
     pub(crate) mods: usize,
     /// Index of the set of parameters.
     pub(crate) parameters: usize,
-    /// Number of cells whose runs ended by themselves. The means are over them.
+    /// Number of cells whose runs ended by themselves.
     pub(crate) done: usize,
     /// Number of failed cells.
     pub(crate) failed: usize,
-    /// Mean number of tokens of an answer.
+    /// Mean number of tokens of the answers of these runs.
     pub(crate) mean_tokens: Option<f64>,
-    /// Mean score.
+    /// Mean score of all cells with a score.
     pub(crate) mean_score: Option<f64>,
 }
 
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_summarised_by_mods_and_parameters() {
+    fn cells_are_summarized_by_mods_and_parameters() {
         let grid = Grid { mods: 2, parameters: 1, seeds: &[5, 6] };
         assert_eq!(grid.position(6), CellPosition { prompt: 1, mods: 1, parameters: 0, seed: 5 });
         assert_eq!((grid.baseline(6), grid.baseline(7), grid.baseline(3)), (4, 5, 1));
