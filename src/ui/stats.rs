@@ -90,7 +90,7 @@ struct GroupView {
     failed: i64,
     tokens: i64,
     rate: String,
-    first: String,
+    first_token: String,
     cached: String,
     backtracked: i64,
     forced: i64,
@@ -338,7 +338,7 @@ fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &TimeAxis) -> V
 impl GroupView {
     fn new(group: &GroupStatistics) -> Self {
         let counts = &group.counts;
-        let first = match (group.first_token_ms_p50, group.first_token_ms_p95) {
+        let first_token = match (group.first_token_ms_p50, group.first_token_ms_p95) {
             (Some(p50), Some(p95)) => format!("{p50:.0} / {p95:.0} ms"),
             _ => "–".to_owned(),
         };
@@ -348,7 +348,7 @@ impl GroupView {
             failed: counts.failed,
             tokens: counts.completion_tokens,
             rate: group.tokens_per_second.map_or("–".to_owned(), |rate| format!("{rate:.1}")),
-            first,
+            first_token,
             cached: format!("{cached:.0}%"),
             backtracked: counts.backtracked,
             forced: counts.forced,
