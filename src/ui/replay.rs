@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 /// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
 
-/// `BLOCK` of `replay/events.js`.
+/// Number of events that the page's script requests at a time: `BLOCK` in `replay/events.js`.
 const EVENTS_PER_REQUEST: u32 = 96;
 
 /// Maximum forks that a run's page links to.
@@ -209,7 +209,8 @@ async fn redirect_to_neighbor(app: &App, scope: &Scope, id: &str, q: &str, older
     let neighbor = if older {
         older_in_pages(app, scope, q, &run).await?
     } else {
-        // The list can only be read from new to old, so only its first pages are searched.
+        // The list can only be read from new to old, so only its first pages are searched. For a run after them, the
+        // result is their last run.
         newer_in_pages(app, scope, q, &run).await?
     };
     let href = neighbor.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
