@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 /// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
 
-/// Number of events that the page's script requests at a time: `BLOCK` in `replay/events.js`.
+/// Number of events that the page's script requests at a time: `EVENTS_PER_BLOCK` in `replay/events.js`.
 const EVENTS_PER_REQUEST: u32 = 96;
 
 /// Maximum forks that a run's page links to.
