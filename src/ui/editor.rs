@@ -354,7 +354,7 @@ impl EditorPage {
     /// Renders the page; the editor's style elements need the nonce.
     fn respond(&self, status: StatusCode) -> Response {
         let mut response = show(status, self);
-        let policy = format!("{}; style-src 'self' 'nonce-{}'", super::POLICY, self.nonce);
+        let policy = format!("{}; style-src 'self' 'nonce-{}'", super::CONTENT_SECURITY_POLICY, self.nonce);
         if let Ok(policy) = HeaderValue::from_str(&policy) {
             response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
         }
