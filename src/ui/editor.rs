@@ -213,7 +213,7 @@ async fn save_as(
     }
 }
 
-/// Returns the last upload with a new source.
+/// Returns the last upload of a mod, or a first one, with this source.
 async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, ApiError> {
     let last = app.store()?.uploaded_mod(name).await.map_err(error::failed)?;
     let kept = last.and_then(|version| serde_json::from_value::<ModUpload>(version.upload).ok());
