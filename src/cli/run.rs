@@ -70,7 +70,7 @@ pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSi
         .run_until_signal(async {
             let outcome = stream(target.server(), &args, &names, attention && target.can_record_attention()).await;
             let replay = match &outcome {
-                Ok(outcome) => target.recorded(outcome.run_id.as_deref()).await,
+                Ok(outcome) => target.record(outcome.run_id.as_deref()).await,
                 Err(_) => Ok(None),
             };
             (outcome, replay)

@@ -115,8 +115,9 @@ impl RunTarget {
         self.owner.is_none()
     }
 
-    /// Returns the address of a finished run's replay, if it was recorded.
-    pub async fn recorded(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
+    /// Returns the address of a finished run's replay, or `None` if the run was not recorded. Sends the run to the server
+    /// that uses the database, if there is one.
+    pub async fn record(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
         let Some(run_id) = run_id else { return Ok(None) };
         let (Some(owner), Some(local)) = (&self.owner, &mut self.local) else {
             return Ok(Some(match self.local {

@@ -173,7 +173,7 @@ impl ChatLoop {
         if let Some(error) = interrupted {
             bail!("{error}; the text received so far stays in the conversation");
         }
-        self.replay = self.target.recorded(run_id.as_deref()).await?;
+        self.replay = self.target.record(run_id.as_deref()).await?;
         Ok(())
     }
 
