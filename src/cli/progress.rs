@@ -1,4 +1,4 @@
-//! Progress of the start: a bar on a terminal, lines elsewhere.
+//! Progress of long steps such as loading: one changing line on a terminal, separate lines elsewhere.
 
 use crate::server::{App, ServerState};
 use indicatif::{ProgressBar, ProgressStyle};
