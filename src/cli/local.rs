@@ -1,4 +1,4 @@
-//! An engine in this process, for `thunder run` and `thunder chat` without a server.
+//! An engine in this process, for commands such as `thunder run` without a server.
 //!
 //! The commands use it like any other server, on a loopback port chosen by the system, with a random key, so that all
 //! runs take the same path.
