@@ -128,7 +128,7 @@ impl ChatTranscript {
         self.messages.push(message);
     }
 
-    /// Writes the conversation to a file that only its owner can read.
+    /// Writes the conversation to a file. If the file is new, only its owner can read it.
     pub fn save(&self, path: &Path) -> anyhow::Result<()> {
         use std::io::Write;
         use std::os::unix::fs::OpenOptionsExt;
