@@ -284,7 +284,7 @@ fn engine_options(
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
-        cache_ram_bytes: engine.cache.max_idle_bytes,
+        cache_ram_bytes: engine.cache.cache_ram_bytes,
         speculation: speculation(engine, draft_model.is_some()),
         draft_model,
         hash_cache: Some(data.dir.join("cache").join("weights")),
