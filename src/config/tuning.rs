@@ -245,7 +245,9 @@ impl std::str::FromStr for MetadataOverride {
         let (kind, value) = typed.split_once(':').ok_or_else(invalid)?;
         let fits = |text: &str| !text.contains('\0') && text.len() <= MAX_METADATA_BYTES;
         if key.is_empty() || !fits(key) || !fits(value) {
-            return Err(format!("'{text}': key and value must have up to {MAX_METADATA_BYTES} bytes, and the key at least one"));
+            return Err(format!(
+                "'{text}': key and value must have up to {MAX_METADATA_BYTES} bytes, and the key at least one"
+            ));
         }
         let value = match kind {
             "int" => OverrideValue::Int(value.parse().map_err(|_| invalid())?),
