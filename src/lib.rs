@@ -21,8 +21,8 @@
 //!
 //! # Modules, in data-flow order
 //! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `trace` ← `events`; `store` ← `events`, `trace`; `server` ←
-//! all of these; `api` ← `server`; `ui` ← `server`; `cli` ← all. `config` imports only `events`. A test parses the
-//! imports and checks this.
+//! all of these; `api` ← `server`; `ui` ← `server`, `api::shared`; `cli` ← all. `config` imports only `events`. A test
+//! parses the imports and checks this.
 //!
 //! # Surfaces
 //! `server` is the application: state, models, access checks, limits, listeners. A folder or file of `api` is one
