@@ -40,9 +40,9 @@ struct Inner {
 /// State of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerState {
-    /// Not ready yet, with the current activity, e.g. "loading the model, 40%".
+    /// Not ready yet, with the current activity, e.g. "loading the model demo (40%)".
     Loading(String),
-    /// Default model and database are ready.
+    /// The database is ready, and so is the default model, unless the server runs without models.
     Ready,
     /// No new runs are accepted; active runs have a grace period to end.
     Stopping,
