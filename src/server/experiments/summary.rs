@@ -96,7 +96,7 @@ pub struct VariantSummary {
     pub(crate) done: usize,
     /// Number of failed cells.
     pub(crate) failed: usize,
-    /// Mean number of tokens of the answers of these runs.
+    /// Mean number of tokens of the answers of `done` cells.
     pub(crate) mean_tokens: Option<f64>,
     /// Mean score of all cells with a score.
     pub(crate) mean_score: Option<f64>,
