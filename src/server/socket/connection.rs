@@ -24,7 +24,7 @@ use yawc::{Frame, Result as SocketResult, WebSocketError};
 const MAX_UNREAD_MESSAGES: usize = 16;
 
 /// Maximum messages written before a flush.
-const MAX_BATCH: usize = 64;
+const MAX_BATCH_MESSAGES: usize = 64;
 
 /// Maximum wait for the client's close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -264,7 +264,7 @@ async fn write_batch(
     activity: &LastActivity,
 ) -> SocketResult<()> {
     connection.feed(frame(first.message)).await?;
-    for _ in 0..MAX_BATCH {
+    for _ in 1..MAX_BATCH_MESSAGES {
         let Ok(next) = queue.unsent.try_recv() else { break };
         connection.feed(frame(next.message)).await?;
     }
