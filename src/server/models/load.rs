@@ -68,7 +68,8 @@ impl ModelRegistry {
     /// Starts loading a model in the background.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is loaded; 429 if `--models-max` models are in use.
+    /// 404 for an unknown model; 400 if it is loaded; 503 if it is being unloaded; 429 if `--models-max` models are in
+    /// use.
     pub async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
         self.refresh().await;
         let entry = self.named(name)?;
