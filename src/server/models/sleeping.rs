@@ -28,7 +28,7 @@ impl ModelRegistry {
     /// Returns the model named by a request, without loading it or keeping it awake.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is neither loaded nor sleeping.
+    /// 404 for an unknown model; 400 or 503 if it is neither loaded nor sleeping.
     pub fn view(&self, requested: Option<&str>) -> Result<ModelView, ApiError> {
         let entry = self.find_entry(requested)?;
         entry.view().ok_or_else(|| entry.not_loaded())
