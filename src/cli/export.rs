@@ -26,7 +26,7 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Exports a run from the running server, else from the database.
+/// Exports a run.
 pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
     let document = document(&args.id, &args.server, args.data).await?;
     let payload = document.write();
@@ -40,7 +40,7 @@ pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a recorded run, from the running server, else from the database.
+/// Returns a recorded run, from the running server, else from the database. With `--data-dir`, always from the database.
 pub async fn document(id: &str, server: &ServerArgs, data: DataFlags) -> anyhow::Result<Document> {
     let own_database = data.data_dir.is_some();
     let server = if own_database { None } else { server.find().await? };
