@@ -10,9 +10,9 @@ use std::process::ExitCode;
 
 /// Run one prompt, stream the answer, record the run and print the address of its replay
 ///
-/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --data-dir,
-/// --database-url or a mod given as a file it always runs in this process. The run is then recorded in that database or,
-/// if a running server uses the default database, sent to that server.
+/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --hf-repo,
+/// --model-url, --data-dir, --database-url or a mod given as a file it always runs in this process. The run is then
+/// recorded in that database or, if a running server uses the default database, sent to that server.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Prompt; - reads it from standard input
