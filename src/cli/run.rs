@@ -12,7 +12,8 @@ use std::process::ExitCode;
 ///
 /// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --hf-repo,
 /// --model-url, --data-dir, --database-url or a mod given as a file it always runs in this process. The run is then
-/// recorded in that database or, if a running server uses the default database, sent to that server.
+/// recorded in the database that the flags select. If that is the default database and a running server uses it, the run
+/// is sent to that server.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Prompt; - reads it from standard input
