@@ -172,7 +172,7 @@ pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document
 
 /// Waits until a run has ended, and fetches it with the server's summary of it.
 pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
-    let path = run_path(server, run_id)?;
+    let path = run_path(run_id)?;
     loop {
         let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
         let mut run: Value = serde_json::from_slice(&bytes).context("the server's response is not a run")?;
