@@ -73,7 +73,7 @@ pub struct ModsConfig {
 }
 
 /// Minimum address space of a worker; Python itself needs about half of it.
-const MIN_MEMORY: u64 = 64 << 20;
+const MIN_MEMORY_BYTES: u64 = 64 << 20;
 
 impl TryFrom<ModFlags> for ModsConfig {
     type Error = ConfigError;
@@ -89,7 +89,7 @@ impl TryFrom<ModFlags> for ModsConfig {
             return range("--mod-timeout", "at least 1 ms", 0);
         }
         let memory_bytes = flags.mod_memory.0 as u64;
-        if memory_bytes < MIN_MEMORY {
+        if memory_bytes < MIN_MEMORY_BYTES {
             return range("--mod-memory", "at least 64M", memory_bytes);
         }
         Ok(Self {

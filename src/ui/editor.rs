@@ -213,7 +213,7 @@ async fn save_as(
     }
 }
 
-/// Returns the last upload with a new source.
+/// Returns the last upload of a mod, or a first one, with this source.
 async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, ApiError> {
     let last = app.store()?.uploaded_mod(name).await.map_err(error::failed)?;
     let kept = last.and_then(|version| serde_json::from_value::<ModUpload>(version.upload).ok());
@@ -354,7 +354,7 @@ impl EditorPage {
     /// Renders the page; the editor's style elements need the nonce.
     fn respond(&self, status: StatusCode) -> Response {
         let mut response = show(status, self);
-        let policy = format!("{}; style-src 'self' 'nonce-{}'", super::POLICY, self.nonce);
+        let policy = format!("{}; style-src 'self' 'nonce-{}'", super::CONTENT_SECURITY_POLICY, self.nonce);
         if let Ok(policy) = HeaderValue::from_str(&policy) {
             response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
         }

@@ -192,7 +192,7 @@ fn main() {
             println!("{context:>5} tokens of context  {:<40} {:>8.1} tokens/s", "no capture", rate(&mut plain));
             for (index, (name, _)) in sides.iter().enumerate() {
                 println!(
-                    "{context:>5} tokens of context  {name:<40} {:>8.1} tokens/s   costs {:>5.1} %   {:>9} bytes a token",
+                    "{context:>5} tokens of context  {name:<40} {:>8.1} tokens/s   costs {:>5.1}%   {:>9} bytes a token",
                     rate(&mut others[index]),
                     median(&mut costs[index]) * 100.0,
                     sizes[index],

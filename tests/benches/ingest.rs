@@ -167,7 +167,7 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
         println!("{name:<18} {:>8.2} ms {:>9.0} rows/s", took.as_secs_f64() * 1e3, rows as f64 / took.as_secs_f64());
     }
     let of_bare = |took: Duration| 100.0 * bare.as_secs_f64() / took.as_secs_f64();
-    println!("of the rate of COPY: over HTTP {:.0} %, without HTTP {:.0} %", of_bare(http), of_bare(ingest));
+    println!("of the rate of COPY: over HTTP {:.0}%, without HTTP {:.0}%", of_bare(http), of_bare(ingest));
     drop(connection);
     pool.close().await;
 }

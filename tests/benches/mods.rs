@@ -209,7 +209,7 @@ fn main() {
                 println!("  {what:<62} {:>8.1} µs", bench.cost(name, setup.rounds).await);
             }
             let share = 100.0 * bench.throughput_beside_sleeper(setup.rounds / 3 + 1).await;
-            println!("  beside a mod that sleeps 200 ms in each call, 4 other streams have {share:.1} % of their rate");
+            println!("  beside a mod that sleeps 200 ms in each call, 4 other streams have {share:.1}% of their rate");
             bench.engine.stop().await;
         }
     });

@@ -258,7 +258,7 @@ async fn invalid_experiment_starts_nothing() {
     for (definition, status, detail, pointer) in [
         (with("name", json!("")), 400, "`name` must have 1 to 64 characters", "name"),
         (with("prompts", json!([])), 400, "`prompts` must not be empty", "prompts"),
-        (with("seeds", json!([-1])), 400, "-1", ""),
+        (with("seeds", json!([-1])), 400, "`seeds[0]` must be an integer between 0 and 4294967295, got -1", "seeds[0]"),
         (with("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004", "seeds"),
         (with("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: ", "mods[1]"),
         (
@@ -276,8 +276,13 @@ async fn invalid_experiment_starts_nothing() {
         ),
         (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
         (with("score", json!({"json": false})), 400, "must be true", "score.json"),
-        (with("score", json!({"type": "regex", "pattern": "x"})), 400, "`score` must be {\"regex\": \"PATTERN\"}", ""),
-        (with("colour", json!(1)), 400, "unknown field `colour`", ""),
+        (
+            with("score", json!({"type": "regex", "pattern": "x"})),
+            400,
+            "`score` must be {\"regex\": \"PATTERN\"}",
+            "score",
+        ),
+        (with("colour", json!(1)), 400, "unknown field `colour`; known fields: name, model, prompts", "colour"),
     ] {
         let (found, problem) = server.post(ROUTE, &definition).await;
         let text = problem["detail"].as_str().unwrap();

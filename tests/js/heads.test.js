@@ -13,7 +13,7 @@ test('each statistic has its own scale', () => {
 });
 
 test('a head is described by its numbers', () => {
-  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0 % · peak 25.0 % · distance to the peak 8 back');
+  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0% · peak 25.0% · distance to the peak 8 back');
 });
 
 test('keys move within the grid', () => {

@@ -159,6 +159,6 @@ test('panel names the stage or mod that removed a candidate', () => {
   assert.deepEqual(draftOf(7), { right: true, text: ' a' });
   assert.deepEqual(draftOf(8), { right: false, text: ' b' });
   assert.deepEqual(draftOf(9), { right: false, text: '⟨9⟩' });
-  assert.equal(percent(0.5), '50.0 %');
-  assert.equal(percent(0.00001), '< 0.01 %');
+  assert.equal(percent(0.5), '50.0%');
+  assert.equal(percent(0.00001), '< 0.01%');
 });

@@ -44,7 +44,7 @@ pub enum SlotError {
     /// The identity of the model is not known yet.
     #[error(
         "states cannot be saved or restored yet: the server reads every byte of the model once to identify it, \
-         and has read {percent} %; try again in {retry_after_s} seconds"
+         and has read {percent}%; try again in {retry_after_s} seconds"
     )]
     Hashing {
         /// Hashed part of the model, in percent.

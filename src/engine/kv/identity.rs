@@ -126,7 +126,7 @@ mod tests {
         let identity_watch = IdentityWatch(receiver);
         let error = identity_watch.wait().await.unwrap_err();
         assert!(matches!(error, SlotError::Hashing { percent: 43, retry_after_s: 1.. }), "{error}");
-        assert!(error.to_string().contains("43 %; try again in"), "{error}");
+        assert!(error.to_string().contains("43%; try again in"), "{error}");
         let identity = Arc::new(ModelIdentity { model: 5, adapters: vec![6] });
         sender.send_replace(HashProgress::Known(Arc::clone(&identity)));
         assert_eq!(identity_watch.wait().await.unwrap(), identity);

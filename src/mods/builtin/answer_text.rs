@@ -64,7 +64,7 @@ impl AnswerText {
     }
 
     /// Returns the number of tokens.
-    pub fn tokens(&self) -> usize {
+    pub fn token_count(&self) -> usize {
         self.ends.len()
     }
 
@@ -117,6 +117,6 @@ mod tests {
         assert!(!answer.ends_at_char_boundary());
         answer.apply(&SequenceDelta { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
         assert!(answer.ends_at_char_boundary());
-        assert_eq!((answer.tokens(), answer.end_of(3)), (6, 12));
+        assert_eq!((answer.token_count(), answer.end_of(3)), (6, 12));
     }
 }

@@ -111,7 +111,7 @@ struct Scoring {
 
 impl Scoring {
     fn forward(&mut self, is_reasoning: bool) -> Reply {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         match self.phase {
             Phase::Done => Reply::noop(),
             Phase::Waiting if is_reasoning => Reply::noop(),
@@ -133,7 +133,7 @@ impl Scoring {
 
     fn added(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>]) -> Reply {
         let Phase::Trying { choice, base } = self.phase else { return Reply::noop() };
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         if length - tokens.len() != base {
             self.phase = Phase::Waiting;
             return Reply::noop();
@@ -151,7 +151,7 @@ impl Scoring {
     /// Returns the reply that forces the next choice, or the best one after the last. The last `kept_tokens` tokens of
     /// the answer belong to `choice`; `None` if it was not forced.
     fn next(&mut self, choice: usize, kept_tokens: Option<usize>) -> Reply {
-        let base = self.tracker.tokens() - kept_tokens.unwrap_or(0);
+        let base = self.tracker.token_count() - kept_tokens.unwrap_or(0);
         let (next, logs) = if choice + 1 < self.choices.len() {
             self.phase = Phase::Trying { choice: choice + 1, base };
             (choice + 1, Vec::new())

@@ -72,7 +72,7 @@ impl GrammarInstance {
         }
         match self.matcher.mask() {
             Ok(Some(mask)) => Some(Action::AdjustedLogits { edit: LogitEdit::Allow(mask), temperature: None }),
-            Ok(None) if self.refused.0 == self.tracker.tokens() && !self.refused.1.is_empty() => {
+            Ok(None) if self.refused.0 == self.tracker.token_count() && !self.refused.1.is_empty() => {
                 let bans = self.refused.1.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
                 Some(Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None })
             }
@@ -87,7 +87,7 @@ impl GrammarInstance {
         if self.matcher.permits(token, piece) {
             return None;
         }
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         if self.refused.0 != length {
             self.refused = (length, Vec::new());
         }

@@ -79,7 +79,7 @@ struct RetryWindow {
 impl Retry {
     fn update(&mut self, call: &Call<'_>) {
         let delta = self.tracker.update(call);
-        let kept = self.tracker.tokens() - delta.added.len();
+        let kept = self.tracker.token_count() - delta.added.len();
         let mut sum = self.sums.get(kept).or(self.sums.last()).copied().unwrap_or(0.0);
         self.sums.resize(kept + 1, sum);
         for logprob in delta.logprobs_or_none() {
@@ -93,12 +93,12 @@ impl Retry {
     }
 
     fn mean(&self, from: usize) -> f64 {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         (self.sums[length] - self.sums[from]) / (length - from) as f64
     }
 
     fn added(&mut self, call: &Call<'_>) -> Reply {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         let at = match &self.retry {
             Some(retry) if length >= retry.at + self.window || is_over(call) => retry.at,
             None if length >= self.final_tokens + self.window && self.mean(length - self.window) < self.min_mean => {
@@ -144,7 +144,7 @@ impl ModInstance for Retry {
     }
 
     fn holdback(&self) -> usize {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         match &self.retry {
             Some(retry) => length - retry.at,
             None => (length - self.final_tokens).min(self.window - 1),
@@ -156,7 +156,7 @@ impl ModInstance for Retry {
         self.update(call);
         Ok(match call.event {
             CallEvent::Added { forced: true, .. } => {
-                self.final_tokens = self.tracker.tokens();
+                self.final_tokens = self.tracker.token_count();
                 self.retry = None;
                 Reply::noop()
             }

@@ -42,7 +42,7 @@ impl SequenceTracker {
     }
 
     /// Returns the number of tokens of the answer.
-    pub fn tokens(&self) -> usize {
+    pub fn token_count(&self) -> usize {
         self.tokens
     }
 }

@@ -162,7 +162,7 @@ impl Rules {
         let kept = self.answer.apply(&delta, &call.run.vocabulary);
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
         reasoning.apply(&delta, &self.answer, kept);
-        let before = self.answer.tokens() - delta.added.len();
+        let before = self.answer.token_count() - delta.added.len();
         let state = self.states.get(before).or(self.states.last()).copied().unwrap_or_default();
         self.states.resize(before + 1, state);
         let forced = matches!(call.event, CallEvent::Added { forced: true, .. });

@@ -108,7 +108,7 @@ impl ModInstance for Budget {
         if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
             return Ok(Reply::noop());
         }
-        let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.tokens());
+        let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.token_count());
         let is_incomplete = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
         let has_grace = is_incomplete && reasoning_tokens < self.tokens + GRACE_TOKENS;
         if reasoning_tokens < self.tokens || has_grace || self.ends == MAX_ENDS {

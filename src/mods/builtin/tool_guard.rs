@@ -136,7 +136,7 @@ impl Guard {
         let kept = self.answer.apply(&delta, &call.run.vocabulary);
         // If another mod's action won, the invalid call remains and is parsed again.
         let is_kept =
-            self.expected_length.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
+            self.expected_length.take().is_some_and(|tokens| self.tracker.token_count() - delta.added.len() > tokens);
         if is_kept || kept < self.parsed || (delta.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
             self.finished = false;
@@ -144,7 +144,7 @@ impl Guard {
             self.parsed = if is_kept { 0 } else { complete_prefix(&self.answer.bytes()[..kept]) };
             self.parser.push(&self.answer.text(0, self.parsed));
         }
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         self.retry_from = self.retry_from.filter(|&from| from <= length);
         self.banned_at.take_if(|(from, _)| *from > length);
     }
@@ -213,7 +213,7 @@ impl Guard {
 
     fn respond(&mut self, invalid: &InvalidCall, call: &Call<'_>) -> Reply {
         let cut = self.answer.cut(invalid.from);
-        let position = self.tracker.tokens() - cut.tokens;
+        let position = self.tracker.token_count() - cut.tokens;
         let again = self.retries < self.max_retries;
         let (level, is_removed, outcome) = match self.then {
             _ if again => (LogLevel::Info, true, "retrying"),
@@ -287,7 +287,7 @@ impl ModInstance for Guard {
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         self.update(call);
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => {
                 let is_over = tokens.last().is_some_and(|&last| ends_answer(call.run, last));

@@ -68,7 +68,8 @@ impl ModelRegistry {
     /// Starts loading a model in the background.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is loaded; 429 if `--models-max` models are in use.
+    /// 404 for an unknown model; 400 if it is loaded; 503 if it is being unloaded; 429 if `--models-max` models are in
+    /// use.
     pub async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
         self.refresh().await;
         let entry = self.named(name)?;
@@ -284,7 +285,7 @@ fn engine_options(
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
-        cache_ram_bytes: engine.cache.max_idle_bytes,
+        cache_ram_bytes: engine.cache.cache_ram_bytes,
         speculation: speculation(engine, draft_model.is_some()),
         draft_model,
         hash_cache: Some(data.dir.join("cache").join("weights")),

@@ -68,8 +68,8 @@ export function explain(entries) {
 /** Formats a probability. */
 export function percent(p) {
   if (p === null || p === undefined) return '';
-  if (p >= 0.9995) return '100 %';
-  if (p >= 0.1) return `${(p * 100).toFixed(1)} %`;
-  if (p >= 0.0001) return `${(p * 100).toFixed(2)} %`;
-  return p > 0 ? '< 0.01 %' : '0';
+  if (p >= 0.9995) return '100%';
+  if (p >= 0.1) return `${(p * 100).toFixed(1)}%`;
+  if (p >= 0.0001) return `${(p * 100).toFixed(2)}%`;
+  return p > 0 ? '< 0.01%' : '0';
 }
