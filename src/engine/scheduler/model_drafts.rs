@@ -1,6 +1,6 @@
-//! Drafts of the draft model. It first reads the tokens that it lacks, then drafts for several runs in shared decodes.
+//! Drafts of the draft model. It first decodes the tokens that it lacks, then drafts for several runs in shared decodes.
 //!
-//! In each batch, the draft model reads at most one physical batch of missing tokens, such as those of a new prompt, so
+//! In each batch, the draft model decodes at most one physical batch of missing tokens, such as those of a new prompt, so
 //! that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for the
 //! tokens that it had when it got its slot.
 
@@ -114,7 +114,7 @@ impl<'model> ModelDrafter<'model> {
             }
         }
         if !parts.is_empty() {
-            self.read(&parts, slots, times, runs)?;
+            self.decode_missing(&parts, slots, times, runs)?;
         }
         Ok(complete)
     }
@@ -125,8 +125,8 @@ impl<'model> ModelDrafter<'model> {
         !self.adaptive || active.speculation.account.can_pay(charged as f64 * token_cost)
     }
 
-    /// Reads the next tokens of runs, and charges the runs. Each part has a slot and a number of tokens.
-    fn read(
+    /// Decodes the next tokens of runs, and charges the runs. Each part has a slot and a number of tokens.
+    fn decode_missing(
         &mut self,
         parts: &[(usize, usize)],
         slots: &mut ActiveSlots,
