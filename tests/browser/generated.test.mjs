@@ -279,7 +279,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .t:not(.p)`)].length, scope);
   assert.equal(await answer('.beside'), 200);
   await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
-  // The colours of both texts change together.
+  // The colors of both texts change together.
   await page.keyboard.press('3');
   assert.equal(await page.isChecked('.beside input[value=rank]'), true);
   await page.waitForFunction(() => location.search.includes('color=rank'));

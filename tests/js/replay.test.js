@@ -1,7 +1,7 @@
 // Modules of the replay that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/colour.js';
+import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/color.js';
 import { sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
 import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
@@ -84,7 +84,7 @@ test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   assert.equal(go('nextSurprise', 0), 3);
   assert.equal(go('nextSurprise', 3), 'No surprising token after this.');
   assert.equal(targetOf('nextBacktrack', { ...run, removedAt: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
-  assert.equal(go('colour', 3), undefined);
+  assert.equal(go('color', 3), undefined);
 });
 
 test('legend has the same buckets as the text', () => {

@@ -36,7 +36,7 @@ pub fn check_action(action: &Action, vocabulary: usize, context: usize) -> Resul
         | Action::Backtrack { tokens, .. }
         | Action::AdjustedPrefill { tokens, .. } => check_tokens(tokens.iter().copied(), vocabulary),
         Action::AdjustedLogits { temperature: Some(t), .. } if !t.is_finite() || *t < 0.0 => {
-            Err(format!("token_temp must be a number of 0 or more, got {t}"))
+            Err(format!("`token_temp` must be finite and at least 0, got {t}"))
         }
         Action::AdjustedLogits { edit, .. } => check_edit(edit, vocabulary),
         Action::ToolCalls(payload) => check_tool_calls(payload),

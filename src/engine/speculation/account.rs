@@ -39,7 +39,7 @@ struct DecodeTime {
     token_cost: Option<f64>,
     /// Cost of a draft model's step, which drafts a token; `None` before the first measurement.
     step_cost: Option<f64>,
-    /// Cost of a token that a draft model reads in a catch-up; `None` before the first measurement.
+    /// Cost of a token that a draft model decodes in a catch-up; `None` before the first measurement.
     catch_up_cost: Option<f64>,
 }
 
@@ -107,7 +107,7 @@ impl DecodeTimes {
         known.unwrap_or_else(|| (INITIAL_TOKEN_COST - token_cost).max(0.0))
     }
 
-    /// Returns the expected cost of a token that a draft model reads; 0 before the first measurement.
+    /// Returns the expected cost of a token that a draft model decodes; 0 before the first measurement.
     pub fn catch_up_cost(&self, runs: usize) -> f64 {
         self.0.get(runs).and_then(|time| time.catch_up_cost).unwrap_or_default()
     }
@@ -168,7 +168,7 @@ impl DraftAccount {
         self.balance = self.balance.min(MAX_BALANCE);
     }
 
-    /// Returns true if the account can pay for tokens that a draft model reads.
+    /// Returns true if the account can pay for tokens that a draft model decodes.
     pub fn can_pay(&self, cost: f64) -> bool {
         cost <= self.balance + self.savings
     }

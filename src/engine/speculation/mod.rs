@@ -91,7 +91,7 @@ pub struct DraftModel {
     pub model: Arc<Model>,
     /// Threads that draft tokens; `None` for those of the main model.
     pub threads: Option<i32>,
-    /// Threads that read prompts; `None` for those of the main model.
+    /// Threads that decode prompts; `None` for those of the main model.
     pub threads_batch: Option<i32>,
     /// Type of the keys in its KV cache.
     pub cache_type_k: CacheType,

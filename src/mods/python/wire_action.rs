@@ -86,7 +86,7 @@ impl WireAction {
                 if let Some(temperature) =
                     temperature.filter(|temperature| !(temperature.is_finite() && *temperature >= 0.0))
                 {
-                    return Err(format!("token_temp must be a number of 0 or more, got {temperature}"));
+                    return Err(format!("`token_temp` must be finite and at least 0, got {temperature}"));
                 }
                 let edit = match edit {
                     WireEdit::Keep => LogitEdit::Keep,

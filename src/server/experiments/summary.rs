@@ -112,7 +112,7 @@ pub struct ExperimentSummary {
 }
 
 impl ExperimentSummary {
-    /// Summarises the started cells of a grid of `cells` cells.
+    /// Summarizes the started cells of a grid of `cells` cells.
     pub(crate) fn new(grid: Grid<'_>, cells: usize, outcomes: &[CellOutcome]) -> Self {
         let mut counts = CellCounts { pending: cells.saturating_sub(outcomes.len()), ..CellCounts::default() };
         let mut sums = vec![Sums::default(); grid.mods * grid.parameters];
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_summarised_by_mods_and_parameters() {
+    fn cells_are_summarized_by_mods_and_parameters() {
         let grid = Grid { mods: 2, parameters: 1, seeds: &[5, 6] };
         assert_eq!(grid.position(6), CellPosition { prompt: 1, mods: 1, parameters: 0, seed: 5 });
         assert_eq!((grid.baseline(6), grid.baseline(7), grid.baseline(3)), (4, 5, 1));

@@ -2,7 +2,7 @@
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
 import { ask, base, drawn, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
-import { MODES, surprise } from './replay/colour.js';
+import { MODES, surprise } from './replay/color.js';
 import { align, coalesce } from './replay/diff.js';
 import { byStep, differences, divergence, modsOf, pairs } from './replay/divergence.js';
 import { Events } from './replay/events.js';
@@ -46,10 +46,10 @@ const scrub = h('input', { type: 'range', class: 'scrub', min: '0', value: '0', 
 const note = h('p', { class: 'hint num' });
 
 /** Returns the elements of a range of tokens. */
-function tokenSpans({ run, rows }, [from, to], side, coloured) {
+function tokenSpans({ run, rows }, [from, to], side, colored) {
   return rows.slice(from, to).map((i, k) => {
     const span = document.createElement('span');
-    const bucket = coloured ? MODES[0].bucket(run, i) : -1;
+    const bucket = colored ? MODES[0].bucket(run, i) : -1;
     span.className = `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
     fill(span, run.text(i));
     spans[side][from + k] = span;
@@ -170,7 +170,7 @@ async function loadDivergences() {
   if (at >= 0) moveCursor(at);
 }
 
-/** Draws the strip: bars of the divergence, and a background colour at differences. */
+/** Draws the strip: bars of the divergence, and a background color at differences. */
 function drawStrip() {
   const s = surface(canvas);
   if (!s) return;

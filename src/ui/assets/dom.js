@@ -66,22 +66,22 @@ export async function problem(response) {
   return Object.assign(new Error(message), { status: response.status, pointer });
 }
 
-const colours = new Map();
-globalThis.document?.addEventListener('theme', () => colours.clear());
+const colors = new Map();
+globalThis.document?.addEventListener('theme', () => colors.clear());
 
-/** Returns the style sheet's colours for a canvas; the browser resolves `light-dark()`. */
+/** Returns the style sheet's colors for a canvas; the browser resolves `light-dark()`. */
 export function palette(names) {
-  const unknown = names.filter((name) => !colours.has(name));
+  const unknown = names.filter((name) => !colors.has(name));
   if (unknown.length) {
     const probe = h('i', { class: 'vh' });
     document.body.append(probe);
     for (const name of unknown) {
       probe.style.color = `var(--${name})`;
-      colours.set(name, getComputedStyle(probe).color);
+      colors.set(name, getComputedStyle(probe).color);
     }
     probe.remove();
   }
-  return Object.fromEntries(names.map((name) => [name, colours.get(name)]));
+  return Object.fromEntries(names.map((name) => [name, colors.get(name)]));
 }
 
 /** Sets the size of a canvas to that of its box in device pixels, and clears it. Returns the context in CSS pixels, or null if the canvas is hidden. */

@@ -1,4 +1,4 @@
-// An editor for Python source: CodeMirror in the colours of the style sheet.
+// An editor for Python source: CodeMirror in the colors of the style sheet.
 import {
   EditorState, EditorView, HighlightStyle, bracketMatching, defaultKeymap, drawSelection, highlightActiveLine,
   highlightActiveLineGutter, highlightSelectionMatches, highlightSpecialChars, history, historyKeymap, indentOnInput,

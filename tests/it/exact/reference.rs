@@ -131,7 +131,7 @@ impl Reference {
         for i in 0..half {
             let (a, b) = match self.kind.rotation_pairs() {
                 RotationPairs::None => break,
-                RotationPairs::Neighbours => (2 * i, 2 * i + 1),
+                RotationPairs::Neighbors => (2 * i, 2 * i + 1),
                 RotationPairs::Halves => (i, i + half),
             };
             let angle = position as f64 * base.powf(-(i as f64) / half as f64);

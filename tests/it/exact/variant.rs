@@ -49,7 +49,7 @@ pub enum Kind {
 /// Pairs of values of a head that are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RotationPairs {
-    Neighbours,
+    Neighbors,
     Halves,
     None,
 }
@@ -110,7 +110,7 @@ impl Kind {
 
     pub const fn rotation_pairs(self) -> RotationPairs {
         match self {
-            Self::Llama | Self::Wide => RotationPairs::Neighbours,
+            Self::Llama | Self::Wide => RotationPairs::Neighbors,
             Self::Refact => RotationPairs::None,
             _ => RotationPairs::Halves,
         }

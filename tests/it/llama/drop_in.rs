@@ -1,4 +1,4 @@
-//! Behaviour that clients and scripts written for llama-server rely on.
+//! Behavior that clients and scripts written for llama-server rely on.
 
 use super::encoders;
 use crate::harness::{Server, client, message_of, server, with_fields};

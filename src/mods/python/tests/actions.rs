@@ -55,7 +55,7 @@ def edit(event, actions, tokenizer):
         "InvalidActionError at ForwardPass: the logit of token 0 must not be NaN",
         "InvalidActionError at ForwardPass: all tokens are banned: every logit is -inf",
         "InvalidActionError at ForwardPass: token 999 is not in the vocabulary; ids must be from 0 to 264",
-        "InvalidActionError: token_temp must be a number of 0 or more, got -1",
+        "InvalidActionError: `token_temp` must be finite and at least 0, got -1",
     ] {
         assert_eq!(raised(&next(&mut harness)).0, message);
     }

@@ -1,6 +1,6 @@
 // Attention of one step over the text and as a strip.
 import { ask, h, palette, surface } from '../dom.js';
-import { bucketOfShare } from './colour.js';
+import { bucketOfShare } from './color.js';
 import { requestDelay } from './events.js';
 import { percent } from './why.js';
 import { show } from './glyphs.js';

@@ -1,10 +1,10 @@
 // The branches of a run below its text: the tree of its family, with active branches updated, and statistics of the run. One
 // branch can be shown beside the text.
 import { ask, base, h, toast } from '../dom.js';
-import { MODES } from './colour.js';
+import { MODES } from './color.js';
 import { fill } from './glyphs.js';
 import { Run } from './run.js';
-import { changeOf, neighbour, order, rowsSince, statistics } from './tree.js';
+import { changeOf, neighbor, order, rowsSince, statistics } from './tree.js';
 
 const POLL_MS = 250;
 const MAX_SHOWN_TOKENS = 160;
@@ -88,7 +88,7 @@ export class Family {
 
   /** Returns the URL of the branch `step` places after this run. */
   next(step) {
-    const id = neighbour(this.#members, this.#id, step);
+    const id = neighbor(this.#members, this.#id, step);
     return id && this.#hooks.address(this.#members.find((m) => m.run_id === id));
   }
 
@@ -122,7 +122,7 @@ export class Family {
     facts.textContent = [`${tokens} tok`, mean === null ? null : `ln p ${fixed(mean)}`, m.status === 'running' ? 'running' : m.finish_reason ?? m.status].filter(Boolean).join(' · ');
   }
 
-  /** Shows the tokens after the fork, coloured by surprise. */
+  /** Shows the tokens after the fork, colored by surprise. */
   #paint(m, run) {
     const rows = rowsSince(run, m.parent?.sequence_order ?? 0);
     this.#facts(m, rowsSince(run).filter((i) => !run.isStop(i)).length, statistics(run, rowsSince(run)).mean);

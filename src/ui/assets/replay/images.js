@@ -149,7 +149,7 @@ export class Images {
     for (const image of this.#images) image.attention(now, sequence);
   }
 
-  /** Draws again, in the colours of the theme. */
+  /** Draws again, in the colors of the theme. */
   draw() {
     for (const image of this.#images) image.draw();
   }

@@ -4,7 +4,7 @@ import { drawn, h, palette, surface } from '../dom.js';
 
 const MAX_LISTED = 400;
 
-/** Returns the colour of a mark. Pure. */
+/** Returns the color of a mark. Pure. */
 export function toneOf(mark) {
   if (mark.kind === 'log') return 'line-strong';
   if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'erased';

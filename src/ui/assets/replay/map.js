@@ -1,6 +1,6 @@
 // Attention of a whole run as a map of steps × positions.
 import { ask, h, palette, surface } from '../dom.js';
-import { bucketOfShare } from './colour.js';
+import { bucketOfShare } from './color.js';
 
 const MAX_BINS = 256;
 
@@ -48,7 +48,7 @@ export class AttentionMap {
     this.#draw();
   }
 
-  /** Draws the map again, after its size or colours changed. */
+  /** Draws the map again, after its size or colors changed. */
   redraw() {
     this.#drawn = '';
     this.#draw();

@@ -1,6 +1,6 @@
 // The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
 import { h, toast } from '../dom.js';
-import { surprise } from './colour.js';
+import { surprise } from './color.js';
 import { requestDelay } from './events.js';
 import { NEVER } from './rows.js';
 import { show } from './glyphs.js';

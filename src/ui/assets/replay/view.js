@@ -1,7 +1,7 @@
 // The replay component: one cursor over the events of a run, and all views that follow it. The replay page and the
 // playground use the same component; an active run is one whose events are still arriving.
 import { ask, base, h, toast } from '../dom.js';
-import { MODES, SURPRISING, legend, surprise } from './colour.js';
+import { MODES, SURPRISING, legend, surprise } from './color.js';
 import { Events } from './events.js';
 import { find } from './find.js';
 import { hover } from './hover.js';
@@ -198,8 +198,8 @@ export class Replay {
     const speed = this.#el('speed');
     this.#on(speed, 'change', () => this.#parts.player.setSpeed(speed.value));
     this.#parts.player.setSpeed(speed.value);
-    this.#el('colours').replaceChildren(h('legend', { class: 'vh' }, 'Colour by'), ...MODES.map((mode, i) => {
-      const input = h('input', { type: 'radio', name: 'colour', value: mode.id, onchange: () => this.colour(mode.id) });
+    this.#el('colors').replaceChildren(h('legend', { class: 'vh' }, 'Color by'), ...MODES.map((mode, i) => {
+      const input = h('input', { type: 'radio', name: 'color', value: mode.id, onchange: () => this.colorBy(mode.id) });
       return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
     }));
     const box = this.#el('find');
@@ -381,7 +381,7 @@ export class Replay {
     if (!playing) this.go(this.n);
   }
 
-  /** Colours the text by attention if it is enabled, else by the selected metric. */
+  /** Colors the text by attention if it is enabled, else by the selected metric. */
   #paint() {
     const { text, attention } = this.#parts;
     if (!text) return;
@@ -390,16 +390,16 @@ export class Replay {
     const shading = this.#state.attention ? attention?.shading : null;
     if (attention) this.#parts.images?.join(attention.section);
     this.#parts.images?.attention(shading ? attention.now : null);
-    if (shading) text.colour(shading, attention.showsLaterSteps);
-    else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
-    else text.colour((i) => mode.bucket(run, i));
+    if (shading) text.colorBy(shading, attention.showsLaterSteps);
+    else if (mode.id === 'mods') text.colorBy((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
+    else text.colorBy((i) => mode.bucket(run, i));
     const box = this.#el('legend');
     if (shading) box.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
     else box.replaceChildren(...legend(mode).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), mode.unit ? h('span', {}, mode.unit) : '');
   }
 
-  /** Colours the text by a metric. */
-  colour(id) {
+  /** Colors the text by a metric. */
+  colorBy(id) {
     this.#state.color = id;
     if (this.#state.attention) {
       this.#state.attention = false;
@@ -420,13 +420,13 @@ export class Replay {
     }
   }
 
-  /** Shows which buttons and colours are selected. */
+  /** Shows which buttons and colors are selected. */
   #toggles() {
     for (const name of ['showRemoved', 'showLater', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
-    // The text has one colouring at a time, so no metric is selected while attention is shown.
-    for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
+    // The text has one coloring at a time, so no metric is selected while attention is shown.
+    for (const input of this.#el('colors').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
   /** Highlights the first match of a text. */
@@ -508,7 +508,7 @@ export class Replay {
         player.setSpeed(speed.value);
         return true;
       }
-      case 'colour': this.colour(MODES[Number(key) - 1].id); return true;
+      case 'color': this.colorBy(MODES[Number(key) - 1].id); return true;
       case 'showRemoved': case 'showLater': case 'attention':
         this.#state[action] = !this.#state[action];
         this.#toggles();

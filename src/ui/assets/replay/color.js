@@ -1,4 +1,4 @@
-// Colour modes of tokens, for the text and its legend.
+// Color modes of tokens, for the text and its legend.
 
 const BIT = Math.LOG2E;
 /** Returns the number of edges that a value reaches. */
@@ -13,7 +13,7 @@ const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
 const RANK = [2, 3, 4, 6, 11, 51, 501];
 const TIME = [10, 20, 40, 80, 160, 320, 1000];
 
-/** Colour modes in the order of keys 1–6. `bucket(run, row)` returns 0–7, or -1 for no colour. */
+/** Color modes in the order of keys 1–6. `bucket(run, row)` returns 0–7, or -1 for no color. */
 export const MODES = [
   {
     id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,
