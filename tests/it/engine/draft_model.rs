@@ -85,7 +85,7 @@ async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
         let accepted = compare(&mut engines, &format!("{length} tokens"), case).await;
         assert!(accepted > 35, "{length}: {accepted}");
     }
-    // The draft model reads 64 tokens of the prompt before each decode, so step 6 is the first with a draft.
+    // The draft model decodes 64 tokens of the prompt before each decode, so step 6 is the first with a draft.
     let other: Vec<TokenId> = prompt(300).into_iter().rev().collect();
     let run = engines.1.run(request_tokens(other, 40)).await;
     let first_draft = run.items.iter().find_map(|item| match item {
