@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors } from './browser.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
@@ -26,7 +26,7 @@ test('search finds a section by keyboard and opens it', async () => {
   const top = await page.evaluate(() => document.getElementById('filter-language').getBoundingClientRect().top);
   assert.ok(top >= 0 && top < 400, `the section is in view, at ${top}`);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('search finds text, reports no results, and closes with Escape', async () => {
@@ -39,7 +39,7 @@ test('search finds text, reports no results, and closes with Escape', async () =
   await page.keyboard.press('Escape');
   assert.ok(await page.locator('[data-docs-found]').isHidden());
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('headings have anchors, and code blocks can be copied', async () => {
@@ -52,7 +52,7 @@ test('headings have anchors, and code blocks can be copied', async () => {
   await page.locator('.docs-text pre .copy').first().click();
   assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^thunder mods new calm$/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('API link opens the reference with all protocols', async () => {
@@ -65,7 +65,7 @@ test('API link opens the reference with all protocols', async () => {
   }
   assert.ok(await page.locator('h3:has-text("POST /v1/chat/completions")').count());
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('pages link to the next page and to their Markdown', async () => {
@@ -79,7 +79,7 @@ test('pages link to the next page and to their Markdown', async () => {
   assert.match(markdown.headers.get('content-type'), /^text\/markdown/);
   assert.match(await markdown.text(), /^# Getting started\n/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('contents are behind a button at a width of 375 pixels, and pages fit', async () => {
@@ -96,7 +96,7 @@ test('contents are behind a button at a width of 375 pixels, and pages fit', asy
   const page = await open('/docs/getting-started', { width: 320, height: 640 });
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 for (const scheme of ['light', 'dark']) {
@@ -108,6 +108,6 @@ for (const scheme of ['light', 'dark']) {
       assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
       await page.context().close();
     }
-    await quiet();
+    await expectNoErrors();
   });
 }

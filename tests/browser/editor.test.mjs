@@ -60,7 +60,7 @@ async function write(page, text) {
   await page.keyboard.insertText(text);
 }
 
-const quiet = () => assert.deepEqual(problems.splice(0), []);
+const expectNoErrors = () => assert.deepEqual(problems.splice(0), []);
 
 test('mod is written, corrected, saved, kept after a reload, and run', { skip }, async () => {
   const page = await open('/mods/-new');
@@ -123,7 +123,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.waitForSelector('.cm-editor');
   assert.match(await page.textContent('.cm-content'), /Says two/, 'a run links to the version that it used');
   await page.context().close();
-  quiet();
+  expectNoErrors();
 });
 
 test('package of two files is edited, with errors at their file', { skip }, async () => {
@@ -163,7 +163,7 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   assert.equal(answer.choices[0].text, 'second');
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   await page.context().close();
-  quiet();
+  expectNoErrors();
 });
 
 test('editor receives the shortcut keys of the page, and Tab leaves it after Escape', { skip }, async () => {
@@ -178,7 +178,7 @@ test('editor receives the shortcut keys of the page, and Tab leaves it after Esc
   await page.keyboard.press('Tab');
   assert.equal(await page.evaluate(() => document.activeElement.closest('.cm-editor')), null);
   await page.context().close();
-  quiet();
+  expectNoErrors();
 });
 
 for (const scheme of ['light', 'dark']) {
@@ -195,7 +195,7 @@ for (const scheme of ['light', 'dark']) {
       assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
       await page.context().close();
     }
-    quiet();
+    expectNoErrors();
   });
 }
 
@@ -206,7 +206,7 @@ test('pages of mods fit into a width of 320 pixels', { skip }, async () => {
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
     await page.context().close();
   }
-  quiet();
+  expectNoErrors();
 });
 
 for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
@@ -250,6 +250,6 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForURL(/\/playground\?from=/);
     await page.waitForSelector(`[data-mods] [data-mod="${name}-dry"]`);
     await page.context().close();
-    quiet();
+    expectNoErrors();
   });
 }

@@ -2,7 +2,7 @@
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import net from 'node:net';
-import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
 let browser;
@@ -43,7 +43,7 @@ test('first example request always shows the same backtrack', async () => {
     await page.context().close();
   }
   assert.equal(answers[0], answers[1]);
-  await quiet();
+  await expectNoErrors();
 });
 
 test('keys without a further match show a notice', async () => {
@@ -61,7 +61,7 @@ test('keys without a further match show a notice', async () => {
   await page.keyboard.press('e');
   assert.equal(await page.textContent('[data-toast]'), 'No error in this run.');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 for (const width of [1280, 375]) {
@@ -79,7 +79,7 @@ for (const width of [1280, 375]) {
     assert.equal(lanes.length, 2);
     for (const [label, marks] of lanes) assert.ok(label <= marks, `the label ends at ${label}, the marks begin at ${marks}`);
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -95,7 +95,7 @@ test('comparison shows the effect of mods and sampler on each candidate', async 
   assert.equal(ofB[2], '·', 'no mod changed B');
   assert.equal(await wide(page, '.panel'), 0);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('later steps are shaded by their attention to a token in the selected layer', async () => {
@@ -128,7 +128,7 @@ test('later steps are shaded by their attention to a token in the selected layer
   assert.ok(orders.size > 1, 'layers differ');
   assert.equal(first, (await step(1, 'view=max')).row_len);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('playground keeps tools, format and biases of a run', async () => {
@@ -153,7 +153,7 @@ test('playground keeps tools, format and biases of a run', async () => {
   for (const [name, value] of Object.entries({ ...fields, messages })) assert.deepEqual(body[name], value, name);
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('next token is chosen from its candidates, and the text continues from exactly these tokens', async () => {
@@ -191,7 +191,7 @@ test('next token is chosen from its candidates, and the text continues from exac
     assert.equal(await page.locator('[data-next] table').count(), 0, 'candidates of another text');
     await page.context().close();
   }
-  await quiet();
+  await expectNoErrors();
 });
 
 test('playground lists the fields that differ from the run', async () => {
@@ -204,7 +204,7 @@ test('playground lists the fields that differ from the run', async () => {
   assert.equal(await page.textContent('[data-differs] summary'), '2 fields differ from the run');
   assert.match(await page.textContent('[data-differs] ul'), /temperature.*→ 1\.5/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('open run list is updated after an outage of the server', async () => {
@@ -253,7 +253,7 @@ test('open run list is updated after an outage of the server', async () => {
   await page.context().close();
   proxy.close();
   for (const socket of sockets) socket.destroy();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('fork with an alternative grows beside the text, and the family shows its branches', async () => {
@@ -294,7 +294,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   await page.goto(`${URL_}/runs?q=parent:${id}`);
   assert.match(await page.locator('.run [data-parent]').textContent(), new RegExp(`fork at step ${drawn.step}: “`));
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('regenerating several ways starts branches that the comparison offers', async () => {
@@ -321,7 +321,7 @@ test('regenerating several ways starts branches that the comparison offers', asy
   assert.equal(Number(await current()), before + 1);
   assert.ok(await page.locator('.t.cur').count() >= 1);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('run of another engine says why it cannot be forked', async () => {
@@ -335,5 +335,5 @@ test('run of another engine says why it cannot be forked', async () => {
   await button.click({ force: true });
   assert.match(await page.textContent('[data-toast]'), /cannot be forked: its sampling parameters/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });

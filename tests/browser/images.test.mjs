@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { launch, open, quiet, ready } from './browser.mjs';
+import { launch, open, expectNoErrors, ready } from './browser.mjs';
 
 const server = process.env.IMAGES_URL;
 if (!server) throw new Error('IMAGES_URL must name a running server with a projector');
@@ -77,7 +77,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     await page.click('[data-act=attention]');
     await facts.waitFor({ state: 'hidden' });
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 

@@ -1,6 +1,6 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
-import { ask, base, drawn, h, palette, surface } from './dom.js';
+import { base, drawn, fetchApi, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/color.js';
 import { align, coalesce } from './replay/diff.js';
@@ -26,7 +26,7 @@ const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 
 /** Loads one side: a run, and the rows of its final answer. */
 async function loadSide(id) {
-  const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
+  const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await response.arrayBuffer());
   const rows = run.sequence(run.eventCount).filter((i) => i !== undefined && !run.isPrompt(i));
   return { id, run, rows, events: new Events(id) };
@@ -161,7 +161,7 @@ async function loadStep({ id, run, rows, events }, index) {
 async function loadDivergences() {
   const models = await Promise.all(sides.map(async ({ id, run }) => {
     const all = [];
-    for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) all.push(...(await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + EVENTS_PER_REQUEST}`)).json()).alternatives);
+    for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) all.push(...(await (await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + EVENTS_PER_REQUEST}`)).json()).alternatives);
     return byStep(all);
   }));
   const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
@@ -200,7 +200,7 @@ async function showSettings() {
 
 /** Shows links that compare A with its family, and with the other selected runs in the URL. */
 async function showLinks() {
-  const family = await (await ask(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
+  const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
   const selected = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
   const list = [...order(family.runs), ...selected.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }))];
   const others = list.filter((m) => m.run_id !== sides[0].id);

@@ -37,7 +37,7 @@ export async function copy(text, what) {
 }
 
 /** Calls `fetch`. If the server is unreachable, the error has the same message in all browsers. */
-export async function reach(url, options) {
+export async function fetchUrl(url, options) {
   try {
     return await fetch(url, options);
   } catch (error) {
@@ -46,14 +46,14 @@ export async function reach(url, options) {
 }
 
 /** Calls `fetch` for a path of this server with the login cookie. Fails with the server's error message. */
-export async function ask(path, options = {}) {
-  const response = await reach(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
+export async function fetchApi(path, options = {}) {
+  const response = await fetchUrl(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
-  throw await problem(response);
+  throw await errorOf(response);
 }
 
 /** Turns a failed response into an Error with the server's message. */
-export async function problem(response) {
+export async function errorOf(response) {
   const text = await response.text().catch(() => '');
   let message = `${response.status} ${response.statusText}`;
   let pointer = null;

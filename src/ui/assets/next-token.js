@@ -1,5 +1,5 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
-import { ask, base, h } from './dom.js';
+import { base, fetchApi, h } from './dom.js';
 import { funnel } from './funnel.js';
 import { group } from './replay/events.js';
 import { show } from './replay/glyphs.js';
@@ -47,7 +47,7 @@ export class TokenChain {
 
 /** Returns the stored entries of a run. */
 async function entriesOf(id) {
-  const text = await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/events`, { headers: { Accept: 'application/x-ndjson' } })).text();
+  const text = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/events`, { headers: { Accept: 'application/x-ndjson' } })).text();
   return [...group(text.split('\n').filter(Boolean).map((line) => JSON.parse(line))).values()];
 }
 
@@ -98,7 +98,7 @@ export class NextToken {
   }
 
   #send(path, body) {
-    return ask(path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+    return fetchApi(path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
   }
 
   async #post(path, body) { return (await this.#send(path, body)).json(); }

@@ -1,5 +1,5 @@
 // The dialog that changes the tags of runs, and the links to a tag's runs.
-import { ask, base, h, toast } from './dom.js';
+import { base, fetchApi, h, toast } from './dom.js';
 
 /** Returns the filter for the runs of a tag. */
 const filter = (tag) => (/\s/.test(tag) ? `tag:"${tag}"` : `tag:${tag}`);
@@ -44,7 +44,7 @@ export function editTags(runs, changed) {
     save.disabled = true;
     problem.textContent = '';
     try {
-      const response = await ask('/api/v1/runs/tags', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(change) });
+      const response = await fetchApi('/api/v1/runs/tags', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(change) });
       changed((await response.json()).runs);
       dialog.close();
       toast('Tags saved');

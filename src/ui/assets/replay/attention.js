@@ -1,5 +1,5 @@
 // Attention of one step over the text and as a strip.
-import { ask, h, palette, surface } from '../dom.js';
+import { fetchApi, h, palette, surface } from '../dom.js';
 import { bucketOfShare } from './color.js';
 import { requestDelay } from './events.js';
 import { percent } from './why.js';
@@ -153,7 +153,7 @@ export class Attention {
       const end = () => Math.min(run.removedAt(row), run.eventCount);
       for (let to = end(); later.next < to && !signal.aborted; to = end()) {
         const query = new URLSearchParams({ from: later.next, to, position: run.pos(row), ...viewQuery(this.view) });
-        const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
+        const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
         const { attention } = await response.json();
         for (const { sequence_order: seq, value } of attention.rows) {
           later.steps += 1;
@@ -216,7 +216,7 @@ export class Attention {
     const { signal } = this.#abort;
     const read = async (view) => {
       const query = new URLSearchParams({ at: seq, ...viewQuery(view) });
-      return (await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
+      return (await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
     };
     const { view } = this;
     // Statistics of heads are also shown if the rows of the chosen head are not stored.

@@ -1,5 +1,5 @@
 // Events with their mod calls, logs and actions, loaded in blocks and cached.
-import { ask } from '../dom.js';
+import { fetchApi } from '../dom.js';
 
 const EVENTS_PER_BLOCK = 96;
 const MAX_BLOCKS = 24;
@@ -90,7 +90,7 @@ export class Events {
     if (!this.#loading.has(block)) {
       const work = (async () => {
         const url = `/api/v1/runs/${encodeURIComponent(this.#id)}/events?from=${block * EVENTS_PER_BLOCK}&to=${(block + 1) * EVENTS_PER_BLOCK}`;
-        const text = await (await ask(url, { headers: { Accept: 'application/x-ndjson' } })).text();
+        const text = await (await fetchApi(url, { headers: { Accept: 'application/x-ndjson' } })).text();
         const items = text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
         this.#blocks.set(block, group(items));
         if (this.#blocks.size > MAX_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value);

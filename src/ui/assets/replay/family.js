@@ -1,6 +1,6 @@
 // The branches of a run below its text: the tree of its family, with active branches updated, and statistics of the run. One
 // branch can be shown beside the text.
-import { ask, base, h, toast } from '../dom.js';
+import { base, fetchApi, h, toast } from '../dom.js';
 import { MODES } from './color.js';
 import { fill } from './glyphs.js';
 import { Run } from './run.js';
@@ -41,7 +41,7 @@ export class Family {
   /** Loads the family and shows it. */
   async load() {
     try {
-      const family = await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+      const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
       this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
       this.#members = order([...family.runs, ...this.#started]);
       this.#hooks.refused(family.not_forkable);
@@ -144,7 +144,7 @@ export class Family {
     for (const m of outdated) {
       try {
         const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
-        const run = Run.stored(await (await ask(`${path}/columns`)).arrayBuffer());
+        const run = Run.stored(await (await fetchApi(`${path}/columns`)).arrayBuffer());
         if (loadId !== this.#loadId) return;
         this.#paint(m, run);
         if (m.status !== 'running') this.#runs.set(m.run_id, run);
@@ -153,7 +153,7 @@ export class Family {
     if (!this.#members.some((m) => m.status === 'running')) return;
     this.#timer = setTimeout(async () => {
       try {
-        const family = await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+        const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
         for (const fresh of family.runs) {
           const m = this.#members.find((other) => other.run_id === fresh.run_id);
           if (m) Object.assign(m, fresh);

@@ -7,7 +7,7 @@ const MAX_LISTED = 400;
 /** Returns the color of a mark. Pure. */
 export function toneOf(mark) {
   if (mark.kind === 'log') return 'line-strong';
-  if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'erased';
+  if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'danger';
   return /^Force/.test(mark.label) ? 'forced' : 'accent';
 }
 
@@ -75,7 +75,7 @@ export class Lanes {
 
   #draw() {
     if (!this.#lanes.size) return;
-    const c = palette(['accent', 'erased', 'forced', 'line-strong']);
+    const c = palette(['accent', 'danger', 'forced', 'line-strong']);
     const span = Math.max(1, this.#run.eventCount);
     const ready = new Map();
     for (const [name, lane] of this.#lanes) {

@@ -1,5 +1,5 @@
 // The page of one run: the replay component and the URL of its state.
-import { ask, base, copy, h, toast } from '../dom.js';
+import { base, copy, fetchApi, h, toast } from '../dom.js';
 import { listen } from '../keys.js';
 import { Replay } from './view.js';
 import { registerRunNavigation } from '../shell.js';
@@ -120,7 +120,7 @@ const dialog = document.querySelector('[data-delete-dialog]');
 dialog.addEventListener('close', async () => {
   if (dialog.returnValue !== 'delete') return;
   try {
-    await ask('/api/v1/deletions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: [id] }) });
+    await fetchApi('/api/v1/deletions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: [id] }) });
     location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
   } catch (error) {
     toast(`Not deleted: ${error.message}`);

@@ -1,6 +1,6 @@
 // The replay component: one cursor over the events of a run, and all views that follow it. The replay page and the
 // playground use the same component; an active run is one whose events are still arriving.
-import { ask, base, h, toast } from '../dom.js';
+import { base, fetchApi, h, toast } from '../dom.js';
 import { MODES, SURPRISING, legend, surprise } from './color.js';
 import { Events } from './events.js';
 import { find } from './find.js';
@@ -72,7 +72,7 @@ export class Replay {
     const wait = this.#el('text');
     wait.dataset.idle = 'Loading the run…';
     wait.toggleAttribute('data-none', true);
-    const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
+    const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
       wait.dataset.idle = 'The run could not be loaded.';
       throw error;
     });
@@ -111,7 +111,7 @@ export class Replay {
   }
 
   /** Shows a run without a server: folds its items into an empty `state`. */
-  present(state, items) {
+  showLocal(state, items) {
     this.#isLocal = true;
     this.#events.push(items, Infinity);
     for (const item of items) state.apply(item);
@@ -165,8 +165,8 @@ export class Replay {
   /** Loads the attention on first use. */
   async #loadAttention() {
     const parts = this.#parts;
-    if (!this.#state.attention || parts.attending) return;
-    parts.attending = true;
+    if (!this.#state.attention || parts.isLoadingAttention) return;
+    parts.isLoadingAttention = true;
     try {
       const { Attention } = await import('./attention.js');
       if (this.#closed.signal.aborted) return;
@@ -183,7 +183,7 @@ export class Replay {
       attention.on = this.#state.attention;
       this.go(this.n, { live: true, quiet: true });
     } catch (error) {
-      parts.attending = false;
+      parts.isLoadingAttention = false;
       toast(`Attention could not be loaded: ${error.message}`);
     }
   }
@@ -475,7 +475,7 @@ export class Replay {
   /** Starts forks of the run at the step of event `n`; opens the first one where the page does not show them. */
   async #branch(n, change, text) {
     try {
-      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
+      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ at: { event: n }, ...change }),
       });
       const forks = await response.json();
