@@ -29,7 +29,7 @@ export class Family {
   #loadId = 0;
   #besideId = null;
 
-  /** `hooks`: `address(id)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text, or closes it if `member` is null, `changed()`. */
+  /** `hooks`: `urlOf(member)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text, or closes it if `member` is null, `changed()`. */
   constructor(id, hooks) {
     this.#id = id;
     this.#hooks = hooks;
@@ -89,7 +89,7 @@ export class Family {
   /** Returns the URL of the branch `step` places after this run. */
   next(step) {
     const id = neighbor(this.#members, this.#id, step);
-    return id && this.#hooks.address(this.#members.find((m) => m.run_id === id));
+    return id && this.#hooks.urlOf(this.#members.find((m) => m.run_id === id));
   }
 
   /** Shows a branch in a second replay beside the text; the same branch again closes it. */
@@ -107,7 +107,7 @@ export class Family {
     const facts = h('span', { class: 'branch-facts num' });
     const button = here ? null : h('button', { type: 'button', 'aria-pressed': String(m.run_id === this.#besideId), title: 'Show this branch beside the text', onclick: () => this.beside(m.run_id) }, 'Beside');
     const row = h('li', { 'data-branch': m.run_id, 'data-status': m.status, 'aria-current': here ? 'true' : null },
-      h('a', { class: 'branch-change', href: this.#hooks.address(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
+      h('a', { class: 'branch-change', href: this.#hooks.urlOf(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
       here ? null : h('span', { class: 'branch-acts' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
     row.style.setProperty('--depth', String(Math.min(m.depth, 8)));
     this.#rows.set(m.run_id, { row, text, facts, button });

@@ -14,7 +14,7 @@ import { Text } from './text.js';
 import { targetOf } from './moves.js';
 
 /** Initial state of a view, which links contain. */
-const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, layer: 'mean', later: false, q: '' };
+const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, view: 'mean', laterSteps: false };
 
 export class Replay {
   /** Event of the cursor. */
@@ -173,11 +173,11 @@ export class Replay {
       const attention = new Attention(this.#run, this.#id, {
         recorded: () => this.#recorded,
         live: () => this.live,
-        changed: () => { this.#state.layer = attention.view; this.#state.later = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
+        changed: () => { this.#state.view = attention.view; this.#state.laterSteps = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
         painted: () => this.#paint(),
         go: (n) => { parts.player.pause(); this.go(n); },
         pick: (row) => this.pick(row),
-      }, this.#closed.signal, this.#state.layer, this.#state.later);
+      }, this.#closed.signal, this.#state.view, this.#state.laterSteps);
       parts.panel.put(attention.section);
       parts.attention = attention;
       attention.on = this.#state.attention;
@@ -276,7 +276,7 @@ export class Replay {
   }
 
   /**
-   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` leaves the address as it is, `playing` is set by the
+   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` leaves the URL as it is, `playing` is set by the
    * player, and `live` keeps the selected row.
    */
   go(n, { quiet = false, playing = false, live = false } = {}) {
@@ -432,7 +432,6 @@ export class Replay {
   /** Highlights the first match of a text. */
   #find(needle) {
     const { text } = this.#parts;
-    this.#state.find = needle;
     this.#hits = find(needle, this.#run.count, (i) => this.#run.text(i), (i) => text.isShown(i));
     this.#hit = -1;
     this.#nextHit(1);
