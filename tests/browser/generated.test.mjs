@@ -72,7 +72,7 @@ for (const width of [1280, 375]) {
     await page.keyboard.press('Home');
     await page.keyboard.press('.');
     await page.keyboard.press('.');
-    await page.waitForSelector('.panel .why:has-text("masked by ban-phrases")');
+    await page.waitForSelector('.panel .reason:has-text("masked by ban-phrases")');
     assert.equal(await wide(page, '.panel'), 0);
     assert.equal(await wide(page, 'html'), 0);
     const lanes = await page.locator('.lane').evaluateAll((all) => all.map((lane) => [lane.querySelector('b').getBoundingClientRect().bottom, lane.querySelector('canvas').getBoundingClientRect().top]));

@@ -11,7 +11,7 @@ import { targetOf } from '../../src/ui/assets/replay/moves.js';
 import { mayCut, roles } from '../../src/ui/assets/replay/parts.js';
 import { isChipVisible, removals } from '../../src/ui/assets/replay/removals.js';
 import { NEVER } from '../../src/ui/assets/replay/rows.js';
-import { explain, percent } from '../../src/ui/assets/replay/why.js';
+import { candidateTable, percent } from '../../src/ui/assets/replay/candidates.js';
 
 test('characters that hide or reorder text are shown by name', () => {
   assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { mark: 'U+202E' }, { text: 'b' }]);
@@ -141,18 +141,18 @@ test('panel names the stage or mod that removed a candidate', () => {
       calls: [],
     },
   ];
-  const { rows } = explain(entries);
-  assert.deepEqual(rows.map((r) => [r.token, r.why, r.chosen]), [[1, '', true], [2, 'masked by ban', false], [3, 'min-p', false]]);
-  const foreign = explain([{ event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }, 'junk', null] }), calls: [] }]);
+  const { rows } = candidateTable(entries);
+  assert.deepEqual(rows.map((r) => [r.token, r.reason, r.chosen]), [[1, '', true], [2, 'masked by ban', false], [3, 'min-p', false]]);
+  const foreign = candidateTable([{ event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }, 'junk', null] }), calls: [] }]);
   assert.deepEqual(foreign.rows.map((r) => r.text), ['⟨7⟩']);
-  assert.equal(explain([]).rows.length, 0);
-  const named = explain([
+  assert.equal(candidateTable([]).rows.length, 0);
+  const named = candidateTable([
     { event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }] }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, token_text: ' there' }), calls: [] },
   ]);
   assert.equal(named.rows[0].text, ' there', 'the drawn token has its text even if the candidates have none');
   assert.equal(named.draft, null);
-  const draftOf = (drafted) => explain([
+  const draftOf = (drafted) => candidateTable([
     { event: event({ event_type: 'ForwardPass', details: { model: [{ token: 7, text: ' a', prob: 0.4 }, { token: 8, text: ' b', prob: 0.3 }] } }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, details: { drafted } }), calls: [] },
   ]).draft;

@@ -9,7 +9,7 @@ import { Events } from './replay/events.js';
 import { fill, show } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
 import { changeOf, order } from './replay/tree.js';
-import { explain, percent } from './replay/why.js';
+import { candidateTable, percent } from './replay/candidates.js';
 
 const root = document.querySelector('[data-compare]');
 const box = document.querySelector('[data-diff]');
@@ -154,7 +154,7 @@ async function loadStep({ id, run, rows, events }, index) {
   if (row === undefined) return { id, row: null, rows: [] };
   const [first, ...rest] = run.stepEvents(run.addedAt(row));
   const entries = await events.get(first, rest.at(-1) ?? first);
-  return { id, run, row, ...explain(entries) };
+  return { id, run, row, ...candidateTable(entries) };
 }
 
 /** Loads the candidates of both runs and draws their divergence. */

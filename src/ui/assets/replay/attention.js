@@ -2,7 +2,7 @@
 import { fetchApi, h, palette, surface } from '../dom.js';
 import { bucketOfShare } from './color.js';
 import { requestDelay } from './events.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 import { show } from './glyphs.js';
 import { Heads } from './heads.js';
 import { AttentionMap } from './map.js';

@@ -1,6 +1,6 @@
 // Layers × heads of one step as a grid, colored by a statistic of each head.
 import { h } from '../dom.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 
 const distance = (s, length) => length - 1 - s.peak_position;
 

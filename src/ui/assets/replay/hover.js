@@ -3,7 +3,7 @@ import { h } from '../dom.js';
 import { NEVER } from './rows.js';
 import { surprise } from './color.js';
 import { show } from './glyphs.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 
 const DELAY_MS = 120;
 

@@ -1,6 +1,6 @@
 // Images of a prompt: a chip in the text for each, and the attention to its patches. Loaded only for runs with images.
 import { base, h, palette } from '../dom.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 
 /** Returns the number of patches of a tile. Pure. */
 const sizeOf = ({ columns, rows }) => columns * rows;
