@@ -28,7 +28,7 @@ async function stored(id) {
 }
 
 const banned = (...phrases) => [{ name: 'ban-phrases', config: { phrases, whole_words: true } }];
-const wide = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);
+const overflow = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);
 
 test('first example request always shows the same backtrack', async () => {
   const answers = [];
@@ -73,8 +73,8 @@ for (const width of [1280, 375]) {
     await page.keyboard.press('.');
     await page.keyboard.press('.');
     await page.waitForSelector('.panel .reason:has-text("masked by ban-phrases")');
-    assert.equal(await wide(page, '.panel'), 0);
-    assert.equal(await wide(page, 'html'), 0);
+    assert.equal(await overflow(page, '.panel'), 0);
+    assert.equal(await overflow(page, 'html'), 0);
     const lanes = await page.locator('.lane').evaluateAll((all) => all.map((lane) => [lane.querySelector('b').getBoundingClientRect().bottom, lane.querySelector('canvas').getBoundingClientRect().top]));
     assert.equal(lanes.length, 2);
     for (const [label, marks] of lanes) assert.ok(label <= marks, `the label ends at ${label}, the marks begin at ${marks}`);
@@ -93,7 +93,7 @@ test('comparison shows the effect of mods and sampler on each candidate', async 
   const [ofA, ofB] = ['A ✓', 'B ✓'].map((name) => chosen.find(([side]) => side === name));
   assert.match(ofA.join(' '), /%.*%.*%/, 'a mod changed what A was drawn from');
   assert.equal(ofB[2], '·', 'no mod changed B');
-  assert.equal(await wide(page, '.panel'), 0);
+  assert.equal(await overflow(page, '.panel'), 0);
   await page.context().close();
   await expectNoErrors();
 });
@@ -122,7 +122,7 @@ test('later steps are shaded by their attention to a token in the selected layer
     expected.sort((x, y) => y[1] - x[1]);
     await page.selectOption('select[aria-label="Which attention"]', choice);
     await page.waitForFunction((count) => new RegExp(`^${count} later step[^…]*$`).test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''), expected.length);
-    assert.equal((await shown())[0], expected[0][0], `${choice}: the step that looked most`);
+    assert.equal((await shown())[0], expected[0][0], `${choice}: the step with the highest attention`);
     orders.add(expected.map(([pos]) => pos).join());
   }
   assert.ok(orders.size > 1, 'layers differ');
@@ -179,7 +179,7 @@ test('next token is chosen from its candidates, and the text continues from exac
     assert.equal(body.max_tokens, 1);
     await shown();
     assert.ok((await page.inputValue('[data-raw]')).length >= rendered.length);
-    assert.equal(await wide(page, 'html'), 0, `${width} pixels`);
+    assert.equal(await overflow(page, 'html'), 0, `${width} pixels`);
     await page.waitForFunction(() => document.activeElement.closest('[data-next]'));
     await page.click('[data-next] button:has-text("Undo")');
     await shown();
@@ -222,13 +222,13 @@ test('open run list is updated after an outage of the server', async () => {
     }).listen(at, '127.0.0.1', () => resolve(proxy));
   });
   let proxy = await serve(0);
-  const away = `http://127.0.0.1:${proxy.address().port}`;
+  const proxyUrl = `http://127.0.0.1:${proxy.address().port}`;
   const stop = new AbortController();
   const user = `away-${Date.now()}`;
   const body = { prompt: user, max_tokens: 3500, ignore_eos: true, stream: true };
   const run = await fetch(`${URL_}/v1/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal: stop.signal });
   const id = run.headers.get('x-thunder-run-id');
-  const page = await open(`/runs?q=${user}`, { server: away, expected: (what) => /ERR_|Failed to fetch/.test(what) });
+  const page = await open(`/runs?q=${user}`, { server: proxyUrl, expected: (what) => /ERR_|Failed to fetch/.test(what) });
   // A run is in the list once it is stored.
   while (!await page.locator(`[data-run="${id}"]`).count()) {
     await page.waitForTimeout(100);

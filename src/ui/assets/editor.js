@@ -45,7 +45,7 @@ function setUp() {
   button.disabled = !canSave;
 
   const isChanged = () => JSON.stringify(mod.value) !== JSON.stringify(saved);
-  const upload = () => uploadOf(JSON.parse(form.dataset.kept), form.elements.name.value.trim(), mod.value);
+  const upload = () => uploadOf(JSON.parse(form.dataset.previous), form.elements.name.value.trim(), mod.value);
 
   function setState(text, tone = '') {
     state.textContent = text;

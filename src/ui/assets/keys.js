@@ -85,7 +85,7 @@ export const TABLE = [
   ]],
   ['Playground', [
     [['Ctrl+Enter'], 'generate', 'generate', 'playground'],
-    [['Ctrl+Shift+Enter'], 'candidates of the next token', 'nextOfText', 'playground'],
+    [['Ctrl+Shift+Enter'], 'candidates of the next token', 'computeNext', 'playground'],
   ]],
   ['Mod', [
     [['Ctrl+s'], 'save a new version', 'save', 'editor'],

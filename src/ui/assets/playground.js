@@ -327,7 +327,7 @@ form.addEventListener('click', (event) => {
 
 listen(['playground', 'replay'], (action, key) => {
   if (action === 'generate') { generate(); return true; }
-  if (action === 'nextOfText') { showNextToken(); return true; }
+  if (action === 'computeNext') { showNextToken(); return true; }
   if (action === 'escape') {
     if (!running) return false;
     running.abort();
