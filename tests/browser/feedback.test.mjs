@@ -15,7 +15,7 @@ before(async () => { browser = await launch(); });
 after(() => browser?.close());
 
 /** Stores a run with feedback. */
-async function rated(id) {
+async function storeRated(id) {
   assert.equal((await post('/ingest', trace(id))).status, 201);
   for (const feedback of [{ rating: 1, position: 2, text: 'a <b>good</b> word' }, { rating: -0.5, position: 7 }, { rating: 0.5, position: 4000 }, { rating: 1 }]) {
     assert.equal((await post(`/api/v1/runs/${id}/feedback`, feedback)).status, 201);
@@ -25,11 +25,11 @@ async function rated(id) {
 for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
   test(`feedback marks its token and links to it (${scheme}, ${width} px)`, async () => {
     const id = `feedback-${scheme}-${Date.now()}`;
-    await rated(id);
+    await storeRated(id);
     const page = await open(`/runs/${id}`, { scheme, width });
     await ready(page);
     await page.waitForSelector('.t.note');
-    // The tokens of the answer: those that belong neither to the prompt nor to a removed stretch.
+    // The tokens of the answer: those that belong neither to the prompt nor to a removed part.
     const answer = await page.locator('.t:not(.p, .x)').allTextContents();
     const marked = page.locator('.t.note');
     assert.equal(await marked.count(), 2, 'one entry names a token beyond the answer, one names none');

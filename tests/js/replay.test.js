@@ -8,7 +8,7 @@ import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
 import { Deduplicator } from '../../src/ui/assets/replay/live.js';
 import { targetOf } from '../../src/ui/assets/replay/moves.js';
-import { mayCut, roles } from '../../src/ui/assets/replay/parts.js';
+import { mayEndBlock, roles } from '../../src/ui/assets/replay/blocks.js';
 import { isChipVisible, removals } from '../../src/ui/assets/replay/removals.js';
 import { NEVER } from '../../src/ui/assets/replay/rows.js';
 import { candidateTable, percent } from '../../src/ui/assets/replay/candidates.js';
@@ -51,11 +51,11 @@ test('template text is attributed to its message', () => {
   assert.deepEqual(roles(9, spans, texts).map((r) => r.role), ['user', 'user', 'user', 'user', 'user', 'user', 'answer', 'answer', 'answer']);
   assert.equal(roles(9, spans, texts)[3].dim, false);
   assert.equal(roles(2, undefined, []).length, 2);
-  assert.equal(mayCut(100, '\n'), false);
-  assert.equal(mayCut(128, 'x\n'), true);
-  assert.equal(mayCut(512, ' x'), false);
-  assert.equal(mayCut(512, ' x.”'), true);
-  assert.equal(mayCut(1024, ' x'), true);
+  assert.equal(mayEndBlock(100, '\n'), false);
+  assert.equal(mayEndBlock(128, 'x\n'), true);
+  assert.equal(mayEndBlock(512, ' x'), false);
+  assert.equal(mayEndBlock(512, ' x.”'), true);
+  assert.equal(mayEndBlock(1024, ' x'), true);
 });
 
 const run = {

@@ -1,7 +1,7 @@
 // The page of an experiment: progress, cancel and resume, and the comparison of cells.
 import { base, fetchApi, toast } from './dom.js';
 import { listen } from './keys.js';
-import { moveFocus, refresh, refreshWhile } from './parts.js';
+import { moveFocus, refresh, refreshWhile } from './refresh.js';
 
 const place = document.querySelector('[data-grid]');
 const problem = document.querySelector('[data-problem]');

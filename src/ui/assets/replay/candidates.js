@@ -3,7 +3,7 @@
 /** Returns the object `details` of an event; empty if the event has none. */
 export const eventDetails = (event) => (event && typeof event.details === 'object' && event.details) || {};
 
-/** Candidates in any of the known shapes as `[{token, text, prob}]`, highest first. */
+/** Returns candidates in any known format as `[{token, text, prob}]`, highest first. */
 export function candidates(list) {
   if (!Array.isArray(list)) return [];
   return list
@@ -28,8 +28,8 @@ export function candidateTable(entries) {
   const afterSampler = candidates(eventDetails(sampled?.event).after_sampler);
   const stages = Array.isArray(eventDetails(sampled?.event).stages) ? eventDetails(sampled.event).stages : [];
   const chosen = sampled?.event.sampled_token ?? null;
-  const editor = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
-  const moved = editor?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
+  const editingCall = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
+  const moved = editingCall?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
   const base = afterMods.length ? afterMods : model;
   const rows = new Map();
   for (const [name, list] of [['model', model], ['mods', afterMods], ['sampler', afterSampler]]) {
@@ -46,16 +46,16 @@ export function candidateTable(entries) {
   }
   const drafted = eventDetails(sampled?.event).drafted ?? null;
   const draft = drafted === null ? null : { right: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
-  const place = new Map(base.map((c, i) => [c.token, i + 1]));
+  const ranks = new Map(base.map((c, i) => [c.token, i + 1]));
   const out = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, reason: '', byMod: false };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
       // A token that is missing from the candidates after mods is either improbable or masked; the action tells which.
       const after = moved.find((m) => m.token === row.token)?.after;
-      result.reason = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editor?.call.mod_name ?? 'a mod'}`;
+      result.reason = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editingCall?.call.mod_name ?? 'a mod'}`;
       result.byMod = true;
     } else if (afterSampler.length && row.sampler === null && stages.length) {
-      const rank = place.get(row.token) ?? Infinity;
+      const rank = ranks.get(row.token) ?? Infinity;
       result.reason = stages.find((s) => s.left < rank)?.name ?? '';
     }
     return result;

@@ -42,7 +42,7 @@ export const bucketOfShare = (value, peak) => (peak > 0 ? Math.min(7, Math.floor
 export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
 
 /** Minimum surprise in bits of a token that the keys `s` and `S` select. */
-export const SURPRISING = 4;
+export const MIN_SURPRISE = 4;
 
 /** Entries of a mode's legend: `[{bucket, from}]`. */
 export const legend = (mode) => (mode.edges.length ? [0, ...mode.edges].map((from, bucket) => ({ bucket, from })) : []);

@@ -3,7 +3,7 @@
 // scrolls to them, and the rest in short tasks, so that the browser's own search finds all text. Moving the cursor only changes classes of rows whose state changes.
 import { h } from '../dom.js';
 import { fill, show } from './glyphs.js';
-import { MAX_BLOCK_ROWS, mayCut, roles } from './parts.js';
+import { MAX_BLOCK_ROWS, mayEndBlock, roles } from './blocks.js';
 import { isChipVisible, removals } from './removals.js';
 import { NEVER } from './rows.js';
 
@@ -116,7 +116,7 @@ export class Text {
       const part = h('div', { class: 'part', 'data-role': role }, h('b', {}, role), rows);
       this.#root.append(part);
       block = this.#addBlock(i, part, rows);
-    } else if (mayCut(block.end - block.first, this.#run.text(i - 1))) {
+    } else if (mayEndBlock(block.end - block.first, this.#run.text(i - 1))) {
       block = this.#addBlock(i, block.part, block.el.parentElement);
     }
     block.end = i + 1;

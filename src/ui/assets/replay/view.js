@@ -1,7 +1,7 @@
 // The replay component: one cursor over the events of a run, and all views that follow it. The replay page and the
 // playground use the same component; an active run is one whose events are still arriving.
 import { base, fetchApi, h, toast } from '../dom.js';
-import { MODES, SURPRISING, legend, surprise } from './color.js';
+import { MODES, MIN_SURPRISE, legend, surprise } from './color.js';
 import { Events } from './events.js';
 import { find } from './find.js';
 import { hover } from './hover.js';
@@ -492,7 +492,7 @@ export class Replay {
     const { player, panel, textBox } = this.#parts;
     if (!player) return false;
     const run = this.#run;
-    const to = targetOf(action, run, this.n, (i) => surprise(run, i), SURPRISING);
+    const to = targetOf(action, run, this.n, (i) => surprise(run, i), MIN_SURPRISE);
     if (to !== undefined) {
       player.pause();
       if (typeof to === 'string') toast(to);
