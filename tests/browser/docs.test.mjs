@@ -44,8 +44,8 @@ test('search finds text, reports no results, and closes with Escape', async () =
 
 test('headings have anchors, and code blocks can be copied', async () => {
   const page = await open('/docs/writing-mods');
-  const loose = await page.evaluate(() => [...document.querySelectorAll('.docs-text :is(h2, h3)')].filter((h) => h.querySelector('.anchor')?.hash !== `#${h.id}`).length);
-  assert.equal(loose, 0);
+  const withoutAnchor = await page.evaluate(() => [...document.querySelectorAll('.docs-text :is(h2, h3)')].filter((h) => h.querySelector('.anchor')?.hash !== `#${h.id}`).length);
+  assert.equal(withoutAnchor, 0);
   const blocks = await page.locator('.docs-text pre').count();
   assert.equal(await page.locator('.docs-text pre .copy').count(), blocks);
   await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
@@ -82,7 +82,7 @@ test('pages link to the next page and to their Markdown', async () => {
   await expectNoErrors();
 });
 
-test('contents are behind a button at a width of 375 pixels, and pages fit', async () => {
+test('a button opens the contents at a width of 375 pixels, and pages fit', async () => {
   for (const path of ['/docs/getting-started', '/docs/writing-mods', '/docs/reference', '/docs/flags']) {
     const page = await open(path, { width: 375, height: 700 });
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);

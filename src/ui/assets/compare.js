@@ -1,6 +1,6 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
-import { base, drawn, fetchApi, h, palette, surface } from './dom.js';
+import { base, scheduleDrawing, fetchApi, h, palette, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/color.js';
 import { align, coalesce } from './replay/diff.js';
@@ -262,7 +262,7 @@ document.querySelector('.tools').addEventListener('click', (event) => act(event.
 listen(['compare'], act);
 
 document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
-const redrawStrip = drawn(canvas, drawStrip, new AbortController().signal);
+const redrawStrip = scheduleDrawing(canvas, drawStrip, new AbortController().signal);
 
 try {
   sides = await Promise.all([loadSide(root.dataset.a), loadSide(root.dataset.b)]);

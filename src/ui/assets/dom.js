@@ -103,7 +103,7 @@ export function surface(canvas) {
  * Calls `draw` in the frame after `box` got its first size, its size or the theme changed, or the returned function was
  * called, until the signal aborts. So a drawing never delays the first frame of the page.
  */
-export function drawn(box, draw, signal) {
+export function scheduleDrawing(box, draw, signal) {
   let isSized = false;
   let frame = 0;
   const redraw = () => {

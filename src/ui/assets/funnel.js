@@ -14,8 +14,8 @@ export function passed(row, stages) {
 
 /** Returns the heights of the bars: the logarithm of the number of candidates, from 0.15 to 1. */
 export function heights(stages) {
-  const most = Math.log1p(Math.max(1, ...stages.map((stage) => stage.left)));
-  return stages.map((stage) => Math.max(0.15, Math.log1p(stage.left) / most));
+  const max = Math.log1p(Math.max(1, ...stages.map((stage) => stage.left)));
+  return stages.map((stage) => Math.max(0.15, Math.log1p(stage.left) / max));
 }
 
 /** Returns the sentence for screen readers and the tooltip. */

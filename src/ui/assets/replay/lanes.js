@@ -1,6 +1,6 @@
 // One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
 // marks.
-import { drawn, h, palette, surface } from '../dom.js';
+import { scheduleDrawing, h, palette, surface } from '../dom.js';
 
 const MAX_LISTED = 400;
 
@@ -41,7 +41,7 @@ export class Lanes {
           h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'What'].map((t) => h('th', { scope: 'col' }, t)))), this.#table)));
     this.#lanesBox = h('div');
     root.replaceChildren(this.#lanesBox, this.#details);
-    this.#redraw = drawn(root, () => this.#draw(), signal);
+    this.#redraw = scheduleDrawing(root, () => this.#draw(), signal);
   }
 
   #lanesBox;

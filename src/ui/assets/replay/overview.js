@@ -1,5 +1,5 @@
 // The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
-import { drawn, palette, surface } from '../dom.js';
+import { scheduleDrawing, palette, surface } from '../dom.js';
 import { surprise } from './color.js';
 import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';
@@ -31,7 +31,7 @@ export class Overview {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');
     this.#scrub = box.querySelector('input');
-    this.redraw = drawn(box, () => this.#draw(), signal);
+    this.redraw = scheduleDrawing(box, () => this.#draw(), signal);
   }
 
   #draw() {
