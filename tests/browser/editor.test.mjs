@@ -107,7 +107,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   assert.match(await page.textContent('.diff .added'), /Says one/);
   while (await page.locator('.diff button').count()) await page.click('.diff button');
   assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
-  assert.match(await page.textContent('.cm-content'), /Says two/, 'the lines of the version are taken');
+  assert.match(await page.textContent('.cm-content'), /Says two/, 'the lines of the version are restored');
   await Promise.all([page.waitForNavigation(), page.click('[data-earlier] a')]);
   await page.waitForSelector('.cm-editor');
 

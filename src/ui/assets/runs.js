@@ -20,7 +20,7 @@ let request = null;
 let wasUnreachable = false;
 const newRuns = new Set();
 
-/** Loads the list of a URL; an invalid filter keeps the old rows, greyed out. */
+/** Loads the list of a URL; an invalid filter keeps the old rows, grayed out. */
 async function load(url, { push = true } = {}) {
   request?.abort();
   request = new AbortController();

@@ -5,18 +5,18 @@ import { Step, detailsOf, isQuote, labelOf, listedTokens, measurementsOf } from 
 import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
 const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
-/** Largest quantised value. */
-const MAX_QUANTISED = 65_534;
+/** Largest quantized value. */
+const MAX_QUANTIZED = 65_534;
 /** Maximum rows for tokens that a trace counts but does not list. */
-const MAX_INVENTED = 65_536;
+const MAX_UNLISTED_ROWS = 65_536;
 const MAX_LABEL = 80;
 const SPECIAL_NAMES = new Set([
   '<s>', '</s>', '<bos>', '<eos>', '<pad>', '<unk>', '<mask>', '<start_of_turn>', '<end_of_turn>', '[INST]', '[/INST]',
   '<|>',
 ]);
 
-const quantise = (value) =>
-  value === undefined ? UNKNOWN : Math.min(MAX_QUANTISED, Math.max(0, Math.round(Math.fround(value) * SCALE)));
+const quantize = (value) =>
+  value === undefined ? UNKNOWN : Math.min(MAX_QUANTIZED, Math.max(0, Math.round(Math.fround(value) * SCALE)));
 const nonNegative = (value) => Math.max(0, value ?? 0);
 const unnamedText = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
@@ -51,7 +51,7 @@ export class RunState extends Rows {
   #assumedEnd = null;
   #beganMs = undefined;
   #tokenUs = undefined;
-  #invented = 0;
+  #unlistedRows = 0;
   #counters = { backtracked: 0, forced: 0, errors: 0, actions: 0 };
 
   constructor() {
@@ -132,7 +132,7 @@ export class RunState extends Rows {
     let tokens = listedTokens(event);
     if (!tokens && tokenMeasurements.length) tokens = tokenMeasurements.map((measurement) => measurement.token);
     if (!tokens) {
-      const count = this.#invent(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
+      const count = this.#reserveUnlisted(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
     const shared = shorten(drawn?.text ?? '') === (drawn?.text ?? '');
@@ -177,8 +177,8 @@ export class RunState extends Rows {
     this.pos[i] = this.#base + this.#alive.length;
     this.addedAt[i] = seq;
     this.removedAt[i] = NEVER;
-    this.logprobs[i] = quantise(logprob);
-    this.entropies[i] = quantise(entropy);
+    this.logprobs[i] = quantize(logprob);
+    this.entropies[i] = quantize(entropy);
     this.rank[i] = Math.min(UNKNOWN, rank ?? 0);
     this.flags[i] = flags;
     this.dt[i] = dt;
@@ -223,9 +223,9 @@ export class RunState extends Rows {
   }
 
   /** Returns `count` if the limit of rows for tokens without ids permits them, else null. */
-  #invent(count) {
-    if (this.#invented + count > MAX_INVENTED) return null;
-    this.#invented += count;
+  #reserveUnlisted(count) {
+    if (this.#unlistedRows + count > MAX_UNLISTED_ROWS) return null;
+    this.#unlistedRows += count;
     return count;
   }
 
@@ -352,7 +352,7 @@ export class RunState extends Rows {
   #removeBeforeQueued(count, after) {
     const queued = this.#addedCount();
     const removed = Math.min(count, this.#alive.length - this.#promptRows - queued);
-    if (removed === 0 || this.#invent(queued) === null) return;
+    if (removed === 0 || this.#reserveUnlisted(queued) === null) return;
     const moved = queued ? this.#alive.slice(-queued) : [];
     const kept = moved.map((i) => [this.token[i], this.text(i), this.flags[i], this.dt[i], this.logprobs[i], this.rank[i], this.entropies[i]]);
     this.#removeLast(removed + queued, after);
@@ -384,7 +384,7 @@ export class RunState extends Rows {
       return;
     }
     const length = nonNegative(action.new_length ?? (action.new_prompt === undefined ? 0 : 1));
-    if (this.#invent(length) === null) {
+    if (this.#reserveUnlisted(length) === null) {
       this.#replacePrompt([], [], after, 0);
       this.#base = length;
       return;

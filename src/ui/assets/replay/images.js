@@ -10,7 +10,7 @@ export const tokensOf = ({ tiles }) => tiles.reduce((count, tile) => count + siz
 
 /**
  * Returns the attention to the patches of an image at a step: for each tile its values in row order, and their sum, highest
- * value and the place of it. `rows` are the rows of the run by position. Pure.
+ * value and its position. `rows` are the rows of the run by position. Pure.
  */
 export function patchValues(tiles, rows, values) {
   const places = new Map();
