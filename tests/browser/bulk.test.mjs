@@ -85,7 +85,7 @@ test('exported file of several runs is imported', async () => {
 });
 
 for (const [scheme, width] of [['dark', 1280], ['light', 375]]) {
-  test(`deleted runs come back after a reload (${scheme}, ${width} px)`, async () => {
+  test(`deletion is undone after a reload (${scheme}, ${width} px)`, async () => {
     const page = await open(list, { scheme, width });
     await page.waitForSelector('.run');
     const before = await page.locator('.run').count();

@@ -6,13 +6,13 @@ const MAX_BLOCKS = 24;
 /** Maximum entries of a live run; older ones are fetched again. */
 const MAX_LIVE_ENTRIES = 6000;
 
-/** A request this soon after another one waits, in milliseconds. */
+/** A request that follows another one within this time waits, in milliseconds. */
 const BUSY_MS = 250;
 const DELAY_MS = 70;
 
 /**
  * Returns a function that gives the delay of a request in milliseconds. A key that is held down moves over many events, so
- * that only the last one is requested; a single step is requested at once. `last` is the time of a request before.
+ * that only the last one is requested; a single step is requested at once. `last` is the time of the previous request.
  */
 export function requestDelay(last = -Infinity) {
   return () => {

@@ -8,7 +8,7 @@ const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 3
 /** Largest quantized value. */
 const MAX_QUANTIZED = 65_534;
 /** Maximum rows for tokens that a trace counts but does not list. */
-const MAX_UNLISTED_ROWS = 65_536;
+const MAX_PLACEHOLDER_ROWS = 65_536;
 const MAX_LABEL = 80;
 const SPECIAL_NAMES = new Set([
   '<s>', '</s>', '<bos>', '<eos>', '<pad>', '<unk>', '<mask>', '<start_of_turn>', '<end_of_turn>', '[INST]', '[/INST]',
@@ -51,7 +51,7 @@ export class RunState extends Rows {
   #assumedEnd = null;
   #beganMs = undefined;
   #tokenUs = undefined;
-  #unlistedRows = 0;
+  #placeholderRows = 0;
   #counters = { backtracked: 0, forced: 0, errors: 0, actions: 0 };
 
   constructor() {
@@ -132,7 +132,7 @@ export class RunState extends Rows {
     let tokens = listedTokens(event);
     if (!tokens && tokenMeasurements.length) tokens = tokenMeasurements.map((measurement) => measurement.token);
     if (!tokens) {
-      const count = this.#reserveUnlisted(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
+      const count = this.#reservePlaceholders(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
     const shared = shorten(drawn?.text ?? '') === (drawn?.text ?? '');
@@ -223,9 +223,9 @@ export class RunState extends Rows {
   }
 
   /** Returns `count` if the limit of rows for tokens without ids permits them, else null. */
-  #reserveUnlisted(count) {
-    if (this.#unlistedRows + count > MAX_UNLISTED_ROWS) return null;
-    this.#unlistedRows += count;
+  #reservePlaceholders(count) {
+    if (this.#placeholderRows + count > MAX_PLACEHOLDER_ROWS) return null;
+    this.#placeholderRows += count;
     return count;
   }
 
@@ -352,7 +352,7 @@ export class RunState extends Rows {
   #removeBeforeQueued(count, after) {
     const queued = this.#addedCount();
     const removed = Math.min(count, this.#alive.length - this.#promptRows - queued);
-    if (removed === 0 || this.#reserveUnlisted(queued) === null) return;
+    if (removed === 0 || this.#reservePlaceholders(queued) === null) return;
     const moved = queued ? this.#alive.slice(-queued) : [];
     const kept = moved.map((i) => [this.token[i], this.text(i), this.flags[i], this.dt[i], this.logprobs[i], this.rank[i], this.entropies[i]]);
     this.#removeLast(removed + queued, after);
@@ -384,7 +384,7 @@ export class RunState extends Rows {
       return;
     }
     const length = nonNegative(action.new_length ?? (action.new_prompt === undefined ? 0 : 1));
-    if (this.#reserveUnlisted(length) === null) {
+    if (this.#reservePlaceholders(length) === null) {
       this.#replacePrompt([], [], after, 0);
       this.#base = length;
       return;

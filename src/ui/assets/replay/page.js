@@ -134,7 +134,7 @@ function markFeedback() {
   }));
   view.feedback = entries;
   for (const { line, token } of entries) {
-    const place = token < view.run.answered(view.run.eventCount) && line.querySelector('span[data-place]');
+    const place = token < view.run.answerLength(view.run.eventCount) && line.querySelector('span[data-place]');
     if (!place) continue;
     place.replaceWith(h('button', { type: 'button', class: 'link', 'data-place': true, onclick: () => view.visit({ token: token + 1 }) }, place.textContent));
   }

@@ -347,8 +347,8 @@ export class Replay {
 
   /** Returns the number of tokens in the answer at the end; it is counted once when the run has ended. */
   #total() {
-    if (this.live) return this.#run.answered(this.#run.eventCount);
-    this.#finalTotal ??= this.#run.answered(this.#run.eventCount);
+    if (this.live) return this.#run.answerLength(this.#run.eventCount);
+    this.#finalTotal ??= this.#run.answerLength(this.#run.eventCount);
     return this.#finalTotal;
   }
 
@@ -357,7 +357,7 @@ export class Replay {
   #showPosition(e, row) {
     const run = this.#run;
     const total = this.#total();
-    const rows = this.atEnd ? total : run.answered(this.n);
+    const rows = this.atEnd ? total : run.answerLength(this.n);
     if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
     const end = this.n === run.eventCount;
