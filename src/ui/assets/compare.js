@@ -1,6 +1,6 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
-import { base, scheduleDrawing, fetchApi, h, palette, surface } from './dom.js';
+import { base, fetchApi, h, palette, scheduleDrawing, surface } from './dom.js';
 import { listen } from './keys.js';
 import { MODES, surprise } from './replay/color.js';
 import { align, coalesce } from './replay/diff.js';

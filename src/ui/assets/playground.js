@@ -1,5 +1,5 @@
 // The playground: a form for the public API, and the replay of the run it starts.
-import { base, copy, fetchApi, errorOf, fetchUrl, h, toast } from './dom.js';
+import { base, copy, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
 import { listen } from './keys.js';
 import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';

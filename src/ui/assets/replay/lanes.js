@@ -1,6 +1,6 @@
 // One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
 // marks.
-import { scheduleDrawing, h, palette, surface } from '../dom.js';
+import { h, palette, scheduleDrawing, surface } from '../dom.js';
 
 const MAX_LISTED = 400;
 

@@ -1,5 +1,5 @@
 // The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
-import { scheduleDrawing, palette, surface } from '../dom.js';
+import { palette, scheduleDrawing, surface } from '../dom.js';
 import { surprise } from './color.js';
 import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';

@@ -81,7 +81,7 @@ export class Panel {
     }, this.#delay());
   }
 
-  /** Opens the sampling stages and scrolls to them. */
+  /** Scrolls to the candidates and their sampling stages. */
   showStages() {
     this.#alts.scrollIntoView({ block: 'nearest' });
   }
