@@ -143,7 +143,7 @@ def score(text, cell):
 #[tokio::test]
 async fn python_scores_answers_and_errors_are_kept_per_cell() {
     let process = Server::start(&["--mod-key", "boss", "--allow-mod-upload"]);
-    let server = Server::known(process.wait_ready().await.base.clone(), Some("boss"));
+    let server = Server::external(process.wait_ready().await.base.clone(), Some("boss"));
     let definition = json!({
         "name": "python", "prompts": ["Hello"], "seeds": [1, 2, 3, 4, 5, 6],
         "parameters": [{"max_tokens": 6, "ignore_eos": true}], "score": {"python": SCORER},
@@ -206,7 +206,7 @@ async fn python_scorer_needs_the_right_to_upload_mods() {
         [(&with_keys[..], "ann-key", 403), (&with_keys, "mod-key", 201), (&with_keys[..2], "mod-key", 403)]
     {
         let process = Server::start(words);
-        let server = Server::known(process.wait_ready().await.base.clone(), Some(key));
+        let server = Server::external(process.wait_ready().await.base.clone(), Some(key));
         let (found, body) = server.post(ROUTE, &definition).await;
         let detail = body["detail"].as_str().unwrap_or_default();
         assert!(found == status && detail.is_empty() == (status == 201), "{words:?} {key}: {body}");
@@ -249,35 +249,45 @@ async fn export_has_whole_answers_and_no_formulas() {
 #[tokio::test]
 async fn invalid_experiment_starts_nothing() {
     let server = server().await;
-    let with = |field: &str, value: Value| {
+    let with_field = |field: &str, value: Value| {
         let mut definition = grid();
         definition["name"] = "invalid".into();
         definition[field] = value;
         definition
     };
     for (definition, status, detail, pointer) in [
-        (with("name", json!("")), 400, "`name` must have 1 to 64 characters", "name"),
-        (with("prompts", json!([])), 400, "`prompts` must not be empty", "prompts"),
-        (with("seeds", json!([-1])), 400, "-1", ""),
-        (with("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004", "seeds"),
-        (with("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: ", "mods[1]"),
+        (with_field("name", json!("")), 400, "`name` must have 1 to 64 characters", "name"),
+        (with_field("prompts", json!([])), 400, "`prompts` must not be empty", "prompts"),
+        (with_field("seeds", json!([-1])), 400, "-1", ""),
+        (with_field("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004", "seeds"),
+        (with_field("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: ", "mods[1]"),
         (
-            with("parameters", json!([{}, {"temperature": -3}])),
+            with_field("parameters", json!([{}, {"temperature": -3}])),
             400,
             "prompts[0], mods[0], parameters[1]: `temperature` must be a number",
             "parameters[1].temperature",
         ),
-        (with("parameters", json!([{"seed": 3}])), 400, "`parameters[0].seed` is not allowed", "parameters[0].seed"),
         (
-            with("prompts", json!(["a", "long ".repeat(20_000)])),
+            with_field("parameters", json!([{"seed": 3}])),
+            400,
+            "`parameters[0].seed` is not allowed",
+            "parameters[0].seed",
+        ),
+        (
+            with_field("prompts", json!(["a", "long ".repeat(20_000)])),
             400,
             "prompts[1], mods[0], parameters[0]: ",
             "prompts[1]",
         ),
-        (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
-        (with("score", json!({"json": false})), 400, "must be true", "score.json"),
-        (with("score", json!({"type": "regex", "pattern": "x"})), 400, "`score` must be {\"regex\": \"PATTERN\"}", ""),
-        (with("colour", json!(1)), 400, "unknown field `colour`", ""),
+        (with_field("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
+        (with_field("score", json!({"json": false})), 400, "must be true", "score.json"),
+        (
+            with_field("score", json!({"type": "regex", "pattern": "x"})),
+            400,
+            "`score` must be {\"regex\": \"PATTERN\"}",
+            "",
+        ),
+        (with_field("colour", json!(1)), 400, "unknown field `colour`", ""),
     ] {
         let (found, problem) = server.post(ROUTE, &definition).await;
         let text = problem["detail"].as_str().unwrap();

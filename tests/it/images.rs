@@ -103,7 +103,7 @@ async fn every_api_answers_about_an_image() {
     let server = server().await;
     let data = STANDARD.encode(bmp(3));
     let sampling = json!({"max_tokens": 6, "temperature": 0, "ignore_eos": true});
-    let with = |mut body: Value| {
+    let with_sampling = |mut body: Value| {
         body.as_object_mut().unwrap().extend(sampling.as_object().unwrap().clone());
         body
     };
@@ -114,14 +114,14 @@ async fn every_api_answers_about_an_image() {
 
     let source = json!({"type": "base64", "media_type": "image/bmp", "data": data});
     let blocks = json!([{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]);
-    let body = with(json!({"messages": [{"role": "user", "content": blocks}]}));
+    let body = with_sampling(json!({"messages": [{"role": "user", "content": blocks}]}));
     let message = server.answer("/v1/messages", &body).await;
     assert_eq!(message["content"][0]["text"], text, "{message}");
     let counted = server.answer("/v1/messages/count_tokens", &body).await;
     assert_eq!(counted["input_tokens"], prompt_tokens);
 
     let parts = json!([{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": data_url(&bmp(3))}]);
-    let body = with(json!({"input": [{"role": "user", "content": parts}], "max_output_tokens": 6}));
+    let body = with_sampling(json!({"input": [{"role": "user", "content": parts}], "max_output_tokens": 6}));
     let response = server.answer("/v1/responses", &body).await;
     assert_eq!(response["output"][0]["content"][0]["text"], text, "{response}");
     // The stored response keeps the image.
@@ -132,7 +132,7 @@ async fn every_api_answers_about_an_image() {
     // Ollama puts images before the text.
     let options = json!({"num_predict": 6, "temperature": 0, "ignore_eos": true});
     let first = json!([part(&bmp(3)), {"type": "text", "text": "What is this?"}]);
-    let chat = with(json!({"messages": [{"role": "user", "content": first}]}));
+    let chat = with_sampling(json!({"messages": [{"role": "user", "content": first}]}));
     let chat = server.answer("/v1/chat/completions", &chat).await;
     let text = &chat["choices"][0]["message"]["content"];
     let messages = json!([{"role": "user", "content": "What is this?", "images": [data]}]);
@@ -151,7 +151,7 @@ async fn every_api_answers_about_an_image() {
     let rendered = server.answer("/apply-template", &about(&bmp(3), &Value::Null)).await;
     let prompt = json!({"prompt_string": rendered["prompt"], "multimodal_data": [data]});
     let chat = server.answer("/v1/chat/completions", &about(&bmp(3), &Value::Null)).await;
-    let completion = with(json!({"prompt": prompt, "n_predict": 6}));
+    let completion = with_sampling(json!({"prompt": prompt, "n_predict": 6}));
     let completion = server.answer("/completion", &completion).await;
     assert_eq!(completion["content"], chat["choices"][0]["message"]["content"], "{completion}");
     assert_eq!(completion["tokens_evaluated"], chat["usage"]["prompt_tokens"], "{completion}");

@@ -175,13 +175,13 @@ async fn script_bytes(server: &Server, path: &str) -> usize {
     };
     let tags = html.split('<').filter(|tag| tag.starts_with("script ") || tag.contains("rel=\"modulepreload\""));
     let mut pending: Vec<String> = tags.filter_map(|tag| attribute(tag, "src").or(attribute(tag, "href"))).collect();
-    let packed = crate::harness::client().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
+    let without_decompression = crate::harness::client().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
     let (mut seen, mut bytes) = (BTreeSet::new(), 0);
     while let Some(path) = pending.pop() {
         if !seen.insert(path.clone()) {
             continue;
         }
-        let request = packed.get(format!("{}{path}", server.base)).header("accept-encoding", "gzip");
+        let request = without_decompression.get(format!("{}{path}", server.base)).header("accept-encoding", "gzip");
         let response = request.send().await.unwrap();
         assert_eq!(response.headers()["content-encoding"], "gzip", "{path}");
         bytes += response.bytes().await.unwrap().len();

@@ -110,14 +110,14 @@ async fn mods_see_and_change_the_same_run_with_a_draft_model() {
         ("retract", || Action::Backtrack { n: 7, tokens: vec![] }),
         ("output", || Action::ForceOutput(vec![50, 51])),
     ];
-    for late in [false, true] {
+    for asynchronous in [false, true] {
         for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
             for (name, act) in cases {
                 for generated in [9, 12, 13] {
-                    let case = format!("{name} at {event:?} {generated}, late {late}");
+                    let case = format!("{name} at {event:?} {generated}, asynchronous {asynchronous}");
                     let accepted = compare(&mut engines, &case, || {
                         let once = AtomicU32::new(0);
-                        with_mod(request("a b c", 40), late, move |call: &Call<'_>| {
+                        with_mod(request("a b c", 40), asynchronous, move |call: &Call<'_>| {
                             let now = call.event_type() == event && call.generated().len() == generated;
                             if now && once.fetch_add(1, Ordering::Relaxed) == 0 { act() } else { Action::Noop }
                         })
@@ -140,11 +140,11 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
     let runs = (changes, any::<bool>(), any::<bool>(), 1u32..60, 1usize..90);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 40, ..ProptestConfig::default() });
     let accepted = AtomicU32::new(0);
-    let result = runner.run(&runs, |(changes, samples, late, tokens, length)| {
+    let result = runner.run(&runs, |(changes, samples, asynchronous, tokens, length)| {
         let request = || {
             let (changes, calls) = (changes.clone(), AtomicU32::new(0));
             let plain = with_temperature(request_tokens(prompt(length), tokens), if samples { 0.5 } else { 0.0 });
-            with_mod(plain, late, move |call| {
+            with_mod(plain, asynchronous, move |call| {
                 let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
                 match (changes.get(&number), call.event_type()) {
                     (_, EventType::Prefilled) | (None, _) => Action::Noop,

@@ -9,10 +9,10 @@ use thunder::mods::{Action, Call};
 /// Asserts that after the actions of a mod the model continues as after a prompt with the same tokens.
 async fn assert_continues_as_after_a_prompt(
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + Clone + 'static,
-    late: bool,
+    asynchronous: bool,
 ) {
     let mut test_engine = test_engine(1, false).await;
-    let result = test_engine.run(with_mod(request("The sky is", 16), late, handler)).await;
+    let result = test_engine.run(with_mod(request("The sky is", 16), asynchronous, handler)).await;
     let generated = result.generated();
     assert_eq!(generated.len(), 16, "{:?}", result.end);
     assert_eq!(result.end.finish.usage.completion_tokens, 16);
@@ -27,7 +27,7 @@ async fn assert_continues_as_after_a_prompt(
 #[tokio::test]
 async fn backtrack_on_added_replaces_tokens() {
     let once = Arc::new(Mutex::new(false));
-    for late in [false, true] {
+    for asynchronous in [false, true] {
         *once.lock().unwrap() = false;
         let once = Arc::clone(&once);
         assert_continues_as_after_a_prompt(
@@ -37,7 +37,7 @@ async fn backtrack_on_added_replaces_tokens() {
                 }
                 Action::Noop
             },
-            late,
+            asynchronous,
         )
         .await;
     }

@@ -82,10 +82,10 @@ fn assert_workers_have_no_capabilities(server: &Server) {
         }
         workers += 1;
         for line in status.lines().filter(|line| line.starts_with("Cap")) {
-            let (set, held) = line.split_once(":\t").unwrap();
+            let (set, capabilities) = line.split_once(":\t").unwrap();
             // Without root the bounding set cannot be lowered, but no capability can be gained either.
             if set != "CapBnd" || nix::unistd::geteuid().is_root() {
-                assert_eq!(u64::from_str_radix(held, 16).unwrap(), 0, "{line}");
+                assert_eq!(u64::from_str_radix(capabilities, 16).unwrap(), 0, "{line}");
             }
         }
     }

@@ -45,10 +45,10 @@ def add(a: int, b: int) -> int:
 
 
 call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-asked = client.chat(model="tiny", messages=messages, tools=[add], options={"num_predict": 80, "mods": says(call)})
-[made] = asked.message.tool_calls
-assert made.function.name == "add" and made.function.arguments == {"a": 1, "b": 2}, asked
-messages += [asked.message, {"role": "tool", "tool_name": "add", "content": str(add(**made.function.arguments))}]
+called = client.chat(model="tiny", messages=messages, tools=[add], options={"num_predict": 80, "mods": says(call)})
+[tool_call] = called.message.tool_calls
+assert tool_call.function.name == "add" and tool_call.function.arguments == {"a": 1, "b": 2}, called
+messages += [called.message, {"role": "tool", "tool_name": "add", "content": str(add(**tool_call.function.arguments))}]
 final = client.chat(model="tiny", messages=messages, tools=[add], options={"num_predict": 20, "mods": says("Three.")})
 assert final.message.content == "Three.", final
 

@@ -23,8 +23,8 @@ pub async fn mod_is_switched_off_and_on(target: &Target) {
 
 pub async fn feedback_is_kept(target: &Target) {
     let path = format!("/api/v1/runs/{}/feedback", target.name("chat"));
-    let (status, kept) = target.server.post(&path, &json!({"rating": 1, "text": "good"})).await;
-    assert_eq!(status, 201, "{kept}");
+    let (status, feedback) = target.server.post(&path, &json!({"rating": 1, "text": "good"})).await;
+    assert_eq!(status, 201, "{feedback}");
     let (_, list) = target.server.get(&path).await;
     assert_eq!(list["feedback"][0]["text"], "good");
 }
