@@ -116,10 +116,10 @@ async fn mods_see_and_change_the_same_run_with_a_draft_model() {
                 for generated in [9, 12, 13] {
                     let case = format!("{name} at {event:?} {generated}, asynchronous {asynchronous}");
                     let accepted = compare(&mut engines, &case, || {
-                        let once = AtomicU32::new(0);
+                        let calls = AtomicU32::new(0);
                         with_mod(request("a b c", 40), asynchronous, move |call: &Call<'_>| {
                             let now = call.event_type() == event && call.generated().len() == generated;
-                            if now && once.fetch_add(1, Ordering::Relaxed) == 0 { act() } else { Action::Noop }
+                            if now && calls.fetch_add(1, Ordering::Relaxed) == 0 { act() } else { Action::Noop }
                         })
                     })
                     .await;

@@ -258,10 +258,10 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
             for other in others {
                 running.push(test_engine.engine.submit(other).await.unwrap());
             }
-            let once = Mutex::new(false);
+            let has_acted = Mutex::new(false);
             let prompt = tokens(3, 70);
             let request = with_mod(attention_request(prompt.clone(), 14), false, move |call| {
-                if added_at(call, 5) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+                if added_at(call, 5) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
                     Action::Backtrack { n: 3, tokens: vec![90, 91] }
                 } else {
                     Action::Noop

@@ -38,9 +38,9 @@ async fn mods_see_and_change_the_same_run() {
                 for generated in [9, 12, 13] {
                     let case = format!("{name} at {event:?} {generated}, asynchronous {asynchronous}");
                     compare(&mut engines, &case, || {
-                        let (now, once) = (is_at(event, generated), AtomicU32::new(0));
+                        let (now, calls) = (is_at(event, generated), AtomicU32::new(0));
                         with_mod(looping_request(40), asynchronous, move |call| {
-                            let now = now(call) && once.fetch_add(1, Ordering::Relaxed) == 0;
+                            let now = now(call) && calls.fetch_add(1, Ordering::Relaxed) == 0;
                             act(call, now)
                         })
                     })
