@@ -83,8 +83,8 @@ async fn token_counts(server: &Server) -> (f64, f64, f64) {
 
 #[tokio::test]
 async fn reranking_is_counted_and_empty_text_is_embedded() {
-    let classifier = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf");
-    let server = Server::start(&["--model", classifier, "--reranking", "--metrics"]);
+    let reranker = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf");
+    let server = Server::start(&["--model", reranker, "--reranking", "--metrics"]);
     server.wait_ready().await;
     assert_eq!(token_counts(&server).await, (0.0, 0.0, 0.0));
     let ranked = server.answer("/v1/rerank", &json!({"query": "a", "documents": ["a river", "the sky"]})).await;
