@@ -24,12 +24,12 @@ const PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAYAAAAECAIAAAAiZtkUAAAAGElEQVR4nGNkYGjQYGBARiwMNgxogDghAHPAAgoN/kQJAAAAAElFTkSuQmCC";
 const GIF: &str = "R0lGODdhBgAEAIQAAMi0gKC0gHi0gMh4gKB4gHh4gFC0gFB4gCi0gAC0gCh4gAB4gMg8gKA8gHg8gFA8gCg8gAA8gMgAgKAAgHgAgFAAgCgAgAAAgAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACwAAAAABgAEAAAIHgAvWKhAYYKECBAeOGjAYIGCAwUIDEiAwICAAAACAgA7";
 
-const TELL: &str = r#"
+const LOG_PROMPT: &str = r#"
 from thunder_mods import Prefilled, mod
 
 
 @mod(events=[Prefilled])
-def tell(event, actions, tokenizer):
+def log_prompt(event, actions, tokenizer):
     """Logs the prompt."""
     print(event.prompt_text, event.images)
 "#;
@@ -193,8 +193,8 @@ async fn capabilities_name_images() {
     assert_eq!(tokens(image_request(&bmp(1), &Value::Null)).await, tokens(text).await + IMAGE_TOKENS);
 }
 
-/// Returns the log-probabilities of the alternatives of the first token of an answer, computed with llama.cpp's own
-/// evaluation of images, in the order of `texts`.
+/// Returns the log-probabilities of the most probable tokens at each step of an answer, computed with llama.cpp's own
+/// evaluation of images.
 fn reference(prompt: &str, image: &[u8], answer: &[(String, f64)]) -> Vec<(String, f64)> {
     let backend = thunder::model::llama::backend().unwrap();
     let model = LlamaModel::load_from_file(backend, DEMO, &LlamaModelParams::default()).unwrap();
@@ -405,11 +405,11 @@ async fn model_without_projector_rejects_images() {
 #[tokio::test]
 async fn recorded_run_with_an_image_can_be_read_and_forked() {
     let mods = folder();
-    std::fs::write(mods.join("tell.py"), TELL).unwrap();
+    std::fs::write(mods.join("log_prompt.py"), LOG_PROMPT).unwrap();
     let server = Server::start(&arguments(&["--mods-dir", mods.to_str().unwrap(), "--parallel", "1"]));
     server.wait_ready().await;
     let further =
-        json!({"repeat_penalty": 1.2, "dry_multiplier": 0.5, "mods": ["log-top", "stop-on-repetition", "tell"]});
+        json!({"repeat_penalty": 1.2, "dry_multiplier": 0.5, "mods": ["log-top", "stop-on-repetition", "log_prompt"]});
     let answer = server.answer("/v1/chat/completions", &image_request(&bmp(11), &further)).await;
     let id = answer["thunder"]["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned();
     let run = server.finished(&id).await;

@@ -1,4 +1,4 @@
-"""Faulty mods. Each does one forbidden thing at its second token, and prints whether it succeeded."""
+"""Faulty mods. Most do one forbidden thing at their second token. Those with `attempt` print whether it succeeded."""
 
 import ctypes
 import fcntl
