@@ -10,7 +10,7 @@ const skip = EDITOR_URL && MOD_KEY ? false : 'set EDITOR_URL and MOD_KEY to a se
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const name = `browser-${process.pid}`;
 
-const says = (text) => `from thunder_mods import Prefilled, mod
+const forcedAnswer = (text) => `from thunder_mods import Prefilled, mod
 
 
 @mod(events=[Prefilled])
@@ -75,7 +75,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.click('.problems button');
   assert.equal(await page.textContent('.cm-activeLineGutter'), '2', 'the editor must open at the line of the link');
 
-  await write(page, says('one'));
+  await write(page, forcedAnswer('one'));
   await page.waitForFunction(() => /No problems/.test(document.querySelector('[data-state]').textContent));
   assert.equal(await page.locator('.cm-lint-marker-error').count(), 0);
   await page.keyboard.press('Control+s');
@@ -83,7 +83,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.waitForSelector('.cm-editor');
   assert.equal(await page.locator('[data-versions] li').count(), 1);
 
-  await write(page, says('two'));
+  await write(page, forcedAnswer('two'));
   await page.waitForTimeout(400);
   await page.reload();
   await page.waitForSelector('[data-draft]:not([hidden])');
@@ -214,7 +214,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const page = await open(`/mods/-new`, { scheme, width });
     await page.waitForSelector('[data-dry-run]:not([hidden])');
     await page.fill('[name=name]', `${name}-dry`);
-    await write(page, says('dry'));
+    await write(page, forcedAnswer('dry'));
     const id = `dry-${scheme}-${Date.now()}`;
     const made = await page.evaluate(async (request_id) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, request_id }) })).status, id);
     assert.equal(made, 200);
@@ -238,12 +238,12 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
     if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/dry-${scheme}.png`, fullPage: true });
     // An error of a call is linked to its line.
-    await write(page, says('dry').replace('return', 'return 1 / 0 or'));
+    await write(page, forcedAnswer('dry').replace('return', 'return 1 / 0 or'));
     await page.click('[data-dry-run] [type=submit]');
     const line = page.locator('.dry-table button', { hasText: 'Line 7' });
     await line.click();
     assert.equal(await page.locator('.cm-activeLine').textContent(), '    return 1 / 0 or actions.force_output(tokenizer.encode("dry"))');
-    await write(page, says('dry'));
+    await write(page, forcedAnswer('dry'));
     await page.click('[data-dry-run] [type=submit]');
     await page.waitForSelector('.diverged');
     await page.click('text=Run for real in the playground');

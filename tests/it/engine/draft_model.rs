@@ -78,7 +78,7 @@ async fn draft_model_changes_neither_text_nor_trace() {
 }
 
 #[tokio::test]
-async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
+async fn prompt_longer_than_a_physical_batch_is_decoded_in_parts() {
     let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     for length in [1, 4, 5, 64, 65, 66, 130, 400] {
         let case = || Request { cache_prompt: false, ..request_tokens(prompt(length), 60) };
@@ -163,7 +163,7 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
 }
 
 #[tokio::test]
-async fn shifted_context_is_read_again_by_the_draft_model() {
+async fn shifted_context_is_decoded_again_by_the_draft_model() {
     let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
         let near_full_context = || Request { overflow, ..request_tokens(prompt(480), 90) };

@@ -126,7 +126,7 @@ impl Kind {
     }
 }
 
-/// Tensors by name: rows, and the length of a row.
+/// Tensors by name: the length of a row, and the values of all rows.
 pub type Weights = BTreeMap<String, (usize, Vec<f32>)>;
 
 pub struct Variant {
