@@ -1,4 +1,4 @@
-// Uses chats, generations and the lists with Ollama's JavaScript client.
+// Chats, generates text and lists models with Ollama's JavaScript client.
 import assert from "node:assert/strict";
 import { Ollama } from "ollama";
 
