@@ -250,8 +250,8 @@ fn public_type_names_are_unique() {
     let shared: Vec<_> = Names::from_source()
         .types
         .into_iter()
-        .filter(|(name, places)| places.len() > 1 && !SHARED_TYPE_NAMES.contains(&name.as_str()))
-        .map(|(name, places)| format!("{name}: {}", places.join(", ")))
+        .filter(|(name, locations)| locations.len() > 1 && !SHARED_TYPE_NAMES.contains(&name.as_str()))
+        .map(|(name, locations)| format!("{name}: {}", locations.join(", ")))
         .collect();
     assert!(shared.is_empty(), "{} names of several public types:\n{}", shared.len(), shared.join("\n"));
 }

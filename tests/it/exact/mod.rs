@@ -40,21 +40,21 @@ const FLASH: Mode = Mode {
     tolerance: 2e-3,
     rounded_tolerance: 2e-3,
 };
-const STORED: Mode = Mode {
+const F16_CACHE: Mode = Mode {
     capture: AttentionCapture::On,
     in_effect: AttentionCapture::On,
     cache: CacheType::F16,
     tolerance: 2e-3,
     rounded_tolerance: 1e-3,
 };
-const WIDE: Mode = Mode {
+const F32_CACHE: Mode = Mode {
     capture: AttentionCapture::Auto,
     in_effect: AttentionCapture::On,
     cache: CacheType::F32,
     tolerance: 2e-4,
     rounded_tolerance: 1e-5,
 };
-const MODES: [Mode; 3] = [FLASH, STORED, WIDE];
+const MODES: [Mode; 3] = [FLASH, F16_CACHE, F32_CACHE];
 
 /// Returns an irregular sequence of byte tokens.
 fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
