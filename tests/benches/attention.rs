@@ -132,13 +132,13 @@ async fn answer(socket: &mut TcpWebSocket, setup: &Setup, prompt: usize, tokens:
         let payload = frame.into_payload();
         // Only the beginning and the end of an answer are parsed, to keep the cost of the client low.
         let head = &payload[..payload.len().min(64)];
-        let says = |word: &str| head.windows(word.len()).any(|window| window == word.as_bytes());
-        if says("\"done\"") {
+        let contains = |word: &str| head.windows(word.len()).any(|window| window == word.as_bytes());
+        if contains("\"done\"") {
             let (first, last): (Instant, Instant) = (first.expect("a token"), last.expect("a token"));
             assert_eq!(count, tokens);
             return ((last - first).as_secs_f64(), bytes);
         }
-        assert!(!says("\"error\""), "{}", String::from_utf8_lossy(&payload));
+        assert!(!contains("\"error\""), "{}", String::from_utf8_lossy(&payload));
         count += 1;
         bytes = payload.len();
         first.get_or_insert(now);

@@ -218,7 +218,7 @@ async fn traces_need_no_key_with_open_ingest() {
         201
     );
     assert_eq!(status(without_key(&server, Method::GET, "/v1/models")).await, 401);
-    // A page of another site must not send a key.
+    // Requests from pages of other sites are rejected, although no key is needed.
     let page = without_key(&server, Method::POST, "/ingest")
         .header("origin", "https://evil.example")
         .json(&trace("page", None));

@@ -255,7 +255,7 @@ impl Images {
         true
     }
 
-    /// Returns the cached image that fulfils a condition, and marks it as the most recently used.
+    /// Returns the cached image that fulfills a condition, and marks it as the most recently used.
     fn take_recent(&self, matches: impl Fn(&Image) -> bool) -> Option<Arc<Image>> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let at = recent.iter().position(|image| matches(image))?;

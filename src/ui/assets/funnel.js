@@ -5,17 +5,17 @@ const NS = 'http://www.w3.org/2000/svg';
 const STEP = 7;
 const HEIGHT = 14;
 
-/** Returns the number of stages that a candidate of `explain` passed. */
+/** Returns the number of stages that a candidate of `candidateTable` passed. */
 export function passed(row, stages) {
   if (row.chosen || row.sampler !== null) return stages.length;
-  const at = row.byMod ? 0 : stages.findIndex((stage) => stage.name === row.why);
+  const at = row.byMod ? 0 : stages.findIndex((stage) => stage.name === row.reason);
   return Math.max(0, at);
 }
 
 /** Returns the heights of the bars: the logarithm of the number of candidates, from 0.15 to 1. */
 export function heights(stages) {
-  const most = Math.log1p(Math.max(1, ...stages.map((stage) => stage.left)));
-  return stages.map((stage) => Math.max(0.15, Math.log1p(stage.left) / most));
+  const max = Math.log1p(Math.max(1, ...stages.map((stage) => stage.left)));
+  return stages.map((stage) => Math.max(0.15, Math.log1p(stage.left) / max));
 }
 
 /** Returns the sentence for screen readers and the tooltip. */
@@ -23,7 +23,7 @@ export function sentence(row, stages) {
   const count = passed(row, stages);
   const names = stages.map((stage) => `${stage.name} (${stage.left} left)`);
   const through = count ? `passed ${names.slice(0, count).join(', ')}` : 'passed no stage';
-  return count < stages.length ? `${through}; removed by ${row.byMod ? row.why.replace(/^\w+ by /, '') : names[count]}` : through;
+  return count < stages.length ? `${through}; removed by ${row.byMod ? row.reason.replace(/^\w+ by /, '') : names[count]}` : through;
 }
 
 function element(tag, attributes, ...children) {

@@ -40,14 +40,14 @@ const FLASH: Mode = Mode {
     tolerance: 2e-3,
     rounded_tolerance: 2e-3,
 };
-const STORED: Mode = Mode {
+const F16_CACHE: Mode = Mode {
     capture: AttentionCapture::On,
     in_effect: AttentionCapture::On,
     cache: CacheType::F16,
     tolerance: 2e-3,
     rounded_tolerance: 1e-3,
 };
-const WIDE: Mode = Mode {
+const F32_CACHE: Mode = Mode {
     capture: AttentionCapture::Auto,
     in_effect: AttentionCapture::On,
     cache: CacheType::F32,
@@ -55,7 +55,7 @@ const WIDE: Mode = Mode {
     rounded_tolerance: 1e-5,
 };
 /// CUDA has no flash attention for heads as small as those of the variants; [`quantized`] tests it with wider heads.
-const MODES: &[Mode] = if cfg!(feature = "cuda") { &[STORED, WIDE] } else { &[FLASH, STORED, WIDE] };
+const MODES: &[Mode] = if cfg!(feature = "cuda") { &[F16_CACHE, F32_CACHE] } else { &[FLASH, F16_CACHE, F32_CACHE] };
 
 /// Returns an irregular sequence of byte tokens.
 fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
@@ -259,10 +259,10 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
             for other in others {
                 running.push(test_engine.engine.submit(other).await.unwrap());
             }
-            let once = Mutex::new(false);
+            let has_acted = Mutex::new(false);
             let prompt = tokens(3, 70);
             let request = with_mod(attention_request(prompt.clone(), 14), false, move |call| {
-                if added_at(call, 5) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+                if added_at(call, 5) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
                     Action::Backtrack { n: 3, tokens: vec![90, 91] }
                 } else {
                     Action::Noop

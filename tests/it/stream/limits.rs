@@ -198,8 +198,11 @@ async fn long_prompt_reports_progress() {
         !percentages.is_empty() && percentages.is_sorted() && percentages.iter().all(|&percent| percent < 100),
         "{messages:?}"
     );
-    let at = |kind: &str| messages.iter().position(|message| message["type"] == kind).unwrap();
-    assert!(at("init") < at("status") && at("status") < at("token"), "{messages:?}");
+    let position_of = |kind: &str| messages.iter().position(|message| message["type"] == kind).unwrap();
+    assert!(
+        position_of("init") < position_of("status") && position_of("status") < position_of("token"),
+        "{messages:?}"
+    );
 }
 
 #[tokio::test]

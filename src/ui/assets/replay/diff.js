@@ -12,25 +12,25 @@ export function align(a, b) {
     if (!ids.has(key)) ids.set(key, ids.size);
     return ids.get(key);
   });
-  const runs = [];
+  const matches = [];
   const same = (x, y, length) => {
-    const last = runs.at(-1);
+    const last = matches.at(-1);
     if (last && last.x + last.length === x && last.y + last.length === y) last.length += length;
-    else if (length) runs.push({ x, y, length });
+    else if (length) matches.push({ x, y, length });
   };
   new Aligner(numbers(a), numbers(b), same).align(0, a.length, 0, b.length);
-  return blocks(runs, a.length, b.length);
+  return blocks(matches, a.length, b.length);
 }
 
-function blocks(runs, lengthA, lengthB) {
+function blocks(matches, lengthA, lengthB) {
   const out = [];
   let x = 0;
   let y = 0;
-  for (const run of [...runs, { x: lengthA, y: lengthB, length: 0 }]) {
-    if (run.x > x || run.y > y) out.push({ same: false, a: [x, run.x], b: [y, run.y] });
-    x = run.x + run.length;
-    y = run.y + run.length;
-    if (run.length) out.push({ same: true, a: [run.x, x], b: [run.y, y] });
+  for (const match of [...matches, { x: lengthA, y: lengthB, length: 0 }]) {
+    if (match.x > x || match.y > y) out.push({ same: false, a: [x, match.x], b: [y, match.y] });
+    x = match.x + match.length;
+    y = match.y + match.length;
+    if (match.length) out.push({ same: true, a: [match.x, x], b: [match.y, y] });
   }
   return out;
 }
@@ -104,15 +104,15 @@ class Aligner {
   }
 }
 
-/** Joins changes with only a few equal tokens between them, because short matches are often chance. Pure. */
+/** Joins changes with only a few equal tokens between them, because short matches are often coincidences. Pure. */
 export function coalesce(list, minimum = 3) {
   const out = [];
   list.forEach((block, i) => {
     const last = out.at(-1);
     const next = list[i + 1];
     const size = (side) => Math.max(side.a[1] - side.a[0], side.b[1] - side.b[0]);
-    const byChance = block.same && last && !last.same && next && block.a[1] - block.a[0] < Math.min(minimum, size(last), size(next));
-    if (last && !last.same && (!block.same || byChance)) {
+    const isCoincidence = block.same && last && !last.same && next && block.a[1] - block.a[0] < Math.min(minimum, size(last), size(next));
+    if (last && !last.same && (!block.same || isCoincidence)) {
       last.a = [last.a[0], block.a[1]];
       last.b = [last.b[0], block.b[1]];
     } else out.push({ ...block });

@@ -1,10 +1,10 @@
 // The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
 import { h, toast } from '../dom.js';
-import { surprise } from './colour.js';
+import { surprise } from './color.js';
 import { requestDelay } from './events.js';
 import { NEVER } from './rows.js';
 import { show } from './glyphs.js';
-import { explain, measured, percent } from './why.js';
+import { candidateTable, eventDetails, percent } from './candidates.js';
 
 const MAX_CANDIDATES = 12;
 const MAX_LOGS = 60;
@@ -81,7 +81,7 @@ export class Panel {
     }, this.#delay());
   }
 
-  /** Opens the sampling stages and scrolls to them. */
+  /** Scrolls to the candidates and their sampling stages. */
   showStages() {
     this.#alts.scrollIntoView({ block: 'nearest' });
   }
@@ -147,7 +147,7 @@ export class Panel {
   }
 
   #drawAlternatives(entries) {
-    const { rows, stages, draft, hasMods, hasSampler } = explain(entries);
+    const { rows, stages, draft, hasMods, hasSampler } = candidateTable(entries);
     this.#alts.hidden = rows.length === 0;
     if (!rows.length) return;
     const shown = this.#all ? rows : rows.filter((r, i) => i < MAX_CANDIDATES || r.chosen);
@@ -176,7 +176,7 @@ export class Panel {
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'why mod' : 'why' }, r.chosen ? '✓' : r.why, ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
+        h('td', { class: r.byMod ? 'reason mod' : 'reason' }, r.chosen ? '✓' : r.reason, ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
     const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
       h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
@@ -204,7 +204,7 @@ export class Panel {
     this.#mods.hidden = false;
     const here = calls.filter((c) => c.event.sequence_order === e);
     const rest = calls.filter((c) => c.event.sequence_order !== e && (c.logs.length || c.call.exception_occurred || c.actions.some((a) => a.action_type !== 'Noop')));
-    const stopped = entries.map((x) => measured(x.event).stopped_by).find(Boolean);
+    const stopped = entries.map((x) => eventDetails(x.event).stopped_by).find(Boolean);
     this.#mods.replaceChildren(
       stopped ? h('p', {}, 'Stopped by ', h('code', {}, show(stopped))) : '',
       h('h2', {}, 'Mods at this event'),

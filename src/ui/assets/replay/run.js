@@ -46,7 +46,7 @@ export class Run {
   time(e) { return this.#rows.times[e]; }
 
   /** Returns the row at a position of the sequence at event `n`, or null. */
-  alive(n, pos) {
+  rowAt(n, pos) {
     for (let i = this.count - 1; i >= 0; i -= 1) {
       if (this.pos(i) === pos && this.addedAt(i) <= n && n < this.removedAt(i)) return i;
     }
@@ -61,7 +61,7 @@ export class Run {
   }
 
   /** Returns the number of tokens in the answer at event `n`. */
-  answered(n) {
+  answerLength(n) {
     let count = 0;
     for (let i = 0; i < this.count; i += 1) if (this.addedAt(i) <= n && n < this.removedAt(i) && !this.isPrompt(i)) count += 1;
     return count;

@@ -13,7 +13,7 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
     if isinstance(action, ForceTokens) and not action.tokens:
         return "ForceTokens needs at least one token"
     if isinstance(action, Backtrack) and action.n < 1:
-        return "Backtrack needs `n` >= 1, got 0; use ForceTokens to append without removing"
+        return "Backtrack needs `n` >= 1, got %d; use ForceTokens to append without removing" % action.n
     if isinstance(action, AdjustedPrefill):
         if not action.tokens:
             return "AdjustedPrefill needs at least one token"
