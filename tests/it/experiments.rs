@@ -343,10 +343,16 @@ async fn experiment_of_killed_server_is_interrupted_and_can_be_resumed() {
 
 #[tokio::test]
 async fn server_runs_a_limited_number_of_experiments() {
-    let server = Server::start(&["--parallel", "1"]);
+    let server = Server::start(&["--parallel", "1", "--allow-mod-upload"]);
     server.wait_ready().await;
     let mut definition = grid();
     definition["parameters"] = json!([{"max_tokens": 1000, "ignore_eos": true}]);
+    // An experiment with an invalid scorer does not count.
+    let mut invalid = definition.clone();
+    invalid["score"] = json!({"regex": "("});
+    for _ in 0..9 {
+        assert_eq!(server.post(ROUTE, &invalid).await.0, 400);
+    }
     definition["seeds"] = json!((0..100).collect::<Vec<_>>());
     let mut ids = Vec::new();
     for _ in 0..8 {
@@ -354,6 +360,9 @@ async fn server_runs_a_limited_number_of_experiments() {
     }
     let (status, problem) = server.post(ROUTE, &definition).await;
     assert!(status == 429 && problem["detail"].as_str().unwrap().contains("runs 8 experiments already"), "{problem}");
+    // The scorer's worker, which cannot import it, does not start.
+    invalid["score"] = json!({"python": "1 / 0"});
+    assert_eq!(server.post(ROUTE, &invalid).await.0, 429);
     // Other clients are served meanwhile.
     server.answer("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 2})).await;
     assert_eq!(action(&server, &ids[0], "cancel").await.0, 200);
