@@ -148,7 +148,7 @@ impl Drop for Cluster {
 }
 
 /// Statements that undo the migrations after version 12. Citus executes one at a time.
-const UNDO_MIGRATIONS: [&str; 16] = [
+const UNDO_MIGRATIONS: [&str; 17] = [
     "drop index runs_user",
     "drop index runs_surface",
     "drop index runs_error_count",
