@@ -1,6 +1,6 @@
 use super::client::{Server, ServerArgs};
 use super::printer::escape_control_characters;
-use super::progress::Progress;
+use super::progress::{Progress, TaskProgress};
 use super::signals::EndSignals;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -57,7 +57,7 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
     eprintln!("experiment: {}/experiments/{id}", server.base());
     let path = format!("/api/v1/experiments/{id}");
     let progress = Progress::new(None);
-    let ended = signals.run_until_signal(wait(&server, &path, &progress)).await;
+    let ended = signals.run_until_signal(wait(&server, &path, &progress.task())).await;
     progress.end();
     match ended {
         Ok(ended) => ended?,
@@ -102,7 +102,7 @@ fn read(file: &Path) -> anyhow::Result<Value> {
 }
 
 /// Waits until an experiment is no longer running.
-async fn wait(server: &Server, path: &str, progress: &Progress) -> anyhow::Result<()> {
+async fn wait(server: &Server, path: &str, progress: &TaskProgress) -> anyhow::Result<()> {
     loop {
         let experiment = page(server, path, 0).await?;
         if experiment["state"] != "running" {

@@ -4,6 +4,7 @@ use super::startup;
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::events::Scope;
+use crate::store::RecorderChannel;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -65,7 +66,7 @@ pub fn run_path(id: &str) -> anyhow::Result<String> {
 
 async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document> {
     let progress = Progress::new(None);
-    let store = startup::open_store(&config, &progress).await;
+    let store = startup::open_store(&config, RecorderChannel::new(), &progress).await;
     progress.end();
     let store = store?;
     let found = async {

@@ -4,6 +4,7 @@ use super::startup;
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::events::Scope;
+use crate::store::RecorderChannel;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -59,7 +60,7 @@ pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let progress = Progress::new(None);
-    let store = startup::open_store(&DataConfig::try_from(args.data)?, &progress).await;
+    let store = startup::open_store(&DataConfig::try_from(args.data)?, RecorderChannel::new(), &progress).await;
     progress.end();
     let store = store?;
     let mut result = Ok(ExitCode::SUCCESS);

@@ -12,6 +12,7 @@ use crate::events::{RunId, Signal, TraceItem, system};
 use crate::mods::{ModRegistry, source_store};
 use crate::server::mods::{store_used_versions, used_files};
 use crate::server::{App, Listeners, ServerState};
+use crate::store::RecorderChannel;
 use crate::trace::document::{Document, RequestExtras, RequestMeta};
 use crate::ui;
 use std::collections::HashMap;
@@ -53,7 +54,7 @@ impl LocalEngine {
         let config = Arc::new(config);
         let app = App::new(Arc::clone(&config), Arc::new(registry), system::now);
         let serving = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
-        let progress = Arc::new(Progress::new(None));
+        let progress = Progress::new(None);
         let mut local = Self { app: app.clone(), serving, documents: None };
         let started = local.load(&config, record, &progress).await;
         progress.end();
@@ -66,24 +67,29 @@ impl LocalEngine {
     }
 
     async fn load(&mut self, config: &Config, record: RecordTarget, progress: &Arc<Progress>) -> anyhow::Result<()> {
-        let recorder = match record {
+        startup::register_mods(self.app.registry(), config, progress).await?;
+        let app = &self.app;
+        match record {
             RecordTarget::Database => {
-                let store = startup::open_store(&config.data, progress).await?;
-                let (recorder, live) = store.recorder();
-                self.app.set_database(store, live);
-                store_used_versions(&self.app);
-                recorder
+                let channel = RecorderChannel::new();
+                let load = startup::load_default(app, channel.recorder(), progress);
+                let open = async {
+                    let store = startup::open_store(&config.data, channel, progress).await?;
+                    let (_, live) = store.recorder();
+                    app.set_database(store, live);
+                    store_used_versions(app);
+                    Ok(())
+                };
+                startup::open_and_load(open, load).await
             }
             RecordTarget::Document => {
                 let (sender, signals) = mpsc::channel(64);
                 let (finished_documents, documents) = mpsc::unbounded_channel();
                 tokio::spawn(collect(signals, finished_documents));
                 self.documents = Some(documents);
-                sender.into()
+                startup::load_default(&self.app, sender, progress).await
             }
-        };
-        startup::register_mods(self.app.registry(), config, progress).await?;
-        startup::load_default(&self.app, recorder, progress).await
+        }
     }
 
     /// Returns the next finished run, if runs are recorded as documents.

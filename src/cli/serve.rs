@@ -10,7 +10,7 @@ use crate::events::system;
 use crate::mods::{FolderWatch, ModRegistry};
 use crate::server::mods::{ModSync, store_used_versions};
 use crate::server::{App, Listeners, ServerState, announce, load_login_secret};
-use crate::store::Store;
+use crate::store::RecorderChannel;
 use crate::ui;
 use sd_notify::NotifyState;
 use std::process::ExitCode;
@@ -66,7 +66,7 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
     }
     let app = App::new(Arc::clone(&config), Arc::new(ModRegistry::with_builtin()), system::now);
     let server = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
-    let progress = Arc::new(Progress::new(Some(app.clone())));
+    let progress = Progress::new(Some(app.clone()));
     let started = signals.run_until_signal(Box::pin(start(&app, &progress))).await;
     progress.end();
     if let Ok(Ok(_)) = &started {
@@ -128,51 +128,57 @@ fn notify_systemd(state: &[NotifyState]) {
     }
 }
 
-/// Starts store, mods and model. The mods directory is watched until the returned value is dropped.
+/// Starts store, mods and model at the same time. The mods directory is watched until the returned value is dropped.
 async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<FolderWatch>> {
-    let config = app.config();
-    if !config.server.cluster.no_model {
+    let no_model = app.config().server.cluster.no_model;
+    if !no_model {
         match std::env::current_exe() {
             Ok(program) => app.models().set_probe_program(program),
             Err(error) => tracing::warn!(%error, "cannot probe model files in a separate process"),
         }
     }
-    let store = open_store_and_probe(app, progress).await?;
+    let channel = RecorderChannel::new();
+    let recorder = channel.recorder();
+    let load = async {
+        match no_model {
+            true => Ok(()),
+            false => Box::pin(startup::load_default(app, recorder, progress)).await,
+        }
+    };
+    let watch = startup::open_and_load(start_store(app, channel, progress), load).await?;
+    if !no_model {
+        sleep_when_idle(app);
+    }
+    Ok(watch)
+}
+
+/// Opens the store, and registers the mods of the configured folder and of the store.
+async fn start_store(
+    app: &App,
+    channel: RecorderChannel,
+    progress: &Arc<Progress>,
+) -> anyhow::Result<Option<FolderWatch>> {
+    let config = app.config();
+    let store = async {
+        let store = startup::open_store(&config.data, channel, progress).await?;
+        let (_, live) = store.recorder();
+        // At once, so that the store is closed if the start fails or is cancelled.
+        app.set_database(store.clone(), live);
+        anyhow::Ok(store)
+    };
+    let folder = startup::register_mods(app.registry(), config, progress);
+    let (store, folder, ()) = tokio::join!(store, folder, startup::log_sandbox(&config.engine.mods));
+    let (store, folder) = (store?, folder?);
     load_login_secret(&store).await?;
-    let (recorder, live) = store.recorder();
-    app.set_database(store, live);
-    let folder = startup::register_mods(app.registry(), config, progress).await?;
-    startup::log_sandbox(app.registry()).await;
     tokio::spawn(ModSync::load(app).await?.run(app.clone()));
     store_used_versions(app);
-    let watch = folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {
+    Ok(folder.and_then(|folder| match folder.watch(Arc::clone(app.registry())) {
         Ok(watch) => Some(watch),
         Err(error) => {
             tracing::warn!(%error, "cannot watch the mods directory; changes apply at the next start");
             None
         }
-    });
-    if config.server.cluster.no_model {
-        return Ok(watch);
-    }
-    startup::load_default(app, recorder, progress).await?;
-    sleep_when_idle(app);
-    Ok(watch)
-}
-
-/// Opens the database, and checks the file of the default model at the same time.
-async fn open_store_and_probe(app: &App, progress: &Progress) -> anyhow::Result<Store> {
-    let config = app.config();
-    if config.server.cluster.no_model {
-        return startup::open_store(&config.data, progress).await;
-    }
-    let (store, probe) = tokio::join!(startup::open_store(&config.data, progress), app.models().probe_default());
-    let store = store?;
-    if let Err(error) = probe {
-        store.close().await;
-        return Err(error.into());
-    }
-    Ok(store)
+    }))
 }
 
 /// Stops the runs, then the recorder, then the database, since each depends on the next one.

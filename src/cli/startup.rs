@@ -8,13 +8,19 @@ use crate::mods::python::sandbox::{self, SandboxPolicy};
 use crate::mods::python::{LoadError, PythonMods, WorkerLimits, read_source};
 use crate::mods::{ModFolder, ModRegistry, ModSource};
 use crate::server::{App, LoadStep};
-use crate::store::{Database, Retention, Store};
+use crate::store::{Database, RecorderChannel, Retention, Store};
 use anyhow::Context;
+use futures::future::{Either, select};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Opens the configured database.
-pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Result<Store> {
+/// Opens the configured database. Its recorder stores the signals of `channel`.
+pub async fn open_store(
+    config: &DataConfig,
+    channel: RecorderChannel,
+    progress: &Arc<Progress>,
+) -> anyhow::Result<Store> {
+    let progress = progress.task();
     progress.begin("opening the database");
     let database = match &config.database_url {
         Some(url) => Database::Url {
@@ -24,9 +30,30 @@ pub async fn open_store(config: &DataConfig, progress: &Progress) -> anyhow::Res
         },
         None => Database::Embedded { data_dir: config.dir.clone() },
     };
-    let store = Store::open(database, |step| progress.begin(step)).await?;
+    let store = Store::open_with(database, channel, |step| progress.begin(step)).await?;
     store.set_retention(Retention { days: config.keep_days, bytes: config.keep_bytes });
     Ok(store)
+}
+
+/// Opens the database and loads the model at the same time. An error of the database ends the load at once, and is
+/// returned before one of the model: opening the database is never interrupted between two migrations.
+pub async fn open_and_load<T>(
+    open: impl Future<Output = anyhow::Result<T>>,
+    load: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<T> {
+    let (open, load) = (std::pin::pin!(open), std::pin::pin!(load));
+    match select(open, load).await {
+        Either::Left((opened, load)) => {
+            let opened = opened?;
+            load.await?;
+            Ok(opened)
+        }
+        Either::Right((loaded, open)) => {
+            let opened = open.await?;
+            loaded?;
+            Ok(opened)
+        }
+    }
 }
 
 /// Loads the default model and starts its engine. The signals of every engine go to `recorder`.
@@ -35,7 +62,7 @@ pub async fn load_default(app: &App, recorder: impl Into<Recorder>, progress: &A
         tracing::warn!("{warning}");
     }
     app.models().open(recorder.into()).await?;
-    let shown = Arc::clone(progress);
+    let shown = progress.task();
     let observe = move |name: &str, step: LoadStep| match step {
         LoadStep::Weights(done) => shown.advance(&format!("loading the model {name}"), done),
         LoadStep::Context => shown.begin("allocating the context"),
@@ -134,8 +161,8 @@ pub fn python_mods(config: &ModsConfig) -> PythonMods {
 }
 
 /// Detects the sandbox of this system for mods and logs it.
-pub async fn log_sandbox(registry: &ModRegistry) {
-    let mods = registry.python();
+pub async fn log_sandbox(config: &ModsConfig) {
+    let mods = python_mods(config);
     let Some(launcher) = mods.launcher.clone() else {
         return tracing::warn!("no sandbox for mods: the path of this program is unknown");
     };
@@ -158,10 +185,11 @@ pub async fn log_sandbox(registry: &ModRegistry) {
 pub async fn register_mods(
     registry: &Arc<ModRegistry>,
     config: &Config,
-    progress: &Progress,
+    progress: &Arc<Progress>,
 ) -> anyhow::Result<Option<ModFolder>> {
     registry.set_python(python_mods(&config.engine.mods));
     let Some(dir) = config.engine.mods.dir.clone() else { return Ok(None) };
+    let progress = progress.task();
     progress.begin("loading mods");
     let mut folder = ModFolder::new(dir, registry.python());
     let registry = Arc::clone(registry);

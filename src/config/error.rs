@@ -81,6 +81,14 @@ pub enum ConfigError {
         /// Maximum.
         max: u32,
     },
+    /// Private hosts without the fetching of images.
+    #[error(
+        "--image-url-hosts {host} has no effect without --allow-image-urls; add --allow-image-urls, or remove --image-url-hosts"
+    )]
+    ImageUrlHosts {
+        /// The first host.
+        host: String,
+    },
     /// The range ends before it begins.
     #[error("--control-vector-layer-range must be FIRST LAST with FIRST <= LAST, got {first} {last}")]
     LayerRange {

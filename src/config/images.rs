@@ -3,6 +3,7 @@
 use super::flag_values::OnOff;
 use super::{ConfigError, Size};
 use clap::Args;
+use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
@@ -75,6 +76,15 @@ pub struct UrlHost {
     pub port: Option<u16>,
 }
 
+impl fmt::Display for UrlHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.port {
+            Some(port) => write!(f, "{}:{port}", self.host),
+            None => f.write_str(&self.host),
+        }
+    }
+}
+
 impl FromStr for UrlHost {
     type Err = String;
 
@@ -99,6 +109,10 @@ impl ImageFlags {
         {
             return Err(ConfigError::ImageTokens { min, max });
         }
+        let allow_urls = self.allow_image_urls == OnOff::On;
+        if !allow_urls && let Some(host) = self.image_url_hosts.first() {
+            return Err(ConfigError::ImageUrlHosts { host: host.to_string() });
+        }
         let Some(projector) = self.mmproj else { return Ok(None) };
         if !projector.is_file() {
             return Err(ConfigError::NoProjector { path: projector.display().to_string() });
@@ -110,14 +124,29 @@ impl ImageFlags {
             min_tokens,
             max_tokens,
             record_bytes: if self.record_images == OnOff::On { self.record_images_size.0 } else { 0 },
-            urls: (self.allow_image_urls == OnOff::On).then_some(urls),
+            urls: allow_urls.then_some(urls),
         }))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::UrlHost;
+    use super::{ImageFlags, UrlHost};
+    use crate::config::flag_values::OnOff;
+    use crate::config::{ConfigError, Size};
+
+    #[test]
+    fn private_hosts_need_image_urls() {
+        let flags = |allow_image_urls| ImageFlags {
+            allow_image_urls,
+            image_url_hosts: vec!["images.local:8080".parse().unwrap()],
+            record_images_size: Size(0),
+            ..ImageFlags::default()
+        };
+        let error = flags(OnOff::Off).config().unwrap_err();
+        assert!(matches!(&error, ConfigError::ImageUrlHosts { host } if host == "images.local:8080"), "{error}");
+        assert!(flags(OnOff::On).config().unwrap().is_none());
+    }
 
     #[test]
     fn hosts_are_parsed_with_and_without_a_port() {

@@ -5,8 +5,10 @@ use super::embedded::Embedded;
 use super::pool::{PgConnection, PgPool};
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
-use super::{Error, Inner, LiveHub, RecorderTask, Retention, Store, citus, maintenance, migrate, recorder};
-use crate::events::{DurabilityAcks, UnstoredRuns, system};
+use super::{
+    Error, Inner, LiveHub, RecorderChannel, RecorderTask, Retention, Store, citus, maintenance, migrate, recorder,
+};
+use crate::events::system;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -56,6 +58,18 @@ impl Store {
     /// # Errors
     /// There is no server, it is too old, or its schema cannot be migrated; see [`Error`].
     pub async fn open(database: Database, progress: impl Fn(&str)) -> Result<Self, Error> {
+        Self::open_with(database, RecorderChannel::new(), progress).await
+    }
+
+    /// Opens the store like [`Store::open`]. Its recorder stores the signals of `channel`.
+    ///
+    /// # Errors
+    /// Same as [`Store::open`].
+    pub async fn open_with(
+        database: Database,
+        channel: RecorderChannel,
+        progress: impl Fn(&str),
+    ) -> Result<Self, Error> {
         let (embedded, addresses, data_dir) = match database {
             Database::Embedded { data_dir } => {
                 let embedded = Embedded::start(&data_dir, &progress).await?;
@@ -66,7 +80,7 @@ impl Store {
                 (None, Addresses::connect(&url, direct_url.as_deref()).await?, data_dir)
             }
         };
-        let opened = Self::connect(addresses, &data_dir, embedded.is_some(), &progress).await;
+        let opened = Self::connect(addresses, &data_dir, embedded.is_some(), channel, &progress).await;
         let (mut inner, server_id) = match opened {
             Ok(opened) => opened,
             Err(error) => {
@@ -85,13 +99,14 @@ impl Store {
         addresses: Addresses,
         data_dir: &Path,
         is_embedded: bool,
+        channel: RecorderChannel,
         progress: &impl Fn(&str),
     ) -> Result<(Inner, Uuid), Error> {
         let addresses = Arc::new(addresses);
         let mut connection = addresses.direct().await?;
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
-        migrate::migrate(&addresses, progress).await?;
+        migrate::migrate(&addresses, &mut connection, progress).await?;
         let (server_id, live) = (system::new_id(), LiveHub::new());
         servers::renew_heartbeat(&mut connection, server_id, &Announcement::default()).await?;
         let listed = servers::heartbeats(&mut connection).await?;
@@ -140,10 +155,10 @@ impl Store {
             recorder_pool,
             server_id,
             live,
-            recorder: Mutex::new(RecorderTask::Pending(Some(spool))),
+            durability_acks: channel.durability_acks.clone(),
+            unstored: channel.unstored.clone(),
+            recorder: Mutex::new(RecorderTask::Pending(Some((spool, channel)))),
             recorder_metrics: Arc::default(),
-            durability_acks: DurabilityAcks::default(),
-            unstored: UnstoredRuns::default(),
             closing: watch::Sender::new(false),
             retention,
             announcement,

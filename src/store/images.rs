@@ -59,6 +59,11 @@ pub(super) async fn insert(connection: &mut PgConnection, starts: &[&RunStart]) 
         }
     }
     for ((owner, hash), file) in files {
+        // The lock keeps the file until this transaction has inserted its reference. Known files are not sent again.
+        let known = sqlx::query("select 1 from images where owner = $1 and sha256 = $2 for key share");
+        if known.bind(&owner).bind(&hash).fetch_optional(&mut *connection).await?.is_some() {
+            continue;
+        }
         sqlx::query(
             "insert into images (owner, sha256, media_type, data) values ($1, $2, $3, $4)
             on conflict (owner, sha256) do update set media_type = excluded.media_type",

@@ -18,6 +18,9 @@ const MEASURING_TIME: Duration = Duration::from_secs(2);
 /// Number of checks between two maintenance passes: one hour. Partitions are created days in advance.
 const CHECKS_PER_MAINTENANCE: u32 = 720;
 
+/// Number of checks between two counts of past hours: one minute.
+const CHECKS_PER_HOUR_COUNT: u32 = 12;
+
 /// Runs the maintenance until the task is aborted.
 pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
     let mut failed = false;
@@ -37,6 +40,12 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
             && let Err(error) = make_partitions(&pool).await
         {
             tracing::warn!(%error, "cannot create the partitions of the next days");
+        }
+        // Every hour, also those hours to which runs were added.
+        if check % CHECKS_PER_HOUR_COUNT == 1
+            && let Err(error) = statistics::count_hours(&pool, system::now(), check % CHECKS_PER_MAINTENANCE == 1).await
+        {
+            tracing::warn!(%error, "cannot count the runs of past hours; retrying every minute");
         }
         // The count is also due soon after the start, because the server may not have run at the end of the day. It precedes
         // the removal of runs, which would otherwise not be counted.

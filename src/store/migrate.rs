@@ -43,11 +43,19 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V21__notes", include_str!("../../migrations/V21__notes.sql")),
     ("V22__mod_call_time", include_str!("../../migrations/V22__mod_call_time.sql")),
     ("V23__images", include_str!("../../migrations/V23__images.sql")),
+    ("V24__statistics_by_day", include_str!("../../migrations/V24__statistics_by_day.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this
 /// can take a while, `progress` receives their names.
-pub async fn migrate(addresses: &Addresses, progress: &impl Fn(&str)) -> Result<(), Error> {
+pub async fn migrate(
+    addresses: &Addresses,
+    connection: &mut PgConnection,
+    progress: &impl Fn(&str),
+) -> Result<(), Error> {
+    if is_current(connection).await? {
+        return Ok(());
+    }
     // The lock belongs to a transaction on a dedicated connection: through a pooler, a session lock could end up on another
     // client's server connection.
     let mut locked = addresses.direct().await?;
@@ -82,6 +90,28 @@ async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Resul
         .await
         .map_err(|error| Error::Migration(describe(&error)))?;
     Ok(())
+}
+
+/// Returns true if exactly the known migrations were applied, with the same text. Nothing needs to be locked then.
+async fn is_current(connection: &mut PgConnection) -> Result<bool, Error> {
+    let is_new: bool =
+        sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
+    if is_new {
+        return Ok(false);
+    }
+    let applied: Vec<(i32, String, String)> =
+        sqlx::query_as("select version, name::text, checksum::text from refinery_schema_history order by version")
+            .fetch_all(connection)
+            .await?;
+    Ok(applied.len() == MIGRATIONS.len()
+        && applied.iter().zip(MIGRATIONS).all(|((version, name, checksum), (file, sql))| {
+            Migration::unapplied(file, sql).is_ok_and(|known| {
+                // The type of versions depends on a feature of refinery.
+                i64::from(known.version()) == i64::from(*version)
+                    && known.name() == name
+                    && known.checksum().to_string() == *checksum
+            })
+        }))
 }
 
 /// Rejects the schema of a later release, because this release could misinterpret its rows.

@@ -128,9 +128,44 @@ struct Inner {
 /// A request to the recorder to store everything received so far. The reply is true if all of it is in the database.
 type Flush = oneshot::Sender<bool>;
 
+/// The channel of the recorder. It exists before the store is open, so that engines can start while the database does.
+/// Signals wait in it until the recorder starts.
+#[derive(Debug)]
+pub struct RecorderChannel {
+    sender: mpsc::Sender<Signal>,
+    signals: mpsc::Receiver<Signal>,
+    durability_acks: DurabilityAcks,
+    unstored: UnstoredRuns,
+}
+
+impl RecorderChannel {
+    /// Creates a channel. [`Store::open_with`] connects it to a store.
+    #[must_use]
+    pub fn new() -> Self {
+        let (sender, signals) = mpsc::channel(MAX_QUEUED_SIGNALS);
+        Self { sender, signals, durability_acks: DurabilityAcks::default(), unstored: UnstoredRuns::default() }
+    }
+
+    /// Returns a sender for an engine.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        Recorder {
+            signals: self.sender.clone(),
+            durability_acks: Some(self.durability_acks.clone()),
+            unstored: Some(self.unstored.clone()),
+        }
+    }
+}
+
+impl Default for RecorderChannel {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 /// The recorder before and after its start.
 enum RecorderTask {
-    Pending(Option<Spool>),
+    Pending(Option<(Spool, RecorderChannel)>),
     Running(mpsc::Sender<Signal>, mpsc::Sender<Flush>, Option<JoinHandle<()>>),
 }
 
@@ -142,8 +177,11 @@ impl Store {
         let mut task = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *task {
             RecorderTask::Running(sender, ..) => sender.clone(),
-            RecorderTask::Pending(spool) => {
-                let (sender, signals) = mpsc::channel(MAX_QUEUED_SIGNALS);
+            RecorderTask::Pending(pending) => {
+                // The first call takes it and replaces the state, and later calls find a running recorder.
+                let (spool, channel) =
+                    pending.take().map_or_else(Default::default, |(spool, channel)| (Some(spool), channel));
+                let RecorderChannel { sender, signals, .. } = channel;
                 let (flush, flushes) = mpsc::channel(MAX_QUEUED_SIGNALS);
                 let target = Target {
                     pool: inner.recorder_pool.clone(),
@@ -153,7 +191,7 @@ impl Store {
                     unstored: inner.unstored.clone(),
                     metrics: Arc::clone(&inner.recorder_metrics),
                 };
-                let record = recorder::record(target, spool.take(), signals, flushes, inner.closing.subscribe());
+                let record = recorder::record(target, spool, signals, flushes, inner.closing.subscribe());
                 *task = RecorderTask::Running(sender.clone(), flush, Some(tokio::spawn(record)));
                 sender
             }
@@ -218,8 +256,8 @@ impl Store {
         inner.closing.send_replace(true);
         let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
             RecorderTask::Running(_, _, task) => task.take(),
-            RecorderTask::Pending(spool) => {
-                if let Some(spool) = spool.take().filter(Spool::is_drained) {
+            RecorderTask::Pending(pending) => {
+                if let Some((spool, _)) = pending.take().filter(|(spool, _)| spool.is_drained()) {
                     spool.remove();
                 }
                 None

@@ -1,8 +1,9 @@
 //! Statistics of runs: counts and times by hour or day, by model and by mod.
 //!
-//! The runs of a past day are counted once, into the tables of migration V18; those of other days are counted when
-//! statistics are read. Later changes of a day, such as deletions, do not change its counts, except that runs that were
-//! stored late are added. The durations of mod calls are counted in the same way, into the table of migration V22.
+//! The runs of a past day, and those of a past hour with many runs, are counted once, into the tables of migration V18;
+//! others are counted when statistics are read. Later changes of such a time, such as deletions, do not change its counts,
+//! except that runs that were stored late are added. The durations of mod calls are counted in the same way, into the table of
+//! migration V22. The tables of migration V24 hold the sums of each day.
 
 mod calls;
 mod days;
@@ -14,15 +15,17 @@ use super::{Error, Store};
 use crate::events::Scope;
 use calls::CallGroups;
 use chrono::{DateTime, Days, NaiveDate, NaiveTime, Utc};
+use days::{Span, first_run_id};
 use groups::Groups;
 use serde::{Deserialize, Serialize};
 use sqlx::FromRow;
 use sqlx::postgres::PgRow;
+use std::collections::HashSet;
 use utoipa::ToSchema;
 
 pub(super) use calls::measure_some;
 pub(super) use calls::{MAX_CALL_MODS, MAX_CALL_US};
-pub(super) use days::count_days;
+pub(super) use days::{count_days, count_hours};
 
 /// Maximum number of days of a query.
 pub const MAX_STATISTICS_DAYS: u32 = 3650;
@@ -269,25 +272,44 @@ impl Store {
                 .bind(first)
                 .fetch_all(&mut *snapshot)
                 .await?;
-        let measured: Vec<NaiveDate> = counted.iter().filter(|(_, measured)| *measured).map(|(day, _)| *day).collect();
-        let counted: Vec<NaiveDate> = counted.into_iter().map(|(day, _)| day).collect();
+        let hours: HashSet<DateTime<Utc>> = sqlx::query_scalar("select hour from run_stats_hours where hour >= $1")
+            .bind(midnight(first))
+            .fetch_all(&mut *snapshot)
+            .await?
+            .into_iter()
+            .collect();
+        let measured = counted.iter().filter(|(_, measured)| *measured).map(|(day, _)| *day).collect();
+        let counted = counted.iter().map(|(day, _)| *day).collect();
         let mut groups = Groups::default();
-        let selection = Selection { owners: owners(scope), model: query.model.as_deref(), unit: query.unit };
-        let selected = query.used_mod.as_deref().unwrap_or_default();
+        let selection = Selection {
+            owners: owners(scope),
+            model: query.model.as_deref(),
+            unit: query.unit,
+            used_mod: query.used_mod.as_deref().unwrap_or_default(),
+        };
         let (counts, buckets) = days::read_counted(&mut snapshot, &selection, first).await?;
-        groups.add(counts, buckets, selected);
-        for span in days::uncounted_spans(first, today, &counted) {
+        groups.add(counts, buckets);
+        for span in days::uncounted_spans(first, today, &counted, &hours) {
             let (counts, buckets) = days::count(&mut snapshot, &selection, span).await?;
-            groups.add(counts, buckets, selected);
+            groups.add(counts, buckets);
         }
         let mut call_groups = CallGroups::default();
-        call_groups.add(calls::read_counted(&mut snapshot, &selection, first).await?, selected);
-        for span in days::uncounted_spans(first, today, &measured) {
-            call_groups.add(calls::count(&mut snapshot, &selection, span).await?, selected);
+        call_groups.add(calls::read_counted(&mut snapshot, &selection, first).await?);
+        for span in days::uncounted_spans(first, today, &measured, &hours) {
+            call_groups.add(calls::count(&mut snapshot, &selection, span).await?);
         }
         // `first` also depends on the runs of other tenants, so it is not reported.
         let from = query.from.or(groups.first_day()).unwrap_or(today);
         Ok(Statistics { mod_calls: call_groups.finish(), ..groups.finish(from, query.unit) })
+    }
+
+    /// Counts the past hours of today and yesterday that have many runs. With `again`, counts hours again to which runs were
+    /// added.
+    ///
+    /// # Errors
+    /// The database failed. Earlier hours stay counted.
+    pub async fn count_hours(&self, now: DateTime<Utc>, again: bool) -> Result<(), Error> {
+        Ok(days::count_hours(&self.inner.pool, now, again).await?)
     }
 
     /// Measures the mod calls of runs of earlier versions, then counts the runs of the days before `today` that are not
@@ -307,15 +329,39 @@ struct Selection<'a> {
     owners: Option<Vec<&'a str>>,
     model: Option<&'a str>,
     unit: StatisticsUnit,
+    /// Name of the mod, or empty.
+    used_mod: &'a str,
 }
 
 impl Selection<'_> {
-    /// Reads rows with the owners `$1`, the model `$2` and the unit `$3`, from the day `$4` to the day before `$5`.
+    /// Reads rows with the owners `$1`, the model `$2`, the unit `$3` and the mod `$6`, of runs from the id `$4` up to and
+    /// without the id `$5`.
     async fn fetch<T>(
         &self,
         connection: &mut PgConnection,
         sql: &'static str,
-        (from, until): (NaiveDate, NaiveDate),
+        span: Span,
+    ) -> Result<Vec<T>, sqlx::Error>
+    where
+        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+    {
+        sqlx::query_as(sql)
+            .bind(&self.owners)
+            .bind(self.model)
+            .bind(self.unit.as_str())
+            .bind(first_run_id(span.0))
+            .bind(first_run_id(span.1))
+            .bind(self.used_mod)
+            .fetch_all(connection)
+            .await
+    }
+
+    /// Reads rows like [`Selection::fetch`], from the time `$4` on; `$5` is null.
+    async fn fetch_stored<T>(
+        &self,
+        connection: &mut PgConnection,
+        sql: &'static str,
+        from: DateTime<Utc>,
     ) -> Result<Vec<T>, sqlx::Error>
     where
         T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
@@ -325,7 +371,8 @@ impl Selection<'_> {
             .bind(self.model)
             .bind(self.unit.as_str())
             .bind(from)
-            .bind(until)
+            .bind(None::<DateTime<Utc>>)
+            .bind(self.used_mod)
             .fetch_all(connection)
             .await
     }

@@ -258,7 +258,12 @@ async fn invalid_experiment_starts_nothing() {
     for (definition, status, detail, pointer) in [
         (with_field("name", json!("")), 400, "`name` must have 1 to 64 characters", "name"),
         (with_field("prompts", json!([])), 400, "`prompts` must not be empty", "prompts"),
-        (with_field("seeds", json!([-1])), 400, "`seeds[0]` must be an integer between 0 and 4294967295, got -1", "seeds[0]"),
+        (
+            with_field("seeds", json!([-1])),
+            400,
+            "`seeds[0]` must be an integer between 0 and 4294967295, got -1",
+            "seeds[0]",
+        ),
         (with_field("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004", "seeds"),
         (with_field("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: ", "mods[1]"),
         (
@@ -353,10 +358,16 @@ async fn experiment_of_killed_server_is_interrupted_and_can_be_resumed() {
 
 #[tokio::test]
 async fn server_runs_a_limited_number_of_experiments() {
-    let server = Server::start(&["--parallel", "1"]);
-    server.wait_ready().await;
+    let process = Server::start(&["--parallel", "1", "--mod-key", "boss", "--allow-mod-upload"]);
+    let server = Server::known(process.wait_ready().await.base.clone(), Some("boss"));
     let mut definition = grid();
     definition["parameters"] = json!([{"max_tokens": 1000, "ignore_eos": true}]);
+    // An experiment with an invalid scorer does not count.
+    let mut invalid = definition.clone();
+    invalid["score"] = json!({"regex": "("});
+    for _ in 0..9 {
+        assert_eq!(server.post(ROUTE, &invalid).await.0, 400);
+    }
     definition["seeds"] = json!((0..100).collect::<Vec<_>>());
     let mut ids = Vec::new();
     for _ in 0..8 {
@@ -364,6 +375,9 @@ async fn server_runs_a_limited_number_of_experiments() {
     }
     let (status, problem) = server.post(ROUTE, &definition).await;
     assert!(status == 429 && problem["detail"].as_str().unwrap().contains("runs 8 experiments already"), "{problem}");
+    // The scorer's worker, which cannot import it, does not start.
+    invalid["score"] = json!({"python": "1 / 0"});
+    assert_eq!(server.post(ROUTE, &invalid).await.0, 429);
     // Other clients are served meanwhile.
     server.answer("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 2})).await;
     assert_eq!(action(&server, &ids[0], "cancel").await.0, 200);

@@ -145,6 +145,11 @@ fn invalid_model_error_names_file() {
     let errors = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     assert!(errors.contains("not-a-model.gguf") && errors.contains("GGUF"), "{errors}");
+    // The database was started at the same time. It is complete, and stopped.
+    assert_no_postgres(&data_dir, &errors);
+    let listed = thunder().args(["db", "status", "--data-dir"]).arg(&data_dir).output().unwrap();
+    assert!(listed.status.success(), "{}", text(&listed.stderr));
+    assert_no_postgres(&data_dir, &errors);
 }
 
 #[test]

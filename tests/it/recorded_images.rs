@@ -32,9 +32,11 @@ async fn image_files_are_stored_once_and_removed_with_their_last_run() {
         json!([{"sha256": hash(&image), "media_type": "image/bmp", "bytes": image.len(), "width": 40, "height": 40,
                 "recorded": true, "tiles": [{"start": start, "columns": 8, "rows": IMAGE_TOKENS / 8}]}])
     );
-    let (second, _) = generate(&server, &image).await;
-    let (other, _) = generate(&server, &bmp(42)).await;
     let url = server.database_url();
+    let written = psql(&url, "select xmin::text from images").await;
+    let (second, _) = generate(&server, &image).await;
+    assert_eq!(psql(&url, "select xmin::text from images").await, written, "a known image is not written again");
+    let (other, _) = generate(&server, &bmp(42)).await;
     assert_eq!(psql(&url, COUNT).await, "2 3");
     let path = |id: &str| format!("/api/v1/runs/{id}/images/{}", hash(&image));
     let response = server.request(Method::GET, &path(&first)).send().await.unwrap();

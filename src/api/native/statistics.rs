@@ -28,7 +28,8 @@ pub struct StatisticsParams {
 }
 
 /// Returns statistics of ended runs by time step, model and mod. A run belongs to the hour in which the server received it.
-/// The runs of a past day are counted once, so the counts include runs that were deleted later.
+/// The runs of a past day, or of a past hour with 200 or more runs, are counted once, so the counts include runs that were
+/// deleted later.
 #[utoipa::path(get, path = "/api/v1/stats", tag = "runs", params(StatisticsParams), responses(
     (status = 200, body = Statistics), (status = 400, body = Problem, description = "The query is invalid")))]
 pub async fn show(

@@ -39,8 +39,9 @@ pub(super) async fn open(config: &DataConfig) -> anyhow::Result<Admin> {
         None => Database::Embedded { data_dir: dir },
     };
     let progress = Progress::new(None);
-    progress.begin("opening the database");
-    let admin = Admin::open(database, |step| progress.begin(step)).await;
+    let task = progress.task();
+    task.begin("opening the database");
+    let admin = Admin::open(database, |step| task.begin(step)).await;
     progress.end();
     Ok(admin?)
 }

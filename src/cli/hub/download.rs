@@ -1,7 +1,7 @@
 //! Download of a file, which resumes a partial one, and the check of its bytes.
 
 use super::remote::{Remote, RemoteFile, hex, unreachable};
-use crate::cli::progress::Progress;
+use crate::cli::progress::TaskProgress;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::StatusCode;
 use sha2::{Digest, Sha256};
@@ -35,7 +35,7 @@ pub async fn complete(
     remote: &Remote,
     file: &RemoteFile,
     mut partial: File,
-    progress: &Progress,
+    progress: &TaskProgress,
 ) -> anyhow::Result<()> {
     let mut failures = 0;
     loop {
@@ -74,7 +74,12 @@ pub async fn complete(
 }
 
 /// Appends the missing bytes to a partial file.
-async fn receive(remote: &Remote, file: &RemoteFile, partial: &mut File, progress: &Progress) -> Result<(), Failure> {
+async fn receive(
+    remote: &Remote,
+    file: &RemoteFile,
+    partial: &mut File,
+    progress: &TaskProgress,
+) -> Result<(), Failure> {
     let temporary = |error: reqwest::Error| Failure::Temporary(unreachable(&file.url, &error));
     let mut received = partial.seek(SeekFrom::End(0))?;
     let response = remote.bytes(file, received).await.map_err(temporary)?;

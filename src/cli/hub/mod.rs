@@ -11,7 +11,7 @@ mod selection;
 
 pub use download::readable_size;
 
-use super::progress::Progress;
+use super::progress::{Progress, TaskProgress};
 use crate::config::flags::EngineFlags;
 use crate::config::hub::HubFlags;
 use anyhow::{Context as _, bail};
@@ -27,7 +27,7 @@ pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
     }
     if engine.hub.names_model() {
         let progress = Progress::new(None);
-        let downloaded = download(&engine.hub, true, &progress).await;
+        let downloaded = download(&engine.hub, true, &progress.task()).await;
         progress.end();
         engine.model = downloaded?.into_iter().next();
     }
@@ -36,7 +36,7 @@ pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
 
 /// Downloads a model unless it is in the cache, and returns its files, the first part first. With `or_cached`, a cached
 /// version is used if the download fails.
-pub async fn download(flags: &HubFlags, or_cached: bool, progress: &Progress) -> anyhow::Result<Vec<PathBuf>> {
+pub async fn download(flags: &HubFlags, or_cached: bool, progress: &TaskProgress) -> anyhow::Result<Vec<PathBuf>> {
     let cache = Cache::new(HubFlags::cache_dir()?);
     let (repository, wanted) = match (&flags.hf_repo, &flags.model_url) {
         (Some(name), _) => FileSelector::in_repository(name, flags.hf_file.as_deref())?,

@@ -22,7 +22,7 @@ pub async fn pull(args: Args) -> anyhow::Result<ExitCode> {
     let mut flags = args.hub;
     flags.hf_repo = args.repository.or(flags.hf_repo);
     let progress = Progress::new(None);
-    let files = hub::download(&flags, false, &progress).await;
+    let files = hub::download(&flags, false, &progress.task()).await;
     progress.end();
     if let Some(first) = files?.first() {
         println!("{}", first.display());

@@ -109,6 +109,30 @@ impl WeightFile {
         Ok(digest)
     }
 
+    /// Returns true if `cache` has a note of [`WeightFile::note_check`] on this file, with the same attributes, by `checker`.
+    #[must_use]
+    pub fn is_checked(&self, cache: &Path, checker: &Self) -> bool {
+        let key = self.check_key(checker);
+        fs::read_to_string(check_entry(cache, &key)).is_ok_and(|noted| noted == key)
+    }
+
+    /// Notes in `cache` that the program `checker` has checked the file. A file that changed shortly before `now` is not
+    /// noted.
+    ///
+    /// # Errors
+    /// The note cannot be written.
+    pub fn note_check(&self, cache: &Path, checker: &Self, now: DateTime<Utc>) -> io::Result<()> {
+        if !self.attributes.is_settled(now) {
+            return Ok(());
+        }
+        let key = self.check_key(checker);
+        write_private(&check_entry(cache, &key), &key)
+    }
+
+    fn check_key(&self, checker: &Self) -> String {
+        format!("{}\n{}\n", self.key(), checker.key())
+    }
+
     fn check(&self, file: &File) -> io::Result<()> {
         if FileAttributes::from_metadata(&file.metadata()?) == self.attributes {
             return Ok(());
@@ -128,12 +152,21 @@ impl WeightFile {
     }
 
     fn write_cached(&self, entry: &Path, digest: u128) -> io::Result<()> {
-        DirBuilder::new().recursive(true).mode(0o700).create(entry.parent().unwrap_or(entry))?;
-        let partial = entry.with_extension(std::process::id().to_string());
-        let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
-        file.write_all(format!("{digest:032x} {}", self.key()).as_bytes())?;
-        fs::rename(partial, entry)
+        write_private(entry, &format!("{digest:032x} {}", self.key()))
     }
+}
+
+fn check_entry(cache: &Path, key: &str) -> PathBuf {
+    cache.join(format!("{:032x}", xxh3_128(key.as_bytes())))
+}
+
+/// Writes a file that only this account can read. Readers see either the old or the new text.
+fn write_private(path: &Path, text: &str) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(path))?;
+    let partial = path.with_extension(std::process::id().to_string());
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&partial)?;
+    file.write_all(text.as_bytes())?;
+    fs::rename(partial, path)
 }
 
 #[cfg(test)]
@@ -142,6 +175,25 @@ mod tests {
     use crate::events::system;
     use chrono::TimeDelta;
     use std::fs;
+
+    #[test]
+    fn check_is_noted_for_the_attributes_of_file_and_program() {
+        let folder = std::env::temp_dir().join(format!("thunder-checks-{}", system::new_id()));
+        fs::create_dir_all(&folder).unwrap();
+        let (path, program, cache) = (folder.join("model"), folder.join("program"), folder.join("cache"));
+        fs::write(&path, "one").unwrap();
+        fs::write(&program, "first").unwrap();
+        let (file, checker) = (WeightFile::new(&path).unwrap(), WeightFile::new(&program).unwrap());
+        file.note_check(&cache, &checker, system::now()).unwrap();
+        assert!(!file.is_checked(&cache, &checker), "the file has changed a moment ago");
+        file.note_check(&cache, &checker, system::now() + TimeDelta::seconds(5)).unwrap();
+        assert!(file.is_checked(&cache, &checker));
+        fs::write(&program, "second").unwrap();
+        assert!(!file.is_checked(&cache, &WeightFile::new(&program).unwrap()), "another program");
+        fs::write(&path, "three").unwrap();
+        assert!(!WeightFile::new(&path).unwrap().is_checked(&cache, &checker), "another file");
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn hash_covers_every_byte_and_is_cached_until_the_file_changes() {

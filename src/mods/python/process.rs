@@ -236,6 +236,18 @@ impl WorkerProcess {
         (lines.len() > 1).then(|| lines.join("\n"))
     }
 
+    /// Stops all threads of the process and its group until [`WorkerProcess::resume`].
+    pub fn suspend(&self) {
+        // Fails only if the process has ended, which the next message reports.
+        let _ = killpg(self.pid(), Signal::SIGSTOP);
+    }
+
+    /// Continues a process that [`WorkerProcess::suspend`] stopped.
+    pub fn resume(&self) {
+        // Same as above.
+        let _ = killpg(self.pid(), Signal::SIGCONT);
+    }
+
     /// Kills the process with its whole group. Returns the exit status and the last stray output.
     pub fn kill(mut self) -> (Option<ExitStatus>, String) {
         let status = self.end();

@@ -1,4 +1,5 @@
-//! Scorers of experiments. A scorer has one worker, with the limits and the sandbox of a mod's worker.
+//! Scorers of experiments. A scorer has one worker, with the limits and the sandbox of a mod's worker. Between two calls it
+//! is suspended, because a thread of the scorer would otherwise compute until the end of the experiment.
 
 use super::call_log::CallLog;
 use super::line_in;
@@ -10,12 +11,23 @@ use crate::mods::ModException;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+/// Maximum log lines of a scorer.
+const MAX_LOG_LINES: usize = 1000;
+/// Maximum log bytes of a scorer.
+const MAX_LOG_BYTES: usize = 1 << 20;
+
 /// A loaded scorer: a Python function that scores answers.
 pub struct PythonScorer {
     spec: WorkerSpec,
     memory: SharedMemory,
+    state: Mutex<ScorerState>,
+}
+
+struct ScorerState {
     /// `None` after a failure, until the next call.
-    worker: Mutex<Option<WorkerProcess>>,
+    worker: Option<WorkerProcess>,
+    /// Lines and bytes of the log so far.
+    logged: (usize, usize),
 }
 
 impl std::fmt::Debug for PythonScorer {
@@ -35,7 +47,8 @@ impl PythonScorer {
             traceback: None,
         })?;
         let (worker, _) = spec.start(&memory)?;
-        Ok(Self { spec, memory, worker: Mutex::new(Some(worker)) })
+        worker.suspend();
+        Ok(Self { spec, memory, state: Mutex::new(ScorerState { worker: Some(worker), logged: (0, 0) }) })
     }
 
     /// Returns the score of an answer; `None` if the function returns `None`. Blocks until the worker has scored
@@ -54,27 +67,33 @@ impl PythonScorer {
     }
 
     fn call(&self, answer: &str, cell: &ScoredCell) -> Result<Option<f32>, ModException> {
-        let mut current = self.worker.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut worker = match current.take() {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worker = match state.worker.take() {
             Some(worker) => worker,
             None => self.spec.start(&self.memory)?.0,
         };
+        worker.resume();
         let deadline = Instant::now() + self.spec.limits.call;
         let mut logs = CallLog::default();
         let reply = worker
             .send(&to_json(&ToWorker::Score { cell }), answer.as_bytes(), deadline)
             .and_then(|()| self.spec.receive(&mut worker, deadline, &mut logs, None));
         for log in logs.lines {
+            if !state.has_room(log.message.len()) {
+                continue;
+            }
             // Escaped: a line break could forge a log entry of the server.
             tracing::info!(run.id = cell.run_id, scorer.message = ?log.message, "scorer log");
         }
         let failure = match reply {
             Ok((FromWorker::Scored { score }, _)) if score.is_none_or(|score| (0.0..=1.0).contains(&score)) => {
-                *current = Some(worker);
+                worker.suspend();
+                state.worker = Some(worker);
                 return Ok(score);
             }
             Ok((FromWorker::Failed(exception), _)) => {
-                *current = Some(worker);
+                worker.suspend();
+                state.worker = Some(worker);
                 return Err(exception.into());
             }
             Ok(_) => WorkerFailure::Protocol("it did not reply to `score` with a score between 0 and 1".into()),
@@ -84,11 +103,77 @@ impl PythonScorer {
     }
 }
 
+impl ScorerState {
+    /// Counts a line of the log. Returns true if there is room for it. The first line without room is reported.
+    fn has_room(&mut self, bytes: usize) -> bool {
+        let is_full = |(lines, bytes)| lines >= MAX_LOG_LINES || bytes >= MAX_LOG_BYTES;
+        if is_full(self.logged) {
+            return false;
+        }
+        self.logged = (self.logged.0 + 1, self.logged.1 + bytes);
+        if is_full(self.logged) {
+            tracing::warn!(
+                max_lines = MAX_LOG_LINES,
+                max_bytes = MAX_LOG_BYTES,
+                "the log of this scorer is full; its further lines in this experiment are dropped"
+            );
+            return false;
+        }
+        true
+    }
+}
+
 impl Drop for PythonScorer {
     fn drop(&mut self) {
         // Kills the worker instead of waiting for it to exit, because experiments end on threads that serve clients.
-        if let Some(worker) = self.worker.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+        if let Some(worker) = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).worker.take() {
             worker.kill();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mods::python::PythonMods;
+    use std::time::Duration;
+
+    fn cell() -> ScoredCell {
+        ScoredCell {
+            cell: 0,
+            run_id: "r".into(),
+            prompt: "p".into(),
+            mods: Vec::new(),
+            parameters: serde_json::Map::new(),
+            seed: 1,
+            finish_reason: "stop",
+            completion_tokens: 1,
+        }
+    }
+
+    #[test]
+    fn threads_of_a_scorer_compute_only_during_calls() {
+        let source = "import threading\ndef spin():\n    while True: pass\n\
+                      threading.Thread(target=spin, daemon=True).start()\ndef score(text): return len(text) / 4\n";
+        let scorer = PythonMods::default().scorer(source).unwrap();
+        let cpu_time = || scorer.state.lock().unwrap().worker.as_ref().unwrap().cpu_time().unwrap();
+        for text in ["", "ab"] {
+            assert_eq!(scorer.score(text, &cell()), Ok(Some(text.len() as f32 / 4.0)));
+            // The signal may take a moment to reach all threads.
+            std::thread::sleep(Duration::from_millis(50));
+            let before = cpu_time();
+            std::thread::sleep(Duration::from_millis(300));
+            assert_eq!(cpu_time(), before);
+        }
+    }
+
+    #[test]
+    fn log_of_a_scorer_is_limited_in_lines_and_bytes() {
+        let room = |bytes: usize| {
+            let mut state = ScorerState { worker: None, logged: (0, 0) };
+            (0..2 * MAX_LOG_LINES).filter(|_| state.has_room(bytes)).count()
+        };
+        assert_eq!(room(10), MAX_LOG_LINES - 1);
+        assert_eq!(room(MAX_LOG_BYTES / 4), 3);
     }
 }

@@ -136,7 +136,7 @@ impl ModelRegistry {
             return Err(load_error(&entry.path, "the model registry is not open"));
         };
         let config = &self.0.config.engine;
-        self.probe_unless_probed(&entry.path).await?;
+        self.probe_file(&entry.path).await?;
         // The draft model comes first, so that the layers of the main model are placed in the memory that it leaves.
         let draft_model = self.load_draft(entry).await?;
         let model = self.read(entry, Arc::clone(&observe)).await?;

@@ -83,8 +83,6 @@ struct Inner {
     clock: Clock,
     /// The program that checks files in a separate process.
     probe_program: OnceLock<PathBuf>,
-    /// The file of the default model, between its check and its first load.
-    probed: Mutex<Option<PathBuf>>,
 }
 
 /// Result of looking up a request's model.
@@ -116,7 +114,6 @@ impl ModelRegistry {
             config,
             clock,
             probe_program: OnceLock::new(),
-            probed: Mutex::default(),
         }))
     }
 

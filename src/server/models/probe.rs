@@ -3,9 +3,9 @@
 
 use super::ModelRegistry;
 use crate::model::ModelError;
+use crate::model::llama::WeightFile;
 use std::path::Path;
 use std::process::Stdio;
-use std::sync::PoisonError;
 use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -23,27 +23,18 @@ impl ModelRegistry {
         let _ = self.0.probe_program.set(program);
     }
 
-    /// Checks the default model's file before the registry is opened. The first load uses the result.
-    ///
-    /// # Errors
-    /// The bundled model could not be unpacked, or the file would crash the server.
-    pub async fn probe_default(&self) -> Result<(), ModelError> {
-        let path = super::load::default_path(&self.0.config).await?;
-        self.probe_file(&path).await?;
-        *self.0.probed.lock().unwrap_or_else(PoisonError::into_inner) = Some(path);
-        Ok(())
-    }
-
-    /// Checks a file, unless it is the default model's and was just checked.
-    pub(super) async fn probe_unless_probed(&self, path: &Path) -> Result<(), ModelError> {
-        let probed = self.0.probed.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if probed.as_deref() == Some(path) { Ok(()) } else { self.probe_file(path).await }
-    }
-
-    /// Loads a file in a separate process. Only a crash is an error here; errors that llama.cpp returns are reported by
-    /// the load itself.
+    /// Loads a file in a separate process, unless the same program has loaded the unchanged file before. Only a crash is
+    /// an error here; errors that llama.cpp returns are reported by the load itself.
     pub(super) async fn probe_file(&self, path: &Path) -> Result<(), ModelError> {
         let Some(program) = self.0.probe_program.get() else { return Ok(()) };
+        let cache = self.0.config.data.dir.join("cache").join("probes");
+        // The attributes from before the check, so that a change during the check is noticed. The files of a split model are
+        // checked every time, because the path names only the first.
+        let is_split = path.file_name().is_some_and(|name| name.to_string_lossy().contains("-of-"));
+        let files = if is_split { None } else { WeightFile::new(path).ok().zip(WeightFile::new(program).ok()) };
+        if files.as_ref().is_some_and(|(file, checker)| file.is_checked(&cache, checker)) {
+            return Ok(());
+        }
         let mut command = Command::new(program);
         command.arg("probe").arg(path).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.env_remove("RUST_BACKTRACE").env("GGML_NO_BACKTRACE", "1").kill_on_drop(true);
@@ -57,6 +48,11 @@ impl ModelRegistry {
         };
         // A process killed by a signal has no exit code.
         if output.status.code().is_some() {
+            if let Some((file, checker)) = files.filter(|_| output.status.success())
+                && let Err(error) = file.note_check(&cache, &checker, (self.0.clock)())
+            {
+                tracing::debug!(%error, "cannot note the check of the model file; the next load checks it again");
+            }
             return Ok(());
         }
         let stderr = String::from_utf8_lossy(&output.stderr);

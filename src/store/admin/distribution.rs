@@ -41,7 +41,9 @@ impl Admin {
     /// # Errors
     /// The database failed, or its schema belongs to a later release.
     pub async fn migrate(&mut self, progress: impl Fn(&str)) -> Result<(), Error> {
-        migrate::migrate(&self.addresses, &progress).await
+        let mut connection = self.addresses.direct().await?;
+        migrate::migrate(&self.addresses, &mut connection, &progress).await?;
+        Ok(connection.close().await?)
     }
 
     /// Returns the steps that distribute the schema and the obstacles to them, without executing anything.

@@ -97,14 +97,6 @@ impl Listen {
         }
     }
 
-    /// Returns true if a connection attempt can succeed. False while the socket file does not exist.
-    pub fn can_connect(&self) -> bool {
-        match self {
-            Self::Socket(folder) => folder.join(socket_name()).exists(),
-            Self::Loopback { .. } => true,
-        }
-    }
-
     /// Removes the socket files of a server that has ended.
     pub fn clear(&self) {
         if let Self::Socket(folder) = self {

@@ -46,6 +46,12 @@ const EXTRA_NICE: i32 = 5;
 /// Maximum duration of a start. After a crash, PostgreSQL replays its write-ahead log first, which can take minutes.
 const START_TIMEOUT: Duration = Duration::from_mins(5);
 
+/// Interval between checks of a server that is starting.
+const READY_INTERVAL: Duration = Duration::from_millis(2);
+
+/// SQLSTATE of a connection to a database that does not exist.
+const UNKNOWN_DATABASE: &str = "3D000";
+
 /// Returns the connection options of the server that another process runs on this data directory; `None` if it has no
 /// Unix socket.
 pub fn running_server_options(data_dir: &Path) -> Option<PgConnectOptions> {
@@ -93,13 +99,23 @@ impl Embedded {
         account.create_folder(&folder)?;
         let data = folder.join("data");
         let version = fs::read_to_string(data.join("PG_VERSION")).ok().map(|text| text.trim().to_owned());
-        let programs = Programs::find(&data, version.as_deref())?;
+        // The search starts programs of PostgreSQL, so it takes as long as the search for processes of an earlier start.
+        let found = {
+            let (data, version) = (data.clone(), version.clone());
+            tokio::task::spawn_blocking(move || Programs::find(&data, version.as_deref()))
+        };
         let [a, b, c, d, ..]: [u8; 32] = Sha256::digest(data.as_os_str().as_encoded_bytes()).into();
         let data_dir_id = format!("{:08x}", u32::from_be_bytes([a, b, c, d]));
         let listen = listen(&account, &folder, &data_dir_id)?;
         let processes = Processes { data, cluster: format!("thunder-{data_dir_id}") };
+        let (found_processes, programs) = tokio::join!(processes.clear(), found);
+        listen.clear();
+        let programs = programs.unwrap_or_else(|error| {
+            Err(disk("cannot search for the programs of PostgreSQL for", &data_dir)(std::io::Error::other(error)))
+        });
+        let programs = programs.inspect_err(|_| listen.remove())?;
         let server = Arc::new(Server { account, programs, processes, listen, log: data_dir.join("postgres.log") });
-        if server.clear().await {
+        if found_processes {
             progress("stopped the database server of an earlier Thunder process");
         }
         if version.is_none() {
@@ -248,8 +264,7 @@ impl Server {
     async fn wait_until_ready(&self, postmaster: &mut Postmaster) -> Result<(), EmbeddedError> {
         let begin = Instant::now();
         loop {
-            // The socket file appears first; until the start is complete the server refuses connections.
-            if self.listen.can_connect() && self.create_database().await.is_ok() {
+            if self.is_ready() && self.create_database().await.is_ok() {
                 return Ok(());
             }
             if let Ok(Some(status)) = postmaster.try_wait() {
@@ -263,11 +278,17 @@ impl Server {
                 let (seconds, log) = (START_TIMEOUT.as_secs(), self.log.clone());
                 return Err(EmbeddedError::NotReady { seconds, log, output: self.log_tail() });
             }
-            sleep(Duration::from_millis(10)).await;
+            sleep(READY_INTERVAL).await;
         }
     }
 
+    /// Creates the database if it does not exist.
     async fn create_database(&self) -> Result<(), sqlx::Error> {
+        match PgConnection::connect_with(&self.options(NAME).disable_statement_logging()).await {
+            Ok(connection) => return connection.close().await,
+            Err(sqlx::Error::Database(error)) if error.code().as_deref() == Some(UNKNOWN_DATABASE) => {}
+            Err(error) => return Err(error),
+        }
         let mut connection = PgConnection::connect_with(&self.options("postgres").disable_statement_logging()).await?;
         let exists: bool = sqlx::query_scalar("select exists (select from pg_database where datname = 'thunder')")
             .fetch_one(&mut connection)
@@ -278,11 +299,20 @@ impl Server {
         connection.close().await
     }
 
+    /// Returns true if the server accepts connections.
+    fn is_ready(&self) -> bool {
+        self.has_state("ready")
+    }
+
     /// Returns true if the server is shutting down and takes no new connections.
     fn is_stopping(&self) -> bool {
+        self.has_state("stopping")
+    }
+
+    fn has_state(&self, wanted: &str) -> bool {
         // The eighth line of postmaster.pid is the state: "starting", "ready", "standby" or "stopping".
         let file = fs::read_to_string(self.processes.data.join("postmaster.pid"));
-        file.is_ok_and(|text| text.lines().nth(7).is_some_and(|state| state.trim() == "stopping"))
+        file.is_ok_and(|text| text.lines().nth(7).is_some_and(|state| state.trim() == wanted))
     }
 
     fn log_tail(&self) -> String {

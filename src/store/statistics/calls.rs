@@ -1,6 +1,7 @@
 //! Durations of mod calls: per run, and by mod, model and time step.
 
-use super::{CallTime, CallTimeStep, ModCallStatistics, ModelCallTime, Selection};
+use super::days::{Span, first_run_id};
+use super::{CallTime, CallTimeStep, ModCallStatistics, ModelCallTime, Selection, StatisticsUnit, midnight};
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, NaiveDate, Utc};
 use std::collections::BTreeMap;
@@ -47,14 +48,14 @@ pub(in crate::store) async fn measure_some(pool: &PgPool) -> Result<bool, sqlx::
     Ok(unmeasured.len() as i64 == MAX_MEASURED_RUNS)
 }
 
-/// SQL of the durations of mod calls in the ended runs from the day `$from` to the day before `$until`.
+/// SQL of the durations of mod calls in the ended runs from the id `$from` up to and without the id `$until`.
 macro_rules! measured {
     ($from:literal, $until:literal) => {
         concat!("
     select to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 3600000 * 3600) as hour,
         coalesce(owner, '') as owner, coalesce(model, '') as model, call.mod, call.calls, call.total_us, call.max_us
     from runs, unnest(mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) as call (mod, calls, total_us, max_us)
-    where run_id >= first_run_id(", $from, ") and run_id < first_run_id(", $until, ")
+    where run_id >= ", $from, "::uuid and run_id < ", $until, "::uuid
         and status <> 'running' and deletion is null")
     };
 }
@@ -66,11 +67,13 @@ macro_rules! summed {
     };
 }
 
-/// Durations of the calls of a mod in the runs of a step and a model.
+/// Durations of the calls of a mod in the runs of a step or of a model.
 #[derive(sqlx::FromRow)]
 pub(super) struct CallRow {
-    step: DateTime<Utc>,
-    model: String,
+    /// `None` for the sums of a model.
+    step: Option<DateTime<Utc>>,
+    /// `None` for the sums of a step.
+    model: Option<String>,
     #[sqlx(rename = "mod")]
     used_mod: String,
     #[sqlx(flatten)]
@@ -99,62 +102,81 @@ impl Sums {
     }
 }
 
+/// SQL that sums rows by mod and step, and by mod and model; only those of the mod `$6`, if it is not empty.
+macro_rules! grouped {
+    ($rows:expr) => {
+        concat!(
+            "select step, model, mod, ",
+            summed!(),
+            " from (select date_trunc($3, hour, 'utc') as step, * from ",
+            $rows,
+            " where ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2) and ($6 = '' or mod = $6)) rows
+            group by grouping sets ((mod, step), (mod, model))"
+        )
+    };
+}
+
+/// SQL of the stored rows of a table from the time `$4` on. `$5` is not used.
+macro_rules! stored {
+    ($table:literal) => {
+        concat!(
+            "(select * from ",
+            $table,
+            " where hour >= $4::timestamptz and ($5::timestamptz is null or hour < $5)) stored"
+        )
+    };
+}
+
 /// Reads the stored sums from a day on.
 pub(super) async fn read_counted(
     connection: &mut PgConnection,
     selection: &Selection<'_>,
     first: NaiveDate,
 ) -> Result<Vec<CallRow>, sqlx::Error> {
-    let read = concat!(
-        "select date_trunc($3, hour, 'utc') as step, model, mod, ",
-        summed!(),
-        " from mod_call_stats where hour >= ($4::timestamp at time zone 'utc') and hour < ($5::timestamp at time zone 'utc')
-            and ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2) group by step, model, mod"
-    );
-    selection.fetch(connection, read, (first, NaiveDate::from_ymd_opt(9999, 1, 1).unwrap_or(NaiveDate::MAX))).await
+    let read = match selection.unit {
+        StatisticsUnit::Hour => grouped!(stored!("mod_call_stats")),
+        StatisticsUnit::Day => grouped!(stored!("mod_call_stats_by_day")),
+    };
+    selection.fetch_stored(connection, read, midnight(first)).await
 }
 
-/// Sums the durations in the runs of a span of days without stored sums.
+/// Sums the durations in the runs of a span without stored sums.
 pub(super) async fn count(
     connection: &mut PgConnection,
     selection: &Selection<'_>,
-    span: (NaiveDate, NaiveDate),
+    span: Span,
 ) -> Result<Vec<CallRow>, sqlx::Error> {
-    let count = concat!(
-        "select date_trunc($3, hour, 'utc') as step, model, mod, ",
-        summed!(),
-        " from (",
-        measured!("$4", "$5"),
-        ") measured where ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2)
-            group by step, model, mod"
-    );
-    selection.fetch(connection, count, span).await
+    selection.fetch(connection, grouped!(concat!("(", measured!("$4", "$5"), ") measured")), span).await
 }
 
-/// Returns true if all ended runs of a day are measured.
-pub(super) async fn is_measured(
-    connection: &mut PgConnection,
-    day: NaiveDate,
-    until: NaiveDate,
-) -> Result<bool, sqlx::Error> {
+/// Returns true if all ended runs of a span are measured.
+pub(super) async fn is_measured(connection: &mut PgConnection, span: Span) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(
         "select not exists (select 1 from runs where mod_call_names is null and status <> 'running' and deletion is null
-            and run_id >= first_run_id($1) and run_id < first_run_id($2))",
+            and run_id >= $1 and run_id < $2)",
     )
-    .bind(day)
-    .bind(until)
+    .bind(first_run_id(span.0))
+    .bind(first_run_id(span.1))
     .fetch_one(connection)
     .await
 }
 
-/// SQL that stores the sums of the day `$1`; `$2` is the next day.
-pub(super) const STORE_DAY: &str = concat!(
-    "insert into mod_call_stats (hour, owner, model, mod, calls, total_us, max_us) select hour, owner, model, mod, ",
-    summed!(),
-    " from (",
-    measured!("$1", "$2"),
-    ") measured group by hour, owner, model, mod"
-);
+/// Stores the sums of a span, in place of earlier ones; none if its runs are not measured.
+pub(super) async fn store(connection: &mut PgConnection, span: Span, is_measured: bool) -> Result<(), sqlx::Error> {
+    let delete = "delete from mod_call_stats where hour >= $1 and hour < $2";
+    sqlx::query(delete).bind(span.0).bind(span.1).execute(&mut *connection).await?;
+    if is_measured {
+        let insert = concat!(
+            "insert into mod_call_stats (hour, owner, model, mod, calls, total_us, max_us) select hour, owner, model, mod, ",
+            summed!(),
+            " from (",
+            measured!("$1", "$2"),
+            ") measured group by hour, owner, model, mod"
+        );
+        sqlx::query(insert).bind(first_run_id(span.0)).bind(first_run_id(span.1)).execute(connection).await?;
+    }
+    Ok(())
+}
 
 /// Durations of mod calls while rows are added.
 #[derive(Default)]
@@ -168,13 +190,15 @@ struct CallGroup {
 }
 
 impl CallGroups {
-    /// Adds rows; only those of the mod `selected`, if it is not empty.
-    pub(super) fn add(&mut self, rows: Vec<CallRow>, selected: &str) {
+    /// Adds rows.
+    pub(super) fn add(&mut self, rows: Vec<CallRow>) {
         for CallRow { step, model, used_mod, sums } in rows {
-            if selected.is_empty() || used_mod == selected {
-                let group = self.0.entry(used_mod).or_default();
+            let group = self.0.entry(used_mod).or_default();
+            if let Some(step) = step {
                 group.total.add(sums);
                 group.steps.entry(step).or_default().add(sums);
+            }
+            if let Some(model) = model {
                 group.models.entry(model).or_default().add(sums);
             }
         }

@@ -1,24 +1,38 @@
-//! Counting of runs by day, and reading of counted days.
+//! Counting of runs by day and by hour, and reading of counted times.
 
 use super::calls;
 use super::groups::{BucketRow, CountRow};
-use super::{Selection, midnight};
+use super::{Selection, StatisticsUnit, midnight};
 use crate::store::pool::{PgConnection, PgPool};
-use chrono::{Days, NaiveDate};
+use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
+use std::collections::{HashMap, HashSet};
+use uuid::Uuid;
 
 /// Number of past days whose runs are counted again after runs were stored late.
 const RECOUNTED_DAYS: u64 = 7;
 
-/// SQL of the ended runs from the day `$from` to the day before `$until`, each once with an empty mod and once per mod.
+/// Minimum age of an hour that is counted before its day. Most runs of the hour have ended then.
+const HOUR_DELAY: TimeDelta = TimeDelta::minutes(10);
+/// Minimum runs of such an hour. Fewer runs are counted quickly when statistics are read.
+const MIN_HOUR_RUNS: i64 = 200;
+
+/// SQL of the ended runs from the id `$from` up to and without the id `$until`, each once with an empty mod and once per mod.
 macro_rules! ended {
     ($from:literal, $until:literal) => {
-        concat!("
-    select distinct run_id, unnest(array[''] || mods) as mod, coalesce(owner, '') as owner, coalesce(model, '') as model,
+        concat!(
+            "
+    select named.mod, coalesce(owner, '') as owner, coalesce(model, '') as model,
         to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 3600000 * 3600) as hour,
         status, coalesce(finish_reason, '') as reason, prompt_tokens, completion_tokens, cached_tokens,
         coalesce(generation_us, 0) as generation_us, first_token_us, backtracked, forced, actions, errors
-    from runs where run_id >= first_run_id(", $from, ") and run_id < first_run_id(", $until, ")
-        and status <> 'running' and deletion is null")
+    from runs, unnest(array[''] || mods) with ordinality as named (mod, place)
+    where run_id >= ",
+            $from,
+            "::uuid and run_id < ",
+            $until,
+            "::uuid and status <> 'running' and deletion is null
+        and array_position(array[''] || mods, named.mod) = named.place"
+        )
     };
 }
 
@@ -61,10 +75,38 @@ macro_rules! bucket {
     };
 }
 
-/// SQL of the conditions on owner and model.
-macro_rules! selected {
-    () => {
-        "($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2)"
+/// SQL that groups the rows of a query in three ways: those of the selected mod by step and by model, and all rows by mod.
+/// `$hint` decides whether PostgreSQL reads the rows once and keeps them, or twice.
+macro_rules! grouped {
+    ($columns:expr, $bucket:literal, $hint:literal, $rows:expr) => {
+        concat!(
+            "with rows as ",
+            $hint,
+            " (select date_trunc($3, hour, 'utc') as step, * from ",
+            $rows,
+            " where ($1::text[] is null or owner = any($1)) and ($2::text is null or model = $2))
+            select step, model, null as mod, ",
+            $columns,
+            " from rows where mod = $6 group by grouping sets ((step",
+            $bucket,
+            "), (model",
+            $bucket,
+            ")) union all select null, null, mod, ",
+            $columns,
+            " from rows group by mod",
+            $bucket
+        )
+    };
+}
+
+/// SQL of the stored rows of a table from the time `$4` on. `$5` is not used.
+macro_rules! stored {
+    ($table:literal) => {
+        concat!(
+            "(select * from ",
+            $table,
+            " where hour >= $4::timestamptz and ($5::timestamptz is null or hour < $5)) stored"
+        )
     };
 }
 
@@ -74,46 +116,46 @@ pub(super) async fn read_counted(
     selection: &Selection<'_>,
     first: NaiveDate,
 ) -> Result<(Vec<CountRow>, Vec<BucketRow>), sqlx::Error> {
-    let counts = concat!(
-        "select date_trunc($3, hour, 'utc') as step, model, mod, ",
-        summed!(),
-        " from run_stats where hour >= ($4::timestamp at time zone 'utc') and hour < ($5::timestamp at time zone 'utc') and ",
-        selected!(),
-        " group by step, model, mod"
-    );
-    let buckets = concat!(
-        "select date_trunc($3, hour, 'utc') as step, model, mod, bucket, sum(runs)::bigint as runs from first_token_stats
-        where hour >= ($4::timestamp at time zone 'utc') and hour < ($5::timestamp at time zone 'utc') and ",
-        selected!(),
-        " group by step, model, mod, bucket"
-    );
-    let span = (first, NaiveDate::from_ymd_opt(9999, 1, 1).unwrap_or(NaiveDate::MAX));
-    Ok((selection.fetch(connection, counts, span).await?, selection.fetch(connection, buckets, span).await?))
+    let (counts, buckets) = match selection.unit {
+        StatisticsUnit::Hour => (
+            grouped!(summed!(), "", "not materialized", stored!("run_stats")),
+            grouped!("bucket, sum(runs)::bigint as runs", ", bucket", "not materialized", stored!("first_token_stats")),
+        ),
+        StatisticsUnit::Day => (
+            grouped!(summed!(), "", "not materialized", stored!("run_stats_by_day")),
+            grouped!(
+                "bucket, sum(runs)::bigint as runs",
+                ", bucket",
+                "not materialized",
+                stored!("first_token_stats_by_day")
+            ),
+        ),
+    };
+    let from = midnight(first);
+    Ok((
+        selection.fetch_stored(connection, counts, from).await?,
+        selection.fetch_stored(connection, buckets, from).await?,
+    ))
 }
 
-/// Counts the runs of a span of days that are not counted.
+/// Counts the runs of a span of time that is not counted.
 pub(super) async fn count(
     connection: &mut PgConnection,
     selection: &Selection<'_>,
-    span: (NaiveDate, NaiveDate),
+    span: Span,
 ) -> Result<(Vec<CountRow>, Vec<BucketRow>), sqlx::Error> {
-    let counts = concat!(
-        "select date_trunc($3, hour, 'utc') as step, model, mod, ",
-        counted!(),
-        " from (",
-        ended!("$4", "$5"),
-        ") ended where ",
-        selected!(),
-        " group by step, model, mod"
-    );
-    let buckets = concat!(
-        "select date_trunc($3, hour, 'utc') as step, model, mod, ",
-        bucket!(),
-        " as bucket, count(*) as runs from (",
-        ended!("$4", "$5"),
-        ") ended where first_token_us > 0 and ",
-        selected!(),
-        " group by step, model, mod, bucket"
+    let counts = grouped!(counted!(), "", "materialized", concat!("(", ended!("$4", "$5"), ") ended"));
+    let buckets = grouped!(
+        "bucket, count(*) as runs",
+        ", bucket",
+        "materialized",
+        concat!(
+            "(select *, ",
+            bucket!(),
+            " as bucket from (",
+            ended!("$4", "$5"),
+            ") ended where first_token_us > 0) measured"
+        )
     );
     Ok((selection.fetch(connection, counts, span).await?, selection.fetch(connection, buckets, span).await?))
 }
@@ -128,24 +170,106 @@ pub(super) async fn first_day(connection: &mut PgConnection) -> Result<Option<Na
     Ok(stored.into_iter().chain(counted).min())
 }
 
-/// Returns the spans of consecutive days from `first` to `today` that are not counted, each with the day after it.
+/// A time span: its first instant, and the first one after it.
+pub(super) type Span = (DateTime<Utc>, DateTime<Utc>);
+
+/// Returns the spans from `first` to `today` whose days and hours are not counted.
 pub(super) fn uncounted_spans(
     first: NaiveDate,
     today: NaiveDate,
-    counted: &[NaiveDate],
-) -> Vec<(NaiveDate, NaiveDate)> {
-    let mut spans: Vec<(NaiveDate, NaiveDate)> = Vec::new();
+    days: &HashSet<NaiveDate>,
+    hours: &HashSet<DateTime<Utc>>,
+) -> Vec<Span> {
+    let mut spans: Vec<Span> = Vec::new();
     // Ids contain times from the clocks of servers, which may be ahead.
-    for day in first.iter_days().take_while(|day| *day <= today + Days::new(1)) {
-        if counted.contains(&day) {
-            continue;
-        }
-        match spans.last_mut() {
-            Some((_, until)) if *until == day => *until = day + Days::new(1),
-            _ => spans.push((day, day + Days::new(1))),
+    for day in first.iter_days().take_while(|day| *day <= today + Days::new(1)).filter(|day| !days.contains(day)) {
+        for hour in hours_of(day).filter(|hour| !hours.contains(hour)) {
+            let until = hour + TimeDelta::hours(1);
+            match spans.last_mut() {
+                Some((_, last)) if *last == hour => *last = until,
+                _ => spans.push((hour, until)),
+            }
         }
     }
     spans
+}
+
+fn hours_of(day: NaiveDate) -> impl Iterator<Item = DateTime<Utc>> {
+    (0..24).map(move |hour| midnight(day) + TimeDelta::hours(hour))
+}
+
+/// Returns the first id of a run at this time.
+pub(super) fn first_run_id(time: DateTime<Utc>) -> Uuid {
+    Uuid::from_u128(u128::from(u64::try_from(time.timestamp_millis()).unwrap_or(0)) << 80)
+}
+
+/// Counts the past hours of today and of yesterday that have many runs, if their day is not counted. With `again`, counts
+/// hours again to which runs were added.
+pub(in crate::store) async fn count_hours(pool: &PgPool, now: DateTime<Utc>, again: bool) -> Result<(), sqlx::Error> {
+    let yesterday = now.date_naive() - Days::new(1);
+    let mut connection = pool.acquire().await?;
+    let days: Vec<NaiveDate> = sqlx::query_scalar("select day from run_stats_days where day >= $1")
+        .bind(yesterday)
+        .fetch_all(&mut connection)
+        .await?;
+    let counted: HashMap<DateTime<Utc>, i64> = sqlx::query_as("select hour, runs from run_stats_hours")
+        .fetch_all(&mut connection)
+        .await?
+        .into_iter()
+        .collect();
+    drop(connection);
+    let is_past = |hour: &DateTime<Utc>| *hour + TimeDelta::hours(1) + HOUR_DELAY <= now;
+    for day in [now.date_naive(), yesterday].into_iter().filter(|day| !days.contains(day)) {
+        for hour in hours_of(day).filter(is_past) {
+            let before = counted.get(&hour).copied();
+            if before.is_none() || again {
+                count_hour(pool, hour, before.unwrap_or(0)).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Counts the runs of an hour, unless it has few, not more than before, or one that still runs.
+async fn count_hour(pool: &PgPool, hour: DateTime<Utc>, before: i64) -> Result<(), sqlx::Error> {
+    let span = (hour, hour + TimeDelta::hours(1));
+    let mut transaction = pool.begin().await?;
+    lock(&mut transaction).await?;
+    let (ended, others): (i64, i64) = sqlx::query_as(
+        "select count(*) filter (where status <> 'running' and mod_call_names is not null),
+            count(*) filter (where status = 'running' or mod_call_names is null)
+        from runs where run_id >= $1 and run_id < $2 and deletion is null",
+    )
+    .bind(first_run_id(span.0))
+    .bind(first_run_id(span.1))
+    .fetch_one(&mut *transaction)
+    .await?;
+    if ended < MIN_HOUR_RUNS || ended <= before || others > 0 {
+        return Ok(());
+    }
+    count_runs(&mut transaction, span).await?;
+    calls::store(&mut transaction, span, true).await?;
+    sqlx::query(
+        "insert into run_stats_hours (hour, runs) values ($1, $2) on conflict (hour) do update set runs = excluded.runs",
+    )
+    .bind(hour)
+    .bind(ended)
+    .execute(&mut *transaction)
+    .await?;
+    sum_day(&mut transaction, hour.date_naive()).await?;
+    transaction.commit().await
+}
+
+/// Locks the counting. All servers count the same times, so only one of them may count at a time.
+async fn lock(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("select pg_advisory_xact_lock(7237120550118)").execute(connection).await?;
+    Ok(())
+}
+
+/// Sums the counts of the hours of a day.
+async fn sum_day(connection: &mut PgConnection, day: NaiveDate) -> Result<(), sqlx::Error> {
+    sqlx::query("select sum_statistics($1)").bind(day).execute(connection).await?;
+    Ok(())
 }
 
 /// Counts the runs of past days, newest first.
@@ -168,33 +292,30 @@ pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Res
 /// Counts the runs of a day and the durations of their mod calls, unless as many are already counted.
 async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
-    // All servers count the same days, so only one of them may count at a time.
-    sqlx::query("select pg_advisory_xact_lock(7237120550118)").execute(&mut *transaction).await?;
-    let until = day + Days::new(1);
+    lock(&mut transaction).await?;
+    let span = (midnight(day), midnight(day + Days::new(1)));
     let mut runs: i64 = sqlx::query_scalar(
-        "select count(*) from runs where run_id >= first_run_id($1) and run_id < first_run_id($2) and status <> 'running'
-            and deletion is null",
+        "select count(*) from runs where run_id >= $1 and run_id < $2 and status <> 'running' and deletion is null",
     )
-    .bind(day)
-    .bind(until)
+    .bind(first_run_id(span.0))
+    .bind(first_run_id(span.1))
     .fetch_one(&mut *transaction)
     .await?;
     let counted: Option<(i64, bool)> = sqlx::query_as("select runs, has_mod_calls from run_stats_days where day = $1")
         .bind(day)
         .fetch_optional(&mut *transaction)
         .await?;
-    let is_measured = calls::is_measured(&mut transaction, day, until).await?;
+    let is_measured = calls::is_measured(&mut transaction, span).await?;
     match counted.filter(|(counted, _)| *counted >= runs) {
         Some((_, has_mod_calls)) if has_mod_calls || !is_measured => return Ok(()),
         // An earlier version counted the day. Runs that were deleted since then keep their counts.
         Some((counted, _)) => runs = counted,
-        None => count_runs(&mut transaction, day, until).await?,
+        None => count_runs(&mut transaction, span).await?,
     }
-    let delete = "delete from mod_call_stats where hour >= $1 and hour < $2";
-    sqlx::query(delete).bind(midnight(day)).bind(midnight(until)).execute(&mut *transaction).await?;
-    if is_measured {
-        sqlx::query(calls::STORE_DAY).bind(day).bind(until).execute(&mut *transaction).await?;
-    }
+    calls::store(&mut transaction, span, is_measured).await?;
+    sum_day(&mut transaction, day).await?;
+    let hours = "delete from run_stats_hours where hour >= $1 and hour < $2";
+    sqlx::query(hours).bind(span.0).bind(span.1).execute(&mut *transaction).await?;
     sqlx::query(
         "insert into run_stats_days (day, runs, has_mod_calls) values ($1, $2, $3)
         on conflict (day) do update set runs = excluded.runs, has_mod_calls = excluded.has_mod_calls",
@@ -207,13 +328,13 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     transaction.commit().await
 }
 
-/// Stores the counts of the runs of a day, in place of earlier ones.
-async fn count_runs(connection: &mut PgConnection, day: NaiveDate, until: NaiveDate) -> Result<(), sqlx::Error> {
+/// Stores the counts of the runs of a span, in place of earlier ones.
+async fn count_runs(connection: &mut PgConnection, span: Span) -> Result<(), sqlx::Error> {
     for delete in [
         "delete from run_stats where hour >= $1 and hour < $2",
         "delete from first_token_stats where hour >= $1 and hour < $2",
     ] {
-        sqlx::query(delete).bind(midnight(day)).bind(midnight(until)).execute(&mut *connection).await?;
+        sqlx::query(delete).bind(span.0).bind(span.1).execute(&mut *connection).await?;
     }
     for insert in [
         concat!(
@@ -234,7 +355,11 @@ async fn count_runs(connection: &mut PgConnection, day: NaiveDate, until: NaiveD
             ") ended where first_token_us > 0 group by hour, owner, model, mod, bucket"
         ),
     ] {
-        sqlx::query(insert).bind(day).bind(until).execute(&mut *connection).await?;
+        sqlx::query(insert)
+            .bind(first_run_id(span.0))
+            .bind(first_run_id(span.1))
+            .execute(&mut *connection)
+            .await?;
     }
     Ok(())
 }
@@ -242,15 +367,27 @@ async fn count_runs(connection: &mut PgConnection, day: NaiveDate, until: NaiveD
 #[cfg(test)]
 mod tests {
     use super::uncounted_spans;
-    use chrono::NaiveDate;
+    use crate::store::statistics::midnight;
+    use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
+    use std::collections::HashSet;
 
     fn day(day: u32) -> NaiveDate {
         NaiveDate::from_ymd_opt(2026, 3, day).unwrap()
     }
 
+    fn hour(on: u32, hour: i64) -> DateTime<Utc> {
+        midnight(day(on)) + TimeDelta::hours(hour)
+    }
+
     #[test]
-    fn spans_are_the_days_that_are_not_counted() {
-        assert_eq!(uncounted_spans(day(4), day(7), &[day(5)]), [(day(4), day(5)), (day(6), day(9))]);
-        assert_eq!(uncounted_spans(day(4), day(5), &[day(4), day(5), day(6)]), []);
+    fn spans_are_the_times_that_are_not_counted() {
+        let spans = |first, today, days: &[u32], hours: &[DateTime<Utc>]| {
+            let days: HashSet<NaiveDate> = days.iter().copied().map(day).collect();
+            uncounted_spans(day(first), day(today), &days, &hours.iter().copied().collect())
+        };
+        assert_eq!(spans(4, 7, &[5], &[]), [(hour(4, 0), hour(5, 0)), (hour(6, 0), hour(9, 0))]);
+        assert_eq!(spans(4, 5, &[4, 5, 6], &[]), []);
+        let expected = [(hour(5, 0), hour(5, 3)), (hour(5, 5), hour(6, 23))];
+        assert_eq!(spans(4, 5, &[4], &[hour(5, 3), hour(5, 4), hour(6, 23)]), expected);
     }
 }

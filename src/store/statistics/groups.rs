@@ -50,24 +50,24 @@ impl Group {
     }
 }
 
-/// Counts of the runs of a step, a model and a mod; an empty mod stands for all runs.
+/// Counts of the runs of a step, a model or a mod: two of the three are `None`. An empty mod stands for all runs.
 #[derive(sqlx::FromRow)]
 pub(super) struct CountRow {
-    step: DateTime<Utc>,
-    model: String,
+    step: Option<DateTime<Utc>>,
+    model: Option<String>,
     #[sqlx(rename = "mod")]
-    used_mod: String,
+    used_mod: Option<String>,
     #[sqlx(flatten)]
     counts: RunCounts,
 }
 
-/// Runs of a step, a model and a mod whose time to the first token is in a bucket.
+/// Runs of a step, a model or a mod whose time to the first token is in a bucket.
 #[derive(sqlx::FromRow)]
 pub(super) struct BucketRow {
-    step: DateTime<Utc>,
-    model: String,
+    step: Option<DateTime<Utc>>,
+    model: Option<String>,
     #[sqlx(rename = "mod")]
-    used_mod: String,
+    used_mod: Option<String>,
     bucket: i16,
     runs: i64,
 }
@@ -84,28 +84,35 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Applies `add` to the groups that a row belongs to. `selected` is the mod of the query, or empty.
-    fn each(&mut self, step: DateTime<Utc>, model: String, used_mod: String, selected: &str, add: impl Fn(&mut Group)) {
-        if used_mod.is_empty() {
-            add(&mut self.all);
-        }
-        if used_mod == selected {
+    /// Applies `add` to the groups of a row.
+    fn each(
+        &mut self,
+        step: Option<DateTime<Utc>>,
+        model: Option<String>,
+        used_mod: Option<String>,
+        add: impl Fn(&mut Group),
+    ) {
+        if let Some(step) = step {
             add(&mut self.total);
             add(self.steps.entry(step).or_default());
+        }
+        if let Some(model) = model {
             add(self.models.entry(model).or_default());
         }
-        if !used_mod.is_empty() {
-            add(self.mods.entry(used_mod).or_default());
+        match used_mod {
+            Some(name) if name.is_empty() => add(&mut self.all),
+            Some(name) => add(self.mods.entry(name).or_default()),
+            None => {}
         }
     }
 
-    /// Adds rows. `selected` is the mod of the query, or empty.
-    pub(super) fn add(&mut self, counts: Vec<CountRow>, buckets: Vec<BucketRow>, selected: &str) {
+    /// Adds rows.
+    pub(super) fn add(&mut self, counts: Vec<CountRow>, buckets: Vec<BucketRow>) {
         for CountRow { step, model, used_mod, counts } in counts {
-            self.each(step, model, used_mod, selected, |group| group.counts = group.counts.plus(&counts, 1));
+            self.each(step, model, used_mod, |group| group.counts = group.counts.plus(&counts, 1));
         }
         for BucketRow { step, model, used_mod, bucket, runs } in buckets {
-            self.each(step, model, used_mod, selected, |group| *group.buckets.entry(bucket).or_default() += runs);
+            self.each(step, model, used_mod, |group| *group.buckets.entry(bucket).or_default() += runs);
         }
     }
 

@@ -148,7 +148,7 @@ impl Drop for Cluster {
 }
 
 /// Statements that undo the migrations after version 12. Citus executes one at a time.
-const UNDO_MIGRATIONS: [&str; 16] = [
+const UNDO_MIGRATIONS: [&str; 17] = [
     "drop index runs_user",
     "drop index runs_surface",
     "drop index runs_error_count",
@@ -161,8 +161,9 @@ const UNDO_MIGRATIONS: [&str; 16] = [
         drop column parent_change, drop column deletion, drop column user_notes, drop column mod_call_names,
         drop column mod_call_counts, drop column mod_call_us, drop column mod_call_max_us",
     "drop table run_stats, first_token_stats, run_stats_days, mod_call_stats",
+    "drop table run_stats_by_day, first_token_stats_by_day, mod_call_stats_by_day, run_stats_hours",
     "drop table experiment_cells, experiments, saved_filters, run_images, images",
-    "drop function remove_images",
+    "drop function remove_images, sum_statistics",
     "alter table attention drop column head_rows",
     "drop function mod_sets",
     "drop function mod_set",

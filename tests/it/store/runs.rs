@@ -255,7 +255,7 @@ async fn older_database_is_migrated_and_logged() {
                 ('gone', 'cancelled', 'cancelled', 'the client disconnected'),
                 ('full', 'failed', 'error', 'llama.cpp cannot decode: out of memory; use a smaller --ctx-size')
             ) old (name, status, reason, message);
-        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats, run_images, images; drop function remove_images;
+        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats, run_images, images, run_stats_by_day, first_token_stats_by_day, mod_call_stats_by_day, run_stats_hours; drop function remove_images, sum_statistics;
         alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions;
         drop index runs_user, runs_surface, runs_error_count, runs_backtracked, runs_forced; drop index if exists runs_error_text;
         drop function mod_sets;

@@ -1,7 +1,7 @@
 //! Statistics of runs: each past day is counted once and stored; other days are counted when they are read.
 
 use super::{Data, psql};
-use chrono::{Days, NaiveDate};
+use chrono::{Days, NaiveDate, TimeDelta};
 use thunder::events::{Scope, Tenant};
 use thunder::store::{CallTime, ModCallStatistics, Statistics, StatisticsQuery, Store};
 
@@ -104,7 +104,8 @@ const CALLS: &str = "
 
 /// Deletes the stored statistics, so that every day is counted when it is read.
 const DELETE_STATISTICS: &str = "delete from run_stats; delete from first_token_stats; delete from mod_call_stats;
-    delete from run_stats_days";
+    delete from run_stats_by_day; delete from first_token_stats_by_day; delete from mod_call_stats_by_day;
+    delete from run_stats_days; delete from run_stats_hours";
 
 fn calls<'a>(statistics: &'a Statistics, name: &str) -> &'a ModCallStatistics {
     statistics.mod_calls.iter().find(|one| one.name == name).unwrap()
@@ -174,5 +175,54 @@ async fn mod_call_time_is_counted_once_per_past_day() {
     let late = read(&store, &Scope::All, query).await;
     assert_eq!((late.total.counts.runs, calls(&late, "x").time.calls), (289, 652));
     other.close().await;
+    store.close().await;
+}
+
+#[tokio::test]
+async fn hours_with_many_runs_are_counted_before_their_day() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    let dense = RUNS.replace("900000", "12000").replace("15 minutes", "12 seconds");
+    psql(&url, &dense).await;
+    let end = "update runs set status = 'done', mod_call_names = mods, mod_call_counts = array_fill(3, array[cardinality(mods)]),
+        mod_call_us = array_fill(9, array[cardinality(mods)]), mod_call_max_us = array_fill(5, array[cardinality(mods)])";
+    psql(&url, &format!("{end} where request_id <> 'r100'")).await;
+    let (day, now) = (today() - Days::new(3), (today() - Days::new(3)).and_hms_opt(2, 0, 0).unwrap().and_utc());
+    let read_all = async || {
+        let mut read = Vec::new();
+        let last_days = [None, Some(1), Some(30)].map(|days| StatisticsQuery::last_days(days, day));
+        let with_x = StatisticsQuery { used_mod: Some("x".into()), ..last_days[0].clone() };
+        for query in last_days.iter().chain([&with_x]) {
+            read.push(store.statistics(&Scope::All, query, day).await.unwrap());
+        }
+        read
+    };
+    let runs = async || read_all().await[0].total.counts.runs;
+
+    store.count_hours(now, false).await.unwrap();
+    psql(&url, "delete from runs where request_id = 'r5'").await;
+    assert_eq!(runs().await, 287, "an hour with a running run is not counted");
+    psql(&url, &format!("{end} where request_id = 'r100'")).await;
+    store.count_hours(now - TimeDelta::minutes(51), false).await.unwrap();
+    psql(&url, "delete from runs where request_id = 'r6'").await;
+    assert_eq!(runs().await, 287, "the hour ended less than ten minutes ago");
+    let before = read_all().await;
+    store.count_hours(now, false).await.unwrap();
+    assert_eq!(read_all().await, before);
+
+    psql(&url, "delete from runs where request_id = 'r7'").await;
+    assert_eq!(read_all().await, before, "deletions keep the counts");
+    psql(&url, &dense.replace("(0, 288) n", "(5, 7) n")).await;
+    psql(&url, end).await;
+    store.count_hours(now, false).await.unwrap();
+    assert_eq!(runs().await, 287, "counted once");
+    store.count_hours(now, true).await.unwrap();
+    assert_eq!(runs().await, 289, "runs that were stored late are added");
+    let all = read_all().await;
+    store.count_days(day + Days::new(1)).await.unwrap();
+    assert_eq!(read_all().await, all);
+    psql(&url, "delete from runs").await;
+    assert_eq!(read_all().await, all, "the day is counted");
     store.close().await;
 }

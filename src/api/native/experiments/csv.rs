@@ -8,8 +8,9 @@ use axum::extract::State;
 use axum::response::Response;
 use serde_json::Value;
 
-/// First characters with which a spreadsheet reads a text as a formula, as OWASP lists them.
-const FORMULA_STARTS: [char; 6] = ['=', '+', '-', '@', '\t', '\r'];
+/// First characters with which a spreadsheet reads a text as a formula, as OWASP lists them, with the full-width ones that
+/// some spreadsheets convert.
+const FORMULA_STARTS: [char; 11] = ['=', '+', '-', '@', '\t', '\r', '\n', '＝', '＋', '－', '＠'];
 
 /// Comma-separated values after a line of column names.
 #[derive(Default)]
@@ -39,8 +40,8 @@ impl ExportFormat for Csv {
 }
 
 /// Exports the cells as comma-separated values with a line of column names: state, run, tokens, log-probability, score and
-/// the whole answer of each cell. A text that begins with `=`, `+`, `-`, `@`, a tab or a carriage return, and is not a
-/// number, has a `'` before it, so that spreadsheets do not read it as a formula.
+/// the whole answer of each cell. A text that begins with `=`, `+`, `-`, `@`, their full-width forms, a tab or a line
+/// break, and is not a number, has a `'` before it, so that spreadsheets do not read it as a formula.
 #[utoipa::path(get, path = "/api/v1/experiments/{id}/cells.csv", operation_id = "export_experiment", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment")), responses(
     (status = 200, content_type = "text/csv", body = CellRow, description = "One line per cell; the columns are the fields"),
@@ -93,7 +94,10 @@ mod tests {
 
     #[test]
     fn formulas_become_texts() {
-        for formula in ["=1+1", "+SUM(A1)", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "--1", "-inf", "+"] {
+        for formula in [
+            "=1+1", "+SUM(A1)", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "＋1", "－1", "＠A1", "--1", "-inf",
+            "+",
+        ] {
             assert_eq!(protect(formula.to_owned()), format!("'{formula}"));
         }
         for text in ["a=1", "-1.5", "+2e3", "-5", "", " =1", "'=1"] {

@@ -145,11 +145,11 @@ impl ExperimentDefinition {
         require_upload_rights(app, caller).map(drop).map_err(refused)
     }
 
-    /// Starts the scorer.
+    /// Creates the scorer. One in Python has a worker from now on, so add the experiment to the active ones first.
     ///
     /// # Errors
     /// The regular expression is invalid, or the Python code cannot be imported.
-    fn scorer(&self, app: &App) -> Result<Option<Scorer>, ApiError> {
+    pub(super) fn scorer(&self, app: &App) -> Result<Option<Scorer>, ApiError> {
         Ok(match &self.score {
             None => None,
             Some(ScorerDefinition::Json(true)) => Some(Scorer::Json),
@@ -171,11 +171,11 @@ impl ExperimentDefinition {
         })
     }
 
-    /// Checks the definition and the request of every cell, and starts the scorer.
+    /// Checks the definition, except the scorer, and the request of every cell.
     ///
     /// # Errors
     /// A field or a cell is invalid.
-    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<Option<Scorer>, ApiError> {
+    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<(), ApiError> {
         let chars = self.name.chars().count();
         if !(1..=MAX_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
             let detail = format!(
@@ -222,7 +222,7 @@ impl ExperimentDefinition {
             let mut request = request.map_err(|error| self.in_cell(error, cell))?;
             loaded.engine().validate(&mut request).map_err(|error| self.in_cell(error.into(), cell))?;
         }
-        self.scorer(app)
+        Ok(())
     }
 
     /// Names the cell in an error, and points to the field of the definition.

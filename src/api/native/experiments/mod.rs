@@ -19,6 +19,7 @@ use execution::Execution;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
+use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
@@ -83,7 +84,7 @@ pub async fn create(
         serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
-    let (definition, scorer) = check(&app, &loaded, definition).await?;
+    let definition = check(&app, &loaded, definition).await?;
     let id = system::new_id();
     let stored = serde_json::to_string(&definition).map_err(ApiError::internal)?;
     let cells = definition.cells();
@@ -95,13 +96,11 @@ pub async fn create(
         cells: i32::try_from(cells).map_err(ApiError::internal)?,
     };
     let store = app.store()?;
-    let cancelled = app.experiments().add(id).map_err(|reason| not_added(id, reason))?;
-    if let Err(error) = store.add_experiment(&new, app.now()).await {
-        app.experiments().remove(id);
-        return Err(error.into());
-    }
+    let active = ActiveExperiment::add(&app, id)?;
+    let scorer = scorer(&app, &definition).await?;
+    store.add_experiment(&new, app.now()).await?;
+    let cancelled = active.execute();
     let scope = caller.scope.clone();
-    let scorer = scorer.map(Arc::new);
     Execution { app: app.clone(), loaded, caller, id, definition, scorer, cancelled }.spawn((0..cells).collect());
     Ok((StatusCode::CREATED, axum::Json(find(&app, &scope, &id.to_string()).await?)))
 }
@@ -191,22 +190,20 @@ pub async fn resume(
     let definition = parse_stored(&experiment)?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
-    let (definition, scorer) = check(&app, &loaded, definition).await?;
+    let definition = check(&app, &loaded, definition).await?;
     let experiment_id = experiment.experiment_id;
     let cells = app.store()?.cells(&scope, experiment_id, 0..experiment.cells).await?;
     let has_ended = |state: CellState| matches!(state, CellState::Done | CellState::Failed | CellState::Deleted);
     let missing = cells.iter().filter(|cell| !has_ended(cell.state));
     let missing = missing.filter_map(|cell| usize::try_from(cell.cell).ok()).collect();
-    let cancelled = app.experiments().add(experiment_id).map_err(|reason| not_added(experiment_id, reason))?;
-    let resumed = app.store()?.resume_experiment(&experiment).await;
-    if !matches!(resumed, Ok(true)) {
-        app.experiments().remove(experiment_id);
-        resumed?;
+    let active = ActiveExperiment::add(&app, experiment_id)?;
+    let scorer = scorer(&app, &definition).await?;
+    if !app.store()?.resume_experiment(&experiment).await? {
         return Err(conflict("was resumed or removed by another request"));
     }
+    let cancelled = active.execute();
     // The runs belong to the owner of the experiment, also if an administrator resumes it.
     let caller = Caller { tenant: experiment.owner.map(Into::into), ..caller };
-    let scorer = scorer.map(Arc::new);
     Execution { app: app.clone(), loaded, caller, id: experiment_id, definition, scorer, cancelled }.spawn(missing);
     Ok(axum::Json(find(&app, &scope, &id).await?))
 }
@@ -267,21 +264,59 @@ async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError
     Ok(experiment)
 }
 
-/// Checks a definition, and starts its scorer, on a blocking thread: checking thousands of cells takes long.
-async fn check(
-    app: &App,
-    loaded: &Loaded,
-    definition: ExperimentDefinition,
-) -> Result<(ExperimentDefinition, Option<Scorer>), ApiError> {
+/// Checks a definition on a blocking thread: checking thousands of cells takes long.
+async fn check(app: &App, loaded: &Loaded, definition: ExperimentDefinition) -> Result<ExperimentDefinition, ApiError> {
     let (app, loaded) = (app.clone(), loaded.clone());
-    let check = move || definition.check(&app, &loaded).map(|scorer| (definition, scorer));
+    let check = move || definition.check(&app, &loaded).map(|()| definition);
     tokio::task::spawn_blocking(check).await.map_err(ApiError::internal)?
+}
+
+/// Creates the scorer of a definition. The import of Python code takes a while.
+async fn scorer(app: &App, definition: &ExperimentDefinition) -> Result<Option<Arc<Scorer>>, ApiError> {
+    let (app, definition) = (app.clone(), definition.clone());
+    let create = move || definition.scorer(&app).map(|scorer| scorer.map(Arc::new));
+    tokio::task::spawn_blocking(create).await.map_err(ApiError::internal)?
+}
+
+/// An experiment that counts as active. Dropping it ends that, unless it is executed.
+struct ActiveExperiment<'a> {
+    app: &'a App,
+    id: Uuid,
+    cancelled: watch::Receiver<bool>,
+    is_executed: bool,
+}
+
+impl<'a> ActiveExperiment<'a> {
+    /// Adds an experiment to the active ones.
+    ///
+    /// # Errors
+    /// It is active already, or the server runs the maximum number of experiments.
+    fn add(app: &'a App, id: Uuid) -> Result<Self, ApiError> {
+        let cancelled = app.experiments().add(id).map_err(|reason| not_added(id, reason))?;
+        Ok(Self { app, id, cancelled, is_executed: false })
+    }
+
+    /// Leaves the removal to the execution. Returns the receiver that becomes true when the experiment is cancelled.
+    fn execute(mut self) -> watch::Receiver<bool> {
+        self.is_executed = true;
+        self.cancelled.clone()
+    }
+}
+
+impl Drop for ActiveExperiment<'_> {
+    fn drop(&mut self) {
+        if !self.is_executed {
+            self.app.experiments().remove(self.id);
+        }
+    }
 }
 
 /// Returns the error of an experiment that this server cannot run.
 fn not_added(id: Uuid, reason: NotAdded) -> ApiError {
     match reason {
-        NotAdded::Active => ApiError::conflict(format!("experiment '{id}' is still being cancelled")),
+        NotAdded::Active => {
+            ApiError::conflict(format!("experiment '{id}' is still being cancelled, or another request resumes it"))
+        }
         NotAdded::TooMany => {
             let detail = format!(
                 "this server runs {MAX_ACTIVE_EXPERIMENTS} experiments already; try again when one of them has ended"

@@ -9,10 +9,13 @@ use crate::model::llama::MAX_IMAGE_BYTES;
 use crate::server::ApiError;
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url, header};
+use rustls_platform_verifier::Verifier;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 /// Maximum redirects of an image.
 const MAX_REDIRECTS: usize = 5;
@@ -128,7 +131,7 @@ impl<'a> ImageFetcher<'a> {
     /// Sends a request to a checked address of the URL's host.
     async fn request(&self, url: &Url) -> Result<Response, String> {
         let addresses = self.addresses(url).await?;
-        let client = client(url.host_str().unwrap_or_default(), &addresses).map_err(|error| error.to_string())?;
+        let client = client(url.host_str().unwrap_or_default(), &addresses)?;
         let request = client.get(url.clone()).header(header::ACCEPT, "image/png, image/jpeg, image/*;q=0.8");
         request.send().await.map_err(|error| format!("the connection failed: {}", error.without_url()))
     }
@@ -139,15 +142,16 @@ impl<'a> ImageFetcher<'a> {
         let port = url.port_or_known_default().unwrap_or(0);
         // The URL has an IPv6 address in brackets.
         let name = host.trim_start_matches('[').trim_end_matches(']');
-        let unknown = || format!("the host {host} is unknown");
         let found = timeout(CONNECT_TIMEOUT, tokio::net::lookup_host((name, port))).await;
-        let found = found.map_err(|_| unknown())?.map_err(|_| unknown())?;
         let is_listed = self.config.private_hosts.iter().any(|listed| is_named(listed, host, port));
-        let addresses: Vec<SocketAddr> = found.filter(|address| is_listed || is_public(address.ip())).collect();
+        let usable = |address: &SocketAddr| is_listed || is_public(address.ip());
+        let addresses: Vec<SocketAddr> =
+            found.map_or_else(|_| Vec::new(), |found| found.into_iter().flatten().filter(usable).collect());
         if addresses.is_empty() {
+            // The same for both: a client must not learn which names exist in the server's own network.
             return Err(format!(
-                "the address of the host {host} is not public; start the server with --image-url-hosts {host}:{port}, or send \
-                 the image itself as a data URL"
+                "the host {host} is unknown or has no public address; for a private host start the server with \
+                 --image-url-hosts {host}:{port}, or send the image itself as a data URL"
             ));
         }
         Ok(addresses)
@@ -160,15 +164,28 @@ fn is_named(listed: &UrlHost, host: &str, port: u16) -> bool {
 
 /// Creates a client that connects only to these addresses, follows no redirects, and ignores proxies, which would resolve
 /// the name again.
-fn client(host: &str, addresses: &[SocketAddr]) -> reqwest::Result<Client> {
-    // An error means that a provider is already installed.
-    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
-    let builder = || {
-        let builder = Client::builder().no_proxy().redirect(Policy::none()).connect_timeout(CONNECT_TIMEOUT);
-        builder.no_gzip().no_zstd().resolve_to_addrs(host, addresses)
+fn client(host: &str, addresses: &[SocketAddr]) -> Result<Client, String> {
+    let tls = tls_config().map_err(|error| error.to_string())?;
+    let builder = Client::builder().no_proxy().redirect(Policy::none()).connect_timeout(CONNECT_TIMEOUT);
+    let builder = builder.no_gzip().no_zstd().resolve_to_addrs(host, addresses).tls_backend_preconfigured(tls);
+    builder.build().map_err(|error| error.to_string())
+}
+
+/// Returns the TLS settings of all clients. The first call reads the CA certificates of the system, which takes a while.
+fn tls_config() -> Result<ClientConfig, rustls::Error> {
+    static CONFIG: OnceLock<Result<ClientConfig, rustls::Error>> = OnceLock::new();
+    let read = || {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder =
+            ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+        let builder = match Verifier::new(provider) {
+            Ok(verifier) => builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)),
+            // Plain http also works on a system without CA certificates.
+            Err(_) => builder.with_root_certificates(RootCertStore::empty()),
+        };
+        Ok(builder.with_no_client_auth())
     };
-    // Plain http also works on a system without CA certificates.
-    builder().build().or_else(|_| builder().tls_certs_only([]).build())
+    CONFIG.get_or_init(read).clone()
 }
 
 /// Reads an image of up to `max` bytes.
@@ -207,7 +224,10 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
         // This network, shared addresses, protocol assignments, 6to4 relays, benchmarks, multicast and reserved.
         (0 | 224.., ..) | (100, 64..=127, _) | (192, 0, 0) | (192, 88, 99) | (198, 18 | 19, _)
     );
+    // Azure's wire server, which answers only inside of Azure.
+    let is_wire_server = address.octets() == [168, 63, 129, 16];
     !(is_special
+        || is_wire_server
         || address.is_private()
         || address.is_loopback()
         || address.is_link_local()
@@ -226,15 +246,19 @@ mod tests {
 
     #[test]
     fn only_public_addresses_are_permitted() {
-        for public in ["1.1.1.1", "100.63.0.1", "172.32.0.1", "198.20.0.1", "2606:4700::1111", "::ffff:8.8.8.8"] {
+        for public in
+            ["1.1.1.1", "100.63.0.1", "168.63.129.17", "172.32.0.1", "198.20.0.1", "2606:4700::1111", "::ffff:8.8.8.8"]
+        {
             assert!(is_public(public.parse().unwrap()), "{public}");
         }
         for private in [
             "0.0.0.0",
             "10.0.0.1",
             "100.64.0.1",
+            "100.100.100.200",
             "127.0.0.1",
             "127.8.0.1",
+            "168.63.129.16",
             "169.254.169.254",
             "172.16.0.1",
             "192.0.0.1",
@@ -251,6 +275,8 @@ mod tests {
             "64:ff9b::7f00:1",
             "fc00::1",
             "fd00::1",
+            "fd00:ec2::254",
+            "::ffff:168.63.129.16",
             "fe80::1",
             "fec0::1",
             "ff02::1",
@@ -279,6 +305,19 @@ mod tests {
         }
         let error = parse("https://example.org/a.png", "p", None).unwrap_err().problem().detail;
         assert!(error.contains("from https: URLs; start it with --allow-image-urls"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn unknown_and_private_hosts_have_the_same_error() {
+        let config = ImageUrlConfig { private_hosts: Vec::new() };
+        let mut details = Vec::new();
+        for host in ["missing.invalid", "localhost", "10.0.0.1"] {
+            let url = Url::parse(&format!("http://{host}/a.png")).unwrap();
+            let error = ImageFetcher::new(&config).fetch(url, "p").await.unwrap_err();
+            details.push(error.problem().detail.replace(host, "HOST"));
+        }
+        assert!(details[0].contains("the host HOST is unknown or has no public address"), "{}", details[0]);
+        assert!(details.iter().all(|detail| *detail == details[0]), "{details:?}");
     }
 
     #[test]
