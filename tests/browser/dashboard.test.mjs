@@ -264,6 +264,42 @@ test('comparison of two runs aligns tokens', async () => {
   await quiet();
 });
 
+test('comparison of long answers follows the keys and contains all tokens', async () => {
+  const ids = [`${requestId}-long-a`, `${requestId}-long-b`];
+  for (const [k, id] of ids.entries()) {
+    const long = sample(id, 3000);
+    for (const event of long.events.filter(({ event_type: type, step }) => k && type === 'Added' && (step === 1500 || step === 2985))) {
+      event.added_tokens = [999];
+      event.details.tokens[0] = { ...event.details.tokens[0], token: 999, text: ' ocean' };
+    }
+    const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(long) });
+    assert.equal(response.status, 201);
+  }
+  const page = await open(`/compare?a=${ids[0]}&b=${ids[1]}`);
+  // The cursor is on a token of a difference, inside of the box.
+  const cursor = (number) => page.waitForFunction((name) => {
+    const span = document.querySelector('.change[aria-current] .t.cur');
+    if (!span?.closest('.change').textContent.startsWith(name)) return false;
+    const [box, at] = [document.querySelector('.text'), span].map((el) => el.getBoundingClientRect());
+    return at.top >= box.top && at.bottom <= box.bottom;
+  }, `Difference ${number}, A`);
+  await cursor(1);
+  await page.keyboard.press('.');
+  await cursor(2);
+  await page.keyboard.press(',');
+  await cursor(1);
+  const total = Number(/of (\d+) tokens equal/.exec(await page.textContent('[data-summary]'))[1]);
+  // Equal tokens have one element, and the tokens of both differences one per side.
+  await page.waitForFunction((count) => document.querySelectorAll('.text .t').length === count, total + 2);
+  assert.equal(await page.locator('.same details .t').first().textContent(), 'The');
+  await page.focus('.scrub');
+  await page.keyboard.press('Home');
+  assert.equal(await page.locator('.same details[open] .t.cur').textContent(), 'The');
+  assert.match(await page.getAttribute('.scrub[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
+  await page.context().close();
+  await quiet();
+});
+
 test('run is deleted after confirmation', async () => {
   const page = await open(`/runs/${requestId}-other`, { expected: (what) => what.includes('404') });
   await page.click('summary:has-text("More")');

@@ -1,6 +1,6 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { heights, passed, sentence } from '../../src/ui/assets/funnel.js';
+import { heights, passed, sentence } from '../../src/ui/assets/replay/funnel.js';
 
 const stages = [{ name: 'top-k', left: 40 }, { name: 'top-p', left: 3 }, { name: 'min-p', left: 1 }];
 const row = (fields) => ({ chosen: false, sampler: null, byMod: false, why: '', ...fields });

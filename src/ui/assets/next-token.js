@@ -1,6 +1,6 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
 import { ask, base, h } from './dom.js';
-import { funnel } from './funnel.js';
+import { funnel } from './replay/funnel.js';
 import { group } from './replay/events.js';
 import { show } from './replay/glyphs.js';
 import { explain, percent } from './replay/why.js';

@@ -60,6 +60,14 @@ export class Run {
     return rows;
   }
 
+  /** Returns the rows of the answer at the end, in order. */
+  answer() {
+    const { addedAt, removedAt, flags } = this.#rows;
+    const [n, rows] = [this.eventCount, []];
+    for (let i = 0; i < this.count; i += 1) if (addedAt[i] <= n && n < removedAt[i] && (flags[i] & 1) === 0) rows.push(i);
+    return rows;
+  }
+
   /** Returns the number of tokens in the answer at event `n`. */
   answered(n) {
     let count = 0;
