@@ -122,6 +122,33 @@ test('strip is a slider, and the command field finds events and tokens', async (
   await quiet();
 });
 
+test('panel of the replay shows the funnel of each candidate, and what the record does not tell', async () => {
+  const steps = sample(`${requestId}-funnel`, 8);
+  const sampled = steps.events.filter(({ event_type: type }) => type === 'Sampled');
+  // The first step is complete. Penalties may have changed the order in the second one, and the third one has no stages.
+  sampled[1].details.stages = [{ name: 'penalties', left: 9 }, { name: 'top-k', left: 3 }, { name: 'min-p', left: 1 }];
+  delete sampled[2].details.stages;
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(steps) });
+  assert.equal(response.status, 201);
+  const page = await open(`/runs/${requestId}-funnel?at=${sampled[0].sequence_order + 1}`);
+  await page.waitForSelector('.panel tr.won .funnel');
+  const labels = () => page.locator('.panel .alts .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
+  const removed = 'passed top-k (3 left); removed by min-p (1 left)';
+  assert.deepEqual(await labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
+  assert.equal(await page.locator('.panel .alts .cut').count(), 2);
+  assert.equal(await page.locator('.panel .chain ~ .hint').count(), 0);
+  await page.focus('.text');
+  await page.keyboard.press('ArrowRight');
+  await page.waitForSelector('.panel .funnel .maybe');
+  assert.equal((await labels())[1], 'passed penalties (9 left); removed by top-k (3 left) or min-p (1 left)');
+  assert.match(await page.textContent('.panel'), /do not tell which of them removed/);
+  await page.keyboard.press('ArrowRight');
+  await page.waitForFunction(() => document.querySelector('.panel').textContent.includes('stages of this step were not recorded'));
+  assert.equal(await page.locator('.panel .funnel').count(), 0);
+  await page.context().close();
+  await quiet();
+});
+
 test('alternative token opens the playground with the text before it', async () => {
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
