@@ -39,6 +39,8 @@ let divergences = [];
 let marked = [];
 let current = -1;
 let at = -1;
+/** True if all differences are known. */
+let isAligned = false;
 let timer = 0;
 
 const canvas = h('canvas', { 'aria-hidden': 'true' });
@@ -58,8 +60,10 @@ async function draw() {
     while (!alignment.isDone && performance.now() < end) alignment.advance();
     text.add(coalescing.add(alignment.take(), alignment.isDone));
     scrub.max = String(Math.max(0, text.steps.count - 1));
-    if (alignment.isDone) summarize();
+    isAligned = alignment.isDone;
+    if (isAligned) summarize();
   };
+  summary.textContent = 'Aligning…';
   do alignUntil(performance.now() + TASK_MS); while (!alignment.isDone && !text.changes.length);
   text.build({ count: 2 * FIRST_TOKENS });
   if (text.changes.length) selectChange(0);
@@ -70,7 +74,6 @@ async function draw() {
     if (!alignment.isDone) alignUntil(end);
     isBuilt = text.build({ end });
   }
-  redrawStrip();
 }
 
 function summarize() {
@@ -79,6 +82,8 @@ function summarize() {
   summary.textContent = changes.length
     ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
     : `No difference: ${same} tokens are equal.`;
+  panel.querySelector('[data-heading]')?.replaceChildren(heading());
+  redrawStrip();
 }
 
 /** Moves the cursor to a difference; the last one is followed by the first one. */
@@ -194,6 +199,9 @@ async function showLinks() {
   }, m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : ''))));
 }
 
+/** Returns the heading of the panel. */
+const heading = () => (current < 0 ? 'Equal tokens' : `Difference ${current + 1}${isAligned ? ` of ${text.changes.length}` : ''}`);
+
 /** Values of a candidate besides the model's probability: field, column title, and the flag for its presence. */
 const LATER_COLUMNS = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
 
@@ -219,7 +227,7 @@ function showCandidates(a, b) {
   const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.addedAt(s.row)}` }, show(s.run.text(s.row))),
     s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
   panel.replaceChildren(h('section', {},
-    h('h2', {}, current < 0 ? 'Equal tokens' : `Difference ${current + 1} of ${text.changes.length}`),
+    h('h2', { 'data-heading': true }, heading()),
     h('dl', { class: 'tok-facts' }, head(a, 'A'), head(b, 'B')),
     rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'vh' }, 'Probabilities in A and B'),
       h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'vh' }, 'run'))))),
