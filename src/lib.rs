@@ -21,18 +21,20 @@
 //!
 //! # Modules, in data-flow order
 //! Imports go one way: `events` ← `model` ← `mods` ← `engine`; `trace` ← `events`; `store` ← `events`, `trace`; `server` ←
-//! all of these; `api` ← `server`; `ui` ← `server`. A test parses the imports and checks this.
+//! all of these; `api` ← `server`; `ui` ← `server`, `api::shared`; `cli` ← all. `config` imports only `events`. A test
+//! parses the imports and checks this.
 //!
 //! # Surfaces
-//! `server` is the application: state, models, access checks, limits, listeners. A folder of `api` is one protocol: `openai`, `anthropic`, `responses`, `llama` (llama-server's own
-//! routes), `kobold`, `attention` (every token with its rows), `stream` (runs that are paused, changed and come back to),
-//! `native` (what is recorded), `mods` (the registry). They share `api::shared`: parameters, conversations, and the
-//! way from a request to a run and its outputs.
+//! `server` is the application: state, models, access checks, limits, listeners. A folder or file of `api` is one
+//! protocol: `openai`, `responses`, `anthropic`, `ollama`, `llama` (llama-server's own routes), `kobold`, `attention`
+//! (tokens with their attention rows), `stream` (runs that clients can pause, change and resume), `native` (recorded runs
+//! and experiments), `mods` (the registry), `ingest` (traces of other engines), `health`. `api::router` combines them.
+//! They share `api::shared`: parameters, conversations, and the way from a request to a run and its outputs.
 //!
 //! # Whose code runs where
 //! One thread decodes, for all runs of a model; it waits for nobody. Built-in mods run on it. Python mods run in worker
-//! processes, source that somebody uploaded in a sandbox (`mods::python::sandbox`). Attention is coded on a thread of its
-//! own, and everything is written to the database by tasks that read what the decode thread has queued.
+//! processes, uploaded ones in a sandbox (`mods::python::sandbox`). Attention is coded on a thread of its own, and
+//! everything is written to the database by tasks that read what the decode thread has queued.
 
 pub mod api;
 pub mod cli;

@@ -1,4 +1,5 @@
-//! `POST /ingest`: stores a complete run of another engine, sent in the `/ingest` document format.
+//! `POST /ingest`: stores a complete run of another engine, sent in the `/ingest` document format. One of these engines
+//! is Quote, whose additional fields are accepted.
 //!
 //! The body is JSON, plain or compressed; its content type is ignored. A 201 response has an empty body and means that
 //! the run is committed. The same document returns 201 again, so that a client that lost the response can repeat the
@@ -37,7 +38,7 @@ pub(super) fn protocol() -> Protocol {
 
 /// Stores a complete run of another engine. Also at `/v1/ingest`.
 ///
-/// The fields that Quote adds to `request` are stored too: `system_prompt`, `user_prompt`, `system_prompt_token_ids`,
+/// The fields that Quote, another engine with mods, adds to `request` are stored too: `system_prompt`, `user_prompt`, `system_prompt_token_ids`,
 /// `user_prompt_token_ids`, `active_mod_name`, `final_text`, `final_token_ids` and `inference_stats`. NUL characters are
 /// replaced with U+FFFD; `run.notes` of `GET /api/v1/runs/{id}` counts them.
 #[utoipa::path(post, path = "/ingest", tag = "ingest",
@@ -78,7 +79,7 @@ async fn ingest(
     if let Some(sent) = &mut document.request.user_api_key
         && let Some(key) = credentials.security.find_ingest_key(sent)
     {
-        // Quote's engine sends its client's key in this field; the key's label is stored instead.
+        // Quote sends its client's key in this field; the key's label is stored instead.
         *sent = key.label();
     }
     if headers.get(SURFACE).is_some_and(|surface| surface == "cli") {

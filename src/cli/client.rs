@@ -26,7 +26,7 @@ pub struct ServerArgs {
     pub api_key: Option<Secret>,
 }
 
-/// A server that has responded.
+/// A client of one server.
 #[derive(Debug, Clone)]
 pub struct Server {
     http: reqwest::Client,

@@ -101,7 +101,7 @@ fn read(file: &Path) -> anyhow::Result<Value> {
     Ok(definition)
 }
 
-/// Waits until an experiment is not running any more.
+/// Waits until an experiment is no longer running.
 async fn wait(server: &Server, path: &str, progress: &Progress) -> anyhow::Result<()> {
     loop {
         let experiment = page(server, path, 0).await?;

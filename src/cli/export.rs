@@ -1,4 +1,4 @@
-use super::client::{Server, ServerArgs};
+use super::client::ServerArgs;
 use super::progress::Progress;
 use super::startup;
 use crate::config::DataConfig;
@@ -26,7 +26,7 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Exports a run from the running server, else from the database.
+/// Exports a run.
 pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
     let document = document(&args.id, &args.server, args.data).await?;
     let payload = document.write();
@@ -40,26 +40,27 @@ pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a recorded run, from the running server, else from the database.
+/// Returns a recorded run, from the running server, else from the database. With `--data-dir`, always from the database.
 pub async fn document(id: &str, server: &ServerArgs, data: DataFlags) -> anyhow::Result<Document> {
     let own_database = data.data_dir.is_some();
     let server = if own_database { None } else { server.find().await? };
     match server {
         Some(server) => {
-            let bytes = server.send(server.request(Method::GET, &run_path(&server, id)?)).await?.bytes().await?;
+            let bytes = server.send(server.request(Method::GET, &run_path(id)?)).await?.bytes().await?;
             Document::parse(&bytes).context("the server's response is not a run")
         }
         None => from_database(id, DataConfig::try_from(data)?).await,
     }
 }
 
-/// Returns the path of a run on a server. The id is escaped as one path segment.
-pub fn run_path(server: &Server, id: &str) -> anyhow::Result<String> {
-    let mut path = reqwest::Url::parse(server.base())?;
-    path.path_segments_mut()
-        .map_err(|()| anyhow::anyhow!("{} is not an address", server.base()))?
-        .extend(["api", "v1", "runs", id]);
-    Ok(path.path().to_owned())
+/// Returns the path of a run in the API. The id is escaped as one path segment.
+pub fn run_path(id: &str) -> anyhow::Result<String> {
+    // Only the path of this URL is used.
+    let mut url = reqwest::Url::parse("http://server/api/v1/runs")?;
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.push(id);
+    }
+    Ok(url.path().to_owned())
 }
 
 async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document> {
@@ -74,4 +75,14 @@ async fn from_database(id: &str, config: DataConfig) -> anyhow::Result<Document>
     .await;
     store.close().await;
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::run_path;
+
+    #[test]
+    fn id_is_one_segment_of_the_path() {
+        assert_eq!(run_path("req/1 a").unwrap(), "/api/v1/runs/req%2F1%20a");
+    }
 }

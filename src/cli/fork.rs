@@ -106,7 +106,7 @@ fn parameter(pair: &str) -> anyhow::Result<(String, Value)> {
 /// Starts the runs, waits for their ends and prints them.
 async fn start(target: &RunTarget, args: &Args, body: &Value) -> anyhow::Result<()> {
     let server = target.server();
-    let path = format!("{}/forks", run_path(server, &args.run)?);
+    let path = format!("{}/forks", run_path(&args.run)?);
     let answer = server.send(server.request(Method::POST, &path).json(body)).await?;
     let mut answer: Value = answer.json().await.context("the server's response is not JSON")?;
     for run in answer["runs"].as_array_mut().context("the server's response has no runs")? {

@@ -1,4 +1,4 @@
-//! An engine in this process, for `thunder run` and `thunder chat` without a server.
+//! An engine in this process, for commands such as `thunder run` without a server.
 //!
 //! The commands use it like any other server, on a loopback port chosen by the system, with a random key, so that all
 //! runs take the same path.
@@ -30,13 +30,13 @@ pub enum RecordTarget {
 }
 
 /// A running local engine.
-pub struct Local {
+pub struct LocalEngine {
     app: App,
     serving: JoinHandle<()>,
     documents: Option<mpsc::UnboundedReceiver<Document>>,
 }
 
-impl Local {
+impl LocalEngine {
     /// Starts an engine and returns it with a client for it.
     pub async fn start(
         mut config: Config,

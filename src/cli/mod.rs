@@ -1,7 +1,7 @@
-//! The command line, with one file per command.
+//! The command line, with one module per command.
 //!
-//! [`main`] parses the arguments and the environment once, and every command receives a validated configuration. Results
-//! go to standard output, everything else to standard error.
+//! [`main`] parses the arguments, the environment and the configuration file, and runs the selected command with its flags.
+//! Results go to standard output, everything else to standard error.
 
 mod chat;
 mod client;

@@ -32,7 +32,8 @@ impl Printer {
 
     /// Retracts the last `chars` characters.
     pub fn retract(&mut self, chars: usize) -> std::io::Result<()> {
-        let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
+        let Some(before_last) = chars.checked_sub(1) else { return Ok(()) };
+        let keep = self.text.char_indices().rev().nth(before_last).map_or(0, |(at, _)| at);
         let retracted = self.text.split_off(keep);
         if self.terminal {
             // The retracted text stays on the screen and is repeated dim and struck through.
@@ -101,5 +102,6 @@ mod tests {
         assert_eq!(printer.text, "");
         printer.append("x").unwrap();
         printer.retract(0).unwrap();
+        assert_eq!(printer.text, "x");
     }
 }

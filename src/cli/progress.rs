@@ -1,4 +1,4 @@
-//! Progress of the start: a bar on a terminal, lines elsewhere.
+//! Progress of long steps such as loading: one changing line on a terminal, separate lines elsewhere.
 
 use crate::server::{App, ServerState};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -41,7 +41,7 @@ impl Progress {
 
     /// Reports the fraction `done` of a step, from 0 to 1.
     pub fn advance(&self, step: &str, done: f32) {
-        let exact = format!("{step} ({:.0} %)", done * 100.0);
+        let exact = format!("{step} ({:.0}%)", done * 100.0);
         // Logs need only occasional lines.
         let is_due = self.lock().last.elapsed() > LINE_INTERVAL;
         let coarse = if is_due { exact.clone() } else { String::new() };

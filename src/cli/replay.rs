@@ -119,7 +119,7 @@ async fn rerun(target: &mut RunTarget, args: &Args) -> anyhow::Result<Outcome> {
     let is_complete = !matches!(summary["status"].as_str(), Some("cancelled" | "interrupted"));
     let difference =
         difference::find_first(&recorded, &now, is_complete).or_else(|| compare_ends(&summary, &answer, &recorded));
-    let replay = target.recorded(Some(&new_run)).await.unwrap_or_default();
+    let replay = target.record(Some(&new_run)).await.unwrap_or_default();
     Ok(Outcome { new_run, events: recorded.events.len(), replay, difference })
 }
 

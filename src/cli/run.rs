@@ -10,9 +10,10 @@ use std::process::ExitCode;
 
 /// Run one prompt, stream the answer, record the run and print the address of its replay
 ///
-/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --data-dir,
-/// --database-url or a mod given as a file it always runs in this process. The run is then recorded in that database or,
-/// if a running server uses the default database, sent to that server.
+/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --hf-repo,
+/// --model-url, --data-dir, --database-url or a mod given as a file it always runs in this process. The run is then
+/// recorded in the database that the flags select. If that is the default database and a running server uses it, the run
+/// is sent to that server.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Prompt; - reads it from standard input
@@ -70,7 +71,7 @@ pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSi
         .run_until_signal(async {
             let outcome = stream(target.server(), &args, &names, attention && target.can_record_attention()).await;
             let replay = match &outcome {
-                Ok(outcome) => target.recorded(outcome.run_id.as_deref()).await,
+                Ok(outcome) => target.record(outcome.run_id.as_deref()).await,
                 Err(_) => Ok(None),
             };
             (outcome, replay)

@@ -2,7 +2,7 @@
 
 use super::client::{Server, ServerArgs};
 use super::export::run_path;
-use super::local::{Local, RecordTarget};
+use super::local::{LocalEngine, RecordTarget};
 use super::startup;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, DEFAULT_ADDRESS, ModsConfig};
@@ -74,7 +74,7 @@ pub fn is_file(name: &str) -> bool {
 /// The engine that runs a command's requests.
 pub struct RunTarget {
     server: Server,
-    local: Option<Local>,
+    local: Option<LocalEngine>,
     /// The server that uses the database of a local engine.
     owner: Option<Server>,
 }
@@ -101,7 +101,7 @@ impl RunTarget {
         let owner =
             if own_database || config.data.database_url.is_some() { None } else { server.on_default_address().await };
         let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };
-        let (local, server) = Local::start(config, registry, record).await?;
+        let (local, server) = LocalEngine::start(config, registry, record).await?;
         Ok(Self { server, local: Some(local), owner })
     }
 
@@ -115,8 +115,9 @@ impl RunTarget {
         self.owner.is_none()
     }
 
-    /// Returns the address of a finished run's replay, if it was recorded.
-    pub async fn recorded(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
+    /// Returns the address of a finished run's replay, or `None` if the run was not recorded. Sends the run to the server
+    /// that uses the database, if there is one.
+    pub async fn record(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
         let Some(run_id) = run_id else { return Ok(None) };
         let (Some(owner), Some(local)) = (&self.owner, &mut self.local) else {
             return Ok(Some(match self.local {
@@ -171,7 +172,7 @@ pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document
 
 /// Waits until a run has ended, and fetches it with the server's summary of it.
 pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
-    let path = run_path(server, run_id)?;
+    let path = run_path(run_id)?;
     loop {
         let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
         let mut run: Value = serde_json::from_slice(&bytes).context("the server's response is not a run")?;

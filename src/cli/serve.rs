@@ -19,10 +19,10 @@ use std::sync::Arc;
 /// Serve the dashboard and all APIs; default: the bundled model on 127.0.0.1:6767
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Of llama-server's flags, its further sampling flags (--xtc-probability, --dry-multiplier, --mirostat, --samplers, \
-                        --logit-bias, --reverse-prompt, …), --embd-normalize, --spm-infill, --log-file, --log-colors and \
-                        --verbosity work as well. Its other flags are either accepted without effect (the log says so where it \
-                        matters) or rejected with an alternative. Its variables LLAMA_ARG_… apply where the corresponding \
+    after_help = "These flags of llama-server work, too: its sampling flags (--xtc-probability, --dry-multiplier, \
+                        --mirostat, --samplers, --logit-bias, --reverse-prompt, …), --embd-normalize, --spm-infill, --log-file, \
+                        --log-colors and --verbosity. Its other flags are accepted without effect, which the log mentions where \
+                        it matters, or rejected with an alternative. Its variables LLAMA_ARG_… apply where the corresponding \
                         variable THUNDER_… is not set."
 )]
 pub struct Args {

@@ -9,7 +9,7 @@ pub struct EndSignals {
     /// `None` if the command handles Ctrl-C.
     interrupt: Option<Signal>,
     terminate: Signal,
-    /// `None` if the program was started with SIGHUP ignored, e.g. by nohup.
+    /// `None` if the program was started with SIGHUP ignored, e.g. by nohup, or reloads on SIGHUP.
     hangup: Option<Signal>,
 }
 

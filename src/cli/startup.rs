@@ -174,7 +174,7 @@ pub async fn register_file(registry: &ModRegistry, config: &ModsConfig, file: &P
     registry.set_python(python_mods(config));
     let source = ModSource::Text(read_source(file).with_context(|| format!("cannot read {}", file.display()))?);
     let (python, name) = (registry.python(), file.file_name().unwrap_or_default().to_string_lossy().into_owned());
-    let found = tokio::task::spawn_blocking(move || source.mods(&name, None, &python)).await?;
+    let found = tokio::task::spawn_blocking(move || source.load_all(&name, None, &python)).await?;
     let found = found.map_err(|error| anyhow::anyhow!(describe_error(&error)))?;
     Ok(found
         .into_iter()

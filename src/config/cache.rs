@@ -5,8 +5,8 @@ use super::{ConfigError, Size};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value, json};
 
-/// Default of `--cache-ram`, in MiB.
-const CACHE_RAM: i64 = 8192;
+/// Maximum default of `--cache-ram`, in MiB.
+const MAX_DEFAULT_CACHE_RAM_MIB: usize = 8192;
 
 /// Data type of keys or values, by llama-server's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +122,7 @@ pub struct CacheConfig {
     /// Minimum share of a prompt that must be in a slot's KV cache for the slot to be preferred; 0 ignores slot contents.
     pub slot_prompt_similarity: f32,
     /// Maximum bytes of snapshots of evicted slots.
-    pub max_idle_bytes: usize,
+    pub cache_ram_bytes: usize,
     /// Maximum bytes of stored sessions.
     pub max_session_bytes: usize,
 }
@@ -140,9 +140,9 @@ impl CacheFlags {
             type_k: self.cache_type_k,
             type_v: self.cache_type_v,
             slot_prompt_similarity: self.slot_prompt_similarity,
-            max_idle_bytes: match self.cache_ram {
+            cache_ram_bytes: match self.cache_ram {
                 Some(mib) => usize::try_from(mib).map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20)),
-                None => default_idle_bytes(super::defaults::memory_bytes()),
+                None => default_cache_ram_bytes(super::defaults::memory_bytes()),
             },
             max_session_bytes: self.session_memory.0,
         })
@@ -169,8 +169,8 @@ impl CacheFlags {
     }
 }
 
-fn default_idle_bytes(memory: Option<usize>) -> usize {
-    let max = (CACHE_RAM as usize) << 20;
+fn default_cache_ram_bytes(memory: Option<usize>) -> usize {
+    let max = MAX_DEFAULT_CACHE_RAM_MIB << 20;
     memory.map_or(max / 4, |memory| max.min(memory / 4))
 }
 
@@ -180,8 +180,8 @@ mod tests {
 
     #[test]
     fn snapshots_use_up_to_a_quarter_of_the_memory() {
-        assert_eq!(default_idle_bytes(Some(8 << 30)), 2 << 30);
-        assert_eq!(default_idle_bytes(Some(512 << 30)), 8 << 30);
-        assert_eq!(default_idle_bytes(None), 2 << 30);
+        assert_eq!(default_cache_ram_bytes(Some(8 << 30)), 2 << 30);
+        assert_eq!(default_cache_ram_bytes(Some(512 << 30)), 8 << 30);
+        assert_eq!(default_cache_ram_bytes(None), 2 << 30);
     }
 }

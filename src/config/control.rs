@@ -1,4 +1,4 @@
-//! Control vectors of the command line.
+//! Flags of control vectors.
 
 use super::{ConfigError, ScaledFile};
 use clap::Args;

@@ -124,8 +124,8 @@ pub enum ConfigError {
     },
     /// A parameter is not JSON of the expected form.
     #[error(
-        "{flag}: {text:?} is not valid; --parameter takes NAME=JSON, e.g. min_keep=2, --chat-template-kwargs a JSON \
-         object"
+        "{flag}: {text:?} is not valid; --parameter takes NAME=JSON, e.g. min_keep=2, --json-schema takes JSON, and \
+         --chat-template-kwargs takes a JSON object"
     )]
     Parameter {
         /// The flag.

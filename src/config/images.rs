@@ -1,4 +1,4 @@
-//! The image encoder of the command line.
+//! Flags of the image encoder, and of images in requests and recordings.
 
 use super::flag_values::OnOff;
 use super::{ConfigError, Size};

@@ -1,7 +1,7 @@
-//! Configuration: flags, then environment, then defaults, validated once.
+//! Configuration: flags, then environment, then configuration file, then defaults, validated once.
 //!
 //! [`flags`] holds the parsed command line, [`Config`] the validated result that the rest of the program reads. Nothing
-//! else reads the environment or validates a value again.
+//! else validates a value again.
 
 mod adapters;
 mod cache;

@@ -9,11 +9,11 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Mods")]
 pub struct ModFlags {
-    /// Folder of Python mods, registered at start
+    /// Folder of Python mods, registered at start and after each change
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     pub mods_dir: Option<PathBuf>,
-    /// Mods that run in a sandbox without access to network, files and processes: uploaded ones, all, or none (off); kernels
-    /// without sandbox support reject mods that need one
+    /// Mods that run in a sandbox without access to the network, other processes, and files except Python's own: uploaded
+    /// ones, all, or none (off); kernels without sandbox support reject mods that need one
     #[arg(long, env = "THUNDER_MOD_SANDBOX", value_name = "uploaded|all|off", default_value = "uploaded")]
     pub mod_sandbox: ModSandbox,
     /// Default number of workers per Python mod, which serve runs in parallel
@@ -73,7 +73,7 @@ pub struct ModsConfig {
 }
 
 /// Minimum address space of a worker; Python itself needs about half of it.
-const MIN_MEMORY: u64 = 64 << 20;
+const MIN_MEMORY_BYTES: u64 = 64 << 20;
 
 impl TryFrom<ModFlags> for ModsConfig {
     type Error = ConfigError;
@@ -89,7 +89,7 @@ impl TryFrom<ModFlags> for ModsConfig {
             return range("--mod-timeout", "at least 1 ms", 0);
         }
         let memory_bytes = flags.mod_memory.0 as u64;
-        if memory_bytes < MIN_MEMORY {
+        if memory_bytes < MIN_MEMORY_BYTES {
             return range("--mod-memory", "at least 64M", memory_bytes);
         }
         Ok(Self {

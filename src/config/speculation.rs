@@ -52,7 +52,7 @@ pub struct SpeculationFlags {
     /// Threads with which the draft model drafts; default: those of --threads [also: --threads-draft, -td]
     #[arg(long, alias = "threads-draft", env = "THUNDER_SPEC_DRAFT_THREADS", value_name = "N")]
     pub spec_draft_threads: Option<u16>,
-    /// Threads with which the draft model reads prompts; default: those of --spec-draft-threads, or of --threads-batch
+    /// Threads with which the draft model decodes prompts; default: those of --spec-draft-threads, or of --threads-batch
     /// [also: --threads-batch-draft, -tbd]
     #[arg(long, alias = "threads-batch-draft", env = "THUNDER_SPEC_DRAFT_THREADS_BATCH", value_name = "N")]
     pub spec_draft_threads_batch: Option<u16>,

@@ -205,8 +205,8 @@ fn context_flags_become_request_defaults() {
     assert_eq!(policy(&["--context-policy", "evict"]).as_deref(), Some("evict"));
     assert!(config(&["--context-policy", "evict", "--context-shift"]).is_err());
     let cache = config(&["--cache-ram", "5", "--cache-type-k", "q8_0", "--session-memory", "1M"]).unwrap().engine.cache;
-    assert_eq!((cache.max_idle_bytes, cache.type_k.as_str(), cache.max_session_bytes), (5 << 20, "q8_0", 1 << 20));
-    assert_eq!(config(&["--cache-ram", "-1"]).unwrap().engine.cache.max_idle_bytes, usize::MAX);
+    assert_eq!((cache.cache_ram_bytes, cache.type_k.as_str(), cache.max_session_bytes), (5 << 20, "q8_0", 1 << 20));
+    assert_eq!(config(&["--cache-ram", "-1"]).unwrap().engine.cache.cache_ram_bytes, usize::MAX);
     let reuse = config(&["--cache-reuse", "64", "--cache-prompt=off"]).unwrap().server.request_defaults;
     assert_eq!((&reuse["n_cache_reuse"], &reuse["cache_prompt"]), (&serde_json::json!(64), &serde_json::json!(false)));
 }

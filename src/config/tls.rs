@@ -1,4 +1,4 @@
-//! TLS: the server's certificate and key, loaded and validated at start.
+//! TLS: the server's certificate and key, loaded and validated at start and when a service is reloaded.
 
 use super::ConfigError;
 use clap::Args;

@@ -1,5 +1,5 @@
-//! Compute settings that override llama.cpp's defaults: rotary position embeddings (RoPE), model metadata, threads, memory. The flags have
-//! llama-server's names.
+//! Compute settings that override llama.cpp's defaults: rotary position embeddings (RoPE), model metadata, threads,
+//! memory. The flags have llama-server's names.
 
 use super::flag_values::OnOff;
 use clap::{Args, ValueEnum};
@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 /// Maximum number of CPUs in a mask.
 const MAX_CPUS: usize = 512;
 /// llama.cpp's maximum length of a metadata key or text value, in bytes.
-const MAX_BYTES: usize = 127;
+const MAX_METADATA_BYTES: usize = 127;
 
 /// Compute settings.
 #[derive(Debug, Clone, Args)]
@@ -243,9 +243,11 @@ impl std::str::FromStr for MetadataOverride {
         };
         let (key, typed) = text.split_once('=').ok_or_else(invalid)?;
         let (kind, value) = typed.split_once(':').ok_or_else(invalid)?;
-        let fits = |text: &str| !text.contains('\0') && text.len() <= MAX_BYTES;
+        let fits = |text: &str| !text.contains('\0') && text.len() <= MAX_METADATA_BYTES;
         if key.is_empty() || !fits(key) || !fits(value) {
-            return Err(format!("'{text}': key and value must have up to {MAX_BYTES} bytes, and the key at least one"));
+            return Err(format!(
+                "'{text}': key and value must have up to {MAX_METADATA_BYTES} bytes, and the key at least one"
+            ));
         }
         let value = match kind {
             "int" => OverrideValue::Int(value.parse().map_err(|_| invalid())?),

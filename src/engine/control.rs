@@ -3,7 +3,7 @@
 //! Requests are commands to the decode thread, which handles them between two decodes and therefore needs no lock.
 
 use super::error::RunOver;
-use super::output::{EndReasoning, Output, RunMetrics, RunProgress};
+use super::output::{EndReasoningOutcome, Output, RunMetrics, RunProgress};
 use super::request::Limits;
 use super::run::schedule::ParameterChange;
 use super::scheduler::command::{Command, ControlRequest};
@@ -43,7 +43,7 @@ impl RunControl {
         Self { run, commands, vocabulary }
     }
 
-    /// Pauses the run. It keeps its slot for `keep_slot_for`; then other runs can take the slot.
+    /// Pauses the run. It keeps its slot for `keep_slot_for`; then other runs can take the slot. Returns its progress.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -51,7 +51,7 @@ impl RunControl {
         self.request(ControlRequest::Pause(keep_slot_for)).await
     }
 
-    /// Resumes the run. A run without a slot is queued before runs that arrived later.
+    /// Resumes the run. A run without a slot is queued before runs that arrived later. Returns its progress.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -60,7 +60,7 @@ impl RunControl {
     }
 
     /// Changes sampling parameters and limits from the next token on. The random number generator keeps its state
-    /// unless the seed changes. `note` describes the change in the trace.
+    /// unless the seed changes. `note` describes the change in the trace. Returns the progress of the run.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -80,7 +80,8 @@ impl RunControl {
         self.request(ControlRequest::Modify(change)).await
     }
 
-    /// Ends the run; the text so far is its answer. `message` describes the cause in the trace.
+    /// Ends the run; the text so far is its answer. `message` describes the cause in the trace. Returns the
+    /// progress of the run.
     ///
     /// # Errors
     /// [`RunOver`].
@@ -92,7 +93,7 @@ impl RunControl {
     ///
     /// # Errors
     /// [`RunOver`].
-    pub async fn end_reasoning(&self) -> Result<EndReasoning, RunOver> {
+    pub async fn end_reasoning(&self) -> Result<EndReasoningOutcome, RunOver> {
         let (response, receiver) = oneshot::channel();
         self.request(ControlRequest::EndReasoning(response)).await?;
         receiver.await.map_err(|_| RunOver)

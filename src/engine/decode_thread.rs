@@ -7,7 +7,7 @@ use super::recording::Recording;
 use super::recording::attention_encoder::{AttentionEncoderThread, Encoders};
 use super::scheduler::Scheduler;
 use super::scheduler::command::Command;
-use super::speculation::draft_context::{DraftContext, MainSizes};
+use super::speculation::draft_context::{DraftContext, MainContextSettings};
 use super::status::EngineStatus;
 use crate::events::Signal;
 use crate::model::llama::{
@@ -30,6 +30,7 @@ pub struct DecodeThread {
     pub inbox: Receiver<Command>,
     pub commands: Sender<Command>,
     pub recorder: mpsc::Sender<Signal>,
+    /// Number of submitted runs that have no slot.
     pub waiting: Arc<AtomicUsize>,
     pub status: Arc<EngineStatus>,
 }
@@ -137,14 +138,14 @@ fn create_draft_context<'model>(
     let can_draft = options.speculation.is_enabled() && context.are_all_prefixes_usable();
     let uses_model = options.speculation.drafter.uses_model() && can_draft;
     let Some(draft) = options.draft_model.as_ref().filter(|_| uses_model) else { return Ok(None) };
-    let sizes = MainSizes {
+    let settings = MainContextSettings {
         ctx_size: options.ctx_size,
         parallel: options.parallel,
         ubatch_size: options.ubatch_size.min(options.batch_size),
         threads: options.threads,
         threads_batch: options.threads_batch,
     };
-    DraftContext::new(draft, model, sizes, context).map(Some)
+    DraftContext::new(draft, model, settings, context).map(Some)
 }
 
 /// Logs the properties of a new context.

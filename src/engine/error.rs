@@ -15,11 +15,11 @@ pub enum SubmitError {
     PromptTooLong {
         /// Tokens in the prompt.
         prompt_tokens: usize,
-        /// Tokens that a slot holds.
+        /// Context size of a slot, in tokens.
         context: usize,
     },
     /// The client requested more tokens than the server's maximum.
-    #[error("max_tokens is {requested}, but the maximum of this server is {limit}; send a lower value or omit it")]
+    #[error("`max_tokens` is {requested}, but the maximum of this server is {limit}; send a lower value or omit it")]
     TooManyTokens {
         /// Requested value.
         requested: u32,
@@ -34,7 +34,7 @@ pub enum SubmitError {
     NothingToDrop {
         /// Tokens in the prompt.
         prompt_tokens: usize,
-        /// Tokens that a slot holds.
+        /// Context size of a slot, in tokens.
         context: usize,
     },
     /// The slot does not exist.
@@ -90,7 +90,7 @@ pub enum SubmitError {
     /// The attention rows of the selected heads would be too large.
     #[error(
         "the attention rows of {heads} heads take up to {} MiB for a prompt of {prompt_tokens} and an answer of {max_tokens} \
-         tokens; at most {} MiB are stored per run: select fewer heads, or lower max_tokens",
+         tokens; at most {} MiB are stored per run: select fewer heads, or lower `max_tokens`",
         bytes.div_ceil(1 << 20), super::head_rows::MAX_BYTES >> 20
     )]
     HeadRowsTooLarge {
@@ -112,7 +112,7 @@ pub enum SubmitError {
         message: String,
     },
     /// The constraint is invalid.
-    #[error("{field}: {error}")]
+    #[error("`{field}`: {error}")]
     Constraint {
         /// Field of the request.
         field: String,
@@ -133,7 +133,7 @@ pub enum SubmitError {
     },
     /// Another active run has the client's id.
     #[error(
-        "request_id '{request_id}' is in use by an active run; send another one, or omit it to get the run's own id"
+        "`request_id` '{request_id}' is in use by an active run; send another one, or omit it to get the run's own id"
     )]
     RequestIdInUse {
         /// The id.

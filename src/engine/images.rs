@@ -7,7 +7,8 @@ use crate::model::llama::{Image, first_unknown_image};
 use std::sync::Arc;
 
 impl Engine {
-    /// Adds the images of earlier requests whose placeholders are in the prompt, e.g. that of a recorded run.
+    /// Adds the images of earlier requests whose placeholders are in the prompt, e.g. in the prompt of a recorded
+    /// run.
     pub(super) fn complete_images(&self, request: &mut Request) -> Result<(), SubmitError> {
         if first_unknown_image(&request.images, &request.prompt).is_none() {
             return Ok(());
@@ -17,10 +18,10 @@ impl Engine {
     }
 
     /// Encodes the images that were not encoded before, one at a time, on a blocking thread.
-    pub(super) async fn encode_images(&self, request: &[Arc<Image>]) -> Result<(), SubmitError> {
+    pub(super) async fn encode_images(&self, request_images: &[Arc<Image>]) -> Result<(), SubmitError> {
         let Inner { model, image_encoding, .. } = &*self.inner;
         let Some(images) = model.images() else { return Ok(()) };
-        for image in request.iter().filter(|image| !image.is_encoded()) {
+        for image in request_images.iter().filter(|image| !image.is_encoded()) {
             let turn = Arc::clone(image_encoding).lock_owned().await;
             let (images, image) = (Arc::clone(images), Arc::clone(image));
             let encode = move || {

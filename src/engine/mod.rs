@@ -39,7 +39,9 @@ pub use kv::ses1::Ses1Error;
 pub use kv::snapshot::{SlotSnapshot, SlotTokens};
 pub use latencies::{Latencies, ModCalls};
 pub use options::{AttentionEncodeFn, Clock, EngineOptions};
-pub use output::{EndReasoning, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta};
+pub use output::{
+    EndReasoningOutcome, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta,
+};
 pub use recorded_parameters::recorded_parameter;
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
 pub use speculation::{DraftLimits, DraftModel, DrafterKind, SpeculationOptions};
@@ -66,6 +68,7 @@ struct Inner {
     model: Arc<Model>,
     options: EngineOptions,
     commands: std::sync::mpsc::Sender<Command>,
+    /// Number of submitted runs that have no slot.
     waiting: Arc<AtomicUsize>,
     snapshot_format: Arc<SnapshotFormat>,
     identity_watch: IdentityWatch,

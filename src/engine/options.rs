@@ -51,9 +51,9 @@ pub struct EngineOptions {
 /// Function that returns the current time. Tests pass a fixed clock to repeat runs exactly.
 pub type Clock = fn() -> DateTime<Utc>;
 
-/// Encodes `[layer][head][row_len]` probabilities as tiers T0 and T1, from `(values, layers, heads, row_len)`. Returns
-/// `None` for a row that cannot be encoded.
+/// Function that encodes `[layer][head][position]` probabilities as the tiers T0 and T1 of `trace::attention`,
+/// from `(probabilities, layers, heads, positions)`. Returns `None` for a row that cannot be encoded.
 pub type AttentionEncodeFn = fn(&[f32], usize, usize, usize) -> Option<(Vec<u8>, Vec<u8>)>;
 
-/// Encodes the rows of the selected heads, from `([layer][head][position] probabilities, layer ids, heads, selection)`.
+/// Function that encodes the rows of the selected heads, from `(probabilities, layer ids, heads, selection)`.
 pub type HeadEncodeFn = fn(&[f32], &[u16], u16, &StoredHeads) -> Vec<u8>;

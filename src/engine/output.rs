@@ -105,7 +105,7 @@ pub enum RunActivity {
 
 /// Outcome of a request to end the reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EndReasoning {
+pub enum EndReasoningOutcome {
     /// The end of the reasoning is appended next.
     Ended,
     /// The run is not reasoning.

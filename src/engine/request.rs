@@ -76,7 +76,8 @@ pub struct Request {
     pub alternatives: usize,
     /// Effect of a recording failure on the run.
     pub record: RecordPolicy,
-    /// Slot to run in; the run waits while it is busy. `None` for the free slot with the longest prefix match.
+    /// Slot to run in; the run waits while it is busy. `None` for a free slot, preferably one
+    /// with a prefix match.
     pub slot: Option<u32>,
     /// True if the KV state of a matching prefix is reused.
     pub cache_prompt: bool,
@@ -176,7 +177,7 @@ pub enum Overflow {
 /// Size of the context of a run, and the behavior when it is full.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ContextLimit {
-    /// Tokens that a slot holds.
+    /// Context size of a slot, in tokens.
     pub context: usize,
     /// Behavior when the context is full.
     pub overflow: Overflow,
@@ -226,7 +227,7 @@ pub struct Limits {
     /// line with less indentation.
     #[serde(skip_serializing_if = "is_zero")]
     pub min_indent: u32,
-    /// Maximum time for the answer, counted from its first token; the answer never ends before its first line break.
+    /// Maximum time for the answer, counted from its first token. It never ends the answer before the first line break.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_time: Option<Duration>,
     /// The client's `max_tokens`; `None` if it sent none.
@@ -342,7 +343,7 @@ mod tests {
         assert_eq!((limits.max_tokens, limits.max_steps, limits.capped(500), limits.capped(50)), (100, 656, 100, 50));
         let mut limits = Limits { requested_max_tokens: Some(101), ..Limits::new(101) };
         let refused = limits.apply_server_limit(Some(100)).unwrap_err();
-        assert!(refused.to_string().contains("max_tokens is 101"), "{refused}");
+        assert!(refused.to_string().contains("`max_tokens` is 101"), "{refused}");
         assert_eq!((limits.apply_server_limit(None).is_ok(), limits.capped(500)), (true, 500));
     }
 }

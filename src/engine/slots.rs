@@ -14,7 +14,7 @@ impl Engine {
     /// Returns the tokens whose KV state a slot holds.
     ///
     /// # Errors
-    /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
+    /// [`SlotError::NoSlots`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn slot_tokens(&self, scope: &Scope, slot: u32) -> Result<SlotTokens, SlotError> {
         self.run_on_slot(scope, slot, SlotTask::Tokens).await
     }
@@ -22,7 +22,7 @@ impl Engine {
     /// Erases a slot's state. Returns the number of its tokens.
     ///
     /// # Errors
-    /// [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
+    /// [`SlotError::NoSlots`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn erase_slot(&self, scope: &Scope, slot: u32) -> Result<usize, SlotError> {
         self.run_on_slot(scope, slot, SlotTask::Erase).await
     }
@@ -31,7 +31,8 @@ impl Engine {
     ///
     /// # Errors
     /// [`SlotError::State`] for a model whose state cannot be validated on restore; [`SlotError::Hashing`],
-    /// [`SlotError::Unidentified`], [`SlotError::NotSaved`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
+    /// [`SlotError::Unidentified`], [`SlotError::NotSaved`], [`SlotError::NoSlots`], [`SlotError::NoSuchSlot`],
+    /// [`SlotError::Stopped`].
     pub async fn save_slot(&self, scope: &Scope, slot: u32) -> Result<SlotSnapshot, SlotError> {
         self.check_slot(slot)?;
         let identity = self.inner.identity_watch.wait().await?;
@@ -46,7 +47,7 @@ impl Engine {
     ///
     /// # Errors
     /// [`SlotError::State`], [`SlotError::Hashing`], [`SlotError::Unidentified`] and [`SlotError::Rejected`] leave the
-    /// slot unchanged; [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
+    /// slot unchanged; [`SlotError::NoSlots`], [`SlotError::NoSuchSlot`], [`SlotError::Stopped`].
     pub async fn restore_slot(&self, owner: Option<Tenant>, slot: u32, block: Bytes) -> Result<usize, SlotError> {
         self.check_slot(slot)?;
         let identity = self.inner.identity_watch.wait().await?;
@@ -69,7 +70,7 @@ impl Engine {
     /// Returns the maximum size of a slot's state in bytes.
     ///
     /// # Errors
-    /// [`SlotError::State`] for a model whose states cannot be validated.
+    /// [`SlotError::State`] for a model whose states cannot be validated; [`SlotError::NoSlots`].
     pub fn max_snapshot_bytes(&self) -> Result<usize, SlotError> {
         self.check_slot(0)?;
         Ok(self.inner.snapshot_format.max_bytes()?)

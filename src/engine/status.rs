@@ -1,5 +1,5 @@
 //! Status of the decode thread, readable from any thread: counters since the start, and a view of every slot. The
-//! decode thread writes plain atomics, so readers cannot delay it.
+//! decode thread writes atomics; it takes a lock only when a slot gets a new run.
 
 use super::latencies::Latencies;
 use super::request::Limits;
@@ -251,7 +251,7 @@ impl EngineStatus {
         });
     }
 
-    /// Counts a decode of the runs in `busy` slots, with `longest` tokens in the longest sequence.
+    /// Counts a decode of `busy` runs, with `longest` tokens in the longest sequence.
     pub(super) fn count_decode(&self, busy: usize, longest: usize) {
         self.counters.decodes.fetch_add(1, Relaxed);
         self.counters.busy_slots.fetch_add(busy as u64, Relaxed);

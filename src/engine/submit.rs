@@ -33,7 +33,7 @@ const MAX_QUEUED_OUTPUTS: usize = 256;
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 impl Engine {
-    /// Submits a request to the decode thread.
+    /// Submits a request to the decode thread. Returns the outputs of its run, and a handle that controls the run.
     ///
     /// # Errors
     /// [`SubmitError`]; no run is created.

@@ -18,7 +18,7 @@ pub struct ModCall {
     pub created_at: Option<DateTime<Utc>>,
     /// Duration in milliseconds.
     pub execution_time_ms: Option<f64>,
-    /// True if the mod raised an exception, exceeded its deadline or returned an action that the event does not permit.
+    /// True if the call failed: with an exception, at its deadline, or with an action that is not permitted.
     pub exception_occurred: bool,
     /// The exception in one line.
     pub exception_message: Option<String>,

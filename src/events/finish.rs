@@ -9,13 +9,13 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishReason {
-    /// End-of-generation token, stop string, stop token, or a mod's `ForceOutput`.
+    /// End-of-generation token, stop string, stop token, complete grammar constraint, or a mod's `ForceOutput`.
     Stop,
-    /// The token limit, the step limit or the end of the context.
+    /// The limit of tokens, steps, time or indentation, or the end of the context.
     Length,
     /// Tool calls.
     ToolCalls,
-    /// The client disconnected or cancelled the run.
+    /// The client disconnected or cancelled the run, or the server shut down.
     Cancelled,
     /// An error.
     Error,
@@ -171,7 +171,7 @@ pub struct Finish {
     pub prompt_us: u64,
     /// Microseconds from the end of the prompt to the end of the run.
     pub generation_us: u64,
-    /// True if the context was full: the answer ended there, or its oldest tokens were evicted.
+    /// True if the context was full: the answer ended there, or tokens were evicted.
     #[serde(default)]
     pub truncated: bool,
     /// Tokens evicted because the context was full.

@@ -26,8 +26,8 @@ pub struct Measurements {
     /// `Sampled`: the most probable tokens after mods edited the logits; empty when no mod did.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_mods: Vec<Alternative>,
-    /// `Sampled`: the distribution that the token was drawn from, after penalties, filters and temperature. It always
-    /// contains the sampled token.
+    /// `Sampled`: the most probable tokens of the distribution that the token was drawn from, after penalties, filters
+    /// and temperature, and always the sampled token.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_sampler: Vec<Alternative>,
     /// `Sampled`: the sampler's stages in order, each with the number of candidates left after it.
@@ -43,7 +43,8 @@ pub struct Measurements {
     /// `Prefilled` and `ForwardPass`: tokens evicted before the event because the context was full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evicted: Option<Box<Eviction>>,
-    /// `Added`: a note for the reader, e.g. that these tokens violate the request's grammar.
+    /// `ForwardPass` and `Added`: a note for the reader, e.g. that parameters were changed, or that these tokens
+    /// violate the request's grammar.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// `Added`: the last of these tokens ends the generation and is not part of the answer's text or token count.
@@ -85,7 +86,7 @@ pub struct PromptRecord {
     /// The tools as the client sent them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<serde_json::Value>,
-    /// Sampling parameters, seed and stop strings: everything needed to repeat the run.
+    /// The request's parameters, e.g. for sampling, limits and mods: everything needed to repeat the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parameters: Option<serde_json::Value>,
 }

@@ -153,7 +153,7 @@ impl UnstoredRun {
     }
 
     /// Waits until the run is stored or lost.
-    pub async fn stored(mut self) {
+    pub async fn wait_until_stored(mut self) {
         // No value is ever sent: the error of the dropped sender wakes the receiver.
         while self.removed.changed().await.is_ok() {}
     }

@@ -18,7 +18,7 @@ pub struct RequestedAction {
     /// `AdjustedPrefill`: the new maximum of generated tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<i32>,
-    /// `AdjustedLogits`: `keep`, `set`, `add` or `replace`.
+    /// `AdjustedLogits`: `keep`, `set`, `add`, `allow` or `replace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub edit: Option<String>,
     /// `AdjustedLogits`: the temperature for this draw.

@@ -108,7 +108,7 @@ pub enum RunStatus {
     Running,
     /// The run ended normally, at its token limit, or by a mod.
     Done,
-    /// The client disconnected or cancelled the run.
+    /// The client disconnected or cancelled the run, or the server shut down.
     Cancelled,
     /// The run ended with an error.
     Failed,
@@ -187,7 +187,7 @@ pub struct RunStart {
     pub surface: Surface,
     /// The model's name.
     pub model: String,
-    /// The tenant that it belongs to; `None` if no keys are configured.
+    /// The tenant that it belongs to; `None` for none, e.g. if no keys are configured.
     #[serde(default)]
     pub owner: Option<Tenant>,
     /// Label of the user, never a key.

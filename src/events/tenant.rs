@@ -38,7 +38,7 @@ impl fmt::Display for Tenant {
 pub enum Scope {
     /// All data, with and without an owner.
     All,
-    /// The runs of some owners.
+    /// Data of one tenant, and possibly data without an owner.
     Owned {
         /// The client's tenant; `None` for a client that has none.
         tenant: Option<Tenant>,

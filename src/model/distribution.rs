@@ -9,7 +9,7 @@ const LANES: usize = 16;
 /// Logits per block; a search for the highest values skips blocks whose maximum is too low.
 const BLOCK: usize = 128;
 
-/// Softmax of a logit vector, without its values.
+/// Normalizer and entropy of the softmax of a logit vector.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenDistribution {
     /// ln Σ exp(logit).

@@ -15,6 +15,9 @@ pub use vocabulary::{InfillTokens, SpecialTokens, Vocabulary, common_prefix, com
 /// The reason why a model or a context cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
+    /// llama.cpp cannot be used in this process.
+    #[error("cannot initialize llama.cpp: {0}")]
+    Backend(String),
     /// The file does not exist or cannot be read.
     #[error("cannot read the model {path}: {source}")]
     Unreadable {

@@ -201,7 +201,7 @@ impl Vocabulary {
             .collect()
     }
 
-    /// Returns true for a control token, which is never part of an answer's text.
+    /// Returns true for a control token, e.g. `<|im_end|>`.
     #[must_use]
     pub fn is_control(&self, token: TokenId) -> bool {
         usize::try_from(token).ok().and_then(|index| self.control.get(index)).copied().unwrap_or(false)
@@ -227,7 +227,7 @@ impl Vocabulary {
         &self.end_of_generation
     }
 
-    /// Returns the start positions of sequence breakers. The computation scans the vocabulary, so recent results are
+    /// Returns the sequence breakers of DRY as tokens. The computation scans the vocabulary, so recent results are
     /// cached.
     pub(super) fn breakers(&self, texts: &[String]) -> Arc<Breakers> {
         let mut cached = self.breakers.lock().unwrap_or_else(PoisonError::into_inner);

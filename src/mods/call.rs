@@ -144,7 +144,7 @@ impl Call<'_> {
 pub struct Reply {
     /// Action of the mod; `None` counts as Noop.
     pub action: Option<Action>,
-    /// Set if the mod raised an exception, exceeded its deadline, or its worker ended; the action is then Noop.
+    /// Set if the call failed, e.g. with an exception or at its deadline; the action is then Noop.
     pub exception: Option<ModException>,
     /// Lines that the mod printed and logged, in order.
     pub logs: Vec<ModLogLine>,

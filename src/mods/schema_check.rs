@@ -23,6 +23,7 @@ const MAX_PATTERN_BYTES: usize = 1 << 20;
 pub fn first_error(value: &Value, schema: &Value) -> Option<String> {
     let check = Validator { root: schema, steps: Cell::new(0), patterns: RefCell::default() };
     let result = check.value(value, schema, "", 0);
+    // `anyOf`, `oneOf` and `not` may have discarded the error that the steps are exhausted.
     check.count_steps(0).and(result).err()
 }
 
@@ -192,7 +193,7 @@ impl Validator<'_> {
 }
 
 fn subject(at: &str) -> String {
-    if at.is_empty() { "the value".into() } else { format!("'{at}'") }
+    if at.is_empty() { "the value".into() } else { format!("`{at}`") }
 }
 
 fn type_names(kinds: &Value) -> impl Iterator<Item = &str> {
@@ -279,22 +280,22 @@ mod tests {
         assert_eq!(first_error(&json!({"city": "Oakford", "at": null}), &schema), None);
         for (mismatch, message) in [
             (json!(3), "the value must be an object, got 3"),
-            (json!({}), "'city' is missing"),
-            (json!({"city": "Rome"}), "'city' must be one of \"Oakford\", \"Zürich\", got \"Rome\""),
-            (json!({"city": "Oakford", "days": 1.5}), "'days' must be an integer, got 1.5"),
-            (json!({"city": "Oakford", "days": 9}), "'days' must be a number of at most 7, got 9"),
+            (json!({}), "`city` is missing"),
+            (json!({"city": "Rome"}), "`city` must be one of \"Oakford\", \"Zürich\", got \"Rome\""),
+            (json!({"city": "Oakford", "days": 1.5}), "`days` must be an integer, got 1.5"),
+            (json!({"city": "Oakford", "days": 9}), "`days` must be a number of at most 7, got 9"),
             (
                 json!({"city": "Oakford", "tags": ["ab", "c"]}),
-                "'tags[1]' must be a string of at least 2 characters, got \"c\"",
+                "`tags[1]` must be a string of at least 2 characters, got \"c\"",
             ),
-            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "'tags[1]' is a duplicate"),
-            (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "'tags' must have at most 2 items, got 3"),
+            (json!({"city": "Oakford", "tags": ["ab", "ab"]}), "`tags[1]` is a duplicate"),
+            (json!({"city": "Oakford", "tags": ["ab", "cd", "ef"]}), "`tags` must have at most 2 items, got 3"),
             (
                 json!({"city": "Oakford", "at": "now"}),
-                "'at' must be a string that matches ^[0-9]+:[0-9]+$, got \"now\"",
+                "`at` must be a string that matches ^[0-9]+:[0-9]+$, got \"now\"",
             ),
-            (json!({"city": "Oakford", "unit": "K"}), "'unit' must match one of 2 schemas but matches none, got \"K\""),
-            (json!({"city": "Oakford", "x": 1}), "'x' is unknown; known fields: city, days, tags, at, unit"),
+            (json!({"city": "Oakford", "unit": "K"}), "`unit` must match one of 2 schemas but matches none, got \"K\""),
+            (json!({"city": "Oakford", "x": 1}), "`x` is unknown; known fields: city, days, tags, at, unit"),
         ] {
             assert_eq!(first_error(&mismatch, &schema).as_deref(), Some(message));
         }

@@ -7,7 +7,7 @@ use crate::engine::Engine;
 use crate::events::Scope;
 use crate::mods::ModRegistry;
 use crate::server::limits::RateLimits;
-use crate::store::{Live, RunSummary, Store};
+use crate::store::{LiveHub, RunSummary, Store};
 use chrono::{DateTime, Utc};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
@@ -22,7 +22,7 @@ use tokio::time::timeout;
 pub struct App(Arc<Inner>);
 
 struct Inner {
-    database: OnceLock<(Store, Live)>,
+    database: OnceLock<(Store, LiveHub)>,
     models: ModelRegistry,
     state: watch::Sender<ServerState>,
     sockets: Sockets,
@@ -30,7 +30,7 @@ struct Inner {
     requests: RequestMetrics,
     experiments: ActiveExperiments,
     registry: Arc<ModRegistry>,
-    lock_mod_changes: Mutex<()>,
+    mod_changes: Mutex<()>,
     config: Arc<Config>,
     credentials: RwLock<Arc<Credentials>>,
     clock: fn() -> DateTime<Utc>,
@@ -40,9 +40,9 @@ struct Inner {
 /// State of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ServerState {
-    /// Not ready yet, with the current activity, e.g. "loading the model, 40 %".
+    /// Not ready yet, with the current activity, e.g. "loading the model demo (40%)".
     Loading(String),
-    /// Default model and database are ready.
+    /// The database is ready, and so is the default model, unless the server runs without models.
     Ready,
     /// No new runs are accepted; active runs have a grace period to end.
     Stopping,
@@ -63,7 +63,7 @@ impl App {
             requests: RequestMetrics::default(),
             experiments: ActiveExperiments::default(),
             registry,
-            lock_mod_changes: Mutex::default(),
+            mod_changes: Mutex::default(),
             credentials: RwLock::new(Arc::new(config.server.credentials.clone())),
             config,
             clock,
@@ -92,15 +92,16 @@ impl App {
     ///
     /// # Errors
     /// 503 while the database is starting.
-    pub fn live(&self) -> Result<&Live, ApiError> {
+    pub fn live(&self) -> Result<&LiveHub, ApiError> {
         self.0.database.get().map(|(_, live)| live).ok_or_else(|| self.not_ready())
     }
 
-    /// Returns the model named by a request's `model` field, which may include mods; `None` is the default model. Waits
-    /// while the model is being loaded at run time.
+    /// Returns the model named in a request's `model` field; `None` is the default model. Text after the model's name,
+    /// such as mods, is ignored. Waits while the model is being loaded at run time.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed and while the server starts or stops.
+    /// 404 for an unknown model; 400 if it is not loaded; 429 if it cannot be loaded because `--models-max` models are
+    /// in use; 503 if loading failed and while the server starts or stops.
     pub async fn loaded(&self, name: Option<&str>) -> Result<Loaded, ApiError> {
         self.ready()?;
         self.require_models_configured().await?;
@@ -218,7 +219,7 @@ impl App {
 
     /// Locks changes of uploaded mods, so that database and registry change together.
     pub(crate) async fn lock_mod_changes(&self) -> MutexGuard<'_, ()> {
-        self.0.lock_mod_changes.lock().await
+        self.0.mod_changes.lock().await
     }
 
     /// Returns the configuration.
@@ -285,7 +286,7 @@ impl App {
     }
 
     /// Sets the database. Start-up calls this once; further calls have no effect.
-    pub fn set_database(&self, store: Store, live: Live) {
+    pub fn set_database(&self, store: Store, live: LiveHub) {
         let _ = self.0.database.set((store, live));
     }
 

@@ -22,8 +22,8 @@ pub(crate) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
 /// Maximum body size of a login. It is read before the client is authenticated, so it is smaller than `--max-body`.
 const MAX_BODY_BYTES: usize = 16 << 10;
-/// Content Security Policy of the login page, which contains only a form.
-const POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+/// Content-Security-Policy of the login page, which contains only a form.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// The secret that cookies are derived from; empty until it is read. All servers of the database have the same one, so a
 /// login is valid on all of them.
@@ -121,7 +121,8 @@ fn form(base: &str, next: &str, notice: &str) -> Response {
          <button>Log in</button></form></html>"
     ));
     // Without a referrer a browser sends "null" as the form's origin.
-    let headers = [(header::REFERRER_POLICY, "same-origin"), (header::CONTENT_SECURITY_POLICY, POLICY)];
+    let headers =
+        [(header::REFERRER_POLICY, "same-origin"), (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY)];
     (headers, page).into_response()
 }
 

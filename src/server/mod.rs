@@ -1,4 +1,4 @@
-//! The application behind all APIs and the dashboard: state, models, access checks, limits, listeners, errors.
+//! The application that all APIs and the dashboard share: state, models, access checks, limits, listeners, errors.
 //!
 //! This module does not depend on a protocol. A [`Protocol`] defines routes, each with an access class and an error
 //! format; the guard in [`auth`] applies them.

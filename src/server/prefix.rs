@@ -1,6 +1,6 @@
 //! Serves all routes under a URL prefix, for `--api-prefix`.
 //!
-//! The prefix is removed before routes and middleware see a request, and added to the URLs in responses. Pages read it
+//! The prefix is removed before routes and middleware see a request, and added to redirects. Pages read it
 //! from a header that only this module sets.
 
 use super::protocol::GuardRejection;

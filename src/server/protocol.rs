@@ -22,7 +22,7 @@ pub enum Access {
     Socket,
 }
 
-/// Renders an error in the format of a protocol.
+/// A function that renders an error in the format of a protocol.
 pub type ErrorFormat = fn(ApiError) -> Response;
 
 /// The error with which the guard rejects a request, as a request extension.

@@ -8,10 +8,10 @@ use sqlx::postgres::PgRow;
 use sqlx::{FromRow, Row};
 use std::ops::Range;
 
-/// The parts of a step that are read besides T0. The others are empty.
+/// The parts of a step that are read besides T0, the overview over all heads. The others are empty.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct AttentionParts {
-    /// True to read T1.
+    /// True to read T1, the means over the heads of each layer.
     pub t1: bool,
     /// The part of the rows of single heads to read.
     pub head_rows: HeadRowsPart,

@@ -5,7 +5,7 @@ use super::embedded::Embedded;
 use super::pool::{PgConnection, PgPool};
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
-use super::{Error, Inner, Live, RecorderTask, Retention, Store, citus, maintenance, migrate, recorder};
+use super::{Error, Inner, LiveHub, RecorderTask, Retention, Store, citus, maintenance, migrate, recorder};
 use crate::events::{DurabilityAcks, UnstoredRuns, system};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ impl Store {
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
         migrate::migrate(&addresses, progress).await?;
-        let (server_id, live) = (system::new_id(), Live::new());
+        let (server_id, live) = (system::new_id(), LiveHub::new());
         servers::renew_heartbeat(&mut connection, server_id, &Announcement::default()).await?;
         let listed = servers::heartbeats(&mut connection).await?;
         connection.close().await?;

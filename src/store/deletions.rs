@@ -21,7 +21,7 @@ const UNDO_TIME: TimeDelta = TimeDelta::seconds(30);
 const REMOVAL_DELAY: TimeDelta = TimeDelta::seconds(5);
 
 /// Maximum runs that are looked up for removal at once.
-const REMOVAL_BATCH: i64 = 100;
+const MAX_REMOVAL_BATCH: i64 = 100;
 
 /// A deletion that can be undone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
@@ -146,7 +146,7 @@ pub(super) async fn remove_deleted(pool: &PgPool, now: DateTime<Utc>) -> Result<
     let select = "select run_id from runs where deletion < $1 order by run_id limit $2";
     let mut removed = 0;
     loop {
-        let due: Vec<Uuid> = sqlx::query_scalar(select).bind(end).bind(REMOVAL_BATCH).fetch_all(pool).await?;
+        let due: Vec<Uuid> = sqlx::query_scalar(select).bind(end).bind(MAX_REMOVAL_BATCH).fetch_all(pool).await?;
         if due.is_empty() {
             return Ok(removed);
         }

@@ -5,7 +5,7 @@ use sqlx::error::DatabaseError;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counters behind [`ErrorCounts`].
+/// Counters that [`ErrorCounts::now`] reads.
 static UNAVAILABLE: AtomicU64 = AtomicU64::new(0);
 static REFUSED: AtomicU64 = AtomicU64::new(0);
 

@@ -100,7 +100,7 @@ pub struct Experiment {
     pub definition: String,
 }
 
-/// Reads experiments. The servers remove the rows of dead ones, so that their experiments are interrupted.
+/// SQL that reads experiments. A running experiment is interrupted if its server is no longer in the list of servers.
 macro_rules! select_experiments {
     ($definition:literal, $rest:literal) => {
         concat!(

@@ -21,10 +21,10 @@ use sqlx::{Postgres, QueryBuilder};
 use uuid::Uuid;
 
 /// Maximum runs per page.
-pub const MAX_PAGE: u32 = 500;
+pub const MAX_PAGE_RUNS: u32 = 500;
 
 /// Default number of runs per page.
-const DEFAULT_PAGE: u32 = 50;
+const DEFAULT_PAGE_RUNS: u32 = 50;
 
 /// Number of runs that the probe examines, divided among the parts of a filter.
 const PROBE_RUNS: i64 = 1500;
@@ -45,7 +45,7 @@ pub struct RunQuery {
     pub q: String,
     /// Only runs older than this one; [`RunPage::next`] of the previous page.
     pub before: Option<RunId>,
-    /// Maximum runs to return, from 1 to [`MAX_PAGE`]; 0 for the default of 50.
+    /// Maximum runs to return, from 1 to [`MAX_PAGE_RUNS`]; 0 for the default of 50.
     pub limit: u32,
 }
 
@@ -76,7 +76,7 @@ impl Store {
         {
             filter.resolve_mods(&sets);
         }
-        let limit = if query.limit == 0 { DEFAULT_PAGE } else { query.limit.min(MAX_PAGE) } as usize;
+        let limit = if query.limit == 0 { DEFAULT_PAGE_RUNS } else { query.limit.min(MAX_PAGE_RUNS) } as usize;
         let Progress { mut ids, searched_until } =
             self.find_ids(scope, &filter, query.before.map(|run| run.0), limit + 1).await?;
         let next = if ids.len() > limit { Some(ids[limit - 1]) } else { searched_until };
@@ -153,7 +153,7 @@ impl Listing<'_> {
     /// if it can evaluate the condition on ids in one of them.
     fn has_several_id_indexes(&self) -> bool {
         let by_owner = usize::from(*self.scope != Scope::All);
-        self.branch != Branch::Displaced && self.filter.id_indexes() + by_owner > 1
+        self.branch != Branch::Displaced && self.filter.count_id_indexes() + by_owner > 1
     }
 }
 

@@ -69,8 +69,8 @@ impl RunChanges {
 
 /// The hub between the recorder and the subscribers; cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Live {
-    hub: Arc<Mutex<HashMap<RunId, LiveRun>>>,
+pub struct LiveHub {
+    runs: Arc<Mutex<HashMap<RunId, LiveRun>>>,
     changes: broadcast::Sender<RunListUpdate>,
     statuses: Arc<Mutex<Statuses>>,
     /// Followers of runs that other servers generate.
@@ -93,10 +93,10 @@ struct LiveRun {
     updates: broadcast::Sender<LiveUpdate>,
 }
 
-impl Live {
+impl LiveHub {
     pub(super) fn new() -> Self {
         Self {
-            hub: Arc::default(),
+            runs: Arc::default(),
             changes: broadcast::Sender::new(MAX_LAG),
             statuses: Arc::default(),
             followers: Arc::default(),
@@ -111,8 +111,8 @@ impl Live {
     /// An empty backlog means that the run has no events yet. After [`broadcast::error::RecvError::Lagged`] subscribe again.
     #[must_use]
     pub fn subscribe(&self, scope: &Scope, run_id: RunId) -> Option<(Vec<TraceItem>, broadcast::Receiver<LiveUpdate>)> {
-        let hub = self.lock();
-        let running = hub.get(&run_id).filter(|running| scope.includes(running.owner.as_ref()))?;
+        let runs = self.lock();
+        let running = runs.get(&run_id).filter(|running| scope.includes(running.owner.as_ref()))?;
         let backlog = running.backlog.iter().flat_map(|items| items.iter().cloned()).collect();
         Some((backlog, running.updates.subscribe()))
     }
@@ -209,7 +209,7 @@ impl Live {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, LiveRun>> {
-        self.hub.lock().unwrap_or_else(PoisonError::into_inner)
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -270,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn backlog_begins_with_the_last_stored_event() {
-        let live = Live::new();
+        let live = LiveHub::new();
         let run_id = RunId::now();
         live.add_run(run_id, None);
         let first = Arc::new(vec![event(0), event(1), log()]);

@@ -234,7 +234,7 @@ mod tests {
         }
 
         #[test]
-        fn foreign_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
+        fn random_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
             let _ = decode(&bytes);
         }
     }

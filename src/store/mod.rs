@@ -59,8 +59,8 @@ pub use extras::Reported;
 pub use family::{Family, FamilyRun};
 pub use feedback::{Feedback, NewFeedback};
 pub use ingest::Ingested;
-pub use list::{MAX_PAGE, RunPage, RunQuery};
-pub use live::{Live, LiveUpdate, RunChange, RunChanges, RunListUpdate};
+pub use list::{MAX_PAGE_RUNS, RunPage, RunQuery};
+pub use live::{LiveHub, LiveUpdate, RunChange, RunChanges, RunListUpdate};
 pub use mods::{ModChanges, ModState, ModVersion};
 pub use notes::{MAX_NOTES, Note};
 pub use read::ItemPage;
@@ -106,7 +106,7 @@ struct Inner {
     /// The recorder's own connections.
     recorder_pool: PgPool,
     server_id: Uuid,
-    live: Live,
+    live: LiveHub,
     recorder: Mutex<RecorderTask>,
     recorder_metrics: Arc<RecorderMetrics>,
     durability_acks: DurabilityAcks,
@@ -137,7 +137,7 @@ enum RecorderTask {
 impl Store {
     /// Returns senders to the recorder, which the first call starts. It ends with [`Store::close`].
     #[must_use]
-    pub fn recorder(&self) -> (Recorder, Live) {
+    pub fn recorder(&self) -> (Recorder, LiveHub) {
         let inner = &self.inner;
         let mut task = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *task {
@@ -170,7 +170,7 @@ impl Store {
 
     /// Returns the hub of live updates, which also works before the recorder starts.
     #[must_use]
-    pub fn live(&self) -> Live {
+    pub fn live(&self) -> LiveHub {
         self.inner.live.clone()
     }
 

@@ -23,7 +23,7 @@ type Indexed<T> = Vec<(i32, T)>;
 /// Maximum events of a page, so that a long run is never completely in memory.
 const MAX_PAGE_EVENTS: i64 = 1000;
 
-/// Begins a transaction with a consistent view of all tables, for runs that are growing.
+/// Statement that begins a transaction with a consistent view of all tables, for runs that are growing.
 pub(super) const SNAPSHOT: &str = "begin isolation level repeatable read, read only";
 
 /// The items of some events of a run.

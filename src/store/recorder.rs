@@ -14,7 +14,7 @@ use super::pool::PgPool;
 use super::spool::Spool;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::writer::Record;
-use super::{Flush, Live, MAX_QUEUED_SIGNALS};
+use super::{Flush, LiveHub, MAX_QUEUED_SIGNALS};
 use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
 use persist::{Batch, PersistOutcome, PersistResult, persist};
@@ -52,7 +52,7 @@ pub struct Target {
     /// Id of this server.
     pub server_id: Uuid,
     /// Subscribers to live runs.
-    pub live: Live,
+    pub live: LiveHub,
     /// Runs that require durability.
     pub durability_acks: DurabilityAcks,
     /// Runs that readers must wait for.
@@ -117,7 +117,7 @@ pub async fn record(
     let mut in_progress: Option<BatchInProgress> = None;
     let mut tick = interval(FLUSH_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut open, mut lost) = (true, false);
+    let (mut open, mut is_failing) = (true, false);
     loop {
         let mut due = false;
         tokio::select! {
@@ -140,13 +140,13 @@ pub async fn record(
                 });
                 match (result, in_progress.take()) {
                     (Some(Ok(result)), in_progress) => {
-                        if std::mem::replace(&mut lost, result.outcome == PersistOutcome::Lost) && !lost {
+                        if std::mem::replace(&mut is_failing, result.outcome == PersistOutcome::Failed) && !is_failing {
                             tracing::info!("runs can be stored or spooled again");
                         }
                         let received_at = in_progress.as_ref().and_then(|in_progress| in_progress.received_at);
                         recorder.count_batch(result.outcome, received_at);
                         recorder.on_written(result, drained);
-                        complete_flushes(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !lost);
+                        complete_flushes(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !is_failing);
                     }
                     (_, Some(crashed)) => {
                         recorder.on_write_panic(crashed.runs, &crashed.abandoned);
@@ -166,7 +166,7 @@ pub async fn record(
             continue;
         }
         // The next process drains the records that remain in the spool file.
-        if !open && (recorder.pending_items == 0 || lost) {
+        if !open && (recorder.pending_items == 0 || is_failing) {
             break;
         }
         let has_work = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !drained;
@@ -184,7 +184,7 @@ pub async fn record(
             let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
             let server = recorder.target.server_id;
             let task = tokio::spawn(async move {
-                persist(&pool, server, &mut *spool.lock().await, batch, is_overloaded, lost).await
+                persist(&pool, server, &mut *spool.lock().await, batch, is_overloaded, is_failing).await
             });
             in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
         }
@@ -292,11 +292,11 @@ impl Recorder {
         Batch { records, rows, abandoned: std::mem::take(&mut self.abandoned) }
     }
 
-    /// Adds a written batch to the counters. The records of a lost batch wait for the next one.
+    /// Adds a written batch to the counters. The records of a failed batch wait for the next one.
     fn count_batch(&mut self, outcome: PersistOutcome, received_at: Option<Instant>) {
         match (outcome, received_at) {
             (PersistOutcome::Stored, Some(at)) => self.target.metrics.add_batch(at.elapsed()),
-            (PersistOutcome::Lost, Some(at)) => self.received_at = Some(at),
+            (PersistOutcome::Failed, Some(at)) => self.received_at = Some(at),
             _ => {}
         }
     }
@@ -330,7 +330,7 @@ impl Recorder {
                 live.remove_stored_items(*run_id, items);
             }
         }
-        if result.outcome == PersistOutcome::Lost {
+        if result.outcome == PersistOutcome::Failed {
             self.pending_items += result.records.iter().map(Record::weight).sum::<usize>();
             self.pending.splice(..0, result.records);
             for row in result.rows {

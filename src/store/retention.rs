@@ -92,7 +92,8 @@ async fn spans(connection: &mut PgConnection) -> Result<Vec<Span>, sqlx::Error> 
     Ok(spans.into_iter().map(span).collect())
 }
 
-/// Returns the bytes of image files by the day of the last run that refers to each, with which it is removed.
+/// Returns the bytes of image files by day. An image is removed with the last run that refers to it, so it counts on the
+/// day of that run.
 async fn image_bytes(connection: &mut PgConnection) -> Result<HashMap<NaiveDate, u64>, sqlx::Error> {
     let days: Vec<(NaiveDate, i64)> = sqlx::query_as(
         "select run_day(last.run_id::uuid), sum(octet_length(i.data))::bigint
@@ -139,8 +140,8 @@ async fn drop_days(pool: &PgPool, span: Span) -> Result<Option<i64>, sqlx::Error
     Ok(runs)
 }
 
-/// Removes the images of the removed runs before a day, up to the oldest stored run. A transaction of its own, because
-/// removing large files takes long, and removing days locks tables against writers.
+/// Removes the images of the removed runs before a day, up to the oldest stored run. Uses a transaction of its own,
+/// because removing large files takes long, and removing days locks tables against writers.
 async fn remove_images(pool: &PgPool, end: NaiveDate) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
     let end: Uuid = sqlx::query_scalar("select first_run_id($1)").bind(end).fetch_one(&mut *transaction).await?;

@@ -93,7 +93,7 @@ pub struct RunSummary {
     pub forced: i32,
     /// Actions of mods other than `Noop`.
     pub actions: i32,
-    /// Mod calls that raised, and `EmitError` actions.
+    /// Mod calls that raised an exception, and `EmitError` actions.
     pub errors: i32,
     /// Microseconds from the start to the first generated token.
     pub first_token_us: Option<i64>,

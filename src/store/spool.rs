@@ -117,7 +117,7 @@ impl Spool {
         while at < self.end && count < items {
             let Some(body) = read_body(&mut self.file, self.end - at).map_err(disk("cannot read", &self.path))? else {
                 tracing::warn!(path = %self.path.display(), at, end = self.end, "the spool file ends in the middle of a record");
-                self.set_aside(at)?;
+                self.truncate_damaged(at)?;
                 break;
             };
             at += (HEADER + body.len()) as u64;
@@ -164,9 +164,9 @@ impl Spool {
     }
 
     /// Truncates a damaged file at the offset `at` and keeps a copy of the whole file for inspection.
-    fn set_aside(&mut self, at: u64) -> Result<(), Error> {
-        let aside = self.path.with_extension("damaged");
-        fs::copy(&self.path, &aside).map_err(disk("cannot write", &aside))?;
+    fn truncate_damaged(&mut self, at: u64) -> Result<(), Error> {
+        let copy = self.path.with_extension("damaged");
+        fs::copy(&self.path, &copy).map_err(disk("cannot write", &copy))?;
         self.file.set_len(at).map_err(disk("cannot truncate", &self.path))?;
         self.end = at;
         Ok(())

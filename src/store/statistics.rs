@@ -144,10 +144,10 @@ pub struct GroupStatistics {
     /// Tokens of answers per second of generation; missing if no duration was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens_per_second: Option<f64>,
-    /// Median time from the request to the first token in milliseconds, exact to 10 %; missing if not measured.
+    /// Median time from the request to the first token in milliseconds, accurate to 10%; missing if not measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_token_ms_p50: Option<f64>,
-    /// The time within which 95 % of the runs had their first token, in milliseconds, exact to 10 %.
+    /// The time within which 95% of the runs had their first token, in milliseconds, accurate to 10%.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_token_ms_p95: Option<f64>,
 }
@@ -247,7 +247,7 @@ pub struct Statistics {
     pub models: Vec<ModelStatistics>,
     /// Mods by number of runs, largest first.
     pub mods: Vec<ModStatistics>,
-    /// Durations of mod calls by mod, largest total first; only those of the mod that the query names.
+    /// Durations of mod calls by mod, largest total first. If the query names a mod, only its calls.
     pub mod_calls: Vec<ModCallStatistics>,
 }
 
@@ -285,7 +285,7 @@ impl Store {
         for span in days::uncounted_spans(first, today, &measured) {
             call_groups.add(calls::count(&mut snapshot, &selection, span).await?, selected);
         }
-        // Not the first day of other tenants' runs.
+        // `first` also depends on the runs of other tenants, so it is not reported.
         let from = query.from.or(groups.first_day()).unwrap_or(today);
         Ok(Statistics { mod_calls: call_groups.finish(), ..groups.finish(from, query.unit) })
     }

@@ -26,7 +26,7 @@ impl Store {
         let wait = async {
             let flushed = self.flush().await;
             for run in ended {
-                run.stored().await;
+                run.wait_until_stored().await;
             }
             flushed || has_ended
         };

@@ -9,10 +9,11 @@ use std::collections::HashMap;
 
 const MAGIC: [u8; 4] = *b"RUNC";
 const VERSION: u16 = 1;
-/// Magic, version, flags and three counts.
+/// Bytes of magic, version, flags and three counts.
 const HEADER_BYTES: usize = 20;
-/// Id, offset and length.
+/// Bytes of id, offset and length.
 const ENTRY_BYTES: usize = 12;
+/// Alignment of the sections, in bytes.
 const ALIGNMENT: usize = 8;
 /// Quantization steps per nat and per bit.
 const SCALE: f32 = 2048.0;

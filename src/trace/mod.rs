@@ -2,7 +2,7 @@
 //!
 //! [`fold`] turns trace items into token instances (rows with a first and a last event), [`columns`] is the binary
 //! format that a replay loads first, [`attention`] encodes attention rows, [`document`] parses and writes the `/ingest`
-//! document, and [`difference`] compares two recordings.
+//! document, [`difference`] compares two recordings, and [`parquet`] writes files for exports.
 
 pub mod attention;
 pub mod columns;

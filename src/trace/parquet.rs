@@ -1,8 +1,8 @@
 //! A writer of Parquet files with flat, nullable columns.
 //!
-//! The crate `parquet` brings Arrow and its dependencies, for reading and for nested types that exports do not have. Each row
-//! group has one page per column: definition levels, then plain values, compressed with zstd. The file ends with the
-//! metadata in Thrift's compact protocol.
+//! The crate `parquet` would bring Arrow and its dependencies, which only reading and nested types need.
+//! Each row group has one page per column: definition levels, then plain values, compressed with zstd. The file ends
+//! with the metadata in Thrift's compact protocol.
 
 const MAGIC: &[u8; 4] = b"PAR1";
 const ZSTD_LEVEL: i32 = 3;

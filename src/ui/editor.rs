@@ -69,7 +69,7 @@ struct EditorPage {
     files: Vec<FileView>,
     may_save: bool,
     /// Other fields of the last upload, as JSON.
-    kept: String,
+    previous: String,
     /// Documentation of a built-in mod.
     documentation: String,
     fields: Vec<Field>,
@@ -213,13 +213,13 @@ async fn save_as(
     }
 }
 
-/// Returns the last upload with a new source.
+/// Returns the last upload of a mod, or a first one, with this source.
 async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, ApiError> {
     let last = app.store()?.uploaded_mod(name).await.map_err(error::failed)?;
-    let kept = last.and_then(|version| serde_json::from_value::<ModUpload>(version.upload).ok());
+    let previous = last.and_then(|version| serde_json::from_value::<ModUpload>(version.upload).ok());
     let source = ModSource::Text(source);
-    Ok(match kept {
-        Some(kept) => ModUpload { source, ..kept },
+    Ok(match previous {
+        Some(previous) => ModUpload { source, ..previous },
         None => ModUpload {
             name: Some(name.to_owned()),
             description: None,
@@ -282,7 +282,7 @@ impl EditorPage {
             && let Some(mut last) = app.store()?.uploaded_mod(name).await.map_err(error::failed)?
         {
             last.upload["source"].take();
-            page.kept = last.upload.to_string();
+            page.previous = last.upload.to_string();
         }
         page.try_href = if origin.is_some() { format!("/playground?mod={}", encoded(name)) } else { String::new() };
         page.runs_href = runs_href(&format!("mod:{name}"));
@@ -334,7 +334,7 @@ impl EditorPage {
             is_current: true,
             files: Vec::new(),
             may_save: refused.is_none(),
-            kept: "{}".to_owned(),
+            previous: "{}".to_owned(),
             documentation: String::new(),
             fields: Vec::new(),
             read_only_reason: refused.map(|error| sentence(&error.problem().detail)).unwrap_or_default(),
@@ -354,7 +354,7 @@ impl EditorPage {
     /// Renders the page; the editor's style elements need the nonce.
     fn respond(&self, status: StatusCode) -> Response {
         let mut response = show(status, self);
-        let policy = format!("{}; style-src 'self' 'nonce-{}'", super::POLICY, self.nonce);
+        let policy = format!("{}; style-src 'self' 'nonce-{}'", super::CONTENT_SECURITY_POLICY, self.nonce);
         if let Ok(policy) = HeaderValue::from_str(&policy) {
             response.headers_mut().insert(header::CONTENT_SECURITY_POLICY, policy);
         }

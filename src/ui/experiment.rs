@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 use std::collections::HashMap;
 use uuid::Uuid;
 
-/// Cells of a page.
-const PAGE: i32 = 200;
+/// Number of cells per page.
+const PAGE_SIZE: i32 = 200;
 
 /// The stored definition, as far as the page shows it.
 #[derive(Debug, Deserialize)]
@@ -140,9 +140,9 @@ async fn load(app: &App, scope: &Scope, id: &str, from: i32, base: &str) -> Resu
     let mut experiment = found.ok_or_else(unknown)?;
     app.experiments().update_state(store.server_id(), &mut experiment);
     let definition: Definition = serde_json::from_str(&experiment.definition).map_err(ApiError::internal)?;
-    // The last page if cells are missing.
-    let from = from.clamp(0, (experiment.cells - 1).max(0)) / PAGE * PAGE;
-    let range = from..experiment.cells.min(from + PAGE);
+    // A position after the last cell selects the last page.
+    let from = from.clamp(0, (experiment.cells - 1).max(0)) / PAGE_SIZE * PAGE_SIZE;
+    let range = from..experiment.cells.min(from + PAGE_SIZE);
     let cells = store.cells(scope, experiment_id, range).await.map_err(error::failed)?;
     let outcomes = store.cell_outcomes(scope, experiment_id).await.map_err(error::failed)?;
     Ok(GridView::new(&experiment, &definition, cells, &outcomes, from, base))
@@ -181,7 +181,7 @@ impl GridView {
             has_mods: definition.mods.len() > 1,
             has_parameters: definition.parameters.len() > 1,
             has_seeds: definition.seeds.len() > 1,
-            previous_href: if from > 0 { page_href((from - PAGE).max(0)) } else { String::new() },
+            previous_href: if from > 0 { page_href((from - PAGE_SIZE).max(0)) } else { String::new() },
             next_href: if end < experiment.cells { page_href(end) } else { String::new() },
             range: format!("{}–{} of {}", from + 1, end, experiment.cells),
             cells: cells.into_iter().map(|cell| CellView::new(cell, definition, &runs)).collect(),

@@ -19,7 +19,7 @@ struct FormPage {
     models: Vec<String>,
     curl: String,
     /// Reason why the caller may not use Python scorers; empty if it may.
-    python_refused: String,
+    python_refusal: String,
 }
 
 struct ModView {
@@ -51,7 +51,7 @@ pub(super) async fn page(State(app): State<App>, caller: Caller, headers: Header
 }
 
 impl FormPage {
-    fn new(headers: &HeaderMap, mods: Vec<ModDescription>, models: Vec<String>, python_refused: String) -> Self {
+    fn new(headers: &HeaderMap, mods: Vec<ModDescription>, models: Vec<String>, python_refusal: String) -> Self {
         let body = r#"{"name": "greetings", "prompts": ["Hello", "The sky"], "seeds": [1, 2], "parameters": [{"max_tokens": 20}]}"#;
         let curl = format!(
             "curl {}/api/v1/experiments \\\n  -H 'Content-Type: application/json' \\\n  -d '{body}'",
@@ -62,7 +62,7 @@ impl FormPage {
             mods: mods.into_iter().map(ModView::from).collect(),
             models,
             curl,
-            python_refused,
+            python_refusal,
         }
     }
 }

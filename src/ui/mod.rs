@@ -1,8 +1,8 @@
 //! The dashboard: one file per page, assets embedded in the binary.
 //!
-//! Pages are rendered on the server and readable without JavaScript; scripts are plain modules without a bundler. Data
-//! loaded after the first rendering comes from the public API, so that the dashboard has no private features. Text from
-//! runs is untrusted: templates escape it, and scripts insert it as text nodes.
+//! Pages are rendered on the server and readable without JavaScript; scripts are plain modules without a bundler. Scripts
+//! load data from the public API, so that the dashboard has no private features, and parts of pages with the header
+//! `X-Fragment`. Text from runs is untrusted: templates escape it, and scripts insert it as text nodes.
 
 mod assets;
 mod bundle;
@@ -37,8 +37,8 @@ use axum::response::Response;
 use axum::routing::get;
 use bytes::Bytes;
 
-/// Content security policy: only files of this server, no inline scripts and no inline styles.
-const POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; \
+/// Content-Security-Policy of pages and assets: only files of this server, no inline scripts and no inline styles.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; \
                       form-action 'self'; frame-ancestors 'none'";
 
 /// Returns the dashboard, which the program adds to the APIs.
@@ -83,10 +83,10 @@ fn assets() -> Router<App> {
 /// Adds the headers of every page and asset.
 async fn add_headers(mut response: Response) -> Response {
     let headers = response.headers_mut();
-    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(POLICY));
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert(HeaderValue::from_static(CONTENT_SECURITY_POLICY));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(header::REFERRER_POLICY, HeaderValue::from_static("same-origin"));
-    // Pages vary with the run, the theme's cookie and the fragment header.
+    // Pages change with the runs, and depend on the theme's cookie and the fragment header.
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-cache"));
     headers.entry(header::VARY).or_insert(HeaderValue::from_static("Cookie, X-Fragment"));
     response

@@ -21,7 +21,7 @@ use std::sync::LazyLock;
 /// Number of retries of the page of an unknown run, one second apart.
 const MAX_RETRIES: u32 = 5;
 
-/// `BLOCK` of `replay/events.js`.
+/// Number of events that the page's script requests at a time: `EVENTS_PER_BLOCK` in `replay/events.js`.
 const EVENTS_PER_REQUEST: u32 = 96;
 
 /// Maximum forks that a run's page links to.
@@ -209,7 +209,8 @@ async fn redirect_to_neighbor(app: &App, scope: &Scope, id: &str, q: &str, older
     let neighbor = if older {
         older_in_pages(app, scope, q, &run).await?
     } else {
-        // The list can only be read from new to old, so only its first pages are searched.
+        // The list can only be read from new to old, so only its first pages are searched. For a run after them, the
+        // result is their last run.
         newer_in_pages(app, scope, q, &run).await?
     };
     let href = neighbor.map_or_else(|| runs_href(q), |run| RunPageView::new(&run, q).href);
@@ -240,7 +241,7 @@ async fn newer_in_pages(app: &App, scope: &Scope, q: &str, run: &RunSummary) -> 
     let mut before = None;
     let mut last = None;
     for _ in 0..MAX_PAGES {
-        let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE };
+        let query = RunQuery { q: q.to_owned(), before, limit: crate::store::MAX_PAGE_RUNS };
         let page = store.runs(scope, &query).await.map_err(error::failed)?;
         for other in page.runs {
             // The list is ordered by id, so a trace from last year that was ingested today is among today's runs.

@@ -156,7 +156,7 @@ fn description(event: &Event) -> String {
         },
         EventType::ForwardPass => measured
             .map(|measured| {
-                let candidate = |c: &crate::events::Alternative| format!("{:?} {:.1} %", c.text, c.prob * 100.0);
+                let candidate = |c: &crate::events::Alternative| format!("{:?} {:.1}%", c.text, c.prob * 100.0);
                 measured.model.iter().take(MAX_CANDIDATES).map(candidate).collect::<Vec<_>>().join("  ")
             })
             .filter(|candidates| !candidates.is_empty())

@@ -39,7 +39,7 @@ pub(super) struct RunPageView {
     pub(super) text_href: String,
     pub(super) export_href: String,
     pub(super) export_name: String,
-    pub(super) page_href: String,
+    pub(super) export_html_href: String,
     pub(super) again_href: String,
     /// Page of the run that this one was forked from; empty for other runs.
     pub(super) parent_href: String,
@@ -63,7 +63,7 @@ impl TagView {
     }
 }
 
-/// Returns a value of the metadata as text.
+/// Returns a JSON value as text, a string without quotation marks.
 fn to_text(value: &serde_json::Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -112,7 +112,7 @@ impl RunPageView {
             text_href: format!("/runs/{id}?view=text"),
             export_href: format!("/api/v1/runs/{id}"),
             export_name: format!("{id}.json"),
-            page_href: format!("/runs/{id}/export.html"),
+            export_html_href: format!("/runs/{id}/export.html"),
             again_href: format!("/playground?from={id}"),
             parent_href: run.parent.as_ref().map(|parent| format!("/runs/{}", parent.run_id)).unwrap_or_default(),
             parent_text: run.parent.as_ref().map(describe_fork).unwrap_or_default(),
@@ -198,7 +198,7 @@ fn speed(run: &RunSummary) -> String {
     match run.generation_us {
         // The duration of a fork covers only its new tokens.
         Some(us) if us > 0 && run.completion_tokens > 0 && run.parent.is_none() => {
-            format!("{:.1} t/s", f64::from(run.completion_tokens) * 1e6 / us as f64)
+            format!("{:.1} tok/s", f64::from(run.completion_tokens) * 1e6 / us as f64)
         }
         _ => String::new(),
     }
@@ -300,7 +300,7 @@ mod tests {
     fn run_is_formatted_for_display() {
         let view = RunPageView::new(&sample(), "mod:\"a b\"");
         assert_eq!(view.title, "Explain <script>alert(1)</script> why it rains");
-        assert_eq!(view.speed, "40.6 t/s");
+        assert_eq!(view.speed, "40.6 tok/s");
         assert_eq!(view.first_token, "120 ms");
         assert_eq!(view.sampling, "temp 0.8 · max 10 tokens · seed 42");
         assert!(view.href.ends_with("?q=mod%3A%22a%20b%22"));

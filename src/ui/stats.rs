@@ -90,7 +90,7 @@ struct GroupView {
     failed: i64,
     tokens: i64,
     rate: String,
-    first: String,
+    first_token: String,
     cached: String,
     backtracked: i64,
     forced: i64,
@@ -270,7 +270,7 @@ fn label(at: DateTime<Utc>, unit: StatisticsUnit) -> String {
 
 fn reasons(total: &GroupStatistics, filter: &RunFilter<'_>) -> Vec<Reason> {
     let counts = &total.counts;
-    let percent = |runs: i64| format!("{:.1} %", runs as f64 * 100.0 / counts.runs.max(1) as f64);
+    let percent = |runs: i64| format!("{:.1}%", runs as f64 * 100.0 / counts.runs.max(1) as f64);
     [
         ("end of the answer", counts.finish_stop, String::new()),
         ("limit", counts.finish_length, String::new()),
@@ -302,7 +302,7 @@ fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &TimeAxis) -> V
         }),
         ("Time to first token", "95th percentile; lower part: median", " ms", |one| {
             let (p50, p95) = (one.first_token_ms_p50.unwrap_or(0.0), one.first_token_ms_p95.unwrap_or(0.0));
-            (p95, p50, format!("median {p50:.0} ms, 95 % within {p95:.0} ms"))
+            (p95, p50, format!("median {p50:.0} ms, 95% within {p95:.0} ms"))
         }),
     ];
     all.into_iter()
@@ -338,7 +338,7 @@ fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &TimeAxis) -> V
 impl GroupView {
     fn new(group: &GroupStatistics) -> Self {
         let counts = &group.counts;
-        let first = match (group.first_token_ms_p50, group.first_token_ms_p95) {
+        let first_token = match (group.first_token_ms_p50, group.first_token_ms_p95) {
             (Some(p50), Some(p95)) => format!("{p50:.0} / {p95:.0} ms"),
             _ => "–".to_owned(),
         };
@@ -348,8 +348,8 @@ impl GroupView {
             failed: counts.failed,
             tokens: counts.completion_tokens,
             rate: group.tokens_per_second.map_or("–".to_owned(), |rate| format!("{rate:.1}")),
-            first,
-            cached: format!("{cached:.0} %"),
+            first_token,
+            cached: format!("{cached:.0}%"),
             backtracked: counts.backtracked,
             forced: counts.forced,
             errors: counts.errors,
@@ -369,7 +369,7 @@ impl NamedGroup {
     fn from_model(one: &ModelStatistics, filter: &RunFilter<'_>) -> Self {
         let is_named = !one.model.is_empty();
         Self {
-            name: if is_named { one.model.clone() } else { "not named".to_owned() },
+            name: if is_named { one.model.clone() } else { "unnamed model".to_owned() },
             href: if is_named { RunFilter { model: &one.model, ..*filter }.href("") } else { String::new() },
             group: GroupView::new(&one.statistics),
         }

@@ -132,13 +132,13 @@ async fn answer(socket: &mut TcpWebSocket, setup: &Setup, prompt: usize, tokens:
         let payload = frame.into_payload();
         // Only the beginning and the end of an answer are parsed, to keep the cost of the client low.
         let head = &payload[..payload.len().min(64)];
-        let says = |word: &str| head.windows(word.len()).any(|window| window == word.as_bytes());
-        if says("\"done\"") {
+        let contains = |word: &str| head.windows(word.len()).any(|window| window == word.as_bytes());
+        if contains("\"done\"") {
             let (first, last): (Instant, Instant) = (first.expect("a token"), last.expect("a token"));
             assert_eq!(count, tokens);
             return ((last - first).as_secs_f64(), bytes);
         }
-        assert!(!says("\"error\""), "{}", String::from_utf8_lossy(&payload));
+        assert!(!contains("\"error\""), "{}", String::from_utf8_lossy(&payload));
         count += 1;
         bytes = payload.len();
         first.get_or_insert(now);
@@ -192,7 +192,7 @@ fn main() {
             println!("{context:>5} tokens of context  {:<40} {:>8.1} tokens/s", "no capture", rate(&mut plain));
             for (index, (name, _)) in sides.iter().enumerate() {
                 println!(
-                    "{context:>5} tokens of context  {name:<40} {:>8.1} tokens/s   costs {:>5.1} %   {:>9} bytes a token",
+                    "{context:>5} tokens of context  {name:<40} {:>8.1} tokens/s   costs {:>5.1}%   {:>9} bytes a token",
                     rate(&mut others[index]),
                     median(&mut costs[index]) * 100.0,
                     sizes[index],

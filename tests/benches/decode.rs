@@ -187,7 +187,7 @@ fn main() {
         for streams in [1, 8] {
             let plain = engine(&setup, streams, AttentionCapture::Off, recorder.clone()).await;
             let auto = engine(&setup, streams, AttentionCapture::Auto, recorder.clone()).await;
-            let tapped = engine(&setup, streams, AttentionCapture::On, recorder.clone()).await;
+            let capturing = engine(&setup, streams, AttentionCapture::On, recorder.clone()).await;
             let baseline = Baseline::load(&setup);
             let mut times: [Vec<f64>; 10] = Default::default();
             for _ in 0..setup.rounds {
@@ -198,9 +198,9 @@ fn main() {
                 times[7].push(thunder(&auto, &setup, streams, false, RecordPolicy::BestEffort).await);
                 times[8].push(thunder(&auto, &setup, streams, true, RecordPolicy::Off).await);
                 times[9].push(thunder(&auto, &setup, streams, true, RecordPolicy::BestEffort).await);
-                times[2].push(thunder(&tapped, &setup, streams, false, RecordPolicy::BestEffort).await);
-                times[3].push(thunder(&tapped, &setup, streams, true, RecordPolicy::Off).await);
-                times[4].push(thunder(&tapped, &setup, streams, true, RecordPolicy::BestEffort).await);
+                times[2].push(thunder(&capturing, &setup, streams, false, RecordPolicy::BestEffort).await);
+                times[3].push(thunder(&capturing, &setup, streams, true, RecordPolicy::Off).await);
+                times[4].push(thunder(&capturing, &setup, streams, true, RecordPolicy::BestEffort).await);
             }
             let medians: Vec<f64> = times.iter_mut().map(median).collect();
             let rate = |seconds: f64| f64::from(setup.tokens * streams) / seconds;
@@ -223,7 +223,7 @@ fn main() {
             ratios("  with attention captured and recorded (T0, T1)", 4, 2);
             plain.stop().await;
             auto.stop().await;
-            tapped.stop().await;
+            capturing.stop().await;
         }
         drop(recorder);
         store.close().await;

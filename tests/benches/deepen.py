@@ -63,7 +63,7 @@ def read(data):
         length = reader.skip(kind)
         if kind == LIST and not name.startswith("tokenizer."):
             lists.append((name, length))
-    metadata, place = bytearray(data[start : reader.at]), layers - start
+    metadata, position = bytearray(data[start : reader.at]), layers - start
     tensors = []
     for _ in range(count):
         name = reader.text()
@@ -73,9 +73,9 @@ def read(data):
     ends = sorted(offset for *_, offset in tensors)[1:] + [len(data) - begin]
     ends = dict(zip(sorted(offset for *_, offset in tensors), ends))
     tensors = [(*rest, data[begin + offset : begin + ends[offset]]) for *rest, offset in tensors]
-    (known,) = struct.unpack_from("<I", metadata, place)
-    assert all(length != known for _, length in lists), f"lists of layers: {lists}"
-    return pairs, metadata, place, known, tensors
+    (layer_count,) = struct.unpack_from("<I", metadata, position)
+    assert all(length != layer_count for _, length in lists), f"lists of layers: {lists}"
+    return pairs, metadata, position, layer_count, tensors
 
 
 def main():
@@ -84,11 +84,11 @@ def main():
     parser.add_argument("output", type=pathlib.Path)
     parser.add_argument("layers", type=int)
     args = parser.parse_args()
-    pairs, metadata, place, known, tensors = read(args.model.read_bytes())
-    assert args.layers > known, f"the model has {known} layers"
-    struct.pack_into("<I", metadata, place, args.layers)
-    for layer in range(known, args.layers):
-        prefix = f"blk.{layer % known}."
+    pairs, metadata, position, layer_count, tensors = read(args.model.read_bytes())
+    assert args.layers > layer_count, f"the model has {layer_count} layers"
+    struct.pack_into("<I", metadata, position, args.layers)
+    for layer in range(layer_count, args.layers):
+        prefix = f"blk.{layer % layer_count}."
         for name, dimensions, kind, values in [tensor for tensor in tensors if tensor[0].startswith(prefix)]:
             part = name.removeprefix(prefix)
             # A block of zero bytes is zero in every type.

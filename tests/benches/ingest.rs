@@ -41,7 +41,7 @@ const COPY_IN: [&str; 4] = [
 ];
 
 #[derive(Parser)]
-struct Line {
+struct CommandLine {
     #[command(flatten)]
     engine: EngineFlags,
     #[command(flatten)]
@@ -78,8 +78,8 @@ fn embedded(data_dir: &std::path::Path) -> Result<PgConnectOptions, sqlx::Error>
 
 /// Starts a server in this process. Returns it and the URL of its `/ingest`.
 async fn serve(store: &Store) -> (App, String) {
-    let line = Line::parse_from(["thunder", "--listen", "127.0.0.1:0"]);
-    let config = Arc::new(Config::new(line.engine, line.data, &line.server).expect("a configuration"));
+    let flags = CommandLine::parse_from(["thunder", "--listen", "127.0.0.1:0"]);
+    let config = Arc::new(Config::new(flags.engine, flags.data, &flags.server).expect("a configuration"));
     let listeners = Listeners::bind(&config.server.listen).await.expect("a free port");
     let url = format!("http://{}/ingest", listeners.addresses()[0]);
     let app = App::new(config, Arc::new(ModRegistry::with_builtin()), system::now);
@@ -112,8 +112,8 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
     let prefix = RunId::now();
     for round in 0..rounds + 5 {
         let run_id = RunId::now();
-        tables.iter_mut().for_each(|table| rename(table, run_id));
-        let begin = Instant::now();
+        tables.iter_mut().for_each(|table| set_run_id(table, run_id));
+        let begun = Instant::now();
         let mut transaction = connection.begin().await.expect("begun");
         for (statement, table) in COPY_IN.into_iter().zip(&tables) {
             let mut copy = transaction.copy_in_raw(statement).await.expect("copied");
@@ -121,30 +121,30 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
             copy.finish().await.expect("copied");
         }
         transaction.commit().await.expect("committed");
-        let bare_took = begin.elapsed();
+        let bare_took = begun.elapsed();
 
         let payload = payload(&format!("{prefix}-{round}"));
-        let aside = Document::parse(&payload).expect("a document");
-        let begin = Instant::now();
-        std::hint::black_box(aside.fingerprint());
-        fingerprint.push(begin.elapsed());
-        let begin = Instant::now();
+        let separate = Document::parse(&payload).expect("a document");
+        let begun = Instant::now();
+        std::hint::black_box(separate.fingerprint());
+        fingerprint.push(begun.elapsed());
+        let begun = Instant::now();
         let mut folded = Fold::new();
-        aside.items().iter().for_each(|item| folded.apply(item));
+        separate.items().iter().for_each(|item| folded.apply(item));
         std::hint::black_box(columns::encode(&folded));
-        fold.push(begin.elapsed());
-        drop(aside);
-        let begin = Instant::now();
+        fold.push(begun.elapsed());
+        drop(separate);
+        let begun = Instant::now();
         let document = Document::parse(&payload).expect("a document");
-        let parse_took = begin.elapsed();
+        let parse_took = begun.elapsed();
         store.ingest(&Scope::All, None, document).await.expect("ingested");
-        let ingest_took = begin.elapsed();
+        let ingest_took = begun.elapsed();
 
         let body = self::payload(&format!("{prefix}-{round}-http"));
-        let begin = Instant::now();
+        let begun = Instant::now();
         let answer = client.post(url).body(body).send().await.expect("an answer");
         assert_eq!(answer.status(), 201);
-        let http_took = begin.elapsed();
+        let http_took = begun.elapsed();
         // The first rounds fill caches and plans.
         if round >= 5 {
             bare.push(bare_took);
@@ -167,13 +167,13 @@ async fn measure(store: &Store, url: &str, options: PgConnectOptions, rounds: us
         println!("{name:<18} {:>8.2} ms {:>9.0} rows/s", took.as_secs_f64() * 1e3, rows as f64 / took.as_secs_f64());
     }
     let of_bare = |took: Duration| 100.0 * bare.as_secs_f64() / took.as_secs_f64();
-    println!("of the rate of COPY: over HTTP {:.0} %, without HTTP {:.0} %", of_bare(http), of_bare(ingest));
+    println!("of the rate of COPY: over HTTP {:.0}%, without HTTP {:.0}%", of_bare(http), of_bare(ingest));
     drop(connection);
     pool.close().await;
 }
 
 /// Replaces the `run_id`, the first field, of every tuple of a binary COPY.
-fn rename(table: &mut [u8], run_id: RunId) {
+fn set_run_id(table: &mut [u8], run_id: RunId) {
     const HEADER: usize = 19;
     let mut at = HEADER;
     loop {

@@ -112,7 +112,7 @@ impl ModBench {
         tokio::spawn(async move { while signals.recv().await.is_some() {} });
         let registry = ModRegistry::default();
         registry.insert(Arc::new(NoopMod));
-        for found in PythonMods::default().text("bench.py".into(), PYTHON.into()).expect("the mods load") {
+        for found in PythonMods::default().load_all("bench.py".into(), PYTHON.into()).expect("the mods load") {
             registry.insert(found);
         }
         Self {
@@ -209,7 +209,7 @@ fn main() {
                 println!("  {what:<62} {:>8.1} µs", bench.cost(name, setup.rounds).await);
             }
             let share = 100.0 * bench.throughput_beside_sleeper(setup.rounds / 3 + 1).await;
-            println!("  beside a mod that sleeps 200 ms in each call, 4 other streams have {share:.1} % of their rate");
+            println!("  beside a mod that sleeps 200 ms in each call, 4 other streams have {share:.1}% of their rate");
             bench.engine.stop().await;
         }
     });

@@ -7,11 +7,11 @@
 // tokens, and if the server has a model, an answer of 2,000 tokens with attention.
 //
 // Columns, in milliseconds, medians:
-// columns: request and end of the response with the columns, after the navigation;
+// requested, response: request and end of the response with the columns, after the navigation;
 // text: first frame with tokens, after the navigation; after: the same, after the response with the columns;
 // visible: first frame in which tokens fill the box and the details are shown;
 // built: all tokens of one run are in the document; longest: longest task; step: one token back until the next frame;
-// CPU: processor time of the page's main thread until `visible`, which depends less on other programs.
+// cpu: processor time of the page's main thread until `visible`, which depends less on other programs.
 import { gzipSync } from 'node:zlib';
 import { readdirSync } from 'node:fs';
 import { document as trace } from '../browser/document.mjs';
@@ -37,7 +37,7 @@ function watch() {
     port1.onmessage = done;
     port2.postMessage(null);
   });
-  const look = () => afterPaint(() => {
+  const checkFrame = () => afterPaint(() => {
     const text = document.querySelector('.text');
     const now = performance.now();
     if (text?.querySelector('.t')) {
@@ -45,9 +45,9 @@ function watch() {
       const details = document.querySelector('[data-panel] section:not([hidden])')?.children.length;
       if (details && (text.scrollHeight > text.clientHeight || text.getBoundingClientRect().bottom > innerHeight)) measured.visible ??= now;
     }
-    if (!measured.visible) look();
+    if (!measured.visible) checkFrame();
   });
-  look();
+  checkFrame();
 }
 
 async function open(server, slowdown) {
@@ -154,7 +154,7 @@ async function measure(name, columns, work) {
       }
     }
     console.log(`${name}, CPU 1/${slowdown}`.padEnd(34), columns.map((column) => column.padStart(9)).join(''));
-    const print = (label, of) => console.log(label.padEnd(34), columns.map((column) => of(column).padStart(9)).join(''));
+    const print = (label, valueOf) => console.log(label.padEnd(34), columns.map((column) => valueOf(column).padStart(9)).join(''));
     servers.forEach(([label], i) => print(`  ${label || 'now'}`, (column) => Math.round(median(seen[i].map((one) => one[column]))).toString()));
     if (servers.length > 1) print('  now / before', (column) => median(seen[0].map((one, k) => one[column] / seen[1][k][column])).toFixed(2));
   }
@@ -235,7 +235,7 @@ await browser.close();
 
 const names = readdirSync(new URL('../../src/ui/assets/replay/', import.meta.url));
 const scripts = await Promise.all(names.map(async (name) => (await fetch(`${URL_}/assets/-/replay/${name}`)).text()));
-const packed = (text) => gzipSync(text, { level: 9 }).length;
-const moduleSizes = names.map((name, i) => [name, packed(scripts[i])]).sort((a, b) => b[1] - a[1]);
+const gzippedSize = (text) => gzipSync(text, { level: 9 }).length;
+const moduleSizes = names.map((name, i) => [name, gzippedSize(scripts[i])]).sort((a, b) => b[1] - a[1]);
 console.log(`\nModules of the replay, bytes gzipped: ${moduleSizes.map((entry) => entry.join(' ')).join(', ')}`);
-console.log(`Sum ${moduleSizes.reduce((sum, [, size]) => sum + size, 0)}, as one file ${packed(scripts.join(''))}`);
+console.log(`Sum ${moduleSizes.reduce((sum, [, size]) => sum + size, 0)}, as one file ${gzippedSize(scripts.join(''))}`);

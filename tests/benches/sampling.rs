@@ -60,9 +60,9 @@ fn sampling(criterion: &mut Criterion) {
         for (name, sampling) in kinds {
             let mut sampler = Sampler::new(&sampling, &vocabulary);
             let mut candidates = Candidates::default();
-            let draft = SamplerInput { logits: &logits, allowed: None, sequence: &sequence, temperature: None };
+            let input = SamplerInput { logits: &logits, allowed: None, sequence: &sequence, temperature: None };
             group.bench_function(BenchmarkId::new(name, size), |bencher| {
-                bencher.iter(|| black_box(sampler.sample(&draft, &mut candidates)));
+                bencher.iter(|| black_box(sampler.sample(&input, &mut candidates)));
             });
         }
         let mut chain = LlamaSampler::chain(
@@ -113,11 +113,11 @@ fn masks(criterion: &mut Criterion) {
                 bencher.iter_custom(|rounds| {
                     let mut elapsed = std::time::Duration::ZERO;
                     for _ in 0..rounds {
-                        let mut follower = fresh.clone();
+                        let mut matcher = fresh.clone();
                         let begun = std::time::Instant::now();
                         for byte in text.bytes() {
-                            black_box(follower.mask().unwrap());
-                            follower.accept(byte.into(), &[byte]);
+                            black_box(matcher.mask().unwrap());
+                            matcher.accept(byte.into(), &[byte]);
                         }
                         elapsed += begun.elapsed() / text.len() as u32;
                     }

@@ -66,7 +66,7 @@ struct FixedAnswer(Arc<Vec<TokenId>>);
 impl ModFactory for FixedAnswer {
     fn describe(&self) -> ModDescription {
         ModDescription {
-            name: "dictation".into(),
+            name: "fixed-answer".into(),
             description: String::new(),
             language: "rust".into(),
             version: "1".into(),
@@ -128,14 +128,14 @@ async fn run(engine: &Engine, task: &Task, tokens: usize) -> (f64, DraftUsage) {
     let mut generations = Vec::new();
     let answer = task.answer.clone().map(Arc::new);
     for seed in 0..engine.slots() {
-        let dictation = answer.iter().map(|answer| SelectedMod {
-            mod_ref: ModRef { name: "dictation".into(), config: serde_json::Value::Null },
+        let fixed_answer = answer.iter().map(|answer| SelectedMod {
+            mod_ref: ModRef { name: "fixed-answer".into(), config: serde_json::Value::Null },
             factory: Arc::new(FixedAnswer(Arc::clone(answer))),
         });
         let request = Request {
             sampling: SamplingParams { temperature: task.temperature, seed, ..SamplingParams::default() },
             limits: Limits { ignore_eos: true, ..Limits::new(tokens as u32) },
-            mods: dictation.collect(),
+            mods: fixed_answer.collect(),
             record: RecordPolicy::BestEffort,
             ..Request::new(task.prompt.clone(), Surface::Cli)
         };

@@ -32,7 +32,7 @@ export async function open(path, { width = 1280, height = 860, scheme = 'light',
   return page;
 }
 
-export async function quiet() {
+export async function expectNoErrors() {
   assert.deepEqual(problems.splice(0), []);
 }
 

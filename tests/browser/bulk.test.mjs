@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -69,7 +69,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     [download] = await Promise.all([page.waitForEvent('download'), page.keyboard.press('e')]);
     assert.equal(download.suggestedFilename(), `${runs[2]}.json`);
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -81,11 +81,11 @@ test('exported file of several runs is imported', async () => {
   await page.waitForFunction(() => document.querySelector('[data-imported]').textContent === 'runs.jsonl: 2 runs imported');
   await page.waitForFunction(() => document.querySelectorAll('.run').length === 5);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 for (const [scheme, width] of [['dark', 1280], ['light', 375]]) {
-  test(`deleted runs come back after a reload (${scheme}, ${width} px)`, async () => {
+  test(`deletion is undone after a reload (${scheme}, ${width} px)`, async () => {
     const page = await open(list, { scheme, width });
     await page.waitForSelector('.run');
     const before = await page.locator('.run').count();
@@ -102,7 +102,7 @@ for (const [scheme, width] of [['dark', 1280], ['light', 375]]) {
     await page.waitForFunction((count) => document.querySelectorAll('.run').length === count, before);
     assert.ok(await page.isHidden('[data-deletions]'));
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -120,7 +120,7 @@ test('run deleted on its page is restored from the list', async () => {
   await page.waitForSelector(`[data-run="${runs[0]}"]`);
   assert.equal((await fetch(`${URL_}/api/v1/runs/${runs[0]}`)).status, 200);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
@@ -148,6 +148,6 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const { filters } = await (await fetch(`${URL_}/api/v1/filters`)).json();
     assert.ok(!filters.some((filter) => filter.name === name));
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }

@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -41,7 +41,7 @@ test('run list is filtered by the server, and an invalid filter keeps the rows',
   await page.reload();
   assert.equal(await page.inputValue('#q'), 'model:x', 'the filter survives a reload');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('keyboard moves through the run list and opens a run', async () => {
@@ -51,7 +51,7 @@ test('keyboard moves through the run list and opens a run', async () => {
   await page.waitForURL(/\/runs\/[0-9a-f-]{36}/);
   await ready(page);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('keyboard steps through the replay: position, removed tokens, panel, link', async () => {
@@ -95,7 +95,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   assert.equal(await where(), before_, 'the link must lead to the same event');
   assert.ok(await page.isChecked('input[value=entropy]'));
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('strip is a slider, and the command field finds events and tokens', async () => {
@@ -119,7 +119,7 @@ test('strip is a slider, and the command field finds events and tokens', async (
   await page.keyboard.press('Enter');
   assert.match(await where(), /event 7 /);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('panel of the replay shows the funnel of each candidate, and what the record does not tell', async () => {
@@ -146,7 +146,7 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   await page.waitForFunction(() => document.querySelector('.panel').textContent.includes('stages of this step were not recorded'));
   assert.equal(await page.locator('.panel .funnel').count(), 0);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('alternative token opens the playground with the text before it', async () => {
@@ -158,7 +158,7 @@ test('alternative token opens the playground with the text before it', async () 
   assert.equal(await page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
   assert.equal(await page.getAttribute('#tab-raw', 'aria-selected'), 'true');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('trace without events has a notice, and a sparse trace shows its fields', async () => {
@@ -178,7 +178,7 @@ test('trace without events has a notice, and a sparse trace shows its fields', a
   await page.click('.panel summary:has-text("As recorded")');
   await page.waitForFunction(() => /"input_text": "Once upon a time"/.test(document.querySelector('.panel pre')?.textContent));
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('mod list opens the playground with the mod', async () => {
@@ -186,7 +186,7 @@ test('mod list opens the playground with the mod', async () => {
   await page.click('a[aria-label="Try force-prefix in the playground"]');
   await page.waitForSelector('[data-mod=force-prefix]');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('find, help and playback work', async () => {
@@ -207,7 +207,7 @@ test('find, help and playback work', async () => {
   await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent));
   assert.equal(await page.getAttribute('[data-act=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('playground shows its run live, with attention', async (t) => {
@@ -237,7 +237,7 @@ test('playground shows its run live, with attention', async (t) => {
     await page.waitForSelector('.map:visible');
   } else t.diagnostic('SKIPPED: the server runs without attention');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('empty playground offers example requests that run with one click', async () => {
@@ -250,7 +250,7 @@ test('empty playground offers example requests that run with one click', async (
   assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
   assert.equal(await page.locator('.starters').count(), 0);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('playground stops a run, and a recorded run fills the form', async () => {
@@ -271,7 +271,7 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   assert.equal(await page.inputValue('input[name=temperature]'), '0.3');
   await ready(page);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('comparison of two runs aligns tokens', async () => {
@@ -288,7 +288,7 @@ test('comparison of two runs aligns tokens', async () => {
   await page.waitForSelector('.panel .alts');
   assert.match(await page.textContent('.panel'), /␣sky.*␣sea/s);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('comparison of long answers follows the keys and contains all tokens', async () => {
@@ -324,7 +324,7 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   assert.equal(await page.locator('.same details[open] .t.cur').textContent(), 'The');
   assert.match(await page.getAttribute('.scrub[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('run is deleted after confirmation', async () => {
@@ -338,7 +338,7 @@ test('run is deleted after confirmation', async () => {
   await page.waitForURL(/\/runs$/);
   assert.equal((await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 for (const scheme of ['light', 'dark']) {
@@ -383,7 +383,7 @@ for (const scheme of ['light', 'dark']) {
     await page.keyboard.press('Escape');
     assert.equal(await dialog.getAttribute('open'), null);
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -392,7 +392,7 @@ test('page of a missing run has links to other pages', async () => {
   assert.match(await page.textContent('h1'), /not found/i);
   await page.click('text=All runs');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('run is readable without JavaScript', async () => {
@@ -416,7 +416,7 @@ for (const scheme of ['light', 'dark']) {
       assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
       await page.context().close();
     }
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -427,7 +427,7 @@ test('pages fit into a width of 320 pixels', async () => {
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
     await page.context().close();
   }
-  await quiet();
+  await expectNoErrors();
 });
 
 test('painting and stepping with 10 000 tokens is hardly slower than with 30', async (t) => {
@@ -467,5 +467,5 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   t.diagnostic(`painted after ${Math.round(large.painted)} ms, a step takes ${large.step.toFixed(1)} ms; of thirty tokens ${Math.round(small.painted)} and ${small.step.toFixed(1)} ms`);
   assert.ok(large.painted < 1500 + 10 * small.painted, `painted ${large.painted} ms, ${small.painted} ms`);
   assert.ok(large.step < 10 * Math.max(small.step, 16), `step ${large.step} ms, ${small.step} ms`);
-  await quiet();
+  await expectNoErrors();
 });

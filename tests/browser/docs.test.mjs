@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors } from './browser.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
@@ -26,7 +26,7 @@ test('search finds a section by keyboard and opens it', async () => {
   const top = await page.evaluate(() => document.getElementById('filter-language').getBoundingClientRect().top);
   assert.ok(top >= 0 && top < 400, `the section is in view, at ${top}`);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('search finds text, reports no results, and closes with Escape', async () => {
@@ -39,20 +39,20 @@ test('search finds text, reports no results, and closes with Escape', async () =
   await page.keyboard.press('Escape');
   assert.ok(await page.locator('[data-docs-found]').isHidden());
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('headings have anchors, and code blocks can be copied', async () => {
   const page = await open('/docs/writing-mods');
-  const loose = await page.evaluate(() => [...document.querySelectorAll('.docs-text :is(h2, h3)')].filter((h) => h.querySelector('.anchor')?.hash !== `#${h.id}`).length);
-  assert.equal(loose, 0);
+  const withoutAnchor = await page.evaluate(() => [...document.querySelectorAll('.docs-text :is(h2, h3)')].filter((h) => h.querySelector('.anchor')?.hash !== `#${h.id}`).length);
+  assert.equal(withoutAnchor, 0);
   const blocks = await page.locator('.docs-text pre').count();
   assert.equal(await page.locator('.docs-text pre .copy').count(), blocks);
   await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
   await page.locator('.docs-text pre .copy').first().click();
   assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^thunder mods new calm$/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('API link opens the reference with all protocols', async () => {
@@ -65,7 +65,7 @@ test('API link opens the reference with all protocols', async () => {
   }
   assert.ok(await page.locator('h3:has-text("POST /v1/chat/completions")').count());
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('pages link to the next page and to their Markdown', async () => {
@@ -79,10 +79,10 @@ test('pages link to the next page and to their Markdown', async () => {
   assert.match(markdown.headers.get('content-type'), /^text\/markdown/);
   assert.match(await markdown.text(), /^# Getting started\n/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
-test('contents are behind a button at a width of 375 pixels, and pages fit', async () => {
+test('a button opens the contents at a width of 375 pixels, and pages fit', async () => {
   for (const path of ['/docs/getting-started', '/docs/writing-mods', '/docs/reference', '/docs/flags']) {
     const page = await open(path, { width: 375, height: 700 });
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
@@ -96,7 +96,7 @@ test('contents are behind a button at a width of 375 pixels, and pages fit', asy
   const page = await open('/docs/getting-started', { width: 320, height: 640 });
   assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 for (const scheme of ['light', 'dark']) {
@@ -108,6 +108,6 @@ for (const scheme of ['light', 'dark']) {
       assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
       await page.context().close();
     }
-    await quiet();
+    await expectNoErrors();
   });
 }

@@ -10,7 +10,7 @@ const skip = EDITOR_URL && MOD_KEY ? false : 'set EDITOR_URL and MOD_KEY to a se
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const name = `browser-${process.pid}`;
 
-const says = (text) => `from thunder_mods import Prefilled, mod
+const forcedAnswer = (text) => `from thunder_mods import Prefilled, mod
 
 
 @mod(events=[Prefilled])
@@ -60,7 +60,7 @@ async function write(page, text) {
   await page.keyboard.insertText(text);
 }
 
-const quiet = () => assert.deepEqual(problems.splice(0), []);
+const expectNoErrors = () => assert.deepEqual(problems.splice(0), []);
 
 test('mod is written, corrected, saved, kept after a reload, and run', { skip }, async () => {
   const page = await open('/mods/-new');
@@ -75,7 +75,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.click('.problems button');
   assert.equal(await page.textContent('.cm-activeLineGutter'), '2', 'the editor must open at the line of the link');
 
-  await write(page, says('one'));
+  await write(page, forcedAnswer('one'));
   await page.waitForFunction(() => /No problems/.test(document.querySelector('[data-state]').textContent));
   assert.equal(await page.locator('.cm-lint-marker-error').count(), 0);
   await page.keyboard.press('Control+s');
@@ -83,7 +83,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.waitForSelector('.cm-editor');
   assert.equal(await page.locator('[data-versions] li').count(), 1);
 
-  await write(page, says('two'));
+  await write(page, forcedAnswer('two'));
   await page.waitForTimeout(400);
   await page.reload();
   await page.waitForSelector('[data-draft]:not([hidden])');
@@ -107,7 +107,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   assert.match(await page.textContent('.diff .added'), /Says one/);
   while (await page.locator('.diff button').count()) await page.click('.diff button');
   assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
-  assert.match(await page.textContent('.cm-content'), /Says two/, 'the lines of the version are taken');
+  assert.match(await page.textContent('.cm-content'), /Says two/, 'the lines of the version are restored');
   await Promise.all([page.waitForNavigation(), page.click('[data-earlier] a')]);
   await page.waitForSelector('.cm-editor');
 
@@ -123,7 +123,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.waitForSelector('.cm-editor');
   assert.match(await page.textContent('.cm-content'), /Says two/, 'a run links to the version that it used');
   await page.context().close();
-  quiet();
+  expectNoErrors();
 });
 
 test('package of two files is edited, with errors at their file', { skip }, async () => {
@@ -163,7 +163,7 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   assert.equal(answer.choices[0].text, 'second');
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   await page.context().close();
-  quiet();
+  expectNoErrors();
 });
 
 test('editor receives the shortcut keys of the page, and Tab leaves it after Escape', { skip }, async () => {
@@ -178,7 +178,7 @@ test('editor receives the shortcut keys of the page, and Tab leaves it after Esc
   await page.keyboard.press('Tab');
   assert.equal(await page.evaluate(() => document.activeElement.closest('.cm-editor')), null);
   await page.context().close();
-  quiet();
+  expectNoErrors();
 });
 
 for (const scheme of ['light', 'dark']) {
@@ -195,7 +195,7 @@ for (const scheme of ['light', 'dark']) {
       assert.deepEqual(violations.map((v) => `${path} ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3).join(' | ')}`), []);
       await page.context().close();
     }
-    quiet();
+    expectNoErrors();
   });
 }
 
@@ -206,7 +206,7 @@ test('pages of mods fit into a width of 320 pixels', { skip }, async () => {
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
     await page.context().close();
   }
-  quiet();
+  expectNoErrors();
 });
 
 for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
@@ -214,7 +214,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const page = await open(`/mods/-new`, { scheme, width });
     await page.waitForSelector('[data-dry-run]:not([hidden])');
     await page.fill('[name=name]', `${name}-dry`);
-    await write(page, says('dry'));
+    await write(page, forcedAnswer('dry'));
     const id = `dry-${scheme}-${Date.now()}`;
     const made = await page.evaluate(async (request_id) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, request_id }) })).status, id);
     assert.equal(made, 200);
@@ -238,18 +238,18 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
     if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/dry-${scheme}.png`, fullPage: true });
     // An error of a call is linked to its line.
-    await write(page, says('dry').replace('return', 'return 1 / 0 or'));
+    await write(page, forcedAnswer('dry').replace('return', 'return 1 / 0 or'));
     await page.click('[data-dry-run] [type=submit]');
     const line = page.locator('.dry-table button', { hasText: 'Line 7' });
     await line.click();
     assert.equal(await page.locator('.cm-activeLine').textContent(), '    return 1 / 0 or actions.force_output(tokenizer.encode("dry"))');
-    await write(page, says('dry'));
+    await write(page, forcedAnswer('dry'));
     await page.click('[data-dry-run] [type=submit]');
     await page.waitForSelector('.diverged');
     await page.click('text=Run for real in the playground');
     await page.waitForURL(/\/playground\?from=/);
     await page.waitForSelector(`[data-mods] [data-mod="${name}-dry"]`);
     await page.context().close();
-    quiet();
+    expectNoErrors();
   });
 }

@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors } from './browser.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const mark = `e${Date.now()}`;
@@ -87,7 +87,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForSelector('tbody tr');
     await check(page, `list-${scheme}-${width}`);
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -123,7 +123,7 @@ test('errors are shown at their fields', async () => {
   await send();
   await error('score', /regular expression/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('running experiment is cancelled, resumed, changed and removed', async () => {
@@ -158,7 +158,7 @@ test('running experiment is cancelled, resumed, changed and removed', async () =
   assert.equal((await fetch(`${URL_}/api/v1/experiments/${id}`)).status, 404);
   assert.ok((await json(`/api/v1/runs?q=experiment:${id}`)).runs.length >= 8, 'the runs remain, those of cancelled cells included');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('prompts are read from a CSV file', async () => {
@@ -173,7 +173,7 @@ test('prompts are read from a CSV file', async () => {
   const id = page.url().split('/').at(-1);
   assert.deepEqual((await json(`/api/v1/experiments/${id}`)).definition.prompts, ['Hello, "you"', 'two\nlines']);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 const { EDITOR_URL, MOD_KEY } = process.env;
@@ -209,7 +209,7 @@ test('Python scores answers, and its errors are shown at the field and at the ce
     assert.equal(await page.isChecked('[value=python]'), true);
     await page.context().close();
   }
-  await quiet();
+  await expectNoErrors();
 });
 
 test('statistics link the call time of a mod to its runs', async () => {
@@ -227,5 +227,5 @@ test('statistics link the call time of a mod to its runs', async () => {
     await page.waitForSelector(`[data-run="${run}"]`);
     await page.context().close();
   }
-  await quiet();
+  await expectNoErrors();
 });

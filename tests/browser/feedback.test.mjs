@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -15,7 +15,7 @@ before(async () => { browser = await launch(); });
 after(() => browser?.close());
 
 /** Stores a run with feedback. */
-async function rated(id) {
+async function storeRated(id) {
   assert.equal((await post('/ingest', trace(id))).status, 201);
   for (const feedback of [{ rating: 1, position: 2, text: 'a <b>good</b> word' }, { rating: -0.5, position: 7 }, { rating: 0.5, position: 4000 }, { rating: 1 }]) {
     assert.equal((await post(`/api/v1/runs/${id}/feedback`, feedback)).status, 201);
@@ -25,11 +25,11 @@ async function rated(id) {
 for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
   test(`feedback marks its token and links to it (${scheme}, ${width} px)`, async () => {
     const id = `feedback-${scheme}-${Date.now()}`;
-    await rated(id);
+    await storeRated(id);
     const page = await open(`/runs/${id}`, { scheme, width });
     await ready(page);
     await page.waitForSelector('.t.note');
-    // The tokens of the answer: those that belong neither to the prompt nor to a removed stretch.
+    // The tokens of the answer: those that belong neither to the prompt nor to a removed part.
     const answer = await page.locator('.t:not(.p, .x)').allTextContents();
     const marked = page.locator('.t.note');
     assert.equal(await marked.count(), 2, 'one entry names a token beyond the answer, one names none');
@@ -57,6 +57,6 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForFunction(() => document.querySelectorAll('.t.note').length === 3);
     assert.ok((await page.locator('.t.note.good').allTextContents()).includes(next));
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }

@@ -2,7 +2,7 @@
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import net from 'node:net';
-import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
 let browser;
@@ -28,7 +28,7 @@ async function stored(id) {
 }
 
 const banned = (...phrases) => [{ name: 'ban-phrases', config: { phrases, whole_words: true } }];
-const wide = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);
+const overflow = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);
 
 test('first example request always shows the same backtrack', async () => {
   const answers = [];
@@ -43,7 +43,7 @@ test('first example request always shows the same backtrack', async () => {
     await page.context().close();
   }
   assert.equal(answers[0], answers[1]);
-  await quiet();
+  await expectNoErrors();
 });
 
 test('keys without a further match show a notice', async () => {
@@ -61,7 +61,7 @@ test('keys without a further match show a notice', async () => {
   await page.keyboard.press('e');
   assert.equal(await page.textContent('[data-toast]'), 'No error in this run.');
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 for (const width of [1280, 375]) {
@@ -72,14 +72,14 @@ for (const width of [1280, 375]) {
     await page.keyboard.press('Home');
     await page.keyboard.press('.');
     await page.keyboard.press('.');
-    await page.waitForSelector('.panel .why:has-text("masked by ban-phrases")');
-    assert.equal(await wide(page, '.panel'), 0);
-    assert.equal(await wide(page, 'html'), 0);
+    await page.waitForSelector('.panel .reason:has-text("masked by ban-phrases")');
+    assert.equal(await overflow(page, '.panel'), 0);
+    assert.equal(await overflow(page, 'html'), 0);
     const lanes = await page.locator('.lane').evaluateAll((all) => all.map((lane) => [lane.querySelector('b').getBoundingClientRect().bottom, lane.querySelector('canvas').getBoundingClientRect().top]));
     assert.equal(lanes.length, 2);
     for (const [label, marks] of lanes) assert.ok(label <= marks, `the label ends at ${label}, the marks begin at ${marks}`);
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -93,9 +93,9 @@ test('comparison shows the effect of mods and sampler on each candidate', async 
   const [ofA, ofB] = ['A ✓', 'B ✓'].map((name) => chosen.find(([side]) => side === name));
   assert.match(ofA.join(' '), /%.*%.*%/, 'a mod changed what A was drawn from');
   assert.equal(ofB[2], '·', 'no mod changed B');
-  assert.equal(await wide(page, '.panel'), 0);
+  assert.equal(await overflow(page, '.panel'), 0);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('later steps are shaded by their attention to a token in the selected layer', async () => {
@@ -122,13 +122,13 @@ test('later steps are shaded by their attention to a token in the selected layer
     expected.sort((x, y) => y[1] - x[1]);
     await page.selectOption('select[aria-label="Which attention"]', choice);
     await page.waitForFunction((count) => new RegExp(`^${count} later step[^…]*$`).test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''), expected.length);
-    assert.equal((await shown())[0], expected[0][0], `${choice}: the step that looked most`);
+    assert.equal((await shown())[0], expected[0][0], `${choice}: the step with the highest attention`);
     orders.add(expected.map(([pos]) => pos).join());
   }
   assert.ok(orders.size > 1, 'layers differ');
   assert.equal(first, (await step(1, 'view=max')).row_len);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('playground keeps tools, format and biases of a run', async () => {
@@ -153,7 +153,7 @@ test('playground keeps tools, format and biases of a run', async () => {
   for (const [name, value] of Object.entries({ ...fields, messages })) assert.deepEqual(body[name], value, name);
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('next token is chosen from its candidates, and the text continues from exactly these tokens', async () => {
@@ -179,7 +179,7 @@ test('next token is chosen from its candidates, and the text continues from exac
     assert.equal(body.max_tokens, 1);
     await shown();
     assert.ok((await page.inputValue('[data-raw]')).length >= rendered.length);
-    assert.equal(await wide(page, 'html'), 0, `${width} pixels`);
+    assert.equal(await overflow(page, 'html'), 0, `${width} pixels`);
     await page.waitForFunction(() => document.activeElement.closest('[data-next]'));
     await page.click('[data-next] button:has-text("Undo")');
     await shown();
@@ -191,7 +191,7 @@ test('next token is chosen from its candidates, and the text continues from exac
     assert.equal(await page.locator('[data-next] table').count(), 0, 'candidates of another text');
     await page.context().close();
   }
-  await quiet();
+  await expectNoErrors();
 });
 
 test('playground lists the fields that differ from the run', async () => {
@@ -204,7 +204,7 @@ test('playground lists the fields that differ from the run', async () => {
   assert.equal(await page.textContent('[data-differs] summary'), '2 fields differ from the run');
   assert.match(await page.textContent('[data-differs] ul'), /temperature.*→ 1\.5/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('open run list is updated after an outage of the server', async () => {
@@ -222,13 +222,13 @@ test('open run list is updated after an outage of the server', async () => {
     }).listen(at, '127.0.0.1', () => resolve(proxy));
   });
   let proxy = await serve(0);
-  const away = `http://127.0.0.1:${proxy.address().port}`;
+  const proxyUrl = `http://127.0.0.1:${proxy.address().port}`;
   const stop = new AbortController();
   const user = `away-${Date.now()}`;
   const body = { prompt: user, max_tokens: 3500, ignore_eos: true, stream: true };
   const run = await fetch(`${URL_}/v1/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal: stop.signal });
   const id = run.headers.get('x-thunder-run-id');
-  const page = await open(`/runs?q=${user}`, { server: away, expected: (what) => /ERR_|Failed to fetch/.test(what) });
+  const page = await open(`/runs?q=${user}`, { server: proxyUrl, expected: (what) => /ERR_|Failed to fetch/.test(what) });
   // A run is in the list once it is stored.
   while (!await page.locator(`[data-run="${id}"]`).count()) {
     await page.waitForTimeout(100);
@@ -253,7 +253,7 @@ test('open run list is updated after an outage of the server', async () => {
   await page.context().close();
   proxy.close();
   for (const socket of sockets) socket.destroy();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('fork with an alternative grows beside the text, and the family shows its branches', async () => {
@@ -279,7 +279,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .t:not(.p)`)].length, scope);
   assert.equal(await answer('.beside'), 200);
   await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
-  // The colours of both texts change together.
+  // The colors of both texts change together.
   await page.keyboard.press('3');
   assert.equal(await page.isChecked('.beside input[value=rank]'), true);
   await page.waitForFunction(() => location.search.includes('color=rank'));
@@ -294,7 +294,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   await page.goto(`${URL_}/runs?q=parent:${id}`);
   assert.match(await page.locator('.run [data-parent]').textContent(), new RegExp(`fork at step ${drawn.step}: “`));
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('regenerating several ways starts branches that the comparison offers', async () => {
@@ -321,7 +321,7 @@ test('regenerating several ways starts branches that the comparison offers', asy
   assert.equal(Number(await current()), before + 1);
   assert.ok(await page.locator('.t.cur').count() >= 1);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('run of another engine says why it cannot be forked', async () => {
@@ -335,5 +335,5 @@ test('run of another engine says why it cannot be forked', async () => {
   await button.click({ force: true });
   assert.match(await page.textContent('[data-toast]'), /cannot be forked: its sampling parameters/);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });

@@ -5,7 +5,7 @@ import { mkdtemp, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 let browser;
@@ -67,7 +67,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   assert.equal(await link.evaluate(() => document.querySelector('.heads [aria-selected=true]').ariaLabel.split(' · ')[0]), 'layer 1, head 2');
   await link.context().close();
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('later steps are shaded by one head, and a head without rows says how to store them', async () => {
@@ -87,7 +87,7 @@ test('later steps are shaded by one head, and a head without rows says how to st
   await other.waitForFunction(() => /\[\[2, 1\]\]/.test(document.querySelector('.panel').textContent));
   assert.ok(await other.locator('.heads').isVisible(), 'the grid is shown without rows');
   await other.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('exported page shows the run from disk without a network, and hostile text does nothing', async () => {
@@ -118,7 +118,7 @@ test('exported page shows the run from disk without a network, and hostile text 
   assert.deepEqual(problems, []);
   await original.context().close();
   await context.close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('documents are imported by the file chooser, and others are named with the reason', async () => {
@@ -132,5 +132,5 @@ test('documents are imported by the file chooser, and others are named with the 
   assert.deepEqual(await page.locator('[data-imported] div').allTextContents(), ['good.json: imported', 'bad.json was not imported: it is not an exported run: the field "request" is missing']);
   assert.equal((await fetch(`${URL_}/api/v1/runs/${id}`)).status, 200);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });

@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { launch, open, quiet, ready } from './browser.mjs';
+import { launch, open, expectNoErrors, ready } from './browser.mjs';
 
 const server = process.env.IMAGES_URL;
 if (!server) throw new Error('IMAGES_URL must name a running server with a projector');
@@ -61,12 +61,12 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     assert.match(await page.locator('.patches canvas').getAttribute('aria-label'), /^Attention over 8 × 8 patches: /);
     const box = await page.locator('.patch-grid').boundingBox();
     assert.ok(Math.abs(box.width / box.height - 1.5) < 0.05, `the grid has the shape of the image: ${box.width} × ${box.height}`);
-    const colours = await page.evaluate(() => {
+    const colors = await page.evaluate(() => {
       const canvas = document.querySelector('.patches canvas');
       const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
       return new Set(Array.from({ length: 64 }, (_, k) => data[4 * (canvas.width * Math.floor((Math.floor(k / 8) + 0.5) * canvas.height / 8) + Math.floor((k % 8 + 0.5) * canvas.width / 8)) + 3])).size;
     });
-    assert.ok(colours > 4, `${colours} different shades`);
+    assert.ok(colors > 4, `${colors} different shades`);
     assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), 'the page does not scroll sideways');
     await page.evaluate(axe);
     const violations = await page.evaluate(() => axe.run('.text, .panel', { runOnly: ['wcag2a', 'wcag2aa'] }).then((result) => result.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)));
@@ -77,7 +77,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     await page.click('[data-act=attention]');
     await facts.waitFor({ state: 'hidden' });
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 

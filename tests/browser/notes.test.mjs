@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -54,6 +54,6 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.keyboard.press('Escape');
     await page.waitForSelector('[data-note-dialog]', { state: 'detached' });
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }

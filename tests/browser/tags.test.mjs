@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, quiet, ready } from './browser.mjs';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -48,7 +48,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForSelector('[data-tags-dialog]', { state: 'detached' });
     assert.deepEqual(await tags(runs[0]), shown.slice(0, -1));
     await page.context().close();
-    await quiet();
+    await expectNoErrors();
   });
 }
 
@@ -70,7 +70,7 @@ test('several runs are tagged in the list, and a tag filters it', async () => {
   assert.equal(await page.inputValue('#q'), `tag:${mark}1280`);
   assert.equal(await page.getAttribute('.run', 'data-run'), runs[0]);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });
 
 test('invalid tag is explained in the dialog', async () => {
@@ -85,5 +85,5 @@ test('invalid tag is explained in the dialog', async () => {
   await page.waitForSelector('[data-tags-dialog]', { state: 'detached' });
   assert.deepEqual(await tags(runs[1]), [`${mark}both`]);
   await page.context().close();
-  await quiet();
+  await expectNoErrors();
 });

@@ -52,7 +52,7 @@ const end = await new Promise((resolve, reject) => {
     values.forEach((value, index) => (mean[index % positions] += value / (layers * heads)));
     const strongest = mean.indexOf(Math.max(...mean));
     const { text, logprob } = message.token;
-    console.log(`${JSON.stringify(text)} (${logprob.toFixed(2)}) looked most at ${JSON.stringify(texts[strongest])}`);
+    console.log(`${JSON.stringify(text)} (${logprob.toFixed(2)}) attends most to ${JSON.stringify(texts[strongest])}`);
     texts.push(text);
   };
 });

@@ -50,6 +50,6 @@ for step in answer["attention_data"]:
     mean = [sum(column) / len(heads) for column in zip(*heads)]
     assert len(mean) == len(texts), "a row has one value per token"
     strongest = max(range(len(mean)), key=mean.__getitem__)
-    print(f"{step['text']!r} looked most at {texts[strongest]!r} ({mean[strongest]:.3f})")
+    print(f"{step['text']!r} attends most to {texts[strongest]!r} ({mean[strongest]:.3f})")
     texts.append(step["text"])
 print(f"finish_reason: {answer['finish_reason']}")

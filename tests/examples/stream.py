@@ -3,8 +3,8 @@
 
     python3 tests/examples/stream.py "Once upon a time" [http://127.0.0.1:6767]
 
-If the server has keys, set the environment variable THUNDER_API_KEY. With the package `websockets`, one line replaces the class
-Socket: websockets.sync.client.connect(url).
+If the server has keys, set the environment variable THUNDER_API_KEY. The class Socket keeps the example free of packages; in a
+program of your own, use a WebSocket client such as the package `websockets`.
 """
 import base64
 import json

@@ -239,9 +239,8 @@ async fn system_message_may_follow_user_message() {
 #[tokio::test]
 async fn anthropic_clients_receive_anthropic_model_list() {
     let server = server().await;
-    let requested =
-        |path: &str| server.request(reqwest::Method::GET, path).header("anthropic-version", "2023-06-01").send();
-    let list: Value = requested("/v1/models").await.unwrap().json().await.unwrap();
+    let get = |path: &str| server.request(reqwest::Method::GET, path).header("anthropic-version", "2023-06-01").send();
+    let list: Value = get("/v1/models").await.unwrap().json().await.unwrap();
     let model = list["data"][0].clone();
     assert_eq!(
         (&model["type"], &model["id"], &model["display_name"]),
@@ -253,6 +252,6 @@ async fn anthropic_clients_receive_anthropic_model_list() {
         (&list["has_more"], &list["first_id"], &list["last_id"]),
         (&json!(false), &json!("tiny"), &json!("tiny"))
     );
-    let one: Value = requested("/v1/models/tiny").await.unwrap().json().await.unwrap();
+    let one: Value = get("/v1/models/tiny").await.unwrap().json().await.unwrap();
     assert_eq!(one, model);
 }

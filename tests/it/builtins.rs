@@ -21,8 +21,8 @@ fn text(answer: &Value) -> &str {
     choice["text"].as_str().or(choice["message"]["content"].as_str()).unwrap_or_default()
 }
 
-/// Returns the text of an answer, which a mod must end.
-async fn text_of_ended(server: &Server, path: &str, body: &Value) -> String {
+/// Returns the text of an answer that a mod must stop.
+async fn stopped_text(server: &Server, path: &str, body: &Value) -> String {
     let answer = server.answer(path, body).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
     text(&answer).to_owned()
@@ -52,24 +52,24 @@ async fn mods_constrain_the_answer() {
     for seed in 0..5 {
         for path in [CHAT, COMPLETIONS] {
             let with_mod = |name: &str, config: Value| body(seed, json!([{"name": name, "config": config}]));
-            let text = text_of_ended(server, path, &with_mod("json-schema", json!({"schema": schema}))).await;
+            let text = stopped_text(server, path, &with_mod("json-schema", json!({"schema": schema}))).await;
             let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
             assert!(
                 ["small", "large"].contains(&value["size"].as_str().unwrap()) && value["sure"].is_boolean(),
                 "{text}"
             );
             let date =
-                text_of_ended(server, path, &with_mod("regex", json!({"pattern": "[0-9]{4}-(0[1-9]|1[0-2])"}))).await;
+                stopped_text(server, path, &with_mod("regex", json!({"pattern": "[0-9]{4}-(0[1-9]|1[0-2])"}))).await;
             assert!(date.len() == 7 && date[..4].parse::<u32>().is_ok() && date.as_bytes()[4] == b'-', "{date}");
             let gbnf = json!({"gbnf": "root ::= (\"yes\" | \"no\") [.!]"});
             let lark = json!({"lark": "start: (\"yes\" | \"no\") /[.!]/"});
             for grammar in [gbnf, lark] {
-                let output = text_of_ended(server, path, &with_mod("grammar", grammar)).await;
+                let output = stopped_text(server, path, &with_mod("grammar", grammar)).await;
                 assert!(["yes.", "no.", "yes!", "no!"].contains(&output.as_str()), "{output}");
                 outputs.insert(output);
             }
             let choice =
-                text_of_ended(server, path, &with_mod("choices", json!({"choices": ["red", "green", "blue-green"]})))
+                stopped_text(server, path, &with_mod("choices", json!({"choices": ["red", "green", "blue-green"]})))
                     .await;
             assert!(["red", "green", "blue-green"].contains(&choice.as_str()), "{choice}");
         }
@@ -87,7 +87,7 @@ async fn constraints_and_bans_combine_in_any_order() {
         json!({"name": "ban-phrases", "config": {"phrases": ["ab", "CC", "e\"}"], "max_retries": 500}}),
     ];
     for seed in 0..9 {
-        let text = text_of_ended(server, COMPLETIONS, &body(seed, json!(mods))).await;
+        let text = stopped_text(server, COMPLETIONS, &body(seed, json!(mods))).await;
         let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text:?}"));
         let name = value["name"].as_str().unwrap();
         assert!((4..=8).contains(&name.len()) && name.bytes().all(|byte| (b'a'..=b'f').contains(&byte)), "{text}");
@@ -194,13 +194,13 @@ async fn stop_rules_end_the_answer() {
     let answer = server.answer(COMPLETIONS, &body(5, rule(json!({"tokens": 5})))).await;
     assert_eq!(answer["choices"][0]["finish_reason"], "stop");
     assert_eq!(answer["usage"]["completion_tokens"], 5);
-    let output = text_of_ended(server, COMPLETIONS, &body(6, rule(json!({"regex": "[aeiou]"})))).await;
+    let output = stopped_text(server, COMPLETIONS, &body(6, rule(json!({"regex": "[aeiou]"})))).await;
     assert_eq!(output.find(|c| "aeiou".contains(c)), Some(output.len() - 1), "{output}");
     let forced = |text: &str, config: Value| json!([{"name": "force-prefix", "config": {"text": text}}, {"name": "stop-rules", "config": config}]);
     let mods = forced("One is 1.0. Two! Three", json!({"sentences": 2}));
-    assert_eq!(text_of_ended(server, CHAT, &body(7, mods)).await, "One is 1.0. Two!");
+    assert_eq!(stopped_text(server, CHAT, &body(7, mods)).await, "One is 1.0. Two!");
     let mods = forced("a\n b\n b\nb\nc\n", json!({"repeated_lines": 3}));
-    assert_eq!(text_of_ended(server, CHAT, &body(7, mods)).await, "a\n b\n b\nb");
+    assert_eq!(stopped_text(server, CHAT, &body(7, mods)).await, "a\n b\n b\nb");
     let mods = rule(json!({"mean_logprob": -0.01, "window": 3}));
     let answer = server.answer(COMPLETIONS, &body(8, mods)).await;
     assert_eq!(
@@ -229,7 +229,7 @@ async fn invalid_tool_calls_are_blocked() {
         (
             "{\"name\": \"add\", \"arguments\": {\"a\": 3}}",
             json!({"max_retries": 0}),
-            "the arguments of 'add' are invalid: 'a' must be one of 1, 2, got 3",
+            "the arguments of 'add' are invalid: `a` must be one of 1, 2, got 3",
         ),
         ("{\"name\": \"add\", \"arguments\": {\"a\": 1}}", json!({"block": ["add"]}), "the tool 'add' is blocked"),
     ] {
@@ -265,31 +265,31 @@ async fn invalid_configuration_error_names_the_field() {
         (
             "think-budget",
             json!({"tokens": "many"}),
-            "mod 'think-budget': 'tokens' must be an integer from 0 to 1000000, got \"many\"",
+            "mod 'think-budget': `tokens` must be an integer from 0 to 1000000, got \"many\"",
         ),
-        ("json-schema", json!({"schema": {"type": "array", "uniqueItems": true}}), "mod 'json-schema': 'schema': "),
-        ("regex", json!({"pattern": "[0-9"}), "mod 'regex': 'pattern': "),
+        ("json-schema", json!({"schema": {"type": "array", "uniqueItems": true}}), "mod 'json-schema': `schema`: "),
+        ("regex", json!({"pattern": "[0-9"}), "mod 'regex': `pattern`: "),
         (
             "grammar",
             json!({"gbnf": "root ::= y"}),
-            "mod 'grammar': 'gbnf': line 1, column 10: the rule 'y' is used here but not defined",
+            "mod 'grammar': `gbnf`: line 1, column 10: the rule 'y' is used here but not defined",
         ),
         (
             "choices",
             json!({"choices": []}),
-            "mod 'choices': 'choices' must be a list of non-empty strings, e.g. [\"yes\", \"no\"], got []",
+            "mod 'choices': `choices` must be a list of non-empty strings, e.g. [\"yes\", \"no\"], got []",
         ),
         (
             "retry-low-confidence",
             json!({"tries": 0}),
-            "mod 'retry-low-confidence': 'tries' must be an integer from 1 to 32, got 0",
+            "mod 'retry-low-confidence': `tries` must be an integer from 1 to 32, got 0",
         ),
         ("stop-rules", json!({}), "mod 'stop-rules': no rule is set; at least one of "),
-        ("tool-guard", json!({}), "mod 'tool-guard': 'tools' is missing, and the request has no tools"),
+        ("tool-guard", json!({}), "mod 'tool-guard': `tools` is missing, and the request has no tools"),
         (
             "ban-phrases",
             json!({"phrases": ["a"], "whole_word": true}),
-            "mod 'ban-phrases': unknown field 'whole_word'; known fields: phrases, ",
+            "mod 'ban-phrases': unknown field `whole_word`; known fields: phrases, ",
         ),
     ] {
         let (status, answer) = server.post(CHAT, &body(1, json!([{"name": name, "config": config}]))).await;

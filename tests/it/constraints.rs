@@ -200,7 +200,7 @@ async fn forced_tokens_override_constraint_and_are_recorded_as_note() {
     let notes: Vec<String> =
         recorded_events(server, &answer).await.into_iter().filter_map(|(_, measured)| measured.note).collect();
     assert_eq!(notes.len(), 1, "{notes:?}");
-    assert!(notes[0].contains("is not permitted by the request's response_format"), "{notes:?}");
+    assert!(notes[0].contains("is not permitted by the request's `response_format`"), "{notes:?}");
 }
 
 #[tokio::test]

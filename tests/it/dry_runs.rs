@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 const ROUTE: &str = "/api/v1/mods/dry-runs";
 
-/// Returns a mod that forces tokens at the forward pass that fulfils a condition.
+/// Returns a mod that forces tokens at the forward pass that fulfills a condition.
 fn stamp(condition: &str) -> String {
     format!(
         "from thunder_mods import Added, ForwardPass, mod\n\n\n@mod(events=[ForwardPass, Added], config={{\"every\": 3}})\n\

@@ -28,7 +28,7 @@ async fn start(server: &Server, definition: &Value) -> String {
 }
 
 /// Waits until an experiment has a state, and returns it.
-async fn reached(server: &Server, id: &str, state: &str) -> Value {
+async fn wait_for_state(server: &Server, id: &str, state: &str) -> Value {
     for _ in 0..2400 {
         let (status, experiment) = server.get(&format!("{ROUTE}/{id}")).await;
         assert_eq!(status, 200, "{experiment}");
@@ -53,7 +53,7 @@ async fn action(server: &Server, id: &str, action: &str) -> (u16, Value) {
 async fn grid_is_run_scored_and_found() {
     let server = server().await;
     let id = start(server, &grid()).await;
-    let done = reached(server, &id, "done").await;
+    let done = wait_for_state(server, &id, "done").await;
     assert_eq!((&done["cells"], &done["next"]), (&json!(8), &Value::Null));
     assert_eq!(column(&done, "state"), [&json!("done"); 8]);
     assert_eq!(column(&done, "cell"), (0..8).map(Value::from).collect::<Vec<_>>().iter().collect::<Vec<_>>());
@@ -71,7 +71,7 @@ async fn grid_is_run_scored_and_found() {
     assert_eq!(list["runs"].as_array().unwrap().len(), 8);
 
     // Equal seeds give equal answers.
-    let again = reached(server, &start(server, &grid()).await, "done").await;
+    let again = wait_for_state(server, &start(server, &grid()).await, "done").await;
     assert_eq!(column(&again, "output_preview"), column(&done, "output_preview"));
     assert_ne!(column(&again, "run_id"), column(&done, "run_id"));
     assert_ne!(done["grid"][0]["output_preview"], done["grid"][1]["output_preview"]);
@@ -121,7 +121,7 @@ async fn grid_is_run_scored_and_found() {
     assert_eq!(list["runs"].as_array().unwrap().len(), 8, "the runs remain");
 }
 
-/// Gives the share of cells' letters, and fails, hangs or gives nothing for some seeds.
+/// Returns 0.5. For some seeds it fails, hangs, or returns no number.
 const SCORER: &str = "import time
 
 def score(text, cell):
@@ -143,13 +143,13 @@ def score(text, cell):
 #[tokio::test]
 async fn python_scores_answers_and_errors_are_kept_per_cell() {
     let process = Server::start(&["--mod-key", "boss", "--allow-mod-upload"]);
-    let server = Server::known(process.wait_ready().await.base.clone(), Some("boss"));
+    let server = Server::external(process.wait_ready().await.base.clone(), Some("boss"));
     let definition = json!({
         "name": "python", "prompts": ["Hello"], "seeds": [1, 2, 3, 4, 5, 6],
         "parameters": [{"max_tokens": 6, "ignore_eos": true}], "score": {"python": SCORER},
     });
     let id = start(&server, &definition).await;
-    let done = reached(&server, &id, "done").await;
+    let done = wait_for_state(&server, &id, "done").await;
     assert_eq!(column(&done, "state"), [&json!("done"); 6], "the runs themselves are done");
     assert_eq!(column(&done, "error"), [&Value::Null; 6]);
     let half = json!(0.5);
@@ -202,14 +202,14 @@ async fn python_scorer_needs_the_right_to_upload_mods() {
     let definition =
         json!({"name": "x", "prompts": ["a"], "seeds": [1], "parameters": [{"max_tokens": 1}], "score": score});
     let with_keys = ["--api-key-file", keys.to_str().unwrap(), "--allow-mod-upload"];
-    for (words, key, status) in
+    for (flags, key, status) in
         [(&with_keys[..], "ann-key", 403), (&with_keys, "mod-key", 201), (&with_keys[..2], "mod-key", 403)]
     {
-        let process = Server::start(words);
-        let server = Server::known(process.wait_ready().await.base.clone(), Some(key));
+        let process = Server::start(flags);
+        let server = Server::external(process.wait_ready().await.base.clone(), Some(key));
         let (found, body) = server.post(ROUTE, &definition).await;
         let detail = body["detail"].as_str().unwrap_or_default();
-        assert!(found == status && detail.is_empty() == (status == 201), "{words:?} {key}: {body}");
+        assert!(found == status && detail.is_empty() == (status == 201), "{flags:?} {key}: {body}");
         assert!(found == 201 || detail.starts_with("a Python scorer needs the right to upload mods: "), "{body}");
         let page = server.request(Method::GET, "/experiments/-new").send().await.unwrap().text().await.unwrap();
         assert_eq!(page.contains("value=\"python\" disabled"), status == 403, "{page}");
@@ -225,7 +225,7 @@ async fn export_has_whole_answers_and_no_formulas() {
         "parameters": [{"max_tokens": 400, "ignore_eos": true}],
     });
     let id = start(server, &definition).await;
-    let done = reached(server, &id, "done").await;
+    let done = wait_for_state(server, &id, "done").await;
     let get = async |name: &str| {
         let response = server.request(Method::GET, &format!("{ROUTE}/{id}/{name}")).send().await.unwrap();
         assert_eq!(response.status(), 200, "{name}");
@@ -249,35 +249,45 @@ async fn export_has_whole_answers_and_no_formulas() {
 #[tokio::test]
 async fn invalid_experiment_starts_nothing() {
     let server = server().await;
-    let with = |field: &str, value: Value| {
+    let with_field = |field: &str, value: Value| {
         let mut definition = grid();
         definition["name"] = "invalid".into();
         definition[field] = value;
         definition
     };
     for (definition, status, detail, pointer) in [
-        (with("name", json!("")), 400, "`name` must have 1 to 64 characters", "name"),
-        (with("prompts", json!([])), 400, "`prompts` must not be empty", "prompts"),
-        (with("seeds", json!([-1])), 400, "-1", ""),
-        (with("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004", "seeds"),
-        (with("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: ", "mods[1]"),
+        (with_field("name", json!("")), 400, "`name` must have 1 to 64 characters", "name"),
+        (with_field("prompts", json!([])), 400, "`prompts` must not be empty", "prompts"),
+        (with_field("seeds", json!([-1])), 400, "`seeds[0]` must be an integer between 0 and 4294967295, got -1", "seeds[0]"),
+        (with_field("seeds", json!((0..2501).collect::<Vec<_>>())), 400, "at most 10000 cells, got 10004", "seeds"),
+        (with_field("mods", json!([[], ["unknown_mod"]])), 400, "prompts[0], mods[1], parameters[0]: ", "mods[1]"),
         (
-            with("parameters", json!([{}, {"temperature": -3}])),
+            with_field("parameters", json!([{}, {"temperature": -3}])),
             400,
             "prompts[0], mods[0], parameters[1]: `temperature` must be a number",
             "parameters[1].temperature",
         ),
-        (with("parameters", json!([{"seed": 3}])), 400, "`parameters[0].seed` is not allowed", "parameters[0].seed"),
         (
-            with("prompts", json!(["a", "long ".repeat(20_000)])),
+            with_field("parameters", json!([{"seed": 3}])),
+            400,
+            "`parameters[0].seed` is not allowed",
+            "parameters[0].seed",
+        ),
+        (
+            with_field("prompts", json!(["a", "long ".repeat(20_000)])),
             400,
             "prompts[1], mods[0], parameters[0]: ",
             "prompts[1]",
         ),
-        (with("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
-        (with("score", json!({"json": false})), 400, "must be true", "score.json"),
-        (with("score", json!({"type": "regex", "pattern": "x"})), 400, "`score` must be {\"regex\": \"PATTERN\"}", ""),
-        (with("colour", json!(1)), 400, "unknown field `colour`", ""),
+        (with_field("score", json!({"regex": "("})), 400, "`score.regex` must be a regular expression", "score.regex"),
+        (with_field("score", json!({"json": false})), 400, "must be true", "score.json"),
+        (
+            with_field("score", json!({"type": "regex", "pattern": "x"})),
+            400,
+            "`score` must be {\"regex\": \"PATTERN\"}",
+            "score",
+        ),
+        (with_field("colour", json!(1)), 400, "unknown field `colour`; known fields: name, model, prompts", "colour"),
     ] {
         let (found, problem) = server.post(ROUTE, &definition).await;
         let text = problem["detail"].as_str().unwrap();
@@ -309,7 +319,7 @@ async fn cancelled_experiment_ends_at_once_and_can_be_resumed() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     assert_eq!((resumed.0, &resumed.1["state"]), (200, &json!("running")), "{resumed:?}");
-    let done = reached(&server, &id, "done").await;
+    let done = wait_for_state(&server, &id, "done").await;
     assert_eq!(column(&done, "state"), [&json!("done"); 8]);
     assert_eq!(column(&done, "completion_tokens"), [&json!(400); 8]);
 }
@@ -331,10 +341,10 @@ async fn experiment_of_killed_server_is_interrupted_and_can_be_resumed() {
     server.stop("KILL").await;
     let server = server.start_again(&["--parallel", "1"]);
     server.wait_ready().await;
-    let interrupted = reached(&server, &id, "interrupted").await;
+    let interrupted = wait_for_state(&server, &id, "interrupted").await;
     assert!(column(&interrupted, "state").contains(&&json!("pending")), "{interrupted}");
     assert_eq!(action(&server, &id, "resume").await.0, 200);
-    let done = reached(&server, &id, "done").await;
+    let done = wait_for_state(&server, &id, "done").await;
     assert_eq!(column(&done, "state"), [&json!("done"); 8]);
     assert_eq!(done["grid"][0], first, "a run that had ended is kept");
     let ids: HashSet<&str> = column(&done, "run_id").into_iter().map(|id| id.as_str().unwrap()).collect();
@@ -400,11 +410,11 @@ async fn experiment_belongs_to_its_tenant() {
 }
 
 /// Runs `thunder experiment` with a definition in a file.
-async fn command(server: &Server, definition: &str, words: &[&str]) -> (Option<i32>, String, String) {
+async fn command(server: &Server, definition: &str, flags: &[&str]) -> (Option<i32>, String, String) {
     let file = folder().join("greetings.toml");
     std::fs::write(&file, definition).unwrap();
     let mut command = thunder();
-    command.args(["experiment", file.to_str().unwrap(), "--server", &server.base]).args(words);
+    command.args(["experiment", file.to_str().unwrap(), "--server", &server.base]).args(flags);
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))

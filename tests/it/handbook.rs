@@ -217,52 +217,52 @@ impl PageRunner {
     }
 
     async fn run(&mut self, page: &str, block: &Block) {
-        let place = format!("templates/docs/{page}:{}", block.line);
+        let location = format!("templates/docs/{page}:{}", block.line);
         match block.language.as_str() {
             "text" => {}
             _ if block.not_run.is_some() => {
-                self.skipped.push(format!("{place}: {}", block.not_run.as_deref().unwrap()));
+                self.skipped.push(format!("{location}: {}", block.not_run.as_deref().unwrap()));
             }
-            "json" => self.run_json(&place, block).await,
+            "json" => self.run_json(&location, block).await,
             "sh" if block.text.starts_with("thunder serve") => {
                 let line = block.text.trim();
-                assert_eq!(line.lines().count(), 1, "{place}: a block must start one server only");
+                assert_eq!(line.lines().count(), 1, "{location}: a block must start one server only");
                 let arguments: Vec<String> =
                     line.split_whitespace().skip(2).map(|argument| argument.trim_matches('\'').to_owned()).collect();
                 if arguments.iter().any(|argument| argument == "--list-devices") {
-                    return self.run_command(&place, "bash", &["-ec", line]).await;
+                    return self.run_command(&location, "bash", &["-ec", line]).await;
                 }
                 self.flags = arguments;
                 self.server().await;
                 self.ran += 1;
             }
-            "sh" => self.run_command(&place, "bash", &["-ec", &fail_on_errors(&block.text)]).await,
-            "python" => self.run_python(&place, &block.text).await,
+            "sh" => self.run_command(&location, "bash", &["-ec", &fail_on_errors(&block.text)]).await,
+            "python" => self.run_python(&location, &block.text).await,
             "toml" => {
                 std::fs::write(self.folder.join("block.toml"), &block.text).unwrap();
-                self.run_command(&place, "thunder", &["config", "--config-file", "block.toml"]).await;
+                self.run_command(&location, "thunder", &["config", "--config-file", "block.toml"]).await;
             }
-            other => panic!("{place}: blocks are sh, json, python, toml or text, not {other:?}"),
+            other => panic!("{location}: blocks are sh, json, python, toml or text, not {other:?}"),
         }
     }
 
-    async fn run_json(&mut self, place: &str, block: &Block) {
+    async fn run_json(&mut self, location: &str, block: &Block) {
         let document = serde_json::from_str::<Value>(&block.text);
         if document.is_err() {
             for line in block.text.lines() {
-                serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{place}: {error} in {line}"));
+                serde_json::from_str::<Value>(line).unwrap_or_else(|error| panic!("{location}: {error} in {line}"));
             }
         }
         if let Some(path) = &block.post {
             let (status, answer) = self.server().await.post(path, &document.unwrap()).await;
             if !(200..300).contains(&status) {
-                self.failures.push(format!("{place}: {status} {answer}"));
+                self.failures.push(format!("{location}: {status} {answer}"));
             }
         }
         self.ran += 1;
     }
 
-    async fn run_python(&mut self, place: &str, text: &str) {
+    async fn run_python(&mut self, location: &str, text: &str) {
         let first = text.lines().next().unwrap_or_default();
         let name = first
             .strip_prefix("# ")
@@ -280,9 +280,9 @@ impl PageRunner {
             format!("import importlib.util as u, sys; sys.exit(any(u.find_spec(m) is None for m in {imports:?}))");
         let is_installed = self.command("python3", &["-c", &probe], &base).status().unwrap().success();
         if is_installed {
-            self.run_command(place, "python3", &[name]).await;
+            self.run_command(location, "python3", &[name]).await;
         } else {
-            self.skipped.push(format!("{place}: a package of {imports:?} is not installed"));
+            self.skipped.push(format!("{location}: a package of {imports:?} is not installed"));
         }
     }
 
@@ -298,7 +298,7 @@ impl PageRunner {
         command
     }
 
-    async fn run_command(&mut self, place: &str, program: &str, arguments: &[&str]) {
+    async fn run_command(&mut self, location: &str, program: &str, arguments: &[&str]) {
         let server = self.server().await;
         let (base, data, database) = (server.base.clone(), server.data_dir.clone(), server.database_url());
         // A prefix is part of the page's addresses.
@@ -315,7 +315,7 @@ impl PageRunner {
         let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         if !output.status.success() {
             let script = arguments.join(" ");
-            self.failures.push(format!("{place}: {}\n{script}\n{out}\n{err}", output.status));
+            self.failures.push(format!("{location}: {}\n{script}\n{out}\n{err}", output.status));
         }
         self.ran += 1;
     }

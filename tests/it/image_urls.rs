@@ -36,7 +36,7 @@ async fn image_server() -> u16 {
     port
 }
 
-fn about(url: &str) -> Value {
+fn image_request(url: &str) -> Value {
     let content = json!([{"type": "text", "text": "What is this?"}, {"type": "image_url", "image_url": {"url": url}}]);
     json!({"messages": [{"role": "user", "content": content}], "max_tokens": 4, "temperature": 0, "ignore_eos": true})
 }
@@ -48,11 +48,11 @@ async fn images_are_fetched_from_permitted_addresses_only() {
     let server = Server::start(&arguments(&["--allow-image-urls", "--image-url-hosts", &listed]));
     server.wait_ready().await;
     let url = |path: &str| format!("http://{listed}{path}");
-    let mut sent = about("");
+    let mut sent = image_request("");
     sent["messages"][0]["content"][1] = part(&bmp(51));
     let expected = server.answer("/v1/chat/completions", &sent).await["choices"][0]["message"]["content"].clone();
     for path in ["/a.bmp", "/moved"] {
-        let answer = server.answer("/v1/chat/completions", &about(&url(path))).await;
+        let answer = server.answer("/v1/chat/completions", &image_request(&url(path))).await;
         assert_eq!(answer["choices"][0]["message"]["content"], expected, "{path}");
     }
     let source = json!({"type": "image", "source": {"type": "url", "url": url("/a.bmp")}});
@@ -76,7 +76,7 @@ async fn images_are_fetched_from_permitted_addresses_only() {
         ("http://ann:secret@example.org/a.png".into(), "must have no user name"),
         ("file:///etc/passwd".into(), "must be a data URL or an http: or https: URL"),
     ] {
-        let (status, answer) = server.post("/v1/chat/completions", &about(&url)).await;
+        let (status, answer) = server.post("/v1/chat/completions", &image_request(&url)).await;
         let message = message_of(&answer);
         assert!(status == 400 && message.contains(reason), "{url}: {answer}");
         assert!(message.contains("messages[0].content[1].image_url"), "{url}: {answer}");
@@ -89,7 +89,7 @@ async fn images_are_not_fetched_without_the_flag() {
     let listed = format!("127.0.0.1:{port}");
     let server = Server::start(&arguments(&["--image-url-hosts", &listed]));
     server.wait_ready().await;
-    let (status, answer) = server.post("/v1/chat/completions", &about(&format!("http://{listed}/a.bmp"))).await;
+    let (status, answer) = server.post("/v1/chat/completions", &image_request(&format!("http://{listed}/a.bmp"))).await;
     let expected = "the server does not fetch images from http: URLs; start it with --allow-image-urls";
     assert!(status == 400 && message_of(&answer).contains(expected), "{answer}");
 }

@@ -24,12 +24,12 @@ const PNG: &str =
     "iVBORw0KGgoAAAANSUhEUgAAAAYAAAAECAIAAAAiZtkUAAAAGElEQVR4nGNkYGjQYGBARiwMNgxogDghAHPAAgoN/kQJAAAAAElFTkSuQmCC";
 const GIF: &str = "R0lGODdhBgAEAIQAAMi0gKC0gHi0gMh4gKB4gHh4gFC0gFB4gCi0gAC0gCh4gAB4gMg8gKA8gHg8gFA8gCg8gAA8gMgAgKAAgHgAgFAAgCgAgAAAgAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAACwAAAAABgAEAAAIHgAvWKhAYYKECBAeOGjAYIGCAwUIDEiAwICAAAACAgA7";
 
-const TELL: &str = r#"
+const LOG_PROMPT: &str = r#"
 from thunder_mods import Prefilled, mod
 
 
 @mod(events=[Prefilled])
-def tell(event, actions, tokenizer):
+def log_prompt(event, actions, tokenizer):
     """Logs the prompt."""
     print(event.prompt_text, event.images)
 "#;
@@ -70,7 +70,7 @@ pub fn part(image: &[u8]) -> Value {
 }
 
 /// Returns the body of a chat completion about an image, with the log-probabilities of the answer's tokens.
-pub fn about(image: &[u8], further: &Value) -> Value {
+pub fn image_request(image: &[u8], further: &Value) -> Value {
     let content = json!([{"type": "text", "text": "What is this?"}, part(image)]);
     let mut body = json!({
         "messages": [{"role": "user", "content": content}], "max_tokens": 6, "temperature": 0, "ignore_eos": true,
@@ -103,25 +103,25 @@ async fn every_api_answers_about_an_image() {
     let server = server().await;
     let data = STANDARD.encode(bmp(3));
     let sampling = json!({"max_tokens": 6, "temperature": 0, "ignore_eos": true});
-    let with = |mut body: Value| {
+    let with_sampling = |mut body: Value| {
         body.as_object_mut().unwrap().extend(sampling.as_object().unwrap().clone());
         body
     };
-    let chat = server.answer("/v1/chat/completions", &about(&bmp(3), &Value::Null)).await;
+    let chat = server.answer("/v1/chat/completions", &image_request(&bmp(3), &Value::Null)).await;
     let text = chat["choices"][0]["message"]["content"].as_str().unwrap();
     let prompt_tokens = chat["usage"]["prompt_tokens"].as_u64().unwrap();
     assert!(!text.is_empty() && prompt_tokens > IMAGE_TOKENS, "{chat}");
 
     let source = json!({"type": "base64", "media_type": "image/bmp", "data": data});
     let blocks = json!([{"type": "text", "text": "What is this?"}, {"type": "image", "source": source}]);
-    let body = with(json!({"messages": [{"role": "user", "content": blocks}]}));
+    let body = with_sampling(json!({"messages": [{"role": "user", "content": blocks}]}));
     let message = server.answer("/v1/messages", &body).await;
     assert_eq!(message["content"][0]["text"], text, "{message}");
     let counted = server.answer("/v1/messages/count_tokens", &body).await;
     assert_eq!(counted["input_tokens"], prompt_tokens);
 
     let parts = json!([{"type": "input_text", "text": "What is this?"}, {"type": "input_image", "image_url": data_url(&bmp(3))}]);
-    let body = with(json!({"input": [{"role": "user", "content": parts}], "max_output_tokens": 6}));
+    let body = with_sampling(json!({"input": [{"role": "user", "content": parts}], "max_output_tokens": 6}));
     let response = server.answer("/v1/responses", &body).await;
     assert_eq!(response["output"][0]["content"][0]["text"], text, "{response}");
     // The stored response keeps the image.
@@ -132,7 +132,7 @@ async fn every_api_answers_about_an_image() {
     // Ollama puts images before the text.
     let options = json!({"num_predict": 6, "temperature": 0, "ignore_eos": true});
     let first = json!([part(&bmp(3)), {"type": "text", "text": "What is this?"}]);
-    let chat = with(json!({"messages": [{"role": "user", "content": first}]}));
+    let chat = with_sampling(json!({"messages": [{"role": "user", "content": first}]}));
     let chat = server.answer("/v1/chat/completions", &chat).await;
     let text = &chat["choices"][0]["message"]["content"];
     let messages = json!([{"role": "user", "content": "What is this?", "images": [data]}]);
@@ -148,10 +148,10 @@ async fn every_api_answers_about_an_image() {
     assert!(continued["prompt_eval_count"].as_u64() > generated["prompt_eval_count"].as_u64(), "{continued}");
 
     // llama-server's completion, with the prompt that its template route returns.
-    let rendered = server.answer("/apply-template", &about(&bmp(3), &Value::Null)).await;
+    let rendered = server.answer("/apply-template", &image_request(&bmp(3), &Value::Null)).await;
     let prompt = json!({"prompt_string": rendered["prompt"], "multimodal_data": [data]});
-    let chat = server.answer("/v1/chat/completions", &about(&bmp(3), &Value::Null)).await;
-    let completion = with(json!({"prompt": prompt, "n_predict": 6}));
+    let chat = server.answer("/v1/chat/completions", &image_request(&bmp(3), &Value::Null)).await;
+    let completion = with_sampling(json!({"prompt": prompt, "n_predict": 6}));
     let completion = server.answer("/completion", &completion).await;
     assert_eq!(completion["content"], chat["choices"][0]["message"]["content"], "{completion}");
     assert_eq!(completion["tokens_evaluated"], chat["usage"]["prompt_tokens"], "{completion}");
@@ -182,7 +182,7 @@ async fn capabilities_name_images() {
     assert!(models["data"][0]["capabilities"].as_array().unwrap().contains(&json!("vision")), "{models}");
     let shown = server.answer("/api/show", &json!({"model": "demo"})).await;
     assert!(shown["capabilities"].as_array().unwrap().contains(&json!("vision")), "{shown}");
-    let body = about(&bmp(1), &Value::Null);
+    let body = image_request(&bmp(1), &Value::Null);
     let rendered = server.answer("/apply-template", &body).await;
     assert!(rendered["prompt"].as_str().unwrap().contains("What is this?<__media__>"), "{rendered}");
     let mut text = body;
@@ -190,11 +190,11 @@ async fn capabilities_name_images() {
     let tokens = |body: Value| async move {
         server.answer("/v1/chat/completions/input_tokens", &body).await["input_tokens"].as_u64().unwrap()
     };
-    assert_eq!(tokens(about(&bmp(1), &Value::Null)).await, tokens(text).await + IMAGE_TOKENS);
+    assert_eq!(tokens(image_request(&bmp(1), &Value::Null)).await, tokens(text).await + IMAGE_TOKENS);
 }
 
-/// Returns the log-probabilities of the alternatives of the first token of an answer, computed with llama.cpp's own
-/// evaluation of images, in the order of `texts`.
+/// Returns the log-probabilities of the most probable tokens at each step of an answer, computed with llama.cpp's own
+/// evaluation of images.
 fn reference(prompt: &str, image: &[u8], answer: &[(String, f64)]) -> Vec<(String, f64)> {
     let backend = thunder::model::llama::backend().unwrap();
     let model = LlamaModel::load_from_file(backend, DEMO, &LlamaModelParams::default()).unwrap();
@@ -237,7 +237,7 @@ fn reference(prompt: &str, image: &[u8], answer: &[(String, f64)]) -> Vec<(Strin
 #[tokio::test]
 async fn log_probabilities_equal_those_of_llama_cpp() {
     let server = server().await;
-    let body = about(&bmp(5), &json!({"ignore_eos": false}));
+    let body = image_request(&bmp(5), &json!({"ignore_eos": false}));
     let prompt = server.answer("/apply-template", &body).await["prompt"].as_str().unwrap().to_owned();
     let found = logprobs(&server.answer("/v1/chat/completions", &body).await);
     let expected = tokio::task::spawn_blocking({
@@ -245,19 +245,20 @@ async fn log_probabilities_equal_those_of_llama_cpp() {
         move || reference(&prompt, &bmp(5), &found)
     });
     assert_close(&found, &expected.await.unwrap(), 1e-3);
-    let other = logprobs(&server.answer("/v1/chat/completions", &about(&bmp(6), &json!({"ignore_eos": false}))).await);
+    let other =
+        logprobs(&server.answer("/v1/chat/completions", &image_request(&bmp(6), &json!({"ignore_eos": false}))).await);
     assert!(found.iter().zip(&other).any(|(one, other)| one.0 != other.0 || (one.1 - other.1).abs() > 0.01));
 }
 
 #[tokio::test]
 async fn cached_tokens_belong_to_the_same_image() {
     let server = server().await;
-    let body = about(&bmp(7), &json!({"id_slot": 0}));
+    let body = image_request(&bmp(7), &json!({"id_slot": 0}));
     let first = server.answer("/v1/chat/completions", &body).await;
     let again = server.answer("/v1/chat/completions", &body).await;
     assert_eq!(cached(&again), first["usage"]["prompt_tokens"].as_u64().unwrap() - 1);
     assert_close(&logprobs(&again), &logprobs(&first), 1e-4);
-    let other = server.answer("/v1/chat/completions", &about(&bmp(8), &json!({"id_slot": 0}))).await;
+    let other = server.answer("/v1/chat/completions", &image_request(&bmp(8), &json!({"id_slot": 0}))).await;
     let text_before_image = 30;
     assert!(cached(&other) < text_before_image, "{other}");
     // A second image after the first one.
@@ -295,7 +296,7 @@ async fn full_context_drops_images_with_their_messages() {
 async fn image_is_split_over_small_batches() {
     let small = Server::start(&arguments(&["-b", "24", "-ub", "16", "--parallel", "2"]));
     small.wait_ready().await;
-    let body = about(&bmp(9), &Value::Null);
+    let body = image_request(&bmp(9), &Value::Null);
     let found = logprobs(&small.answer("/v1/chat/completions", &body).await);
     let expected = logprobs(&server().await.answer("/v1/chat/completions", &body).await);
     assert_close(&found, &expected, 1e-3);
@@ -311,15 +312,19 @@ async fn other_runs_are_not_affected() {
     let images = async {
         let mut answers = Vec::new();
         for seed in 20..26 {
-            answers
-                .push(server.answer("/v1/chat/completions", &about(&bmp(seed), &json!({"cache_prompt": false}))).await);
+            answers.push(
+                server
+                    .answer("/v1/chat/completions", &image_request(&bmp(seed), &json!({"cache_prompt": false})))
+                    .await,
+            );
         }
         answers
     };
     let (beside, images) = tokio::join!(server.answer("/v1/chat/completions", &text), images);
     assert_close(&logprobs(&beside), &logprobs(&alone), 1e-3);
     for (seed, found) in (20..26).zip(images) {
-        let expected = server.answer("/v1/chat/completions", &about(&bmp(seed), &json!({"cache_prompt": false}))).await;
+        let expected =
+            server.answer("/v1/chat/completions", &image_request(&bmp(seed), &json!({"cache_prompt": false}))).await;
         assert_close(&logprobs(&found), &logprobs(&expected), 1e-3);
     }
 }
@@ -400,12 +405,12 @@ async fn model_without_projector_rejects_images() {
 #[tokio::test]
 async fn recorded_run_with_an_image_can_be_read_and_forked() {
     let mods = folder();
-    std::fs::write(mods.join("tell.py"), TELL).unwrap();
+    std::fs::write(mods.join("log_prompt.py"), LOG_PROMPT).unwrap();
     let server = Server::start(&arguments(&["--mods-dir", mods.to_str().unwrap(), "--parallel", "1"]));
     server.wait_ready().await;
     let further =
-        json!({"repeat_penalty": 1.2, "dry_multiplier": 0.5, "mods": ["log-top", "stop-on-repetition", "tell"]});
-    let answer = server.answer("/v1/chat/completions", &about(&bmp(11), &further)).await;
+        json!({"repeat_penalty": 1.2, "dry_multiplier": 0.5, "mods": ["log-top", "stop-on-repetition", "log_prompt"]});
+    let answer = server.answer("/v1/chat/completions", &image_request(&bmp(11), &further)).await;
     let id = answer["thunder"]["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned();
     let run = server.finished(&id).await;
     assert_eq!(run["run"]["status"], "done", "{run}");
@@ -454,10 +459,10 @@ async fn saved_slot_keeps_an_image() {
     let further = ["--slot-save-path", saved, "--parallel", "1", "--cache-ram", "0"];
     let server = Server::start(&arguments(&further));
     server.wait_ready().await;
-    let body = about(&bmp(12), &Value::Null);
+    let body = image_request(&bmp(12), &Value::Null);
     let first = server.answer("/v1/chat/completions", &body).await;
     server.answer("/slots/0?action=save", &json!({"filename": "a.bin"})).await;
-    server.answer("/v1/chat/completions", &about(&bmp(13), &Value::Null)).await;
+    server.answer("/v1/chat/completions", &image_request(&bmp(13), &Value::Null)).await;
     server.answer("/slots/0?action=restore", &json!({"filename": "a.bin"})).await;
     let again = server.answer("/v1/chat/completions", &body).await;
     assert_eq!(cached(&again), first["usage"]["prompt_tokens"].as_u64().unwrap() - 1);

@@ -147,7 +147,7 @@ async fn invalid_document_error_has_json_path() {
       "type": "/problems/bad-request",
       "title": "Bad Request",
       "status": 400,
-      "detail": "expected the sequence_order of one of the events, 0 to 3, got 9",
+      "detail": "expected the `sequence_order` of one of the events, 0 to 3, got 9",
       "pointer": "$.mod_calls[1].event_sequence_order"
     }
     "#);
@@ -302,7 +302,7 @@ async fn example_of_api_document_is_accepted() {
     let (_, run) = server.get(&format!("/api/v1/runs/{}", example["request"]["request_id"].as_str().unwrap())).await;
     assert_eq!(run["run"]["completion_tokens"], 1);
     for section in ["events", "mod_calls", "mod_logs", "actions"] {
-        let (given, kept) = (example[section].as_array().unwrap(), run[section].as_array().unwrap());
-        assert!(!given.is_empty() && given.len() == kept.len(), "{section}");
+        let (given, stored) = (example[section].as_array().unwrap(), run[section].as_array().unwrap());
+        assert!(!given.is_empty() && given.len() == stored.len(), "{section}");
     }
 }

@@ -22,7 +22,7 @@ async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn newest_halo_weave_version_works() {
+async fn newest_version_of_halo_weave_works() {
     let server = server().await;
     let (_, model) = server.get("/api/v1/model").await;
     assert_eq!((&model["result"], &model["model_name"]), (&json!("thunder/tiny"), &json!("tiny")));

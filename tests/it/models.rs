@@ -287,18 +287,18 @@ async fn unloading_frees_the_memory() {
 /// Returns the tiny model with some bytes changed, most of them in its header. Each seed results in one file.
 fn damaged(whole: &[u8], seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let mut next = |below: usize| {
+    let mut random = |limit: usize| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 33) as usize % below
+        (state >> 33) as usize % limit
     };
     let mut bytes = whole.to_vec();
-    let reach = if seed.is_multiple_of(4) { bytes.len() } else { 2_000 };
-    for _ in 0..=next(3) {
-        let at = next(reach);
-        bytes[at] = [0, 255, 1, 128, next(256) as u8][next(5)];
+    let changeable = if seed.is_multiple_of(4) { bytes.len() } else { 2_000 };
+    for _ in 0..=random(3) {
+        let at = random(changeable);
+        bytes[at] = [0, 255, 1, 128, random(256) as u8][random(5)];
     }
     if seed.is_multiple_of(5) {
-        bytes.truncate(next(whole.len()));
+        bytes.truncate(random(whole.len()));
     }
     bytes
 }

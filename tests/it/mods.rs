@@ -176,17 +176,19 @@ async fn strategy_of_a_mod_constrains_its_answer() {
         ("float", &|text| text.strip_suffix('\n').is_some_and(|number| number.parse::<f64>().is_ok())),
         ("list", &list),
     ];
-    for (form, check) in checks {
+    for (strategy, check) in checks {
         let mut answers = std::collections::HashSet::new();
         for seed in 0..SEEDS {
-            let result = engine.sample(&[("in_form", json!({"form": form}))], high_temperature(seed), 120).await;
+            let result =
+                engine.sample(&[("constrained", json!({"strategy": strategy}))], high_temperature(seed), 120).await;
             assert_eq!(result.exceptions(), Vec::<&str>::new());
-            let (answer, rest) = result.text.split_once("|||").unwrap_or_else(|| panic!("{form}: {:?}", result.text));
-            assert!(check(answer), "{form} with seed {seed}: {answer:?}");
+            let (answer, rest) =
+                result.text.split_once("|||").unwrap_or_else(|| panic!("{strategy}: {:?}", result.text));
+            assert!(check(answer), "{strategy} with seed {seed}: {answer:?}");
             assert!(!rest.is_empty(), "the model continues the answer");
             answers.insert(answer.to_owned());
         }
-        assert!(answers.len() > 1, "{form}: every seed has the same answer: {answers:?}");
+        assert!(answers.len() > 1, "{strategy}: every seed has the same answer: {answers:?}");
     }
 }
 
@@ -217,7 +219,7 @@ async fn flow_branches_on_the_answers() {
     let mut engine = ModEngine::new().await;
     let mut branches = std::collections::HashMap::new();
     for seed in 0..40 {
-        let result = engine.sample(&[("ways", Value::Null)], high_temperature(seed), 80).await;
+        let result = engine.sample(&[("branches", Value::Null)], high_temperature(seed), 80).await;
         assert_eq!(result.exceptions(), Vec::<&str>::new());
         assert!(!result.text.contains('[') || result.end.finish.reason == FinishReason::Length, "{}", result.text);
         assert_eq!((result.retracted, &result.text), (0, &result.end.finish.text));

@@ -212,11 +212,11 @@ async fn rerun_of_unsuitable_run_reports_reason() {
         ("/parameters/mods", json!("replace_start")),
         ("/parameters/constraint", json!({"kind": "regex"})),
     ];
-    for (place, value) in hostile {
+    for (pointer, value) in hostile {
         let mut wrong = stored_run["events"][0]["details"]["prompt"].clone();
-        *wrong.pointer_mut(place).unwrap() = value;
+        *wrong.pointer_mut(pointer).unwrap() = value;
         let (status, problem) = server.post("/api/v1/reruns", &rerun(&wrong)).await;
-        assert!((400..500).contains(&status), "{place}: {status} {problem}");
+        assert!((400..500).contains(&status), "{pointer}: {status} {problem}");
     }
 }
 

@@ -62,9 +62,8 @@ async fn metrics_count_requests_runs_and_mod_calls() {
     let text = loop {
         let text = scrape(&server).await;
         let found = samples(&text);
-        let is_counted =
-            found.get("thunder_http_request_duration_seconds_count{route=\"/completion\",method=\"POST\"}");
-        if is_counted == Some(&4.0)
+        let requests = found.get("thunder_http_request_duration_seconds_count{route=\"/completion\",method=\"POST\"}");
+        if requests == Some(&4.0)
             && found["thunder_time_per_output_token_seconds_count"] == 3.0
             && found["thunder_recorder_lag_seconds_count"] > 0.0
         {

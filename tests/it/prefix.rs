@@ -18,7 +18,7 @@ struct Browser {
 impl Browser {
     async fn get(&self, path: &str) -> Response {
         let request = self.http.get(format!("{}{path}", self.root)).header("accept", "text/html");
-        // The server ignores this header.
+        // The server ignores `x-forwarded-prefix`.
         request.header("cookie", &self.cookie).header("x-forwarded-prefix", "//evil.example").send().await.unwrap()
     }
 }

@@ -101,7 +101,7 @@ async fn request_id_of_active_run_is_rejected() {
     assert_eq!((status, answer["error"]["param"].as_str()), (409, Some("request_id")), "{answer}");
     assert_eq!(
         message_of(&answer),
-        "request_id 'quote-same-id' is in use by an active run; send another one, or omit it to get the run's own id"
+        "`request_id` 'quote-same-id' is in use by an active run; send another one, or omit it to get the run's own id"
     );
     // In the attention API an id belongs to the connection, so the run gets another id.
     let own =
@@ -218,7 +218,7 @@ async fn traces_need_no_key_with_open_ingest() {
         201
     );
     assert_eq!(status(without_key(&server, Method::GET, "/v1/models")).await, 401);
-    // A page of another site must not send a key.
+    // Requests from pages of other sites are rejected, although no key is needed.
     let page = without_key(&server, Method::POST, "/ingest")
         .header("origin", "https://evil.example")
         .json(&trace("page", None));
@@ -236,12 +236,12 @@ async fn configuration_is_checked_against_the_annotations_of_its_mod() {
     let config: Value = serde_json::from_str(answer["choices"][0]["message"]["content"].as_str().unwrap()).unwrap();
     assert_eq!(config, json!({"every": 2, "ending": "!", "words": ["a"]}));
     for (config, message) in [
-        (json!({}), "'every' is missing"),
-        (Value::Null, "'every' is missing"),
-        (json!({"every": "two"}), "'every' must be an integer, got \"two\""),
-        (json!({"every": 1, "ending": "?"}), "'ending' must be one of \"!\", \".\", got \"?\""),
-        (json!({"every": 1, "words": [1]}), "'words[0]' must be a string, got 1"),
-        (json!({"every": 1, "evry": 2}), "unknown field 'evry'; known fields: every, ending, words"),
+        (json!({}), "`every` is missing"),
+        (Value::Null, "`every` is missing"),
+        (json!({"every": "two"}), "`every` must be an integer, got \"two\""),
+        (json!({"every": 1, "ending": "?"}), "`ending` must be one of \"!\", \".\", got \"?\""),
+        (json!({"every": 1, "words": [1]}), "`words[0]` must be a string, got 1"),
+        (json!({"every": 1, "evry": 2}), "unknown field `evry`; known fields: every, ending, words"),
     ] {
         let (status, answer) = server.post(CHAT, &body(config)).await;
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");

@@ -1,7 +1,7 @@
 //! Files of images that are recorded with their runs.
 
 use super::harness::{Server, folder, psql};
-use super::images::{IMAGE_TOKENS, about, arguments, bmp, part};
+use super::images::{IMAGE_TOKENS, arguments, bmp, image_request, part};
 use reqwest::{Method, header};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -14,7 +14,7 @@ fn hash(image: &[u8]) -> String {
 
 /// Generates an answer about an image. Returns the id of the run and its recorded prompt.
 async fn generate(server: &Server, image: &[u8]) -> (String, Value) {
-    let answer = server.answer("/v1/chat/completions", &about(image, &Value::Null)).await;
+    let answer = server.answer("/v1/chat/completions", &image_request(image, &Value::Null)).await;
     let id = answer["thunder"]["run_id"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned();
     let run = server.finished(&id).await;
     (id, run["events"][0]["details"]["prompt"].clone())
@@ -106,7 +106,7 @@ async fn size_of_recorded_images_is_limited() {
     );
     assert_eq!(psql(&server.database_url(), COUNT).await, "1 1");
     // Runs that are not recorded leave no image.
-    let mut body = about(&bmp(46), &json!({"record": false}));
+    let mut body = image_request(&bmp(46), &json!({"record": false}));
     body["max_tokens"] = 1.into();
     server.answer("/v1/chat/completions", &body).await;
     assert_eq!(psql(&server.database_url(), COUNT).await, "1 1");
@@ -131,7 +131,7 @@ async fn images_belong_to_the_tenant_of_their_run() {
     let image = bmp(47);
     let mut ids = Vec::new();
     for key in ["ann-key", "bob-key"] {
-        let body = about(&image, &json!({"record": "required"}));
+        let body = image_request(&image, &json!({"record": "required"}));
         let (status, answer) = send(&server, key, Method::POST, "/v1/chat/completions", Some(&body)).await;
         let answer: Value = serde_json::from_slice(&answer).unwrap();
         assert_eq!(status, 200, "{answer}");

@@ -57,8 +57,8 @@ async fn active_run_is_readable_on_every_route_after_its_first_token() {
             assert_eq!(*status, 200, "{path}: {text}");
         }
         assert!(reads[1].1.contains("\"Added\""), "the events of the first token are missing: {}", reads[1].1);
-        let (status, kept) = server.post(&format!("/api/v1/runs/{id}/feedback"), &json!({"rating": 1})).await;
-        assert_eq!(status, 201, "{kept}");
+        let (status, feedback) = server.post(&format!("/api/v1/runs/{id}/feedback"), &json!({"rating": 1})).await;
+        assert_eq!(status, 201, "{feedback}");
     }
 }
 
@@ -151,7 +151,7 @@ impl OtherServer {
     }
 
     /// Adds events and waits until they are committed.
-    async fn events(&mut self, count: i32, watch: &mut PgConnection) {
+    async fn add_events(&mut self, count: i32, watch: &mut PgConnection) {
         let event = |order| TraceItem::Event(Event::new(EventType::ForwardPass, order, order, None));
         let items = (self.next..self.next + count).map(event).collect();
         self.next += count;
@@ -186,7 +186,7 @@ async fn follower_receives_events_that_are_committed_while_it_reads() {
     let mut watch = PgConnection::connect(&url).await.unwrap();
     let mut blocker = PgConnection::connect(&url).await.unwrap();
     let mut run = OtherServer::begin(&url, server).await;
-    run.events(900, &mut watch).await;
+    run.add_events(900, &mut watch).await;
     let mut lock = blocker.begin().await.unwrap();
     sqlx::query("lock table mod_calls in access exclusive mode").execute(&mut *lock).await.unwrap();
     let path = format!("/api/v1/runs/{}/events", run.run_id);
@@ -197,16 +197,16 @@ async fn follower_receives_events_that_are_committed_while_it_reads() {
     let blocked = "select count(*) from pg_locks where relation = 'mod_calls'::regclass and not granted
         and database = (select oid from pg_database where datname = current_database()) and $1::uuid is not null";
     wait_for_count(&mut watch, blocked, run.run_id, 1).await;
-    run.events(200, &mut watch).await;
+    run.add_events(200, &mut watch).await;
     lock.rollback().await.unwrap();
-    let lines = format!("/api/v1/runs/{}/events", run.run_id);
+    let events_path = format!("/api/v1/runs/{}/events", run.run_id);
     run.end().await;
     let text = follow.await.unwrap();
     let ids: Vec<i32> = text.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect();
     let missing: Vec<i32> = (0..1100).filter(|order| !ids.contains(order)).collect();
     assert!(missing.is_empty(), "{} missing, the first is {}", missing.len(), missing[0]);
     assert_eq!(ids.len(), 1100, "items are repeated");
-    assert_eq!(status_and_text(server, &lines).await.1.lines().count(), 1100, "the events span two pages");
+    assert_eq!(status_and_text(server, &events_path).await.1.lines().count(), 1100, "the events span two pages");
 }
 
 #[tokio::test]

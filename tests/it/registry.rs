@@ -140,9 +140,9 @@ async fn invalid_mod_is_rejected_with_reason() {
         let (status, problem) = upload(&server, &body).await;
         (status, problem["pointer"].as_str().unwrap_or_default().to_owned(), problem["detail"].to_string())
     };
-    let (status, place, detail) =
+    let (status, pointer, detail) =
         rejection(json!({"name": "bad", "source": "from thunder_mods import mod\ndef x(:\n"})).await;
-    assert_eq!((status, place.as_str()), (400, "source"), "{detail}");
+    assert_eq!((status, pointer.as_str()), (400, "source"), "{detail}");
     assert!(detail.contains("SyntaxError") && detail.contains("line 2"), "{detail}");
     let (status, _, detail) =
         rejection(json!({"name": "bad", "source": "import thunder_mods\n\n\nraise KeyError('x')\n"})).await;

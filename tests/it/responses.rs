@@ -116,8 +116,8 @@ async fn streamed_response_equals_complete_response() {
         events.iter().filter(|(name, _)| name == "response.output_item.done").map(|(_, d)| d["item"].clone()).collect();
     assert_eq!(&Value::from(done), output);
     let pieces = |kind: &str, index: usize| -> String {
-        let of = events.iter().filter(|(name, data)| name == kind && data["output_index"] == index);
-        of.map(|(_, data)| data["delta"].as_str().unwrap()).collect()
+        let deltas = events.iter().filter(|(name, data)| name == kind && data["output_index"] == index);
+        deltas.map(|(_, data)| data["delta"].as_str().unwrap()).collect()
     };
     assert_eq!(pieces("response.reasoning_text.delta", 0), "hm");
     assert_eq!(pieces("response.output_text.delta", 1), "I look.");

@@ -14,8 +14,8 @@ from thunder_mods import Added, ForwardPass, Sampled, mod
 def counting(event, actions, tokenizer):
     """Counts to three again and again."""
     words = tokenizer.encode("one two three ")
-    place = len(event.context_info.generated) % len(words)
-    return actions.adjust_logits(set={words[place]: 1000.0})
+    index = len(event.context_info.generated) % len(words)
+    return actions.adjust_logits(set={words[index]: 1000.0})
 
 @mod(events=[Sampled, Added])
 def changing(event, actions, tokenizer):

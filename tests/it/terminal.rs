@@ -112,11 +112,11 @@ async fn saved_conversation_can_be_continued() {
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout)
     };
-    let once = answers_to(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
-    let again = answers_to(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", forced_answer("Yes."))).await;
-    let answers: Vec<&str> = once.split_inclusive("Yes.").collect();
-    assert_eq!(answers.len(), 3, "{once}");
-    assert!(once.starts_with(&again), "{once:?} {again:?}");
+    let two_answers = answers_to(format!("/restore {shown}\nAnd now?\n/regenerate\n")).await;
+    let one_answer = answers_to(format!("/restore {shown}\n/mods off\n{}\nAnd now?\n", forced_answer("Yes."))).await;
+    let answers: Vec<&str> = two_answers.split_inclusive("Yes.").collect();
+    assert_eq!(answers.len(), 3, "{two_answers}");
+    assert!(two_answers.starts_with(&one_answer), "{two_answers:?} {one_answer:?}");
     for invalid in
         ["/restore /nowhere.json", "/save", "/frobnicate", "/mods on nope", "/regenerate", "/mods off log-top"]
     {

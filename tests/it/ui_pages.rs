@@ -114,11 +114,11 @@ async fn run_list_is_served_as_a_fragment_to_scripts() {
 #[tokio::test]
 async fn older_and_newer_runs_follow_the_filter() {
     let server = server().await;
-    let first = ingest(server, "ui-neighbour-1").await;
+    let first = ingest(server, "ui-neighbor-1").await;
     // The list is ordered by the time of ingestion, not by the date of the run.
-    let old = json!({"request_id": "ui-neighbour-2", "created_at": "2020-01-01T00:00:00Z"});
+    let old = json!({"request_id": "ui-neighbor-2", "created_at": "2020-01-01T00:00:00Z"});
     let second = ingest_request(server, old).await;
-    let filter = "request:ui-neighbour";
+    let filter = "request:ui-neighbor";
     let older = server.request(Method::GET, &format!("/runs/{second}/older?q={filter}")).send().await.unwrap();
     assert!(older.url().path().ends_with(&first), "{}", older.url());
     let newer = server.request(Method::GET, &format!("/runs/{first}/newer?q={filter}")).send().await.unwrap();
@@ -175,13 +175,13 @@ async fn script_bytes(server: &Server, path: &str) -> usize {
     };
     let tags = html.split('<').filter(|tag| tag.starts_with("script ") || tag.contains("rel=\"modulepreload\""));
     let mut pending: Vec<String> = tags.filter_map(|tag| attribute(tag, "src").or(attribute(tag, "href"))).collect();
-    let packed = crate::harness::client().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
+    let without_decompression = crate::harness::client().no_gzip().no_zstd().pool_max_idle_per_host(0).build().unwrap();
     let (mut seen, mut bytes) = (BTreeSet::new(), 0);
     while let Some(path) = pending.pop() {
         if !seen.insert(path.clone()) {
             continue;
         }
-        let request = packed.get(format!("{}{path}", server.base)).header("accept-encoding", "gzip");
+        let request = without_decompression.get(format!("{}{path}", server.base)).header("accept-encoding", "gzip");
         let response = request.send().await.unwrap();
         assert_eq!(response.headers()["content-encoding"], "gzip", "{path}");
         bytes += response.bytes().await.unwrap().len();

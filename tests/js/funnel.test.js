@@ -1,16 +1,16 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { removedBy } from '../../src/ui/assets/replay/why.js';
+import { removedBy } from '../../src/ui/assets/replay/candidates.js';
 import { gaps, heights, passed, sentence } from '../../src/ui/assets/replay/funnel.js';
 
 const stages = [{ name: 'top-k', left: 40 }, { name: 'top-p', left: 3 }, { name: 'min-p', left: 1 }];
-const row = (fields) => ({ chosen: false, sampler: null, byMod: false, why: '', removedBy: [], ...fields });
+const row = (fields) => ({ chosen: false, sampler: null, byMod: false, reason: '', removedBy: [], ...fields });
 
 test('candidate passes the stages before the one that removed it', () => {
   assert.equal(passed(row({ removedBy: [1] }), stages), 1);
   assert.equal(passed(row({ sampler: 0.4 }), stages), 3);
   assert.equal(passed(row({ chosen: true }), stages), 3);
-  assert.equal(passed(row({ byMod: true, why: 'masked by ban-phrases' }), stages), 0);
+  assert.equal(passed(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 0);
   assert.equal(passed(row({}), stages), 0);
 });
 
@@ -23,7 +23,7 @@ test('bars become lower with the number of candidates', () => {
 
 test('sentence names the passed stages and the one that removed the candidate', () => {
   assert.equal(sentence(row({ removedBy: [1] }), stages), 'passed top-k (40 left); removed by top-p (3 left)');
-  assert.equal(sentence(row({ byMod: true, why: 'masked by ban-phrases' }), stages), 'passed no stage; removed by ban-phrases');
+  assert.equal(sentence(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 'passed no stage; removed by ban-phrases');
   assert.equal(sentence(row({ chosen: true }), stages), 'passed top-k (40 left), top-p (3 left), min-p (1 left)');
 });
 

@@ -13,7 +13,7 @@ test('each statistic has its own scale', () => {
 });
 
 test('a head is described by its numbers', () => {
-  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0 % · peak 25.0 % · distance to the peak 8 back');
+  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0% · peak 25.0% · distance to the peak 8 back');
 });
 
 test('keys move within the grid', () => {
@@ -26,7 +26,7 @@ test('views name layer and head in the API', () => {
   assert.deepEqual(['mean', 'layer:3', 'head:3:0'].map(viewQuery), [{ view: 'mean' }, { view: 'layer', layer: '3' }, { view: 'head', layer: '3', head: '0' }]);
 });
 
-test('neighbouring buckets of the shading can be told apart in both themes', () => {
+test('neighboring buckets of the shading can be told apart in both themes', () => {
   const css = readFileSync(new URL('../../src/ui/assets/app.css', import.meta.url), 'utf8');
   const pairs = Array.from({ length: 8 }, (_, b) => css.match(new RegExp(`--b${b}: light-dark\\((#\\w{6}), (#\\w{6})\\)`)).slice(1));
   for (const [theme, minDistance] of [[0, 0.03], [1, 0.038]]) {

@@ -1,17 +1,17 @@
 // Modules of the replay that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/colour.js';
+import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/color.js';
 import { sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
 import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
 import { Deduplicator } from '../../src/ui/assets/replay/live.js';
 import { targetOf } from '../../src/ui/assets/replay/moves.js';
-import { mayCut, roles } from '../../src/ui/assets/replay/parts.js';
+import { mayEndBlock, roles } from '../../src/ui/assets/replay/blocks.js';
 import { isChipVisible, removals } from '../../src/ui/assets/replay/removals.js';
 import { NEVER } from '../../src/ui/assets/replay/rows.js';
-import { explain, percent } from '../../src/ui/assets/replay/why.js';
+import { candidateTable, percent } from '../../src/ui/assets/replay/candidates.js';
 
 test('characters that hide or reorder text are shown by name', () => {
   assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { mark: 'U+202E' }, { text: 'b' }]);
@@ -51,11 +51,11 @@ test('template text is attributed to its message', () => {
   assert.deepEqual(roles(9, spans, texts).map((r) => r.role), ['user', 'user', 'user', 'user', 'user', 'user', 'answer', 'answer', 'answer']);
   assert.equal(roles(9, spans, texts)[3].dim, false);
   assert.equal(roles(2, undefined, []).length, 2);
-  assert.equal(mayCut(100, '\n'), false);
-  assert.equal(mayCut(128, 'x\n'), true);
-  assert.equal(mayCut(512, ' x'), false);
-  assert.equal(mayCut(512, ' x.”'), true);
-  assert.equal(mayCut(1024, ' x'), true);
+  assert.equal(mayEndBlock(100, '\n'), false);
+  assert.equal(mayEndBlock(128, 'x\n'), true);
+  assert.equal(mayEndBlock(512, ' x'), false);
+  assert.equal(mayEndBlock(512, ' x.”'), true);
+  assert.equal(mayEndBlock(1024, ' x'), true);
 });
 
 const run = {
@@ -84,7 +84,7 @@ test('keys move to tokens, marks, backtracks and surprising tokens', () => {
   assert.equal(go('nextSurprise', 0), 3);
   assert.equal(go('nextSurprise', 3), 'No surprising token after this.');
   assert.equal(targetOf('nextBacktrack', { ...run, removedAt: () => NEVER }, 0, () => 0, 4), 'No backtrack in this run.');
-  assert.equal(go('colour', 3), undefined);
+  assert.equal(go('color', 3), undefined);
 });
 
 test('legend has the same buckets as the text', () => {
@@ -141,24 +141,24 @@ test('panel names the stage or mod that removed a candidate', () => {
       calls: [],
     },
   ];
-  const { rows } = explain(entries);
-  assert.deepEqual(rows.map((r) => [r.token, r.why, r.chosen]), [[1, '', true], [2, 'masked by ban', false], [3, 'min-p', false]]);
-  const foreign = explain([{ event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }, 'junk', null] }), calls: [] }]);
+  const { rows } = candidateTable(entries);
+  assert.deepEqual(rows.map((r) => [r.token, r.reason, r.chosen]), [[1, '', true], [2, 'masked by ban', false], [3, 'min-p', false]]);
+  const foreign = candidateTable([{ event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }, 'junk', null] }), calls: [] }]);
   assert.deepEqual(foreign.rows.map((r) => r.text), ['⟨7⟩']);
-  assert.equal(explain([]).rows.length, 0);
-  const named = explain([
+  assert.equal(candidateTable([]).rows.length, 0);
+  const named = candidateTable([
     { event: event({ event_type: 'ForwardPass', top_tokens: [{ token: 7, prob: 0.4 }] }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, token_text: ' there' }), calls: [] },
   ]);
   assert.equal(named.rows[0].text, ' there', 'the drawn token has its text even if the candidates have none');
   assert.equal(named.draft, null);
-  const draftOf = (drafted) => explain([
+  const draftOf = (drafted) => candidateTable([
     { event: event({ event_type: 'ForwardPass', details: { model: [{ token: 7, text: ' a', prob: 0.4 }, { token: 8, text: ' b', prob: 0.3 }] } }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, details: { drafted } }), calls: [] },
   ]).draft;
   assert.deepEqual(draftOf(7), { right: true, text: ' a' });
   assert.deepEqual(draftOf(8), { right: false, text: ' b' });
   assert.deepEqual(draftOf(9), { right: false, text: '⟨9⟩' });
-  assert.equal(percent(0.5), '50.0 %');
-  assert.equal(percent(0.00001), '< 0.01 %');
+  assert.equal(percent(0.5), '50.0%');
+  assert.equal(percent(0.00001), '< 0.01%');
 });

@@ -16,7 +16,7 @@ class Notices(unittest.TestCase):
     def output_of(self, *command):
         return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
 
-    def test_every_linked_crate_and_bundled_source_has_a_licence_text(self):
+    def test_every_linked_crate_and_bundled_source_has_a_license_text(self):
         notices = self.output_of(str(ROOT / ".ci/notices"))
         overview, *texts = notices.split("=" * 100)
         listed = {line.split(" · ")[0] for line in overview.splitlines()[2:] if line}

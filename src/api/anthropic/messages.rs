@@ -54,7 +54,7 @@ pub(super) fn push_message(messages: &mut Vec<Value>, message: &Value, at: &str)
                 let expected = if role == "user" {
                     "\"text\", \"image\" or \"tool_result\""
                 } else {
-                    "\"text\", \"thinking\" or \"tool_use\""
+                    "\"text\", \"thinking\", \"redacted_thinking\" or \"tool_use\""
                 };
                 return Err(invalid_value(
                     &format!("{at}.type"),
@@ -93,7 +93,7 @@ fn image_part(block: &Value, at: &str) -> Result<Value, ApiError> {
     match source["type"].as_str() {
         Some("base64") => Ok(images::base64_part(&text("data")?, &format!("{at}.source.data"))),
         Some("url") => Ok(images::image_part(&text("url")?, &format!("{at}.source.url"))),
-        _ => Err(invalid_value(&format!("{at}.source.type"), "\"base64\"", &source["type"])),
+        _ => Err(invalid_value(&format!("{at}.source.type"), "\"base64\" or \"url\"", &source["type"])),
     }
 }
 

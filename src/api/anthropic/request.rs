@@ -1,6 +1,6 @@
 //! Converts the body of Anthropic's Messages to that of a chat completion.
 //!
-//! Other APIs define both formats, so the converted body is JSON instead of a type.
+//! The converted body is parsed like that of any other chat completion, so it is a JSON value, not a struct.
 
 use super::messages::{join_texts, push_message};
 use super::tools::{convert_tool, convert_tool_choice};
@@ -24,7 +24,7 @@ const CONVERTED: &[&str] = &[
     "n",
 ];
 
-/// The body of a message. All fields of a chat completion are accepted too.
+/// The body of `POST /v1/messages`. All fields of a chat completion are accepted too.
 #[derive(Debug, Deserialize, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct MessagesBody {
@@ -51,7 +51,7 @@ pub(super) struct MessagesBody {
     temperature: Option<f64>,
     top_p: Option<f64>,
     top_k: Option<i32>,
-    /// `{type: "enabled" | "disabled", budget_tokens?}`.
+    /// `{type: "enabled" | "adaptive" | "between_tools" | "disabled", budget_tokens?}`.
     #[schema(value_type = Option<Object>)]
     thinking: Option<Value>,
     /// `{user_id?}`.

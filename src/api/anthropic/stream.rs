@@ -12,7 +12,7 @@ use axum::response::sse::Event;
 use futures::future::BoxFuture;
 use serde_json::Map;
 
-/// Writes the events of a message.
+/// Writer of the events of a message.
 #[derive(Debug)]
 pub(super) struct MessageEventWriter {
     stop_sequences: Vec<String>,

@@ -62,7 +62,7 @@ pub(crate) struct GenerateAttention {
     /// Threshold: a sentence is suggested if all its tokens received less attention.
     #[schema(default = 0.05)]
     prune_below: Option<f64>,
-    /// Sentences of `input_ids`; default: split at full stops and control tokens.
+    /// Sentences of `input_ids`; by default, they end at `.`, `!`, `?`, line breaks and control tokens.
     sentences: Option<Vec<SentenceRange>>,
     /// Name of a model; default is the server's default model.
     model: Option<String>,

@@ -1,4 +1,4 @@
-//! Registry of active generations that other connections can poll and abort.
+//! Registry of generations, which other connections can poll and abort by their `genkey`.
 
 use super::response::KoboldLogprobs;
 use crate::events::{Scope, Tenant};
@@ -12,7 +12,7 @@ const MAX_KEY_CHARS: usize = 256;
 /// Maximum number of ended generations whose log-probabilities are kept.
 const MAX_ENDED: usize = 16;
 
-/// Active generations by number; cheap to clone.
+/// Active generations by number, and the log-probabilities of the last ended ones; cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Genkeys(Arc<Inner>);
 

@@ -47,6 +47,6 @@ async fn describe(app: &App, loaded: &Loaded) -> Option<SleepingModel> {
     let mut props = props::describe(app, loaded).await.ok()?;
     props.is_sleeping = true;
     let props = serde_json::value::to_raw_value(&props).ok()?;
-    let work = [Arc::clone(loaded.engine().status()), Arc::clone(loaded.encoder().status())];
-    Some(SleepingModel { props, work })
+    let statuses = [Arc::clone(loaded.engine().status()), Arc::clone(loaded.encoder().status())];
+    Some(SleepingModel { props, statuses })
 }

@@ -39,10 +39,10 @@ async fn set_enabled(app: &App, caller: &Caller, name: &str, enabled: bool) -> R
     }
     // The mod may be harmful, so it is disabled immediately, even if the database is unavailable.
     if !enabled {
-        app.registry().enable(name, false);
+        app.registry().set_enabled(name, false);
     }
     app.store()?.set_mod_enabled(name, enabled, app.now(), by.as_deref()).await?;
-    app.registry().enable(name, enabled);
+    app.registry().set_enabled(name, enabled);
     tracing::info!(mod.name = name, by = by.as_deref(), "mod {}", if enabled { "enabled" } else { "disabled" });
     app.registry().info(name).map(Json).ok_or_else(|| unknown_mod(app, name))
 }

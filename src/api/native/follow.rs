@@ -52,15 +52,15 @@ struct Follower {
     out: mpsc::Sender<ServerEvent>,
 }
 
-/// The reason why a stream ends before its run.
-enum Stop {
+/// The reason why a stream ends without an `end` event.
+enum StreamAbort {
     /// The client disconnected, the server stops, or the run was deleted.
-    Disconnected,
+    Closed,
     /// The store failed. The stream ends, and the client reconnects with its last event id.
     Failed(ApiError),
 }
 
-impl<E: Into<ApiError>> From<E> for Stop {
+impl<E: Into<ApiError>> From<E> for StreamAbort {
     fn from(error: E) -> Self {
         Self::Failed(error.into())
     }
@@ -71,15 +71,15 @@ impl Follower {
         let (app, out) = (self.app.clone(), self.out.clone());
         let ended = tokio::select! {
             ended = self.follow() => ended,
-            () = out.closed() => Err(Stop::Disconnected),
-            () = app.stopped() => Err(Stop::Disconnected),
+            () = out.closed() => Err(StreamAbort::Closed),
+            () = app.stopped() => Err(StreamAbort::Closed),
         };
-        if let Err(Stop::Failed(error)) = ended {
+        if let Err(StreamAbort::Failed(error)) = ended {
             tracing::warn!(run.id = %self.run_id, error = %error.problem().detail, "run stream interrupted");
         }
     }
 
-    async fn follow(&mut self) -> Result<(), Stop> {
+    async fn follow(&mut self) -> Result<(), StreamAbort> {
         loop {
             if let Some((backlog, updates)) = self.app.live()?.subscribe(&self.scope, self.run_id) {
                 let first = backlog.iter().find_map(|item| match item {
@@ -95,7 +95,7 @@ impl Follower {
             }
             if let Some(unstored) = self.app.store()?.unstored(&self.scope, self.run_id) {
                 if unstored.is_over() {
-                    unstored.stored().await;
+                    unstored.wait_until_stored().await;
                 } else {
                     tokio::time::sleep(START_DELAY).await;
                 }
@@ -115,14 +115,14 @@ impl Follower {
                     let summary = serde_json::to_string(&run).map_err(ApiError::internal)?;
                     return self.send(ServerEvent::named("end", summary)).await;
                 }
-                None => return Err(Stop::Disconnected),
+                None => return Err(StreamAbort::Closed),
             }
         }
     }
 
     /// Sends the stored items of the events `from..to`. Later items are numbered from there, even if the range is
     /// empty.
-    async fn send_stored(&mut self, from: i32, to: i32) -> Result<(), Stop> {
+    async fn send_stored(&mut self, from: i32, to: i32) -> Result<(), StreamAbort> {
         let mut from = Some(from);
         while let Some(first) = from {
             let ItemPage { numbering, items, next } =
@@ -134,7 +134,7 @@ impl Follower {
         Ok(())
     }
 
-    async fn send_updates(&mut self, mut updates: Receiver<LiveUpdate>) -> Result<(), Stop> {
+    async fn send_updates(&mut self, mut updates: Receiver<LiveUpdate>) -> Result<(), StreamAbort> {
         loop {
             match updates.recv().await {
                 Ok(LiveUpdate::Items(items)) => self.send_items(&items).await?,
@@ -145,7 +145,7 @@ impl Follower {
     }
 
     /// Sends the items at or after the cursor.
-    async fn send_items(&mut self, items: &[TraceItem]) -> Result<(), Stop> {
+    async fn send_items(&mut self, items: &[TraceItem]) -> Result<(), StreamAbort> {
         for item in items {
             match item {
                 TraceItem::Attention(_) => continue,
@@ -163,7 +163,7 @@ impl Follower {
         Ok(())
     }
 
-    async fn send(&self, event: ServerEvent) -> Result<(), Stop> {
-        self.out.send(event).await.map_err(|_| Stop::Disconnected)
+    async fn send(&self, event: ServerEvent) -> Result<(), StreamAbort> {
+        self.out.send(event).await.map_err(|_| StreamAbort::Closed)
     }
 }

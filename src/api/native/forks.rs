@@ -369,8 +369,8 @@ impl ForkSource {
     }
 }
 
-/// Returns the step from which the recorded run had this mod, with the same version and configuration, to its end;
-/// `None` if it did not have it at the end.
+/// Returns the first of the last steps of the recorded run that all have this mod in the same version and with the same
+/// configuration; `None` if its last step does not have it.
 fn repeats_from(selected: &SelectedMod, phases: &[Phase<'_>]) -> Option<u32> {
     let own = selected.to_record();
     let has = |phase: &&Phase<'_>| {

@@ -7,8 +7,8 @@ use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-/// Policy of the response: a browser that opens the file itself loads nothing and runs no script.
-const POLICY: &str = "default-src 'none'; sandbox";
+/// Content-Security-Policy of the response. A browser that opens the file as a page loads nothing and runs no script.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; sandbox";
 
 /// Returns the file of an image of a run, which is recorded if the server was started with `--record-images`. The prompt of
 /// the first event lists the images of a run with their hashes.
@@ -32,7 +32,7 @@ pub async fn show(
         (header::ETAG, etag.clone()),
         // Browsers ask again, because the run may have been deleted.
         (header::CACHE_CONTROL, "private, no-cache".to_owned()),
-        (header::CONTENT_SECURITY_POLICY, POLICY.to_owned()),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY.to_owned()),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff".to_owned()),
     ];
     if headers.get(header::IF_NONE_MATCH).is_some_and(|tags| tags == etag.as_str()) {
@@ -42,7 +42,7 @@ pub async fn show(
     Ok((head, [(header::CONTENT_TYPE, kind)], file.data.to_vec()).into_response())
 }
 
-/// Returns a stored media type if it is one of an image that browsers only display.
+/// Returns the media type of an image that browsers only display, and that of binary data for all others.
 fn media_type(stored: &str) -> &'static str {
     let known = ["image/png", "image/jpeg", "image/gif", "image/bmp"];
     known.into_iter().find(|known| *known == stored).unwrap_or("application/octet-stream")

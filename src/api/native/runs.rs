@@ -3,7 +3,7 @@
 use crate::events::{RunId, Scope};
 use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App, Problem};
-use crate::store::{MAX_PAGE, RunQuery, RunSummary};
+use crate::store::{MAX_PAGE_RUNS, RunQuery, RunSummary};
 use crate::trace::document::DocumentWire;
 use axum::Json;
 use axum::extract::State;
@@ -54,8 +54,8 @@ pub async fn list(
     scope: Scope,
     Query(query): Query<ListRunsParams>,
 ) -> Result<Json<RunList>, ApiError> {
-    if let Some(limit) = query.limit.filter(|limit| !(1..=MAX_PAGE).contains(limit)) {
-        let detail = format!("`limit` must be an integer between 1 and {MAX_PAGE}, got {limit}");
+    if let Some(limit) = query.limit.filter(|limit| !(1..=MAX_PAGE_RUNS).contains(limit)) {
+        let detail = format!("`limit` must be an integer between 1 and {MAX_PAGE_RUNS}, got {limit}");
         return Err(ApiError::invalid("limit", detail));
     }
     let limit = query.limit.unwrap_or(0);

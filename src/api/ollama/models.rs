@@ -18,7 +18,7 @@ use utoipa_axum::routes;
 /// Version of Ollama's API that these routes implement. Clients compare it with the version that they need.
 const OLLAMA_VERSION: &str = "0.9.0";
 
-/// Reported time until a model is unloaded, if it never is, as in Ollama.
+/// Reported time to the unloading of a model that stays loaded, as in Ollama.
 const NEVER_UNLOADED: TimeDelta = TimeDelta::days(365 * 100);
 
 pub(super) fn router() -> OpenApiRouter<App> {

@@ -1,6 +1,6 @@
 //! Converts the bodies of Ollama's chats and generations to that of a chat completion, whose parser validates them.
 //!
-//! Other APIs define both formats, so the converted body is JSON instead of a type.
+//! The converted body is a JSON value, not a struct.
 
 use super::messages::{messages, with_images};
 use crate::api::shared::fields::{Fields, integer, invalid_value};

@@ -11,7 +11,7 @@ use crate::events::TokenId;
 use crate::server::ApiError;
 use futures::future::BoxFuture;
 
-/// Writes the lines of an answer.
+/// Writer of the lines of an answer.
 #[derive(Debug)]
 pub(super) struct AnswerLineWriter {
     format: OllamaFormat,

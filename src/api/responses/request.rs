@@ -1,6 +1,6 @@
 //! Converts the body of OpenAI's Responses to that of a chat completion.
 //!
-//! OpenAI defines both formats, so the converted body is JSON instead of a type.
+//! The converted body is parsed like that of any other chat completion, so it is a JSON value, not a struct.
 
 use crate::api::shared::chat::images;
 use crate::api::shared::fields::{Fields, invalid_value, join_text_parts, required_text};

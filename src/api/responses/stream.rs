@@ -13,7 +13,7 @@ use crate::events::FinishReason;
 use crate::server::ApiError;
 use futures::future::BoxFuture;
 
-/// Writes the events of a response.
+/// Writer of the events of a response.
 pub(super) struct ResponseEventWriter {
     echo: EchoedFields,
     record: Option<ResponseRecord>,
@@ -38,7 +38,7 @@ enum ItemKind {
     Call { id: String, name: String },
 }
 
-/// Numbers the events of a stream and adds them to the pending ones.
+/// Sender that numbers the events of a stream and adds them to the pending ones.
 struct EventSender<'a> {
     sequence: &'a mut u64,
     pending: &'a mut PendingEvents,

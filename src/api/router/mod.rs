@@ -34,8 +34,8 @@ use utoipa_axum::router::OpenApiRouter;
 #[derive(OpenApi)]
 #[openapi(info(
     title = "Thunder",
-    description = "Runs, their events, and the actions of mods. Errors are RFC 9457 problems, but the \
-                   OpenAI-compatible routes use OpenAI's format, and llama-server's routes use llama-server's."
+    description = "Runs, their events, and the actions of mods. Errors are RFC 9457 problems, except on the routes of \
+                   another API, such as OpenAI's or llama-server's, which use that API's format."
 ))]
 struct Document;
 

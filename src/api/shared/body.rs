@@ -234,7 +234,8 @@ pub(crate) struct ChunkOptions {
 struct ChatMessageBody {
     /// `system`, `developer`, `user`, `assistant` or `tool`.
     role: String,
-    /// A text, or a list of parts: `{type: "text", text}`, and `{type: "image_url", image_url: {url}}` with a data URL.
+    /// A text, or a list of parts: `{type: "text", text}`, and `{type: "image_url", image_url: {url}}` with a data URL or
+    /// a URL that the server may fetch.
     #[schema(value_type = Option<Value>)]
     content: Option<Value>,
     /// Tool calls of the assistant: `{id, type: "function", function: {name, arguments}}`.

@@ -5,7 +5,7 @@ use crate::mods::{ModRef, ModRegistry, SelectedMod, UnknownMod};
 use crate::server::{ApiError, ErrorCode, Loaded, models};
 use serde_json::Value;
 
-/// Maximum mods of one run. Each is called at every token, on the thread that generates for all runs.
+/// Maximum mods of one run. The thread that generates for all runs calls each of them at every token.
 pub(crate) const MAX_RUN_MODS: usize = 64;
 
 /// Expected value of `mods`, for errors.

@@ -67,7 +67,7 @@ mod tests {
     }
 
     proptest! {
-        /// Foreign and damaged bytes are parsed or rejected, and a parsed value can be encoded again.
+        /// Random and damaged bytes are parsed or rejected, and a parsed value can be encoded again.
         #[test]
         fn hostile_msgpack_is_parsed_or_rejected(
             noise in prop::collection::vec(any::<u8>(), 0..200), at: prop::sample::Index, byte: u8, cut: prop::sample::Index,

@@ -2,7 +2,7 @@
 
 use super::config::RunConfig;
 use super::message;
-use super::registry::Streams;
+use super::registry::StreamedRuns;
 use super::response::{RunErrorMessage, StreamMessage, status, stopped_before_start};
 use super::run::{Follower, StreamedRun};
 use super::start::{NewRun, new_id, start};
@@ -30,7 +30,7 @@ const MAX_ENDED_RUNS: usize = 32;
 /// A connection of the streaming protocol.
 pub(super) struct StreamConnection {
     pub(super) app: App,
-    streams: Streams,
+    streamed_runs: StreamedRuns,
     pub(super) caller: Caller,
     address: Option<SocketAddr>,
     /// Headers for requests to another server that generates a run of this connection.
@@ -63,10 +63,18 @@ impl ConnectionRun {
 }
 
 /// Serves a connection.
-pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
+pub(super) async fn serve(app: App, streamed_runs: StreamedRuns, socket: Socket) -> Close {
     let Socket { caller, address, headers, mut incoming, outgoing } = socket;
-    let mut connection =
-        StreamConnection { app, streams, caller, address, headers, outgoing, tasks: JoinSet::new(), runs: Vec::new() };
+    let mut connection = StreamConnection {
+        app,
+        streamed_runs,
+        caller,
+        address,
+        headers,
+        outgoing,
+        tasks: JoinSet::new(),
+        runs: Vec::new(),
+    };
     let mut is_open = false;
     loop {
         let received = tokio::select! {
@@ -77,7 +85,7 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
             // A key that is not required or was already sent as a header is accepted.
             Ok(message) if !is_open && message["type"] == "auth" => continue,
             Ok(message) if !is_open && !can_open(&message) => Err(ApiError::bad_request(
-                "the first message must be a config message, {\"type\": \"config\", \"prompt\": …}",
+                "the first message must be config, resume or feedback, such as {\"type\": \"config\", \"prompt\": …}",
             )),
             Ok(message) => {
                 is_open = true;
@@ -91,7 +99,7 @@ pub(super) async fn serve(app: App, streams: Streams, socket: Socket) -> Close {
             return Close::normal();
         }
         if !is_open {
-            return Close::policy("the first message must be a config message");
+            return Close::policy("the first message must be config, resume or feedback");
         }
     }
 }
@@ -164,7 +172,7 @@ impl StreamConnection {
         let new_run = NewRun {
             request_id: request_id.clone(),
             caller: self.caller.clone(),
-            streams: self.streams.clone(),
+            streamed_runs: self.streamed_runs.clone(),
             surface: Surface::Websocket,
             replaces,
             grace_period: self.app.config().server.run_timeouts.disconnected,
@@ -210,7 +218,7 @@ impl StreamConnection {
         };
         let after = fields.integer("after", 0..=i64::from(u32::MAX))?.unwrap_or(0) as usize;
         self.check_count()?;
-        let Some(run) = self.streams.find(&self.caller.scope, &id) else {
+        let Some(run) = self.streamed_runs.find(&self.caller.scope, &id) else {
             if self.resume_remote(&id, after).await? {
                 return Ok(());
             }

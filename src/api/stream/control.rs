@@ -1,6 +1,7 @@
 //! Control messages for active runs.
 
 use super::connection::{ConnectionRun, StreamConnection};
+use super::request::ControlAction;
 use super::response::{RunErrorMessage, StreamMessage, status};
 use super::run::StreamedRun;
 use super::start::new_id;
@@ -16,16 +17,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const ACTIONS: &str = "\"stop\", \"pause\", \"resume\", \"regenerate\" or \"modify\"";
-
-/// The action of a control message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ControlAction {
-    Stop,
-    Pause,
-    Resume,
-    Regenerate,
-    Modify,
-}
 
 impl ControlAction {
     fn from_name(name: &str) -> Result<Self, ApiError> {

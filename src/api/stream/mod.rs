@@ -32,21 +32,21 @@ use axum::extract::State;
 use axum::response::Response;
 use axum::routing::get;
 use error::StreamError;
-use registry::Streams;
+use registry::StreamedRuns;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 /// Returns the routes over HTTP and over WebSocket, which share the registry of runs.
 pub(super) fn protocols() -> [Protocol; 2] {
-    let streams = Streams::default();
-    let http = OpenApiRouter::new().routes(routes!(rest::generate)).layer(Extension(streams.clone()));
-    let socket = OpenApiRouter::new().route("/generate", get(connect)).layer(Extension(streams));
+    let streamed_runs = StreamedRuns::default();
+    let http = OpenApiRouter::new().routes(routes!(rest::generate)).layer(Extension(streamed_runs.clone()));
+    let socket = OpenApiRouter::new().route("/generate", get(connect)).layer(Extension(streamed_runs));
     [
         Protocol::new(StreamError::render, &[]).routes(Access::Run, http),
         Protocol::native(&["/generate"]).routes(Access::Socket, socket),
     ]
 }
 
-async fn connect(State(app): State<App>, streams: Extension<Streams>, upgrade: Upgrade) -> Response {
-    upgrade.serve(|error| to_json(&error.streaming()), move |socket| connection::serve(app, streams.0, socket))
+async fn connect(State(app): State<App>, streamed_runs: Extension<StreamedRuns>, upgrade: Upgrade) -> Response {
+    upgrade.serve(|error| to_json(&error.streaming()), move |socket| connection::serve(app, streamed_runs.0, socket))
 }

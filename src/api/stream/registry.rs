@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Runs by `request_id`; cheap to clone.
 #[derive(Clone, Default)]
-pub(super) struct Streams(Arc<Inner>);
+pub(super) struct StreamedRuns(Arc<Inner>);
 
 #[derive(Default)]
 struct Inner {
@@ -18,18 +18,18 @@ struct Inner {
 
 /// A reserved request id; dropping it releases the id.
 pub(super) struct ReservedId<'a> {
-    streams: &'a Streams,
+    streamed_runs: &'a StreamedRuns,
     id: String,
 }
 
-impl Streams {
+impl StreamedRuns {
     /// Reserves an id for a run that is about to start; returns `None` if another run has it.
     pub(super) fn reserve(&self, id: &str) -> Option<ReservedId<'_>> {
         let mut reserved = self.0.reserved.lock().unwrap_or_else(PoisonError::into_inner);
         if self.find(&Scope::All, id).is_some() || !reserved.insert(id.to_owned()) {
             return None;
         }
-        Some(ReservedId { streams: self, id: id.to_owned() })
+        Some(ReservedId { streamed_runs: self, id: id.to_owned() })
     }
 
     pub(super) fn register(&self, run: &Arc<StreamedRun>) {
@@ -57,6 +57,6 @@ impl Streams {
 
 impl Drop for ReservedId<'_> {
     fn drop(&mut self) {
-        self.streams.0.reserved.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+        self.streamed_runs.0.reserved.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
 }

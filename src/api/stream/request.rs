@@ -104,9 +104,8 @@ pub(super) struct ControlMessage {
 }
 
 /// An action on a run.
-#[derive(Debug, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
 #[schema(rename_all = "snake_case")]
-#[expect(dead_code, reason = "the message is read field by field; this describes it")]
 pub(super) enum ControlAction {
     /// Ends the run with a completion.
     Stop,

@@ -4,7 +4,7 @@
 use super::config::RunConfig;
 use super::error::StreamError;
 use super::message;
-use super::registry::Streams;
+use super::registry::StreamedRuns;
 use super::response::{StreamMessage, StreamTiming, StreamUsage};
 use super::run::Follower;
 use super::start::{NewRun, new_id, start};
@@ -109,7 +109,7 @@ pub(super) struct GenerateResponse<'a> {
 pub(super) async fn generate(
     State(app): State<App>,
     caller: Caller,
-    streams: Extension<Streams>,
+    streamed_runs: Extension<StreamedRuns>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, StreamError> {
     let config = RunConfig::parse(&shared::parse_json(&body?)?, false)?;
@@ -117,7 +117,7 @@ pub(super) async fn generate(
     let new_run = NewRun {
         request_id: config.request_id().map_or_else(new_id, str::to_owned),
         caller,
-        streams: streams.0,
+        streamed_runs: streamed_runs.0,
         surface: Surface::Generate,
         replaces: None,
         grace_period: Duration::ZERO,

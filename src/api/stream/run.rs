@@ -3,7 +3,7 @@
 use super::config::{RunConfig, StreamOptions};
 use super::log::{LogEntry, RunLog};
 use super::message;
-use super::registry::Streams;
+use super::registry::StreamedRuns;
 use super::response::{StreamMessage, StreamModelInfo};
 use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
 use crate::events::{EndCause, RunEnd, RunId, Tenant};
@@ -67,7 +67,7 @@ struct FollowerState {
     since: Instant,
 }
 
-/// Receives the messages of a run. After it is dropped, the run continues for the grace period.
+/// Receiver of the messages of a run. After it is dropped, the run continues for the grace period.
 pub(super) struct Follower {
     run: Arc<StreamedRun>,
     number: u64,
@@ -84,7 +84,7 @@ impl StreamedRun {
     /// `grace_period`. It stays registered for `grace_period` after its end.
     pub(super) fn start(
         app: &App,
-        streams: &Streams,
+        streamed_runs: &StreamedRuns,
         generation: Generation,
         (config, head): (RunConfig, RunHead),
         grace_period: Duration,
@@ -102,11 +102,11 @@ impl StreamedRun {
             changed: watch::Sender::new(()),
             follower: watch::Sender::new(FollowerState { number: 0, is_connected: true, at: 0, since: Instant::now() }),
         });
-        streams.register(&run);
-        let (app, streams, active) = (app.clone(), streams.clone(), Arc::clone(&run));
+        streamed_runs.register(&run);
+        let (app, streamed_runs, active) = (app.clone(), streamed_runs.clone(), Arc::clone(&run));
         tokio::spawn(async move {
             advance(&app, &active, output, grace_period).await;
-            streams.deregister(&active);
+            streamed_runs.deregister(&active);
         });
         run
     }

@@ -2,7 +2,7 @@
 
 use super::config::{PreparedRun, RunConfig};
 use super::loading;
-use super::registry::Streams;
+use super::registry::StreamedRuns;
 use super::response::StreamModelInfo;
 use super::run::{RunHead, StreamedRun};
 use crate::api::shared::generation;
@@ -17,7 +17,7 @@ pub(super) struct NewRun {
     pub(super) request_id: String,
     pub(super) caller: Caller,
     /// The registry that the run is added to.
-    pub(super) streams: Streams,
+    pub(super) streamed_runs: StreamedRuns,
     /// Origin of the run.
     pub(super) surface: Surface,
     /// `request_id` of the run that it replaces.
@@ -41,10 +41,10 @@ pub(super) async fn start(
     new_run: NewRun,
     client: Option<&Outgoing>,
 ) -> Result<Arc<StreamedRun>, ApiError> {
-    let NewRun { request_id, caller, streams, surface, replaces, grace_period } = new_run;
+    let NewRun { request_id, caller, streamed_runs, surface, replaces, grace_period } = new_run;
     let loaded = loading::wait(app, config.model(), &request_id, client).await?;
     // Reserved until the run is registered, so that two concurrent runs cannot use the same id.
-    let Some(_reserved) = streams.reserve(&request_id) else {
+    let Some(_reserved) = streamed_runs.reserve(&request_id) else {
         let detail = format!(
             "`request_id` '{request_id}' belongs to another run; send a message of type \"resume\" to receive it"
         );
@@ -70,5 +70,5 @@ pub(super) async fn start(
         replaces,
     };
     let generation = loaded.engine().submit(request).await?;
-    Ok(StreamedRun::start(app, &streams, generation, (config.clone(), head), grace_period))
+    Ok(StreamedRun::start(app, &streamed_runs, generation, (config.clone(), head), grace_period))
 }

@@ -114,7 +114,7 @@ impl StreamedAnswer {
             Some((entry["id"].as_i64()?, entry["token"].as_str().map_or(0, |text| text.chars().count())))
         }));
         for call in delta["tool_calls"].as_array().into_iter().flatten() {
-            self.call(call);
+            self.append_call_delta(call);
         }
         if let Some(reason) = choice["finish_reason"].as_str() {
             self.answer.finish_reason = Some(reason.to_owned());
@@ -136,7 +136,7 @@ impl StreamedAnswer {
     }
 
     /// Appends a delta to its tool call. The name arrives once, the arguments in parts.
-    fn call(&mut self, delta: &Value) {
+    fn append_call_delta(&mut self, delta: &Value) {
         let call = self.calls.entry(delta["index"].as_u64().unwrap_or(0)).or_default();
         if let Some(id) = delta["id"].as_str() {
             call.insert("id".into(), id.into());

@@ -173,7 +173,7 @@ impl ChatLoop {
         if let Some(error) = interrupted {
             bail!("{error}; the text received so far stays in the conversation");
         }
-        self.replay = self.target.recorded(run_id.as_deref()).await?;
+        self.replay = self.target.record(run_id.as_deref()).await?;
         Ok(())
     }
 
@@ -206,7 +206,7 @@ impl ChatLoop {
         let reason = answer.finish_reason.as_deref().unwrap_or("?");
         self.screen.note(&format!(
             "{generated} tokens, {speed:.1} tokens/s, ended by {reason}; {cached} of {prompt} prompt tokens cached; \
-             context {total} of {} ({percent} %)",
+             context {total} of {} ({percent}%)",
             self.context
         ));
     }

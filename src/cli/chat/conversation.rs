@@ -91,8 +91,9 @@ impl ChatTranscript {
         Value::Object(body)
     }
 
-    /// Removes the last answer and returns true if there was one. Results of its tool calls stay if all calls have one;
-    /// otherwise the calls and their results are removed.
+    /// Removes the last answer, so that it can be generated again. If it calls tools and some calls have no result, removes
+    /// the results of the others, too. Returns false if nothing is removed: there is no answer, or an answer to the last
+    /// message or tool results is missing.
     pub fn remove_answer(&mut self) -> bool {
         let Some(at) = self.messages.iter().rposition(|message| message.role() == "assistant") else { return false };
         let is_last = at + 1 == self.messages.len();
@@ -128,7 +129,7 @@ impl ChatTranscript {
         self.messages.push(message);
     }
 
-    /// Writes the conversation to a file that only its owner can read.
+    /// Writes the conversation to a file. If the file is new, only its owner can read it.
     pub fn save(&self, path: &Path) -> anyhow::Result<()> {
         use std::io::Write;
         use std::os::unix::fs::OpenOptionsExt;

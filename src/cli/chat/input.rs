@@ -38,8 +38,8 @@ pub struct InputReader {
 }
 
 impl InputReader {
-    /// Creates a reader of the terminal, with its history in the file `history`, or of standard input if that is not a
-    /// terminal.
+    /// Creates a reader of the terminal, with its history in the file `history`. If standard input or standard output is not
+    /// a terminal, creates a reader of a pipe.
     pub fn new(history: PathBuf) -> anyhow::Result<Self> {
         let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
         let editor = if terminal {

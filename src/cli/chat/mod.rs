@@ -24,9 +24,9 @@ use std::process::ExitCode;
 
 /// Chat with the model: streamed answers, history, mods, tools, replays; /help lists the commands
 ///
-/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --data-dir,
-/// --database-url or a mod given as a file it always runs in this process. From a pipe it reads one message per line
-/// and writes the answers to standard output.
+/// Runs on the server of --server, else on a server at 127.0.0.1:6767, else in this process. With --model, --hf-repo,
+/// --model-url, --data-dir, --database-url or a mod given as a file it always runs in this process. From a pipe it reads
+/// one message per line and writes the answers to standard output.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// System message

@@ -17,7 +17,8 @@ pub fn state_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Saves the state of a slot next to a conversation, readable by the owner only. Returns its size in bytes.
+/// Saves the state of a slot in a file next to a conversation, and returns its size in bytes. If the file is new, only its
+/// owner can read it.
 pub async fn save(server: &Server, slot: u64, conversation: &Path) -> anyhow::Result<usize> {
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;

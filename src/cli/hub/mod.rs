@@ -35,7 +35,7 @@ pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
 }
 
 /// Downloads a model unless it is in the cache, and returns its files, the first part first. With `or_cached`, a cached
-/// version is used if the server does not answer.
+/// version is used if the download fails.
 pub async fn download(flags: &HubFlags, or_cached: bool, progress: &Progress) -> anyhow::Result<Vec<PathBuf>> {
     let cache = Cache::new(HubFlags::cache_dir()?);
     let (repository, wanted) = match (&flags.hf_repo, &flags.model_url) {

@@ -180,12 +180,14 @@ impl Remote {
 
     /// Returns the response unless its status is an error.
     pub fn accept(&self, response: Response, subject: &str) -> anyhow::Result<Response> {
-        let host = self.endpoint.host_str().unwrap_or_default();
+        let url = response.url();
+        let host = url.host_str().unwrap_or_default();
         match response.status() {
             status if status.is_success() => Ok(response),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(anyhow!(
                 "{subject} does not exist on {host}, or {}",
                 match self.token {
+                    _ if url.origin() != self.endpoint.origin() => "is not public",
                     None => "is private or gated; set a token with --hf-token or HF_TOKEN",
                     Some(_) => "the token of --hf-token or HF_TOKEN has no access to it",
                 }

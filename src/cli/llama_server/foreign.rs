@@ -1,5 +1,6 @@
-//! Flags of llama-server that Thunder does not have. Flags that would change nothing are accepted and logged. Flags with an
-//! effect that a user may rely on are rejected with a remedy.
+//! Flags of llama-server that Thunder does not have. Flags without a visible effect are accepted silently. Flags whose
+//! effect a user can do without are accepted and logged. Flags with an effect that a user may rely on are rejected with a
+//! remedy.
 
 /// A flag of llama-server with its spellings.
 #[derive(Debug)]

@@ -1,7 +1,7 @@
 //! Names of supported flags in llama-server: spellings and environment variables.
 
-/// Spellings of flags in clap's form: those with one dash and several letters, which clap would parse as several flags,
-/// and those that disable something.
+/// llama-server's spellings that differ from Thunder's, each with Thunder's flag and, for flags that stand for a value,
+/// its value. clap would parse a spelling such as `-np` as several flags.
 pub(super) const SPELLINGS: &[(&str, &str)] = &[
     ("-hf", "--hf-repo"),
     ("-hfr", "--hf-repo"),

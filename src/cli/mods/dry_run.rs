@@ -1,4 +1,4 @@
-//! Prints dry runs of a mod on recorded runs.
+//! Executes dry runs of a mod on recorded runs, and prints their reports.
 
 use crate::model::Model;
 use crate::model::llama::ModelOptions;

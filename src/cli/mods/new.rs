@@ -67,7 +67,10 @@ pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
     if name.is_empty() || name.len() > 64 || !is_plain || name.starts_with(|c: char| c.is_ascii_digit() || c == '_') {
         bail!("'{name}' is not a valid name; expected a letter followed by up to 63 letters, digits and '_'");
     }
-    if RESERVED_NAMES.contains(&name.as_str()) || name.starts_with("test_") {
+    if name.starts_with("test_") {
+        bail!("'{name}' is the name of a test, because it begins with test_; choose another name");
+    }
+    if RESERVED_NAMES.contains(&name.as_str()) {
         bail!("'{name}' is a Python keyword or the name of a Python module; choose another name");
     }
     let files = [(format!("{name}.py"), TEMPLATE), (format!("test_{name}.py"), TESTS)];

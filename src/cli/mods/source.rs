@@ -49,7 +49,7 @@ fn import(
 ) -> anyhow::Result<Result<Vec<FoundMods>, LoadError>> {
     let mut found: Vec<FoundMods> = Vec::new();
     for module in modules {
-        let mods = match source.mods(name, module.as_deref(), &PythonMods::default()) {
+        let mods = match source.load_all(name, module.as_deref(), &PythonMods::default()) {
             Ok(mods) => mods,
             Err(error @ LoadError::Failed { .. }) => return Ok(Err(error)),
             Err(error) => return Err(error.into()),

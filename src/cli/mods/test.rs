@@ -78,7 +78,7 @@ fn choose(mut found: Vec<Arc<dyn ModFactory>>, name: Option<&str>) -> anyhow::Re
     }
     match (found.pop(), found.is_empty()) {
         (Some(only), true) => Ok(only),
-        _ => bail!("the file has several mods; choose one with --name: {}", names.join(", ")),
+        _ => bail!("choose one of the file's mods with --name: {}", names.join(", ")),
     }
 }
 

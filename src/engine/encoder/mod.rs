@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 use thread::{EncodeRequest, EncoderCommand, QueueReservation};
 use tokio::sync::oneshot;
 
-/// Maximum number of waiting inputs over all requests. A request that arrives while no input waits may have more.
+/// Maximum number of pending inputs over all requests. A request that arrives while no input is pending may have more.
 const MAX_QUEUED_INPUTS: usize = 4096;
 
 /// Error while encoding inputs.
@@ -52,10 +52,10 @@ pub enum EncodeError {
         token: TokenId,
     },
     /// The queue is full.
-    #[error("the queue is full: {waiting} inputs are waiting; try again later")]
+    #[error("the queue is full: {pending} inputs are pending; try again later")]
     Busy {
-        /// Inputs that wait.
-        waiting: usize,
+        /// Inputs that wait or are being encoded.
+        pending: usize,
     },
     /// The encoder has stopped.
     #[error("the encoder has stopped")]
@@ -83,8 +83,10 @@ struct Inner {
     embeddings: Result<Pooling, EncoderUnavailable>,
     scores: Result<ScoreInfo, EncoderUnavailable>,
     max_input_tokens: usize,
+    /// `None` if the model provides neither embeddings nor scores.
     commands: Option<Sender<EncoderCommand>>,
-    waiting: Arc<AtomicUsize>,
+    /// Number of inputs that wait or are being encoded.
+    pending: Arc<AtomicUsize>,
     status: Arc<EngineStatus>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -104,7 +106,7 @@ impl Encoder {
             context.max_input_tokens = context.max_input_tokens.min(model.card().context_train);
         }
         let max_input_tokens = context.max_input_tokens as usize;
-        let waiting = Arc::new(AtomicUsize::new(0));
+        let pending = Arc::new(AtomicUsize::new(0));
         let scores =
             capabilities.scores.as_ref().map(|head| ScoreInfo { labels: head.labels.clone(), softmax: head.softmax });
         let (scores, head) = (scores.map_err(Clone::clone), capabilities.scores.ok());
@@ -118,7 +120,7 @@ impl Encoder {
         let (commands, thread) = started.unzip();
         let embeddings = capabilities.embeddings;
         let thread = Mutex::new(thread);
-        Ok(Self(Arc::new(Inner { model, embeddings, scores, max_input_tokens, commands, waiting, status, thread })))
+        Ok(Self(Arc::new(Inner { model, embeddings, scores, max_input_tokens, commands, pending, status, thread })))
     }
 
     /// Returns the pooling of embeddings.
@@ -146,9 +148,9 @@ impl Encoder {
     /// Encodes inputs. Returns the requested output of each, in order. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// [`EncodeError`]; none of the inputs was encoded.
+    /// [`EncodeError`]; the request gets no outputs.
     pub async fn encode(&self, inputs: Vec<Vec<TokenId>>, output: EncoderOutput) -> Result<Vec<Vec<f32>>, EncodeError> {
-        let Inner { model, max_input_tokens, waiting, .. } = &*self.0;
+        let Inner { model, max_input_tokens, pending, .. } = &*self.0;
         for (index, input) in inputs.iter().enumerate() {
             if input.is_empty() {
                 return Err(EncodeError::Empty { index });
@@ -160,9 +162,9 @@ impl Encoder {
                 return Err(EncodeError::UnknownToken { index, token });
             }
         }
-        let (reservation, before) = QueueReservation::new(waiting, inputs.len());
+        let (reservation, before) = QueueReservation::new(pending, inputs.len());
         if before > 0 && before + inputs.len() > MAX_QUEUED_INPUTS {
-            return Err(EncodeError::Busy { waiting: before });
+            return Err(EncodeError::Busy { pending: before });
         }
         let (client, response) = oneshot::channel();
         let request = EncodeRequest::new(inputs, output, client, reservation);
@@ -187,8 +189,8 @@ impl Encoder {
 
     /// Returns the number of inputs that wait or are being encoded.
     #[must_use]
-    pub fn waiting(&self) -> usize {
-        self.0.waiting.load(Ordering::Acquire)
+    pub fn pending(&self) -> usize {
+        self.0.pending.load(Ordering::Acquire)
     }
 
     /// Cancels waiting requests and waits for the thread.

@@ -40,23 +40,23 @@ impl EncodeRequest {
     }
 }
 
-/// Inputs of a request in the queue, counted in `waiting` until the request ends.
+/// Inputs of a request in the queue, counted in `pending` until the request ends.
 pub(super) struct QueueReservation {
-    waiting: Arc<AtomicUsize>,
+    pending: Arc<AtomicUsize>,
     inputs: usize,
 }
 
 impl QueueReservation {
-    /// Adds `inputs` to `waiting`. Returns the reservation, and the number of inputs that waited before.
-    pub(super) fn new(waiting: &Arc<AtomicUsize>, inputs: usize) -> (Self, usize) {
-        let before = waiting.fetch_add(inputs, Ordering::AcqRel);
-        (Self { waiting: Arc::clone(waiting), inputs }, before)
+    /// Adds `inputs` to `pending`. Returns the reservation, and the number of pending inputs before.
+    pub(super) fn new(pending: &Arc<AtomicUsize>, inputs: usize) -> (Self, usize) {
+        let before = pending.fetch_add(inputs, Ordering::AcqRel);
+        (Self { pending: Arc::clone(pending), inputs }, before)
     }
 }
 
 impl Drop for QueueReservation {
     fn drop(&mut self) {
-        self.waiting.fetch_sub(self.inputs, Ordering::AcqRel);
+        self.pending.fetch_sub(self.inputs, Ordering::AcqRel);
     }
 }
 

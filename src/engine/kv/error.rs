@@ -26,7 +26,7 @@ pub enum SlotError {
     #[error("llama.cpp could not save the state; the slot is unchanged")]
     NotSaved,
     /// The range to remove exceeds the tokens of the slot.
-    #[error("n_keep + n_discard must be at most the slot's {tokens} tokens, got {keep} + {discard}")]
+    #[error("`n_keep` + `n_discard` must be at most the slot's {tokens} tokens, got {keep} + {discard}")]
     Range {
         /// Tokens to keep.
         keep: usize,
@@ -35,7 +35,7 @@ pub enum SlotError {
         /// Tokens in the slot.
         tokens: usize,
     },
-    /// The KV cache cannot remove these tokens; the reason.
+    /// The KV cache cannot remove these tokens, for this reason.
     #[error("tokens cannot be removed: {0}")]
     NotRemovable(&'static str),
     /// llama.cpp failed; the slot is empty.
@@ -44,7 +44,7 @@ pub enum SlotError {
     /// The identity of the model is not known yet.
     #[error(
         "states cannot be saved or restored yet: the server reads every byte of the model once to identify it, \
-         and has read {percent} %; try again in {retry_after_s} seconds"
+         and has read {percent}%; try again in {retry_after_s} seconds"
     )]
     Hashing {
         /// Hashed part of the model, in percent.

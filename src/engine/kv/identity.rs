@@ -14,16 +14,18 @@ use tokio::time::{Instant, timeout};
 
 /// Time for which a request waits for the identity.
 const IDENTITY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bounds of the `Retry-After` delay.
+/// Minimum `Retry-After` delay.
 const MIN_RETRY_S: u64 = 1;
+/// Maximum `Retry-After` delay.
 const MAX_RETRY_S: u64 = 600;
 
 #[derive(Debug, Clone)]
 enum HashProgress {
-    /// Start time, bytes read so far, and total bytes.
     Hashing {
         started: Instant,
+        /// Bytes read so far.
         read: u64,
+        /// Bytes of all files.
         total: u64,
     },
     Known(Arc<ModelIdentity>),
@@ -124,7 +126,7 @@ mod tests {
         let identity_watch = IdentityWatch(receiver);
         let error = identity_watch.wait().await.unwrap_err();
         assert!(matches!(error, SlotError::Hashing { percent: 43, retry_after_s: 1.. }), "{error}");
-        assert!(error.to_string().contains("43 %; try again in"), "{error}");
+        assert!(error.to_string().contains("43%; try again in"), "{error}");
         let identity = Arc::new(ModelIdentity { model: 5, adapters: vec![6] });
         sender.send_replace(HashProgress::Known(Arc::clone(&identity)));
         assert_eq!(identity_watch.wait().await.unwrap(), identity);

@@ -26,7 +26,7 @@ pub struct PromptView<'a> {
     pub is_truncated: bool,
     /// True if the run captures attention, which requires that each token is in the KV cell with the index of its
     /// position.
-    pub needs_exact_rows: bool,
+    pub needs_cells_in_order: bool,
 }
 
 /// The slot chosen for a run, and the alignment of the prompt with the state that the run will reuse.

@@ -55,7 +55,7 @@ pub enum Ses1Error {
     TooManyTokens {
         /// Tokens in the state.
         tokens: usize,
-        /// Tokens that a slot holds.
+        /// Context size of a slot, in tokens.
         context: usize,
     },
     /// A token is not in the vocabulary.

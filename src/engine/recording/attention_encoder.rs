@@ -28,7 +28,7 @@ enum EncodeJob {
 /// Functions that encode a row for storage.
 #[derive(Debug, Clone, Copy)]
 pub struct Encoders {
-    /// Tiers T0 and T1.
+    /// Rows reduced over heads, see [`AttentionEncodeFn`].
     pub tiers: AttentionEncodeFn,
     /// Rows of single heads.
     pub heads: HeadEncodeFn,
@@ -127,7 +127,7 @@ fn encode_row(
         return None;
     }
     let max_sum = values.chunks_exact(row_len).map(|row| row.iter().sum::<f32>()).fold(0f32, f32::max);
-    if max_sum.is_nan() || max_sum > 1.0 + SUM_TOLERANCE {
+    if max_sum > 1.0 + SUM_TOLERANCE {
         tracing::error!(sum = max_sum, sequence_order, "attention row not recorded: its sum exceeds 1");
         return None;
     }

@@ -95,8 +95,8 @@ async fn forward(
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
-/// Reports the end of a run on drop unless it was disarmed. This happens if the decode thread panics, or stops before
-/// it receives the run.
+/// Guard that, unless it was disarmed, reports the end of its run when it is dropped: if the decode thread panics, or
+/// stops before it receives the run.
 pub struct PanicGuard {
     run_id: RunId,
     client: mpsc::Sender<Output>,

@@ -5,7 +5,7 @@ use crate::events::{ActionRecord, Event, EventType, ModCall, ModLog, TraceItem};
 use chrono::{DateTime, Utc};
 use std::time::{Duration, Instant};
 
-/// Collects and numbers the trace items of one run.
+/// Buffer of the trace items of one run, which it numbers.
 pub struct EventBuffer {
     items: Vec<TraceItem>,
     recorded: bool,

@@ -12,7 +12,7 @@ pub fn check_action(action: &Action, vocabulary: usize, context: usize) -> Resul
     match action {
         Action::ForceTokens(tokens) if tokens.is_empty() => Err("ForceTokens needs at least one token".into()),
         Action::Backtrack { n: 0, .. } => {
-            Err("Backtrack needs n >= 1, got 0; use ForceTokens to append without removing".into())
+            Err("Backtrack needs `n` >= 1, got 0; use ForceTokens to append without removing".into())
         }
         Action::AdjustedPrefill { tokens, .. } if tokens.is_empty() => {
             Err("AdjustedPrefill needs at least one token".into())
@@ -30,13 +30,13 @@ pub fn check_action(action: &Action, vocabulary: usize, context: usize) -> Resul
                 tokens.len()
             ))
         }
-        Action::AdjustedPrefill { max_steps: Some(0), .. } => Err("max_steps must be 1 or more, got 0".into()),
+        Action::AdjustedPrefill { max_steps: Some(0), .. } => Err("`max_steps` must be 1 or more, got 0".into()),
         Action::ForceTokens(tokens)
         | Action::ForceOutput(tokens)
         | Action::Backtrack { tokens, .. }
         | Action::AdjustedPrefill { tokens, .. } => check_tokens(tokens.iter().copied(), vocabulary),
         Action::AdjustedLogits { temperature: Some(t), .. } if !t.is_finite() || *t < 0.0 => {
-            Err(format!("token_temp must be a number of 0 or more, got {t}"))
+            Err(format!("`token_temp` must be a number of 0 or more, got {t}"))
         }
         Action::AdjustedLogits { edit, .. } => check_edit(edit, vocabulary),
         Action::ToolCalls(payload) => check_tool_calls(payload),

@@ -6,7 +6,7 @@ use crate::model::llama::{Candidates, Draw};
 use crate::model::{Vocabulary, without_nul};
 use std::sync::Arc;
 
-/// Measures tokens of one run.
+/// Measurer of the tokens of one run.
 pub struct TokenMeasurer {
     vocabulary: Arc<Vocabulary>,
     /// Number of most probable tokens to return.

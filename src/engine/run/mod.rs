@@ -78,7 +78,7 @@ enum RunState {
     Decode { outputs_from: usize },
     /// An event is dispatched to the mods.
     Dispatching(DispatchedEvent),
-    /// The reply of a mod is awaited.
+    /// The reply of the mod with this index is awaited.
     AwaitingReply(DispatchedEvent, usize),
     /// The run has ended.
     Ended,
@@ -161,7 +161,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Creates a run that has not started. `context` is the number of tokens that its slot holds.
+    /// Creates a run that has not started. `context` is the context size of its slot, in tokens.
     pub fn new(id: RunId, mut request: Request, view: Arc<RunView>, parts: RunParts, context: usize) -> Self {
         let RunParts { mods, event_buffer, sampler, constraint, registration } = parts;
         Self {

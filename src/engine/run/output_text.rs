@@ -133,7 +133,7 @@ impl OutputText {
         self.ends.partition_point(|&(end, _)| end <= self.sent)
     }
 
-    /// Returns the text up to the stop string.
+    /// Returns the text of the answer, which ends before a stop string or a line with less indentation.
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes[..self.text_end()]).into_owned()
     }

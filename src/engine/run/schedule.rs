@@ -6,7 +6,7 @@ use super::sequence::Sequence;
 use super::{Run, RunState};
 use crate::engine::kv::prompt::PromptView;
 use crate::engine::kv::slots::ReleasedState;
-use crate::engine::output::{EndReasoning, Output, PromptProgress, RunMetrics};
+use crate::engine::output::{EndReasoningOutcome, Output, PromptProgress, RunMetrics};
 use crate::engine::request::{Limits, Overflow, Request};
 use crate::engine::status::{SlotProgress, SlotRun};
 use crate::events::{FinishReason, RunEnd, RunId, TokenId};
@@ -101,7 +101,7 @@ impl Run {
             cache_reuse: request.cache_reuse,
             evicts: request.overflow == Overflow::Evict,
             is_truncated: sequence.is_truncated(),
-            needs_exact_rows: request.attention,
+            needs_cells_in_order: request.attention,
         }
     }
 
@@ -110,7 +110,7 @@ impl Run {
         ReleasedState {
             kv_len: self.sequence.kv_len(),
             removals: self.sequence.take_kv_removals(),
-            needs_exact_rows: self.request.attention,
+            needs_cells_in_order: self.request.attention,
             history: self.sequence.take_history(),
             processed: self.prompt_decoded(),
         }
@@ -276,11 +276,11 @@ impl Run {
     }
 
     /// Ends the current reasoning, as if its budget were used up.
-    pub fn end_reasoning(&mut self) -> EndReasoning {
+    pub fn end_reasoning(&mut self) -> EndReasoningOutcome {
         match self.reasoning.as_mut().map(ReasoningTracker::request_end) {
-            Some(true) => EndReasoning::Ended,
-            Some(false) => EndReasoning::NotReasoning,
-            None => EndReasoning::NoBudget,
+            Some(true) => EndReasoningOutcome::Ended,
+            Some(false) => EndReasoningOutcome::NotReasoning,
+            None => EndReasoningOutcome::NoBudget,
         }
     }
 

@@ -53,7 +53,7 @@ struct Evictions {
 }
 
 impl Sequence {
-    /// Moves the prompt out of a request. `context` is the number of tokens that a slot holds.
+    /// Moves the prompt out of a request. `context` is the context size of a slot, in tokens.
     pub fn new(request: &mut Request, vocabulary: Arc<Vocabulary>, context: usize) -> Self {
         let tokens = std::mem::take(&mut request.prompt);
         Self {

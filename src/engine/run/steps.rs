@@ -190,7 +190,7 @@ impl Run {
             let piece = self.view.vocabulary.piece(measured.token);
             if !self.sampler.accept(measured.token, piece, before + index + 1, ends) {
                 note = Some(format!(
-                    "{:?} at position {} is not permitted by the request's {}; the constraint is suspended while the token remains",
+                    "{:?} at position {} is not permitted by the request's `{}`; the constraint is suspended while the token remains",
                     measured.text,
                     self.sequence.len() - tokens.len() + index,
                     self.request.constraint.as_ref().map_or("constraint", |constraint| &constraint.field),

@@ -3,7 +3,7 @@
 use crate::engine::kv::conversation::SlotHistory;
 use crate::engine::kv::error::SlotError;
 use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
-use crate::engine::output::{EndReasoning, Output, RunProgress};
+use crate::engine::output::{EndReasoningOutcome, Output, RunProgress};
 use crate::engine::run::Run;
 use crate::engine::run::schedule::ParameterChange;
 use crate::events::{EndCause, RunId, Scope, Signal, Tenant};
@@ -35,7 +35,7 @@ pub enum ControlRequest {
     /// End the run for this cause, with a message.
     Stop(EndCause, String),
     /// End the current reasoning, and report the outcome.
-    EndReasoning(oneshot::Sender<EndReasoning>),
+    EndReasoning(oneshot::Sender<EndReasoningOutcome>),
     /// Change nothing; every request returns the progress.
     Progress,
 }

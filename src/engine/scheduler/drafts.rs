@@ -28,11 +28,11 @@ pub struct Drafter<'model> {
 }
 
 /// Limits of a run's draft.
-struct MaxDraft {
+struct RunDraftLimits {
     /// Maximum tokens: the lowest limit of options, request, batch and answer.
-    tokens: usize,
-    /// Minimum tokens of a draft; a draft with the maximum length may be shorter.
-    min: usize,
+    max_tokens: usize,
+    /// Minimum tokens, except for a draft of the maximum length.
+    min_tokens: usize,
     min_probability: f32,
     captures_attention: bool,
 }
@@ -76,30 +76,32 @@ impl<'model> Drafter<'model> {
         let mut requests = Vec::new();
         for (part, (&(slot, _), draft)) in parts.iter().zip(&mut drafts).enumerate() {
             let Some(active) = slots.get_mut(slot) else { continue };
-            let max = self.max_draft(&active.run, room);
-            if max.tokens == 0 || max.captures_attention && !recording.has_room_for_attention(rows + max.tokens) {
+            let limits = self.limits_of(&active.run, room);
+            if limits.max_tokens == 0
+                || limits.captures_attention && !recording.has_room_for_attention(rows + limits.max_tokens)
+            {
                 continue;
             }
-            *draft = self.ngram_draft(active, &max, token_cost);
+            *draft = self.ngram_draft(active, &limits, token_cost);
             let mut reserved = draft.len();
             // A draft model does not see images.
             if draft.is_empty() && self.model.is_some() && active.run.request().images.is_empty() {
                 let cost = token_cost + self.times.step_cost(parts.len(), token_cost);
-                let tokens = self.affordable(active, cost).min(max.tokens);
+                let tokens = self.affordable(active, cost).min(limits.max_tokens);
                 if tokens > 0 {
-                    let min = max.min.min(tokens);
+                    let min = limits.min_tokens.min(tokens);
                     requests.push(ModelDraftRequest {
                         part,
                         slot,
                         max: tokens,
                         min,
-                        min_probability: max.min_probability,
+                        min_probability: limits.min_probability,
                     });
                 }
                 reserved = tokens;
             }
             room -= reserved;
-            rows += if max.captures_attention { reserved } else { 0 };
+            rows += if limits.captures_attention { reserved } else { 0 };
         }
         for (part, draft) in self.model_drafts(requests, slots, parts.len()) {
             drafts[part] = draft;
@@ -108,15 +110,15 @@ impl<'model> Drafter<'model> {
     }
 
     /// Returns the limits of a run's draft, if the batch has room for `room` tokens.
-    fn max_draft(&self, run: &Run, room: usize) -> MaxDraft {
+    fn limits_of(&self, run: &Run, room: usize) -> RunDraftLimits {
         let options = &self.options;
         let DraftLimits { max, min, min_probability } = run.request().drafts;
         let limit = max.map_or(options.max_draft, |max| SpeculationOptions::MAX_DRAFT.min(max as usize));
         let captures_attention = run.request().attention;
         let limit = if captures_attention { limit.min(MAX_CAPTURED_DRAFT) } else { limit };
-        MaxDraft {
-            tokens: limit.min(run.max_draft()).min(room),
-            min: min.map_or(options.min_draft, |min| min as usize),
+        RunDraftLimits {
+            max_tokens: limit.min(run.max_draft()).min(room),
+            min_tokens: min.map_or(options.min_draft, |min| min as usize),
             min_probability: min_probability.unwrap_or(options.min_probability),
             captures_attention,
         }
@@ -128,11 +130,11 @@ impl<'model> Drafter<'model> {
     }
 
     /// Returns a draft from earlier tokens of the run; empty if there is none.
-    fn ngram_draft(&self, active: &mut ActiveRun, max: &MaxDraft, token_cost: f64) -> Vec<TokenId> {
+    fn ngram_draft(&self, active: &mut ActiveRun, limits: &RunDraftLimits, token_cost: f64) -> Vec<TokenId> {
         if !self.options.drafter.uses_ngrams() {
             return Vec::new();
         }
-        let tokens = self.affordable(active, token_cost).min(max.tokens);
+        let tokens = self.affordable(active, token_cost).min(limits.max_tokens);
         if tokens == 0 {
             return Vec::new();
         }
@@ -145,7 +147,7 @@ impl<'model> Drafter<'model> {
             draft.truncate(image);
         }
         // A draft that has the maximum length is used, even if that is less than the minimum.
-        if draft.len() < max.min.min(tokens) { Vec::new() } else { draft }
+        if draft.len() < limits.min_tokens.min(tokens) { Vec::new() } else { draft }
     }
 
     /// Returns the drafts of the draft model with the numbers of their parts, before a decode of `runs` runs. Stops
@@ -197,7 +199,7 @@ impl<'model> Drafter<'model> {
                 continue;
             }
             run.count_draft(part.draft.len());
-            speculation.account.add_draft(part.draft.len(), token_cost.unwrap_or_default());
+            speculation.account.charge_draft(part.draft.len(), token_cost.unwrap_or_default());
         }
     }
 }

@@ -140,7 +140,7 @@ impl<'model> Scheduler<'model> {
             self.count_decode();
         }
         let elapsed = start.elapsed();
-        self.planner.count(elapsed);
+        self.planner.add_decode(elapsed);
         // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
         // received.
         self.flush_events(elapsed > SLOW_DECODE);
@@ -187,7 +187,8 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Polls for a short time for the replies of mods and for commands, while a reply is awaited.
+    /// Polls for a short time for the replies of mods and for commands, while a reply is awaited. Returns the
+    /// first command, which may be a reply.
     fn poll_mods(&mut self) -> Option<Command> {
         let start = Instant::now();
         while self.runs.slots.awaited_mods().next().is_some() && start.elapsed() < POLL_WINDOW {
@@ -255,7 +256,7 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Chooses a slot. Returns `None` if the requested slot is busy or must first run an earlier task.
+    /// Chooses a slot. Returns `None` if every slot that the run may use is busy or must first run an earlier task.
     fn choose_slot(&self, active: &ActiveRun) -> Option<SlotChoice> {
         let requested = active.run.request().slot;
         self.kv.choose(active.run.prompt_view(), self.options.slot_prompt_similarity, |index| {

@@ -1,8 +1,9 @@
-//! Drafts of the draft model. It first reads the tokens that it lacks, then drafts for several runs in shared decodes.
+//! Drafts of the draft model. It first decodes the tokens that it lacks, then drafts for several runs in shared
+//! decodes.
 //!
-//! In each batch, the draft model reads at most one physical batch of missing tokens, such as those of a new prompt, so
-//! that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for the
-//! tokens that it had when it got its slot.
+//! In each batch, the draft model decodes at most one physical batch of missing tokens, such as those of a new prompt,
+//! so that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for
+//! the tokens that it had when it got its slot.
 
 use super::active_run::ActiveRun;
 use super::slots::ActiveSlots;
@@ -74,7 +75,7 @@ impl<'model> ModelDrafter<'model> {
         let mut used = Vec::new();
         for (request, draft) in requests.into_iter().zip(drafts) {
             if let Some(active) = slots.get_mut(request.slot) {
-                active.speculation.account.add_steps(draft.steps as f64 * step_cost);
+                active.speculation.account.charge_steps(draft.steps as f64 * step_cost);
             }
             if draft.tokens.len() >= request.min {
                 used.push((request.part, draft.tokens));
@@ -114,7 +115,7 @@ impl<'model> ModelDrafter<'model> {
             }
         }
         if !parts.is_empty() {
-            self.read(&parts, slots, times, runs)?;
+            self.decode_missing(&parts, slots, times, runs)?;
         }
         Ok(complete)
     }
@@ -125,8 +126,8 @@ impl<'model> ModelDrafter<'model> {
         !self.adaptive || active.speculation.account.can_pay(charged as f64 * token_cost)
     }
 
-    /// Reads the next tokens of runs, and charges the runs. Each part has a slot and a number of tokens.
-    fn read(
+    /// Decodes the next missing tokens of runs, and charges the runs. Each part has a slot and a number of tokens.
+    fn decode_missing(
         &mut self,
         parts: &[(usize, usize)],
         slots: &mut ActiveSlots,
@@ -142,7 +143,7 @@ impl<'model> ModelDrafter<'model> {
             let Some(active) = slots.get_mut(slot) else { continue };
             let free = count.min(active.speculation.free_tokens);
             active.speculation.free_tokens -= free;
-            active.speculation.account.add_catch_up((count - free) as f64 * token_cost);
+            active.speculation.account.charge_catch_up((count - free) as f64 * token_cost);
         }
         Ok(())
     }

@@ -56,7 +56,7 @@ impl BatchPlanner {
     }
 
     /// Fills the next batch: generating runs first, unless a prefill phase has not ended, then prompts in order of
-    /// arrival.
+    /// arrival. Returns its parts.
     pub fn plan(
         &mut self,
         kv: &mut KvSlots<'_>,
@@ -125,9 +125,9 @@ impl BatchPlanner {
         next
     }
 
-    /// Counts the planned batch after its decode.
-    pub fn count(&mut self, elapsed: Duration) {
-        self.prefill_phase.count(elapsed);
+    /// Adds the decode of the planned batch, which took `elapsed`.
+    pub fn add_decode(&mut self, elapsed: Duration) {
+        self.prefill_phase.add_decode(elapsed);
     }
 
     /// Selects the number of tokens to decode for each run. Returns slots and numbers of tokens, in order of slots.
@@ -204,8 +204,8 @@ impl BatchPlanner {
     }
 }
 
-/// Returns true if a new run should wait for a copy of a prefix of its prompt, which an earlier run is decoding. Longer
-/// prompts are decoded one after the other, so decoding the prefix twice would take longer.
+/// Returns true if a new run should wait until an earlier run has decoded a common prefix of their prompts, to copy its
+/// state. A copy must save `min_saved` or more tokens.
 fn awaits_prefix(kv: &KvSlots<'_>, slots: &ActiveSlots, index: usize, min_saved: usize) -> bool {
     let Some(active) = slots.get(index).filter(|active| !active.has_state()) else { return false };
     let Some(outputs_from) = active.run.logits_from() else { return false };
@@ -237,10 +237,10 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
             active.run.plan_checkpoints(outputs_from);
         }
     }
-    let needs_exact_rows = active.run.request().attention;
+    let needs_cells_in_order = active.run.request().attention;
     let sequence = active.run.sequence_mut();
     let removals = sequence.take_kv_removals();
-    let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_exact_rows);
+    let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_cells_in_order);
     sequence.set_kv_len(kv.truncate(index, kv_len));
     if is_first && !active.was_preempted() {
         active.run.sequence_mut().count_cached_tokens();
@@ -250,7 +250,7 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     }
 }
 
-/// Makes the next `tokens` embeddings of a run the next decode.
+/// Makes the next `tokens` embeddings of a run the next decode. Returns its only part.
 fn add_image(kv: &mut KvSlots<'_>, slots: &ActiveSlots, slot: usize, tokens: usize) -> Option<BatchPart> {
     let run = &slots.get(slot)?.run;
     let outputs_from = run.logits_from()?;
@@ -261,7 +261,7 @@ fn add_image(kv: &mut KvSlots<'_>, slots: &ActiveSlots, slot: usize, tokens: usi
     Some(BatchPart { slot, from, end: from + tokens, outputs, draft: Vec::new() })
 }
 
-/// Adds the next `tokens` tokens of a run and its draft to the batch.
+/// Adds the next `tokens` tokens of a run and its draft to the batch. Returns the part.
 fn add_part(
     kv: &mut KvSlots<'_>,
     slots: &ActiveSlots,

@@ -61,8 +61,8 @@ impl PrefillPhase {
         self.planned = prompt_tokens;
     }
 
-    /// Counts the planned batch after its decode.
-    pub fn count(&mut self, elapsed: Duration) {
+    /// Adds the decode of the planned batch, which took `elapsed`.
+    pub fn add_decode(&mut self, elapsed: Duration) {
         if self.planned > 0 {
             self.tokens += self.planned;
             self.time += elapsed;
@@ -90,25 +90,25 @@ mod tests {
         let mut phase = PrefillPhase { generation, ..PrefillPhase::default() };
         // A chunk of 256 tokens that takes as long as seven decodes has enough tokens, but not enough time.
         phase.plan(CPU_PREFILL.tokens_between_decodes);
-        phase.count(7 * generation);
+        phase.add_decode(7 * generation);
         assert!(!phase.is_over(&CPU_PREFILL));
-        phase.count((MIN_PREFILL_DECODES - 7) * generation);
+        phase.add_decode((MIN_PREFILL_DECODES - 7) * generation);
         assert!(phase.is_over(&CPU_PREFILL));
         // The next phase starts after a decode without prompts. With a slow model, its first chunk has enough time.
         phase.plan(0);
-        phase.count(generation);
+        phase.add_decode(generation);
         assert!(!phase.is_over(&CPU_PREFILL));
         phase.plan(CPU_PREFILL.tokens_between_decodes - 1);
-        phase.count(100 * generation);
+        phase.add_decode(100 * generation);
         assert!(!phase.is_over(&CPU_PREFILL));
         phase.plan(1);
-        phase.count(Duration::ZERO);
+        phase.add_decode(Duration::ZERO);
         assert!(phase.is_over(&CPU_PREFILL));
         // One slow decode does not stop the generating runs for long.
         phase.plan(0);
-        phase.count(Duration::from_mins(1));
+        phase.add_decode(Duration::from_mins(1));
         phase.plan(MAX_PREFILL_TOKENS);
-        phase.count(generation);
+        phase.add_decode(generation);
         assert!(phase.is_over(&CPU_PREFILL));
     }
 

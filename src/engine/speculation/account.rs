@@ -39,7 +39,7 @@ struct DecodeTime {
     token_cost: Option<f64>,
     /// Cost of a draft model's step, which drafts a token; `None` before the first measurement.
     step_cost: Option<f64>,
-    /// Cost of a token that a draft model reads in a catch-up; `None` before the first measurement.
+    /// Cost of a token that a draft model decodes in a catch-up; `None` before the first measurement.
     catch_up_cost: Option<f64>,
 }
 
@@ -82,8 +82,8 @@ impl DecodeTimes {
         self.add_draft_model(runs, steps, seconds, |time| &mut time.step_cost)
     }
 
-    /// Adds the time that a draft model took to read `tokens` tokens, before a decode of `runs` runs. Returns the cost
-    /// of a token; 0 if no decode without drafts was measured.
+    /// Adds the time that a draft model took to decode `tokens` tokens, before a decode of `runs` runs. Returns the
+    /// cost of a token; 0 if no decode without drafts was measured.
     pub fn add_catch_up(&mut self, runs: usize, tokens: usize, seconds: f64) -> f64 {
         self.add_draft_model(runs, tokens, seconds, |time| &mut time.catch_up_cost)
     }
@@ -107,7 +107,7 @@ impl DecodeTimes {
         known.unwrap_or_else(|| (INITIAL_TOKEN_COST - token_cost).max(0.0))
     }
 
-    /// Returns the expected cost of a token that a draft model reads; 0 before the first measurement.
+    /// Returns the expected cost of a token that a draft model decodes in a catch-up; 0 before the first measurement.
     pub fn catch_up_cost(&self, runs: usize) -> f64 {
         self.0.get(runs).and_then(|time| time.catch_up_cost).unwrap_or_default()
     }
@@ -123,7 +123,7 @@ impl DecodeTimes {
 pub struct DraftAccount {
     /// Balance, in times of a token without drafts.
     balance: f64,
-    /// Income above the maximum balance. It pays for the tokens that a draft model must read again.
+    /// Income above the maximum balance. It pays only for tokens that a draft model decodes in a catch-up.
     savings: f64,
     /// Maximum tokens of the next draft, which depends on the success of the last one.
     length: usize,
@@ -155,7 +155,7 @@ impl DraftAccount {
     }
 
     /// Charges a draft of `drafted` tokens, which cost `token_cost` each.
-    pub fn add_draft(&mut self, drafted: usize, token_cost: f64) {
+    pub fn charge_draft(&mut self, drafted: usize, token_cost: f64) {
         (self.drafted, self.accepted) = (drafted, 0);
         self.balance -= drafted as f64 * token_cost;
     }
@@ -168,20 +168,20 @@ impl DraftAccount {
         self.balance = self.balance.min(MAX_BALANCE);
     }
 
-    /// Returns true if the account can pay for tokens that a draft model reads.
+    /// Returns true if the account can pay for tokens that a draft model decodes in a catch-up.
     pub fn can_pay(&self, cost: f64) -> bool {
         cost <= self.balance + self.savings
     }
 
-    /// Charges tokens that a draft model has read.
-    pub fn add_catch_up(&mut self, cost: f64) {
+    /// Charges tokens that a draft model has decoded in a catch-up.
+    pub fn charge_catch_up(&mut self, cost: f64) {
         let saved = cost.min(self.savings);
         self.savings -= saved;
         self.balance -= cost - saved;
     }
 
     /// Charges the steps of a draft model.
-    pub fn add_steps(&mut self, cost: f64) {
+    pub fn charge_steps(&mut self, cost: f64) {
         self.balance -= cost;
     }
 }
@@ -205,7 +205,7 @@ mod tests {
             }
             let seconds = 1.0 + max as f64 * token_cost;
             let cost = times.add_drafted(1, max, seconds).unwrap();
-            account.add_draft(max, cost);
+            account.charge_draft(max, cost);
             let accepted = correct().min(max);
             (0..accepted).for_each(|_| account.add_accepted());
             (generated, elapsed) = (generated + 1 + accepted, elapsed + seconds);
@@ -260,11 +260,11 @@ mod tests {
                     lag += 1;
                     continue;
                 }
-                let (read, drafted) = (lag as f64 * catch_up_cost, max as f64);
-                account.add_catch_up(lag as f64 * times.add_catch_up(1, lag, read));
-                account.add_steps(drafted * times.add_steps(1, max, drafted * step_cost));
-                account.add_draft(max, times.add_drafted(1, max, 1.0 + 0.2 * drafted).unwrap());
-                elapsed += read + drafted * (step_cost + 0.2);
+                let (catch_up, drafted) = (lag as f64 * catch_up_cost, max as f64);
+                account.charge_catch_up(lag as f64 * times.add_catch_up(1, lag, catch_up));
+                account.charge_steps(drafted * times.add_steps(1, max, drafted * step_cost));
+                account.charge_draft(max, times.add_drafted(1, max, 1.0 + 0.2 * drafted).unwrap());
+                elapsed += catch_up + drafted * (step_cost + 0.2);
                 lag = 1;
             }
             let slowdown = elapsed / f64::from(tokens);
@@ -286,7 +286,7 @@ mod tests {
                 account.add_plain();
                 continue;
             }
-            account.add_draft(max, times.add_drafted(1, max, delay * (1.0 + 0.2 * max as f64)).unwrap());
+            account.charge_draft(max, times.add_drafted(1, max, delay * (1.0 + 0.2 * max as f64)).unwrap());
             (0..max).for_each(|_| account.add_accepted());
             drafted += max;
         }
@@ -294,14 +294,14 @@ mod tests {
     }
 
     #[test]
-    fn savings_pay_only_for_tokens_read_again() {
+    fn savings_pay_only_for_catch_ups() {
         let mut account = DraftAccount::new();
         (0..40).for_each(|_| account.add_accepted());
         assert!(account.can_pay(40.0) && !account.can_pay(41.0));
         assert_eq!(account.max_draft(4.1), 0, "savings pay for no drafts");
-        account.add_catch_up(30.0);
+        account.charge_catch_up(30.0);
         assert!(account.can_pay(10.0) && !account.can_pay(11.0));
-        account.add_steps(4.0);
+        account.charge_steps(4.0);
         assert_eq!(account.max_draft(0.1), 0);
     }
 

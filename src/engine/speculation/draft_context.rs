@@ -47,9 +47,9 @@ pub struct Draft {
     pub steps: usize,
 }
 
-/// Sizes of the main model's context.
+/// Sizes and threads of the main model's context.
 #[derive(Debug, Clone, Copy)]
-pub struct MainSizes {
+pub struct MainContextSettings {
     /// Context size of each slot, in tokens.
     pub ctx_size: u32,
     /// Number of slots.
@@ -71,19 +71,19 @@ impl<'model> DraftContext<'model> {
     pub fn new(
         draft: &'model DraftModel,
         main: &Model,
-        sizes: MainSizes,
+        settings: MainContextSettings,
         context: &Context<'_>,
     ) -> Result<Self, ModelError> {
         let model = &draft.model;
         main.check_draft(model)?;
         let (threads, threads_batch) =
-            (draft.threads.unwrap_or(sizes.threads), draft.threads_batch.unwrap_or(sizes.threads_batch));
+            (draft.threads.unwrap_or(settings.threads), draft.threads_batch.unwrap_or(settings.threads_batch));
         let mut draft_context = model
             .context(&ContextOptions {
-                context_per_sequence: sizes.ctx_size,
-                sequences: sizes.parallel,
-                batch_size: sizes.ubatch_size.max(sizes.parallel * MAX_STEP_TOKENS as u32),
-                ubatch_size: sizes.ubatch_size,
+                context_per_sequence: settings.ctx_size,
+                sequences: settings.parallel,
+                batch_size: settings.ubatch_size.max(settings.parallel * MAX_STEP_TOKENS as u32),
+                ubatch_size: settings.ubatch_size,
                 threads,
                 threads_batch,
                 attention: AttentionCapture::Off,
@@ -97,15 +97,15 @@ impl<'model> DraftContext<'model> {
                           state; use a model without them";
             return Err(model.draft_error(reason));
         }
-        if threads.max(threads_batch) <= sizes.threads.max(sizes.threads_batch) {
+        if threads.max(threads_batch) <= settings.threads.max(settings.threads_batch) {
             draft_context.share_threads(context);
         }
         Ok(Self {
             context: draft_context,
-            sequences: vec![Vec::new(); sizes.parallel as usize],
+            sequences: vec![Vec::new(); settings.parallel as usize],
             vocabulary: Arc::clone(model.vocabulary()),
             known_tokens: model.vocabulary().len().min(main.vocabulary().len()),
-            ubatch_size: sizes.ubatch_size as usize,
+            ubatch_size: settings.ubatch_size as usize,
         })
     }
 
@@ -114,8 +114,8 @@ impl<'model> DraftContext<'model> {
         self.ubatch_size
     }
 
-    /// Returns the number of tokens that the model must read before it can draft; at least 1, because the logits after
-    /// the last token are needed. Returns `None` if the model lacks one of these tokens.
+    /// Returns the number of tokens that the model must decode before it can draft; at least 1, because the logits
+    /// after the last token are needed. Returns `None` if the model lacks one of these tokens.
     pub fn missing(&self, slot: usize, tokens: &[TokenId]) -> Option<usize> {
         let missing = &tokens[self.kept(slot, tokens)..];
         let is_known = |&token: &TokenId| usize::try_from(token).is_ok_and(|index| index < self.known_tokens);
@@ -127,8 +127,8 @@ impl<'model> DraftContext<'model> {
         common_prefix(&self.sequences[slot], tokens).min(tokens.len().saturating_sub(1))
     }
 
-    /// Reads the next tokens of runs, in one decode. Each part has the slot, all tokens of the run, and the number of
-    /// tokens to read. The numbers must add up to at most [`DraftContext::max_catch_up`].
+    /// Decodes the next missing tokens of runs, in one decode. Each part has the slot, all tokens of the run, and the
+    /// number of tokens to decode. The numbers must add up to at most [`DraftContext::max_catch_up`].
     ///
     /// # Errors
     /// llama.cpp could not decode; the context is then unusable.

@@ -33,7 +33,7 @@ pub struct SpeculationOptions {
 }
 
 impl SpeculationOptions {
-    /// Maximum tokens of a draft.
+    /// Maximum of [`SpeculationOptions::max_draft`].
     pub const MAX_DRAFT: usize = 64;
 
     /// Returns true if runs draft tokens.
@@ -84,14 +84,14 @@ impl DrafterKind {
     }
 }
 
-/// A draft model, which is smaller than the main model and has the same vocabulary.
+/// A draft model, which is smaller than the main model and has a compatible vocabulary, see [`Model::check_draft`].
 #[derive(Clone)]
 pub struct DraftModel {
     /// The model.
     pub model: Arc<Model>,
     /// Threads that draft tokens; `None` for those of the main model.
     pub threads: Option<i32>,
-    /// Threads that read prompts; `None` for those of the main model.
+    /// Threads that decode prompts; `None` for those of the main model.
     pub threads_batch: Option<i32>,
     /// Type of the keys in its KV cache.
     pub cache_type_k: CacheType,

@@ -28,7 +28,7 @@ pub struct RunSpeculation {
     pub account: DraftAccount,
     /// Decoded tokens of the draft, with their logits, after the position at which the run waits for a mod.
     pub pending_draft: VecDeque<(DraftedToken, Vec<f32>)>,
-    /// Number of tokens that a draft model may still read without a charge: those that the run had when it got its
+    /// Number of tokens that a draft model may still decode without a charge: those that the run had when it got its
     /// slot.
     pub free_tokens: usize,
 }

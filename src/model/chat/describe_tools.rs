@@ -1,5 +1,6 @@
-//! Tools for a model without tools in its template: they are described in the system message, and calls and results
-//! become text in the format of the Hermes family, which other models also understand.
+//! Tools for a model without tools in its template: they are described in the system message, or in the first user
+//! message if the template supports no system message. Calls and results become text in the format of the Hermes
+//! family, which other models also understand.
 
 use serde_json::{Map, Value, json};
 
@@ -22,24 +23,23 @@ fn description(tools: &Value) -> String {
     text
 }
 
-/// Adds the description of the tools to the messages. `system` is true if the template supports a system message.
-pub(super) fn describe_tools(messages: &mut Vec<Value>, tools: &Value, system: bool) {
+/// Adds the description of the tools to the messages. `supports_system` is true if the template supports a system
+/// message.
+pub(super) fn describe_tools(messages: &mut Vec<Value>, tools: &Value, supports_system: bool) {
     let text = description(tools);
-    let append = |message: &mut Value, first: bool| {
-        let content = message["content"].as_str().unwrap_or_default();
-        let joined = match (content.is_empty(), first) {
-            (true, _) => text.clone(),
-            (false, true) => format!("{text}\n\n{content}"),
-            (false, false) => format!("{content}\n\n{text}"),
-        };
-        message["content"] = joined.into();
+    let content_of = |message: &Value| message["content"].as_str().unwrap_or_default().to_owned();
+    let join = |first: &str, second: &str| match (first.is_empty(), second.is_empty()) {
+        (false, false) => format!("{first}\n\n{second}"),
+        _ => format!("{first}{second}"),
     };
     match messages.first_mut() {
-        Some(first) if first["role"] == "system" || first["role"] == "developer" => append(first, false),
-        _ if system => messages.insert(0, json!({ "role": "system", "content": text })),
+        Some(system) if system["role"] == "system" || system["role"] == "developer" => {
+            system["content"] = join(&content_of(system), &text).into();
+        }
+        _ if supports_system => messages.insert(0, json!({ "role": "system", "content": text })),
         _ => {
             if let Some(user) = messages.iter_mut().find(|message| message["role"] == "user") {
-                append(user, true);
+                user["content"] = join(&text, &content_of(user)).into();
             }
         }
     }

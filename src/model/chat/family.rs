@@ -1,8 +1,8 @@
 //! Families of models: their syntax of tool calls and reasoning, the role of tool results, and the end of a turn.
 //!
 //! The markers in a model's chat template determine its family. The model's name does not, because it can be changed
-//! freely. If the template supports no tools, Thunder describes them in the system message, and the model answers like
-//! the Hermes family.
+//! freely. If the template supports no tools, Thunder describes them in a message, and the model answers like the
+//! Hermes family.
 
 use super::pattern::{Pattern, Placeholder};
 use super::syntax::{AnswerSyntax, CallForm, CallShape, Keys, Tags};
@@ -92,7 +92,7 @@ impl ModelFamily {
             calls: self.calls(),
             reasoning_markers: (open.to_owned(), close.to_owned()),
             ignored_markers: ignored_markers.iter().map(|&marker| marker.to_owned()).collect(),
-            lead: None,
+            text_marker: None,
             tool_role: match self {
                 Self::Llama3 => "ipython",
                 Self::Glm4 => "observation",
@@ -222,8 +222,8 @@ impl AnswerSyntax {
         syntax
     }
 
-    /// Adapts the syntax for a template without tools: the model follows the description in the system message, or its
-    /// training.
+    /// Adapts the syntax for a template without tools: the model follows the description of the tools in a message, or
+    /// its training.
     #[must_use]
     pub fn without_own_tools(mut self) -> Self {
         let mut calls = ModelFamily::Hermes.calls();

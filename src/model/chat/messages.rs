@@ -21,7 +21,7 @@ pub(super) fn take_partial_answer(messages: &mut Vec<Value>) -> Result<PartialAn
     if last["role"] != "assistant" {
         return Err(invalid(
             format!("messages[{at}].role"),
-            "continue_final_message needs an assistant message at the end",
+            "`continue_final_message` requires an assistant message at the end of `messages`",
         ));
     }
     if last["tool_calls"].as_array().is_some_and(|calls| !calls.is_empty()) {
@@ -30,7 +30,7 @@ pub(super) fn take_partial_answer(messages: &mut Vec<Value>) -> Result<PartialAn
     if at == 0 {
         return Err(invalid(
             "messages".into(),
-            "messages must contain a message before the assistant message to continue",
+            "`messages` must contain a message before the assistant message to continue",
         ));
     }
     let text = |field: &str| last[field].as_str().unwrap_or_default().to_owned();
@@ -118,22 +118,22 @@ pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateErro
     let list = messages
         .as_array()
         .filter(|list| !list.is_empty())
-        .ok_or_else(|| invalid("messages".into(), "messages must be an array with at least one message".into()))?;
+        .ok_or_else(|| invalid("messages".into(), "`messages` must be an array with at least one message".into()))?;
     let mut normalized = Vec::with_capacity(list.len());
     for (index, message) in list.iter().enumerate() {
         let at = |field: &str| format!("messages[{index}]{field}");
         let Some(fields) = message.as_object() else {
-            return Err(invalid(at(""), format!("messages[{index}] must be an object with role and content")));
+            return Err(invalid(at(""), format!("`messages[{index}]` must be an object with `role` and `content`")));
         };
         let role = fields.get("role").and_then(Value::as_str).filter(|role| !role.is_empty());
         if role.is_none() {
-            return Err(invalid(at(".role"), format!("messages[{index}].role must be a string, e.g. \"user\"")));
+            return Err(invalid(at(".role"), format!("`messages[{index}].role` must be a string, e.g. \"user\"")));
         }
         let content = match fields.get("content") {
             None if role != Some("assistant") => {
                 return Err(invalid(
                     at(".content"),
-                    format!("messages[{index}].content is missing; it must be a string or an array of parts"),
+                    format!("`messages[{index}].content` is missing; it must be a string or an array of parts"),
                 ));
             }
             None | Some(Value::Null) => String::new(),
@@ -142,7 +142,7 @@ pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateErro
             Some(_) => {
                 return Err(invalid(
                     at(".content"),
-                    format!("messages[{index}].content must be a string or an array of parts"),
+                    format!("`messages[{index}].content` must be a string or an array of parts"),
                 ));
             }
         };
@@ -166,7 +166,7 @@ pub(super) fn normalize(messages: &Value) -> Result<Vec<Value>, ChatTemplateErro
 
 fn check_calls(fields: &Map<String, Value>, pointer: &str) -> Result<(), ChatTemplateError> {
     let invalid = |pointer: String, expected: &str| {
-        let message = format!("{pointer} must be {expected}");
+        let message = format!("`{pointer}` must be {expected}");
         Err(ChatTemplateError::Message { pointer, message })
     };
     let calls = match fields.get("tool_calls") {
@@ -192,7 +192,7 @@ fn join_parts(parts: &[Value], pointer: &str) -> Result<String, ChatTemplateErro
                 return Err(ChatTemplateError::Message {
                     pointer: pointer.to_owned(),
                     message: format!(
-                        "{pointer} has a part of type '{}'; the server accepts text and image_url parts",
+                        "`{pointer}` has a part of type '{}'; the server accepts `text` and `image_url` parts",
                         kind.unwrap_or("?")
                     ),
                 });

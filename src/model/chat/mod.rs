@@ -193,7 +193,7 @@ impl ChatTemplate {
         Arc::clone(&self.syntax)
     }
 
-    /// Returns true if the template describes tools; otherwise they are described in the system message.
+    /// Returns true if the template describes tools; otherwise they are described in a message.
     #[must_use]
     pub fn supports_tools(&self) -> bool {
         self.capabilities.tools

@@ -120,7 +120,8 @@ impl Pattern {
         (result, word)
     }
 
-    /// Matches the start of a text with the pattern, or with as many fixed texts from its start as fit.
+    /// Matches the start of a text with the pattern. If it does not match as a whole, matches the beginning of the
+    /// pattern up to its last fixed text that matches.
     #[must_use]
     pub fn match_beginning(&self, text: &str) -> PatternMatch {
         match self.compare(text) {

@@ -96,7 +96,8 @@ fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
 }
 
-/// Returns true if the value has a length and elements, like strings, lists and mappings.
+/// Returns true if the value has a length and elements, like strings, lists and mappings. Jinja also counts undefined
+/// values, which are empty.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
 }

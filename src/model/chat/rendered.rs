@@ -30,7 +30,7 @@ pub struct RenderedMessage {
 }
 
 impl RenderedPrompt {
-    /// Returns a text without messages.
+    /// Creates a prompt from a text without messages.
     #[must_use]
     pub fn from_text(text: &str) -> Self {
         Self { text: text.to_owned(), parts: Vec::new(), masked: None, thinking: false }
@@ -96,7 +96,7 @@ impl RenderedPrompt {
             tokens.remove(0);
             inserted.iter_mut().for_each(|range| *range = range.start - 1..range.end - 1);
         }
-        let inserted = spans::Inserted { ranges: &inserted, text_len: marker.len() };
+        let inserted = spans::InsertedTokens { ranges: &inserted, text_len: marker.len() };
         let spans = spans::token_spans(&self.text, &self.parts, &tokens, &inserted, vocabulary);
         Ok((tokens, spans))
     }

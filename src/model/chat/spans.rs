@@ -13,8 +13,10 @@ use std::ops::Range;
 
 /// The role of text that is not from a message.
 const TEMPLATE: &str = "template";
-/// Private-use characters around the number of a mark, so that no template and no message contains it by chance.
+/// Character before the number of a mark. It is a private-use character, so that no template and no message contains it
+/// by chance.
 const OPEN: char = '\u{f5a8a}';
+/// Character after the number of a mark, also for private use.
 const CLOSE: char = '\u{f5a8b}';
 /// Minimum length of a template literal that is left unmarked anywhere in a message.
 const MIN_LITERAL: usize = 3;
@@ -147,12 +149,12 @@ fn words(text: &str, literals: &[String]) -> Vec<Range<usize>> {
 }
 
 /// Ranges of tokens, in order, each in place of `text_len` bytes of the text, e.g. the tokens of an image.
-pub(super) struct Inserted<'a> {
+pub(super) struct InsertedTokens<'a> {
     pub(super) ranges: &'a [Range<usize>],
     pub(super) text_len: usize,
 }
 
-impl Inserted<'_> {
+impl InsertedTokens<'_> {
     fn range_of(&self, index: usize) -> Option<&Range<usize>> {
         self.ranges.iter().find(|range| range.contains(&index))
     }
@@ -164,7 +166,7 @@ pub(super) fn token_spans(
     text: &str,
     parts: &[RenderedMessage],
     tokens: &[TokenId],
-    inserted: &Inserted<'_>,
+    inserted: &InsertedTokens<'_>,
     vocabulary: &Vocabulary,
 ) -> Vec<Span> {
     if parts.is_empty() {
@@ -195,7 +197,12 @@ pub(super) fn token_spans(
 
 /// Returns the start of each token in the text; `None` if the tokens do not match the text, e.g. because the tokenizer
 /// normalizes it. Tokens that the tokenizer put before the text start at 0.
-fn byte_starts(text: &str, tokens: &[TokenId], inserted: &Inserted<'_>, vocabulary: &Vocabulary) -> Option<Vec<usize>> {
+fn byte_starts(
+    text: &str,
+    tokens: &[TokenId],
+    inserted: &InsertedTokens<'_>,
+    vocabulary: &Vocabulary,
+) -> Option<Vec<usize>> {
     let bytes = text.as_bytes();
     let mut cursor = 0;
     let mut starts = Vec::with_capacity(tokens.len());

@@ -12,10 +12,10 @@ pub struct AnswerSyntax {
     pub calls: Vec<CallForm>,
     /// Markers before and after reasoning.
     pub reasoning_markers: (String, String),
-    /// Markers around ordinary text, which are not part of it.
+    /// Markers around ordinary text; they are not part of the text.
     pub ignored_markers: Vec<String>,
-    /// Marker before an answer's text, which is not part of it.
-    pub lead: Option<String>,
+    /// Marker before an answer's text; it is not part of the text.
+    pub text_marker: Option<String>,
     /// The template's role for a tool's result.
     pub tool_role: &'static str,
     /// Tokens that end a turn, in addition to the vocabulary's end-of-generation tokens.

@@ -29,7 +29,7 @@ const MAX_CONCURRENT: usize = 4;
 /// Maximum number of cached grammars.
 const MAX_CACHED: usize = 32;
 
-/// Compiles grammars for one model. Cheap to create: the vocabulary is prepared at the first grammar.
+/// A compiler of grammars for one model. Cheap to create: the vocabulary is prepared at the first grammar.
 pub struct GrammarCompiler {
     vocabulary: Arc<Vocabulary>,
     factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,

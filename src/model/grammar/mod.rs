@@ -114,7 +114,7 @@ pub enum GrammarError {
         /// The error and the expected syntax.
         message: String,
     },
-    /// The grammar uses an unsupported feature.
+    /// The grammar uses an unsupported feature, or cannot be used with this model; the text is the reason.
     #[error("{0}")]
     Unsupported(String),
     /// The grammar is too long.

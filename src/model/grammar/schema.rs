@@ -41,8 +41,9 @@ pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
     Ok(Value::Object(schema))
 }
 
-/// Removes annotations. Outside of combinations such as `anyOf` (`alone`), objects have only the listed properties
-/// unless the schema permits others. llama.cpp does the same, because models otherwise invent properties.
+/// Removes annotations, and restricts objects to the listed properties unless the schema permits others. `alone` is
+/// false inside combinations such as `anyOf`, whose objects are not restricted. llama.cpp does the same, because models
+/// otherwise invent properties.
 fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
     if depth > MAX_DEPTH {
         return;

@@ -5,8 +5,7 @@ use crate::model::Vocabulary;
 use llguidance::toktrie::{ApproximateTokEnv, INVALID_TOKEN, TokEnv, TokRxInfo, TokTrie};
 use std::sync::Arc;
 
-/// Maximum length of a token's text in the trie; longer ones, such as a thousand spaces, cannot be sampled under a
-/// grammar.
+/// Maximum length of a token's text in the trie; tokens with a longer text cannot be sampled under a grammar.
 const MAX_PIECE_BYTES: usize = 1000;
 
 /// Builds llguidance's token environment: bytes for text tokens, a marker before the literal of control tokens, nothing

@@ -27,7 +27,7 @@ pub struct Adapter {
     pub task_name: String,
     /// `adapter.lora.prompt_prefix` of the file; usually empty.
     pub prompt_prefix: String,
-    /// The file and its hash.
+    /// The file with its attributes at load time.
     pub weights: WeightFile,
     handle: AdapterHandle,
 }
@@ -161,7 +161,7 @@ impl Adapter {
             return Err(invalid("its adapter.lora.alpha is not a floating-point number".into()));
         }
         let handle = ffi::load(model, &file).map_err(|lines| invalid(reason::reason(&lines)))?;
-        if ffi::is_activated(&handle) {
+        if ffi::needs_activation(&handle) {
             return Err(invalid("it is activated by tokens (aLoRA), which is not supported".into()));
         }
         let text = |key| header.text(key).unwrap_or_default().to_owned();

@@ -41,12 +41,13 @@ impl AttentionCapture {
 
     /// Returns the effective setting for this placement, these cache types, and `width` values per head.
     pub(super) fn resolve(self, placement: &Placement, keys: CacheType, values: CacheType, width: u32) -> Self {
-        // Keys in GPU memory would have to be copied for every row. Flash attention converts a cache of 32-bit floats
-        // to 16 bits at every step, which costs more than it saves and rounds the scores.
-        let prefers_stored = !placement.devices.is_empty() || keys == CacheType::F32 || values == CacheType::F32;
+        // Flash attention converts a cache of 32-bit floats to 16 bits at every step, which costs more than it saves and
+        // rounds the scores.
+        let is_wide = keys == CacheType::F32 || values == CacheType::F32;
+        let uses_cpu = placement.devices.is_empty() || placement.gpu_layers < placement.layers;
         match self {
             Self::Auto if values.is_quantized() => Self::Flash,
-            Self::Auto if prefers_stored || is_scalar(values, width, has_wide_vectors()) => Self::On,
+            Self::Auto if is_wide || uses_cpu && is_scalar(values, width, has_wide_vectors()) => Self::On,
             Self::Auto => Self::Flash,
             other => other,
         }
@@ -72,12 +73,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_stores_probabilities_on_gpus_and_for_32_bit_caches() {
+    fn auto_stores_probabilities_for_32_bit_caches() {
         let (cpu, gpu) = (Placement::default(), Placement { devices: vec!["CUDA0".into()], ..Placement::default() });
         let auto = |placement, keys, values| AttentionCapture::Auto.resolve(placement, keys, values, 128);
         assert_eq!(auto(&cpu, CacheType::F16, CacheType::F16), AttentionCapture::Flash);
         assert_eq!(auto(&cpu, CacheType::F32, CacheType::F16), AttentionCapture::On);
-        assert_eq!(auto(&gpu, CacheType::F16, CacheType::F16), AttentionCapture::On);
+        assert_eq!(auto(&gpu, CacheType::F16, CacheType::F16), AttentionCapture::Flash);
+        assert_eq!(auto(&gpu, CacheType::F32, CacheType::F16), AttentionCapture::On);
         // Quantized values need flash attention.
         assert_eq!(auto(&cpu, CacheType::F32, CacheType::Q8_0), AttentionCapture::Flash);
         for other in [AttentionCapture::Off, AttentionCapture::On, AttentionCapture::Flash] {

@@ -1,4 +1,4 @@
-//! llama.cpp's backend.
+//! Initialization of llama.cpp.
 
 use super::ffi;
 use crate::model::ModelError;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 /// Returns llama.cpp's backend, which can be initialized only once per process.
 ///
 /// # Errors
-/// [`ModelError::Load`] if llama.cpp fails.
+/// [`ModelError::Backend`] if llama.cpp cannot be initialized.
 pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
     static BACKEND: OnceLock<Result<LlamaBackend, String>> = OnceLock::new();
     BACKEND
@@ -20,7 +20,7 @@ pub fn backend() -> Result<&'static LlamaBackend, ModelError> {
             LlamaBackend::init().map_err(|error| error.to_string())
         })
         .as_ref()
-        .map_err(|reason| ModelError::Load { path: "its backend".into(), reason: reason.clone() })
+        .map_err(|reason| ModelError::Backend(reason.clone()))
 }
 
 /// Loads llama.cpp's CPU backend for this processor, and the backends of other devices, from the folder `lib` next to

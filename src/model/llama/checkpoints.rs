@@ -69,7 +69,7 @@ impl Checkpoints {
         self.0.retain(|checkpoint| checkpoint.length <= length);
     }
 
-    /// Drops the oldest checkpoint; returns `false` if no checkpoint is left.
+    /// Drops the oldest checkpoint; returns `false` if there is none.
     pub(super) fn drop_oldest(&mut self) -> bool {
         if self.0.is_empty() {
             return false;

@@ -21,7 +21,7 @@ enum DraftMismatch {
         /// Type of the main model.
         main: &'static str,
     },
-    /// Prompts start or end differently.
+    /// Prompts start or end with different tokens.
     #[error("its prompts {place} {}, but those of the main model {place} {}", token(*draft), token(*main))]
     AddedToken {
         /// `start with` or `end with`.
@@ -39,7 +39,7 @@ enum DraftMismatch {
         /// Tokens of the main model.
         main: usize,
     },
-    /// A token has two texts.
+    /// A token has different texts.
     #[error("its token {token} is {draft:?}, but the main model's is {main:?}")]
     Text {
         /// The token.

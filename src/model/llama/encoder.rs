@@ -18,8 +18,8 @@ use std::sync::PoisonError;
 /// Maximum inputs per decode.
 const MAX_INPUTS_PER_DECODE: u32 = 64;
 
-/// Families without a KV cache in llama.cpp: they process their input as a whole and cannot continue it.
-const WITHOUT_CACHE: &[&str] = &[
+/// Architectures without a KV cache in llama.cpp: they process their input as a whole and cannot continue it.
+const CACHELESS_ARCHITECTURES: &[&str] = &[
     "bert",
     "clef",
     "dream",
@@ -196,23 +196,23 @@ impl Model {
 
 /// Returns true if a model generates text.
 pub(super) fn generates(llama: &LlamaModel, architecture: &str) -> bool {
-    !WITHOUT_CACHE.contains(&architecture) && is_causal(llama, architecture)
+    !CACHELESS_ARCHITECTURES.contains(&architecture) && is_causal(llama, architecture)
 }
 
 fn is_causal(llama: &LlamaModel, architecture: &str) -> bool {
     let declared = llama.meta_val_str(&format!("{architecture}.attention.causal"));
-    declared.map_or(!WITHOUT_CACHE.contains(&architecture), |declared| declared == "true")
+    declared.map_or(!CACHELESS_ARCHITECTURES.contains(&architecture), |declared| declared == "true")
 }
 
 impl EncoderContext<'_> {
     /// Returns the number of inputs with these lengths, in order, that fit into one decode; at least 1.
     pub fn count_fitting(&self, lengths: impl Iterator<Item = usize>) -> usize {
         let mut tokens = 0;
-        let count_fitting = lengths.take(self.sequences).take_while(|length| {
+        let fitting = lengths.take(self.sequences).take_while(|length| {
             tokens += length;
             tokens <= self.max_shared_tokens
         });
-        count_fitting.count().max(1)
+        fitting.count().max(1)
     }
 
     /// Encodes inputs as sequences of one decode with the model's default LoRA adapters, and returns the requested
@@ -246,12 +246,12 @@ impl EncoderContext<'_> {
             .map(|&(tokens, output)| {
                 let rows = first..first + tokens.len();
                 first = rows.end;
-                self.read(rows, output)
+                self.compute_output(rows, output)
             })
             .collect()
     }
 
-    fn read(&self, rows: std::ops::Range<usize>, output: EncoderOutput) -> Result<Vec<f32>, ModelError> {
+    fn compute_output(&self, rows: std::ops::Range<usize>, output: EncoderOutput) -> Result<Vec<f32>, ModelError> {
         match (output, &self.head) {
             (EncoderOutput::Embedding(pooling), _) => self.pool(rows, pooling),
             (EncoderOutput::Logits, Some(head)) => Ok(head.logits(&self.pool(rows, head.pooling)?)),

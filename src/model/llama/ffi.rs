@@ -1,6 +1,6 @@
 //! The only unsafe code: the evaluation callback that captures attention while a graph runs, the state of a sequence as
 //! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`images`], [`loading`], [`memory`], [`templates`],
-//! [`tensors`] and [`threads`].
+//! [`tensors`], [`threads`] and [`types`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
 //! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
@@ -11,6 +11,7 @@ pub(super) mod adapters;
 mod attention_rows;
 pub(super) mod cpu;
 pub(super) mod devices;
+mod gpu_backend;
 pub(super) mod images;
 pub(super) mod loading;
 pub(super) mod memory;
@@ -75,6 +76,7 @@ struct State {
     ubatch: u32,
     /// Layer of the last node with a layer number in its name.
     layer: Option<u16>,
+    /// Layer of the last attention node.
     last_layer: Option<u16>,
     has_uneven_heads: bool,
     layers: usize,
@@ -117,6 +119,10 @@ impl EvalCallback {
     /// Sets the rows that the next decode captures.
     pub fn request_rows(&mut self, requested: Vec<RowRequest>) {
         let state = self.0.get_mut();
+        // Rows of a decode that failed.
+        if let Some(graph) = &mut state.graph {
+            graph.download(&mut []);
+        }
         state.captured.clear();
         state.captured.resize_with(requested.len(), CapturedRow::default);
         state.requested = requested;
@@ -140,6 +146,9 @@ impl EvalCallback {
     pub fn take(&mut self) -> Vec<CapturedRow> {
         let state = self.0.get_mut();
         state.requested.clear();
+        if let Some(graph) = &mut state.graph {
+            graph.download(&mut state.captured);
+        }
         std::mem::take(&mut state.captured)
     }
 }
@@ -251,31 +260,33 @@ impl State {
         let Self { requested, captured, ubatch, has_uneven_heads, layers, graph, .. } = self;
         let Extents { n_kv, n_tokens, n_head, n_stream } = extents;
         let mut complete = true;
-        for (row, captured) in requested.iter().zip(captured) {
+        for (index, row) in requested.iter().enumerate() {
             let (token, stream, row_len) = (row.token as usize, row.stream as usize, row.row_len as usize);
             if row.ubatch != *ubatch || row_len > n_kv || token >= n_tokens || stream >= n_stream {
                 continue;
             }
-            if captured.heads != 0 && usize::from(captured.heads) != n_head {
+            let target = &mut captured[index];
+            if target.heads != 0 && usize::from(target.heads) != n_head {
                 *has_uneven_heads = true;
                 continue;
             }
-            let start = captured.values.len();
-            if start == 0 {
-                captured.values.reserve_exact(*layers * n_head * row_len);
+            if target.layer_ids.is_empty() {
+                target.values.reserve_exact(*layers * n_head * row_len);
             }
-            captured.values.resize(start + n_head * row_len, 0.0);
-            captured.layer_ids.push(layer);
-            captured.heads = n_head as u16;
-            let values = &mut captured.values[start..];
+            target.layer_ids.push(layer);
+            target.heads = n_head as u16;
             match (node, graph.as_mut()) {
-                (AttentionNode::Probabilities, _) => copy_probabilities(tensor, token, stream, row_len, values),
+                (AttentionNode::Probabilities, _) => {
+                    let start = target.values.len();
+                    target.values.resize(start + n_head * row_len, 0.0);
+                    copy_probabilities(tensor, token, stream, row_len, &mut target.values[start..]);
+                }
                 (AttentionNode::Flash, Some(graph)) => {
-                    let mut target = RowTarget { token, stream, row_len, values };
+                    let target = RowTarget { index, token, stream, row_len };
                     // SAFETY: the row is within the extents, as checked above. The node's sources live until the
-                    // callback returns, and `values`, which belong to this row only, are not touched before the rows
-                    // are computed below.
-                    complete &= unsafe { graph.add(tensor, &mut target) };
+                    // callback returns, and the values of a captured row are not touched before the rows are computed
+                    // below, because each request adds one row.
+                    complete &= unsafe { graph.add(tensor, target, captured) };
                 }
                 (AttentionNode::Flash, None) => complete = false,
             }

@@ -108,11 +108,12 @@ impl GgufHeader {
         self.integer(&format!("{}.{key}", self.text("general.architecture")?))
     }
 
-    /// Checks that rotary positions fit into the heads. llama.cpp does not check this and aborts at the first token.
+    /// Checks that the heads have enough values for the rotary dimensions. llama.cpp does not check this and aborts at
+    /// the first token.
     ///
     /// # Errors
-    /// They do not fit; the message has both sizes.
-    pub fn check_rotary_positions(&self) -> Result<(), String> {
+    /// A head has fewer values; the message has both numbers.
+    pub fn check_rotary_dimensions(&self) -> Result<(), String> {
         let head_size = self.parameter("attention.key_length").or_else(|| {
             let heads = self.parameter("attention.head_count").filter(|&heads| heads > 0)?;
             Some(self.parameter("embedding_length")? / heads)
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn rotary_positions_must_fit_into_the_heads() {
+    fn rotary_dimensions_must_fit_into_the_heads() {
         let whole = std::fs::read(fixture("tiny.gguf")).unwrap();
         let with_rotated = |rotated: u32| {
             let mut bytes = whole[..16].to_vec();
@@ -159,7 +160,7 @@ mod tests {
             // The weights begin at a multiple of 32 bytes, and end later by as much.
             bytes.extend([0; 32]);
             let length = bytes.len() as u64;
-            HeaderReader::new(Cursor::new(bytes), length).read_header().unwrap().check_rotary_positions()
+            HeaderReader::new(Cursor::new(bytes), length).read_header().unwrap().check_rotary_dimensions()
         };
         assert_eq!(with_rotated(16), Ok(()));
         let error = with_rotated(17).unwrap_err();

@@ -1,9 +1,9 @@
-//! Grid of the patches of an image, for views.
+//! Grid of the patches of an image, for display.
 //!
-//! llama.cpp reports columns and rows only for projectors with M-RoPE. For the others it reports one row, and the grid is
-//! derived from the number of embeddings.
+//! llama.cpp reports columns and rows only for projectors with M-RoPE. For the others it reports one row, and the grid
+//! is derived from the number of embeddings.
 
-/// Largest ratio between the shapes of a derived grid and of its image.
+/// Maximum ratio between the aspect ratio of a derived grid and that of its image.
 const MAX_DISTORTION: f64 = 1.5;
 
 /// Returns columns and rows of `count` embeddings of an image of `width` × `height` pixels, for which llama.cpp reports
@@ -18,9 +18,9 @@ pub(super) fn grid(count: usize, reported: (usize, usize), (width, height): (u32
     if root * root == count {
         return (root as u32, root as u32);
     }
-    let shape = f64::from(width.max(1)) / f64::from(height.max(1));
+    let aspect_ratio = f64::from(width.max(1)) / f64::from(height.max(1));
     let distortion = |columns: usize| {
-        let ratio = (columns as f64 / (count / columns) as f64) / shape;
+        let ratio = (columns as f64 / (count / columns) as f64) / aspect_ratio;
         ratio.max(1.0 / ratio)
     };
     let divisors = (1..=count).filter(|columns| count.is_multiple_of(*columns));

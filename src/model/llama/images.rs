@@ -1,8 +1,8 @@
 //! Images in prompts: the projector that turns an image into embeddings, and the placeholder tokens of images.
 //!
-//! In a sequence of tokens, each embedding has a placeholder: a negative id derived from the image, the projector and the
-//! index of the embedding. So every comparison of tokens compares images, too: the prefix match, histories of slots, the
-//! host cache and snapshots need no other code for images.
+//! In a sequence of tokens, each embedding has a placeholder: a negative id derived from the image, the projector and
+//! the index of the embedding. So every comparison of tokens compares images, too: the prefix match, histories of
+//! slots, the host cache and snapshots need no other code for images.
 
 use super::ffi::images::{ImagePart, ImageParts, Projector, ProjectorParams};
 use super::image_header::ImageHeader;
@@ -109,7 +109,7 @@ pub struct Image {
     file_bytes: usize,
     /// Tokens of the image: placeholders, and the text that the projector puts around them.
     tokens: Vec<TokenId>,
-    /// Ranges of placeholders in the tokens; each was encoded as one piece.
+    /// Ranges of placeholders in the tokens; each is encoded as one piece.
     chunks: Vec<Range<usize>>,
     /// Columns and rows of patches of each chunk.
     grids: Vec<(u32, u32)>,
@@ -181,18 +181,18 @@ impl Images {
         Ok(Self { projector, vocabulary: Arc::clone(vocabulary), fingerprint, recent: Mutex::default() })
     }
 
-    /// Decodes an image file and splits it into tokens, unless it was encoded recently. Takes up to a second for a large
-    /// image.
+    /// Decodes an image file and splits it into tokens, unless it was encoded recently. Takes up to a second for a
+    /// large image.
     ///
     /// # Errors
     /// [`ImageError`].
-    pub fn read(&self, file: &[u8]) -> Result<Arc<Image>, ImageError> {
+    pub fn tokenize(&self, file: &[u8]) -> Result<Arc<Image>, ImageError> {
         let sha256: [u8; 32] = Sha256::digest(file).into();
         if let Some(known) = self.take_recent(|image| image.sha256 == sha256) {
             return Ok(known);
         }
         let header = image_header::check(file)?;
-        let parts = self.projector.read(file).ok_or(ImageError::Decode)?;
+        let parts = self.projector.tokenize(file).ok_or(ImageError::Decode)?;
         let mut seed = Sha256::new();
         seed.update(sha256);
         seed.update(self.fingerprint.to_le_bytes());
@@ -255,7 +255,7 @@ impl Images {
         true
     }
 
-    /// Returns the cached image that fulfils a condition, and marks it as the most recently used.
+    /// Returns the cached image that fulfills a condition, and marks it as the most recently used.
     fn take_recent(&self, matches: impl Fn(&Image) -> bool) -> Option<Arc<Image>> {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let at = recent.iter().position(|image| matches(image))?;
@@ -300,8 +300,8 @@ impl Image {
         self.embeddings.get().is_some()
     }
 
-    /// Returns the embeddings for the placeholders from `position` on, up to the end of their chunk. `None` if the token at
-    /// `position` is not a placeholder of this image, or if the image is not encoded.
+    /// Returns the embeddings for the placeholders from `position` on, up to the end of their chunk. `None` if the
+    /// token at `position` is not a placeholder of this image, or if the image is not encoded.
     #[must_use]
     pub fn embeddings_at(&self, sequence: &[TokenId], position: usize) -> Option<EmbeddingRows<'_>> {
         let rows = self.chunk_at(sequence, position)?;
@@ -309,7 +309,7 @@ impl Image {
         Some(EmbeddingRows { values, count: rows.len() })
     }
 
-    /// Describes the image without its places in a prompt.
+    /// Returns the record of the image, without its positions in a prompt.
     fn record(&self) -> ImageRecord {
         ImageRecord {
             sha256: hex(&self.sha256),
@@ -372,11 +372,11 @@ pub fn first_unknown(images: &[Arc<Image>], prompt: &[TokenId]) -> Option<usize>
     None
 }
 
-/// Describes the images of a prompt, in order of their places.
+/// Returns the records of the images of a prompt, in order of their positions.
 #[must_use]
 pub fn records(images: &[Arc<Image>], prompt: &[TokenId]) -> Vec<ImageRecord> {
     let mut records: Vec<ImageRecord> = Vec::new();
-    // The image and the chunk after the last one that was found.
+    // The image of the last chunk that was found, and the index of the chunk after it.
     let mut next: Option<(&Arc<Image>, usize)> = None;
     let mut at = 0;
     while at < prompt.len() {

@@ -48,8 +48,8 @@ impl MemoryCapabilities {
         keep == length || keep == 0 || (!self.recurrent && first <= self.first_attended(keep))
     }
 
-    /// Returns true if the next token still finds all tokens it attends to after `ranges` are removed. All layers have
-    /// the tokens from `first` on; `left` tokens remain.
+    /// Returns true if all layers have every token that the next token attends to after `ranges` are removed. Before
+    /// the removal, all layers have the tokens from position `first` on; `left` tokens remain after it.
     pub fn can_remove(&self, first: u32, ranges: &[Range<u32>], left: u32) -> bool {
         let removed = ranges.iter().map(|range| range.end.min(first).saturating_sub(range.start)).sum::<u32>();
         self.window == 0 || first - removed <= self.first_attended(left)

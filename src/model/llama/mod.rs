@@ -139,8 +139,8 @@ impl Model {
     /// Loads a GGUF file. `progress` is called with 0 … 1 and cancels the load by returning false.
     ///
     /// # Errors
-    /// [`ModelError::Unreadable`], [`ModelError::Placement`], [`ModelError::NoMemory`], [`ModelError::Load`],
-    /// [`ModelError::Adapter`] and [`ModelError::ControlVector`].
+    /// [`ModelError::Backend`], [`ModelError::Unreadable`], [`ModelError::Placement`], [`ModelError::NoMemory`],
+    /// [`ModelError::Load`], [`ModelError::Adapter`], [`ModelError::ControlVector`] and [`ModelError::Projector`].
     pub fn load(
         path: &Path,
         options: &ModelOptions,
@@ -155,7 +155,7 @@ impl Model {
             gguf::GgufError::Io(source) => ModelError::Unreadable { path: display_path.clone(), source },
             other => load_error(other.to_string()),
         })?;
-        header.check_rotary_positions().map_err(load_error)?;
+        header.check_rotary_dimensions().map_err(load_error)?;
         devices::check_context(options, &header)?;
         let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
         let others = devices::other_split_files(path, &header);
@@ -273,7 +273,8 @@ impl Model {
         &self.weights
     }
 
-    /// Returns a hash of the metadata overrides and control vectors.
+    /// Returns a hash of the settings that change the computation: rotary positions, metadata overrides and control
+    /// vectors.
     #[must_use]
     pub fn settings(&self) -> u128 {
         self.settings
@@ -289,7 +290,8 @@ impl Model {
     /// Creates a context for decoding.
     ///
     /// # Errors
-    /// [`ModelError::Context`], usually due to a lack of memory.
+    /// [`ModelError::Context`], usually due to a lack of memory; [`ModelError::QuantizedValues`] and
+    /// [`ModelError::QuantizedHeads`] for cache types that do not fit.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, ModelError> {
         let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
         let (backend, control) = (backend()?, self.control.as_ref());

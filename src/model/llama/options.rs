@@ -30,7 +30,7 @@ pub struct ModelOptions {
     pub adapters: Vec<(PathBuf, f32)>,
     /// Control vectors.
     pub control: ControlVectors,
-    /// The image encoder; `None` for a model of text only.
+    /// The image encoder; `None` for a text-only model.
     pub images: Option<ImageOptions>,
     /// Compute settings.
     pub tuning: Tuning,
@@ -41,14 +41,14 @@ pub struct ModelOptions {
 pub struct ContextRequirements {
     /// Tokens per sequence.
     pub context_per_sequence: u32,
-    /// True if `context_per_sequence` does not exceed the training context.
-    pub as_trained: bool,
+    /// True to limit `context_per_sequence` to the training context.
+    pub limit_to_training_context: bool,
     /// Number of sequences.
     pub sequences: u32,
     /// Maximum tokens per physical batch.
     pub ubatch_size: u32,
     /// True if attention is computed with all scores in memory, that is, without flash attention.
-    pub scores: bool,
+    pub stores_scores: bool,
     /// Data type of keys.
     pub keys: CacheType,
     /// Data type of values.
@@ -59,10 +59,10 @@ impl Default for ContextRequirements {
     fn default() -> Self {
         Self {
             context_per_sequence: 4096,
-            as_trained: true,
+            limit_to_training_context: true,
             sequences: 1,
             ubatch_size: 512,
-            scores: true,
+            stores_scores: true,
             keys: CacheType::F16,
             values: CacheType::F16,
         }

@@ -101,7 +101,7 @@ pub enum StateError {
     /// A key, value or recurrent state with an invalid number.
     #[error("the KV data has values that are NaN or too large")]
     Number,
-    /// A cell belongs to another token than the list of tokens says.
+    /// A cell holds a different token than the token list.
     #[error("cell {0} of the KV data does not belong to the token in the list")]
     Token(usize),
 }
@@ -158,7 +158,8 @@ impl StateLayout {
         }
     }
 
-    /// Removes the data that is specific to this context: the number of sequences and the index of this sequence.
+    /// Removes the data that is specific to this context: the header, the number of sequences and the empty streams of
+    /// other sequences.
     ///
     /// # Errors
     /// [`StateError`] if `state` was not written by this context.
@@ -170,7 +171,7 @@ impl StateLayout {
             packed.extend_from_slice(&state[body]);
         }
         packed.extend_from_slice(&state[self.recurrent_states(&mut reader, tokens)?]);
-        reader.end()?;
+        reader.expect_end()?;
         Ok(packed)
     }
 
@@ -193,7 +194,7 @@ impl StateLayout {
             state.resize(state.len() + other_streams, 0);
         }
         state.extend_from_slice(&packed[self.recurrent_states(&mut reader, tokens)?]);
-        reader.end()?;
+        reader.expect_end()?;
         // Free cells are masked but still read, so a NaN would make later runs of the slot invalid.
         let is_valid = |(kind, rows): &(i32, Range<usize>)| {
             CacheType::from_ggml(*kind).is_some_and(|kind| kind.has_valid_numbers(&packed[rows.clone()]))

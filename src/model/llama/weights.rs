@@ -66,8 +66,8 @@ impl WeightFile {
     }
 
     /// Returns the hash of the file, from `cache` or by reading the file. Reading sets this thread to a low priority.
-    /// `progress` receives the number of bytes read and cancels by returning false. The hash of a file that changed
-    /// shortly before `now` is not cached.
+    /// `progress` receives the size of each chunk in bytes and cancels by returning false. The hash of a file that
+    /// changed shortly before `now` is not cached.
     ///
     /// # Errors
     /// The file cannot be read, has changed since it was loaded, or the hash was cancelled.

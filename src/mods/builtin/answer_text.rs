@@ -16,7 +16,7 @@ pub struct AnswerText {
     visible: Vec<TokenId>,
 }
 
-/// Backtrack that removes the end of a text.
+/// End of a text that a Backtrack removes.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RemovedText {
     /// Number of tokens to remove.
@@ -64,7 +64,7 @@ impl AnswerText {
     }
 
     /// Returns the number of tokens.
-    pub fn tokens(&self) -> usize {
+    pub fn token_count(&self) -> usize {
         self.ends.len()
     }
 
@@ -81,7 +81,7 @@ impl AnswerText {
         complete_prefix(&self.bytes[recent..]) == self.bytes.len() - recent
     }
 
-    /// Returns the Backtrack that removes the text from the byte `at` on.
+    /// Returns what a Backtrack removes to cut the text from the byte `at` on.
     pub fn cut(&self, at: usize) -> RemovedText {
         let kept = self.ends.partition_point(|&end| end <= at);
         let from = self.end_of(kept);
@@ -117,6 +117,6 @@ mod tests {
         assert!(!answer.ends_at_char_boundary());
         answer.apply(&SequenceDelta { removed: 0, added: &[0xac], logprobs: &[None] }, &run.vocabulary);
         assert!(answer.ends_at_char_boundary());
-        assert_eq!((answer.tokens(), answer.end_of(3)), (6, 12));
+        assert_eq!((answer.token_count(), answer.end_of(3)), (6, 12));
     }
 }

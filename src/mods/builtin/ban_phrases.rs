@@ -22,7 +22,7 @@ impl ModFactory for BanPhrases {
             "Removes phrases as soon as they are complete, so that the model continues differently.",
             "When an added token completes a phrase, the tokens of the phrase are removed, and the first of them is banned at its \
             position, so that the model continues differently. The text of the answer is searched, not token ids, so \
-             any tokenization is found; the prompt is not searched. After max_retries attempts at one position, or if no other \
+             any tokenization is found; the prompt is not searched. After `max_retries` attempts at one position, or if no other \
              token is possible, the phrase is kept and a warning is logged. Only text that may become a phrase is held back.",
             json!({"phrases": ["as an AI"], "case_sensitive": false, "max_retries": 16}),
             schema(

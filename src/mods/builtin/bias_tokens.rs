@@ -17,8 +17,8 @@ impl ModFactory for BiasTokens {
         describe(
             "bias-tokens",
             "Makes given tokens more or less likely, or bans them.",
-            "Values of bias are added to the logits of every step. A token is named by its text, which must be one token (a leading \
-             space matters), or by its id: as a number in ban, as digits in the keys of bias.",
+            "Values of `bias` are added to the logits of every step. A token is named by its text, which must be one token (a leading \
+             space matters), or by its id: as a number in `ban`, as digits in the keys of `bias`.",
             json!({"bias": {"a": 1.5}, "ban": ["b", 7]}),
             schema(
                 &[],
@@ -36,7 +36,7 @@ impl ModFactory for BiasTokens {
         let fields = ConfigFields::parse(config, &["bias", "ban"])?;
         let mut edits = Vec::new();
         if let Some(bias) = fields.get("bias") {
-            let expected = "'bias' must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
+            let expected = "`bias` must be an object of numbers by token, e.g. {\" maybe\": -2.5}";
             let entries = bias.as_object().ok_or_else(|| format!("{expected}, got {bias}"))?;
             at_most_vocabulary("bias", entries.len(), run)?;
             for (key, value) in entries {
@@ -47,13 +47,13 @@ impl ModFactory for BiasTokens {
                 };
                 let number = value.as_f64().map(|number| number as f32).filter(|number| number.is_finite());
                 edits.push((
-                    token.map_err(|message| format!("'bias': {message}"))?,
-                    number.ok_or_else(|| format!("'bias': the value of '{key}' must be a number, got {value}"))?,
+                    token.map_err(|message| format!("`bias`: {message}"))?,
+                    number.ok_or_else(|| format!("`bias`: the value of '{key}' must be a number, got {value}"))?,
                 ));
             }
         }
         if let Some(ban) = fields.get("ban") {
-            let expected = "'ban' must be a list of texts and token ids, e.g. [\" never\", 1234]";
+            let expected = "`ban` must be a list of texts and token ids, e.g. [\" never\", 1234]";
             let entries = ban.as_array().ok_or_else(|| format!("{expected}, got {ban}"))?;
             at_most_vocabulary("ban", entries.len(), run)?;
             for entry in entries {
@@ -62,11 +62,11 @@ impl ModFactory for BiasTokens {
                     Value::Number(id) => by_id(id.as_i64(), &id.to_string(), run),
                     _ => return Err(format!("{expected}, got {entry} in it")),
                 };
-                edits.push((token.map_err(|message| format!("'ban': {message}"))?, f32::NEG_INFINITY));
+                edits.push((token.map_err(|message| format!("`ban`: {message}"))?, f32::NEG_INFINITY));
             }
         }
         if edits.is_empty() {
-            return Err("'bias' and 'ban' are both missing or empty; give at least one token".into());
+            return Err("`bias` and `ban` are both missing or empty; give at least one token".into());
         }
         Ok(Box::new(Bias { edits }))
     }
@@ -77,7 +77,7 @@ fn at_most_vocabulary(name: &str, entries: usize, run: &RunView) -> Result<(), S
     if entries <= max {
         return Ok(());
     }
-    Err(format!("'{name}' must have at most {max} entries, one for each token of the vocabulary, got {entries}"))
+    Err(format!("`{name}` must have at most {max} entries, one for each token of the vocabulary, got {entries}"))
 }
 
 fn by_id(id: Option<i64>, id_text: &str, run: &RunView) -> Result<TokenId, String> {
@@ -145,15 +145,15 @@ mod tests {
         for (config, message) in [
             (
                 json!({"ban": ["hi"]}),
-                "'ban': 'hi' is 2 tokens of this model (104 = \"h\", 105 = \"i\"), but a bias applies to single tokens; use the id of one of them",
+                "`ban`: 'hi' is 2 tokens of this model (104 = \"h\", 105 = \"i\"), but a bias applies to single tokens; use the id of one of them",
             ),
-            (json!({"bias": {"9999": 1}}), "'bias': token 9999 is not in the vocabulary; ids must be from 0 to 264"),
-            (json!({"bias": {"a": "much"}}), "'bias': the value of 'a' must be a number, got \"much\""),
+            (json!({"bias": {"9999": 1}}), "`bias`: token 9999 is not in the vocabulary; ids must be from 0 to 264"),
+            (json!({"bias": {"a": "much"}}), "`bias`: the value of 'a' must be a number, got \"much\""),
             (
                 json!({"ban": vec![1; 266]}),
-                "'ban' must have at most 265 entries, one for each token of the vocabulary, got 266",
+                "`ban` must have at most 265 entries, one for each token of the vocabulary, got 266",
             ),
-            (json!({}), "'bias' and 'ban' are both missing or empty; give at least one token"),
+            (json!({}), "`bias` and `ban` are both missing or empty; give at least one token"),
         ] {
             assert_eq!(BiasTokens.start(&config, &run()).err().unwrap(), message);
         }

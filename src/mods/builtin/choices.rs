@@ -31,8 +31,8 @@ impl ModFactory for Choices {
         describe(
             "choices",
             "Makes the answer one of several texts.",
-            "With pick sample, the answer is drawn token by token from the tokens that lead to one of the texts. With pick \
-             most-probable, every text followed by the end of the answer is evaluated, at the cost of one decode each, \
+            "With `pick` \"sample\", the answer is drawn token by token from the tokens that lead to one of the texts. With `pick` \
+             \"most-probable\", every text followed by the end of the answer is evaluated, at the cost of one decode each, \
              and the one with the highest total log-probability becomes the answer; the totals are logged, and nothing is \
              sent before. If the answer begins with reasoning, the choice follows it.",
             json!({"choices": ["yes", "no"], "pick": "sample"}),
@@ -40,7 +40,7 @@ impl ModFactory for Choices {
                 &["choices"],
                 json!({
                     "choices": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": MAX_CHOICES,
-                        "uniqueItems": true, "description": "Texts to choose from; at most 64 with most-probable."},
+                        "uniqueItems": true, "description": "Texts to choose from; at most 64 with `pick` \"most-probable\"."},
                     "pick": {"enum": ["sample", "most-probable"], "default": "sample",
                         "description": "Draw one of the texts, or take the most probable."},
                 }),
@@ -54,11 +54,11 @@ impl ModFactory for Choices {
         let scored = fields.word("pick", &["sample", "most-probable"])? == "most-probable";
         let max = if scored { MAX_SCORED_CHOICES } else { MAX_CHOICES };
         if texts.len() > max {
-            return Err(format!("'choices' has {} texts; the maximum is {max}", texts.len()));
+            return Err(format!("`choices` has {} texts; the maximum is {max}", texts.len()));
         }
         let mut seen = HashSet::new();
         if let Some(duplicate) = texts.iter().find(|text| !seen.insert(**text)) {
-            return Err(format!("'choices': '{duplicate}' is a duplicate"));
+            return Err(format!("`choices`: '{duplicate}' is a duplicate"));
         }
         if !scored {
             let alternatives: Vec<String> = texts.iter().map(|text| Value::from(*text).to_string()).collect();
@@ -111,7 +111,7 @@ struct Scoring {
 
 impl Scoring {
     fn forward(&mut self, is_reasoning: bool) -> Reply {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         match self.phase {
             Phase::Done => Reply::noop(),
             Phase::Waiting if is_reasoning => Reply::noop(),
@@ -133,7 +133,7 @@ impl Scoring {
 
     fn added(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>]) -> Reply {
         let Phase::Trying { choice, base } = self.phase else { return Reply::noop() };
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         if length - tokens.len() != base {
             self.phase = Phase::Waiting;
             return Reply::noop();
@@ -148,10 +148,10 @@ impl Scoring {
         self.next(choice, Some(tokens.len()))
     }
 
-    /// Continues with the next choice. The last `kept_tokens` tokens of the answer belong to `choice`; `None` if it was
-    /// not forced.
+    /// Returns the reply that forces the next choice, or the best one after the last. The last `kept_tokens` tokens of
+    /// the answer belong to `choice`; `None` if it was not forced.
     fn next(&mut self, choice: usize, kept_tokens: Option<usize>) -> Reply {
-        let base = self.tracker.tokens() - kept_tokens.unwrap_or(0);
+        let base = self.tracker.token_count() - kept_tokens.unwrap_or(0);
         let (next, logs) = if choice + 1 < self.choices.len() {
             self.phase = Phase::Trying { choice: choice + 1, base };
             (choice + 1, Vec::new())
@@ -260,10 +260,10 @@ mod tests {
     fn errors_name_field() {
         let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
         for (config, message) in [
-            (json!({"choices": ["a", "a"]}), "'choices': 'a' is a duplicate"),
-            (json!({"choices": vec!["a"; 100_000]}), "'choices' has 100000 texts; the maximum is 1000"),
-            (json!({"choices": ["a"], "pick": "best"}), "'pick' must be one of sample, most-probable, got \"best\""),
-            (json!({"choices": many, "pick": "most-probable"}), "'choices' has 65 texts; the maximum is 64"),
+            (json!({"choices": ["a", "a"]}), "`choices`: 'a' is a duplicate"),
+            (json!({"choices": vec!["a"; 100_000]}), "`choices` has 100000 texts; the maximum is 1000"),
+            (json!({"choices": ["a"], "pick": "best"}), "`pick` must be one of sample, most-probable, got \"best\""),
+            (json!({"choices": many, "pick": "most-probable"}), "`choices` has 65 texts; the maximum is 64"),
         ] {
             assert_eq!(Choices.start(&config, &run()).err().unwrap(), message);
         }

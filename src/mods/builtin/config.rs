@@ -32,7 +32,7 @@ impl<'a> ConfigFields<'a> {
             }
         };
         if let Some(name) = map.and_then(|map| map.keys().find(|name| !known.contains(&name.as_str()))) {
-            return Err(format!("unknown field '{name}'; known fields: {}", known.join(", ")));
+            return Err(format!("unknown field `{name}`; known fields: {}", known.join(", ")));
         }
         Ok(Self { map })
     }
@@ -46,7 +46,7 @@ impl<'a> ConfigFields<'a> {
         match self.get(name) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(other) => Err(format!("'{name}' must be true or false, got {other}")),
+            Some(other) => Err(format!("`{name}` must be true or false, got {other}")),
         }
     }
 
@@ -56,7 +56,7 @@ impl<'a> ConfigFields<'a> {
             .as_f64()
             .map(|number| number as f32)
             .filter(|number| range.contains(number))
-            .ok_or_else(|| format!("'{name}' must be a number from {} to {}, got {value}", range.start(), range.end()))
+            .ok_or_else(|| format!("`{name}` must be a number from {} to {}, got {value}", range.start(), range.end()))
     }
 
     pub fn count(&self, name: &str, range: RangeInclusive<usize>, default: usize) -> Result<usize, String> {
@@ -66,7 +66,7 @@ impl<'a> ConfigFields<'a> {
             .and_then(|number| usize::try_from(number).ok())
             .filter(|number| range.contains(number))
             .ok_or_else(|| {
-                format!("'{name}' must be an integer from {} to {}, got {value}", range.start(), range.end())
+                format!("`{name}` must be an integer from {} to {}, got {value}", range.start(), range.end())
             })
     }
 
@@ -75,7 +75,7 @@ impl<'a> ConfigFields<'a> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::String(text)) if !text.is_empty() => Ok(Some(text)),
-            Some(other) => Err(format!("'{name}' must be a non-empty string, got {other}")),
+            Some(other) => Err(format!("`{name}` must be a non-empty string, got {other}")),
         }
     }
 
@@ -83,13 +83,13 @@ impl<'a> ConfigFields<'a> {
     pub fn word(&self, name: &str, words: &[&'static str]) -> Result<&'static str, String> {
         let Some(value) = self.get(name) else { return Ok(words[0]) };
         let found = value.as_str().and_then(|word| words.iter().find(|known| **known == word));
-        found.copied().ok_or_else(|| format!("'{name}' must be one of {}, got {value}", words.join(", ")))
+        found.copied().ok_or_else(|| format!("`{name}` must be one of {}, got {value}", words.join(", ")))
     }
 
     /// Returns a non-empty list of non-empty strings.
     pub fn texts(&self, name: &str, example: &str) -> Result<Vec<&'a str>, String> {
-        let expected = format!("'{name}' must be a list of non-empty strings, e.g. {example}");
-        let Some(value) = self.get(name) else { return Err(format!("'{name}' is missing; {expected}")) };
+        let expected = format!("`{name}` must be a list of non-empty strings, e.g. {example}");
+        let Some(value) = self.get(name) else { return Err(format!("`{name}` is missing; {expected}")) };
         let texts: Option<Vec<&str>> =
             value.as_array().and_then(|list| list.iter().map(Value::as_str).collect::<Option<_>>());
         match texts {
@@ -108,17 +108,17 @@ mod tests {
     fn errors_name_field_and_expectation() {
         let config = json!({"on": 1, "heat": "hot", "count": -1, "texts": ["", "a"]});
         let fields = ConfigFields::parse(&config, &["on", "heat", "count", "texts", "more"]).unwrap();
-        assert_eq!(fields.flag("on", false).unwrap_err(), "'on' must be true or false, got 1");
+        assert_eq!(fields.flag("on", false).unwrap_err(), "`on` must be true or false, got 1");
         assert_eq!(
             fields.number("heat", 0.0..=2.0, 1.0).unwrap_err(),
-            "'heat' must be a number from 0 to 2, got \"hot\""
+            "`heat` must be a number from 0 to 2, got \"hot\""
         );
-        assert_eq!(fields.count("count", 1..=9, 3).unwrap_err(), "'count' must be an integer from 1 to 9, got -1");
+        assert_eq!(fields.count("count", 1..=9, 3).unwrap_err(), "`count` must be an integer from 1 to 9, got -1");
         assert_eq!(
             fields.texts("texts", "[\"x\"]").unwrap_err(),
-            "'texts' must be a list of non-empty strings, e.g. [\"x\"], got [\"\",\"a\"]"
+            "`texts` must be a list of non-empty strings, e.g. [\"x\"], got [\"\",\"a\"]"
         );
-        assert!(fields.texts("more", "[\"x\"]").unwrap_err().starts_with("'more' is missing; "));
+        assert!(fields.texts("more", "[\"x\"]").unwrap_err().starts_with("`more` is missing; "));
         assert_eq!(fields.count("more", 1..=9, 3), Ok(3));
     }
 
@@ -126,7 +126,7 @@ mod tests {
     fn unknown_fields_and_types_are_rejected() {
         assert_eq!(
             ConfigFields::parse(&json!({"bann": []}), &["ban", "bias"]).err().unwrap(),
-            "unknown field 'bann'; known fields: ban, bias"
+            "unknown field `bann`; known fields: ban, bias"
         );
         assert_eq!(
             ConfigFields::parse(&json!([1]), &["ban"]).err().unwrap(),

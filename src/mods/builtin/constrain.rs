@@ -34,7 +34,7 @@ impl GrammarInstance {
             Some(text) => constraint.lazy(Trigger::text(text)),
             None => after_reasoning(constraint, &run.answer_format, true, &run.vocabulary),
         };
-        let matcher = run.grammars.start_matcher(&constraint).map_err(|error| format!("'{field}': {error}"))?;
+        let matcher = run.grammars.start_matcher(&constraint).map_err(|error| format!("`{field}`: {error}"))?;
         Ok(Self {
             matcher,
             tracker: SequenceTracker::default(),
@@ -57,7 +57,7 @@ impl GrammarInstance {
             } else if self.matcher.accept(token, call.run.vocabulary.piece(token)) == AcceptResult::Rejected {
                 let text = call.run.vocabulary.decode(&[token]);
                 let message = format!(
-                    "{text:?} is not permitted by '{}'; the constraint is suspended while it remains",
+                    "{text:?} is not permitted by `{}`; the constraint is suspended while it remains",
                     self.field
                 );
                 logs.push(ModLogLine { level: LogLevel::Warning, message });
@@ -72,12 +72,12 @@ impl GrammarInstance {
         }
         match self.matcher.mask() {
             Ok(Some(mask)) => Some(Action::AdjustedLogits { edit: LogitEdit::Allow(mask), temperature: None }),
-            Ok(None) if self.refused.0 == self.tracker.tokens() && !self.refused.1.is_empty() => {
+            Ok(None) if self.refused.0 == self.tracker.token_count() && !self.refused.1.is_empty() => {
                 let bans = self.refused.1.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
                 Some(Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None })
             }
             Ok(None) => None,
-            Err(message) => Some(Action::error(format!("'{}' can no longer be applied: {message}", self.field))),
+            Err(message) => Some(Action::error(format!("`{}` can no longer be applied: {message}", self.field))),
         }
     }
 
@@ -87,7 +87,7 @@ impl GrammarInstance {
         if self.matcher.permits(token, piece) {
             return None;
         }
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         if self.refused.0 != length {
             self.refused = (length, Vec::new());
         }

@@ -17,7 +17,7 @@ impl ModFactory for ForcePrefix {
         describe(
             "force-prefix",
             "Begins the answer with a given text.",
-            "Either text or tokens is required. The tokens are forced once, before the first token is sampled, in one decode. In text, the \
+            "Either `text` or `tokens` is required. The tokens are forced once, before the first token is sampled, in one decode. In `text`, the \
              names of special tokens become those tokens, so that \"<think>\" works.",
             json!({"text": "Sure: "}),
             schema(
@@ -35,17 +35,17 @@ impl ModFactory for ForcePrefix {
         let fields = ConfigFields::parse(config, &["text", "tokens"])?;
         let tokens = match (fields.get("text"), fields.get("tokens")) {
             (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode(text, false, true),
-            (Some(other), None) => return Err(format!("'text' must be a non-empty string, got {other}")),
+            (Some(other), None) => return Err(format!("`text` must be a non-empty string, got {other}")),
             (None, Some(list)) => ids(list, run)?,
-            (None, None) => return Err("'text' or 'tokens' is missing, e.g. {\"text\": \"Sure: \"}".into()),
-            (Some(_), Some(_)) => return Err("'text' and 'tokens' are mutually exclusive; set one of them".into()),
+            (None, None) => return Err("`text` or `tokens` is missing, e.g. {\"text\": \"Sure: \"}".into()),
+            (Some(_), Some(_)) => return Err("`text` and `tokens` are mutually exclusive; set one of them".into()),
         };
         Ok(Box::new(Prefix { tokens }))
     }
 }
 
 fn ids(list: &Value, run: &RunView) -> Result<Vec<TokenId>, String> {
-    let expected = format!("'tokens' must be a list of token ids from 0 to {}", run.vocabulary.len().saturating_sub(1));
+    let expected = format!("`tokens` must be a list of token ids from 0 to {}", run.vocabulary.len().saturating_sub(1));
     let ids = list.as_array().filter(|ids| !ids.is_empty()).ok_or_else(|| format!("{expected}, got {list}"))?;
     ids.iter()
         .map(|id| {
@@ -94,15 +94,15 @@ mod tests {
         let mut harness = ModHarness::new(&ForcePrefix, &json!({"tokens": [104, 105]}));
         assert_eq!(harness.forward(&[0.0; 4]).action, Some(Action::ForceTokens(vec![104, 105])));
         let message = ForcePrefix.start(&json!({"tokens": [104, 9999]}), &run()).err().unwrap();
-        assert_eq!(message, "'tokens' must be a list of token ids from 0 to 264, got 9999");
+        assert_eq!(message, "`tokens` must be a list of token ids from 0 to 264, got 9999");
     }
 
     #[test]
     fn error_names_missing_field() {
         for (config, message) in [
-            (json!(null), "'text' or 'tokens' is missing, e.g. {\"text\": \"Sure: \"}"),
-            (json!({"text": "a", "tokens": [1]}), "'text' and 'tokens' are mutually exclusive; set one of them"),
-            (json!({"text": ""}), "'text' must be a non-empty string, got \"\""),
+            (json!(null), "`text` or `tokens` is missing, e.g. {\"text\": \"Sure: \"}"),
+            (json!({"text": "a", "tokens": [1]}), "`text` and `tokens` are mutually exclusive; set one of them"),
+            (json!({"text": ""}), "`text` must be a non-empty string, got \"\""),
         ] {
             assert_eq!(ForcePrefix.start(&config, &run()).err().unwrap(), message);
         }

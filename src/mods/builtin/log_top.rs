@@ -51,7 +51,7 @@ impl ModInstance for Top {
             .into_iter()
             .map(|(token, logit)| {
                 let text = call.run.vocabulary.decode(&[token]);
-                format!("{text:?} {:.1} %", distribution.prob(logit) * 100.0)
+                format!("{text:?} {:.1}%", distribution.prob(logit) * 100.0)
             })
             .collect();
         let message =
@@ -74,6 +74,6 @@ mod tests {
         logits[usize::from(b'\n')] = 3.0_f32.ln();
         let reply = harness.forward(&logits);
         assert!(reply.action.is_none());
-        assert_eq!(reply.logs[0].message, "\"\\n\" 75.0 % · \"a\" 25.0 %");
+        assert_eq!(reply.logs[0].message, "\"\\n\" 75.0% · \"a\" 25.0%");
     }
 }

@@ -120,7 +120,7 @@ mod tests {
                 fields.insert("phrase_list".into(), json!(["a"]));
             }
             let message = factory.start(&config, &run()).err().expect("an unknown field was accepted");
-            assert!(message.starts_with("unknown field 'phrase_list'; known fields: "), "{message}");
+            assert!(message.starts_with("unknown field `phrase_list`; known fields: "), "{message}");
         }
     }
 

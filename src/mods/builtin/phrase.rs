@@ -12,12 +12,12 @@ pub const MAX_PHRASE_CHARS: usize = 1000;
 /// Returns an error if there are too many phrases or one is too long; `field` is the configuration field.
 pub fn check(field: &str, phrases: &[&str]) -> Result<(), String> {
     if phrases.len() > MAX_PHRASES {
-        return Err(format!("'{field}' has {} phrases; the maximum is {MAX_PHRASES}", phrases.len()));
+        return Err(format!("`{field}` has {} phrases; the maximum is {MAX_PHRASES}", phrases.len()));
     }
     match phrases.iter().find(|phrase| phrase.chars().count() > MAX_PHRASE_CHARS) {
         Some(phrase) => {
             let (begin, length) = (phrase.chars().take(40).collect::<String>(), phrase.chars().count());
-            Err(format!("'{field}': the phrase '{begin}…' has {length} characters; the maximum is {MAX_PHRASE_CHARS}"))
+            Err(format!("`{field}`: the phrase '{begin}…' has {length} characters; the maximum is {MAX_PHRASE_CHARS}"))
         }
         None => Ok(()),
     }
@@ -59,7 +59,7 @@ pub struct PhraseMatch {
 struct Tail {
     bytes: Vec<u8>,
     /// Index in `generated` of the token of each byte.
-    owner: Vec<usize>,
+    token_indexes: Vec<usize>,
     /// Characters, lower-cased if case does not matter, each with its first and last byte.
     chars: Vec<(char, usize, usize)>,
     /// First byte of a character that is not complete yet.
@@ -111,7 +111,8 @@ impl Phrases {
     ) -> Option<PhraseMatch> {
         let tail = self.tail(vocabulary, generated, fresh);
         let first_new = generated.len().saturating_sub(fresh);
-        let ends_in_new = |start: usize, length: usize| tail.owner[tail.chars[start + length - 1].2] >= first_new;
+        let ends_in_new =
+            |start: usize, length: usize| tail.token_indexes[tail.chars[start + length - 1].2] >= first_new;
         let is_match = |start: usize, phrase: usize| {
             let chars = &self.all[phrase].chars;
             ends_in_new(start, chars.len())
@@ -125,8 +126,8 @@ impl Phrases {
         let (start, phrase) = (0..tail.chars.len()).find_map(|start| Some((start, longest_at(start)?)))?;
         let last = start + self.all[phrase].chars.len() - 1;
         let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);
-        let token = tail.owner[first_byte];
-        let token_begins = tail.owner.partition_point(|&owner| owner < token);
+        let token = tail.token_indexes[first_byte];
+        let token_begins = tail.token_indexes.partition_point(|&index| index < token);
         Some(PhraseMatch {
             phrase,
             tokens: generated.len() - token,
@@ -187,7 +188,7 @@ impl Phrases {
             range.is_some_and(|range| self.order[range].last().is_some_and(may_become))
         });
         let first_byte = partial.map(|length| tail.chars[tail.chars.len() - length].1).or(tail.incomplete);
-        first_byte.map_or(0, |byte| generated.len() - tail.owner[byte])
+        first_byte.map_or(0, |byte| generated.len() - tail.token_indexes[byte])
     }
 
     fn check_boundary(&self, tail: &Tail, start: usize, phrase: &[char]) -> BoundaryCheck {
@@ -216,12 +217,12 @@ impl Phrases {
             start -= 1;
             wanted = wanted.saturating_sub(vocabulary.piece(generated[start]).len().max(1));
         }
-        let (mut bytes, mut owner) = (Vec::new(), Vec::new());
+        let (mut bytes, mut token_indexes) = (Vec::new(), Vec::new());
         for (index, &token) in generated.iter().enumerate().skip(start) {
             // Control tokens are not part of the text.
             if !vocabulary.is_control(token) {
                 bytes.extend_from_slice(vocabulary.piece(token));
-                owner.resize(bytes.len(), index);
+                token_indexes.resize(bytes.len(), index);
             }
         }
         let mut chars = Vec::with_capacity(bytes.len());
@@ -243,7 +244,7 @@ impl Phrases {
                 at = end;
             }
         }
-        Tail { bytes, owner, chars, incomplete }
+        Tail { bytes, token_indexes, chars, incomplete }
     }
 }
 
@@ -329,7 +330,7 @@ mod tests {
     #[test]
     fn phrase_limits_are_enforced() {
         let many = vec!["a"; super::MAX_PHRASES + 1];
-        assert_eq!(super::check("phrases", &many).unwrap_err(), "'phrases' has 10001 phrases; the maximum is 10000");
+        assert_eq!(super::check("phrases", &many).unwrap_err(), "`phrases` has 10001 phrases; the maximum is 10000");
         let long = "ä".repeat(super::MAX_PHRASE_CHARS + 1);
         let message = super::check("phrases", &[&long]).unwrap_err();
         assert!(message.ends_with("ä…' has 1001 characters; the maximum is 1000"), "{message}");

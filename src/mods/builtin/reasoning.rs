@@ -59,13 +59,13 @@ impl ReasoningState {
     /// Applies a change of the answer. `answer` already includes the change. `kept` is the length of its text after the
     /// removal, without the appended tokens.
     pub fn apply(&mut self, delta: &SequenceDelta<'_>, answer: &AnswerText, kept: usize) {
-        let before = answer.tokens() - delta.added.len();
+        let before = answer.token_count() - delta.added.len();
         while self.changes.len() > 1 && self.last().tokens > before {
             self.changes.pop();
         }
         self.checked_bytes = self.checked_bytes.min(kept).max(self.last().from.min(kept));
         // Checked after each token, so that each change is assigned to its token.
-        for tokens in before + 1..=answer.tokens() {
+        for tokens in before + 1..=answer.token_count() {
             self.parse(&answer.bytes()[..answer.end_of(tokens)], tokens);
         }
     }
@@ -174,7 +174,7 @@ mod tests {
         (
             reasoning.may_begin(),
             reasoning.is_within(),
-            reasoning.reasoning_tokens(answer.tokens()),
+            reasoning.reasoning_tokens(answer.token_count()),
             reasoning.answer_from(),
         )
     }
@@ -188,9 +188,9 @@ mod tests {
         let run = Arc::new(view);
         let (mut reasoning, mut answer) = begin(&run);
         apply(&mut reasoning, &mut answer, &run, 0, "<|channel|>analysis<|message|>abc");
-        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(answer.tokens())), (true, 3));
+        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(answer.token_count())), (true, 3));
         apply(&mut reasoning, &mut answer, &run, 0, "<|end|>x<|channel|>analysis<|message|>de");
-        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(answer.tokens())), (true, 3 + 7 + 2));
+        assert_eq!((reasoning.is_within(), reasoning.reasoning_tokens(answer.token_count())), (true, 3 + 7 + 2));
     }
 
     proptest! {

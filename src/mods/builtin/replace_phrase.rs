@@ -23,8 +23,8 @@ impl ModFactory for ReplacePhrase {
         describe(
             "replace-phrase",
             "Replaces a phrase with another text as soon as it is complete.",
-            "The tokens of the phrase are removed, and the replacement is appended with the text around the phrase in \
-             its first and last token. The model continues from there as if it had written it. The text is searched, not token ids; \
+            "The tokens of the phrase are removed, and the replacement is appended. Text of these tokens that is not part of the \
+             phrase is kept. The model continues from there as if it had written it. The text is searched, not token ids; \
              the prompt is not searched. A replacement that contains a phrase is rejected.",
             json!({"replace": {"utilize": "use"}, "case_sensitive": false}),
             schema(
@@ -44,8 +44,8 @@ impl ModFactory for ReplacePhrase {
 
     fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = ConfigFields::parse(config, &["replace", "case_sensitive", "whole_words"])?;
-        let expected = "'replace' must be an object of strings, e.g. {\"utilize\": \"use\"}";
-        let pairs = fields.get("replace").ok_or_else(|| format!("'replace' is missing; {expected}"))?;
+        let expected = "`replace` must be an object of strings, e.g. {\"utilize\": \"use\"}";
+        let pairs = fields.get("replace").ok_or_else(|| format!("`replace` is missing; {expected}"))?;
         let entries =
             pairs.as_object().filter(|map| !map.is_empty()).ok_or_else(|| format!("{expected}, got {pairs}"))?;
         let mut from = Vec::new();
@@ -65,7 +65,7 @@ impl ModFactory for ReplacePhrase {
         for replacement in &to {
             if let Some(index) = phrases.find_in(replacement) {
                 let phrase = from[index];
-                return Err(format!("'replace': '{replacement}' contains '{phrase}' and would be replaced endlessly"));
+                return Err(format!("`replace`: '{replacement}' contains '{phrase}' and would be replaced endlessly"));
             }
         }
         let holdback = phrases.max_tokens();
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn endless_replacement_is_rejected() {
         let message = ReplacePhrase.start(&json!({"replace": {"a": "b", "B": "c"}}), &run()).err().unwrap();
-        assert_eq!(message, "'replace': 'b' contains 'B' and would be replaced endlessly");
+        assert_eq!(message, "`replace`: 'b' contains 'B' and would be replaced endlessly");
         let message = ReplacePhrase.start(&json!({"replace": {"a": 1}}), &run()).err().unwrap();
         assert!(message.ends_with("got 1 for 'a'"), "{message}");
     }

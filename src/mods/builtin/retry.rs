@@ -19,10 +19,10 @@ impl ModFactory for RetryLowConfidence {
         describe(
             "retry-low-confidence",
             "Draws low-confidence tokens again and keeps the best attempt.",
-            "When the mean log-probability of the last window drawn tokens is below mean_logprob, they are removed and drawn \
-             again at temperature, until the mean is high enough or tries is reached; then the best attempt is kept. A kept \
-             attempt is final, so a run draws up to 1 + tries times the tokens of its answer. Forced tokens are not changed. \
-             The stream is delayed by window tokens.",
+            "When the mean log-probability of the last `window` drawn tokens is below `mean_logprob`, they are removed and drawn \
+             again at `temperature`, until the mean is high enough or `tries` is reached; then the best attempt is kept. A kept \
+             attempt is final, so a run draws up to 1 + `tries` times the tokens of its answer. Forced tokens are not changed. \
+             The stream is delayed by up to `window` tokens.",
             json!({"window": 8, "mean_logprob": -2.5, "tries": 3}),
             schema(
                 &[],
@@ -73,13 +73,13 @@ struct RetryWindow {
     /// Tokens before the window.
     at: usize,
     /// Attempts with their mean log-probability.
-    tries: Vec<(Vec<TokenId>, f64)>,
+    attempts: Vec<(Vec<TokenId>, f64)>,
 }
 
 impl Retry {
     fn update(&mut self, call: &Call<'_>) {
         let delta = self.tracker.update(call);
-        let kept = self.tracker.tokens() - delta.added.len();
+        let kept = self.tracker.token_count() - delta.added.len();
         let mut sum = self.sums.get(kept).or(self.sums.last()).copied().unwrap_or(0.0);
         self.sums.resize(kept + 1, sum);
         for logprob in delta.logprobs_or_none() {
@@ -93,12 +93,12 @@ impl Retry {
     }
 
     fn mean(&self, from: usize) -> f64 {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         (self.sums[length] - self.sums[from]) / (length - from) as f64
     }
 
     fn added(&mut self, call: &Call<'_>) -> Reply {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         let at = match &self.retry {
             Some(retry) if length >= retry.at + self.window || is_over(call) => retry.at,
             None if length >= self.final_tokens + self.window && self.mean(length - self.window) < self.min_mean => {
@@ -107,16 +107,16 @@ impl Retry {
             _ => return Reply::noop(),
         };
         let mean = self.mean(at);
-        let mut retry = self.retry.take().unwrap_or(RetryWindow { at, tries: Vec::new() });
+        let mut retry = self.retry.take().unwrap_or(RetryWindow { at, attempts: Vec::new() });
         if mean >= self.min_mean {
             self.final_tokens = length;
-            return reply(format!("mean log-probability {mean:.2} after {} tries", retry.tries.len()), None);
+            return reply(format!("mean log-probability {mean:.2} after {} tries", retry.attempts.len()), None);
         }
         let generated = call.generated();
         let count = (length - at).min(generated.len());
         let n = u32::try_from(count).unwrap_or(u32::MAX);
-        retry.tries.push((generated[generated.len() - count..].to_vec(), mean));
-        if retry.tries.len() <= self.tries {
+        retry.attempts.push((generated[generated.len() - count..].to_vec(), mean));
+        if retry.attempts.len() <= self.tries {
             self.retry = Some(retry);
             return reply(
                 format!("mean log-probability {mean:.2}: retrying"),
@@ -124,10 +124,11 @@ impl Retry {
             );
         }
         self.final_tokens = length;
-        let last = retry.tries.len() - 1;
-        let better = |best: usize, other: usize| if retry.tries[other].1 > retry.tries[best].1 { other } else { best };
+        let last = retry.attempts.len() - 1;
+        let better =
+            |best: usize, other: usize| if retry.attempts[other].1 > retry.attempts[best].1 { other } else { best };
         let best = (0..=last).rev().reduce(better).unwrap_or(last);
-        let (tokens, mean) = retry.tries.swap_remove(best);
+        let (tokens, mean) = retry.attempts.swap_remove(best);
         let action = (best != last).then_some(Action::Backtrack { n, tokens });
         reply(format!("mean log-probability {mean:.2} is the best of {}", last + 1), action)
     }
@@ -143,7 +144,7 @@ impl ModInstance for Retry {
     }
 
     fn holdback(&self) -> usize {
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         match &self.retry {
             Some(retry) => length - retry.at,
             None => (length - self.final_tokens).min(self.window - 1),
@@ -155,7 +156,7 @@ impl ModInstance for Retry {
         self.update(call);
         Ok(match call.event {
             CallEvent::Added { forced: true, .. } => {
-                self.final_tokens = self.tracker.tokens();
+                self.final_tokens = self.tracker.token_count();
                 self.retry = None;
                 Reply::noop()
             }
@@ -177,20 +178,20 @@ mod tests {
 
     #[test]
     fn confident_answer_is_unchanged() {
-        let reply = Simulation { script: "Hello the bad idea".into(), max_tokens: 4, ..Simulation::default() }
+        let result = Simulation { script: "Hello the bad idea".into(), max_tokens: 4, ..Simulation::default() }
             .run_mods(&[(&RetryLowConfidence, json!({"window": 2, "mean_logprob": -1.0}))]);
-        assert_eq!((reply.text.as_str(), reply.controls), ("Hello the bad idea", 0));
+        assert_eq!((result.text.as_str(), result.controls), ("Hello the bad idea", 0));
     }
 
     #[test]
     fn unsure_answer_is_retried_and_best_attempt_kept() {
-        let reply = Simulation { max_tokens: 8, alphabet: "abc", seed: 5, ..Simulation::default() }
+        let result = Simulation { max_tokens: 8, alphabet: "abc", seed: 5, ..Simulation::default() }
             .run_mods(&[(&RetryLowConfidence, json!({"window": 4, "mean_logprob": -0.01, "tries": 2}))]);
         // Two windows, each sampled again twice; if the last attempt was not the best, the best is restored.
-        let retries = reply.logs.iter().filter(|line| line.ends_with("retrying")).count();
-        assert_eq!(retries, 4, "{reply:?}");
-        assert_eq!(reply.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
-        assert_eq!((reply.tokens.len(), reply.retracted), (8, 0));
+        let retries = result.logs.iter().filter(|line| line.ends_with("retrying")).count();
+        assert_eq!(retries, 4, "{result:?}");
+        assert_eq!(result.logs.iter().filter(|line| line.ends_with("best of 3")).count(), 2);
+        assert_eq!((result.tokens.len(), result.retracted), (8, 0));
     }
 
     proptest! {
@@ -201,10 +202,10 @@ mod tests {
             seed: u64, window in 1usize..9, tries in 1usize..5, min_mean in -6.0..0.0f64,
         ) {
             let config = json!({"window": window, "mean_logprob": min_mean, "tries": tries});
-            let reply = Simulation { seed, max_tokens: 40, alphabet: "abcd ", ..Simulation::default() }.run_mods(&[(&RetryLowConfidence, config)]);
-            prop_assert!(reply.ended || reply.tokens.len() == 40);
-            prop_assert_eq!(reply.retracted, 0);
-            prop_assert!(reply.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", reply);
+            let result = Simulation { seed, max_tokens: 40, alphabet: "abcd ", ..Simulation::default() }.run_mods(&[(&RetryLowConfidence, config)]);
+            prop_assert!(result.ended || result.tokens.len() == 40);
+            prop_assert_eq!(result.retracted, 0);
+            prop_assert!(result.draws <= (tries + 1) * 40 + window * (tries + 1), "{:?}", result);
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::events::TokenId;
 use crate::mods::{Call, CallEvent, RunView};
 
-/// Tracks the length of the answer.
+/// Length of the answer at the last call of the mod.
 #[derive(Debug, Default)]
 pub struct SequenceTracker {
     tokens: usize,
@@ -42,7 +42,7 @@ impl SequenceTracker {
     }
 
     /// Returns the number of tokens of the answer.
-    pub fn tokens(&self) -> usize {
+    pub fn token_count(&self) -> usize {
         self.tokens
     }
 }

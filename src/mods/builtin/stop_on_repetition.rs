@@ -18,9 +18,9 @@ impl ModFactory for StopOnRepetition {
         describe(
             "stop-on-repetition",
             "Ends an answer that repeats itself.",
-            "When the last ngram × times tokens of the answer repeat one block of at most ngram tokens, an \
+            "When the last `ngram` × `times` tokens of the answer repeat one block of at most `ngram` tokens, an \
              end-of-generation token is forced and the run ends with reason stop. The repeated text is kept, since a client has \
-             already read it; with cut, all blocks except the first are removed, and the stream is delayed by ngram × times tokens.",
+             already read it; with `cut`, all blocks except the first are removed, and the stream is delayed by `ngram` × `times` tokens.",
             json!({"ngram": 16, "times": 3, "cut": false}),
             schema(
                 &[],
@@ -28,7 +28,7 @@ impl ModFactory for StopOnRepetition {
                     "ngram": {"type": "integer", "minimum": 1, "maximum": 256, "default": 16,
                         "description": "Maximum tokens of the repeated block."},
                     "times": {"type": "integer", "minimum": 2, "maximum": 64, "default": 3,
-                        "description": "Number of occurrences of a block of ngram tokens that ends the answer; shorter blocks must repeat for as many tokens."},
+                        "description": "Number of occurrences of a block of `ngram` tokens that ends the answer; shorter blocks must repeat for as many tokens."},
                     "cut": {"type": "boolean", "default": false,
                         "description": "True if all blocks except the first are removed."},
                 }),

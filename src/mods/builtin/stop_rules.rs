@@ -47,7 +47,7 @@ impl ModFactory for StopRules {
                     "mean_logprob": {"type": "number", "minimum": -100, "maximum": 0,
                         "description": "Minimum mean log-probability of the last `window` drawn tokens."},
                     "window": {"type": "integer", "minimum": 1, "maximum": 4096, "default": 16,
-                        "description": "Number of tokens in the mean of mean_logprob."},
+                        "description": "Number of tokens in the mean of `mean_logprob`."},
                 }),
             ),
         )
@@ -72,21 +72,21 @@ impl ModFactory for StopRules {
                     // The last line has the error, the lines before it show the position.
                     let message = error.to_string();
                     let reason = message.lines().last().unwrap_or_default().trim_start_matches("error: ");
-                    format!("'regex' is not a valid regular expression: {reason}")
+                    format!("`regex` is not a valid regular expression: {reason}")
                 })
         });
         let expression = expression.transpose()?;
         if expression.as_ref().is_some_and(|expression| expression.is_match(b"")) {
-            return Err("'regex' matches the empty string, so every answer would end before it begins".into());
+            return Err("`regex` matches the empty string, so every answer would end before it begins".into());
         }
-        let unsure =
+        let min_mean_logprob =
             fields.get("mean_logprob").map(|_| fields.number("mean_logprob", -100.0..=0.0, 0.0)).transpose()?;
         Ok(Box::new(Rules {
             tokens: count("tokens", 1..=1_000_000)?,
             sentences: count("sentences", 1..=100_000)?,
             expression,
             repeated_lines: count("repeated_lines", 2..=1000)?,
-            min_mean_logprob: unsure.map(f64::from),
+            min_mean_logprob: min_mean_logprob.map(f64::from),
             window: fields.count("window", 1..=4096, 16)?,
             end: end_token(run)?,
             tracker: SequenceTracker::default(),
@@ -162,7 +162,7 @@ impl Rules {
         let kept = self.answer.apply(&delta, &call.run.vocabulary);
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
         reasoning.apply(&delta, &self.answer, kept);
-        let before = self.answer.tokens() - delta.added.len();
+        let before = self.answer.token_count() - delta.added.len();
         let state = self.states.get(before).or(self.states.last()).copied().unwrap_or_default();
         self.states.resize(before + 1, state);
         let forced = matches!(call.event, CallEvent::Added { forced: true, .. });
@@ -323,10 +323,10 @@ mod tests {
                 json!({"window": 3}),
                 "no rule is set; at least one of tokens, sentences, regex, repeated_lines, mean_logprob is required",
             ),
-            (json!({"tokens": 0}), "'tokens' must be an integer from 1 to 1000000, got 0"),
-            (json!({"regex": "("}), "'regex' is not a valid regular expression: unclosed group"),
-            (json!({"regex": "a*"}), "'regex' matches the empty string, so every answer would end before it begins"),
-            (json!({"mean_logprob": 1}), "'mean_logprob' must be a number from -100 to 0, got 1"),
+            (json!({"tokens": 0}), "`tokens` must be an integer from 1 to 1000000, got 0"),
+            (json!({"regex": "("}), "`regex` is not a valid regular expression: unclosed group"),
+            (json!({"regex": "a*"}), "`regex` matches the empty string, so every answer would end before it begins"),
+            (json!({"mean_logprob": 1}), "`mean_logprob` must be a number from -100 to 0, got 1"),
         ] {
             assert_eq!(StopRules.start(&config, &run()).err().unwrap(), message);
         }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 /// Documentation shared by the three mods.
 const BEHAVIOR: &str = "At every step, only tokens that lead to a valid answer can be drawn. When the answer is complete and nothing \
-                    can follow, the run ends with reason stop. With after, the constraint begins after that \
+                    can follow, the run ends with reason stop. With `after`, the constraint begins after that \
                     text. Otherwise it begins after the reasoning at the beginning of the answer, or at the first token if there is no \
                     reasoning. If another mod forces text that the constraint does not permit, the text is kept and a warning is logged. \
                     Several constraints apply together if an answer can satisfy them all.";
@@ -37,7 +37,7 @@ impl ModFactory for JsonSchema {
             "json-schema",
             "Makes the answer JSON that is valid against a schema.",
             &format!(
-                "{BEHAVIOR} The JSON Schema keywords uniqueItems, contains, if, not and dependentSchemas are rejected with an error."
+                "{BEHAVIOR} The JSON Schema keywords `uniqueItems`, `contains`, `if`, `not` and `dependentSchemas` are rejected with an error."
             ),
             json!({"schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}),
             schema(
@@ -52,13 +52,13 @@ impl ModFactory for JsonSchema {
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = ConfigFields::parse(config, &["schema", "after"])?;
-        let expected = "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
+        let expected = "`schema` must be a JSON schema (an object), e.g. {\"type\": \"object\"}";
         match fields.get("schema") {
             Some(schema @ Value::Object(_)) => {
                 instance(GrammarSource::JsonSchema(schema.clone()), "schema", &fields, run)
             }
             Some(other) => Err(format!("{expected}, got {other}")),
-            None => Err(format!("'schema' is missing; {expected}")),
+            None => Err(format!("`schema` is missing; {expected}")),
         }
     }
 }
@@ -88,7 +88,7 @@ impl ModFactory for Regex {
         let fields = ConfigFields::parse(config, &["pattern", "after"])?;
         match fields.text("pattern")? {
             Some(pattern) => instance(GrammarSource::Regex(pattern.to_owned()), "pattern", &fields, run),
-            None => Err("'pattern' is missing; it must be a regular expression, e.g. \"[0-9]+\"".into()),
+            None => Err("`pattern` is missing; it must be a regular expression, e.g. \"[0-9]+\"".into()),
         }
     }
 }
@@ -101,7 +101,7 @@ impl ModFactory for Grammar {
         describe(
             "grammar",
             "Makes the answer follow a grammar, in GBNF or Lark.",
-            &format!("Either gbnf or lark is required. {BEHAVIOR}"),
+            &format!("Either `gbnf` or `lark` is required. {BEHAVIOR}"),
             json!({"gbnf": "root ::= (\"yes\" | \"no\") \".\""}),
             schema(
                 &[],
@@ -122,9 +122,9 @@ impl ModFactory for Grammar {
             (Some(text), None) => instance(GrammarSource::Gbnf(text.to_owned()), "gbnf", &fields, run),
             (None, Some(text)) => instance(GrammarSource::Lark(text.to_owned()), "lark", &fields, run),
             (None, None) => {
-                Err("'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}".into())
+                Err("`gbnf` or `lark` is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}".into())
             }
-            (Some(_), Some(_)) => Err("'gbnf' and 'lark' are mutually exclusive; set one of them".into()),
+            (Some(_), Some(_)) => Err("`gbnf` and `lark` are mutually exclusive; set one of them".into()),
         }
     }
 }
@@ -147,31 +147,31 @@ mod tests {
             (
                 &JsonSchema,
                 json!({}),
-                "'schema' is missing; 'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}",
+                "`schema` is missing; `schema` must be a JSON schema (an object), e.g. {\"type\": \"object\"}",
             ),
             (
                 &JsonSchema,
                 json!({"schema": 3}),
-                "'schema' must be a JSON schema (an object), e.g. {\"type\": \"object\"}, got 3",
+                "`schema` must be a JSON schema (an object), e.g. {\"type\": \"object\"}, got 3",
             ),
-            (&Regex, json!({"pattern": 3}), "'pattern' must be a non-empty string, got 3"),
+            (&Regex, json!({"pattern": 3}), "`pattern` must be a non-empty string, got 3"),
             (
                 &Grammar,
                 json!({"gbnf": "root ::= x"}),
-                "'gbnf': line 1, column 10: the rule 'x' is used here but not defined",
+                "`gbnf`: line 1, column 10: the rule 'x' is used here but not defined",
             ),
             (
                 &Grammar,
                 json!({}),
-                "'gbnf' or 'lark' is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}",
+                "`gbnf` or `lark` is missing, e.g. {\"gbnf\": \"root ::= \\\"yes\\\" | \\\"no\\\"\"}",
             ),
-            (&Grammar, json!({"gbnf": "a", "lark": "b"}), "'gbnf' and 'lark' are mutually exclusive; set one of them"),
-            (&Regex, json!({"pattern": "a", "after": ""}), "'after' must be a non-empty string, got \"\""),
+            (&Grammar, json!({"gbnf": "a", "lark": "b"}), "`gbnf` and `lark` are mutually exclusive; set one of them"),
+            (&Regex, json!({"pattern": "a", "after": ""}), "`after` must be a non-empty string, got \"\""),
         ];
         for (factory, config, message) in mods {
             assert_eq!(factory.start(&config, &run()).err().unwrap(), message);
         }
-        assert!(Regex.start(&json!({"pattern": "["}), &run()).err().unwrap().starts_with("'pattern': "));
+        assert!(Regex.start(&json!({"pattern": "["}), &run()).err().unwrap().starts_with("`pattern`: "));
     }
 
     #[test]
@@ -193,7 +193,7 @@ mod tests {
             1,
         );
         assert!(result.text.starts_with("ab"));
-        assert_eq!(result.logs[0], "\"b\" is not permitted by 'pattern'; the constraint is suspended while it remains");
+        assert_eq!(result.logs[0], "\"b\" is not permitted by `pattern`; the constraint is suspended while it remains");
     }
 
     proptest! {

@@ -19,8 +19,8 @@ impl ModFactory for TemperatureByEntropy {
         describe(
             "temperature-by-entropy",
             "Draws each token at a temperature that follows the model's uncertainty.",
-            "At an entropy (in bits, of the logits after the edits of earlier mods) of min_entropy or less the temperature is low, at \
-             max_entropy or more it is high, and between them it is interpolated linearly. If low exceeds high, the model is more \
+            "At an entropy (in bits, of the logits after the edits of earlier mods) of `min_entropy` or less the temperature is `low`, at \
+             `max_entropy` or more it is `high`, and between them it is interpolated linearly. If `low` exceeds `high`, the model is more \
              predictable where it is unsure.",
             json!({"low": 0.2, "high": 1.0, "min_entropy": 0.5, "max_entropy": 4.0}),
             schema(
@@ -33,7 +33,7 @@ impl ModFactory for TemperatureByEntropy {
                     "min_entropy": {"type": "number", "minimum": 0, "maximum": 32, "default": 0.5,
                         "description": "Entropy in bits up to which the model is sure."},
                     "max_entropy": {"type": "number", "minimum": 0, "maximum": 32, "default": 4.0,
-                        "description": "Entropy in bits from which the model is unsure; more than min_entropy."},
+                        "description": "Entropy in bits from which the model is unsure; more than `min_entropy`."},
                 }),
             ),
         )
@@ -49,7 +49,7 @@ impl ModFactory for TemperatureByEntropy {
         };
         if instance.min_entropy >= instance.max_entropy {
             return Err(format!(
-                "'min_entropy' must be less than 'max_entropy', got {} and {}",
+                "`min_entropy` must be less than `max_entropy`, got {} and {}",
                 instance.min_entropy, instance.max_entropy
             ));
         }
@@ -110,6 +110,6 @@ mod tests {
     #[test]
     fn min_entropy_must_be_less_than_max_entropy() {
         let message = TemperatureByEntropy.start(&json!({"min_entropy": 4}), &run()).err().unwrap();
-        assert_eq!(message, "'min_entropy' must be less than 'max_entropy', got 4 and 4");
+        assert_eq!(message, "`min_entropy` must be less than `max_entropy`, got 4 and 4");
     }
 }

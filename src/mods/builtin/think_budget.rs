@@ -26,10 +26,10 @@ impl ModFactory for ThinkBudget {
         describe(
             "think-budget",
             "Ends the model's reasoning after a number of tokens.",
-            "When the reasoning reaches the number in tokens, its end is forced in the format of the model's family, and the model continues \
+            "When the reasoning reaches the number in `tokens`, its end is forced in the format of the model's family, and the model continues \
              with its answer. Reasoning begins at the end of the prompt or at the beginning of the answer. If a \
              family reasons in channels, all of them share the budget. Markers other than the family's can be set \
-             as begin and end. Has no effect on a model that does not reason.",
+             as `begin` and `end`. Has no effect on a model that does not reason.",
             json!({"tokens": 1024, "message": "I have thought enough."}),
             schema(
                 &[],
@@ -37,8 +37,8 @@ impl ModFactory for ThinkBudget {
                     "tokens": {"type": "integer", "minimum": 0, "maximum": 1_000_000, "default": 1024,
                         "description": "Maximum tokens of reasoning; up to 16 more to complete a character or an end marker."},
                     "message": {"type": "string", "minLength": 1, "description": "Text that is inserted before the end of the reasoning."},
-                    "begin": {"type": "string", "minLength": 1, "description": "Marker that begins reasoning; requires end."},
-                    "end": {"type": "string", "minLength": 1, "description": "Marker that ends reasoning; requires begin."},
+                    "begin": {"type": "string", "minLength": 1, "description": "Marker that begins reasoning; requires `end`."},
+                    "end": {"type": "string", "minLength": 1, "description": "Marker that ends reasoning; requires `begin`."},
                 }),
             ),
         )
@@ -49,8 +49,8 @@ impl ModFactory for ThinkBudget {
         let markers = match (fields.text("begin")?, fields.text("end")?) {
             (Some(begin), Some(end)) => Some((begin.to_owned(), end.to_owned())),
             (None, None) => None,
-            (Some(_), None) => return Err("'end' is missing; 'begin' requires it, e.g. \"</think>\"".into()),
-            (None, Some(_)) => return Err("'begin' is missing; 'end' requires it, e.g. \"<think>\"".into()),
+            (Some(_), None) => return Err("`end` is missing; `begin` requires it, e.g. \"</think>\"".into()),
+            (None, Some(_)) => return Err("`begin` is missing; `end` requires it, e.g. \"<think>\"".into()),
         };
         Ok(Box::new(Budget {
             tokens: fields.count("tokens", 0..=1_000_000, 1024)?,
@@ -81,7 +81,7 @@ impl Budget {
         let format = &call.run.answer_format.syntax;
         match &self.markers {
             Some((_, end)) => end.clone(),
-            // Begins the next message. If that one was reasoning, too, the next one is forced to the final channel.
+            // Begins the next message. If reasoning was ended before, that message is forced to the final channel.
             None if format.is_channels() => {
                 let last = if self.ends > 0 { "<|channel|>final<|message|>" } else { "" };
                 format!("{}<|start|>assistant{last}", format.reasoning_markers.1)
@@ -108,10 +108,10 @@ impl ModInstance for Budget {
         if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
             return Ok(Reply::noop());
         }
-        let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.tokens());
-        let within = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
-        let unfinished = within && reasoning_tokens < self.tokens + GRACE_TOKENS;
-        if reasoning_tokens < self.tokens || unfinished || self.ends == MAX_ENDS {
+        let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.token_count());
+        let is_incomplete = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
+        let has_grace = is_incomplete && reasoning_tokens < self.tokens + GRACE_TOKENS;
+        if reasoning_tokens < self.tokens || has_grace || self.ends == MAX_ENDS {
             return Ok(Reply::noop());
         }
         let vocabulary = &call.run.vocabulary;
@@ -184,8 +184,8 @@ mod tests {
     #[test]
     fn errors_name_field() {
         for (config, message) in [
-            (json!({"tokens": -1}), "'tokens' must be an integer from 0 to 1000000, got -1"),
-            (json!({"begin": "<a>"}), "'end' is missing; 'begin' requires it, e.g. \"</think>\""),
+            (json!({"tokens": -1}), "`tokens` must be an integer from 0 to 1000000, got -1"),
+            (json!({"begin": "<a>"}), "`end` is missing; `begin` requires it, e.g. \"</think>\""),
         ] {
             assert_eq!(ThinkBudget.start(&config, &run()).err().unwrap(), message);
         }

@@ -24,7 +24,7 @@ impl ModFactory for ToolGuard {
             "Checks tool calls while they are written, and removes invalid ones.",
             "Calls are parsed in the format of the model's family. If the name is unknown or blocked, if the \
              arguments do not match the tool's JSON schema, or if a call cannot be parsed, it is removed and drawn \
-             again at temperature. After max_retries retries in one answer, the field then decides: the call is replaced with \
+             again at `temperature`. After `max_retries` retries in one answer, the field `then` decides: the call is replaced with \
              text, the run ends with an error, or the call is kept with a warning. The stream holds a call back until it is \
              checked.",
             json!({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}], "block": ["delete"]}),
@@ -51,7 +51,7 @@ impl ModFactory for ToolGuard {
         let tools = match fields.get("tools") {
             Some(tools) => parse_tools(tools)?,
             None if !run.answer_format.tools.is_empty() => run.answer_format.tools.clone(),
-            None => return Err("'tools' is missing, and the request has no tools".into()),
+            None => return Err("`tools` is missing, and the request has no tools".into()),
         };
         let block = match fields.get("block") {
             Some(_) => fields.texts("block", "[\"delete\"]")?.into_iter().map(str::to_owned).collect(),
@@ -67,7 +67,7 @@ impl ModFactory for ToolGuard {
             then: fields.word("then", &["text", "error", "keep"])?,
             tracker: SequenceTracker::default(),
             answer: AnswerText::new(run),
-            read: 0,
+            parsed: 0,
             finished: false,
             kept_until: 0,
             retries: 0,
@@ -81,7 +81,7 @@ impl ModFactory for ToolGuard {
 /// Parses tools in OpenAI's format, with or without the enclosing function object.
 fn parse_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
     let expected =
-        "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
+        "`tools` must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}";
     let list = tools.as_array().filter(|list| !list.is_empty()).ok_or_else(|| format!("{expected}, got {tools}"))?;
     list.iter()
         .map(|tool| {
@@ -91,7 +91,7 @@ fn parse_tools(tools: &Value) -> Result<Vec<ToolDefinition>, String> {
             let parameters = function.get("parameters").cloned().unwrap_or_else(|| json!({}));
             if !parameters.is_object() {
                 return Err(format!(
-                    "'tools': the parameters of '{name}' must be a JSON schema (an object), got {parameters}"
+                    "`tools`: the parameters of '{name}' must be a JSON schema (an object), got {parameters}"
                 ));
             }
             Ok(ToolDefinition { name: name.to_owned(), parameters, strict: false })
@@ -109,7 +109,7 @@ struct Guard {
     tracker: SequenceTracker,
     answer: AnswerText,
     /// Bytes of the text that were parsed.
-    read: usize,
+    parsed: usize,
     /// True if the end of the answer was parsed.
     finished: bool,
     /// Position before which invalid calls are kept.
@@ -136,29 +136,29 @@ impl Guard {
         let kept = self.answer.apply(&delta, &call.run.vocabulary);
         // If another mod's action won, the invalid call remains and is parsed again.
         let is_kept =
-            self.expected_length.take().is_some_and(|tokens| self.tracker.tokens() - delta.added.len() > tokens);
-        if is_kept || kept < self.read || (delta.removed > 0 && self.finished) {
+            self.expected_length.take().is_some_and(|tokens| self.tracker.token_count() - delta.added.len() > tokens);
+        if is_kept || kept < self.parsed || (delta.removed > 0 && self.finished) {
             self.parser = AnswerParser::new(Arc::clone(&self.answer_format));
             self.finished = false;
             self.kept_until = self.kept_until.min(kept);
-            self.read = if is_kept { 0 } else { complete_prefix(&self.answer.bytes()[..kept]) };
-            self.parser.push(&self.answer.text(0, self.read));
+            self.parsed = if is_kept { 0 } else { complete_prefix(&self.answer.bytes()[..kept]) };
+            self.parser.push(&self.answer.text(0, self.parsed));
         }
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         self.retry_from = self.retry_from.filter(|&from| from <= length);
         self.banned_at.take_if(|(from, _)| *from > length);
     }
 
     /// Parses new text and returns the first invalid call in it.
     fn parse(&mut self, is_over: bool) -> Option<InvalidCall> {
-        let end = self.read + complete_prefix(&self.answer.bytes()[self.read..]);
-        let text = self.answer.text(self.read, end);
+        let end = self.parsed + complete_prefix(&self.answer.bytes()[self.parsed..]);
+        let text = self.answer.text(self.parsed, end);
         let mut invalid = None;
         for c in text.chars() {
             // The part of the answer that this character completes begins before it.
             let (from, marked) = (self.parser.unsent_from(), self.parser.is_in_marked_call());
             let pieces = self.parser.push(c.encode_utf8(&mut [0; 4]));
-            self.read += c.len_utf8();
+            self.parsed += c.len_utf8();
             let is_unparsed = marked && !self.parser.is_in_marked_call() && !has_call(&pieces);
             invalid = invalid.or_else(|| self.find_invalid(&pieces, from, is_unparsed));
         }
@@ -175,7 +175,7 @@ impl Guard {
     fn find_invalid(&self, pieces: &[AnswerDelta], from: usize, is_unparsed: bool) -> Option<InvalidCall> {
         let from = if self.answer_format.syntax.is_channels() {
             // The parser reports a channel as a whole, so the call begins with the last channel header.
-            rfind(&self.answer.bytes()[..self.read], b"<|channel|>").unwrap_or(0)
+            rfind(&self.answer.bytes()[..self.parsed], b"<|channel|>").unwrap_or(0)
         } else {
             // Spaces before the call may remain.
             let rest = &self.answer.bytes()[from..];
@@ -186,7 +186,7 @@ impl Guard {
         }
         let reason = pieces.iter().find_map(|piece| match piece {
             AnswerDelta::Call(name) => self.name_problem(name),
-            AnswerDelta::Called => self.arguments_problem(),
+            AnswerDelta::CallEnd => self.arguments_problem(),
             _ => None,
         });
         let is_unparsed = (is_unparsed && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
@@ -213,7 +213,7 @@ impl Guard {
 
     fn respond(&mut self, invalid: &InvalidCall, call: &Call<'_>) -> Reply {
         let cut = self.answer.cut(invalid.from);
-        let position = self.tracker.tokens() - cut.tokens;
+        let position = self.tracker.token_count() - cut.tokens;
         let again = self.retries < self.max_retries;
         let (level, is_removed, outcome) = match self.then {
             _ if again => (LogLevel::Info, true, "retrying"),
@@ -229,7 +229,7 @@ impl Guard {
         };
         let logs = vec![ModLogLine { level, message: format!("{}; {outcome}", invalid.reason) }];
         if !is_removed {
-            self.kept_until = self.read.max(invalid.from + 1);
+            self.kept_until = self.parsed.max(invalid.from + 1);
             return Reply { logs, ..Reply::default() };
         }
         let generated = call.generated();
@@ -254,7 +254,7 @@ impl Guard {
         Reply { action: Some(Action::Backtrack { n, tokens }), logs, ..Reply::default() }
     }
 
-    /// Returns the first token of the call, if its text from the byte `from` on is encoded without the text before it.
+    /// Returns the first token of the call: its text, from the byte `from` on, is encoded without the text before it.
     fn first_of_call(&self, from: usize, call: &Call<'_>) -> Option<TokenId> {
         let text = String::from_utf8_lossy(&self.answer.bytes()[from..]).into_owned();
         call.run.vocabulary.encode(&text, false, true).first().copied()
@@ -262,7 +262,7 @@ impl Guard {
 }
 
 fn has_call(pieces: &[AnswerDelta]) -> bool {
-    pieces.iter().any(|piece| matches!(piece, AnswerDelta::Called))
+    pieces.iter().any(|piece| matches!(piece, AnswerDelta::CallEnd))
 }
 
 fn rfind(text: &[u8], marker: &[u8]) -> Option<usize> {
@@ -287,7 +287,7 @@ impl ModInstance for Guard {
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
         self.update(call);
-        let length = self.tracker.tokens();
+        let length = self.tracker.token_count();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => {
                 let is_over = tokens.last().is_some_and(|&last| ends_answer(call.run, last));

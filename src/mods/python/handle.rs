@@ -36,7 +36,7 @@ pub struct WorkerShared {
 struct State {
     /// Submitted jobs that are not done.
     waiting: usize,
-    /// Link to a worker that is idle, or works on `direct_call`.
+    /// Link to the current worker; `None` if there is none, or if it cannot be reached.
     link: Option<WorkerLink>,
     /// Call that was sent directly to the worker and not to the supervisor; its caller polls for the reply.
     direct_call: Option<Box<CallJob>>,

@@ -100,11 +100,11 @@ struct PythonInstance {
     run: Arc<RunContext>,
     handle: Arc<SupervisorHandle>,
     handles: EventSet,
-    /// Region of the sequence.
+    /// Region of the shared memory that holds the sequence.
     tokens: Option<MemoryRegion>,
     /// Tokens in that region.
     shared_tokens: Vec<TokenId>,
-    /// Region of the logits.
+    /// Region that holds the logits.
     logits: Option<MemoryRegion>,
     /// True if the worker was notified of the end of the run.
     is_finished: bool,

@@ -12,7 +12,7 @@ pub struct WorkerLimits {
     pub import: Duration,
     /// Maximum time of one call.
     pub call: Duration,
-    /// Maximum CPU time that a worker may use between calls.
+    /// Maximum CPU time that a worker may use between calls; zero = no limit.
     pub idle_cpu: Duration,
     /// Time after which an unused worker is ended; zero keeps it.
     pub idle: Duration,

@@ -10,8 +10,9 @@ use serde_json::Value;
 /// Version of the protocol. The SDK is embedded in the binary, so both sides always agree.
 pub const PROTOCOL: u32 = 1;
 
-/// Maximum bytes kept of an exception's message and traceback.
+/// Maximum bytes kept of an exception's message.
 const MAX_MESSAGE_BYTES: usize = 8 << 10;
+/// Maximum bytes kept of an exception's traceback.
 const MAX_TRACEBACK_BYTES: usize = 256 << 10;
 /// Maximum bytes of a text that is encoded for a worker. A longer one would delay the supervisor beyond the deadline.
 pub const MAX_TEXT_BYTES: usize = 1 << 20;
@@ -51,8 +52,8 @@ pub enum ToWorker<'a> {
     Call(CallHeader<'a>),
     /// The run has ended. Answered by `reply`.
     Finished { run: u64 },
-    /// Answer to `query`. For `encode`: the tokens. For `vocabulary`: the control tokens, and as body `u32` offsets (one
-    /// more than tokens), then the bytes of all pieces.
+    /// Answer to `query`. For `encode`: the tokens. For `vocabulary`: the control tokens, and as body `u32` offsets
+    /// (one more than tokens), then the bytes of all pieces.
     Answer {
         #[serde(skip_serializing_if = "Option::is_none")]
         tokens: Option<Vec<TokenId>>,
@@ -128,7 +129,7 @@ pub struct CallHeader<'a> {
 pub enum FromWorker {
     /// The import succeeded.
     Loaded { handlers: Vec<HandlerInfo> },
-    /// The import failed.
+    /// The import or the scoring failed.
     Failed(WireException),
     /// A line was printed or logged.
     Log { level: LogLevel, message: String },
@@ -253,9 +254,9 @@ impl HandlerInfo {
             (None, _) => {}
             (Some(name), Some(known)) if !known.is_empty() => {
                 let known: Vec<&str> = known.keys().map(String::as_str).collect();
-                return Err(format!("unknown field '{name}'; known fields: {}", known.join(", ")));
+                return Err(format!("unknown field `{name}`; known fields: {}", known.join(", ")));
             }
-            (Some(name), _) => return Err(format!("unknown field '{name}'; this mod has no configuration")),
+            (Some(name), _) => return Err(format!("unknown field `{name}`; this mod has no configuration")),
         }
         schema_check::first_error(&Value::Object(fields), schema).map_or(Ok(()), Err)
     }

@@ -1,9 +1,9 @@
 //! Python mods: each runs in a separate worker process, never inside the server.
 //!
-//! [`PythonMods::text`] imports a source once, in a separate process, to find the functions with `@mod`, and returns a
-//! [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with the mod, one
-//! call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each mod of a file
-//! has its own worker, and mods share no state.
+//! [`PythonMods::load_all`] imports a source once, in a separate process, to find the functions with `@mod`, and
+//! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with
+//! the mod, one call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each
+//! mod of a file has its own worker, and mods share no state.
 //!
 //! # A call
 //! `instance` writes the sequence and the logits into memory shared with the worker and submits the call to the mod's
@@ -230,7 +230,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]; a text without any mod is an error.
-    pub fn text(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
+    pub fn load_all(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
         let (spec, handlers) = self.discover(&source, None)?;
         Ok(handlers.into_iter().map(|handler| self.make(handler, &spec)).collect())
@@ -241,7 +241,12 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]
-    pub fn source(&self, name: &str, source: &str, entrypoint: Option<&str>) -> Result<Arc<dyn ModFactory>, LoadError> {
+    pub fn load_one(
+        &self,
+        name: &str,
+        source: &str,
+        entrypoint: Option<&str>,
+    ) -> Result<Arc<dyn ModFactory>, LoadError> {
         let source = Arc::new(Source::new(format!("{name}.py"), source.to_owned()));
         let (spec, mut handlers) = self.discover(&source, entrypoint)?;
         if handlers.iter().any(|handler| handler.name == name) {
@@ -264,7 +269,7 @@ impl PythonMods {
     ///
     /// # Errors
     /// [`LoadError`]
-    pub fn scorer(&self, text: &str) -> Result<PythonScorer, LoadError> {
+    pub fn load_scorer(&self, text: &str) -> Result<PythonScorer, LoadError> {
         let source = Arc::new(Source::new("score.py".to_owned(), text.to_owned()));
         let spec = WorkerSpec { is_scorer: true, ..self.spec(&source, None)? };
         PythonScorer::start(spec).map_err(|exception| LoadError::Failed {

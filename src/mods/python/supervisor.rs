@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 /// Delay after a worker that could not be started, or the second consecutive failure of a worker; doubles up to
 /// [`MAX_RESTART_DELAY`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(500);
+/// Maximum of that delay.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(30);
 /// Interval at which an idle worker is checked.
 const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -330,7 +331,7 @@ fn answer(
     Ok((ToWorker::Answer { tokens, control, gone }, body))
 }
 
-/// Returns the id of a vocabulary for workers. Ids of removed models are reused.
+/// Returns the id of a vocabulary for workers. Ids of removed models are not used again.
 fn vocabulary_id(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Vocabulary>) -> usize {
     let own = Arc::downgrade(vocabulary);
     vocabularies.iter().position(|known| known.ptr_eq(&own)).unwrap_or_else(|| {

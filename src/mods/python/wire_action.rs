@@ -86,16 +86,16 @@ impl WireAction {
                 if let Some(temperature) =
                     temperature.filter(|temperature| !(temperature.is_finite() && *temperature >= 0.0))
                 {
-                    return Err(format!("token_temp must be a number of 0 or more, got {temperature}"));
+                    return Err(format!("`token_temp` must be a number of 0 or more, got {temperature}"));
                 }
                 let edit = match edit {
                     WireEdit::Keep => LogitEdit::Keep,
                     WireEdit::Set => LogitEdit::Set(sparse(body)?),
                     WireEdit::Add => LogitEdit::Add(sparse(body)?),
                     WireEdit::Memory => {
-                        let slot = logits.ok_or("logits can only be edited at ForwardPass")?;
+                        let region = logits.ok_or("logits can only be edited at ForwardPass")?;
                         let values = memory
-                            .read(slot, vocabulary.len())
+                            .read(region, vocabulary.len())
                             .map_err(|error| format!("the shared memory cannot be read: {error}"))?;
                         LogitEdit::Replace(values)
                     }

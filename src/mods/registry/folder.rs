@@ -79,7 +79,7 @@ impl ModFolder {
     /// Imports files in parallel.
     fn import(&self, files: &[(PathBuf, io::Result<String>)]) -> Vec<Result<Vec<Arc<dyn ModFactory>>, LoadError>> {
         let import = |path: &Path, text: &io::Result<String>| match text {
-            Ok(text) => self.python.text(file_name(path), text.clone()),
+            Ok(text) => self.python.load_all(file_name(path), text.clone()),
             Err(error) => {
                 let source = io::Error::new(error.kind(), error.to_string());
                 Err(LoadError::Unreadable { path: path.display().to_string(), source })

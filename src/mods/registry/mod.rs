@@ -254,7 +254,7 @@ impl ModRegistry {
     }
 
     /// Enables or disables a mod, also for active runs at their next event. Returns true if the mod exists.
-    pub fn enable(&self, name: &str, enabled: bool) -> bool {
+    pub fn set_enabled(&self, name: &str, enabled: bool) -> bool {
         let mods = self.read();
         let entry = mods.get(name);
         if let Some(entry) = entry {

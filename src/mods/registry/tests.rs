@@ -76,7 +76,7 @@ fn unknown_mod_error_lists_available_mods() {
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     registry.insert(Arc::new(Named("two", ModOrigin::File)));
     assert_eq!(registry.select(refs("x")).unwrap_err().to_string(), "unknown mod 'x'; known mods: one, two");
-    assert!(registry.enable("one", false));
+    assert!(registry.set_enabled("one", false));
     assert_eq!(registry.select(refs("one")).unwrap_err().to_string(), "the mod 'one' is disabled; enabled mods: two");
     let problem =
         ModProblem { file: "x.py".into(), message: "SyntaxError: line 3".into(), traceback: None, at: system::now() };
@@ -85,7 +85,7 @@ fn unknown_mod_error_lists_available_mods() {
         registry.select(refs("x")).unwrap_err().to_string(),
         "the mod 'x' is unavailable: x.py could not be loaded (SyntaxError: line 3); known mods: two"
     );
-    assert!(!registry.enable("three", true));
+    assert!(!registry.set_enabled("three", true));
 }
 
 #[test]
@@ -95,13 +95,13 @@ fn disabled_mod_fails_once_and_is_not_called_again() {
     let factory = registry.get("one").unwrap();
     let mut harness = ModHarness::new(&*factory, &json!(null));
     assert!(harness.forward(&[0.0; 4]).exception.is_none());
-    registry.enable("one", false);
+    registry.set_enabled("one", false);
     let exception = harness.forward(&[0.0; 4]).exception.unwrap();
     assert!(exception.message.starts_with("the mod 'one' was disabled during the run"), "{}", exception.message);
     let mut instance = factory.start(&Value::Null, &run()).unwrap();
     assert_eq!(instance.handles(), EventSet::ALL, "the instance is not informed yet");
     instance.finished();
-    registry.enable("one", true);
+    registry.set_enabled("one", true);
     assert!(harness.forward(&[0.0; 4]).exception.is_none(), "it is called again at the next token");
     assert!(registry.remove("one"));
     assert!(harness.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
@@ -112,7 +112,7 @@ fn disabled_mod_fails_once_and_is_not_called_again() {
 fn new_version_of_disabled_mod_is_disabled() {
     let registry = ModRegistry::default();
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
-    registry.enable("one", false);
+    registry.set_enabled("one", false);
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     assert!(!registry.info("one").unwrap().enabled);
 }

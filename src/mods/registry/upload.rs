@@ -14,8 +14,9 @@ use utoipa::ToSchema;
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum files of a mod's source.
 const MAX_FILES: usize = 100;
-/// Maximum length of names and paths, in characters.
+/// Maximum length of a name, in characters.
 const MAX_NAME_CHARS: usize = 64;
+/// Maximum length of a path, in characters.
 const MAX_PATH_CHARS: usize = 200;
 /// Maximum length of a description, in characters.
 const MAX_DESCRIPTION_CHARS: usize = 2000;
@@ -36,7 +37,7 @@ impl ModSource {
     ///
     /// # Errors
     /// The Python error with its traceback; a source without any mod is an error too.
-    pub fn mods(
+    pub fn load_all(
         &self,
         file: &str,
         module: Option<&str>,
@@ -46,7 +47,7 @@ impl ModSource {
             Self::Text(text) => text.clone(),
             Self::Files(files) => bundle(files, module.unwrap_or_default()),
         };
-        let found = python.text(file.to_owned(), text)?;
+        let found = python.load_all(file.to_owned(), text)?;
         Ok(found.into_iter().map(|factory| WithSource::wrap(factory, self.clone())).collect())
     }
 
@@ -117,7 +118,7 @@ impl ModUpload {
     pub fn name(&self) -> Result<&str, InvalidUpload> {
         let name = self.name.as_deref().or(self.entrypoint.as_deref());
         let name =
-            name.ok_or_else(|| invalid("name", "name is missing; it must be the name by which runs use the mod"))?;
+            name.ok_or_else(|| invalid("name", "`name` is missing; it must be the name by which runs use the mod"))?;
         let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
         if name.is_empty()
             || name.chars().count() > MAX_NAME_CHARS
@@ -128,7 +129,7 @@ impl ModUpload {
             return Err(invalid(
                 "name",
                 format!(
-                    "name must be 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' and '.', and begin with a letter, a \
+                    "`name` must be 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' and '.', and begin with a letter, a \
                      digit or '_', got {shown:?}"
                 ),
             ));
@@ -143,10 +144,10 @@ impl ModUpload {
     pub fn check(&self) -> Result<(), InvalidUpload> {
         self.name()?;
         if let Some(language) = self.language.as_deref().filter(|language| *language != "python") {
-            return Err(invalid("language", format!("language must be \"python\", got {:?}", excerpt(language))));
+            return Err(invalid("language", format!("`language` must be \"python\", got {:?}", excerpt(language))));
         }
         if let Some(entrypoint) = self.entrypoint.as_deref().filter(|name| !is_identifier(name)) {
-            let message = format!("entrypoint must be the name of a function, got {:?}", excerpt(entrypoint));
+            let message = format!("`entrypoint` must be the name of a function, got {:?}", excerpt(entrypoint));
             return Err(invalid("entrypoint", message));
         }
         if self
@@ -155,7 +156,7 @@ impl ModUpload {
             .is_some_and(|text| text.chars().count() > MAX_DESCRIPTION_CHARS || has_control_characters(text))
         {
             let message =
-                format!("description must have at most {MAX_DESCRIPTION_CHARS} characters and no control characters");
+                format!("`description` must have at most {MAX_DESCRIPTION_CHARS} characters and no control characters");
             return Err(invalid("description", message));
         }
         match &self.source {
@@ -166,14 +167,14 @@ impl ModUpload {
 
     fn check_files(&self, files: &BTreeMap<String, String>) -> Result<(), InvalidUpload> {
         if files.is_empty() || files.len() > MAX_FILES {
-            return Err(invalid("source", format!("source must have 1 to {MAX_FILES} files, got {}", files.len())));
+            return Err(invalid("source", format!("`source` must have 1 to {MAX_FILES} files, got {}", files.len())));
         }
         let total = files.values().map(String::len).sum();
         for (path, text) in files {
             let parts = path.strip_suffix(".py").map(|path| path.split('/').all(is_identifier));
             if parts != Some(true) || path.chars().count() > MAX_PATH_CHARS {
                 let message = format!(
-                    "source: a path must be relative, consist of Python identifiers and end in .py, e.g. \
+                    "`source`: a path must be relative, consist of Python identifiers and end in .py, e.g. \
                      \"my_mods/calm.py\", got {:?}",
                     excerpt(path)
                 );
@@ -183,12 +184,12 @@ impl ModUpload {
         }
         let module = self.module.as_deref();
         let module = module
-            .ok_or_else(|| invalid("module", "module is missing; it must name the module with the entrypoint"))?;
+            .ok_or_else(|| invalid("module", "`module` is missing; it must name the module with the entrypoint"))?;
         let path = module.replace('.', "/");
         if !module.split('.').all(is_identifier)
             || !(files.contains_key(&format!("{path}.py")) || files.contains_key(&format!("{path}/__init__.py")))
         {
-            let message = format!("module {:?} is not one of the files of source", excerpt(module));
+            let message = format!("`module` must name one of the files of `source`, got {:?}", excerpt(module));
             return Err(invalid("module", message));
         }
         Ok(())
@@ -208,7 +209,7 @@ impl ModUpload {
                 &bundled
             }
         };
-        let factory = python.source(name, text, self.entrypoint.as_deref())?;
+        let factory = python.load_one(name, text, self.entrypoint.as_deref())?;
         Ok(WithSource::with_description(factory, self.source.clone(), self.description.clone()))
     }
 }
@@ -223,10 +224,10 @@ fn bundle(files: &BTreeMap<String, String>, module: &str) -> String {
 
 fn check_text(total: usize, text: &str, subject: &str) -> Result<(), InvalidUpload> {
     if total > MAX_BYTES {
-        return Err(invalid("source", format!("source has {total} bytes; the maximum is {MAX_BYTES}")));
+        return Err(invalid("source", format!("`source` must have at most {MAX_BYTES} bytes, got {total}")));
     }
     if text.contains('\0') {
-        return Err(invalid("source", format!("{subject} contains a zero byte")));
+        return Err(invalid("source", format!("`{subject}` must not contain a zero byte; remove it")));
     }
     Ok(())
 }

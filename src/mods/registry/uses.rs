@@ -22,9 +22,10 @@ pub struct ModUse {
     pub day: NaiveDate,
 }
 
-/// Sends uses to the subscriber, if any.
+/// Sender of uses to the subscriber, if any.
 #[derive(Default)]
 pub(super) struct UseTracker {
+    /// Day of the last sent use of each version, by name and hash.
     sent: Mutex<HashMap<String, NaiveDate>>,
     to: OnceLock<mpsc::UnboundedSender<ModUse>>,
 }

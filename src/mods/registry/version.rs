@@ -42,7 +42,7 @@ impl ModOrigin {
 /// One version of a mod: the hash of its source, and the origin and time of its registration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RegisteredVersion {
-    /// SHA-256 of the source in hexadecimal; the release for a built-in mod. Runs record its first 12 digits.
+    /// SHA-256 of the source in hexadecimal; the release for a built-in mod.
     pub hash: String,
     /// Origin of the code.
     pub origin: ModOrigin,

@@ -26,7 +26,7 @@ struct BodyWithKey {
 }
 
 /// Returns true if the body may contain a key: a POST, neither compressed nor too long.
-pub(super) fn is_possible(request: &Request) -> bool {
+pub(super) fn may_contain_key(request: &Request) -> bool {
     let headers = request.headers();
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     request.method() == Method::POST

@@ -2,9 +2,9 @@
 //!
 //! There are three checks. The `Host` header must be a name of this server, so that a page of another site cannot reach
 //! a loopback server by DNS rebinding. A request that changes something or opens a WebSocket must not come from a page
-//! of another origin. If keys are configured, everything except health requires one, as a header or in the body.
-//! Programs that are not browsers send no `Origin` and pass the second check. Trace uploads may have separate keys, or
-//! need none.
+//! of another origin. Programs that are not browsers send no `Origin` and pass this check. If keys are configured, all
+//! routes except health, the login form and the assets of the pages require one, as a header, in the login cookie or in
+//! the body. Trace uploads may have separate keys, or need none.
 
 mod body_key;
 mod caller;
@@ -65,7 +65,7 @@ pub(crate) async fn guard(State(guard): State<Guard>, mut request: Request, next
     let mut admitted = admit(&guard, &request);
     if admitted.as_ref().is_err_and(|error| error.kind() == ErrorKind::Unauthorized)
         && !has_key(request.headers())
-        && body_key::is_possible(&request)
+        && body_key::may_contain_key(&request)
     {
         (request, admitted) = match body_key::read(request).await {
             Ok((request, None)) => (request, admitted),

@@ -21,9 +21,9 @@ pub enum ErrorKind {
     UnsupportedMediaType,
     /// A valid request failed: a mod ended the run with an error before its first token.
     Unprocessable,
-    /// Storage or memory is exhausted.
+    /// Storage, memory or the maximum number of uploaded mods is exhausted.
     NoRoom,
-    /// Too many concurrent requests; the client can retry later.
+    /// Too many requests; the client can retry later.
     Busy,
     /// The server failed.
     Internal,

@@ -1,7 +1,7 @@
 //! The error type of all HTTP APIs. Only this type maps errors to status codes.
 //!
-//! Handlers return [`ApiError`], which is rendered as `application/problem+json`. Each protocol wraps it in a newtype
-//! ([`OpenAiError`], [`LlamaError`]) and renders it in its own format. The cause of a 500 is logged once, here, and the
+//! Handlers return [`ApiError`], which is rendered as `application/problem+json`. A protocol with its own error format
+//! wraps it in a newtype, such as `OpenAiError` or `LlamaError`. The cause of a 500 is logged once, here, and the
 //! client receives the request id to find it in the log.
 
 mod code;

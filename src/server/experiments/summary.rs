@@ -5,7 +5,7 @@ use crate::store::{CellOutcome, CellState};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// The lists of a definition. The seeds vary first, then the parameters, the mods and the prompts.
+/// The sizes of a grid. The seeds vary fastest, then the parameters, the mods and the prompts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Grid<'a> {
     /// Number of lists of mods.
@@ -59,7 +59,7 @@ pub struct CellCounts {
     pub(crate) cancelled: usize,
     /// Failed or could not be started.
     pub(crate) failed: usize,
-    /// Interrupted by the death of the server.
+    /// Interrupted because the server ended.
     pub(crate) interrupted: usize,
     /// Run was deleted.
     pub(crate) deleted: usize,
@@ -92,13 +92,13 @@ pub struct VariantSummary {
     pub(crate) mods: usize,
     /// Index of the set of parameters.
     pub(crate) parameters: usize,
-    /// Number of cells whose runs ended by themselves. The means are over them.
+    /// Number of cells whose runs ended by themselves.
     pub(crate) done: usize,
     /// Number of failed cells.
     pub(crate) failed: usize,
-    /// Mean number of tokens of an answer.
+    /// Mean number of tokens of the answers of `done` cells.
     pub(crate) mean_tokens: Option<f64>,
-    /// Mean score.
+    /// Mean score of all cells with a score.
     pub(crate) mean_score: Option<f64>,
 }
 
@@ -112,7 +112,7 @@ pub struct ExperimentSummary {
 }
 
 impl ExperimentSummary {
-    /// Summarises the started cells of a grid of `cells` cells.
+    /// Summarizes the started cells of a grid of `cells` cells.
     pub(crate) fn new(grid: Grid<'_>, cells: usize, outcomes: &[CellOutcome]) -> Self {
         let mut counts = CellCounts { pending: cells.saturating_sub(outcomes.len()), ..CellCounts::default() };
         let mut sums = vec![Sums::default(); grid.mods * grid.parameters];
@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cells_are_summarised_by_mods_and_parameters() {
+    fn cells_are_summarized_by_mods_and_parameters() {
         let grid = Grid { mods: 2, parameters: 1, seeds: &[5, 6] };
         assert_eq!(grid.position(6), CellPosition { prompt: 1, mods: 1, parameters: 0, seed: 5 });
         assert_eq!((grid.baseline(6), grid.baseline(7), grid.baseline(3)), (4, 5, 1));

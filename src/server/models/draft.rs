@@ -43,7 +43,7 @@ fn draft_options(config: &EngineConfig, entry: &ModelEntry, draft: &DraftModelCo
         gpu_layers: gpu_layers(draft.gpu_layers),
         tensors: TensorPlacement::default(),
         context: ContextRequirements {
-            scores: false,
+            stores_scores: false,
             keys: cache_type(draft.cache_type_k),
             values: cache_type(draft.cache_type_v),
             ..main.context

@@ -1,4 +1,4 @@
-//! The models in the folder of `--models-dir`: every GGUF file in it and its subfolders, named after the file.
+//! The models in the folder of `--models-dir` and its direct subfolders. A model has the name of its GGUF file.
 
 use super::{ModelEntry, ModelRegistry, ModelState};
 use std::collections::BTreeMap;

@@ -68,7 +68,8 @@ impl ModelRegistry {
     /// Starts loading a model in the background.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is loaded; 429 if `--models-max` models are in use.
+    /// 404 for an unknown model; 400 if it is loaded; 503 if it is being unloaded; 429 if `--models-max` models are in
+    /// use.
     pub async fn begin_load(&self, name: &str) -> Result<(), ApiError> {
         self.refresh().await;
         let entry = self.named(name)?;
@@ -198,19 +199,19 @@ pub(super) fn model_options(config: &EngineConfig, entry: &ModelEntry) -> ModelO
         main_gpu: config.gpu.main_gpu,
         tensors: TensorPlacement {
             named: config.gpu.tensors.iter().map(|place| (place.pattern.clone(), place.buffer.clone())).collect(),
-            experts: config.gpu.cpu_moe,
-            experts_of_first: config.gpu.n_cpu_moe,
-            feed_forward_of_first: config.gpu.n_cpu_ffn,
+            cpu_moe: config.gpu.cpu_moe,
+            n_cpu_moe: config.gpu.n_cpu_moe,
+            n_cpu_ffn: config.gpu.n_cpu_ffn,
         },
         no_mmap: config.no_mmap,
         mlock: config.mlock,
         tuning: tuning(&config.tuning),
         context: ContextRequirements {
             context_per_sequence: config.slot_context(DEFAULT_SLOT_CONTEXT),
-            as_trained: config.ctx_size.is_none(),
+            limit_to_training_context: config.ctx_size.is_none(),
             sequences: config.parallel,
             ubatch_size: config.ubatch_size,
-            scores: config.attention != flags::OnOffAuto::Off,
+            stores_scores: config.attention != flags::OnOffAuto::Off,
             keys: cache_type(config.cache.type_k),
             values: cache_type(config.cache.type_v),
         },
@@ -284,7 +285,7 @@ fn engine_options(
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),
         slot_prompt_similarity: engine.cache.slot_prompt_similarity,
-        cache_ram_bytes: engine.cache.max_idle_bytes,
+        cache_ram_bytes: engine.cache.cache_ram_bytes,
         speculation: speculation(engine, draft_model.is_some()),
         draft_model,
         hash_cache: Some(data.dir.join("cache").join("weights")),

@@ -158,8 +158,8 @@ impl ModelRegistry {
         self.lock().entries.first().and_then(ModelEntry::ready).cloned()
     }
 
-    /// Returns the model named by a request, which may include mods; `None` is the default model. Loads it if the
-    /// configuration allows that, and waits for it.
+    /// Returns the model that `requested` names; `None` is the default model. Text after the model's name, such as
+    /// mods, is ignored. Loads the model if the configuration allows that, and waits for it.
     ///
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if

@@ -2,7 +2,7 @@
 //!
 //! The text is a model's name or alias, `name/mod-a/mod-b`, or either with a publisher: `publisher/name/mod-a`.
 
-/// Returns the longest of `names` that is `requested` or precedes a slash in it, and the text after that slash.
+/// Returns the longest of `names` with which `requested` begins, and the text after it. A slash must separate the two.
 fn split_name<'a, 'n>(requested: &'a str, names: impl Iterator<Item = &'n str>) -> Option<(&'n str, &'a str)> {
     names
         .filter_map(|name| match requested.strip_prefix(name)? {

@@ -11,8 +11,8 @@ use std::sync::Arc;
 pub struct SleepingModel {
     /// The body of `GET /props`.
     pub props: Box<RawValue>,
-    /// The counters of its engine and of its encoder.
-    pub work: [Arc<EngineStatus>; 2],
+    /// The statuses of its engine and of its encoder.
+    pub statuses: [Arc<EngineStatus>; 2],
 }
 
 /// The view of a model for routes that do not wake it.
@@ -28,7 +28,7 @@ impl ModelRegistry {
     /// Returns the model named by a request, without loading it or keeping it awake.
     ///
     /// # Errors
-    /// 404 for an unknown model; 400 if it is neither loaded nor sleeping.
+    /// 404 for an unknown model; 400 or 503 if it is neither loaded nor sleeping.
     pub fn view(&self, requested: Option<&str>) -> Result<ModelView, ApiError> {
         let entry = self.find_entry(requested)?;
         entry.view().ok_or_else(|| entry.not_loaded())

@@ -14,8 +14,8 @@ use std::collections::BTreeMap;
 pub struct ModSync(BTreeMap<String, ModState>);
 
 impl ModSync {
-    /// Registers the uploaded mods, if uploads are allowed, and disables those that were disabled. A mod that fails to
-    /// load is logged and does not affect the others.
+    /// Registers the uploaded mods, if uploads are allowed, and disables the mods that are disabled in the database. A mod
+    /// that fails to load is logged and does not affect the others.
     ///
     /// # Errors
     /// The database failed.
@@ -103,7 +103,7 @@ impl ModSync {
             }
             Some(state) => {
                 if self.0.get(name).is_none_or(|before| before.enabled != state.enabled) {
-                    registry.enable(name, state.enabled);
+                    registry.set_enabled(name, state.enabled);
                 }
                 self.0.insert(state.name.clone(), state);
             }

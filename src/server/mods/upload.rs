@@ -10,9 +10,9 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use utoipa::ToSchema;
 
-/// Limits concurrent imports; each runs a process.
+/// Permits for concurrent imports, each of which runs a process.
 static IMPORT_PERMITS: Semaphore = Semaphore::const_new(2);
-/// Maximum uploads that wait for an import.
+/// Maximum uploads that are imported or wait for it.
 const MAX_WAITING_UPLOADS: usize = 8;
 /// Maximum uploaded mods.
 const MAX_UPLOADED_MODS: usize = 500;

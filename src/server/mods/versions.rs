@@ -95,7 +95,7 @@ pub(crate) async fn find_version(app: &App, name: &str, hash: &str) -> Result<Op
     Ok(versions.into_iter().find(|version| version.hash == hash).filter(may_run))
 }
 
-/// Loads a stored version for a run. It runs in the sandbox even if it came from a file.
+/// Loads a stored version for a run. It runs in the sandbox even if it came from a file, unless the sandbox is off.
 pub(crate) async fn load_version(app: &App, version: ModVersion, mod_ref: ModRef) -> Result<SelectedMod, ApiError> {
     let upload: ModUpload = serde_json::from_value(version.upload.clone()).map_err(ApiError::internal)?;
     if version.from_file {

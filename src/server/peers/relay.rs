@@ -111,16 +111,16 @@ impl RelayConnection {
                 continue;
             }
             let text = frame.as_str().to_owned();
-            let ends = self.ends_with(&text, &mut active);
-            // The client has disconnected, so the relay ends.
-            if outgoing.send(text).await.is_err() || ends {
+            let is_last = self.update_active(&text, &mut active);
+            // Sending fails if the client has disconnected.
+            if outgoing.send(text).await.is_err() || is_last {
                 return Ok(());
             }
         }
     }
 
-    /// Updates the set of active runs after a message; returns true if it is empty.
-    fn ends_with(&self, message: &str, active: &mut HashSet<String>) -> bool {
+    /// Updates the set of active runs after a message; returns true if the message ended the last one.
+    fn update_active(&self, message: &str, active: &mut HashSet<String>) -> bool {
         let Ok(head) = serde_json::from_str::<MessageHead>(message) else { return false };
         let Some(id) = head.request_id else { return head.r#type == "error" && active.is_empty() };
         match (head.r#type.as_str(), head.operation.as_deref()) {

@@ -9,7 +9,7 @@ use yawc::{Frame, OpCode};
 /// Maximum time between the first and last frame of a message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Assembles frames into messages.
+/// Assembler of frames into messages.
 pub(super) struct Assembler {
     limit: usize,
     partial: Option<PartialMessage>,
@@ -31,7 +31,7 @@ impl Assembler {
     ///
     /// # Errors
     /// The close frame: the message is too large or not UTF-8, or its frames are out of order.
-    pub(super) fn take(&mut self, frame: Frame) -> Result<Option<Message>, Close> {
+    pub(super) fn add_frame(&mut self, frame: Frame) -> Result<Option<Message>, Close> {
         let (opcode, last, payload) = frame.into_parts();
         let text = match opcode {
             OpCode::Text => true,
@@ -95,18 +95,18 @@ mod tests {
     #[test]
     fn fragments_with_pings_between_become_one_message() {
         let mut assembler = Assembler::new(6);
-        assert_eq!(assembler.take(Frame::text("ab").with_fin(false)), Ok(None));
-        assert_eq!(assembler.take(Frame::ping("")), Ok(None));
-        assert_eq!(assembler.take(Frame::continuation("\u{e9}").with_fin(false)), Ok(None));
-        assert_eq!(assembler.take(Frame::continuation("ef")), Ok(Some(text("ab\u{e9}ef"))));
-        assert_eq!(assembler.take(Frame::text("gh")), Ok(Some(text("gh"))));
+        assert_eq!(assembler.add_frame(Frame::text("ab").with_fin(false)), Ok(None));
+        assert_eq!(assembler.add_frame(Frame::ping("")), Ok(None));
+        assert_eq!(assembler.add_frame(Frame::continuation("\u{e9}").with_fin(false)), Ok(None));
+        assert_eq!(assembler.add_frame(Frame::continuation("ef")), Ok(Some(text("ab\u{e9}ef"))));
+        assert_eq!(assembler.add_frame(Frame::text("gh")), Ok(Some(text("gh"))));
     }
 
     #[test]
     fn invalid_frames_close_the_connection() {
         let code = |frames: Vec<Frame>| {
             let mut assembler = Assembler::new(4);
-            let closed = frames.into_iter().find_map(|frame| assembler.take(frame).err());
+            let closed = frames.into_iter().find_map(|frame| assembler.add_frame(frame).err());
             closed.map(|close| u16::from(close.code))
         };
         assert_eq!(code(vec![Frame::text("12345")]), Some(1009));

@@ -40,7 +40,7 @@ pub(super) async fn authenticate(
     Ok(Caller::new(security, Some(key)))
 }
 
-/// Returns the close frame for a connection without a key.
+/// Returns the close frame for a connection whose first message has no valid key.
 pub(super) fn rejection() -> Close {
     Close::policy("an API key is required")
 }

@@ -24,7 +24,7 @@ use yawc::{Frame, Result as SocketResult, WebSocketError};
 const MAX_UNREAD_MESSAGES: usize = 16;
 
 /// Maximum messages written before a flush.
-const MAX_BATCH: usize = 64;
+const MAX_BATCH_MESSAGES: usize = 64;
 
 /// Maximum wait for the client's close frame.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -211,7 +211,7 @@ async fn read(
             }
         };
         activity.record_read();
-        match assembler.take(frame) {
+        match assembler.add_frame(frame) {
             Ok(None) => {}
             Ok(Some(message)) => {
                 activity.record_message();
@@ -264,7 +264,7 @@ async fn write_batch(
     activity: &LastActivity,
 ) -> SocketResult<()> {
     connection.feed(frame(first.message)).await?;
-    for _ in 0..MAX_BATCH {
+    for _ in 1..MAX_BATCH_MESSAGES {
         let Ok(next) = queue.unsent.try_recv() else { break };
         connection.feed(frame(next.message)).await?;
     }
@@ -310,13 +310,13 @@ async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
 /// Waits until the connection has been idle for too long.
 async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing) {
     let Some(limit) = config.idle else { return std::future::pending().await };
-    let mut work = outgoing.activity_count();
+    let mut activities = outgoing.activity_count();
     loop {
         // The sender is part of `outgoing`, so waiting cannot fail.
-        let _ = work.wait_for(|&count| count == 0).await;
+        let _ = activities.wait_for(|&count| count == 0).await;
         tokio::select! {
             () = activity.wait_inactive(&activity.message_ms, limit) => return,
-            _ = work.wait_for(|&count| count > 0) => {}
+            _ = activities.wait_for(|&count| count > 0) => {}
         }
     }
 }
@@ -324,9 +324,9 @@ async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing
 /// Waits until the server stops and all activity has ended or its grace period is over.
 async fn stopped(app: &App, outgoing: &Outgoing) {
     app.stopping().await;
-    let mut work = outgoing.activity_count();
+    let mut activities = outgoing.activity_count();
     tokio::select! {
-        _ = work.wait_for(|&count| count == 0) => {}
+        _ = activities.wait_for(|&count| count == 0) => {}
         // Interrupted runs still send their last message.
         () = async { app.stopped().await; sleep(STOP_GRACE).await } => {}
     }

@@ -124,7 +124,7 @@ impl Close {
     }
 }
 
-/// Counts an open connection until dropped.
+/// Guard that counts an open connection until dropped.
 struct OpenConnection(App);
 
 impl OpenConnection {

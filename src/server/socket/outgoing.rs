@@ -33,8 +33,8 @@ pub(super) struct Queue {
     pub(super) unsent: mpsc::UnboundedReceiver<QueuedMessage>,
 }
 
-/// Marks the connection as active until dropped. An active connection is not closed as idle, and a stopping server
-/// waits for it.
+/// Guard that marks the connection as active until dropped. An active connection is not closed as idle, and a stopping
+/// server waits for it.
 pub(crate) struct ActivityGuard(watch::Sender<usize>);
 
 /// Creates a queue for about 1 MiB, or one larger message.

@@ -9,7 +9,7 @@ use yawc::{DeflatePool, Options};
 const COMPRESSORS: usize = 8;
 
 /// Minimum size of compressed messages; smaller ones hardly shrink.
-const COMPRESS_FROM_BYTES: usize = 256;
+const MIN_COMPRESSED_BYTES: usize = 256;
 
 /// Size of the read and write buffers that a connection keeps between messages.
 const IDLE_BUFFER_BYTES: usize = 1024;
@@ -34,7 +34,7 @@ impl Sockets {
             .server_no_context_takeover()
             .client_no_context_takeover()
             .with_deflate_pool(DeflatePool::new(COMPRESSORS))
-            .with_compression_threshold(COMPRESS_FROM_BYTES)
+            .with_compression_threshold(MIN_COMPRESSED_BYTES)
             .with_read_buffer_capacity(IDLE_BUFFER_BYTES)
             .with_write_buffer_capacity(IDLE_BUFFER_BYTES);
         let unauthenticated = Arc::new(Semaphore::new(unauthenticated::MAX_CONNECTIONS));

@@ -116,7 +116,9 @@ fn expand(pattern: &Path) -> Vec<PathBuf> {
                     .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
                     .filter(|name| name.starts_with(start) && name.ends_with(end))
                     .collect();
-                names.sort_by_key(|name| std::cmp::Reverse(name[start.len()..].parse().unwrap_or(0)));
+                // Homebrew's folders have an `@` before the version.
+                let version = |name: &String| name[start.len()..].trim_start_matches('@').parse::<u32>().unwrap_or(0);
+                names.sort_by_key(|name| std::cmp::Reverse(version(name)));
                 names.into_iter().map(|name| path.join(name)).collect::<Vec<_>>()
             })
             .collect();

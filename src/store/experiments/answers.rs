@@ -6,7 +6,7 @@ use crate::events::{RunId, Scope};
 use crate::trace::columns;
 
 impl Store {
-    /// Returns the whole answer of a run, as its replay ends; `None` if the scope has no such run.
+    /// Returns the whole answer of a run, as at the end of its replay; `None` if the scope has no such run.
     ///
     /// # Errors
     /// The database failed, or the stored data is damaged.

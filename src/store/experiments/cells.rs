@@ -91,7 +91,7 @@ pub struct CellOutcome {
 
 impl Store {
     /// Stores the current run of a cell. Returns false if the experiment was removed, or if the run has not ended and the
-    /// experiment is not running any more.
+    /// experiment is no longer running.
     ///
     /// # Errors
     /// The database failed.

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 /// Minimum difference between the time in a run's id and the start of the run for a displaced run, such as one that was
 /// ingested later.
-const DISPLACEMENT: TimeDelta = TimeDelta::hours(1);
+const MIN_DISPLACEMENT: TimeDelta = TimeDelta::hours(1);
 
 /// The run ids that `after:` and `before:` select. They do not include displaced runs, whose ids contain another time than
 /// that of their start.
@@ -19,12 +19,12 @@ pub(in crate::store) struct IdRange {
 impl IdRange {
     /// Excludes ids of runs that began before `time`.
     pub fn begin_after(&mut self, time: DateTime<Utc>) {
-        self.from = self.from.max(Some(first_id(time.checked_sub_signed(DISPLACEMENT))));
+        self.from = self.from.max(Some(first_id(time.checked_sub_signed(MIN_DISPLACEMENT))));
     }
 
     /// Excludes ids of runs that began after `time`.
     pub fn end_before(&mut self, time: DateTime<Utc>) {
-        let end = first_id(time.checked_add_signed(DISPLACEMENT));
+        let end = first_id(time.checked_add_signed(MIN_DISPLACEMENT));
         self.until = Some(self.until.map_or(end, |until| until.min(end)));
     }
 

@@ -57,7 +57,7 @@ impl Filter {
     }
 
     /// Returns the number of terms whose index contains the ids of runs.
-    pub(in crate::store) fn id_indexes(&self) -> usize {
+    pub(in crate::store) fn count_id_indexes(&self) -> usize {
         self.terms.iter().filter(|term| term.is_indexed && term.condition.has_id_index()).count()
     }
 

@@ -17,7 +17,7 @@ const BATCH_ITEMS: usize = 512;
 /// Maximum duration of a write.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Maximum duration of draining before the recorder continues with new batches.
-const DRAIN_INTERVAL: Duration = Duration::from_millis(500);
+const MAX_DRAIN_TIME: Duration = Duration::from_millis(500);
 
 /// Records and rows that are written together.
 pub(super) struct Batch {
@@ -44,8 +44,8 @@ pub(super) enum PersistOutcome {
     Stored,
     /// The spool file.
     Spooled,
-    /// Nowhere, because the disk is full, too.
-    Lost,
+    /// None: neither the database nor the disk accepted it. Its records wait in memory for the next batch.
+    Failed,
 }
 
 /// Writes a batch to the database or, if that is unavailable, to the spool file. `is_failing` is true if the previous batch
@@ -87,10 +87,10 @@ pub(super) async fn persist(
             if !is_failing {
                 tracing::error!(error = %failure, "cannot write runs to the database or the spool file");
             }
-            PersistOutcome::Lost
+            PersistOutcome::Failed
         }
     };
-    let until = Instant::now() + DRAIN_INTERVAL;
+    let until = Instant::now() + MAX_DRAIN_TIME;
     while !spool.is_drained() && Instant::now() < until {
         match drain_batch(pool, server, spool).await {
             Ok(()) if spool.is_drained() => {
@@ -145,7 +145,7 @@ async fn store_one_by_one(
         } else {
             attempt(write_timeout(&records), writer::write(pool, server, &records, row, Attempt::Retry)).await
         };
-        let set_aside = match result {
+        let kept = match result {
             Ok(()) => Ok(()),
             Err(failure) if failure.is_transient() => {
                 is_unavailable = true;
@@ -159,7 +159,7 @@ async fn store_one_by_one(
                 Err(failure) => Err(failure),
             },
         };
-        if let Err(failure) = set_aside {
+        if let Err(failure) = kept {
             tracing::error!(error = %failure, run.id = %run_id, "cannot write a run to the database or the spool file");
             lost.push(run_id);
         }

@@ -9,7 +9,7 @@ use super::liveness::{HEARTBEAT_INTERVAL, HeartbeatMonitor};
 use super::notification::{self, Notification, RUNS_CHANNEL, RunNotification};
 use super::{Announcement, heartbeats, interrupt_runs_of, renew_heartbeat};
 use crate::events::{RunId, RunStatus, Tenant};
-use crate::store::Live;
+use crate::store::LiveHub;
 use crate::store::address::{Addresses, with_timeout};
 use crate::store::mods::MODS_CHANNEL;
 use crate::store::pool::{PgConnection, PgPool};
@@ -48,7 +48,7 @@ pub struct Link {
     /// This server.
     pub server_id: Uuid,
     /// Subscribers to runs.
-    pub live: Live,
+    pub live: LiveHub,
     /// Notified when mods may have changed.
     pub mods: watch::Sender<()>,
     /// Data of this server for its row.

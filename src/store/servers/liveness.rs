@@ -16,12 +16,12 @@ const DEAD_AFTER: Duration = Duration::from_secs(18);
 const MAX_GAP: Duration = Duration::from_secs(9);
 
 /// A server's count of heartbeats; `None` for a server that has running runs and no row in the list of servers.
-pub type Heartbeat = Option<i64>;
+pub type HeartbeatCount = Option<i64>;
 
 /// The heartbeats of the other servers.
 #[derive(Debug, Default)]
 pub struct HeartbeatMonitor {
-    servers: HashMap<Uuid, (Heartbeat, Instant)>,
+    servers: HashMap<Uuid, (HeartbeatCount, Instant)>,
     last_check: Option<Instant>,
     has_left: bool,
 }
@@ -30,9 +30,9 @@ impl HeartbeatMonitor {
     /// Records the current heartbeats of all other servers. Returns the dead servers.
     pub fn check(
         &mut self,
-        counts: impl IntoIterator<Item = (Uuid, Heartbeat)>,
+        counts: impl IntoIterator<Item = (Uuid, HeartbeatCount)>,
         now: Instant,
-    ) -> Vec<(Uuid, Heartbeat)> {
+    ) -> Vec<(Uuid, HeartbeatCount)> {
         if self.last_check.replace(now).is_none_or(|last| now.duration_since(last) > MAX_GAP) {
             self.servers.clear();
         }
@@ -63,7 +63,7 @@ mod tests {
     use crate::events::system;
 
     /// Checks once per interval. Returns the first check that reports the server as dead.
-    fn first_dead_check(checks: u32, count: impl Fn(u32) -> Heartbeat, pause_at: Option<u32>) -> Option<u32> {
+    fn first_dead_check(checks: u32, count: impl Fn(u32) -> HeartbeatCount, pause_at: Option<u32>) -> Option<u32> {
         let (mut monitor, begin, server) = (HeartbeatMonitor::default(), Instant::now(), system::new_id());
         (0..checks).find(|&check| {
             let pause = if pause_at.is_some_and(|at| check >= at) { 60 * HEARTBEAT_INTERVAL } else { Duration::ZERO };

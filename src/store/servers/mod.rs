@@ -9,7 +9,7 @@ pub(super) mod notification;
 
 use super::pool::PgPool;
 use super::scope::{owned, owners};
-use super::{Error, Live, Store, writer};
+use super::{Error, LiveHub, Store, writer};
 use crate::events::{RunId, RunStatus, Scope, Tenant, system};
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgExecutor;
@@ -140,7 +140,7 @@ where
 /// the number of marked runs.
 pub(super) async fn interrupt_runs_of(
     pool: &PgPool,
-    live: &Live,
+    live: &LiveHub,
     own: Uuid,
     dead: Uuid,
     count: Option<i64>,

@@ -11,10 +11,10 @@ pub(in crate::store) const MAX_CALL_US: f64 = 1e12;
 /// Maximum mods of a run whose calls are measured.
 pub(in crate::store) const MAX_CALL_MODS: usize = 64;
 /// Maximum runs that are measured in one transaction.
-const MEASURED_RUNS: i64 = 200;
+const MAX_MEASURED_RUNS: i64 = 200;
 
-/// Stores the durations of the mod calls of a run that an earlier version recorded. As [`MAX_CALL_US`] and
-/// [`MAX_CALL_MODS`] demand.
+/// Statement that stores the durations of the mod calls of a run that an earlier version recorded, limited to
+/// [`MAX_CALL_US`] and [`MAX_CALL_MODS`].
 const MEASURE: &str = "
     update runs set (mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) =
         (select coalesce(array_agg(mod_name), '{}'), coalesce(array_agg(calls), '{}'), coalesce(array_agg(total), '{}'),
@@ -37,14 +37,14 @@ pub(in crate::store) async fn measure_some(pool: &PgPool) -> Result<bool, sqlx::
     let unmeasured: Vec<Uuid> = sqlx::query_scalar(
         "select run_id from runs where mod_call_names is null and status <> 'running' order by run_id limit $1",
     )
-    .bind(MEASURED_RUNS)
+    .bind(MAX_MEASURED_RUNS)
     .fetch_all(&mut *transaction)
     .await?;
     for run_id in &unmeasured {
         sqlx::query(MEASURE).bind(run_id).execute(&mut *transaction).await?;
     }
     transaction.commit().await?;
-    Ok(unmeasured.len() as i64 == MEASURED_RUNS)
+    Ok(unmeasured.len() as i64 == MAX_MEASURED_RUNS)
 }
 
 /// SQL of the durations of mod calls in the ended runs from the day `$from` to the day before `$until`.

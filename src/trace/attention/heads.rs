@@ -15,7 +15,8 @@ pub const HEADER: usize = 12;
 /// Bytes of a row in the table.
 pub const ENTRY: usize = 4;
 
-/// Encodes the selected rows of `[layer][head][position]` probabilities; empty if none of them is selected.
+/// Encodes the selected rows of `[layer][head][position]` probabilities; empty if none is selected, or if
+/// there are too many rows or positions.
 #[must_use]
 pub fn encode_heads(values: &[f32], layer_ids: &[u16], heads: u16, selected: &StoredHeads) -> Vec<u8> {
     let all = layer_ids.iter().flat_map(|&layer| (0..heads).map(move |head| (layer, head)));

@@ -30,7 +30,9 @@ const T1_MAGIC: [u8; 4] = *b"ATT1";
 const VERSION: u16 = 1;
 /// Bytes of T0 before its vectors: mean, max and last layer.
 pub const T0_HEADER: usize = 20;
+/// Bytes of T1 before its entries.
 const T1_HEADER: usize = 16;
+/// Bytes of T1's entry for a layer: maximum, offset and length.
 const T1_ENTRY: usize = 12;
 /// Steps of the square-root scale.
 const STEPS: f32 = 255.0;
@@ -181,8 +183,8 @@ pub fn decode_t1(t1: &[u8], layer: usize) -> Result<Vec<f32>, AttentionCodecErro
     head_mean(t1, header, layer).ok_or_else(damaged)
 }
 
-/// Returns Halo Weave's weights of `weighted_layers`: 0.5 + l / L for layer l = 0 … L - 1 of the L layers with
-/// attention.
+/// Returns the default weights of the aggregation `weighted_layers`, which are those of Halo Weave: 0.5 + l / L for
+/// layer l = 0 … L - 1 of the L layers with attention.
 #[must_use]
 pub fn layer_weights(layers: usize) -> Vec<f32> {
     (0..layers).map(|layer| 0.5 + layer as f32 / layers as f32).collect()

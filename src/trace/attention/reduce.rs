@@ -37,7 +37,7 @@ pub fn sum(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).sum()
 }
 
-/// Returns the largest value; 0 for an empty row.
+/// Returns the largest value; 0 if no value is positive.
 pub fn max_value(row: &[f32]) -> f32 {
     let (blocks, rest) = row.as_chunks::<LANES>();
     let mut lanes = [0.0_f32; LANES];
@@ -49,7 +49,7 @@ pub fn max_value(row: &[f32]) -> f32 {
     lanes.iter().chain(rest).fold(0.0, |max, &value| if value > max { value } else { max })
 }
 
-/// Returns the first position with `value`; 0 if no position has it.
+/// Returns the first position with a value of `value` or more; 0 if there is none.
 pub fn position_of(row: &[f32], value: f32) -> usize {
     let (blocks, _) = row.as_chunks::<LANES>();
     // Skips blocks without the value, with no branch per value.
@@ -74,8 +74,8 @@ pub fn entropy(row: &[f32]) -> f32 {
 /// Returns log₂ of a positive number with an error below 4e-5; about −127 for 0. Contains no calls or branches, so that
 /// it compiles to vector code.
 ///
-/// The exponent is read from the bits. For the mantissa m in [1, 2), log₂ m = 2 atanh(t) / ln 2 with t = (m − 1) / (m + 1),
-/// computed as a series in t.
+/// The exponent is read from the bits. For the mantissa m in [1, 2), log₂ m = 2 atanh(t) / ln 2 with t = (m − 1) / (m +
+/// 1), computed as a series in t.
 #[inline]
 fn log2(x: f32) -> f32 {
     let bits = x.to_bits() as i32;

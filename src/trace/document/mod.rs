@@ -1,9 +1,9 @@
 //! The `/ingest` document: parsing, with JSON paths in every error, and serialization.
 //!
 //! Only this module contains the names of the JSON fields. A whole run is one [`Document`]; single [`TraceItem`]s are
-//! lines of streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are ignored,
-//! `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for byte,
-//! except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
+//! lines of streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are
+//! ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for
+//! byte, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
 mod locate;
 mod raw;
@@ -162,8 +162,8 @@ impl Document {
     }
 
     /// Returns the SHA-256 of a canonical form. It is equal for payloads that differ only in white space, in the order
-    /// of the keys of the specification or of the events, in unknown fields, or in the notation of times, numbers and strings; it differs
-    /// for all others.
+    /// of the keys of the specification or of the events, in unknown fields, or in the notation of times, numbers and
+    /// strings; it differs for all others.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let json = self.write();
@@ -256,8 +256,8 @@ impl Document {
             })
         };
         let (events, calls) = (self.events.len(), self.mod_calls.len());
-        let event = "the sequence_order of one of the events";
-        let call = "an index into mod_calls";
+        let event = "the `sequence_order` of one of the events";
+        let call = "an index into `mod_calls`";
         let mut links = self.mod_calls.iter().map(|call| call.event_sequence_order);
         check("mod_calls", "event_sequence_order", event, events, &mut links)?;
         let mut links = self.mod_logs.iter().map(|log| log.mod_call_sequence);
@@ -279,10 +279,10 @@ pub fn item_from_json(line: &[u8]) -> Result<TraceItem, DocumentError> {
     }
     let found = serde_json::from_slice::<ItemKind<'_>>(line);
     match found.as_ref().map(|found| found.kind.as_ref()) {
-        Ok("event") => Ok(TraceItem::Event(read::<wire::EventWire>(line, ObjectKind::Event)?.into())),
-        Ok("mod_call") => Ok(TraceItem::ModCall(read::<wire::ModCallWire>(line, ObjectKind::ModCall)?.into())),
-        Ok("mod_log") => Ok(TraceItem::ModLog(read::<wire::ModLogWire>(line, ObjectKind::ModLog)?.into())),
-        Ok("action") => Ok(TraceItem::Action(read::<wire::ActionWire>(line, ObjectKind::Action)?.into())),
+        Ok("event") => Ok(TraceItem::Event(parse_item::<wire::EventWire>(line, ObjectKind::Event)?.into())),
+        Ok("mod_call") => Ok(TraceItem::ModCall(parse_item::<wire::ModCallWire>(line, ObjectKind::ModCall)?.into())),
+        Ok("mod_log") => Ok(TraceItem::ModLog(parse_item::<wire::ModLogWire>(line, ObjectKind::ModLog)?.into())),
+        Ok("action") => Ok(TraceItem::Action(parse_item::<wire::ActionWire>(line, ObjectKind::Action)?.into())),
         kind => Err(DocumentError {
             path: "$.kind".into(),
             expected: "\"event\", \"mod_call\", \"mod_log\" or \"action\"".into(),
@@ -291,12 +291,12 @@ pub fn item_from_json(line: &[u8]) -> Result<TraceItem, DocumentError> {
     }
 }
 
-fn read<W: for<'a> Deserialize<'a> + Storable>(payload: &[u8], shape: ObjectKind) -> Result<W, DocumentError> {
+fn parse_item<W: for<'a> Deserialize<'a> + Storable>(payload: &[u8], shape: ObjectKind) -> Result<W, DocumentError> {
     parse_replacing_nul(payload, shape).map(|(wire, _)| wire)
 }
 
-/// Runs the fast pass and returns the number of NUL characters it replaced. Rejected documents go through the slow
-/// pass, which finds the path.
+/// Parses a payload in the fast pass. Returns the result with the number of NUL characters that were replaced. The slow
+/// pass finds the path of an error.
 fn parse_replacing_nul<W: for<'a> Deserialize<'a> + Storable>(
     payload: &[u8],
     shape: ObjectKind,

@@ -1,6 +1,6 @@
 //! JSON that is kept unchanged: checks for PostgreSQL's limits, and a canonical form for comparison.
 
-/// Maximum nesting; `serde_json`'s own limit, far below that of PostgreSQL's parser.
+/// Maximum nesting, similar to `serde_json`'s limit and far below that of PostgreSQL's parser.
 const MAX_DEPTH: usize = 128;
 /// Maximum exponent of a number; PostgreSQL's `numeric` ends at 131 072 digits.
 const MAX_EXPONENT: u32 = 9_999;
@@ -129,7 +129,7 @@ fn lone_surrogate(unit: u32) -> (String, String) {
 }
 
 /// Appends a form of the JSON text that is independent of white space, number notation and escaping. The order of keys
-/// is kept: all known JSON libraries write keys in the order in which they read them.
+/// is kept.
 pub fn canonical(json: &str, out: &mut Vec<u8>) {
     let bytes = json.as_bytes();
     let mut at = 0;
@@ -146,9 +146,9 @@ pub fn canonical(json: &str, out: &mut Vec<u8>) {
                 }
                 let text = &bytes[from + 1..at.min(bytes.len())];
                 at += 1;
-                let read = escapes.then(|| serde_json::from_slice::<String>(&bytes[from..at.min(bytes.len())]).ok());
-                let read = read.flatten();
-                let text = read.as_ref().map_or(text, |read| read.as_bytes());
+                let quoted = &bytes[from..at.min(bytes.len())];
+                let unescaped = escapes.then(|| serde_json::from_slice::<String>(quoted).ok()).flatten();
+                let text = unescaped.as_ref().map_or(text, |unescaped| unescaped.as_bytes());
                 // The length prefix distinguishes one string from two.
                 out.push(b'"');
                 out.extend((text.len() as u64).to_le_bytes());

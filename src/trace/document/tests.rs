@@ -165,9 +165,9 @@ fn type_errors_report_path_expected_and_found() {
 
 #[test]
 fn link_and_order_errors_report_the_valid_range() {
-    insta::assert_snapshot!(message("/mod_calls/1/event_sequence_order", json!(4)), @"$.mod_calls[1].event_sequence_order: expected the sequence_order of one of the events, 0 to 3, got 4");
-    insta::assert_snapshot!(message("/mod_logs/1/mod_call_sequence", json!(-1)), @"$.mod_logs[1].mod_call_sequence: expected an index into mod_calls, 0 to 1, got -1");
-    insta::assert_snapshot!(message("/mod_calls", json!([])), @"$.mod_logs[0].mod_call_sequence: expected an index into mod_calls, but there are none, got 0");
+    insta::assert_snapshot!(message("/mod_calls/1/event_sequence_order", json!(4)), @"$.mod_calls[1].event_sequence_order: expected the `sequence_order` of one of the events, 0 to 3, got 4");
+    insta::assert_snapshot!(message("/mod_logs/1/mod_call_sequence", json!(-1)), @"$.mod_logs[1].mod_call_sequence: expected an index into `mod_calls`, 0 to 1, got -1");
+    insta::assert_snapshot!(message("/mod_calls", json!([])), @"$.mod_logs[0].mod_call_sequence: expected an index into `mod_calls`, but there are none, got 0");
     insta::assert_snapshot!(message("/events/2/sequence_order", json!(1)), @"$.events[2].sequence_order: expected a unique number; $.events[1] has the same, got 1");
     insta::assert_snapshot!(message("/events/3/sequence_order", json!(4)), @"$.events[3].sequence_order: expected 0 to 3, each once, since there are 4 events, got 4");
 }
@@ -256,7 +256,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Returns pointers to every value of the sample.
+/// Adds JSON pointers to all values within `value` to `found`.
 fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
     let children: Vec<(String, &Value)> = match value {
         Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),

@@ -1,8 +1,8 @@
 //! The fold from trace items to token instances.
 //!
 //! Every token that ever entered the sequence is one [`TokenRow`]. Rows are never deleted: a backtracked token keeps
-//! its row and the event that removed it. So the state after any event is a filter over the rows. Replay, live
-//! view and statistics all use it. `src/ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
+//! its row and the event that removed it. So the state after any event is a filter over the rows. Replay, live view and
+//! statistics all use it. `src/ui/assets/replay/fold.js` implements the same fold in the browser; the fixtures in
 //! `fixtures/folds` test both.
 
 mod action;
@@ -23,7 +23,7 @@ const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
 /// another engine may repeat each of them without limit.
 const MAX_LABEL_CHARS: usize = 80;
 
-/// The fold over the items of a run. Each item costs O(1), amortized over the rows it creates or ends.
+/// The fold over the items of a run. The time for an item is proportional to the rows that it creates, ends or flags.
 #[derive(Debug, Clone, Default)]
 pub struct Fold {
     rows: Vec<TokenRow>,

@@ -12,7 +12,8 @@
 //! | `Added` | n, at least the added token | n − 1 |
 //! | `Added`, queue not empty | n − 1 before the queued tokens | the same |
 //!
-//! `Prefilled` occurs before every step. All calls but the first refer to the event before them.
+//! Quote calls mods with `Prefilled` before every step, but records only the first as an event; the other calls refer
+//! to the event before them.
 
 use super::action::Details;
 use super::row::{placeholder_text, special_flag};

@@ -16,7 +16,8 @@ pub mod flags {
     pub const STOP: u8 = 4;
     /// A special or control token.
     pub const SPECIAL: u8 = 8;
-    /// A mod's action edited its logits, forced it or removed it.
+    /// An action of a mod edited its logits, forced it, inserted it into the prompt, removed it, or ended the run after
+    /// it.
     pub const TOUCHED: u8 = 16;
     /// A mod raised an exception at one of its events, or ended the run there with an error.
     pub const ERROR: u8 = 32;

@@ -28,25 +28,25 @@ pub struct SampledToken {
     pub entropy: Option<f32>,
 }
 
-/// An entry of `top_tokens` in a supported format; other entries are ignored.
+/// An entry of `top_tokens`. A list with an entry in another format is ignored.
 #[derive(Debug, Clone, Deserialize)]
 struct Candidate {
     token: TokenId,
     #[serde(flatten)]
-    weight: Weight,
+    probability: CandidateProbability,
 }
 
 /// Probability of a candidate.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(untagged)]
-enum Weight {
+enum CandidateProbability {
     /// The format of the `/ingest` specification.
     Probability { prob: f64 },
     /// The format of Quote's traces.
     Logarithm { logprob: f64 },
 }
 
-impl Weight {
+impl CandidateProbability {
     /// Returns a sort key that is larger for more probable candidates of the same list.
     fn order(self) -> f64 {
         let (Self::Probability { prob: order } | Self::Logarithm { logprob: order }) = self;
@@ -78,8 +78,9 @@ impl StepState {
         let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
         let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));
         let drawn = self.candidates.iter().find(|candidate| Some(candidate.token) == token);
-        let candidate = drawn.and_then(|drawn| Some((drawn.weight.order(), drawn.weight.logprob()?)));
-        let above = |order: f64| self.candidates.iter().filter(|other| other.weight.order() > order).count() as u32;
+        let candidate = drawn.and_then(|drawn| Some((drawn.probability.order(), drawn.probability.logprob()?)));
+        let above =
+            |order: f64| self.candidates.iter().filter(|other| other.probability.order() > order).count() as u32;
         let drawn = SampledToken {
             token,
             text: event.token_text.clone().or_else(|| measure.map(|measure| measure.text.clone())),

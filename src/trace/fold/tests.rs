@@ -112,7 +112,7 @@ fn example_of_the_specification_folds_to_one_row() {
     assert_eq!((fold.counters().actions, fold.counters().prompt_tokens), (1, 150));
 }
 
-/// Quote's own loop recorded these documents for mods with these actions.
+/// The documents were recorded by Quote's own loop, with its final text.
 #[test]
 fn quote_traces_fold_to_their_final_text() {
     let documents: Vec<Value> = serde_json::from_slice(include_bytes!("../../../fixtures/quote_traces.json")).unwrap();
@@ -151,7 +151,7 @@ fn repeated_backtracks_create_a_bounded_number_of_rows() {
 fn short_payload_creates_a_bounded_number_of_rows() {
     let mut added = Event::new(EventType::Added, 0, 1, None);
     added.added_token_count = Some(i32::MAX);
-    let mut call = ModCall {
+    let call = ModCall {
         event_sequence_order: 0,
         mod_name: "m".into(),
         event_type: EventType::Prefilled,
@@ -164,7 +164,6 @@ fn short_payload_creates_a_bounded_number_of_rows() {
     };
     let mut adjust = ActionRecord::new(0, ActionType::AdjustedPrefill, None);
     adjust.new_length = Some(i32::MAX);
-    call.event_sequence_order = 0;
     let fold = fold_of(&[
         TraceItem::Event(Event::new(EventType::Prefilled, 0, 0, None)),
         TraceItem::ModCall(call),

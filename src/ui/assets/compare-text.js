@@ -1,17 +1,17 @@
 // The aligned texts of two runs: equal tokens once, differing tokens side by side. Elements are created for the first tokens
 // and around the cursor at once, and for the rest in short tasks, so that the browser's own search finds all text.
 import { h } from './dom.js';
-import { MODES } from './replay/colour.js';
+import { MODES } from './replay/color.js';
 import { Steps } from './divergence.js';
 import { fill } from './replay/glyphs.js';
-import { mayCut } from './replay/parts.js';
+import { mayEndBlock } from './replay/blocks.js';
 
 /** Number of tokens that stay visible at the end of a common start. */
 const VISIBLE_TOKENS = 12;
 /** Number of tokens per side whose elements are created around the cursor. */
 export const FIRST_TOKENS = 400;
-/** Number of tokens that are created between two looks at the clock. */
-const TOKENS_PER_LOOK = 64;
+/** Number of tokens that are created between two checks of the time. */
+const TOKENS_PER_CHECK = 64;
 
 /** Tokens `from..to` of a side, in blocks that the browser skips while they are off screen. */
 class Tokens {
@@ -19,8 +19,8 @@ class Tokens {
   #block = null;
   #blockSize = 0;
 
-  constructor(parent, side, [from, to], isColoured) {
-    Object.assign(this, { parent, from, to, isColoured, next: from });
+  constructor(parent, side, [from, to], isColored) {
+    Object.assign(this, { parent, from, to, isColored, next: from });
     this.#side = side;
   }
 
@@ -29,12 +29,12 @@ class Tokens {
     const { run, rows } = this.#side;
     for (const end = Math.min(this.to, this.next + count); this.next < end; this.next += 1) {
       const i = rows[this.next];
-      if (!this.#block || mayCut(this.#blockSize, run.text(rows[this.next - 1]))) {
+      if (!this.#block || mayEndBlock(this.#blockSize, run.text(rows[this.next - 1]))) {
         this.#block = h('div', { class: 'blk' });
         this.#blockSize = 0;
         this.parent.append(this.#block);
       }
-      const bucket = this.isColoured ? MODES[0].bucket(run, i) : -1;
+      const bucket = this.isColored ? MODES[0].bucket(run, i) : -1;
       const span = document.createElement('span');
       span.className = `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
       fill(span, run.text(i));
@@ -105,12 +105,12 @@ export class AlignedText {
 
   /** Creates elements for `count` tokens, or until the time `end`. Returns true if all are created. */
   build({ count = Infinity, end = Infinity }) {
-    for (let rest = count; rest > 0 && performance.now() < end; rest -= TOKENS_PER_LOOK) {
+    for (let rest = count; rest > 0 && performance.now() < end; rest -= TOKENS_PER_CHECK) {
       if (this.#built < this.#parts.length) {
         const part = this.#reach(this.#built);
-        this.#build(part, part.tokens, TOKENS_PER_LOOK);
+        this.#build(part, part.tokens, TOKENS_PER_CHECK);
         while (this.#parts[this.#built]?.tokens?.every((tokens) => tokens.isBuilt)) this.#built += 1;
-      } else if (this.#folded?.isBuilt === false) this.#build(this.#parts[0], [this.#folded], TOKENS_PER_LOOK);
+      } else if (this.#folded?.isBuilt === false) this.#build(this.#parts[0], [this.#folded], TOKENS_PER_CHECK);
       else return true;
     }
     return false;

@@ -1,16 +1,16 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
-import { ask, base, drawn, h, palette, surface } from './dom.js';
+import { base, fetchApi, h, palette, scheduleDrawing, surface } from './dom.js';
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
 import { listen } from './keys.js';
-import { surprise } from './replay/colour.js';
+import { surprise } from './replay/color.js';
 import { Alignment, Coalescing } from './diff.js';
 import { byStep, differences, divergence, modsOf, numbered } from './divergence.js';
 import { Events } from './replay/events.js';
 import { show } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
 import { changeOf, order } from './replay/tree.js';
-import { explain, percent } from './replay/why.js';
+import { candidateTable, percent } from './replay/candidates.js';
 
 const root = document.querySelector('[data-compare]');
 const box = document.querySelector('[data-diff]');
@@ -27,7 +27,7 @@ const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 
 /** Loads one side: a run, and the rows of its final answer. */
 async function loadSide(id) {
-  const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
+  const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await response.arrayBuffer());
   return { id, run, rows: run.answer(), events: new Events(id) };
 }
@@ -141,14 +141,14 @@ async function loadStep({ id, run, rows, events }, index) {
   if (row === undefined) return { id, row: null, rows: [] };
   const [first, ...rest] = run.stepEvents(run.addedAt(row));
   const entries = await events.get(first, rest.at(-1) ?? first);
-  return { id, run, row, ...explain(entries) };
+  return { id, run, row, ...candidateTable(entries) };
 }
 
 /** Loads the candidates of both runs and draws their divergence. */
 async function loadDivergences() {
   const models = await Promise.all(sides.map(async ({ id, run }) => {
     const all = [];
-    for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) all.push(...(await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + EVENTS_PER_REQUEST}`)).json()).alternatives);
+    for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) all.push(...(await (await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + EVENTS_PER_REQUEST}`)).json()).alternatives);
     return byStep(all);
   }));
   const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
@@ -157,7 +157,7 @@ async function loadDivergences() {
   if (at >= 0) describe();
 }
 
-/** Draws the strip: bars of the divergence, and a background colour at differences. */
+/** Draws the strip: bars of the divergence, and a background color at differences. */
 function drawStrip() {
   const s = surface(canvas);
   if (!s) return;
@@ -188,7 +188,7 @@ async function showSettings() {
 
 /** Shows links that compare A with its family, and with the other selected runs in the URL. */
 async function showLinks() {
-  const family = await (await ask(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
+  const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
   const selected = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
   const list = [...order(family.runs), ...selected.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }))];
   const others = list.filter((m) => m.run_id !== sides[0].id);
@@ -254,7 +254,7 @@ document.querySelector('.tools').addEventListener('click', (event) => act(event.
 listen(['compare'], act);
 
 document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
-const redrawStrip = drawn(canvas, drawStrip, new AbortController().signal);
+const redrawStrip = scheduleDrawing(canvas, drawStrip, new AbortController().signal);
 
 try {
   sides = await Promise.all([loadSide(root.dataset.a), loadSide(root.dataset.b)]);

@@ -1,5 +1,5 @@
 // Shows the deletions that can be undone above the list of runs, even after a reload.
-import { ask, h, toast } from './dom.js';
+import { fetchApi, h, toast } from './dom.js';
 
 const PATH = '/api/v1/deletions';
 const runs = (count) => `${count} run${count === 1 ? '' : 's'}`;
@@ -14,7 +14,7 @@ export class Deletions {
   constructor(place, changed) {
     this.#place = place;
     this.#changed = changed;
-    ask(PATH).then(async (response) => {
+    fetchApi(PATH).then(async (response) => {
       for (const deletion of (await response.json()).deletions) this.#show(deletion);
     }).catch(() => { /* the list shows that the server is unreachable */ });
   }
@@ -22,7 +22,7 @@ export class Deletions {
   /** Deletes runs. */
   async add(ids) {
     try {
-      const response = await ask(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: ids }) });
+      const response = await fetchApi(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: ids }) });
       this.#show(await response.json());
       this.#changed();
     } catch (error) {
@@ -40,7 +40,7 @@ export class Deletions {
   async #undo(entry) {
     entry.button.disabled = true;
     try {
-      const response = await ask(`${PATH}/${entry.id}`, { method: 'DELETE' });
+      const response = await fetchApi(`${PATH}/${entry.id}`, { method: 'DELETE' });
       toast(`${runs((await response.json()).runs.length)} restored`);
       this.#changed();
     } catch (error) {

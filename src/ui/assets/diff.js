@@ -117,7 +117,7 @@ export class Alignment {
   }
 }
 
-/** Joins changes with only a few equal tokens between them, because short matches are often chance. Pure. */
+/** Joins changes with only a few equal tokens between them, because short matches are often coincidences. Pure. */
 export const coalesce = (list, minimum) => new Coalescing(minimum).add(list, true);
 
 /** Joins the blocks of an alignment while it is computed. */
@@ -141,8 +141,8 @@ export class Coalescing {
   #put(block, next) {
     const last = this.#out.at(-1);
     const size = (side) => Math.max(side.a[1] - side.a[0], side.b[1] - side.b[0]);
-    const byChance = block.same && last && !last.same && next && block.a[1] - block.a[0] < Math.min(this.#minimum, size(last), size(next));
-    if (last && !last.same && (!block.same || byChance)) {
+    const isCoincidence = block.same && last && !last.same && next && block.a[1] - block.a[0] < Math.min(this.#minimum, size(last), size(next));
+    if (last && !last.same && (!block.same || isCoincidence)) {
       last.a = [last.a[0], block.a[1]];
       last.b = [last.b[0], block.b[1]];
     } else this.#out.push({ ...block });

@@ -1,5 +1,5 @@
 // Differences of two runs besides their tokens: distributions and parameters. Pure.
-import { candidates } from './replay/why.js';
+import { candidates } from './replay/candidates.js';
 
 /**
  * Returns the KL divergence in bits of the candidates `q` from `p`, over the candidates recorded on both sides and the rest

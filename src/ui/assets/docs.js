@@ -1,5 +1,5 @@
 // The handbook's pages: search, and a copy button for each block of code.
-import { ask, copy, h } from './dom.js';
+import { copy, fetchApi, h } from './dom.js';
 import { excerpt, search, splitMatches, words } from './docs-search.js';
 import { listen } from './keys.js';
 
@@ -12,7 +12,7 @@ let selectedOption = 0;
 
 /** Fetches the sections of all pages, once. */
 function load() {
-  index ??= ask('/docs/search.json').then((response) => response.json()).catch((error) => { index = null; throw error; });
+  index ??= fetchApi('/docs/search.json').then((response) => response.json()).catch((error) => { index = null; throw error; });
   return index;
 }
 

@@ -37,7 +37,7 @@ export async function copy(text, what) {
 }
 
 /** Calls `fetch`. If the server is unreachable, the error has the same message in all browsers. */
-export async function reach(url, options) {
+export async function fetchUrl(url, options) {
   try {
     return await fetch(url, options);
   } catch (error) {
@@ -46,14 +46,14 @@ export async function reach(url, options) {
 }
 
 /** Calls `fetch` for a path of this server with the login cookie. Fails with the server's error message. */
-export async function ask(path, options = {}) {
-  const response = await reach(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
+export async function fetchApi(path, options = {}) {
+  const response = await fetchUrl(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
-  throw await problem(response);
+  throw await errorOf(response);
 }
 
 /** Turns a failed response into an Error with the server's message. */
-export async function problem(response) {
+export async function errorOf(response) {
   const text = await response.text().catch(() => '');
   let message = `${response.status} ${response.statusText}`;
   let pointer = null;
@@ -66,22 +66,22 @@ export async function problem(response) {
   return Object.assign(new Error(message), { status: response.status, pointer });
 }
 
-const colours = new Map();
-globalThis.document?.addEventListener('theme', () => colours.clear());
+const colors = new Map();
+globalThis.document?.addEventListener('theme', () => colors.clear());
 
-/** Returns the style sheet's colours for a canvas; the browser resolves `light-dark()`. */
+/** Returns the style sheet's colors for a canvas; the browser resolves `light-dark()`. */
 export function palette(names) {
-  const unknown = names.filter((name) => !colours.has(name));
+  const unknown = names.filter((name) => !colors.has(name));
   if (unknown.length) {
     const probe = h('i', { class: 'vh' });
     document.body.append(probe);
     for (const name of unknown) {
       probe.style.color = `var(--${name})`;
-      colours.set(name, getComputedStyle(probe).color);
+      colors.set(name, getComputedStyle(probe).color);
     }
     probe.remove();
   }
-  return Object.fromEntries(names.map((name) => [name, colours.get(name)]));
+  return Object.fromEntries(names.map((name) => [name, colors.get(name)]));
 }
 
 /** Sets the size of a canvas to that of its box in device pixels, and clears it. Returns the context in CSS pixels, or null if the canvas is hidden. */
@@ -103,7 +103,7 @@ export function surface(canvas) {
  * Calls `draw` in the frame after `box` got its first size, its size or the theme changed, or the returned function was
  * called, until the signal aborts. So a drawing never delays the first frame of the page.
  */
-export function drawn(box, draw, signal) {
+export function scheduleDrawing(box, draw, signal) {
   let isSized = false;
   let frame = 0;
   const redraw = () => {

@@ -1,5 +1,5 @@
 // The dry run of a mod in its editor: calls the edited mod with the events of a recorded run and compares its actions.
-import { ask, base, h } from './dom.js';
+import { base, fetchApi, h } from './dom.js';
 
 /** Maximum number of suggested runs, newest first. */
 const MAX_SUGGESTED = 20;
@@ -47,7 +47,7 @@ export function dryRun(section, { upload, show, go, save }) {
 
   // Each focus loads the list again, because runs may have ended since then.
   box.addEventListener('focus', async () => {
-    const { runs } = await (await ask(`/api/v1/runs?limit=${MAX_SUGGESTED}`)).json();
+    const { runs } = await (await fetchApi(`/api/v1/runs?limit=${MAX_SUGGESTED}`)).json();
     section.querySelector('datalist').replaceChildren(...runs.map((run) => h('option', { value: run.request_id, label: `${run.prompt_preview.slice(0, 60)} → ${run.output_preview.slice(0, 60)}` })));
   });
 
@@ -59,7 +59,7 @@ export function dryRun(section, { upload, show, go, save }) {
     state.textContent = 'Calling the mod…';
     result.replaceChildren();
     try {
-      const response = await ask('/api/v1/mods/dry-runs', {
+      const response = await fetchApi('/api/v1/mods/dry-runs', {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ mod: upload(), run: id }),
       });
       const { problems, report } = await response.json();

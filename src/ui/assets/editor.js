@@ -1,6 +1,6 @@
 // The page of a mod: its source in an editor, the server's checks, and saving a new version. Uses the public API: POST
 // /api/v1/mods/check and POST /v1/mods.
-import { ask, base, h, toast } from './dom.js';
+import { base, fetchApi, h, toast } from './dom.js';
 import { listen } from './keys.js';
 import { packageFiles, singleFile } from './mod-files.js';
 import { uploadOf } from './mod-source.js';
@@ -45,7 +45,7 @@ function setUp() {
   button.disabled = !canSave;
 
   const isChanged = () => JSON.stringify(mod.value) !== JSON.stringify(saved);
-  const upload = () => uploadOf(JSON.parse(form.dataset.kept), form.elements.name.value.trim(), mod.value);
+  const upload = () => uploadOf(JSON.parse(form.dataset.previous), form.elements.name.value.trim(), mod.value);
 
   function setState(text, tone = '') {
     state.textContent = text;
@@ -118,7 +118,7 @@ function setUp() {
     pendingCheck = controller;
     setState('Checking…');
     try {
-      const response = await ask('/api/v1/mods/check', {
+      const response = await fetchApi('/api/v1/mods/check', {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()), signal: controller.signal,
       });
       const { problems } = await response.json();
@@ -157,7 +157,7 @@ function setUp() {
     setState('Saving…');
     showError('');
     try {
-      const response = await ask('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
+      const response = await fetchApi('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
       const done = await response.json();
       saved = sent;
       storeDraft();

@@ -1,5 +1,5 @@
 // The form that starts an experiment.
-import { ask, base, h } from './dom.js';
+import { base, fetchApi, h } from './dom.js';
 import { cellsOf, definitionOf, fieldOf, formOf } from './experiment-definition.js';
 import { listen } from './keys.js';
 
@@ -75,7 +75,7 @@ async function start() {
   }
   button.disabled = true;
   try {
-    const response = await ask('/api/v1/experiments', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(definition) });
+    const response = await fetchApi('/api/v1/experiments', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(definition) });
     location.assign(`${base}/experiments/${(await response.json()).experiment_id}`);
   } catch (error) {
     showError(`Not started: ${error.message}`, fieldOf(error.pointer));
@@ -121,7 +121,7 @@ listen(['experimentForm'], (action) => {
 const from = new URLSearchParams(location.search).get('from');
 if (from) {
   try {
-    fillForm(formOf((await (await ask(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
+    fillForm(formOf((await (await fetchApi(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
   } catch (error) {
     showError(`The experiment was not loaded: ${error.message}`);
   }

@@ -1,7 +1,7 @@
 // The page of an experiment: progress, cancel and resume, and the comparison of cells.
-import { ask, base, toast } from './dom.js';
+import { base, fetchApi, toast } from './dom.js';
 import { listen } from './keys.js';
-import { moveFocus, refresh, refreshWhile } from './parts.js';
+import { moveFocus, refresh, refreshWhile } from './refresh.js';
 
 const place = document.querySelector('[data-grid]');
 const problem = document.querySelector('[data-problem]');
@@ -30,7 +30,7 @@ async function attempt(failure, call) {
 async function act(name, button) {
   button.disabled = true;
   await attempt(name === 'cancel' ? 'Not cancelled' : 'Not resumed', async () => {
-    await ask(`${path}/${name}`, { method: 'POST' });
+    await fetchApi(`${path}/${name}`, { method: 'POST' });
     await refresh(place, 'grid');
     place.querySelector('[data-part=progress] button')?.focus();
     toast(name === 'cancel' ? 'Experiment cancelled' : 'Experiment resumed');
@@ -46,7 +46,7 @@ document.addEventListener('click', (event) => {
 dialog.addEventListener('close', () => {
   if (dialog.returnValue !== 'remove') return;
   attempt('Not removed', async () => {
-    await ask(path, { method: 'DELETE' });
+    await fetchApi(path, { method: 'DELETE' });
     location.assign(`${base}/experiments`);
   });
 });
@@ -58,7 +58,7 @@ place.addEventListener('change', (event) => {
   attempt('Not scored', async () => {
     if (!box.validity.valid) throw new Error('a score is a number from 0 to 1');
     const score = box.value === '' ? null : Number(box.value);
-    await ask(`${path}/cells/${Number(box.dataset.score) - 1}`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
+    await fetchApi(`${path}/cells/${Number(box.dataset.score) - 1}`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
     await refresh(place, 'grid');
   });
 });

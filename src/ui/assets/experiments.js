@@ -1,7 +1,7 @@
 // The list of experiments: keyboard, and the progress of running ones.
 import { base } from './dom.js';
 import { listen } from './keys.js';
-import { moveFocus, refreshWhile } from './parts.js';
+import { moveFocus, refreshWhile } from './refresh.js';
 
 const list = document.querySelector('[data-list]');
 

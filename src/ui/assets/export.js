@@ -1,5 +1,5 @@
 // Export of several runs: one file of JSON lines, or one HTML file for each run.
-import { ask, base, h, toast } from './dom.js';
+import { base, fetchApi, h, toast } from './dom.js';
 
 /** Number of runs that are loaded at the same time. */
 const PARALLEL = 4;
@@ -20,7 +20,7 @@ async function documents(ids, loaded) {
   const load = async () => {
     while (next < ids.length) {
       const number = next++;
-      const response = await ask(`/api/v1/runs/${encodeURIComponent(ids[number])}`);
+      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(ids[number])}`);
       // A document on one line; the line end separates it from the next one.
       texts[number] = (await response.text()).replaceAll('\n', ' ');
       loaded(++done);

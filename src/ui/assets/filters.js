@@ -1,5 +1,5 @@
 // Saved filters of the run list: the dialog that saves the current filter under a name, and the removal of a filter.
-import { ask, base, h, toast } from './dom.js';
+import { base, fetchApi, h, toast } from './dom.js';
 
 const PATH = '/api/v1/filters';
 
@@ -28,7 +28,7 @@ export function saveFilter(q, box) {
     save.disabled = true;
     problem.textContent = '';
     try {
-      const response = await ask(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ name: field.value, q }) });
+      const response = await fetchApi(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ name: field.value, q }) });
       const saved = await response.json();
       box.querySelector(`[data-saved="${CSS.escape(saved.name)}"]`)?.remove();
       box.append(item(saved));
@@ -49,7 +49,7 @@ export function saveFilter(q, box) {
 /** Removes a saved filter and its element. */
 export async function removeFilter(element) {
   try {
-    await ask(`${PATH}/${encodeURIComponent(element.dataset.saved)}`, { method: 'DELETE' });
+    await fetchApi(`${PATH}/${encodeURIComponent(element.dataset.saved)}`, { method: 'DELETE' });
     const next = element.nextElementSibling ?? element.previousElementSibling;
     element.remove();
     (next?.querySelector('a') ?? document.querySelector('#q')).focus();

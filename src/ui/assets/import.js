@@ -1,5 +1,5 @@
 // Import of exported runs: documents chosen or dropped on the list are posted to /ingest.
-import { ask, h } from './dom.js';
+import { fetchApi, h } from './dom.js';
 
 /** Returns the reason why a document cannot be imported, or ''. Pure. */
 export function importProblem(text) {
@@ -29,7 +29,7 @@ export async function importFiles(files, show) {
         const place = texts.length > 1 ? `line ${number + 1}: ` : '';
         const reason = importProblem(text);
         if (reason) throw new Error(place + reason);
-        await ask('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text })
+        await fetchApi('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text })
           .catch((error) => { throw new Error(place + error.message); });
         stored += 1;
       }

@@ -57,7 +57,7 @@ export const TABLE = [
     [[' '], 'play, pause', 'play', 'replay'],
     [['+'], 'faster', 'faster', 'replay'],
     [['-'], 'slower', 'slower', 'replay'],
-    [['1', '2', '3', '4', '5', '6'], 'colour: surprise, entropy, rank, time, mods, plain', 'colour', 'replay'],
+    [['1', '2', '3', '4', '5', '6'], 'color: surprise, entropy, rank, time, mods, plain', 'color', 'replay'],
     [['d'], 'show removed tokens', 'showRemoved', 'replay'],
     [['v'], 'show later tokens, dimmed', 'showLater', 'replay'],
     [['a'], 'attention', 'attention', 'replay'],
@@ -85,7 +85,7 @@ export const TABLE = [
   ]],
   ['Playground', [
     [['Ctrl+Enter'], 'generate', 'generate', 'playground'],
-    [['Ctrl+Shift+Enter'], 'candidates of the next token', 'nextOfText', 'playground'],
+    [['Ctrl+Shift+Enter'], 'candidates of the next token', 'computeNext', 'playground'],
   ]],
   ['Mod', [
     [['Ctrl+s'], 'save a new version', 'save', 'editor'],

@@ -1,5 +1,5 @@
 // Differences between a version of a mod and the text in its editor. A button restores the lines of the version.
-import { ask, h } from './dom.js';
+import { fetchApi, h } from './dom.js';
 import { align } from './diff.js';
 
 /** Equal lines shown before and after a difference. */
@@ -90,7 +90,7 @@ export function showDifferences(section, { name, hash, versions, editor, canSave
   async function compare() {
     const version = select.value;
     try {
-      if (!texts.has(version)) texts.set(version, await (await ask(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`)).text());
+      if (!texts.has(version)) texts.set(version, await (await fetchApi(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`)).text());
       if (select.value === version) draw(texts.get(version));
     } catch (error) {
       state.textContent = `The version could not be loaded: ${error.message}`;

@@ -1,9 +1,9 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
-import { ask, base, h } from './dom.js';
+import { base, fetchApi, h } from './dom.js';
 import { removal, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
 import { show } from './replay/glyphs.js';
-import { explain, percent } from './replay/why.js';
+import { candidateTable, percent } from './replay/candidates.js';
 
 const MAX_ROWS = 12;
 
@@ -47,7 +47,7 @@ export class TokenChain {
 
 /** Returns the stored entries of a run. */
 async function entriesOf(id) {
-  const text = await (await ask(`/api/v1/runs/${encodeURIComponent(id)}/events`, { headers: { Accept: 'application/x-ndjson' } })).text();
+  const text = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/events`, { headers: { Accept: 'application/x-ndjson' } })).text();
   return [...group(text.split('\n').filter(Boolean).map((line) => JSON.parse(line))).values()];
 }
 
@@ -84,7 +84,7 @@ export class NextToken {
       await response.text();
       const id = response.headers.get('x-thunder-run-id');
       const entries = await entriesOf(id);
-      if (step === this.#step) this.#draw(id, explain(entries), text);
+      if (step === this.#step) this.#draw(id, candidateTable(entries), text);
     } finally {
       if (step === this.#step) this.#box.removeAttribute('aria-busy');
     }
@@ -98,7 +98,7 @@ export class NextToken {
   }
 
   #send(path, body) {
-    return ask(path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+    return fetchApi(path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
   }
 
   async #post(path, body) { return (await this.#send(path, body)).json(); }
@@ -110,8 +110,8 @@ export class NextToken {
     this.next().catch((error) => this.#hooks.fail(error.message));
   }
 
-  #draw(id, explained, text) {
-    const { rows, stages, hasMods, hasSampler } = explained;
+  #draw(id, candidates, text) {
+    const { rows, stages, hasMods, hasSampler } = candidates;
     const choose = (row) => {
       // If the text was edited, the candidates no longer belong to its end.
       if (this.#raw.value === text) this.#setText(this.#chain.append(row.token, row.unnamed ? '' : row.text));
@@ -133,12 +133,12 @@ export class NextToken {
         h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
       h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
         h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
-        h('td', { class: 'why' }, removal(row, stages, 'drawn'))))));
+        h('td', { class: 'reason' }, removal(row, stages, 'drawn'))))));
     const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
     const session = new URLSearchParams({ q: `session:"${this.#session}"` });
     const focused = this.#box.contains(document.activeElement);
     this.#box.replaceChildren(h('h2', {}, 'Next token'), table,
-      ...stageList(explained),
+      ...stageList(candidates),
       h('p', { class: 'links' }, undo, h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, 'this step'), h('a', { href: `${base}/runs?${session}` }, 'all steps')),
       h('p', { class: 'hint' }, 'Each step is a separate run of one token, so mods keep no state between steps.'));
     if (focused) this.#box.querySelector('.won button, [data-choice]')?.focus();

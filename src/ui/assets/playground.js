@@ -1,5 +1,5 @@
 // The playground: a form for the public API, and the replay of the run it starts.
-import { ask, base, copy, h, problem, reach, toast } from './dom.js';
+import { base, copy, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
 import { listen } from './keys.js';
 import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
@@ -11,7 +11,7 @@ import { curlOf, differences, extraFields, formOf, missingInput, requestOf } fro
 const SAVED = 'thunder.playground';
 const ROLES = ['system', 'user', 'assistant'];
 
-const form = document.querySelector('[data-ask]');
+const form = document.querySelector('[data-request-form]');
 const pane = document.querySelector('[data-replay]');
 const state = document.querySelector('[data-state]');
 const problemBox = document.querySelector('[data-problem]');
@@ -202,13 +202,13 @@ async function generate() {
   state.textContent = 'Waiting for the model…';
   const startedAt = performance.now();
   try {
-    const response = await reach(base + request.path, {
+    const response = await fetchUrl(base + request.path, {
       method: 'POST',
       headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
       body: JSON.stringify(request.body),
       signal: controller.signal,
     });
-    if (!response.ok) throw await problem(response);
+    if (!response.ok) throw await errorOf(response);
     const id = response.headers.get('x-thunder-run-id');
     if (id) {
       recorded.replaceChildren('recorded as ', h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `${base}/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the previous run')] : []));
@@ -285,7 +285,7 @@ async function showNextToken() {
   try {
     if (data.tab === 'chat') {
       const { body } = requestOf(data);
-      const response = await ask('/apply-template', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+      const response = await fetchApi('/apply-template', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
       raw.value = (await response.json()).prompt;
       selectTab(1);
       save();
@@ -327,7 +327,7 @@ form.addEventListener('click', (event) => {
 
 listen(['playground', 'replay'], (action, key) => {
   if (action === 'generate') { generate(); return true; }
-  if (action === 'nextOfText') { showNextToken(); return true; }
+  if (action === 'computeNext') { showNextToken(); return true; }
   if (action === 'escape') {
     if (!running) return false;
     running.abort();
@@ -343,7 +343,7 @@ listen(['playground', 'replay'], (action, key) => {
 
 /** Returns prompt and answer of a run at event `n`. */
 async function textAt(id, n) {
-  const columns = await ask(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
+  const columns = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await columns.arrayBuffer());
   return run.sequence(n).map((row) => run.text(row)).join('');
 }
@@ -364,8 +364,8 @@ async function fillForm() {
   }
   try {
     const [summary, items] = await Promise.all([
-      ask(`/api/v1/runs/${encodeURIComponent(from)}`).then((r) => r.json()).catch(() => null),
-      ask(`/api/v1/runs/${encodeURIComponent(from)}/events?from=0&to=1`, { headers: { Accept: 'application/x-ndjson' } }).then((r) => r.text()),
+      fetchApi(`/api/v1/runs/${encodeURIComponent(from)}`).then((r) => r.json()).catch(() => null),
+      fetchApi(`/api/v1/runs/${encodeURIComponent(from)}/events?from=0&to=1`, { headers: { Accept: 'application/x-ndjson' } }).then((r) => r.text()),
     ]);
     const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
     const fromRun = formOf(event?.details?.prompt, summary?.run);

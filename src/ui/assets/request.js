@@ -18,7 +18,7 @@ export function requestOf(form) {
     const text = String(form.numbers[name] ?? '').trim();
     if (text === '') continue;
     const value = Number(text);
-    if (!Number.isFinite(value)) throw new Error(`${name} must be a number, not “${text}”.`);
+    if (!Number.isFinite(value)) throw new Error(`${name} must be a number, got “${text}”.`);
     body[name] = value;
   }
   const stop = form.stop.split('\n').filter(Boolean);
@@ -29,7 +29,7 @@ export function requestOf(form) {
       try {
         return { name, config: JSON.parse(config) };
       } catch (error) {
-        throw new Error(`The configuration of ${name} is not JSON: ${error.message}.`);
+        throw new Error(`The configuration of ${name} must be JSON: ${error.message}.`);
       }
     });
   }

@@ -1,5 +1,5 @@
 // The list of runs: filters it while the user types, updates the URL, and announces new runs without moving rows.
-import { ask, base, copy, reach } from './dom.js';
+import { base, copy, fetchApi, fetchUrl } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
 import { listen } from './keys.js';
@@ -20,7 +20,7 @@ let request = null;
 let wasUnreachable = false;
 const newRuns = new Set();
 
-/** Loads the list of a URL; an invalid filter keeps the old rows, greyed out. */
+/** Loads the list of a URL; an invalid filter keeps the old rows, grayed out. */
 async function load(url, { push = true } = {}) {
   request?.abort();
   request = new AbortController();
@@ -29,7 +29,7 @@ async function load(url, { push = true } = {}) {
   results.setAttribute('aria-busy', 'true');
   const tick = setInterval(() => { busy.textContent = `${Math.round(performance.now() - began)} ms`; }, 100);
   try {
-    const response = await reach(url, { headers: { 'X-Fragment': 'list' }, signal });
+    const response = await fetchUrl(url, { headers: { 'X-Fragment': 'list' }, signal });
     const next = document.createElement('div');
     next.innerHTML = await response.text(); // the server's own escaped template, same origin
     const error = next.querySelector('#filter-error');
@@ -148,7 +148,7 @@ addEventListener('pagehide', () => pageClosed.abort());
 
 /** Fetches the current rows of the same list, by run. */
 async function fetchRows() {
-  const response = await ask(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
+  const response = await fetchApi(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
   const page = document.createElement('div');
   page.innerHTML = await response.text();
   return new Map([...page.querySelectorAll('[data-run]')].map((row) => [row.dataset.run, row]));

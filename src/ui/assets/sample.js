@@ -1,5 +1,5 @@
 // The bundled sample run: a recording of the demo model with a mod, stored like a run of another engine.
-import { ask, base, reach, toast } from './dom.js';
+import { base, fetchApi, fetchUrl, toast } from './dom.js';
 
 /** Returns the document with a new id and with times as if the run had just started. Pure. */
 export function asNewRun(text, id, now) {
@@ -14,11 +14,11 @@ export function asNewRun(text, id, now) {
 export async function openSample(button) {
   button.disabled = true;
   try {
-    const response = await reach(new URL('./sample-run.json', import.meta.url));
+    const response = await fetchUrl(new URL('./sample-run.json', import.meta.url));
     if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
     const id = `sample-${Date.now().toString(36)}`;
     const document = asNewRun(await response.text(), id, Date.now());
-    await ask('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(document) });
+    await fetchApi('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(document) });
     location.assign(`${base}/runs/${id}`);
   } catch (error) {
     toast(`The sample run was not stored: ${error.message}`);

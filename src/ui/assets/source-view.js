@@ -1,4 +1,4 @@
-// An editor for Python source: CodeMirror in the colours of the style sheet.
+// An editor for Python source: CodeMirror in the colors of the style sheet.
 import {
   EditorState, EditorView, HighlightStyle, bracketMatching, defaultKeymap, drawSelection, highlightActiveLine,
   highlightActiveLineGutter, highlightSelectionMatches, highlightSpecialChars, history, historyKeymap, indentOnInput,
@@ -37,9 +37,9 @@ const theme = EditorView.theme({
   '.cm-button': { backgroundImage: 'none', backgroundColor: 'var(--bg)', border: '1px solid var(--line)', borderRadius: '6px', fontSize: '12px' },
   '.cm-tooltip': { backgroundColor: 'var(--bg)', border: '1px solid var(--line-strong)', borderRadius: '6px', maxWidth: 'min(520px, 90vw)' },
   '.cm-diagnostic': { fontFamily: 'var(--sans)', whiteSpace: 'pre-wrap', overflowWrap: 'anywhere' },
-  '.cm-diagnostic-error': { borderLeftColor: 'var(--erased)' },
-  '.cm-lintRange-error': { backgroundImage: 'none', textDecoration: 'underline wavy var(--erased) 1px', textUnderlineOffset: '3px' },
-  '.cm-lintPoint:after': { borderBottomColor: 'var(--erased)' },
+  '.cm-diagnostic-error': { borderLeftColor: 'var(--danger)' },
+  '.cm-lintRange-error': { backgroundImage: 'none', textDecoration: 'underline wavy var(--danger) 1px', textUnderlineOffset: '3px' },
+  '.cm-lintPoint:after': { borderBottomColor: 'var(--danger)' },
 });
 
 /** Replaces the selection with typed text. Chromium itself would keep the style of the replaced text as an inline style, which the content security policy forbids. */

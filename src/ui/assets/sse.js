@@ -1,5 +1,5 @@
 // Server-sent events over fetch. Unlike EventSource, fetch can set Last-Event-ID and read the server's errors.
-import { ask } from './dom.js';
+import { fetchApi } from './dom.js';
 
 /** Splits a text stream into events. `push(chunk)` returns the completed events: `{event, data, id}`. */
 export class SseParser {
@@ -55,7 +55,7 @@ export async function follow(path, { signal, onEvent, onState = () => {}, retry4
   while (!finished && !signal.aborted) {
     try {
       const headers = { Accept: 'text/event-stream', ...(last !== null && { 'Last-Event-ID': last }) };
-      const response = await ask(path, { headers, signal, cache: 'no-store' });
+      const response = await fetchApi(path, { headers, signal, cache: 'no-store' });
       onState('live', true);
       wait = 1;
       await readEvents(response, (event) => {

@@ -1,5 +1,5 @@
 // The dialog that changes the tags of runs, and the links to a tag's runs.
-import { ask, base, h, toast } from './dom.js';
+import { base, fetchApi, h, toast } from './dom.js';
 
 /** Returns the filter for the runs of a tag. */
 const filter = (tag) => (/\s/.test(tag) ? `tag:"${tag}"` : `tag:${tag}`);
@@ -14,12 +14,12 @@ export const tagsIn = (element) => [...element.querySelectorAll('.tag')].map((li
 export function editTags(runs, changed) {
   const counts = new Map();
   for (const tag of runs.flatMap((run) => run.tags)) counts.set(tag, (counts.get(tag) ?? 0) + 1);
-  const box = h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', maxlength: '400', placeholder: 'interesting, to check' });
+  const field = h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', maxlength: '400', placeholder: 'interesting, to check' });
   const problem = h('p', { class: 'filter-error', role: 'alert' });
   const kept = [...counts].map(([tag, count]) => {
     const check = h('input', { type: 'checkbox', value: tag });
     check.checked = true;
-    // A tag of some of the runs is neither added nor removed until its box is used.
+    // A tag of some of the runs is neither added nor removed until its checkbox is used.
     check.indeterminate = count < runs.length;
     return h('label', { class: 'check' }, check, tag);
   });
@@ -27,24 +27,24 @@ export function editTags(runs, changed) {
   const form = h('form', { method: 'dialog', class: 'feedback-form' },
     h('h2', { id: 'tags-title' }, runs.length === 1 ? 'Tags of this run' : `Tags of ${runs.length} runs`),
     kept.length ? h('fieldset', {}, h('legend', {}, 'Keep'), kept) : '',
-    h('label', {}, 'Add, separated by commas', box),
+    h('label', {}, 'Add, separated by commas', field),
     problem,
     h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
   const dialog = h('dialog', { class: 'dialog', 'data-tags-dialog': true, 'aria-labelledby': 'tags-title' }, form);
   form.addEventListener('submit', async (event) => {
     if (event.submitter?.value === 'cancel') return;
     event.preventDefault();
-    const boxes = [...form.querySelectorAll('[type=checkbox]')].filter((check) => !check.indeterminate);
-    const add = [...box.value.split(','), ...boxes.filter((check) => check.checked && counts.get(check.value) < runs.length).map((check) => check.value)];
+    const checkboxes = [...form.querySelectorAll('[type=checkbox]')].filter((check) => !check.indeterminate);
+    const add = [...field.value.split(','), ...checkboxes.filter((check) => check.checked && counts.get(check.value) < runs.length).map((check) => check.value)];
     const change = {
       runs: runs.map((run) => run.id),
       add: add.map((tag) => tag.trim()).filter(Boolean),
-      remove: boxes.filter((check) => !check.checked).map((check) => check.value),
+      remove: checkboxes.filter((check) => !check.checked).map((check) => check.value),
     };
     save.disabled = true;
     problem.textContent = '';
     try {
-      const response = await ask('/api/v1/runs/tags', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(change) });
+      const response = await fetchApi('/api/v1/runs/tags', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(change) });
       changed((await response.json()).runs);
       dialog.close();
       toast('Tags saved');
@@ -57,5 +57,5 @@ export function editTags(runs, changed) {
   dialog.addEventListener('close', () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
-  box.focus();
+  field.focus();
 }

@@ -83,7 +83,7 @@ impl Page {
         let mut rendering = Rendering::default();
         let mut events = Vec::new();
         for event in Parser::new_ext(&markdown, Options::ENABLE_TABLES) {
-            rendering.take(event, &mut events);
+            rendering.push_event(event, &mut events);
         }
         let mut html = String::new();
         html::push_html(&mut html, events.into_iter());
@@ -106,7 +106,8 @@ struct Rendering {
 }
 
 impl Rendering {
-    fn take<'a>(&mut self, event: Event<'a>, out: &mut Vec<Event<'a>>) {
+    /// Adds an event to `out`, with anchors at headings and resolved links.
+    fn push_event<'a>(&mut self, event: Event<'a>, out: &mut Vec<Event<'a>>) {
         match event {
             Event::Html(_) | Event::InlineHtml(_) | Event::Start(Tag::HtmlBlock) | Event::End(TagEnd::HtmlBlock) => {}
             Event::Start(Tag::Heading { .. }) => {

@@ -33,7 +33,7 @@ pub(super) fn rows(mods: &[ModCallStatistics], filter: &RunFilter<'_>) -> Vec<Ca
         let mut rows = vec![CallTimeView::new(true, one.name.clone(), filter.href(""), &one.time)];
         for model in &one.models {
             let is_named = !model.model.is_empty();
-            let name = if is_named { model.model.clone() } else { "not named".to_owned() };
+            let name = if is_named { model.model.clone() } else { "unnamed model".to_owned() };
             let href = if is_named { RunFilter { model: &model.model, ..filter }.href("") } else { String::new() };
             rows.push(CallTimeView::new(false, name, href, &model.time));
         }

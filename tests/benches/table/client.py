@@ -69,10 +69,10 @@ class Server:
 class Stream:
     """A streamed completion. Its chunks are stored as they arrive, and parsed after the measurement."""
 
-    def __init__(self, server, prompt, count, seed):
+    def __init__(self, server, prompt, count, seed, fields):
         body = {
             "prompt": prompt, "max_tokens": count, "stream": True, "ignore_eos": True, "cache_prompt": False,
-            "temperature": 0.8, "seed": seed, "stream_options": {"include_usage": True},
+            "temperature": 0.8, "seed": seed, "stream_options": {"include_usage": True}, **fields,
         }
         body = json.dumps(body).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nContent-Type: application/json\r\n"
@@ -115,9 +115,9 @@ class Stream:
         self.tokens_per_piece = count / len(self.times)
 
 
-def complete(server, prompts, count, seed):
-    """Sends all prompts at once and reads the answers to their end."""
-    streams = [Stream(server, prompt, count, seed) for prompt in prompts]
+def complete(server, prompts, count, seed, fields):
+    """Sends all prompts at once, with further fields in the requests, and reads the answers to their end."""
+    streams = [Stream(server, prompt, count, seed, fields) for prompt in prompts]
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             stream.send()
@@ -129,9 +129,9 @@ def complete(server, prompts, count, seed):
     return streams
 
 
-def measure(server, prompts, prompt_tokens, count, seed):
-    """Measures one round. Returns `whole` and `generation` in tokens per second, and the waits for first tokens in seconds."""
-    streams = complete(server, prompts, count, seed)
+def measure(server, prompts, prompt_tokens, count, seed, **fields):
+    """Measures one round; `fields` are added to the requests. Returns `whole` and `generation` in tokens per second, and the waits for first tokens in seconds."""
+    streams = complete(server, prompts, count, seed, fields)
     for stream in streams:
         stream.parse(count, prompt_tokens)
     sent = min(stream.sent for stream in streams)

@@ -25,8 +25,8 @@ class Size:
     hidden: int
 
 
-# The shapes of the models that were trained on TinyStories; the output matrix is the embedding.
-SIZES = {"15M": Size(6, 288, 6, 768), "110M": Size(12, 768, 12, 2048)}
+# The shapes of the models that were trained on TinyStories, and a model for GPUs; the output matrix is the embedding.
+SIZES = {"15M": Size(6, 288, 6, 768), "110M": Size(12, 768, 12, 2048), "1B": Size(22, 2048, 16, 5632)}
 KINDS = ("F16", "Q8_0", "Q4_0")
 
 

@@ -27,8 +27,7 @@ import client
 import models
 
 ROOT = Path(__file__).resolve().parents[3]
-SLOTS, CONTEXT = 8, 8192
-NAMES = [f"{size}-{kind}" for size in models.SIZES for kind in models.KINDS if (size, kind) != ("15M", "Q8_0")]
+NAMES = ["15M-F16", "15M-Q4_0", "110M-F16", "110M-Q8_0", "110M-Q4_0"]
 VALUES = ("whole", "generation", "first", "last")
 # Pause after a round, so that Thunder's recording does not overlap with the rival's round.
 PAUSE = 0.25
@@ -45,6 +44,8 @@ def arguments():
     parser.add_argument("--threads", default="1,default", help="values of --threads; `default` sets none")
     parser.add_argument("--rounds", type=int, default=9, help="measured rounds of a cell, at least 9 for a table")
     parser.add_argument("--quick", action="store_true", help="a few cells with 3 rounds")
+    parser.add_argument("--slots", type=int, default=8, help="value of --parallel")
+    parser.add_argument("--context", type=int, default=8192, help="value of --ctx-size")
     parser.add_argument("--flags", default="", help="further flags for both servers")
     parser.add_argument("--thunder-flags", default="", help="further flags for Thunder only")
     parser.add_argument("--folder", type=Path, default=ROOT / "target/bench-table", help="folder of models and results")
@@ -60,7 +61,7 @@ def arguments():
 
 
 def flags(args, model, threads):
-    values = ["--model", model, "--ctx-size", CONTEXT, "--parallel", SLOTS, "--cache-ram", 0]
+    values = ["--model", model, "--ctx-size", args.context, "--parallel", args.slots, "--cache-ram", 0]
     if threads != "default":
         values += ["--threads", threads]
     return [str(value) for value in values] + args.flags.split()
@@ -79,7 +80,7 @@ def measure_cell(pair, prompt_tokens, count, streams, rounds):
     """Returns the values of all rounds of each server. The first round is a warm-up. The servers take turns in starting a round."""
     seen = {server.name: {value: [] for value in VALUES} for server in pair}
     for turn in range(rounds + 1):
-        prompts = [models.text(prompt_tokens, turn * SLOTS + stream) for stream in range(streams)]
+        prompts = [models.text(prompt_tokens, turn * streams + stream) for stream in range(streams)]
         for server in pair if turn % 2 else pair[::-1]:
             measured = client.measure(server, prompts, prompt_tokens, count, turn)
             time.sleep(PAUSE)

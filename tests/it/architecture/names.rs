@@ -59,7 +59,7 @@ const LIMIT_PREFIXES: &[(&str, &str)] =
 #[derive(Default)]
 struct Names {
     path: String,
-    /// Public types by name, each with its place.
+    /// Public types by name, each with its location.
     types: BTreeMap<String, Vec<String>>,
     problems: Vec<String>,
 }
@@ -76,14 +76,14 @@ impl Names {
         names
     }
 
-    fn place(&self, span: proc_macro2::Span) -> String {
+    fn location(&self, span: proc_macro2::Span) -> String {
         format!("{}:{}", self.path, span.start().line)
     }
 
     fn check_name(&mut self, ident: &syn::Ident) {
         let name = snake_case(&ident.to_string());
         if COINED_NAMES.contains(&name.as_str()) {
-            self.problems.push(format!("{}: `{ident}` is not a term of the field", self.place(ident.span())));
+            self.problems.push(format!("{}: `{ident}` is not a term of the field", self.location(ident.span())));
         }
     }
 
@@ -91,23 +91,24 @@ impl Names {
         let ident = &signature.ident;
         let name = ident.to_string();
         if name == "of" || name.starts_with("of_") {
-            let place = self.place(ident.span());
-            self.problems.push(format!("{place}: `{name}` does not say what is done: use `new`, `from_…` or a verb"));
+            let location = self.location(ident.span());
+            self.problems
+                .push(format!("{location}: `{name}` does not say what is done: use `new`, `from_…` or a verb"));
         }
         let is_test = attributes.iter().any(|one| one.path().segments.last().is_some_and(|last| last.ident == "test"));
         let first = name.split('_').next().unwrap_or_default();
         if is_test && TEST_OPENERS.contains(&first) {
-            let place = self.place(ident.span());
+            let location = self.location(ident.span());
             self.problems
-                .push(format!("{place}: `{name}` begins with `{first}`: name the subject, then the expectation"));
+                .push(format!("{location}: `{name}` begins with `{first}`: name the subject, then the expectation"));
         }
     }
 
     fn check_type(&mut self, visibility: &syn::Visibility, ident: &syn::Ident) {
         self.check_name(ident);
         if !matches!(visibility, syn::Visibility::Inherited) && self.path.starts_with("src/") {
-            let place = self.place(ident.span());
-            self.types.entry(ident.to_string()).or_default().push(place);
+            let location = self.location(ident.span());
+            self.types.entry(ident.to_string()).or_default().push(location);
         }
     }
 
@@ -123,7 +124,7 @@ impl Names {
         let line = text.value();
         let word = line.split_whitespace().next().unwrap_or_default();
         if QUESTION_WORDS.contains(&word) {
-            self.problems.push(format!("{}: a doc comment opens with `{word}`:{line}", self.place(first.span())));
+            self.problems.push(format!("{}: a doc comment opens with `{word}`:{line}", self.location(first.span())));
         }
     }
 }
@@ -174,7 +175,7 @@ impl<'ast> Visit<'ast> for Names {
         let name = item.ident.to_string();
         if let Some((prefix, instead)) = LIMIT_PREFIXES.iter().find(|(prefix, _)| name.starts_with(prefix)) {
             self.problems
-                .push(format!("{}: `{name}` begins with {prefix}: use {instead}", self.place(item.ident.span())));
+                .push(format!("{}: `{name}` begins with {prefix}: use {instead}", self.location(item.ident.span())));
         }
         visit::visit_item_const(self, item);
     }
@@ -249,8 +250,8 @@ fn public_type_names_are_unique() {
     let shared: Vec<_> = Names::from_source()
         .types
         .into_iter()
-        .filter(|(name, places)| places.len() > 1 && !SHARED_TYPE_NAMES.contains(&name.as_str()))
-        .map(|(name, places)| format!("{name}: {}", places.join(", ")))
+        .filter(|(name, locations)| locations.len() > 1 && !SHARED_TYPE_NAMES.contains(&name.as_str()))
+        .map(|(name, locations)| format!("{name}: {}", locations.join(", ")))
         .collect();
     assert!(shared.is_empty(), "{} names of several public types:\n{}", shared.len(), shared.join("\n"));
 }

@@ -10,7 +10,7 @@ async fn example_clients_run() {
     let python = Command::new("python3").arg(format!("{root}/attention.py")).arg(&server.base).output().unwrap();
     let printed = String::from_utf8_lossy(&python.stdout);
     assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
-    assert!(printed.contains("looked most at") && printed.contains("finish_reason: "), "{printed}");
+    assert!(printed.contains("attends most to") && printed.contains("finish_reason: "), "{printed}");
     let Ok(node) = Command::new("node")
         .args(["--experimental-websocket", &format!("{root}/attention.mjs"), &server.base])
         .output()
@@ -20,5 +20,5 @@ async fn example_clients_run() {
     };
     let printed = String::from_utf8_lossy(&node.stdout);
     assert!(node.status.success(), "{}", String::from_utf8_lossy(&node.stderr));
-    assert!(printed.contains("looked most at") && printed.contains("finish_reason: "), "{printed}");
+    assert!(printed.contains("attends most to") && printed.contains("finish_reason: "), "{printed}");
 }

@@ -9,7 +9,7 @@ use serde_json::json;
 use yawc::{Frame, OpCode, Options};
 
 #[tokio::test]
-async fn messages_have_the_format_of_the_first_halo_weave() {
+async fn first_version_of_halo_weave_works() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is blue, and the sea is").await;
     let mut socket = connect(server, PATH, Options::default()).await;

@@ -1,12 +1,12 @@
 //! Conversations with a real model: reasoning, tool calls, several answers, continued messages. Its weights are random,
 //! so a mod forces the answers that tests depend on.
 
-mod forms;
+mod formats;
 mod reasoning;
 mod templates;
 
 use super::harness::{Server, server, with_fields};
-use forms::assert_arguments_match;
+use formats::assert_arguments_match;
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";

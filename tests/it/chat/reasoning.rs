@@ -85,8 +85,8 @@ async fn reasoning_ends_when_budget_is_spent() {
             answer["choices"][0]["logprobs"]["content"].as_array().unwrap().clone()
         };
         let ids: Vec<i64> = entries.iter().map(|entry| entry["id"].as_i64().unwrap()).collect();
-        let at = |token: i64| ids.iter().position(|&id| id == token).unwrap();
-        assert_eq!((at(open), at(close), ids.len()), (0, budget + 1, 16), "{ids:?}");
+        let position_of = |token: i64| ids.iter().position(|&id| id == token).unwrap();
+        assert_eq!((position_of(open), position_of(close), ids.len()), (0, budget + 1, 16), "{ids:?}");
     }
     let body = chat(json!({"mods": forced_start, "thinking_budget_tokens": 2, "reasoning_budget_message": " Enough.",
                            "max_tokens": 16, "ignore_eos": true, "banned_tokens": [open, close]}));

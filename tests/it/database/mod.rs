@@ -1,6 +1,6 @@
 //! The same checks ([`checks`]) for every kind of connection: direct, over TLS, through pgbouncer, and to an
-//! external database. `THUNDER_TEST_DATABASE_URL` names the external database, and `THUNDER_TEST_DATABASE_DIRECT_URL`
-//! its direct address if that is a pooler's.
+//! external database. `THUNDER_TEST_DATABASE_URL` is the address of the external database. If it is the address of a
+//! pooler, `THUNDER_TEST_DATABASE_DIRECT_URL` is the address of the database itself.
 
 mod checks;
 mod pooler;

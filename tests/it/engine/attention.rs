@@ -70,10 +70,10 @@ async fn attention_of_a_run_is_independent_of_concurrent_runs() {
         assert!(deviation < 2e-3, "rows differ by {deviation}");
     }
     drop(others);
-    let once = Mutex::new(false);
+    let has_acted = Mutex::new(false);
     let result = alone
         .run(with_mod(with_attention("The sky is blue"), false, move |call| {
-            if added_at(call, 4) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+            if added_at(call, 4) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
                 Action::Backtrack { n: 3, tokens: vec![] }
             } else {
                 Action::Noop

@@ -78,14 +78,14 @@ async fn draft_model_changes_neither_text_nor_trace() {
 }
 
 #[tokio::test]
-async fn prompt_longer_than_a_physical_batch_is_read_in_parts() {
+async fn prompt_longer_than_a_physical_batch_is_decoded_in_parts() {
     let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     for length in [1, 4, 5, 64, 65, 66, 130, 400] {
         let case = || Request { cache_prompt: false, ..request_tokens(prompt(length), 60) };
         let accepted = compare(&mut engines, &format!("{length} tokens"), case).await;
         assert!(accepted > 35, "{length}: {accepted}");
     }
-    // The draft model reads 64 tokens of the prompt before each decode, so step 6 is the first with a draft.
+    // The draft model decodes 64 tokens of the prompt before each decode, so step 6 is the first with a draft.
     let other: Vec<TokenId> = prompt(300).into_iter().rev().collect();
     let run = engines.1.run(request_tokens(other, 40)).await;
     let first_draft = run.items.iter().find_map(|item| match item {
@@ -110,16 +110,16 @@ async fn mods_see_and_change_the_same_run_with_a_draft_model() {
         ("retract", || Action::Backtrack { n: 7, tokens: vec![] }),
         ("output", || Action::ForceOutput(vec![50, 51])),
     ];
-    for late in [false, true] {
+    for asynchronous in [false, true] {
         for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
             for (name, act) in cases {
                 for generated in [9, 12, 13] {
-                    let case = format!("{name} at {event:?} {generated}, late {late}");
+                    let case = format!("{name} at {event:?} {generated}, asynchronous {asynchronous}");
                     let accepted = compare(&mut engines, &case, || {
-                        let once = AtomicU32::new(0);
-                        with_mod(request("a b c", 40), late, move |call: &Call<'_>| {
+                        let calls = AtomicU32::new(0);
+                        with_mod(request("a b c", 40), asynchronous, move |call: &Call<'_>| {
                             let now = call.event_type() == event && call.generated().len() == generated;
-                            if now && once.fetch_add(1, Ordering::Relaxed) == 0 { act() } else { Action::Noop }
+                            if now && calls.fetch_add(1, Ordering::Relaxed) == 0 { act() } else { Action::Noop }
                         })
                     })
                     .await;
@@ -140,11 +140,11 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
     let runs = (changes, any::<bool>(), any::<bool>(), 1u32..60, 1usize..90);
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 40, ..ProptestConfig::default() });
     let accepted = AtomicU32::new(0);
-    let result = runner.run(&runs, |(changes, samples, late, tokens, length)| {
+    let result = runner.run(&runs, |(changes, samples, asynchronous, tokens, length)| {
         let request = || {
             let (changes, calls) = (changes.clone(), AtomicU32::new(0));
             let plain = with_temperature(request_tokens(prompt(length), tokens), if samples { 0.5 } else { 0.0 });
-            with_mod(plain, late, move |call| {
+            with_mod(plain, asynchronous, move |call| {
                 let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
                 match (changes.get(&number), call.event_type()) {
                     (_, EventType::Prefilled) | (None, _) => Action::Noop,
@@ -163,7 +163,7 @@ fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
 }
 
 #[tokio::test]
-async fn shifted_context_is_read_again_by_the_draft_model() {
+async fn shifted_context_is_decoded_again_by_the_draft_model() {
     let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(4), discard: 0 }] {
         let near_full_context = || Request { overflow, ..request_tokens(prompt(480), 90) };

@@ -35,7 +35,7 @@ struct RandomMod {
 
 struct RandomModInstance {
     numbers: RandomNumbers,
-    late: bool,
+    asynchronous: bool,
 }
 
 impl ModFactory for RandomMod {
@@ -49,7 +49,7 @@ impl ModFactory for RandomMod {
     }
 
     fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(RandomModInstance { numbers: RandomNumbers(self.seed), late: self.seed.is_multiple_of(2) }))
+        Ok(Box::new(RandomModInstance { numbers: RandomNumbers(self.seed), asynchronous: self.seed.is_multiple_of(2) }))
     }
 }
 
@@ -79,7 +79,7 @@ impl ModInstance for RandomModInstance {
             (_, 38..40) => Action::AdjustedPrefill { tokens: vec![50], max_steps: None },
             _ => Action::Noop,
         };
-        if self.late {
+        if self.asynchronous {
             std::thread::spawn(move || done.reply(Reply::from(action)));
             return Err(Pending);
         }

@@ -10,8 +10,8 @@ mod mods;
 mod recording;
 mod retractions;
 mod runs;
+mod slow_clients;
 pub mod speculation;
-mod unread_clients;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -191,12 +191,12 @@ type Handler = dyn Fn(&Call<'_>) -> Action + Send + Sync;
 
 struct TestMod {
     name: &'static str,
-    late: bool,
+    asynchronous: bool,
     handler: Arc<Handler>,
 }
 
 struct TestModInstance {
-    late: bool,
+    asynchronous: bool,
     handler: Arc<Handler>,
 }
 
@@ -212,7 +212,7 @@ impl ModFactory for TestMod {
         }
     }
     fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(TestModInstance { late: self.late, handler: Arc::clone(&self.handler) }))
+        Ok(Box::new(TestModInstance { asynchronous: self.asynchronous, handler: Arc::clone(&self.handler) }))
     }
 }
 
@@ -222,7 +222,7 @@ impl ModInstance for TestModInstance {
     }
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         let reply = Reply::from((self.handler)(call));
-        if self.late {
+        if self.asynchronous {
             std::thread::spawn(move || done.reply(reply));
             return Err(Pending);
         }
@@ -231,13 +231,13 @@ impl ModInstance for TestModInstance {
     }
 }
 
-/// Adds a mod to a request. A late mod replies from another thread.
+/// Adds a mod to a request. An asynchronous mod replies from another thread.
 pub fn with_mod(
     mut request: Request,
-    late: bool,
+    asynchronous: bool,
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + 'static,
 ) -> Request {
-    let factory = Arc::new(TestMod { name: "test", late, handler: Arc::new(handler) });
+    let factory = Arc::new(TestMod { name: "test", asynchronous, handler: Arc::new(handler) });
     request
         .mods
         .push(SelectedMod { mod_ref: ModRef { name: "test".into(), config: serde_json::Value::Null }, factory });

@@ -9,10 +9,10 @@ use thunder::mods::{Action, Call};
 /// Asserts that after the actions of a mod the model continues as after a prompt with the same tokens.
 async fn assert_continues_as_after_a_prompt(
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + Clone + 'static,
-    late: bool,
+    asynchronous: bool,
 ) {
     let mut test_engine = test_engine(1, false).await;
-    let result = test_engine.run(with_mod(request("The sky is", 16), late, handler)).await;
+    let result = test_engine.run(with_mod(request("The sky is", 16), asynchronous, handler)).await;
     let generated = result.generated();
     assert_eq!(generated.len(), 16, "{:?}", result.end);
     assert_eq!(result.end.finish.usage.completion_tokens, 16);
@@ -26,18 +26,18 @@ async fn assert_continues_as_after_a_prompt(
 
 #[tokio::test]
 async fn backtrack_on_added_replaces_tokens() {
-    let once = Arc::new(Mutex::new(false));
-    for late in [false, true] {
-        *once.lock().unwrap() = false;
-        let once = Arc::clone(&once);
+    let has_acted = Arc::new(Mutex::new(false));
+    for asynchronous in [false, true] {
+        *has_acted.lock().unwrap() = false;
+        let has_acted = Arc::clone(&has_acted);
         assert_continues_as_after_a_prompt(
             move |call| {
-                if added_at(call, 6) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+                if added_at(call, 6) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
                     return Action::Backtrack { n: 3, tokens: vec![40, 41] };
                 }
                 Action::Noop
             },
-            late,
+            asynchronous,
         )
         .await;
     }
@@ -45,12 +45,12 @@ async fn backtrack_on_added_replaces_tokens() {
 
 #[tokio::test]
 async fn backtrack_without_tokens_samples_from_the_shortened_sequence() {
-    let once = Arc::new(Mutex::new(false));
+    let has_acted = Arc::new(Mutex::new(false));
     assert_continues_as_after_a_prompt(
         move |call| {
             if call.event_type() == EventType::ForwardPass
                 && call.generated().len() == 5
-                && !std::mem::replace(&mut *once.lock().unwrap(), true)
+                && !std::mem::replace(&mut *has_acted.lock().unwrap(), true)
             {
                 return Action::Backtrack { n: 2, tokens: vec![] };
             }
@@ -64,13 +64,13 @@ async fn backtrack_without_tokens_samples_from_the_shortened_sequence() {
 #[tokio::test]
 async fn forced_tokens_take_one_decode_and_have_probabilities() {
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
-        let once = Arc::new(Mutex::new(false));
-        let once_late = Arc::clone(&once);
+        let has_acted = Arc::new(Mutex::new(false));
+        let has_acted_asynchronously = Arc::clone(&has_acted);
         assert_continues_as_after_a_prompt(
             move |call| {
                 if call.event_type() == event
                     && call.generated().len() == 4
-                    && !std::mem::replace(&mut *once_late.lock().unwrap(), true)
+                    && !std::mem::replace(&mut *has_acted_asynchronously.lock().unwrap(), true)
                 {
                     return Action::ForceTokens(vec![50, 51, 52]);
                 }
@@ -79,14 +79,14 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
             true,
         )
         .await;
-        *once.lock().unwrap() = false;
+        *has_acted.lock().unwrap() = false;
         let mut test_engine = test_engine(1, false).await;
-        let once_immediate = Arc::clone(&once);
+        let has_acted_directly = Arc::clone(&has_acted);
         let result = test_engine
             .run(with_mod(request("The sky is", 16), false, move |call| {
                 if call.event_type() == event
                     && call.generated().len() == 4
-                    && !std::mem::replace(&mut *once_immediate.lock().unwrap(), true)
+                    && !std::mem::replace(&mut *has_acted_directly.lock().unwrap(), true)
                 {
                     return Action::ForceTokens(vec![50, 51, 52]);
                 }
@@ -114,14 +114,14 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
 #[tokio::test]
 async fn backtrack_on_sampled_has_its_own_step() {
     let mut test_engine = test_engine(1, false).await;
-    let once = Arc::new(Mutex::new(false));
+    let has_acted = Arc::new(Mutex::new(false));
     let mut modified = request("The sky is", 8);
     modified.sampling.temperature = 1.5;
     let result = test_engine
         .run(with_mod(modified, false, move |call| {
             if call.event_type() == EventType::Sampled
                 && call.generated().len() == 3
-                && !std::mem::replace(&mut *once.lock().unwrap(), true)
+                && !std::mem::replace(&mut *has_acted.lock().unwrap(), true)
             {
                 return Action::Backtrack { n: 1, tokens: vec![] };
             }

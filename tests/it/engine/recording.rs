@@ -84,7 +84,7 @@ async fn cancelled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
 }
 
 #[tokio::test]
-async fn start_of_a_run_is_signalled_before_submit_returns() {
+async fn start_of_a_run_is_signaled_before_submit_returns() {
     let (engine, mut signals) = start_engine(8).await;
     let run = engine.submit(request("The sky is", 2)).await.unwrap();
     assert!(matches!(signals.try_recv(), Ok(Signal::Started(start)) if start.run_id == run.run_id));

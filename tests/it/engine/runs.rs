@@ -84,7 +84,7 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     let test_engine = test_engine_with(1, false, |options| options.batch_size = 64).await;
     // Both runs are stopped after the first has evaluated at most one batch, and the second nothing.
     let (release, released) = std::sync::mpsc::channel();
-    let (called, mut is_called) = tokio::sync::mpsc::unbounded_channel();
+    let (called, mut calls) = tokio::sync::mpsc::unbounded_channel();
     let released = Mutex::new(released);
     let mut limited = with_mod(request_tokens(vec![6; 400], 8), false, move |call| {
         if call.event_type() == EventType::Prefilled {
@@ -95,7 +95,7 @@ async fn only_evaluated_prompt_tokens_are_counted() {
     });
     limited.report.progress = true;
     let mut first_run = test_engine.engine.submit(limited).await.unwrap();
-    is_called.recv().await.unwrap();
+    calls.recv().await.unwrap();
     let second_run = test_engine.engine.submit(request_tokens(vec![5; 300], 8)).await.unwrap();
     let (first, second, ()) = tokio::join!(
         first_run.control.stop(EndCause::ClientStop, "enough"),
@@ -103,26 +103,29 @@ async fn only_evaluated_prompt_tokens_are_counted() {
         async { release.send(()).unwrap() }
     );
     assert!(first.is_ok() && second.is_ok());
-    let mut read = 0;
+    let mut decoded = 0;
     let end = loop {
         match first_run.output.recv().await.unwrap() {
-            Output::Progress(now) => read = now.processed - now.cached,
+            Output::Progress(now) => decoded = now.processed - now.cached,
             Output::Ended(end) => break end,
             _ => {}
         }
     };
     let result = |end: &RunEnd| (end.finish.reason, end.finish.usage.prompt_tokens, end.finish.prompt_decoded);
-    assert!((1..=64).contains(&read), "{read}");
-    assert_eq!(result(&end), (FinishReason::Cancelled, 400, read));
+    assert!((1..=64).contains(&decoded), "{decoded}");
+    assert_eq!(result(&end), (FinishReason::Cancelled, 400, decoded));
     let (_, second_end) = follow(second_run.output).await;
     assert_eq!((result(&second_end), second_end.finish.prompt_us), ((FinishReason::Cancelled, 300, 0), 0));
     while test_engine.engine.runs() > 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let total = test_engine.engine.status().counts().total;
-    assert_eq!((total.prompt_tokens, total.prompt_us), (read.into(), end.finish.prompt_us));
+    assert_eq!((total.prompt_tokens, total.prompt_us), (decoded.into(), end.finish.prompt_us));
     assert!(total.prompt_us > 0);
-    assert_eq!(test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().processed, read as usize);
+    assert_eq!(
+        test_engine.engine.slot_tokens(&thunder::events::Scope::All, 0).await.unwrap().processed,
+        decoded as usize
+    );
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use super::reference::Reference;
 use super::variant::{Kind, Variant};
-use super::{FLASH, WIDE, assert_row_near, attention_request, test_engine, tokens};
+use super::{F32_CACHE, FLASH, assert_row_near, attention_request, test_engine, tokens};
 use crate::engine::{TestEngine, added_at, request_tokens, test_engine_of, with_mod};
 use std::sync::Mutex;
 use thunder::engine::{DrafterKind, EngineOptions, Output, ReportOptions, Request, SamplingParams, SpeculationOptions};
@@ -34,7 +34,7 @@ pub async fn client_tokens(test_engine: &TestEngine, mut request: Request) -> Ve
 async fn client_receives_a_row_for_every_token() {
     let variant = Variant::new(Kind::Qwen2);
     let mut reference = Reference::new(&variant);
-    let test_engine = test_engine(&variant, 1, WIDE).await;
+    let test_engine = test_engine(&variant, 1, F32_CACHE).await;
     let prompt = tokens(3, 40);
     let backtracks = Mutex::new(0);
     let request = with_mod(attention_request(prompt.clone(), 12), false, move |call| {
@@ -109,7 +109,7 @@ async fn drafts_change_no_token() {
             test_engine_of(variant.model(), 1, false, move |options: &mut EngineOptions| {
                 options.batch_size = 64;
                 options.ubatch_size = 32;
-                WIDE.set(options);
+                F32_CACHE.set(options);
                 options.attention = AttentionCapture::Off;
                 options.speculation = speculation;
             })

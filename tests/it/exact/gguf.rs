@@ -40,7 +40,7 @@ impl Writer {
         self.bytes.extend(bytes);
     }
 
-    /// Writes a list of values of the same types.
+    /// Writes a list of values of one of these types.
     pub fn values(&mut self, name: &str, kind: &str, count: usize, bytes: &[u8]) {
         self.list(name, Self::type_number(kind), count, bytes);
     }

@@ -40,21 +40,22 @@ const FLASH: Mode = Mode {
     tolerance: 2e-3,
     rounded_tolerance: 2e-3,
 };
-const STORED: Mode = Mode {
+const F16_CACHE: Mode = Mode {
     capture: AttentionCapture::On,
     in_effect: AttentionCapture::On,
     cache: CacheType::F16,
     tolerance: 2e-3,
     rounded_tolerance: 1e-3,
 };
-const WIDE: Mode = Mode {
+const F32_CACHE: Mode = Mode {
     capture: AttentionCapture::Auto,
     in_effect: AttentionCapture::On,
     cache: CacheType::F32,
     tolerance: 2e-4,
     rounded_tolerance: 1e-5,
 };
-const MODES: [Mode; 3] = [FLASH, STORED, WIDE];
+/// CUDA has no flash attention for heads as small as those of the variants; [`quantized`] tests it with wider heads.
+const MODES: &[Mode] = if cfg!(feature = "cuda") { &[F16_CACHE, F32_CACHE] } else { &[FLASH, F16_CACHE, F32_CACHE] };
 
 /// Returns an irregular sequence of byte tokens.
 fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
@@ -201,7 +202,7 @@ async fn stored_heads_equal_a_forward_pass_in_64_bit_floats() {
         let mut reference = Reference::new(&variant);
         let layers = kind.layers();
         let listed = [(layers[0], 1), (*layers.last().unwrap(), 0)];
-        for mode in MODES {
+        for &mode in MODES {
             let mut test_engine = test_engine(&variant, 1, mode).await;
             let prompt = tokens(1, 150);
             let request =
@@ -224,7 +225,7 @@ async fn rows_equal_a_forward_pass_in_64_bit_floats() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
-        for mode in MODES {
+        for &mode in MODES {
             // The prompt takes several physical batches, and each later token one.
             let mut test_engine = test_engine(&variant, 1, mode).await;
             assert_eq!(test_engine.engine.attention_capture(), mode.in_effect);
@@ -250,7 +251,7 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         let mut reference = Reference::new(&variant);
-        for mode in MODES {
+        for &mode in MODES {
             let mut test_engine = test_engine(&variant, 3, mode).await;
             let others: Vec<_> =
                 [tokens(5, 90), tokens(6, 7)].into_iter().map(|prompt| attention_request(prompt, 100)).collect();
@@ -258,10 +259,10 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
             for other in others {
                 running.push(test_engine.engine.submit(other).await.unwrap());
             }
-            let once = Mutex::new(false);
+            let has_acted = Mutex::new(false);
             let prompt = tokens(3, 70);
             let request = with_mod(attention_request(prompt.clone(), 14), false, move |call| {
-                if added_at(call, 5) && !std::mem::replace(&mut *once.lock().unwrap(), true) {
+                if added_at(call, 5) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
                     Action::Backtrack { n: 3, tokens: vec![90, 91] }
                 } else {
                     Action::Noop
@@ -278,7 +279,7 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
 async fn rows_are_exact_after_a_context_shift() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        for mode in MODES {
+        for &mode in MODES {
             let mut reference = Reference::new(&variant);
             let mut test_engine = test_engine_of(variant.model(), 1, true, |options| {
                 options.ctx_size = 256;
@@ -301,7 +302,7 @@ async fn rows_are_exact_after_a_context_shift() {
 async fn rows_are_exact_after_a_restored_state() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
-        for mode in MODES {
+        for &mode in MODES {
             let mut reference = Reference::new(&variant);
             let mut first = test_engine(&variant, 1, mode).await;
             first.run(attention_request(tokens(8, 80), 4)).await;

@@ -131,7 +131,7 @@ impl Reference {
         for i in 0..half {
             let (a, b) = match self.kind.rotation_pairs() {
                 RotationPairs::None => break,
-                RotationPairs::Neighbours => (2 * i, 2 * i + 1),
+                RotationPairs::Neighbors => (2 * i, 2 * i + 1),
                 RotationPairs::Halves => (i, i + half),
             };
             let angle = position as f64 * base.powf(-(i as f64) / half as f64);
@@ -154,18 +154,18 @@ impl Reference {
         }
         let mut rows = Vec::new();
         for layer in 0..LAYERS {
-            let at = |name: &str| format!("blk.{layer}.{name}");
-            let y = self.norm(&at("attn_norm"), &x);
+            let tensor = |name: &str| format!("blk.{layer}.{name}");
+            let y = self.norm(&tensor("attn_norm"), &x);
             let mixed = if self.kind.has_attention(layer) {
                 self.attend(layer, &y, &mut rows)
             } else {
                 self.convolve(layer, &y)
             };
-            let mixed = if self.kind.is_gemma() { self.norm(&at("post_attention_norm"), &mixed) } else { mixed };
+            let mixed = if self.kind.is_gemma() { self.norm(&tensor("post_attention_norm"), &mixed) } else { mixed };
             x.iter_mut().zip(&mixed).for_each(|(x, y)| *x += y);
-            let before = if self.kind == Kind::GptOss { "post_attention_norm" } else { "ffn_norm" };
-            let y = self.forward(layer, &self.norm(&at(before), &x));
-            let y = self.norm(&at("post_ffw_norm"), &y);
+            let norm_name = if self.kind == Kind::GptOss { "post_attention_norm" } else { "ffn_norm" };
+            let y = self.forward(layer, &self.norm(&tensor(norm_name), &x));
+            let y = self.norm(&tensor("post_ffw_norm"), &y);
             x.iter_mut().zip(&y).for_each(|(x, y)| *x += y);
             let added = self.control.get(&layer).into_iter().flatten();
             x.iter_mut().zip(added).for_each(|(x, y)| *x += y);
@@ -175,11 +175,11 @@ impl Reference {
     }
 
     fn attend(&mut self, layer: usize, y: &[f64], rows: &mut Vec<f64>) -> Vec<f64> {
-        let at = |name: &str| format!("blk.{layer}.{name}");
+        let tensor = |name: &str| format!("blk.{layer}.{name}");
         let (position, width) = (self.tokens.len(), self.kind.head_width());
-        let q = self.norm(&at("attn_q_norm"), &self.linear(&at("attn_q"), y));
-        let k = self.norm(&at("attn_k_norm"), &self.linear(&at("attn_k"), y));
-        let v = self.linear(&at("attn_v"), y);
+        let q = self.norm(&tensor("attn_q_norm"), &self.linear(&tensor("attn_q"), y));
+        let k = self.norm(&tensor("attn_k_norm"), &self.linear(&tensor("attn_k"), y));
+        let v = self.linear(&tensor("attn_v"), y);
         let value = v.into_iter().map(|v| self.cached(v)).collect();
         let rotated = (position, self.rotated_heads(&k, position, layer));
         self.cache[layer].push(CachedToken { key: k, value, rotated });
@@ -203,7 +203,8 @@ impl Reference {
                 score - self.kind.slope(head) * (position - at) as f64
             };
             let scores: Vec<f64> = self.cache[layer].iter().enumerate().map(score).collect();
-            let sink = self.weights.get(&at("attn_sinks.weight")).map_or(f64::NEG_INFINITY, |(_, sinks)| sinks[head]);
+            let sink =
+                self.weights.get(&tensor("attn_sinks.weight")).map_or(f64::NEG_INFINITY, |(_, sinks)| sinks[head]);
             let max = scores.iter().copied().fold(sink, f64::max);
             let exp: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
             let sum: f64 = exp.iter().sum::<f64>() + (sink - max).exp();
@@ -215,42 +216,42 @@ impl Reference {
             mixed.extend(sums);
             rows.extend(row);
         }
-        self.linear(&at("attn_output"), &mixed)
+        self.linear(&tensor("attn_output"), &mixed)
     }
 
     /// Computes a gated convolution over the last tokens.
     fn convolve(&mut self, layer: usize, y: &[f64]) -> Vec<f64> {
-        let at = |name: &str| format!("blk.{layer}.{name}");
-        let parts = self.linear(&at("shortconv.in_proj"), y);
+        let tensor = |name: &str| format!("blk.{layer}.{name}");
+        let parts = self.linear(&tensor("shortconv.in_proj"), y);
         let (b, c, x) = (&parts[..WIDTH], &parts[WIDTH..2 * WIDTH], &parts[2 * WIDTH..]);
         let key = b.iter().zip(x).map(|(b, x)| b * x).collect();
         self.cache[layer].push(CachedToken { key, ..CachedToken::default() });
-        let (_, kernel) = self.weight(&at("shortconv.conv.weight"));
+        let (_, kernel) = self.weight(&tensor("shortconv.conv.weight"));
         let mixed: Vec<f64> = (0..WIDTH)
             .map(|i| {
                 let back = self.cache[layer].iter().rev().zip(kernel[i * KERNEL..][..KERNEL].iter().rev());
                 c[i] * back.map(|(cached, weight)| cached.key[i] * weight).sum::<f64>()
             })
             .collect();
-        self.linear(&at("shortconv.out_proj"), &mixed)
+        self.linear(&tensor("shortconv.out_proj"), &mixed)
     }
 
     fn forward(&self, layer: usize, y: &[f64]) -> Vec<f64> {
-        let at = |name: &str| format!("blk.{layer}.{name}");
+        let tensor = |name: &str| format!("blk.{layer}.{name}");
         if self.kind != Kind::GptOss {
-            let (gate, up) = (self.linear(&at("ffn_gate"), y), self.linear(&at("ffn_up"), y));
+            let (gate, up) = (self.linear(&tensor("ffn_gate"), y), self.linear(&tensor("ffn_up"), y));
             let hidden: Vec<f64> = gate.iter().zip(&up).map(|(gate, up)| self.activated(*gate) * up).collect();
             assert_eq!(hidden.len(), HIDDEN);
-            return self.linear(&at("ffn_down"), &hidden);
+            return self.linear(&tensor("ffn_down"), &hidden);
         }
-        let exp: Vec<f64> = self.linear(&at("ffn_gate_inp"), y).iter().map(|score| score.exp()).collect();
+        let exp: Vec<f64> = self.linear(&tensor("ffn_gate_inp"), y).iter().map(|score| score.exp()).collect();
         let sum: f64 = exp.iter().sum();
         let mut mixed = vec![0.0; WIDTH];
         for (expert, share) in exp.iter().map(|exp| exp / sum).enumerate() {
-            let gate = self.linear_of(&at("ffn_gate_exps"), expert, EXPERTS, y);
-            let up = self.linear_of(&at("ffn_up_exps"), expert, EXPERTS, y);
+            let gate = self.linear_of(&tensor("ffn_gate_exps"), expert, EXPERTS, y);
+            let up = self.linear_of(&tensor("ffn_up_exps"), expert, EXPERTS, y);
             let hidden: Vec<f64> = gate.iter().zip(&up).map(|(gate, up)| clamped_swiglu(*gate, *up)).collect();
-            let down = self.linear_of(&at("ffn_down_exps"), expert, EXPERTS, &hidden);
+            let down = self.linear_of(&tensor("ffn_down_exps"), expert, EXPERTS, &hidden);
             mixed.iter_mut().zip(&down).for_each(|(mixed, down)| *mixed += share * down);
         }
         mixed

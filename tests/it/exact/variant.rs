@@ -49,7 +49,7 @@ pub enum Kind {
 /// Pairs of values of a head that are rotated together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RotationPairs {
-    Neighbours,
+    Neighbors,
     Halves,
     None,
 }
@@ -110,7 +110,7 @@ impl Kind {
 
     pub const fn rotation_pairs(self) -> RotationPairs {
         match self {
-            Self::Llama | Self::Wide => RotationPairs::Neighbours,
+            Self::Llama | Self::Wide => RotationPairs::Neighbors,
             Self::Refact => RotationPairs::None,
             _ => RotationPairs::Halves,
         }
@@ -126,7 +126,7 @@ impl Kind {
     }
 }
 
-/// Tensors by name: rows, and the length of a row.
+/// Tensors by name: the length of a row, and the values of all rows.
 pub type Weights = BTreeMap<String, (usize, Vec<f32>)>;
 
 pub struct Variant {
@@ -203,34 +203,34 @@ fn weights(kind: Kind) -> Weights {
         add("output.weight".into(), vocabulary().len(), WIDTH, 3.0);
     }
     for layer in 0..LAYERS {
-        let at = |name: &str| format!("blk.{layer}.{name}");
+        let tensor = |name: &str| format!("blk.{layer}.{name}");
         if kind.has_attention(layer) {
-            add(at("attn_q.weight"), q, WIDTH, 1.1);
-            add(at("attn_k.weight"), kv, WIDTH, 1.1);
-            add(at("attn_v.weight"), kv, WIDTH, 1.0);
-            add(at("attn_output.weight"), WIDTH, q, 1.0);
+            add(tensor("attn_q.weight"), q, WIDTH, 1.1);
+            add(tensor("attn_k.weight"), kv, WIDTH, 1.1);
+            add(tensor("attn_v.weight"), kv, WIDTH, 1.0);
+            add(tensor("attn_output.weight"), WIDTH, q, 1.0);
         } else {
-            add(at("shortconv.in_proj.weight"), 3 * WIDTH, WIDTH, 1.0);
-            add(at("shortconv.conv.weight"), WIDTH, KERNEL, 1.0);
-            add(at("shortconv.out_proj.weight"), WIDTH, WIDTH, 1.0);
+            add(tensor("shortconv.in_proj.weight"), 3 * WIDTH, WIDTH, 1.0);
+            add(tensor("shortconv.conv.weight"), WIDTH, KERNEL, 1.0);
+            add(tensor("shortconv.out_proj.weight"), WIDTH, WIDTH, 1.0);
         }
         if matches!(kind, Kind::Qwen2 | Kind::GptOss) {
-            add(at("attn_q.bias"), 1, WIDTH, 3.0);
-            add(at("attn_k.bias"), 1, kv, 3.0);
-            add(at("attn_v.bias"), 1, kv, 3.0);
+            add(tensor("attn_q.bias"), 1, WIDTH, 3.0);
+            add(tensor("attn_k.bias"), 1, kv, 3.0);
+            add(tensor("attn_v.bias"), 1, kv, 3.0);
         }
         if kind == Kind::GptOss {
-            add(at("attn_output.bias"), 1, WIDTH, 1.0);
-            add(at("ffn_gate_inp.weight"), EXPERTS, WIDTH, 1.0);
-            add(at("ffn_gate_inp.bias"), 1, EXPERTS, 1.0);
+            add(tensor("attn_output.bias"), 1, WIDTH, 1.0);
+            add(tensor("ffn_gate_inp.weight"), EXPERTS, WIDTH, 1.0);
+            add(tensor("ffn_gate_inp.bias"), 1, EXPERTS, 1.0);
             for (name, outputs, inputs) in [("gate", HIDDEN, WIDTH), ("up", HIDDEN, WIDTH), ("down", WIDTH, HIDDEN)] {
-                add(at(&format!("ffn_{name}_exps.weight")), EXPERTS * outputs, inputs, 0.7);
-                add(at(&format!("ffn_{name}_exps.bias")), EXPERTS, outputs, 1.0);
+                add(tensor(&format!("ffn_{name}_exps.weight")), EXPERTS * outputs, inputs, 0.7);
+                add(tensor(&format!("ffn_{name}_exps.bias")), EXPERTS, outputs, 1.0);
             }
         } else {
-            add(at("ffn_gate.weight"), HIDDEN, WIDTH, 1.0);
-            add(at("ffn_up.weight"), HIDDEN, WIDTH, 1.0);
-            add(at("ffn_down.weight"), WIDTH, HIDDEN, 0.5);
+            add(tensor("ffn_gate.weight"), HIDDEN, WIDTH, 1.0);
+            add(tensor("ffn_up.weight"), HIDDEN, WIDTH, 1.0);
+            add(tensor("ffn_down.weight"), WIDTH, HIDDEN, 0.5);
         }
     }
     if kind.has_sinks() {
@@ -272,38 +272,38 @@ fn gguf(kind: Kind, weights: &Weights) -> Vec<u8> {
     let mut w = Writer::default();
     w.string("general.architecture", arch);
     w.string("general.name", "exact");
-    let at = |name: &str| format!("{arch}.{name}");
-    w.number(&at("context_length"), 1024);
-    w.number(&at("embedding_length"), WIDTH as u32);
-    w.number(&at("block_count"), LAYERS as u32);
-    w.number(&at("feed_forward_length"), HIDDEN as u32);
-    w.number(&at("attention.head_count"), HEADS as u32);
+    let key = |name: &str| format!("{arch}.{name}");
+    w.number(&key("context_length"), 1024);
+    w.number(&key("embedding_length"), WIDTH as u32);
+    w.number(&key("block_count"), LAYERS as u32);
+    w.number(&key("feed_forward_length"), HIDDEN as u32);
+    w.number(&key("attention.head_count"), HEADS as u32);
     if kind == Kind::Lfm2 {
         let heads = |layer| if kind.has_attention(layer) { KV_HEADS as i32 } else { 0 };
-        w.numbers(&at("attention.head_count_kv"), (0..LAYERS).map(heads));
-        w.number(&at("shortconv.l_cache"), KERNEL as u32);
+        w.numbers(&key("attention.head_count_kv"), (0..LAYERS).map(heads));
+        w.number(&key("shortconv.l_cache"), KERNEL as u32);
     } else {
-        w.number(&at("attention.head_count_kv"), KV_HEADS as u32);
+        w.number(&key("attention.head_count_kv"), KV_HEADS as u32);
     }
-    w.float(&at("attention.layer_norm_rms_epsilon"), EPS);
-    w.float(&at("rope.freq_base"), if kind == Kind::Gemma3 { 1e6 } else { 1e4 });
-    w.number(&at("attention.key_length"), kind.head_width() as u32);
-    w.number(&at("attention.value_length"), kind.head_width() as u32);
+    w.float(&key("attention.layer_norm_rms_epsilon"), EPS);
+    w.float(&key("rope.freq_base"), if kind == Kind::Gemma3 { 1e6 } else { 1e4 });
+    w.number(&key("attention.key_length"), kind.head_width() as u32);
+    w.number(&key("attention.value_length"), kind.head_width() as u32);
     if kind == Kind::Gemma3 {
-        w.number(&at("attention.sliding_window_pattern"), 3);
-        w.float(&at("rope.freq_base_swa"), 1e4);
+        w.number(&key("attention.sliding_window_pattern"), 3);
+        w.float(&key("rope.freq_base_swa"), 1e4);
     }
     if kind.window(0).is_some() {
-        w.number(&at("attention.sliding_window"), WINDOW as u32);
+        w.number(&key("attention.sliding_window"), WINDOW as u32);
     }
     if kind == Kind::Gemma2 {
-        w.float(&at("attn_logit_softcapping"), CAP);
-        w.float(&at("final_logit_softcapping"), 30.0);
+        w.float(&key("attn_logit_softcapping"), CAP);
+        w.float(&key("final_logit_softcapping"), 30.0);
     }
     if kind == Kind::GptOss {
-        w.number(&at("expert_count"), EXPERTS as u32);
-        w.number(&at("expert_used_count"), EXPERTS as u32);
-        w.number(&at("expert_feed_forward_length"), HIDDEN as u32);
+        w.number(&key("expert_count"), EXPERTS as u32);
+        w.number(&key("expert_used_count"), EXPERTS as u32);
+        w.number(&key("expert_feed_forward_length"), HIDDEN as u32);
     }
     write_vocabulary(&mut w);
     let tensors: Vec<_> = weights

@@ -96,7 +96,7 @@ async fn assert_faults_are_contained(server: &Server) {
     assert_timed_out(&again.0);
     assert_timed_out(&again.1);
     for (name, expected) in [
-        ("bomb", "MemoryError"),
+        ("memory_bomb", "MemoryError"),
         ("segfault", "the worker was ended by signal 11 (SIGSEGV)"),
         ("exits", "the worker ended with exit code 3"),
         ("wrong_type", "InvalidActionError: a mod must return an action or None, got int"),
@@ -133,7 +133,7 @@ async fn assert_faults_are_contained(server: &Server) {
         }
     }
     // A worker that sends replies before their calls affects only its own run.
-    run_with_others(server, "unasked").await;
+    run_with_others(server, "replies_early").await;
     for name in ["prints", "writes_past_python"] {
         let before = resident_mib(server);
         let result = run_with_others(server, name).await;
@@ -203,15 +203,15 @@ async fn hanging_mod_recovers_for_other_runs() {
         "{:?}",
         hanging.exceptions
     );
-    // Its calls wait for the deadline of the hanging one and are answered; calls in the pause between two lost workers
-    // fail at once.
+    // Its calls wait for the deadline of the hanging one and are answered. While the restart of a lost worker is delayed,
+    // calls fail at once.
     assert!(good.logs.len() + good.exceptions.len() >= TOKENS && !good.logs.is_empty(), "{:?}", good.exceptions);
 }
 
 #[tokio::test]
 async fn slow_mod_delays_only_its_own_run() {
     let server = unrestricted_server().await;
-    let slow = run_mod(server, "naps", TOKENS);
+    let slow = run_mod(server, "sleeps", TOKENS);
     // Three times as many tokens: if the others waited for the mod, they would end last.
     let others = async {
         for _ in 0..2 {
@@ -239,7 +239,7 @@ async fn worker_using_cpu_or_threads_without_a_call_is_ended() {
 async fn configured_number_of_workers_serves_one_mod() {
     let server = Server::start(&["--mods-dir", FAULTS, "--mod-workers", "3", "--parallel", "4", "--mod-idle", "2"]);
     server.wait_ready().await;
-    let run = |tokens| run_mod(&server, "who", tokens);
+    let run = |tokens| run_mod(&server, "prints_process_id", tokens);
     let results = join_all([run(200), run(200), run(200), run(200)]).await;
     let mut processes = HashSet::new();
     for run in &results {
@@ -258,7 +258,7 @@ async fn configured_number_of_workers_serves_one_mod() {
         sleep(Duration::from_millis(50)).await;
     }
     assert!(pids.iter().all(|pid| !std::path::Path::new("/proc").join(pid).exists()), "idle workers were not ended");
-    assert_eq!(run_mod(&server, "who", 4).await.logs.len(), 4, "a new worker is started");
+    assert_eq!(run_mod(&server, "prints_process_id", 4).await.logs.len(), 4, "a new worker is started");
 }
 
 #[tokio::test]

@@ -82,10 +82,10 @@ fn assert_workers_have_no_capabilities(server: &Server) {
         }
         workers += 1;
         for line in status.lines().filter(|line| line.starts_with("Cap")) {
-            let (set, held) = line.split_once(":\t").unwrap();
+            let (set, capabilities) = line.split_once(":\t").unwrap();
             // Without root the bounding set cannot be lowered, but no capability can be gained either.
             if set != "CapBnd" || nix::unistd::geteuid().is_root() {
-                assert_eq!(u64::from_str_radix(held, 16).unwrap(), 0, "{line}");
+                assert_eq!(u64::from_str_radix(capabilities, 16).unwrap(), 0, "{line}");
             }
         }
     }
@@ -116,19 +116,19 @@ async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
         upload(&server, name).await;
         assert_eq!(run_with_others(&server, name).await.logs, ["refused PermissionError"], "{name}");
     }
-    upload(&server, "naps").await;
-    let slow = run_mod(&server, "naps", TOKENS);
+    upload(&server, "sleeps").await;
+    let slow = run_mod(&server, "sleeps", TOKENS);
     let remove = async {
         // The run is active as soon as its worker is.
         while server.get("/slots").await.1.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false) {
             sleep(Duration::from_millis(10)).await;
         }
-        let request = with_mod_key(&server, reqwest::Method::DELETE, "/v1/mods/naps");
+        let request = with_mod_key(&server, reqwest::Method::DELETE, "/v1/mods/sleeps");
         assert!(request.send().await.unwrap().status().is_success());
     };
     let (result, ()) = tokio::join!(slow, remove);
-    assert!(exception(&result).starts_with("the mod 'naps' was removed during the run"), "{:?}", result.exceptions);
-    let body = json!({"prompt": "Once", "mods": ["naps"]});
+    assert!(exception(&result).starts_with("the mod 'sleeps' was removed during the run"), "{:?}", result.exceptions);
+    let body = json!({"prompt": "Once", "mods": ["sleeps"]});
     assert_eq!(server.post("/v1/completions", &body).await.0, 400, "the removed mod is unknown");
 }
 

@@ -7,8 +7,8 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use std::sync::LazyLock;
 
-/// `wander` draws its actions from a random number generator, so it only repeats them if it receives every event again.
-/// `forgetful` acts once per process.
+/// `acts_at_random` draws its actions from a random number generator, so it only repeats them if it receives every event again.
+/// `acts_once` acts once per process.
 const MODS: &str = r#"
 import random
 from thunder_mods import Added, ForwardPass, Sampled, mod
@@ -17,7 +17,7 @@ states = {}
 acted = []
 
 @mod
-def wander(event, actions, tokenizer):
+def acts_at_random(event, actions, tokenizer):
     """Acts at random."""
     state = states.setdefault(event.request_id, random.Random(7))
     draw = state.random()
@@ -34,7 +34,7 @@ def finished(request_id):
     states.pop(request_id, None)
 
 @mod(events=[Added])
-def forgetful(event, actions, tokenizer):
+def acts_once(event, actions, tokenizer):
     """Acts once."""
     if not acted:
         acted.append(True)
@@ -103,7 +103,7 @@ async fn rejection(server: &Server, run: &str, body: Value) -> (u16, String) {
 async fn unchanged_fork_repeats_runs_with_python_mods() {
     let server = server().await;
     for seed in 0..6 {
-        let run = generate(server, json!({"mods": ["wander"], "seed": seed, "temperature": 0.9})).await;
+        let run = generate(server, json!({"mods": ["acts_at_random"], "seed": seed, "temperature": 0.9})).await;
         assert!(run["run"]["backtracked"].as_i64() > Some(0), "{}", run["run"]);
         let steps = steps(&run);
         for step in [steps[0], steps[steps.len() / 2], steps[steps.len() - 1]] {
@@ -170,20 +170,20 @@ async fn changes_apply_from_the_forked_step() {
 #[tokio::test]
 async fn mods_of_a_fork_can_change() {
     let server = server().await;
-    let run = generate(server, json!({"mods": ["wander"]})).await;
+    let run = generate(server, json!({"mods": ["acts_at_random"]})).await;
     let last = *steps(&run).last().unwrap();
     let plain = fork(server, &run, json!({"at": {"step": last}, "mods": []})).await.remove(0);
     assert_eq!(plain["run"]["mods"], json!([]));
     let kept: Vec<Value> = events(&run).into_iter().take_while(|event| event[1].as_i64() < Some(last)).collect();
     assert_eq!(events(&plain)[..kept.len()], kept);
-    let run = generate(server, json!({"mods": ["forgetful"]})).await;
+    let run = generate(server, json!({"mods": ["acts_once"]})).await;
     assert!(run["run"]["forced"].as_i64() > Some(0), "{}", run["run"]);
     let (status, reason) = rejection(server, id(&run), json!({"at": {"step": steps(&run).last().unwrap()}})).await;
     assert_eq!(
         (status, &*reason),
         (
             409,
-            "the mod 'forgetful' does not repeat its recorded actions: at step 1 (Added) it returned ForceTokens [87, 86, 356] in the recorded run and returns Noop now; it may depend on the time, on its own randomness or on more logits than are recorded; fork before that step, or with other `mods`"
+            "the mod 'acts_once' does not repeat its recorded actions: at step 1 (Added) it returned ForceTokens [87, 86, 356] in the recorded run and returns Noop now; it may depend on the time, on its own randomness or on more logits than are recorded; fork before that step, or with other `mods`"
         )
     );
 }

@@ -123,7 +123,7 @@ enum StorageDatabase {
     /// An address among the server's arguments.
     Argument(String),
     /// The database of another server.
-    Of(Arc<Storage>),
+    Shared(Arc<Storage>),
 }
 
 impl Storage {
@@ -136,7 +136,7 @@ impl Storage {
         match &self.database {
             StorageDatabase::Own(database) => database.url(),
             StorageDatabase::Argument(url) => url.clone(),
-            StorageDatabase::Of(other) => other.url(),
+            StorageDatabase::Shared(other) => other.url(),
             StorageDatabase::Embedded => {
                 let pid_file = self.folder.as_ref().unwrap().join("postgres/data/postmaster.pid");
                 let pid_file = std::fs::read_to_string(pid_file).unwrap();
@@ -193,7 +193,7 @@ impl Server {
         let address = format!("127.0.0.1:{}", free_port());
         let url = format!("http://{address}");
         let arguments = [&["--listen", &address, "--server-url", &url], arguments].concat();
-        Self::start_on(Storage::new(StorageDatabase::Of(Arc::clone(&self.storage))), &arguments, &[])
+        Self::start_on(Storage::new(StorageDatabase::Shared(Arc::clone(&self.storage))), &arguments, &[])
     }
 
     /// Returns the address of its database.
@@ -216,7 +216,7 @@ impl Server {
         if env.is_empty() && !["--attention", "-fa", "--flash-attn", "-ctv", "--no-model"].into_iter().any(has) {
             command.args(["--attention", "on"]);
         }
-        if matches!(storage.database, StorageDatabase::Own(_) | StorageDatabase::Of(_)) {
+        if matches!(storage.database, StorageDatabase::Own(_) | StorageDatabase::Shared(_)) {
             command.args(["--database-url", &storage.url()]);
         }
         let log = std::fs::File::create(data_dir.join("server.log")).unwrap();
@@ -243,7 +243,7 @@ impl Server {
     }
 
     /// Returns a server that was not started by the harness.
-    pub fn known(base: String, key: Option<&str>) -> Self {
+    pub fn external(base: String, key: Option<&str>) -> Self {
         let storage = Arc::new(Storage { folder: None, database: StorageDatabase::Argument(String::new()) });
         Self { base, data_dir: PathBuf::new(), http: http(), key: key.map(str::to_owned), process: None, storage }
     }
@@ -325,12 +325,12 @@ impl Server {
 
     /// Sends a `GET`; returns status and JSON.
     pub async fn get(&self, path: &str) -> (u16, Value) {
-        parts(self.request(Method::GET, path)).await
+        status_and_json(self.request(Method::GET, path)).await
     }
 
     /// Sends a `POST` of JSON; returns status and JSON.
     pub async fn post(&self, path: &str, body: &Value) -> (u16, Value) {
-        parts(self.request(Method::POST, path).json(body)).await
+        status_and_json(self.request(Method::POST, path).json(body)).await
     }
 
     /// Sends a `POST` of JSON that must succeed.
@@ -371,7 +371,7 @@ impl Server {
     }
 }
 
-async fn parts(request: RequestBuilder) -> (u16, Value) {
+async fn status_and_json(request: RequestBuilder) -> (u16, Value) {
     let response = request.send().await.unwrap();
     let status = response.status().as_u16();
     let text = response.text().await.unwrap();

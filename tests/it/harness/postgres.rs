@@ -37,7 +37,7 @@ impl Postgres {
     /// Starts a separate server.
     pub fn start() -> Self {
         let this = Self { port: free_port(), folder: folder() };
-        own(&this.folder);
+        give_to_account(&this.folder);
         let data = this.folder.join("data");
         let mut initdb = as_postgres(&program("initdb"));
         initdb.args(["--username", "postgres", "--auth", "trust", "--no-locale", "--encoding", "UTF8", "--no-sync"]);
@@ -46,7 +46,7 @@ impl Postgres {
         for name in ["server.pem", "server.key"] {
             std::fs::copy(certificate(name), data.join(name)).unwrap();
             std::fs::set_permissions(data.join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
-            own(&data.join(name));
+            give_to_account(&data.join(name));
         }
         // The data need not be durable. Each server under test has up to 20 connections.
         let settings = format!(
@@ -77,7 +77,7 @@ impl Postgres {
         self.sql(&format!("create database {TEMPLATE}"));
         let database =
             Database::Url { url: self.url(TEMPLATE), direct_url: None, data_dir: self.folder.join("template") };
-        // The caller may be in a runtime, in which another one cannot block.
+        // The caller may be in a runtime, and a runtime must not block the thread of another.
         let migrate = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async { Store::open(database, |_| {}).await.unwrap().close().await });
@@ -233,7 +233,8 @@ pub fn as_postgres(program: &Path) -> Command {
     command
 }
 
-fn own(path: &Path) {
+/// Makes the account of [`as_postgres`] the owner of a path.
+fn give_to_account(path: &Path) {
     if let Some(account) = account() {
         chown(path, Some(account.uid.as_raw()), Some(account.gid.as_raw())).unwrap();
     }

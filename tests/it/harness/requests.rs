@@ -1,6 +1,6 @@
 //! Requests: JSON bodies, keys, and connections without a client library.
 
-use super::{Server, parts};
+use super::{Server, status_and_json};
 use reqwest::Method;
 use serde_json::Value;
 use std::io::{ErrorKind, Read};
@@ -21,7 +21,7 @@ impl Server {
         if let Some(body) = body {
             request = request.json(body);
         }
-        parts(request).await
+        status_and_json(request).await
     }
 }
 

@@ -160,7 +160,7 @@ async fn classification_without_its_flag_is_rejected() {
     assert_eq!(message, "scores are not enabled; start the server with --reranking");
 }
 
-/// `--classifier-head direct` uses a direct projection.
+/// With `--classifier-head direct`, the state is projected without a dense layer.
 #[tokio::test]
 async fn encoder_serves_embeddings_and_scores_without_flags() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/pooler-lost.gguf");

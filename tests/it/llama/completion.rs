@@ -201,8 +201,8 @@ async fn stop_strings_end_answer_and_are_reported() {
 #[tokio::test]
 async fn end_token_is_counted_and_reported() {
     let server = server().await;
-    let vocabulary = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await;
-    let end = vocabulary["tokens"][0].as_i64().unwrap();
+    let tokenized = server.answer("/tokenize", &json!({"content": "<|im_end|>"})).await;
+    let end = tokenized["tokens"][0].as_i64().unwrap();
     let request = body(json!({"ignore_eos": false, "logit_bias": [[end, 1e9]], "return_tokens": true}));
     let answer = server.answer(PATH, &request).await;
     assert_eq!((&answer["stop_type"], &answer["content"]), (&json!("eos"), &json!("")));
@@ -299,8 +299,8 @@ async fn chunks_have_progress_and_timings() {
 #[tokio::test]
 async fn time_limit_ends_answer_after_line_break() {
     let server = server().await;
-    let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
-    let request = body(json!({"n_predict": 2000, "logit_bias": [[line, 100]], "t_max_predict_ms": 1}));
+    let line_break = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
+    let request = body(json!({"n_predict": 2000, "logit_bias": [[line_break, 100]], "t_max_predict_ms": 1}));
     let answer = server.answer(PATH, &request).await;
     assert_eq!((&answer["stop_type"], &answer["has_new_line"]), (&json!("limit"), &json!(true)));
     assert!(answer["tokens_predicted"].as_u64().unwrap() < 2000);
@@ -309,10 +309,10 @@ async fn time_limit_ends_answer_after_line_break() {
 #[tokio::test]
 async fn smaller_indentation_ends_infill() {
     let server = server().await;
-    let line = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
-    let unlimited = server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60}))).await;
+    let line_break = server.answer("/tokenize", &json!({"content": "\n"})).await["tokens"][0].clone();
+    let unlimited = server.answer(PATH, &body(json!({"logit_bias": [[line_break, 100]], "n_predict": 60}))).await;
     let answer =
-        server.answer(PATH, &body(json!({"logit_bias": [[line, 100]], "n_predict": 60, "n_indent": 90}))).await;
+        server.answer(PATH, &body(json!({"logit_bias": [[line_break, 100]], "n_predict": 60, "n_indent": 90}))).await;
     let (unlimited, text) = (unlimited["content"].as_str().unwrap(), answer["content"].as_str().unwrap());
     assert!(unlimited.starts_with(text) && text.matches('\n').count() == 1, "{text:?} {unlimited:?}");
     assert_eq!((&answer["stop_type"], &answer["truncated"]), (&json!("limit"), &json!(false)));

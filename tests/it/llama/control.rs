@@ -32,22 +32,22 @@ async fn restore_status(server: &Server, state: &Value) -> u16 {
 #[tokio::test]
 async fn control_vector_changes_answers_and_state_identity() {
     let path = vector().display().to_string();
-    let with =
+    let with_vector =
         Server::start(&["--control-vector-scaled", &format!("{path}:4"), "--control-vector-layer-range", "1", "1"]);
-    let without = server().await;
-    with.wait_ready().await;
-    let (changed, plain) = (probabilities(&with).await, probabilities(without).await);
+    let without_vector = server().await;
+    with_vector.wait_ready().await;
+    let (changed, plain) = (probabilities(&with_vector).await, probabilities(without_vector).await);
     assert!(changed.is_array() && changed != plain, "{changed}");
-    assert_eq!(probabilities(&with).await, changed);
+    assert_eq!(probabilities(&with_vector).await, changed);
     let foreign = {
         let unscaled = Server::start(&["--control-vector-scaled", &format!("{path}:0")]);
         unscaled.wait_ready().await;
         assert_eq!(probabilities(&unscaled).await, plain);
         save_state(&unscaled).await
     };
-    let own = save_state(&with).await;
-    assert_eq!(restore_status(&with, &foreign).await, 400);
-    assert_eq!(restore_status(&with, &own).await, 200);
+    let own = save_state(&with_vector).await;
+    assert_eq!(restore_status(&with_vector, &foreign).await, 400);
+    assert_eq!(restore_status(&with_vector, &own).await, 200);
 }
 
 #[test]

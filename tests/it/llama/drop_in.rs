@@ -1,4 +1,4 @@
-//! Behaviour that clients and scripts written for llama-server rely on.
+//! Behavior that clients and scripts written for llama-server rely on.
 
 use super::encoders;
 use crate::harness::{Server, client, message_of, server, with_fields};
@@ -83,8 +83,8 @@ async fn token_counts(server: &Server) -> (f64, f64, f64) {
 
 #[tokio::test]
 async fn reranking_is_counted_and_empty_text_is_embedded() {
-    let classifier = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf");
-    let server = Server::start(&["--model", classifier, "--reranking", "--metrics"]);
+    let reranker = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf");
+    let server = Server::start(&["--model", reranker, "--reranking", "--metrics"]);
     server.wait_ready().await;
     assert_eq!(token_counts(&server).await, (0.0, 0.0, 0.0));
     let ranked = server.answer("/v1/rerank", &json!({"query": "a", "documents": ["a river", "the sky"]})).await;

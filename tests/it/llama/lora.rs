@@ -47,12 +47,16 @@ async fn answer_with_adapter_equals_llama_cpp() {
     assert!(references[0] != references[1] && references[1] != references[2], "the adapter must change the answer");
     // The second round fails if a request reuses the state of another set of adapters.
     for _ in 0..2 {
-        let with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
-        assert_eq!(with(json!([])).await, references[0]);
-        assert_eq!(with(Value::Null).await, references[1], "the server's scale applies to requests without scales");
-        assert_eq!(with(json!([{"id": 0, "scale": 0.5}])).await, references[2]);
+        let answer_with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
+        assert_eq!(answer_with(json!([])).await, references[0]);
+        assert_eq!(
+            answer_with(Value::Null).await,
+            references[1],
+            "the server's scale applies to requests without scales"
+        );
+        assert_eq!(answer_with(json!([{"id": 0, "scale": 0.5}])).await, references[2]);
         // The effects of two equal adapters add up.
-        assert_eq!(with(json!([{"id": 0, "scale": 0.25}, {"id": 1, "scale": 0.25}])).await, references[2]);
+        assert_eq!(answer_with(json!([{"id": 0, "scale": 0.25}, {"id": 1, "scale": 0.25}])).await, references[2]);
     }
     let first = server.answer("/completion", &body(&json!([{"id": 0, "scale": 0.5}]))).await;
     let second = server.answer("/completion", &body(&json!([{"scale": 0.5, "id": 0}]))).await;

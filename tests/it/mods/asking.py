@@ -1,4 +1,4 @@
-"""Mods that ask the model questions whose answers have a given form."""
+"""Mods that ask the model questions with constrained answers."""
 
 from quote_mod_sdk import Added, ForwardPass, Prefilled, mod, self_prompt_mod
 from quote_mod_sdk.flow import FlowEngine, FlowQuestion, route_message, route_noop, route_output, route_tool
@@ -7,7 +7,7 @@ from quote_mod_sdk.strategies import CharsMode, CharsStrat, ChoicesStrat, ListSt
 from quote_mod_sdk.strategies.primitives import UntilEndType
 from thunder_mods import tool_call
 
-FORMS = {
+STRATEGIES = {
     "choices": ChoicesStrat(["yes", "no", "not yet"]),
     "until": UntilStrat("<q>", UntilEndType.ANYCHAR, ".!?eaio"),
     "digits": CharsStrat(CharsMode.NUMERIC, min=4, stop=4),
@@ -15,13 +15,13 @@ FORMS = {
     "float": CharsStrat(CharsMode.JS_FLOAT, stop="\n", max=8),
     "list": ListStrat(CharsStrat(CharsMode.ALPHANUMERIC, stop='"', max=5), open="[", close="]", wrap='"', min=1, max=3),
 }
-QUESTIONS = {name: SelfPrompt(strategy=form, completion="|||") for name, form in FORMS.items()}
+QUESTIONS = {name: SelfPrompt(strategy=strategy, completion="|||") for name, strategy in STRATEGIES.items()}
 
 
-@mod(config={"form": "choices"})
-def in_form(event, actions, tokenizer):
-    """Begins every answer with a text of a constrained form and three bars."""
-    question = QUESTIONS[event.config["form"]]
+@mod(config={"strategy": "choices"})
+def constrained(event, actions, tokenizer):
+    """Begins every answer with a text that a strategy constrains, and three bars."""
+    question = QUESTIONS[event.config["strategy"]]
     if isinstance(event, Prefilled):
         question.handle_prefilled(event, tokenizer)
     if isinstance(event, ForwardPass):
@@ -31,12 +31,12 @@ def in_form(event, actions, tokenizer):
     return actions.noop()
 
 
-def say(request_id, answer):
+def print_answer(request_id, answer):
     print("answer", answer)
 
 
 hidden = self_prompt_mod(
-    prompt=" [Is this a story? yes or no: ", strategy=ChoicesStrat(["yes", "no"]), erase=EraseMode.ALL, on_answer=say
+    prompt=" [Is this a story? yes or no: ", strategy=ChoicesStrat(["yes", "no"]), erase=EraseMode.ALL, on_answer=print_answer
 )
 prompt_hidden = self_prompt_mod(prompt=" [yes or no: ", strategy=ChoicesStrat(["yes", "no"]), erase="prompt")
 
@@ -50,6 +50,6 @@ ENGINE = FlowEngine(entry_question=kind)
 
 
 @mod
-def ways(event, actions, tokenizer):
+def branches(event, actions, tokenizer):
     """Takes one of four branches, depending on the model's answer."""
     return ENGINE.handle_event(event, actions, tokenizer)

@@ -8,7 +8,7 @@ import ollama
 client = ollama.Client(host=sys.argv[1])
 
 
-def says(text: str) -> list[dict]:
+def forced_answer(text: str) -> list[dict]:
     """Returns the mods of a request that force this answer."""
     return [{"name": "force-prefix", "config": {"text": text + "<|im_end|>"}}]
 
@@ -22,7 +22,7 @@ assert "completion" in shown.capabilities and "tools" in shown.capabilities, sho
 assert running.model == "tiny" and running.context_length > 0, running
 
 messages = [{"role": "user", "content": "Hello!"}]
-options = {"num_predict": 30, "mods": says("<think>hm</think>Good day.")}
+options = {"num_predict": 30, "mods": forced_answer("<think>hm</think>Good day.")}
 answer = client.chat(model="tiny", messages=messages, options=options, think=True)
 assert answer.message.content == "Good day.", answer
 assert answer.message.thinking == "hm", answer
@@ -45,18 +45,18 @@ def add(a: int, b: int) -> int:
 
 
 call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-asked = client.chat(model="tiny", messages=messages, tools=[add], options={"num_predict": 80, "mods": says(call)})
-[made] = asked.message.tool_calls
-assert made.function.name == "add" and made.function.arguments == {"a": 1, "b": 2}, asked
-messages += [asked.message, {"role": "tool", "tool_name": "add", "content": str(add(**made.function.arguments))}]
-final = client.chat(model="tiny", messages=messages, tools=[add], options={"num_predict": 20, "mods": says("Three.")})
+called = client.chat(model="tiny", messages=messages, tools=[add], options={"num_predict": 80, "mods": forced_answer(call)})
+[tool_call] = called.message.tool_calls
+assert tool_call.function.name == "add" and tool_call.function.arguments == {"a": 1, "b": 2}, called
+messages += [called.message, {"role": "tool", "tool_name": "add", "content": str(add(**tool_call.function.arguments))}]
+final = client.chat(model="tiny", messages=messages, tools=[add], options={"num_predict": 20, "mods": forced_answer("Three.")})
 assert final.message.content == "Three.", final
 
 schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
 constrained = client.chat(model="tiny", messages=messages[:1], format=schema, think=False, options={"num_predict": 60})
 assert json.loads(constrained.message.content) in ({"n": 1}, {"n": 2}), constrained
 
-generated = client.generate(model="tiny", prompt="Once", options={"num_predict": 20, "mods": says(" upon a time.")})
+generated = client.generate(model="tiny", prompt="Once", options={"num_predict": 20, "mods": forced_answer(" upon a time.")})
 assert generated.response.strip() == "upon a time." and generated.context, generated
 streamed = client.generate(model="tiny", prompt="Once", raw=True, options={"num_predict": 5, "seed": 1}, stream=True)
 streamed = list(streamed)

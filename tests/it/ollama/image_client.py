@@ -13,8 +13,8 @@ PNG = (
 
 client = ollama.Client(host=sys.argv[1])
 assert "vision" in client.show("demo").capabilities
-asked = {"role": "user", "content": "What is this?", "images": [base64.b64decode(PNG)]}
-answer = client.chat(model="demo", messages=[asked], options={"num_predict": 4, "temperature": 0})
+question = {"role": "user", "content": "What is this?", "images": [base64.b64decode(PNG)]}
+answer = client.chat(model="demo", messages=[question], options={"num_predict": 4, "temperature": 0})
 assert answer.message.content and answer.prompt_eval_count > 64, answer
 generated = client.generate(model="demo", prompt="What is this?", images=[PNG], options={"num_predict": 4, "temperature": 0})
 assert generated.response == answer.message.content, generated

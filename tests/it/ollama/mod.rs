@@ -189,7 +189,7 @@ async fn request_without_prompt_loads_and_unloads_the_model() {
 async fn key_is_required() {
     let server = Server::start(&["--api-key", "secret"]);
     server.wait_ready().await;
-    let anonymous = Server::known(server.base.clone(), None);
+    let anonymous = Server::external(server.base.clone(), None);
     let (status, error) = anonymous.get("/api/tags").await;
     assert_eq!(
         (status, error),

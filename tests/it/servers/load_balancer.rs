@@ -39,7 +39,7 @@ async fn proxy(a: &Server, b: &Server) -> Option<(Proxy, Server)> {
     let path = folder().join("haproxy.cfg");
     std::fs::write(&path, config).unwrap();
     let child = Command::new("haproxy").arg("-f").arg(&path).stdout(Stdio::null()).spawn().unwrap();
-    let server = Server::known(format!("http://127.0.0.1:{port}"), Some(KEY));
+    let server = Server::external(format!("http://127.0.0.1:{port}"), Some(KEY));
     let begun = Instant::now();
     while server.request(Method::GET, "/healthz").send().await.is_err() {
         assert!(begun.elapsed() < super::WAIT_TIMEOUT, "haproxy does not answer");

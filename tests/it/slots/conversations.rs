@@ -67,11 +67,11 @@ async fn full_context_drops_messages_and_reports_them() {
     assert_eq!(row.0, expected.len());
     // The client still sends all messages. The same messages are dropped again, and the others are cached.
     let answer = result.generated();
-    let slot_sequence = expected.len() as u32;
+    let slot_length = expected.len() as u32;
     messages.push(("assistant", answer));
     messages.push(("user", irregular_tokens(6, 10)));
     let result = test_engine.run(with_attention(conversation(&messages, 5))).await;
-    assert_eq!(result.end.finish.usage.cached_tokens, slot_sequence);
+    assert_eq!(result.end.finish.usage.cached_tokens, slot_length);
     assert_eq!(roles(&result.end.finish.evicted), ["user", "assistant"]);
     let without: Vec<_> = [&messages[..1], &messages[3..]].concat();
     assert_first_layer_equals(&result, &chat(&without).0).await;

@@ -18,7 +18,7 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block.to_vec();
     let before = state_of(&mut test_engine, 1).await;
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
-    let kv = 8 + 4 * tokens;
+    let kv_at = 8 + 4 * tokens;
     let changed = |change: &dyn Fn(&mut Vec<u8>)| {
         let mut block = block.clone();
         change(&mut block);
@@ -32,15 +32,15 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     };
     let set_number =
         |at: usize, value: u32| move |block: &mut Vec<u8>| block[at..at + 4].copy_from_slice(&value.to_le_bytes());
-    let state = kv + 56;
-    let cells = state + 4;
-    let numbers = cells + 12 * tokens;
+    let state_at = kv_at + 56;
+    let cells_at = state_at + 4;
+    let numbers_at = cells_at + 12 * tokens;
     let invalid_states = [
         (Bytes::new(), "does not begin with 'SES1'"),
         (changed(&|block| block[0] = b'X'), "does not begin with 'SES1'"),
         (changed(&|block| block.truncate(6)), "it has 6 bytes"),
         (changed(&|block| block.truncate(100)), "its header requires"),
-        (changed(&|block| block.truncate(kv + 20)), "its header requires"),
+        (changed(&|block| block.truncate(kv_at + 20)), "its header requires"),
         (changed(&|block| block.truncate(block.len() - 1)), "its header requires"),
         (changed(&|block| block.push(0)), "1 unexpected bytes after its end"),
         (changed(&set_number(4, u32::MAX)), "4294967295 tokens, but the context of a slot holds 512"),
@@ -49,24 +49,24 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         (changed(&set_number(8, 640)), "token 0 of the state is 640"),
         (changed(&set_number(12, u32::MAX)), "token 1 of the state is -1"),
         (changed(&set_number(8, 41)), "checksum"),
-        (changed(&|block| block[kv] = b'X'), "THKV"),
-        (changed(&set_number(kv + 4, 9)), "version 9"),
-        (changed(&|block| block[kv + 8] ^= 1), "another model"),
-        (changed(&|block| block[kv + 24..kv + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
-        (changed(&set_number(kv + 40, 7)), "unexpected bytes after its end"),
-        (changed(&set_number(kv + 44, 7)), "its header requires"),
+        (changed(&|block| block[kv_at] = b'X'), "THKV"),
+        (changed(&set_number(kv_at + 4, 9)), "version 9"),
+        (changed(&|block| block[kv_at + 8] ^= 1), "another model"),
+        (changed(&|block| block[kv_at + 24..kv_at + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
+        (changed(&set_number(kv_at + 40, 7)), "unexpected bytes after its end"),
+        (changed(&set_number(kv_at + 44, 7)), "its header requires"),
         (changed(&|block| *block.last_mut().unwrap() ^= 1), "checksum"),
-        (forged(&set_number(state, 3)), "3 cells for"),
-        (forged(&set_number(state, u32::MAX)), "cells for"),
-        (forged(&set_number(cells, 5)), "cell 0 of the KV data has position 5"),
-        (forged(&set_number(cells + 12, u32::MAX)), "cell 1 of the KV data has position -1"),
-        (forged(&set_number(cells + 4, 2)), "the number of sequences of a cell is 2"),
-        (forged(&set_number(numbers, 0)), "flash attention"),
-        (forged(&set_number(numbers + 4, u32::MAX)), "the number of layers"),
-        (forged(&set_number(numbers + 8, 64)), "the rotation of keys"),
-        (forged(&set_number(numbers + 16, 8)), "the type of keys is q8_0, expected f16"),
-        (forged(&set_number(numbers + 20, 8)), "the size of a key"),
-        (forged(&set_number(numbers + 24, 1)), "the size of a key"),
+        (forged(&set_number(state_at, 3)), "3 cells for"),
+        (forged(&set_number(state_at, u32::MAX)), "cells for"),
+        (forged(&set_number(cells_at, 5)), "cell 0 of the KV data has position 5"),
+        (forged(&set_number(cells_at + 12, u32::MAX)), "cell 1 of the KV data has position -1"),
+        (forged(&set_number(cells_at + 4, 2)), "the number of sequences of a cell is 2"),
+        (forged(&set_number(numbers_at, 0)), "flash attention"),
+        (forged(&set_number(numbers_at + 4, u32::MAX)), "the number of layers"),
+        (forged(&set_number(numbers_at + 8, 64)), "the rotation of keys"),
+        (forged(&set_number(numbers_at + 16, 8)), "the type of keys is q8_0, expected f16"),
+        (forged(&set_number(numbers_at + 20, 8)), "the size of a key"),
+        (forged(&set_number(numbers_at + 24, 1)), "the size of a key"),
     ];
     for (block, reason) in invalid_states {
         let error = test_engine.engine.restore_slot(None, 1, block).await.unwrap_err();
@@ -94,12 +94,12 @@ pub async fn small_state(test_engine: &mut crate::engine::TestEngine) -> Vec<u8>
 /// Returns a state with its valid checksum.
 pub fn with_checksum(mut block: Vec<u8>) -> Bytes {
     let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
-    let sum = 8 + 4 * tokens + 48;
-    if block.len() >= sum + 8 {
+    let checksum_at = 8 + 4 * tokens + 48;
+    if block.len() >= checksum_at + 8 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        hash.update(&block[..sum]);
-        hash.update(&block[sum + 8..]);
-        block[sum..sum + 8].copy_from_slice(&hash.digest().to_le_bytes());
+        hash.update(&block[..checksum_at]);
+        hash.update(&block[checksum_at + 8..]);
+        block[checksum_at..checksum_at + 8].copy_from_slice(&hash.digest().to_le_bytes());
     }
     block.into()
 }

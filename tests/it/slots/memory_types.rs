@@ -38,12 +38,12 @@ async fn assert_equals_fresh_run(test_engine: &mut TestEngine, prompt: &[TokenId
 
 /// Runs a prompt with a mod that replaces the last five of ten generated tokens by two others.
 async fn run_with_backtrack(test_engine: &mut TestEngine, prompt: &[TokenId]) -> CompletedRun {
-    let done = AtomicBool::new(false);
+    let has_backtracked = AtomicBool::new(false);
     let request = in_slot(request_tokens(prompt.to_vec(), 20), 0);
     let result = test_engine
         .run(with_mod(request, false, move |call| {
             let has_ten_tokens = call.event_type() == EventType::Added && call.generated().len() == 10;
-            if has_ten_tokens && !done.swap(true, Ordering::Relaxed) {
+            if has_ten_tokens && !has_backtracked.swap(true, Ordering::Relaxed) {
                 return Action::Backtrack { n: 5, tokens: vec![60, 61] };
             }
             Action::Noop

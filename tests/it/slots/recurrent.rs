@@ -100,20 +100,20 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
     let block = small_state(&mut test_engine).await;
     let before = test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap();
     // The recurrent state follows the magic, the count, three tokens and the header of the KV data.
-    let state = 8 + 12 + 56;
+    let state_at = 8 + 12 + 56;
     let nan = f32::NAN.to_bits();
     for (at, value, reason) in [
-        (state, 0, "has 0 recurrent states"),
-        (state, u32::MAX, "4294967295 recurrent states"),
-        (state + 4, 1, "position 1"),
-        (state + 4, u32::MAX, "position -1"),
-        (state + 8, 1, "the number of sequences of a cell is 1"),
-        (state + 12, 1, "the order of recurrent states is 1"),
-        (state + 16, 9, "the number of layers is 9"),
-        (state + 20, 1, "the type of a recurrent state is f16, expected f32"),
-        (state + 24, 0, "the size of a recurrent state is 0"),
-        (state + 28, 7, "the size of a recurrent state is"),
-        (state + 40, nan, "NaN"),
+        (state_at, 0, "has 0 recurrent states"),
+        (state_at, u32::MAX, "4294967295 recurrent states"),
+        (state_at + 4, 1, "position 1"),
+        (state_at + 4, u32::MAX, "position -1"),
+        (state_at + 8, 1, "the number of sequences of a cell is 1"),
+        (state_at + 12, 1, "the order of recurrent states is 1"),
+        (state_at + 16, 9, "the number of layers is 9"),
+        (state_at + 20, 1, "the type of a recurrent state is f16, expected f32"),
+        (state_at + 24, 0, "the size of a recurrent state is 0"),
+        (state_at + 28, 7, "the size of a recurrent state is"),
+        (state_at + 40, nan, "NaN"),
         (block.len() - 4, f32::INFINITY.to_bits(), "NaN"),
     ] {
         let mut forged = block.clone();
@@ -187,11 +187,11 @@ async fn shared_instructions_are_not_recomputed() {
 /// Runs a prompt with a mod that replaces three tokens after every ten; returns the tokens and the number of decodes.
 async fn run_with_backtracks(test_engine: &mut crate::engine::TestEngine, prompt: &[TokenId]) -> (Vec<TokenId>, u64) {
     let before = test_engine.engine.status().counts().decodes;
-    let accepted = AtomicUsize::new(0);
+    let backtracks = AtomicUsize::new(0);
     let request = with_mod(in_slot(request_tokens(prompt.to_vec(), 60), 0), false, move |call| {
-        let next = 10 * (accepted.load(Ordering::Relaxed) + 1);
+        let next = 10 * (backtracks.load(Ordering::Relaxed) + 1);
         if next < 60 && added_at(call, next) {
-            accepted.fetch_add(1, Ordering::Relaxed);
+            backtracks.fetch_add(1, Ordering::Relaxed);
             return Action::Backtrack { n: 3, tokens: vec![60, 61, 62] };
         }
         Action::Noop
@@ -223,9 +223,9 @@ async fn long_backtrack_is_exact_within_any_checkpoint_budget() {
         let mut test_engine =
             test_engine_of(load(RECURRENT[0]), 2, false, |options| options.cache_ram_bytes = bytes).await;
         let prompt = irregular_tokens(1, 50);
-        let done = AtomicUsize::new(0);
+        let backtracks = AtomicUsize::new(0);
         let request = with_mod(in_slot(request_tokens(prompt.clone(), 400), 0), false, move |call| {
-            if added_at(call, 390) && done.fetch_add(1, Ordering::Relaxed) == 0 {
+            if added_at(call, 390) && backtracks.fetch_add(1, Ordering::Relaxed) == 0 {
                 return Action::Backtrack { n: 300, tokens: vec![60, 61] };
             }
             Action::Noop

@@ -41,7 +41,7 @@ fn cached(results: &[(String, Arc<RunEnd>)]) -> Vec<u32> {
 async fn prefix_of_a_slot_in_use_is_copied() {
     let test_engine = exact_engine(2, |options| options.cache_ram_bytes = 0).await;
     let mut active = test_engine.engine.submit(request_tokens(prompt_of_branch(2), 150)).await.unwrap();
-    // The prompt was computed when the first token arrives.
+    // When the first token arrives, the prompt has been computed.
     active.output.recv().await.unwrap();
     let copied = run_all(&test_engine, vec![request_tokens(prompt_of_branch(3), 12)]).await;
     assert_eq!(cached(&copied), [300]);

@@ -119,13 +119,13 @@ async fn backtrack_after_a_shift_removes_the_right_tokens() {
     let mut request = request_tokens(irregular_tokens(1, 100), 700);
     request.limits.max_steps = 10_000;
     request.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let has_backtracked = std::sync::atomic::AtomicBool::new(false);
     let result = test_engine
         .run(with_mod(request, false, move |call| {
             if call.event_type() == EventType::Added
                 && call.sequence.len() == 400
                 && call.generated().len() > 300
-                && !done.swap(true, std::sync::atomic::Ordering::Relaxed)
+                && !has_backtracked.swap(true, std::sync::atomic::Ordering::Relaxed)
             {
                 return Action::Backtrack { n: 5, tokens: vec![60, 61] };
             }

@@ -66,7 +66,7 @@ impl Data {
         }
     }
 
-    /// Opens the store. Waits for the lock of the folder, which processes that other tests start inherit for a moment.
+    /// Opens the store. Waits for the lock of the folder: processes that other tests start inherit it, and hold it briefly.
     async fn open(&self) -> Store {
         for _ in 0..100 {
             match self.try_open().await {

@@ -74,7 +74,8 @@ async fn responses_are_deleted_with_day_of_their_run() {
             items: vec![json!({"role": "user", "content": id})],
         }
     };
-    let scope = |by: Option<&str>| Scope::Owned { tenant: by.map(Into::into), includes_unowned: by.is_none() };
+    let scope =
+        |tenant: Option<&str>| Scope::Owned { tenant: tenant.map(Into::into), includes_unowned: tenant.is_none() };
     let (unowned, ann) = (scope(None), scope(Some("ann")));
     // The runs of these responses are not recorded.
     for (days, id) in [(9, "a"), (2, "b"), (0, "c")] {

@@ -131,11 +131,11 @@ async fn rare_values_are_found_without_reading_all_runs() {
     psql(&url, &insert_runs(COUNT)).await;
     psql(&url, "vacuum runs").await;
     let before_lists: u32 = psql(&url, READ).await.parse().unwrap();
-    let runs_with = |rest: u32, of: u32| -> Vec<String> {
-        (1..=COUNT).rev().filter(|i| i % of == rest).map(|i| format!("req-{i:06}")).collect()
+    let runs_with = |remainder: u32, modulus: u32| -> Vec<String> {
+        (1..=COUNT).rev().filter(|i| i % modulus == remainder).map(|i| format!("req-{i:06}")).collect()
     };
-    let runs_with_either = |a: u32, b: u32, of: u32| -> Vec<String> {
-        (1..=COUNT).rev().filter(|i| i % of == a || i % of == b).map(|i| format!("req-{i:06}")).collect()
+    let runs_with_either = |a: u32, b: u32, modulus: u32| -> Vec<String> {
+        (1..=COUNT).rev().filter(|i| i % modulus == a || i % modulus == b).map(|i| format!("req-{i:06}")).collect()
     };
     let none: Vec<String> = Vec::new();
     let filters = [

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use thunder::events::{EventType, Recorder, RunStatus, Scope, Signal, TraceItem};
 use thunder::store::{Announcement, Database, RunChange, Store};
 
-/// Opens two stores on one database, which the first starts.
+/// Opens two stores on one database.
 async fn open_two_stores(data: &Data) -> (Store, Store) {
     let first = data.open().await;
     let url = Database::Url { url: data.url(), direct_url: None, data_dir: data.0.join("second") };

@@ -1,4 +1,4 @@
-//! Statistics of runs, counted when they are read and counted once per past day.
+//! Statistics of runs: each past day is counted once and stored; other days are counted when they are read.
 
 use super::{Data, psql};
 use chrono::{Days, NaiveDate};
@@ -102,8 +102,8 @@ const CALLS: &str = "
         (3, 'y', 2), (4, 'y', 'NaN'), (5, 'x', -1), (6, 'y', 'infinity'), (7, 'x', null)) as c (i, m, ms)
     where m = any(mods)";
 
-/// Statistics without the stored ones, so that everything is counted when it is read.
-const FORGET: &str = "delete from run_stats; delete from first_token_stats; delete from mod_call_stats;
+/// Deletes the stored statistics, so that every day is counted when it is read.
+const DELETE_STATISTICS: &str = "delete from run_stats; delete from first_token_stats; delete from mod_call_stats;
     delete from run_stats_days";
 
 fn calls<'a>(statistics: &'a Statistics, name: &str) -> &'a ModCallStatistics {
@@ -144,7 +144,7 @@ async fn mod_call_time_is_counted_once_per_past_day() {
     // Ann's runs have even numbers, so they have no mods or x and y.
     assert_eq!(calls(&after[6], "x").time.calls + calls(&after[6], "y").time.calls, 4 * 72);
     assert_eq!(calls(&after[4], "x").models.len(), 1, "the query names a model");
-    psql(&url, FORGET).await;
+    psql(&url, DELETE_STATISTICS).await;
     let mut before = Vec::new();
     for scope in [&Scope::All, &ann] {
         for query in &queries() {

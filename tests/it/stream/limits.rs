@@ -87,7 +87,7 @@ async fn maximum_of_server_limits_tokens_on_every_route() {
         assert_eq!(status, 400, "{path}: {error}");
         assert_eq!(
             harness::message_of(&error),
-            "max_tokens is 13, but the maximum of this server is 12; send a lower value or omit it",
+            "`max_tokens` is 13, but the maximum of this server is 12; send a lower value or omit it",
             "{path}"
         );
         body[field] = 12.into();
@@ -198,8 +198,11 @@ async fn long_prompt_reports_progress() {
         !percentages.is_empty() && percentages.is_sorted() && percentages.iter().all(|&percent| percent < 100),
         "{messages:?}"
     );
-    let at = |kind: &str| messages.iter().position(|message| message["type"] == kind).unwrap();
-    assert!(at("init") < at("status") && at("status") < at("token"), "{messages:?}");
+    let position_of = |kind: &str| messages.iter().position(|message| message["type"] == kind).unwrap();
+    assert!(
+        position_of("init") < position_of("status") && position_of("status") < position_of("token"),
+        "{messages:?}"
+    );
 }
 
 #[tokio::test]

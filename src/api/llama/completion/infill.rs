@@ -47,7 +47,7 @@ struct InfillBody {
 /// `{filename, text}` used as context. All other fields are those of `/completion`.
 #[utoipa::path(post, path = "/infill", tag = "llama-server",
     request_body(content = InfillBody, content_type = "application/json"),
-    responses((status = 200, description = "The answer, or server-sent events: chunks, and the answer without text",
+    responses((status = 200, description = "The answer, or server-sent events: chunks, the last one with the final fields and no text",
                   content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 501, description = "The model was not trained for infilling")))]

@@ -23,7 +23,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
 /// `"stream": true` streams token by token. Also at `/completions`.
 #[utoipa::path(post, path = "/completion", tag = "llama-server",
     request_body(content = LlamaCompletionBody, content_type = "application/json"),
-    responses((status = 200, description = "The answer, a list of answers, or server-sent events: chunks, and the answer without text",
+    responses((status = 200, description = "The answer, a list of answers, or server-sent events: chunks, the last one with the final fields and no text",
                   content((LlamaCompletion = "application/json"), (LlamaCompletionChunk = "text/event-stream"))),
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 503, description = "The model is loading")))]

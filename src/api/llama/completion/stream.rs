@@ -6,7 +6,7 @@ use crate::api::shared::sse::{PendingEvents, ServerEvent, to_json};
 use crate::engine::Output;
 use crate::server::ApiError;
 
-/// Writes the chunks of a stream. llama-server sends no `[DONE]` after them.
+/// Writer of the chunks of a stream. llama-server sends no `[DONE]` after them.
 pub(super) struct LlamaChunkWriter {
     pub(super) responses: Vec<RunResponse>,
 }

@@ -37,7 +37,7 @@ async fn metrics(State(app): State<App>, Query(params): Query<ModelParams>) -> R
         Ok(ModelView::Loaded(loaded)) => {
             add_model(&mut exposition, [loaded.engine().status(), loaded.encoder().status()]);
         }
-        Ok(ModelView::Sleeping(sleeping)) => add_model(&mut exposition, [&sleeping.work[0], &sleeping.work[1]]),
+        Ok(ModelView::Sleeping(sleeping)) => add_model(&mut exposition, [&sleeping.statuses[0], &sleeping.statuses[1]]),
         // A server without models still has metrics.
         Err(_) if params.model.is_none() && app.config().server.cluster.no_model => {}
         Err(error) => return Err(error.into()),

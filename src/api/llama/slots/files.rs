@@ -22,7 +22,7 @@ pub(super) fn path(app: &App, scope: &Scope, field: &str, name: &str) -> Result<
     })?;
     if !is_plain(name) {
         let detail = format!(
-            "`{field}` must be a plain file name of 1 to {MAX_NAME_BYTES} bytes, without / \\ : * ? \" < > |, consecutive dots, and dots or \
+            "`{field}` must be a plain file name of 1 to {MAX_NAME_BYTES} bytes, without control characters, / \\ : * ? \" < > |, consecutive dots, and dots or \
              spaces at its start or end, got {name:?}"
         );
         return Err(ApiError::invalid(field, detail));

@@ -88,7 +88,7 @@ struct NextToken {
     has_new_line: bool,
     /// Tokens left until the limit; -1 if the run has ended.
     n_remain: i64,
-    /// Tokens generated so far.
+    /// Tokens generated so far; 0 if the run has ended.
     n_decoded: u32,
 }
 

@@ -71,10 +71,10 @@ async fn session_action(
     let answer = match query.action.as_deref() {
         Some("save") => {
             let slot = slot()?;
-            let state = app.loaded(query.model.as_deref()).await?.engine().save_slot(client.scope, slot).await?;
-            let bytes = state.block.len();
-            sessions.put(client.tenant, &model, id, state.block, app.now())?;
-            let n_tokens = state.tokens;
+            let snapshot = app.loaded(query.model.as_deref()).await?.engine().save_slot(client.scope, slot).await?;
+            let bytes = snapshot.block.len();
+            sessions.put(client.tenant, &model, id, snapshot.block, app.now())?;
+            let n_tokens = snapshot.tokens;
             SessionActionResponse::Save { id_session: id, id_slot: slot, n_tokens, n_bytes: bytes, t_ms: ms() }
         }
         Some("restore") => {

@@ -29,8 +29,8 @@ const MAX_REGEX_BYTES: usize = 1 << 20;
 /// Parameters that the grid itself sets, or that do not belong to one run.
 const RESERVED: [&str; 9] = ["prompt", "seed", "mods", "model", "request_id", "stream", "n", "record", "id_slot"];
 
-/// A grid of runs: each prompt with each list of mods, each set of parameters and each seed, in this order; the seeds
-/// vary first.
+/// A grid of runs: each prompt with each list of mods, each set of parameters and each seed. The seeds vary fastest, the
+/// prompts slowest.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExperimentDefinition {
@@ -88,7 +88,7 @@ fn one_empty_set() -> Vec<Map<String, Value>> {
     vec![Map::new()]
 }
 
-/// Gives scores to answers.
+/// A scorer of answers, ready to use.
 #[derive(Debug)]
 pub(super) enum Scorer {
     Regex(Regex),
@@ -97,7 +97,7 @@ pub(super) enum Scorer {
 }
 
 impl Scorer {
-    /// Returns the score of an answer; `None` if a Python function gives none. Python blocks the thread.
+    /// Returns the score of an answer; `None` if a Python function returns none. A Python function blocks the thread.
     ///
     /// # Errors
     /// The message of Python's exception.
@@ -166,7 +166,7 @@ impl ExperimentDefinition {
             }
             Some(ScorerDefinition::Python(source)) => {
                 let python = PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() };
-                Some(Scorer::Python(Box::new(python.scorer(source).map_err(|error| not_imported(&error))?)))
+                Some(Scorer::Python(Box::new(python.load_scorer(source).map_err(|error| not_imported(&error))?)))
             }
         })
     }
@@ -211,7 +211,7 @@ impl ExperimentDefinition {
                 return Err(ApiError::invalid(field, detail));
             }
         }
-        // Seeds are valid by their type. The prompts vary last, so each is tokenized once.
+        // Seeds are valid by their type. The prompts vary slowest, so each is tokenized once.
         let mut prompt = (usize::MAX, Vec::new());
         for cell in (0..cells).step_by(self.seeds.len()) {
             let index = self.position(cell).prompt;

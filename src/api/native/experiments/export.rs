@@ -14,10 +14,10 @@ use std::io;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// Cells of a part. Their answers are in memory at once.
-const PART: i32 = 200;
-/// Answers that are read at once.
-const CONCURRENT_READS: usize = 4;
+/// Number of cells in a part of the file, whose answers are all in memory at the same time.
+const CELLS_PER_PART: i32 = 200;
+/// Maximum answers read at the same time.
+const MAX_CONCURRENT_READS: usize = 4;
 
 /// A row of the export. The columns have the names and the order of the fields; values that a cell lacks are empty.
 #[derive(Debug, Serialize, ToSchema)]
@@ -122,7 +122,7 @@ impl<F: ExportFormat> Export<F> {
     /// Returns the next bytes; `None` after the end.
     async fn advance(&mut self) -> Result<Option<Bytes>, ApiError> {
         if self.next < self.cells {
-            let end = self.cells.min(self.next.saturating_add(PART));
+            let end = self.cells.min(self.next.saturating_add(CELLS_PER_PART));
             let rows = self.rows(end).await?;
             self.next = end;
             return self.format.as_mut().map(|format| format.part(&rows).map(Bytes::from)).transpose();
@@ -134,7 +134,7 @@ impl<F: ExportFormat> Export<F> {
         let cells = self.store.cells(&self.scope, self.id, self.next..end).await?;
         let ids: Vec<Option<RunId>> = cells.iter().map(|cell| cell.run_id).collect();
         let answers: Vec<Option<String>> =
-            stream::iter(ids).map(|run_id| self.answer(run_id)).buffered(CONCURRENT_READS).try_collect().await?;
+            stream::iter(ids).map(|run_id| self.answer(run_id)).buffered(MAX_CONCURRENT_READS).try_collect().await?;
         let rows = cells.into_iter().zip(answers).map(|(cell, answer)| CellRow::new(&self.definition, cell, answer));
         rows.collect::<Result<_, _>>().map_err(ApiError::internal)
     }

@@ -23,7 +23,7 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 /// Maximum cells of a response.
-const MAX_PAGE: i32 = 500;
+const MAX_PAGE_CELLS: i32 = 500;
 
 /// Experiments.
 #[derive(Debug, Serialize, ToSchema)]
@@ -79,8 +79,8 @@ pub async fn create(
     caller: Caller,
     Json(body): Json<Value>,
 ) -> Result<(StatusCode, axum::Json<Experiment>), ApiError> {
-    let definition =
-        ExperimentDefinition::deserialize(&body).map_err(|error| ApiError::bad_request(error.to_string()))?;
+    let definition: ExperimentDefinition =
+        serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
     let (definition, scorer) = check(&app, &loaded, definition).await?;
@@ -135,7 +135,7 @@ pub async fn show(
         return Err(ApiError::invalid("from", detail));
     }
     let definition = parse_stored(&experiment)?;
-    let end = experiment.cells.min(range.from.saturating_add(MAX_PAGE));
+    let end = experiment.cells.min(range.from.saturating_add(MAX_PAGE_CELLS));
     let cells = app.store()?.cells(&scope, experiment.experiment_id, range.from..end).await?;
     let grid = cells.into_iter().map(|cell| {
         let position = definition.position(usize::try_from(cell.cell).unwrap_or_default());
@@ -170,7 +170,7 @@ pub async fn cancel(
 #[utoipa::path(post, path = "/api/v1/experiments/{id}/resume", operation_id = "resume_experiment", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment")), responses(
     (status = 200, body = Experiment),
-    (status = 400, body = Problem, description = "A cell is not valid any more"),
+    (status = 400, body = Problem, description = "A cell is no longer valid"),
     (status = 403, body = Problem, description = "The key may not upload mods, which a Python scorer requires"),
     (status = 404, body = Problem),
     (status = 409, body = Problem, description = "The experiment is running or done"),
@@ -267,7 +267,7 @@ async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError
     Ok(experiment)
 }
 
-/// Checks a definition, and starts its scorer. Requests of many cells take a while, so that other requests would wait on this thread.
+/// Checks a definition, and starts its scorer, on a blocking thread: checking thousands of cells takes long.
 async fn check(
     app: &App,
     loaded: &Loaded,

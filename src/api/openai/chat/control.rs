@@ -3,7 +3,7 @@
 use crate::api::shared::Fields;
 use crate::api::shared::error::OpenAiError;
 use crate::api::shared::{self, fields::invalid_value};
-use crate::engine::EndReasoning;
+use crate::engine::EndReasoningOutcome;
 use crate::events::{RunId, Scope};
 use crate::server::peers::{ForwardHeaders, find_peer, find_recent, forward};
 use crate::server::{ApiError, App};
@@ -70,15 +70,15 @@ pub(super) async fn control(
         return Ok(forward(&app, &peer, (Method::POST, "/v1/chat/completions/control"), &headers, bytes).await?);
     }
     let message = match outcome {
-        Some(EndReasoning::Ended) => None,
-        Some(EndReasoning::NotReasoning) => Some("the answer is not reasoning"),
-        Some(EndReasoning::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
+        Some(EndReasoningOutcome::Ended) => None,
+        Some(EndReasoningOutcome::NotReasoning) => Some("the answer is not reasoning"),
+        Some(EndReasoningOutcome::NoBudget) => Some("the request did not set \"reasoning_control\": true"),
         None => Some("no active answer has this id"),
     };
     Ok(Json(ControlResponse { success: message.is_none(), message }).into_response())
 }
 
-async fn end_reasoning(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndReasoning>, ApiError> {
+async fn end_reasoning(app: &App, scope: &Scope, run: RunId) -> Result<Option<EndReasoningOutcome>, ApiError> {
     // Checks the owner. An active run is unstored, because not all of it is in the database yet.
     if *scope != Scope::All && app.store()?.unstored(scope, run).is_none() {
         return Ok(None);

@@ -8,7 +8,7 @@ use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::server::ApiError;
 use futures::future::BoxFuture;
 
-/// Writes the chunks of a chat completion.
+/// Writer of the chunks of a chat completion.
 #[derive(Debug, Default)]
 pub(super) struct ChatChunkWriter {
     /// For each answer, the tokens whose text is held back; they are sent with the next chunk.

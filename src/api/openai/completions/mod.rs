@@ -68,7 +68,7 @@ async fn complete(mut runs: Runs, mut builder: CompletionBuilder) -> Result<Resp
     Ok(Json(builder.completion(choices)).into_response())
 }
 
-/// Writes the chunks of a completion: the text of each choice, its finish reason, optional token counts, `[DONE]`.
+/// Writer of the chunks of a completion: the text of each choice, its finish reason, optional token counts, `[DONE]`.
 struct CompletionChunkWriter {
     builder: CompletionBuilder,
     started: bool,

@@ -232,7 +232,7 @@ impl CompletionBuilder {
     }
 }
 
-/// Collects the log-probabilities of tokens.
+/// Builder of the log-probabilities of tokens.
 struct LogprobsBuilder<'a> {
     /// `None` if the client did not request log-probabilities.
     formatter: Option<ProbabilityFormatter<'a>>,

@@ -12,7 +12,7 @@ protocol_error! {
     AttentionError, attention, "application/json"
 }
 
-/// An error: a message is invalid or a request failed. The connection stays open.
+/// An error: a message is invalid or a request failed.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 pub(crate) struct AttentionErrorMessage {
     r#type: &'static str,

@@ -124,7 +124,7 @@ impl PongMessage {
     pub(crate) const PONG: Self = Self { r#type: "pong" };
 }
 
-/// Writes the messages of one request.
+/// Writer of the messages of one request.
 #[derive(Debug, Clone)]
 pub(crate) struct AttentionWriter {
     format: MessageFormat,

@@ -78,7 +78,7 @@ pub(crate) struct PruningHistory(Arc<Mutex<AttentionHistory>>);
 
 impl SentenceTracker {
     /// Parses `suggest_pruning`, `prune_below`, and `sentences`: a list of `{turn_id, sentence_id, start, end}`.
-    /// Without a list, turns start at control tokens and sentences end at full stops and line breaks.
+    /// Without a list, turns start at control tokens and sentences end at `.`, `!`, `?` and line breaks.
     ///
     /// # Errors
     /// 400 for sentences outside the prompt.

@@ -14,7 +14,7 @@ pub(super) struct ConversationImages {
     pub(super) images: RequestImages,
 }
 
-/// Key of the path of the field from which a part was converted, for errors.
+/// Key under which a converted part names the field that the client sent, for errors.
 const SENT_AS: &str = "thunder_sent_as";
 
 /// Returns a part of a chat completion's message with an image, which the client sent in the field `at`.
@@ -27,8 +27,8 @@ pub(crate) fn base64_part(data: &str, at: &str) -> Value {
     image_part(&format!("data:;base64,{data}"), at)
 }
 
-/// Takes the images out of `messages`, in which the hash of its file replaces each image. Returns the messages for the
-/// template, with a marker in place of each image, if there are any.
+/// Takes the images out of `messages` and replaces each with the hash of its file. Returns the images, and the messages
+/// for the template, with a marker in place of each image; `None` without images.
 ///
 /// # Errors
 /// The model sees no images, or an image is invalid.

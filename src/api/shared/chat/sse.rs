@@ -7,7 +7,7 @@ use axum::response::Response;
 use axum::response::sse::Event;
 use futures::future::BoxFuture;
 
-/// Writes the events of a chat stream in one protocol's format.
+/// A writer of the events of a chat stream in one protocol's format.
 pub(crate) trait ChatEventWriter: Send + 'static {
     /// Writes the events that precede all output.
     fn on_start(&mut self, chat: &ChatStream, pending: &mut PendingEvents);

@@ -276,7 +276,7 @@ impl ChatAnswer {
             AnswerDelta::Arguments(text) => {
                 ChatDelta::ToolArguments { index: self.call_ids.len().saturating_sub(1), text }
             }
-            AnswerDelta::Called => ChatDelta::ToolCallEnd(self.call_ids.len().saturating_sub(1)),
+            AnswerDelta::CallEnd => ChatDelta::ToolCallEnd(self.call_ids.len().saturating_sub(1)),
             AnswerDelta::Retract(retraction) => {
                 self.call_ids.truncate(self.call_ids.len().saturating_sub(retraction.calls));
                 ChatDelta::Retract(retraction)

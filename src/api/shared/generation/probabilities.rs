@@ -83,7 +83,7 @@ impl Serialize for LogprobsByText {
     }
 }
 
-/// Formats token probabilities.
+/// Formatter of token probabilities.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ProbabilityFormatter<'a> {
     pub(crate) vocabulary: &'a Vocabulary,

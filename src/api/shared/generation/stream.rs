@@ -7,7 +7,7 @@ use crate::server::ApiError;
 use axum::response::Response;
 use std::time::Duration;
 
-/// Writes engine outputs in one protocol's format.
+/// A writer of engine outputs in one protocol's format.
 pub(crate) trait OutputWriter: Send + 'static {
     /// Adds the events for one output of a run.
     fn write(&mut self, run: usize, output: Output, pending: &mut PendingEvents);

@@ -31,7 +31,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// Requests whose images are decoded at the same time; a large image takes some 200 MB.
+/// Permits for requests whose images are decoded at the same time; a large image takes some 200 MB.
 static READERS: Semaphore = Semaphore::const_new(4);
 
 /// The images of a request.
@@ -105,7 +105,7 @@ pub(crate) async fn restore_images(
 /// Permits for requests whose images are fetched or wait for the decoder.
 static URL_REQUESTS: Semaphore = Semaphore::const_new(16);
 
-/// Reads the images that a client sent with one request.
+/// Reader of the images that a client sent with one request.
 pub(crate) struct ImageReader<'a> {
     loaded: &'a Loaded,
     config: Option<&'a ImageConfig>,
@@ -198,7 +198,7 @@ impl<'a> ImageReader<'a> {
             let mut read = RequestImages::default();
             let mut room = max_recorded;
             for (at, file) in sent {
-                let image = images.read(&file);
+                let image = images.tokenize(&file);
                 let image = image.map_err(|error| ApiError::invalid(at.as_str(), format!("`{at}`: {error}")))?;
                 let sha256 = hex(image.sha256());
                 let is_new = read.files.iter().all(|other| other.sha256 != sha256);

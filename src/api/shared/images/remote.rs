@@ -23,7 +23,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum bytes of all fetched images of a request.
 const MAX_FETCHED_BYTES: usize = 64 << 20;
 
-/// Images that are fetched at the same time.
+/// Permits for images that are fetched at the same time.
 static FETCHES: Semaphore = Semaphore::const_new(8);
 
 /// Parses the URL of an image, which the client sent in the field `at`.
@@ -77,18 +77,18 @@ fn check_form(url: &Url) -> Result<(), String> {
     Ok(())
 }
 
-/// Fetches the images of one request.
+/// Fetcher of the images of one request.
 #[derive(Debug)]
 pub(super) struct ImageFetcher<'a> {
     config: &'a ImageUrlConfig,
     deadline: Instant,
     /// Bytes that may still be fetched.
-    room: usize,
+    remaining_bytes: usize,
 }
 
 impl<'a> ImageFetcher<'a> {
     pub(super) fn new(config: &'a ImageUrlConfig) -> Self {
-        Self { config, deadline: Instant::now() + FETCH_TIMEOUT, room: MAX_FETCHED_BYTES }
+        Self { config, deadline: Instant::now() + FETCH_TIMEOUT, remaining_bytes: MAX_FETCHED_BYTES }
     }
 
     /// Fetches an image, which the client sent in the field `at`.
@@ -99,13 +99,13 @@ impl<'a> ImageFetcher<'a> {
         let fetch = async {
             let _permit = FETCHES.acquire().await.map_err(|error| error.to_string())?;
             let response = self.open(url).await?;
-            read(response, self.room.min(MAX_IMAGE_BYTES)).await
+            read(response, self.remaining_bytes.min(MAX_IMAGE_BYTES)).await
         };
         let file = timeout_at(self.deadline, fetch).await.unwrap_or_else(|_| {
             Err(format!("the images of the request were not received within {} s", FETCH_TIMEOUT.as_secs()))
         });
         let file = file.map_err(|reason| fetch_error(at, &reason))?;
-        self.room -= file.len();
+        self.remaining_bytes -= file.len();
         Ok(file)
     }
 

@@ -29,7 +29,7 @@ impl SlotHistory {
         bytes
     }
 
-    /// Reads a history from the beginning of `bytes`, and advances `bytes` past it. Returns `None` if the history is
+    /// Parses a history from the beginning of `bytes`, and advances `bytes` past it. Returns `None` if the history is
     /// invalid or does not match the tokens.
     pub fn from_bytes(bytes: &mut &[u8], tokens: &[TokenId], vocabulary: usize) -> Option<Self> {
         let mut history = Self::default();
@@ -98,7 +98,7 @@ mod tests {
         }
     }
 
-    fn read(bytes: &[u8]) -> Option<(SlotHistory, usize)> {
+    fn parse(bytes: &[u8]) -> Option<(SlotHistory, usize)> {
         let mut rest = bytes;
         SlotHistory::from_bytes(&mut rest, &TOKENS, 10).map(|history| (history, rest.len()))
     }
@@ -107,35 +107,38 @@ mod tests {
     fn history_round_trips() {
         let mut bytes = history().to_bytes();
         bytes.extend([1, 2, 3]);
-        assert_eq!(read(&bytes), Some((history(), 3)));
-        assert_eq!(read(&SlotHistory::default().to_bytes()), Some((SlotHistory::default(), 0)));
+        assert_eq!(parse(&bytes), Some((history(), 3)));
+        assert_eq!(parse(&SlotHistory::default().to_bytes()), Some((SlotHistory::default(), 0)));
     }
 
     #[test]
     fn history_that_contradicts_tokens_is_rejected() {
-        let without = |change: &dyn Fn(&mut SlotHistory)| {
+        let parse_changed = |change: &dyn Fn(&mut SlotHistory)| {
             let mut history = history();
             change(&mut history);
-            read(&history.to_bytes())
+            parse(&history.to_bytes())
         };
-        assert!(without(&|history| history.answers[0].tokens[1] = 4).is_none(), "a token that differs from the state");
-        assert!(without(&|history| history.answers[1].tokens[2] = 10).is_none(), "outside of the vocabulary");
-        assert!(without(&|history| history.answers[1].tokens.push(1)).is_none(), "longer than the state");
-        assert!(without(&|history| history.answers[0].tokens.clear()).is_none());
-        assert!(without(&|history| history.answers[0].start = 8).is_none());
-        assert!(without(&|history| history.gaps[1].at = 9).is_none());
-        assert!(without(&|history| history.gaps.swap(0, 1)).is_none(), "in the wrong order");
+        assert!(
+            parse_changed(&|history| history.answers[0].tokens[1] = 4).is_none(),
+            "a token that differs from the state"
+        );
+        assert!(parse_changed(&|history| history.answers[1].tokens[2] = 10).is_none(), "outside of the vocabulary");
+        assert!(parse_changed(&|history| history.answers[1].tokens.push(1)).is_none(), "longer than the state");
+        assert!(parse_changed(&|history| history.answers[0].tokens.clear()).is_none());
+        assert!(parse_changed(&|history| history.answers[0].start = 8).is_none());
+        assert!(parse_changed(&|history| history.gaps[1].at = 9).is_none());
+        assert!(parse_changed(&|history| history.gaps.swap(0, 1)).is_none(), "in the wrong order");
     }
 
     proptest! {
         #[test]
         fn corrupt_bytes_never_panic(noise: Vec<u8>, at in any::<prop::sample::Index>(), byte: u8) {
-            drop(read(&noise));
+            drop(parse(&noise));
             let mut forged = history().to_bytes();
             let at = at.index(forged.len());
             forged[at] = byte;
-            drop(read(&forged));
-            prop_assert!(read(&forged[..at]).is_none());
+            drop(parse(&forged));
+            prop_assert!(parse(&forged[..at]).is_none());
         }
     }
 }

@@ -85,7 +85,7 @@ impl SlotHistory {
         }
     }
 
-    /// Shifts all positions after the removal of `ranges`, and drops gaps and answers within them.
+    /// Shifts all positions after the removal of `ranges`, and drops gaps within them and answers that overlap them.
     pub fn remove_ranges(&mut self, ranges: &[Range<usize>]) {
         self.gaps.retain(|gap| !ranges.iter().any(|range| range.start < gap.at && gap.at < range.end));
         self.answers.retain(|answer| {

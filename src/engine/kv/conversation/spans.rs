@@ -10,6 +10,7 @@ pub fn eviction_target(context: usize) -> usize {
 }
 
 /// Returns the spans after the removal of `ranges` from the tokens, without spans that were removed completely.
+/// Adjacent template spans are merged.
 pub fn cut_spans(spans: &[Span], ranges: &[Range<usize>]) -> Vec<Span> {
     let shifted_index = |index: u32| shifted_index(index as usize, ranges) as u32;
     let mut left: Vec<Span> = Vec::with_capacity(spans.len());

@@ -18,7 +18,7 @@ pub struct KvSlots<'model> {
     context: Context<'model>,
     slots: Vec<SlotState>,
     host_cache: HostCache,
-    /// Tokens that a slot holds.
+    /// Context size of each slot, in tokens.
     ctx_size: usize,
 }
 
@@ -47,7 +47,7 @@ pub struct ReleasedState {
     pub removals: Vec<KvRemoval>,
     /// True if the run captured attention, which requires that each token is in the KV cell with the index of its
     /// position.
-    pub needs_exact_rows: bool,
+    pub needs_cells_in_order: bool,
     /// History of the conversation.
     pub history: SlotHistory,
     /// Prompt tokens that the run decoded.
@@ -91,7 +91,7 @@ impl<'model> KvSlots<'model> {
         index: usize,
         removals: Vec<KvRemoval>,
         mut kv_len: usize,
-        needs_exact_rows: bool,
+        needs_cells_in_order: bool,
     ) -> usize {
         for removal in removals {
             if self.truncate(index, removal.kv_len) < removal.kv_len {
@@ -106,7 +106,7 @@ impl<'model> KvSlots<'model> {
                     }
                     // In layers with a sliding window, the shift leaves only the tokens of the window, in cells whose
                     // indexes differ from the positions.
-                    if needs_exact_rows && !self.context.has_exact_rows(index as i32) {
+                    if needs_cells_in_order && !self.context.has_cells_in_order(index as i32) {
                         kv_len = 0;
                     }
                 }
@@ -127,8 +127,8 @@ impl<'model> KvSlots<'model> {
 
     /// Updates the slot with the state of a run that releases it.
     pub fn release(&mut self, index: usize, released: ReleasedState) {
-        let ReleasedState { kv_len, removals, needs_exact_rows, mut history, processed } = released;
-        let kv_len = self.apply_removals(index, removals, kv_len, needs_exact_rows);
+        let ReleasedState { kv_len, removals, needs_cells_in_order, mut history, processed } = released;
+        let kv_len = self.apply_removals(index, removals, kv_len, needs_cells_in_order);
         history.truncate(self.truncate(index, kv_len));
         self.slots[index].history = history;
         self.slots[index].processed = processed;

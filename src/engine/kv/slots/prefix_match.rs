@@ -113,7 +113,7 @@ impl KvSlots<'_> {
             let chunks = common_chunks(&self.slots[index].tokens, prompt.tokens, matched, min_len);
             matched = self.shift_chunks(index, matched, &chunks);
         }
-        if prompt.needs_exact_rows && !self.context.has_exact_rows(index as i32) {
+        if prompt.needs_cells_in_order && !self.context.has_cells_in_order(index as i32) {
             matched = 0;
         }
         matched.min(outputs_from)
@@ -238,7 +238,7 @@ impl KvSlots<'_> {
     }
 
     /// Removes everything from a slot's state except the first `prefix` tokens and these chunks. Returns the number of
-    /// tokens left.
+    /// tokens that can be reused; only those of the prefix if the chunks cannot be shifted.
     fn shift_chunks(&mut self, index: usize, prefix: usize, chunks: &[Range<usize>]) -> usize {
         let Some(end) = chunks.last().map(|last| last.end) else { return prefix };
         if self.truncate(index, end) < end {

@@ -1,9 +1,9 @@
 //! Parser of one tool call: its name first, then its arguments as they arrive.
 
 use super::json::{ByteEffect, NotJson, Scanner};
-use super::member_list::MemberListReader;
-use super::object::ObjectReader;
-use super::tagged::TaggedReader;
+use super::member_list::MemberListParser;
+use super::object::ObjectParser;
+use super::tagged::TaggedParser;
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, emit_arguments, emit_call, emit_call_end};
 use crate::model::chat::pattern::{Pattern, PatternMatch};
 use crate::model::chat::syntax::{CallForm, CallShape};
@@ -42,8 +42,8 @@ pub(super) fn skip_space(text: &str, at: usize) -> usize {
     text.len() - text[at..].trim_start().len()
 }
 
-/// Parses the name at `from` and the pattern after it. Returns both the name and the end of the pattern.
-pub(super) fn name_before<'t>(
+/// Parses the name at `from` and the pattern after it. Returns the name and the end of the pattern.
+pub(super) fn parse_name<'t>(
     pattern: &Pattern,
     text: &'t str,
     from: usize,
@@ -69,9 +69,9 @@ pub(super) fn name_before<'t>(
     PartialMatch::No
 }
 
-/// The state of parsing one call.
+/// The parser of one call.
 #[derive(Debug)]
-pub(super) struct CallReader {
+pub(super) struct CallParser {
     /// Start of the call.
     from: usize,
     /// End of the parsed text.
@@ -85,10 +85,10 @@ pub(super) struct CallReader {
 
 #[derive(Debug)]
 enum Kind {
-    Json(ObjectReader),
+    Json(ObjectParser),
     Named(Option<Arguments>),
-    Tagged(TaggedReader),
-    MemberList(MemberListReader),
+    Tagged(TaggedParser),
+    MemberList(MemberListParser),
     Code,
 }
 
@@ -99,15 +99,15 @@ struct Arguments {
     from: usize,
 }
 
-impl CallReader {
+impl CallParser {
     /// Creates a parser for a call of this form that starts at `at` with `rest`.
     pub(super) fn new(form: &CallForm, at: usize, rest: &str, bare: bool) -> Self {
         let kind = match &form.shape {
-            _ if rest.starts_with('{') => Kind::Json(ObjectReader::new(&form.shape)),
+            _ if rest.starts_with('{') => Kind::Json(ObjectParser::new(&form.shape)),
             CallShape::Named { .. } => Kind::Named(None),
-            CallShape::Tagged(_) => Kind::Tagged(TaggedReader::new(at)),
-            CallShape::Braces { quote } => Kind::MemberList(MemberListReader::braces(at, quote)),
-            CallShape::Python => Kind::MemberList(MemberListReader::python(at)),
+            CallShape::Tagged(_) => Kind::Tagged(TaggedParser::new(at)),
+            CallShape::Braces { quote } => Kind::MemberList(MemberListParser::braces(at, quote)),
+            CallShape::Python => Kind::MemberList(MemberListParser::python(at)),
             CallShape::Json(_) | CallShape::Code | CallShape::Channel => Kind::Code,
         };
         Self { from: at, at, bare, sent: false, kind }
@@ -127,8 +127,8 @@ impl CallReader {
         self.sent
     }
 
-    /// Continues parsing.
-    pub(super) fn read(
+    /// Continues parsing in `text`. Adds the changes of the message to `deltas`, and returns the progress of the call.
+    pub(super) fn parse(
         &mut self,
         (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
@@ -138,25 +138,27 @@ impl CallReader {
     ) -> CallProgress {
         let progress = match &mut self.kind {
             Kind::Json(object) => {
-                object.read(answer_format, text, &mut self.at, self.bare, &mut self.sent, deltas, message)
+                object.parse(answer_format, text, &mut self.at, self.bare, &mut self.sent, deltas, message)
             }
-            Kind::Named(None) => match self.name_and_arguments_start(answer_format, form, text, answer_end.is_some()) {
-                PartialMatch::More => CallProgress::More,
-                PartialMatch::No => CallProgress::Failed(self.from),
-                PartialMatch::Found((name, brace)) => {
-                    emit_call(deltas, message, name);
-                    self.sent = true;
-                    self.at = brace;
-                    self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
-                    return self.read((answer_format, form), text, answer_end, deltas, message);
+            Kind::Named(None) => {
+                match self.parse_name_and_arguments_start(answer_format, form, text, answer_end.is_some()) {
+                    PartialMatch::More => CallProgress::More,
+                    PartialMatch::No => CallProgress::Failed(self.from),
+                    PartialMatch::Found((name, brace)) => {
+                        emit_call(deltas, message, name);
+                        self.sent = true;
+                        self.at = brace;
+                        self.kind = Kind::Named(Some(Arguments { scanner: Scanner::new(), from: brace }));
+                        return self.parse((answer_format, form), text, answer_end, deltas, message);
+                    }
                 }
-            },
-            Kind::Named(Some(arguments)) => arguments.read(text, &mut self.at, deltas, message),
-            Kind::Tagged(tagged) => {
-                tagged.read((answer_format, form), text, answer_end, &mut self.sent, deltas, message)
             }
-            Kind::MemberList(members) => members.read(text, answer_end.is_some(), &mut self.sent, deltas, message),
-            Kind::Code => read_code(answer_format, text, self.from, answer_end, &mut self.sent, deltas, message),
+            Kind::Named(Some(arguments)) => arguments.parse(text, &mut self.at, deltas, message),
+            Kind::Tagged(tagged) => {
+                tagged.parse((answer_format, form), text, answer_end, &mut self.sent, deltas, message)
+            }
+            Kind::MemberList(members) => members.parse(text, answer_end.is_some(), &mut self.sent, deltas, message),
+            Kind::Code => parse_code(answer_format, text, self.from, answer_end, &mut self.sent, deltas, message),
         };
         match (progress, answer_end) {
             (CallProgress::More, Some(answer_end)) if answer_end.cut && self.sent => CallProgress::Done(text.len()),
@@ -166,7 +168,7 @@ impl CallReader {
     }
 
     /// Parses the name of the function. Returns it and the byte where the arguments start.
-    fn name_and_arguments_start<'t>(
+    fn parse_name_and_arguments_start<'t>(
         &self,
         answer_format: &AnswerFormat,
         form: &CallForm,
@@ -177,7 +179,7 @@ impl CallReader {
         if self.bare && !starts_with_bare_name(answer_format, &text[self.from..]) {
             return PartialMatch::No;
         }
-        match name_before(middle, text, self.from, answer_end) {
+        match parse_name(middle, text, self.from, answer_end) {
             PartialMatch::Found((name, end)) => {
                 let brace = skip_space(text, end);
                 match text.as_bytes().get(brace) {
@@ -195,7 +197,7 @@ impl CallReader {
 
 impl Arguments {
     /// Parses arguments from the byte `at` on.
-    fn read(
+    fn parse(
         &mut self,
         text: &str,
         at: &mut usize,
@@ -229,16 +231,14 @@ fn starts_with_bare_name(answer_format: &AnswerFormat, text: &str) -> bool {
     answer_format.tools.iter().any(|tool| match text.strip_prefix(tool.name.as_str()) {
         Some(rest) => {
             let space = rest.len() - rest.trim_start().len();
-            rest.is_empty()
-                || (rest[..space].contains('\n') && (rest[space..].is_empty() || rest[space..].starts_with('{')))
-                || rest[space..].is_empty()
+            rest[space..].is_empty() || (rest[..space].contains('\n') && rest[space..].starts_with('{'))
         }
         None => tool.name.starts_with(text),
     })
 }
 
 /// Parses Llama's built-in tools: `name.call(key="value")`, or code for a tool that runs it.
-fn read_code(
+fn parse_code(
     answer_format: &AnswerFormat,
     text: &str,
     from: usize,
@@ -275,8 +275,8 @@ fn parse_builtin_call(text: &str) -> Option<(String, String)> {
     while !rest.is_empty() {
         let (key, value) = rest.split_once('=')?;
         let mut values = serde_json::Deserializer::from_str(value).into_iter::<Value>();
-        let value_read = values.next()?.ok()?;
-        arguments.insert(key.trim().to_owned(), value_read);
+        let parsed = values.next()?.ok()?;
+        arguments.insert(key.trim().to_owned(), parsed);
         rest = value[values.byte_offset()..].trim_start();
         rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
     }

@@ -29,9 +29,9 @@ const RECIPIENT: &str = " to=";
 /// Maximum length of a header.
 const MAX_HEADER: usize = 500;
 
-/// Progress of the parser.
+/// The parser of one answer.
 #[derive(Debug, Default)]
-pub(super) struct Channels {
+pub(super) struct ChannelParser {
     at: usize,
     body: Option<Body>,
     /// Byte ranges of complete reasoning parts.
@@ -57,8 +57,8 @@ enum Kind {
     Suppressed,
 }
 
-impl Channels {
-    pub(super) fn read(
+impl ChannelParser {
+    pub(super) fn parse(
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
@@ -68,9 +68,9 @@ impl Channels {
     ) {
         loop {
             let has_changed = if self.body.is_some() {
-                self.read_body(text, answer_end, deltas, message)
+                self.parse_body(text, answer_end, deltas, message)
             } else {
-                self.read_header(answer_format, text, answer_end, deltas, message)
+                self.parse_header(answer_format, text, answer_end, deltas, message)
             };
             if !has_changed {
                 return;
@@ -84,7 +84,7 @@ impl Channels {
         self.reasoning_ranges.iter().cloned().chain(open.map(|body| body.header..end)).collect()
     }
 
-    fn read_header(
+    fn parse_header(
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
@@ -130,7 +130,7 @@ impl Channels {
                 Kind::Call { scanner: Scanner::new(), complete: false }
             }
             Some(_) => {
-                // The client offered no such function: the call stays text.
+                // The client offered no functions: the call stays text.
                 from = header_from;
                 Kind::Text
             }
@@ -158,7 +158,7 @@ impl Channels {
         true
     }
 
-    fn read_body(
+    fn parse_body(
         &mut self,
         text: &str,
         answer_end: Option<EndOfAnswer>,
@@ -179,7 +179,7 @@ impl Channels {
             Kind::Reasoning => emit_reasoning(deltas, message, part),
             Kind::Text => emit_content(deltas, message, part),
             Kind::Suppressed => {}
-            Kind::Call { scanner, complete } => retracted = !take_arguments(scanner, complete, part, deltas, message),
+            Kind::Call { scanner, complete } => retracted = !parse_arguments(scanner, complete, part, deltas, message),
         }
         self.at += upto;
         let ended = end.is_some() || answer_end.is_some();
@@ -215,7 +215,7 @@ impl Channels {
 }
 
 /// Parses the next part of the arguments; returns false if they cannot become a JSON object.
-fn take_arguments(
+fn parse_arguments(
     scanner: &mut Scanner,
     complete: &mut bool,
     part: &str,

@@ -30,7 +30,7 @@ pub(super) enum ByteEffect {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Expect {
+enum Expectation {
     Value,
     ValueOrEnd,
     KeyOrEnd,
@@ -61,16 +61,16 @@ enum Token {
 pub(super) struct Scanner {
     /// The open containers, outermost first: true for an object, false for a list.
     open: Vec<bool>,
-    expect: Expect,
+    expect: Expectation,
     token: Token,
 }
 
 impl Scanner {
     pub(super) fn new() -> Self {
-        Self { open: Vec::new(), expect: Expect::Value, token: Token::None }
+        Self { open: Vec::new(), expect: Expectation::Value, token: Token::None }
     }
 
-    /// Processes the next byte.
+    /// Processes the next byte. Returns its effect.
     pub(super) fn push(&mut self, byte: u8) -> Result<ByteEffect, NotJson> {
         match &mut self.token {
             Token::String { key } => {
@@ -78,7 +78,7 @@ impl Scanner {
                 match byte {
                     b'"' if key => {
                         self.token = Token::None;
-                        self.expect = Expect::Colon;
+                        self.expect = Expectation::Colon;
                         Ok(if self.open.len() == 1 { ByteEffect::KeyEnd } else { ByteEffect::Inside })
                     }
                     b'"' => {
@@ -135,28 +135,28 @@ impl Scanner {
         let top = self.open.len() == 1;
         match (byte, self.expect) {
             (b' ' | b'\t' | b'\n' | b'\r', _) => Ok(ByteEffect::Inside),
-            (b'}', Expect::KeyOrEnd | Expect::CommaOrEnd) => self.close(true),
-            (b']', Expect::ValueOrEnd | Expect::CommaOrEnd) => self.close(false),
-            (b'"', Expect::Key | Expect::KeyOrEnd) => {
+            (b'}', Expectation::KeyOrEnd | Expectation::CommaOrEnd) => self.close(true),
+            (b']', Expectation::ValueOrEnd | Expectation::CommaOrEnd) => self.close(false),
+            (b'"', Expectation::Key | Expectation::KeyOrEnd) => {
                 self.token = Token::String { key: true };
                 Ok(if top { ByteEffect::KeyBegin } else { ByteEffect::Inside })
             }
-            (b':', Expect::Colon) => {
-                self.expect = Expect::Value;
+            (b':', Expectation::Colon) => {
+                self.expect = Expectation::Value;
                 Ok(ByteEffect::Inside)
             }
-            (b',', Expect::CommaOrEnd) => {
-                self.expect = if self.open.last() == Some(&true) { Expect::Key } else { Expect::Value };
+            (b',', Expectation::CommaOrEnd) => {
+                self.expect = if self.open.last() == Some(&true) { Expectation::Key } else { Expectation::Value };
                 Ok(ByteEffect::Inside)
             }
-            (_, Expect::Value | Expect::ValueOrEnd) => {
+            (_, Expectation::Value | Expectation::ValueOrEnd) => {
                 match byte {
                     b'{' | b'[' => {
                         if self.open.len() >= MAX_DEPTH {
                             return Err(NotJson);
                         }
                         self.open.push(byte == b'{');
-                        self.expect = if byte == b'{' { Expect::KeyOrEnd } else { Expect::ValueOrEnd };
+                        self.expect = if byte == b'{' { Expectation::KeyOrEnd } else { Expectation::ValueOrEnd };
                     }
                     b'"' => self.token = Token::String { key: false },
                     b'-' | b'0'..=b'9' | b't' | b'f' | b'n' => self.token = Token::Word(vec![byte]),
@@ -176,7 +176,7 @@ impl Scanner {
     }
 
     fn end_value(&mut self) -> ByteEffect {
-        self.expect = Expect::CommaOrEnd;
+        self.expect = Expectation::CommaOrEnd;
         if self.open.len() == 1 { ByteEffect::ValueEnd } else { ByteEffect::Inside }
     }
 }

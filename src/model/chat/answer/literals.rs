@@ -25,32 +25,32 @@ pub(super) fn emit_end(count: usize, deltas: &mut Vec<AnswerDelta>, message: &mu
 }
 
 /// Parses a whole text as JSON, or as a Python literal other than a string.
-pub(super) fn read(text: &str) -> Option<Value> {
-    serde_json::from_str(text).ok().or_else(|| read_quoted(text, "").filter(|value| !value.is_string()))
+pub(super) fn parse(text: &str) -> Option<Value> {
+    serde_json::from_str(text).ok().or_else(|| parse_quoted(text, "").filter(|value| !value.is_string()))
 }
 
 /// Parses a whole text as a value whose strings may be enclosed in `quote`.
-pub(super) fn read_quoted(text: &str, quote: &str) -> Option<Value> {
-    let mut reader = Reader { text, at: 0, quote };
-    let value = reader.value(0)?;
-    reader.skip();
-    (reader.at == text.len()).then_some(value)
+pub(super) fn parse_quoted(text: &str, quote: &str) -> Option<Value> {
+    let mut parser = LiteralParser { text, at: 0, quote };
+    let value = parser.value(0)?;
+    parser.skip();
+    (parser.at == text.len()).then_some(value)
 }
 
 /// Parses a key and the delimiter `end` at the start of a text. Returns the key and the offset after the delimiter.
-pub(super) fn read_key(text: &str, quote: &str, end: char) -> Option<(String, usize)> {
-    let mut reader = Reader { text, at: 0, quote };
-    let key = reader.key(end)?;
-    Some((key, reader.at))
+pub(super) fn parse_key(text: &str, quote: &str, end: char) -> Option<(String, usize)> {
+    let mut parser = LiteralParser { text, at: 0, quote };
+    let key = parser.key(end)?;
+    Some((key, parser.at))
 }
 
-struct Reader<'t> {
+struct LiteralParser<'t> {
     text: &'t str,
     at: usize,
     quote: &'t str,
 }
 
-impl<'t> Reader<'t> {
+impl<'t> LiteralParser<'t> {
     fn rest(&self) -> &'t str {
         &self.text[self.at..]
     }
@@ -194,7 +194,7 @@ impl<'t> Reader<'t> {
 
 #[cfg(test)]
 mod tests {
-    use super::{read, read_quoted};
+    use super::{parse, parse_quoted};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -208,26 +208,26 @@ mod tests {
             ("'\\u00e9\\n\\ud83d\\ude00'", json!("é\n😀")),
             ("False", json!(false)),
         ] {
-            assert_eq!(read_quoted(text, ""), Some(value), "{text}");
+            assert_eq!(parse_quoted(text, ""), Some(value), "{text}");
         }
         for text in ["", "{'k'}", "[1", "'a", "nan", "{'k': 1} x", "1 2", "'\\ud83d'"] {
-            assert_eq!(read_quoted(text, ""), None, "{text}");
+            assert_eq!(parse_quoted(text, ""), None, "{text}");
         }
-        assert_eq!((read("True"), read("'a'"), read("\"a\"")), (Some(json!(true)), None, Some(json!("a"))));
+        assert_eq!((parse("True"), parse("'a'"), parse("\"a\"")), (Some(json!(true)), None, Some(json!("a"))));
         let gemma = "{city:<|\"|>it's {x}<|\"|>,n:[<|\"|>a<|\"|>,1],<|\"|>k<|\"|>:true}";
-        assert_eq!(read_quoted(gemma, "<|\"|>"), Some(json!({"city": "it's {x}", "n": ["a", 1], "k": true})));
+        assert_eq!(parse_quoted(gemma, "<|\"|>"), Some(json!({"city": "it's {x}", "n": ["a", 1], "k": true})));
     }
 
     proptest! {
         #[test]
         fn hostile_text_does_not_panic(text in "[\\[{(\"'\\\\udx0-9,:a \\]})é]{0,60}") {
-            let _ = read(&text);
-            let _ = read_quoted(&text, "<|\"|>");
+            let _ = parse(&text);
+            let _ = parse_quoted(&text, "<|\"|>");
         }
 
         #[test]
         fn json_parses_to_the_same_value(text in any::<String>()) {
-            prop_assert_eq!(read_quoted(&json!([text]).to_string(), ""), Some(Value::from(vec![text])));
+            prop_assert_eq!(parse_quoted(&json!([text]).to_string(), ""), Some(Value::from(vec![text])));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Parser of a call as a list of members: `name{key:value}` with strings in the family's quotes, or Python's
 //! `name(key=value)`. A member is sent when it is complete.
 
-use super::call::{CallProgress, PartialMatch, name_before, skip_space};
+use super::call::{CallProgress, PartialMatch, parse_name, skip_space};
 use super::literals::{self, emit_end, emit_member};
 use super::{AnswerDelta, AnswerMessage, Match, emit_call, match_literal};
 use crate::model::chat::pattern::Pattern;
@@ -11,10 +11,12 @@ const MAX_DEPTH: usize = 127;
 
 /// The parser of one call.
 #[derive(Debug)]
-pub(super) struct MemberListReader {
-    /// The brackets around the members, and the separator of key and value.
+pub(super) struct MemberListParser {
+    /// The bracket before the members.
     open: char,
+    /// The bracket after the members.
     close: u8,
+    /// The separator of key and value.
     assign: char,
     /// The family's quote; empty for none.
     quote: String,
@@ -27,21 +29,23 @@ pub(super) struct MemberListReader {
     count: usize,
     /// The closing brackets of the brackets that are open inside a value.
     brackets: Vec<u8>,
-    within: Within,
+    quotes: QuoteState,
 }
 
+/// The string that the current byte is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Within {
-    Plain,
-    /// The family's quotes.
-    Quote,
-    /// A string in these quotes.
+enum QuoteState {
+    /// Outside of strings.
+    Outside,
+    /// In a string in the family's quotes.
+    Family,
+    /// In a string in these quotes.
     String(u8),
-    /// A string in these quotes, after a backslash.
+    /// In a string in these quotes, after a backslash.
     Escape(u8),
 }
 
-impl MemberListReader {
+impl MemberListParser {
     /// Creates a parser for `name{key:value}`.
     pub(super) fn braces(at: usize, quote: &str) -> Self {
         Self::new(at, ('{', b'}', ':'), quote)
@@ -63,11 +67,11 @@ impl MemberListReader {
             from: at,
             count: 0,
             brackets: Vec::new(),
-            within: Within::Plain,
+            quotes: QuoteState::Outside,
         }
     }
 
-    pub(super) fn read(
+    pub(super) fn parse(
         &mut self,
         text: &str,
         answer_end: bool,
@@ -77,7 +81,7 @@ impl MemberListReader {
     ) -> CallProgress {
         if !self.named {
             let pattern = Pattern::new(&self.open.to_string());
-            match name_before(&pattern, text, self.at, answer_end) {
+            match parse_name(&pattern, text, self.at, answer_end) {
                 PartialMatch::Found((name, end)) => {
                     emit_call(deltas, message, name);
                     (*sent, self.named) = (true, true);
@@ -88,8 +92,10 @@ impl MemberListReader {
             }
         }
         while let Some(&byte) = text.as_bytes().get(self.at) {
-            let own_quote = match self.within {
-                Within::Plain | Within::Quote if !self.quote.is_empty() && byte == self.quote.as_bytes()[0] => {
+            let own_quote = match self.quotes {
+                QuoteState::Outside | QuoteState::Family
+                    if !self.quote.is_empty() && byte == self.quote.as_bytes()[0] =>
+                {
                     match_literal(&text[self.at..], &self.quote)
                 }
                 _ => Match::No,
@@ -97,7 +103,8 @@ impl MemberListReader {
             match own_quote {
                 Match::Whole => {
                     self.at += self.quote.len();
-                    self.within = if self.within == Within::Plain { Within::Quote } else { Within::Plain };
+                    self.quotes =
+                        if self.quotes == QuoteState::Outside { QuoteState::Family } else { QuoteState::Outside };
                     continue;
                 }
                 Match::Partial if !answer_end => return CallProgress::More,
@@ -105,14 +112,14 @@ impl MemberListReader {
             }
             let here = self.at;
             self.at += 1;
-            match self.within {
-                Within::Escape(quote) => self.within = Within::String(quote),
-                Within::String(quote) if byte == quote => self.within = Within::Plain,
-                Within::String(quote) if byte == b'\\' => self.within = Within::Escape(quote),
-                Within::Quote | Within::String(_) => {}
-                Within::Plain => match byte {
-                    b'"' => self.within = Within::String(byte),
-                    b'\'' if self.quote.is_empty() => self.within = Within::String(byte),
+            match self.quotes {
+                QuoteState::Escape(quote) => self.quotes = QuoteState::String(quote),
+                QuoteState::String(quote) if byte == quote => self.quotes = QuoteState::Outside,
+                QuoteState::String(quote) if byte == b'\\' => self.quotes = QuoteState::Escape(quote),
+                QuoteState::Family | QuoteState::String(_) => {}
+                QuoteState::Outside => match byte {
+                    b'"' => self.quotes = QuoteState::String(byte),
+                    b'\'' if self.quote.is_empty() => self.quotes = QuoteState::String(byte),
                     b'[' | b'(' | b'{' if self.brackets.len() < MAX_DEPTH => {
                         self.brackets.push(match byte {
                             b'[' => b']',
@@ -147,8 +154,8 @@ impl MemberListReader {
     }
 
     fn emit(&mut self, member: &str, deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) -> Option<()> {
-        let (key, value) = literals::read_key(member, &self.quote, self.assign)?;
-        let value = literals::read_quoted(&member[value..], &self.quote)?;
+        let (key, value) = literals::parse_key(member, &self.quote, self.assign)?;
+        let value = literals::parse_quoted(&member[value..], &self.quote)?;
         emit_member(self.count, &key, &value, deltas, message);
         self.count += 1;
         Some(())

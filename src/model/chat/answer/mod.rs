@@ -33,7 +33,7 @@ pub struct AnswerFormat {
     pub separates_reasoning: bool,
     /// True if the prompt ends inside reasoning.
     pub thinking: bool,
-    /// True if only the first call counts.
+    /// True if the answer may have only one call; further calls are dropped.
     pub single: bool,
 }
 
@@ -116,7 +116,7 @@ pub enum AnswerDelta {
     /// Appends to the arguments of the last call.
     Arguments(String),
     /// Completes the last call.
-    Called,
+    CallEnd,
     /// Retracts earlier output.
     Retract(Retraction),
 }
@@ -177,7 +177,7 @@ fn emit_arguments(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage, te
 fn emit_call_end(deltas: &mut Vec<AnswerDelta>, message: &mut AnswerMessage) {
     if let Some(call) = message.calls.last_mut() {
         call.complete = true;
-        deltas.push(AnswerDelta::Called);
+        deltas.push(AnswerDelta::CallEnd);
     }
 }
 
@@ -214,7 +214,7 @@ fn difference(old: &AnswerMessage, new: &AnswerMessage) -> Vec<AnswerDelta> {
             deltas.push(AnswerDelta::Arguments(call.arguments.clone()));
         }
         if call.complete {
-            deltas.push(AnswerDelta::Called);
+            deltas.push(AnswerDelta::CallEnd);
         }
     }
     deltas

@@ -45,7 +45,7 @@ pub(super) fn find_next_call(
         if search.at == text.len() {
             return if answer_end { NextCall::End(search.kept) } else { NextCall::More };
         }
-        match search.read_part(&text[search.at..], answer_end) {
+        match search.consume_part(&text[search.at..], answer_end) {
             PartialMatch::Found(true) => {}
             PartialMatch::Found(false) => {
                 return NextCall::Next { at: search.at, list: search.list, kept: search.kept };
@@ -66,7 +66,7 @@ enum Part {
     Close,
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "each is a part that was read")]
+#[expect(clippy::struct_excessive_bools, reason = "each flag is a part that was consumed")]
 struct Search<'a> {
     form: &'a CallForm,
     after_call: bool,
@@ -82,7 +82,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Consumes the next part. Returns `Found(false)` at the start of a call.
-    fn read_part(&mut self, rest: &str, answer_end: bool) -> PartialMatch<bool> {
+    fn consume_part(&mut self, rest: &str, answer_end: bool) -> PartialMatch<bool> {
         let form = self.form;
         if !self.has_before {
             let ends_call = self.after_call && !self.has_open && !self.has_separator;

@@ -11,11 +11,11 @@ const NAMES: &[&str] = &["name", "tool_name"];
 /// Keys that models use for the arguments.
 const ARGUMENTS: &[&str] = &["arguments", "parameters"];
 /// Other keys that may start a bare call; an object with different keys is a JSON answer.
-const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id"];
+const OTHER_KEYS: &[&str] = &["type", "id", "tool_call_id", "function"];
 
 /// The parser of one object.
 #[derive(Debug)]
-pub(super) struct ObjectReader {
+pub(super) struct ObjectParser {
     scanner: Scanner,
     /// The last key of the object.
     key: String,
@@ -38,7 +38,7 @@ pub(super) struct ObjectReader {
     template_keys: Option<(String, String)>,
 }
 
-impl ObjectReader {
+impl ObjectParser {
     pub(super) fn new(shape: &CallShape) -> Self {
         Self {
             scanner: Scanner::new(),
@@ -58,8 +58,8 @@ impl ObjectReader {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "all of it is the reader's and the parser's state")]
-    pub(super) fn read(
+    #[expect(clippy::too_many_arguments, reason = "each is a part of the state of this parser or of the call's parser")]
+    pub(super) fn parse(
         &mut self,
         answer_format: &AnswerFormat,
         text: &str,
@@ -83,7 +83,7 @@ impl ObjectReader {
                 ByteEffect::KeyEnd => self.take_key(answer_format, &text[self.key_from..*at], bare),
                 ByteEffect::ValueBegin => {
                     self.value_from = Some(here);
-                    if byte == b'{' && self.is_arguments() && self.no_arguments() {
+                    if byte == b'{' && self.is_arguments() && self.has_no_arguments() {
                         self.arguments = Some((here, here));
                     }
                     Some(())
@@ -95,7 +95,7 @@ impl ObjectReader {
                         Some(_) => self.take_value(answer_format, text, here, bare),
                         None => Some(()),
                     };
-                    let done = accepted.and_then(|()| self.end(&text[..*at], sent, deltas, message));
+                    let done = accepted.and_then(|()| self.finish(&text[..*at], sent, deltas, message));
                     return done.map_or(CallProgress::Failed(here), |()| CallProgress::Done(*at));
                 }
             };
@@ -107,7 +107,7 @@ impl ObjectReader {
         CallProgress::More
     }
 
-    fn no_arguments(&self) -> bool {
+    fn has_no_arguments(&self) -> bool {
         self.arguments.is_none() && self.converted.is_none()
     }
 
@@ -133,8 +133,7 @@ impl ObjectReader {
             return Some(());
         }
         let key = self.key.as_str();
-        let expected = [OTHER_KEYS, &["function"]].iter().any(|keys| keys.contains(&key));
-        let expected = expected || self.is_name() || self.is_arguments();
+        let expected = OTHER_KEYS.contains(&key) || self.is_name() || self.is_arguments();
         (expected || !bare).then_some(())
     }
 
@@ -157,8 +156,8 @@ impl ObjectReader {
                 self.arguments_end = Some(end);
                 // serde rejects half of a surrogate pair, but the scanner accepts it.
                 serde_json::from_str::<Value>(value).ok()?;
-            } else if self.no_arguments() {
-                self.converted = Some(as_object(serde_json::from_str(value).ok()?)?);
+            } else if self.has_no_arguments() {
+                self.converted = Some(object_text(serde_json::from_str(value).ok()?)?);
             } else {
                 return None;
             }
@@ -191,7 +190,7 @@ impl ObjectReader {
         }
     }
 
-    fn end(
+    fn finish(
         &mut self,
         text: &str,
         sent: &mut bool,
@@ -206,7 +205,7 @@ impl ObjectReader {
             self.name = Some(function["name"].as_str().filter(|name| !name.is_empty())?.to_owned());
             self.arguments = None;
             let arguments = ARGUMENTS.iter().find_map(|key| function.get(key)).cloned().unwrap_or(Value::Null);
-            self.converted = Some(as_object(arguments)?);
+            self.converted = Some(object_text(arguments)?);
         }
         self.emit(text, text.len(), sent, deltas, message);
         if !*sent {
@@ -224,8 +223,8 @@ impl ObjectReader {
     }
 }
 
-/// Converts arguments that are not written as an object to an object.
-fn as_object(value: Value) -> Option<String> {
+/// Returns arguments as the text of a JSON object. They may also be missing, or a string with the text of an object.
+fn object_text(value: Value) -> Option<String> {
     match value {
         Value::Null => Some("{}".into()),
         Value::String(text) if text.trim().is_empty() => Some("{}".into()),

@@ -3,7 +3,7 @@
 mod blocks;
 
 use super::call;
-use super::channel::Channels;
+use super::channel::ChannelParser;
 use super::{
     AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, Retraction, difference, emit_content, emit_reasoning,
     len_before_partial_marker, match_literal,
@@ -25,7 +25,7 @@ enum State {
     /// Tool calls.
     Block(Box<Block>),
     /// An answer in channels.
-    Channels(Channels),
+    Channels(ChannelParser),
 }
 
 /// A marker in the text of an answer.
@@ -42,7 +42,7 @@ pub struct AnswerParser {
     answer_format: Arc<AnswerFormat>,
     markers: Vec<Marker>,
     text: String,
-    /// End of the sent text.
+    /// End of the text that was sent or skipped.
     at: usize,
     /// End of the whitespace after `at`.
     blank: usize,
@@ -58,7 +58,7 @@ impl AnswerParser {
     #[must_use]
     pub fn new(answer_format: Arc<AnswerFormat>) -> Self {
         let state = if answer_format.syntax.is_channels() {
-            State::Channels(Channels::default())
+            State::Channels(ChannelParser::default())
         } else if !answer_format.separates_reasoning {
             State::Text { search: 0, start: true }
         } else if answer_format.thinking {
@@ -88,14 +88,14 @@ impl AnswerParser {
         }
     }
 
-    /// Parses the next piece of text.
+    /// Parses the next piece of text. Returns the changes of the message.
     pub fn push(&mut self, text: &str) -> Vec<AnswerDelta> {
         self.text.push_str(text);
         self.advance(None);
         std::mem::take(&mut self.deltas)
     }
 
-    /// Removes the last `chars` characters of the text.
+    /// Removes the last `chars` characters of the text. Returns the changes of the message.
     pub fn retract(&mut self, chars: usize) -> Vec<AnswerDelta> {
         let keep = self.text.char_indices().rev().nth(chars.saturating_sub(1)).map_or(0, |(at, _)| at);
         let keep = if chars == 0 { self.text.len() } else { keep };
@@ -107,13 +107,14 @@ impl AnswerParser {
         std::mem::take(&mut self.deltas)
     }
 
-    /// Ends the answer. `cut` is true if a limit ended it; an incomplete call then stays a call.
+    /// Ends the answer. `cut` is true if a limit ended it; an incomplete call then stays a call. Returns
+    /// the last changes of the message.
     pub fn finish(&mut self, cut: bool) -> Vec<AnswerDelta> {
         self.advance(Some(EndOfAnswer { cut }));
         std::mem::take(&mut self.deltas)
     }
 
-    /// Retracts the text of the answer, but not its reasoning and calls.
+    /// Retracts the text of the answer, but not its reasoning and calls. Returns `None` if there is no text.
     pub fn retract_content(&mut self) -> Option<Retraction> {
         let content = std::mem::take(&mut self.message.content).chars().count();
         (content > 0).then(|| Retraction { content, ..Retraction::default() })
@@ -136,7 +137,8 @@ impl AnswerParser {
         }
     }
 
-    /// Returns the first unsent byte: the continuation of the current block of calls, or text that may become a marker.
+    /// Returns the position after the sent text: in a block of calls, the end of the last complete call; otherwise the
+    /// start of text that may become a marker.
     #[must_use]
     pub fn unsent_from(&self) -> usize {
         match &self.state {
@@ -251,7 +253,8 @@ impl AnswerParser {
     }
 
     fn parse_text(&mut self, search: usize, start: bool, answer_end: Option<EndOfAnswer>) -> bool {
-        if start && let Some(has_progressed) = self.parse_lead(answer_end).or_else(|| self.parse_bare_call(answer_end))
+        if start
+            && let Some(has_progressed) = self.skip_text_marker(answer_end).or_else(|| self.parse_bare_call(answer_end))
         {
             return has_progressed;
         }
@@ -291,14 +294,14 @@ impl AnswerParser {
 
     /// Skips the marker before an answer's text. Returns `None` if the text does not start with it, and otherwise the
     /// same as the functions in [`Self::advance`].
-    fn parse_lead(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
+    fn skip_text_marker(&mut self, answer_end: Option<EndOfAnswer>) -> Option<bool> {
         let answer_format = Arc::clone(&self.answer_format);
         let is_start = self.message.content.is_empty() && self.message.calls.is_empty();
-        let lead = answer_format.syntax.lead.as_ref().filter(|_| is_start)?;
+        let text_marker = answer_format.syntax.text_marker.as_ref().filter(|_| is_start)?;
         let first = self.skip_blank();
-        match match_literal(&self.text[first..], lead) {
+        match match_literal(&self.text[first..], text_marker) {
             Match::Whole => {
-                self.at = first + lead.len();
+                self.at = first + text_marker.len();
                 self.state = State::Text { search: self.at, start: false };
                 Some(true)
             }
@@ -322,7 +325,7 @@ impl AnswerParser {
 
     fn parse_channels(&mut self, answer_end: Option<EndOfAnswer>) -> bool {
         let State::Channels(mut channels) = std::mem::replace(&mut self.state, State::Begin) else { return false };
-        channels.read(&self.answer_format, &self.text, answer_end, &mut self.deltas, &mut self.message);
+        channels.parse(&self.answer_format, &self.text, answer_end, &mut self.deltas, &mut self.message);
         self.state = State::Channels(channels);
         false
     }

@@ -1,6 +1,6 @@
 //! Parser of a call with arguments in tags. Each complete argument becomes a member of the JSON arguments.
 
-use super::call::{CallProgress, MAX_NAME, PartialMatch, name_before, skip_space};
+use super::call::{CallProgress, MAX_NAME, PartialMatch, parse_name, skip_space};
 use super::literals::{self, emit_end, emit_member};
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, match_literal};
 use crate::model::chat::pattern::{PatternMatch, Placeholder};
@@ -15,7 +15,7 @@ const CDATA: (&str, &str) = ("<![CDATA[", "]]>");
 
 /// The parser of one call.
 #[derive(Debug)]
-pub(super) struct TaggedReader {
+pub(super) struct TaggedParser {
     at: usize,
     name: Option<String>,
     /// Number of sent arguments.
@@ -30,20 +30,21 @@ struct Argument {
     /// Type of the value according to its tag.
     kind: Option<String>,
     from: usize,
-    /// The text that ends the value, and the text that starts a nested value with the same end.
+    /// The text that ends the value.
     close: String,
+    /// The text that starts a nested value with the same end.
     nested: Option<String>,
     depth: usize,
     /// End of the searched text.
     searched: usize,
 }
 
-impl TaggedReader {
+impl TaggedParser {
     pub(super) fn new(at: usize) -> Self {
         Self { at, name: None, count: 0, open: None }
     }
 
-    pub(super) fn read(
+    pub(super) fn parse(
         &mut self,
         (answer_format, form): (&AnswerFormat, &CallForm),
         text: &str,
@@ -54,7 +55,7 @@ impl TaggedReader {
     ) -> CallProgress {
         let CallShape::Tagged(tags) = &form.shape else { return CallProgress::Failed(self.at) };
         if self.name.is_none() {
-            match name_before(&tags.after_name, text, self.at, answer_end.is_some()) {
+            match parse_name(&tags.after_name, text, self.at, answer_end.is_some()) {
                 PartialMatch::Found((name, end)) => {
                     emit_call(deltas, message, name);
                     *sent = true;
@@ -136,7 +137,7 @@ impl TaggedReader {
         };
         let from = from + len + middle;
         let close = tags.after_value.replace(Placeholder::Key.mark(), key);
-        let nested = (close != tags.after_value).then(|| element(tags, key));
+        let nested = (close != tags.after_value).then(|| opening_tag(tags, key));
         let kind = kind.map(str::to_owned);
         self.open = Some(Argument { key: key.to_owned(), kind, from, close, nested, depth: 0, searched: from });
         PartialMatch::Found(true)
@@ -203,7 +204,7 @@ impl Argument {
 }
 
 /// Returns the tag before a value with this key.
-fn element(tags: &Tags, key: &str) -> String {
+fn opening_tag(tags: &Tags, key: &str) -> String {
     format!("{}{key}{}", tags.before_key.marker().unwrap_or_default(), tags.middle.marker().unwrap_or_default())
 }
 
@@ -243,7 +244,7 @@ fn parse_value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -
     {
         return value;
     }
-    literals::read(written.trim()).unwrap_or_else(|| written.into())
+    literals::parse(written.trim()).unwrap_or_else(|| written.into())
 }
 
 /// Parses a value written as elements, each with its key: an object, or a list of `item`s.
@@ -258,7 +259,7 @@ fn parse_elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> O
         let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
         let from = before.len() + key.len() + middle.len();
         let close = tags.after_value.replace(Placeholder::Key.mark(), key);
-        let nested = Some(element(tags, key));
+        let nested = Some(opening_tag(tags, key));
         let key_owned = key.to_owned();
         let mut argument = Argument { key: key_owned, kind: None, from, close, nested, depth: 0, searched: from };
         let end = argument.find_end(rest)?;

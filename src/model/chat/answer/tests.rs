@@ -33,7 +33,7 @@ fn apply(client: &mut AnswerMessage, deltas: Vec<AnswerDelta>) {
             AnswerDelta::Content(text) => client.content.push_str(&text),
             AnswerDelta::Call(name) => client.calls.push(ToolCall { name, arguments: String::new(), complete: false }),
             AnswerDelta::Arguments(text) => client.calls.last_mut().unwrap().arguments.push_str(&text),
-            AnswerDelta::Called => client.calls.last_mut().unwrap().complete = true,
+            AnswerDelta::CallEnd => client.calls.last_mut().unwrap().complete = true,
             AnswerDelta::Retract(retracted) => {
                 cut(&mut client.reasoning, retracted.reasoning);
                 cut(&mut client.content, retracted.content);
@@ -158,7 +158,7 @@ fn arguments_are_streamed() {
         shown(vec![AnswerDelta::Call("add".into()), AnswerDelta::Arguments("{\"days\"".into())])
     );
     assert_eq!(parser.push(": 1"), [AnswerDelta::Arguments(": 1".into())]);
-    assert_eq!(parser.push("}}"), [AnswerDelta::Arguments("}".into()), AnswerDelta::Called]);
+    assert_eq!(parser.push("}}"), [AnswerDelta::Arguments("}".into()), AnswerDelta::CallEnd]);
     assert_eq!(parser.push("\n</tool_call>"), []);
 }
 

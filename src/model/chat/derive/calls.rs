@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 const MAX_TRIES: usize = 64;
 
 /// A call in a rendering.
-struct Located {
+struct LocatedCall {
     /// Start of the object or the name.
     start: usize,
     end: usize,
     shape: Shape,
 }
 
-/// Rendered texts around name, keys and values.
+/// Rendered texts around the name, the keys and the values of a call.
 #[derive(Debug, Clone, PartialEq)]
 enum Shape {
     Json { name: Option<String>, arguments: String, head: String, tail: String },
@@ -139,7 +139,7 @@ fn merge_numbered(first: &str, second: &str) -> Option<String> {
 }
 
 /// Finds the known call in a rendering, from a byte on.
-fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
+fn locate(text: &str, from: usize, index: usize) -> Option<LocatedCall> {
     let (name, key, value) = (NAMES[index], KEYS[index], VALUES[index]);
     let key_at = from + text[from..].find(key)?;
     let key_end = key_at + key.len();
@@ -149,7 +149,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
     let value_end = value_at + value.len();
     let arguments = json!({ key: value });
     if let Some((at, len, shape)) = object(text, (from, name_at), &arguments, name) {
-        return Some(Located { start: at, end: at + len, shape });
+        return Some(LocatedCall { start: at, end: at + len, shape });
     }
     let to_key = &text[name_end..key_at];
     let middle = &text[key_end..value_at];
@@ -168,7 +168,7 @@ fn locate(text: &str, from: usize, index: usize) -> Option<Located> {
     } else {
         (value_end, Shape::Tagged { to_key: replace_with_marks(to_key), middle: middle.to_owned() })
     };
-    Some(Located { start: name_at, end, shape })
+    Some(LocatedCall { start: name_at, end, shape })
 }
 
 /// Finds the object of the call and returns its start, length and shape.

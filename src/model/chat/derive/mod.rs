@@ -83,10 +83,10 @@ pub(super) fn derive_syntax(template: &ChatTemplate) -> AnswerSyntax {
         let derived = AnswerSyntax { calls: vec![form], ..syntax.clone() };
         if parses_known_calls(&derived, &probe, &rest) {
             syntax.calls = add_family_forms(derived.calls, std::mem::take(&mut syntax.calls), syntax.family);
-            if let Some(lead) = &syntax.lead
+            if let Some(text_marker) = &syntax.text_marker
                 && let Some(separator) = syntax.calls[0].separator.marker()
             {
-                syntax.ignored_markers.push(format!("{separator}{lead}"));
+                syntax.ignored_markers.push(format!("{separator}{text_marker}"));
             }
         }
     }
@@ -150,11 +150,11 @@ impl Renderings {
         let whole = &text[self.header_len(text)..];
         let mut rest = whole;
         loop {
-            let words = rest.trim_start();
-            match markers.iter().find(|marker| words.starts_with(marker.as_str())) {
-                Some(marker) => rest = &words[marker.len()..],
+            let trimmed = rest.trim_start();
+            match markers.iter().find(|marker| trimmed.starts_with(marker.as_str())) {
+                Some(marker) => rest = &trimmed[marker.len()..],
                 None if rest.len() == whole.len() => return whole,
-                None => return words,
+                None => return trimmed,
             }
         }
     }
@@ -181,12 +181,13 @@ impl Renderings {
             .min(common_start(&self.plain_answer, before));
         let open = before.get(header..).unwrap_or_default().trim();
         let last = segments(before.trim_end()).last().copied().unwrap_or_default();
-        let directly =
+        // A marker that also precedes a plain answer does not belong to the reasoning.
+        let precedes_text =
             self.plain_answer.split_once(CONTENT).is_some_and(|(before, _)| before.trim_end().ends_with(last));
-        let open = if open.is_empty() && is_marker(last) && !directly { last } else { open };
+        let open = if open.is_empty() && is_marker(last) && !precedes_text { last } else { open };
         // The prompt may start the reasoning with a different text.
-        let words = self.start.get(header..).unwrap_or_default().trim();
-        let open = if open.is_empty() { words } else { open };
+        let open_in_prompt = self.start.get(header..).unwrap_or_default().trim();
+        let open = if open.is_empty() { open_in_prompt } else { open };
         syntax.reasoning_markers = (open.to_owned(), close.to_owned());
         // A separate message may follow, whose header is not part of the text.
         let Some((_, rest)) = after.split_once(close) else { return };
@@ -204,7 +205,7 @@ impl Renderings {
         if open.contains('<') || open.contains('[') {
             add_ignored_text(syntax, open);
         } else if open.ends_with('\n') && !open.trim().is_empty() && open.len() <= MAX_MARKER {
-            syntax.lead = Some(open.to_owned());
+            syntax.text_marker = Some(open.to_owned());
         }
     }
 

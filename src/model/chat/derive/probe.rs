@@ -6,9 +6,11 @@ use chrono::DateTime;
 use serde_json::{Map, Value, json};
 use std::cell::Cell;
 
-/// Words that no template contains.
+/// The user's message; a word that no template contains, like the two below.
 pub(super) const USER: &str = "QuserQ7";
+/// The text of the answer.
 pub(super) const CONTENT: &str = "QcontentQ7";
+/// The reasoning before the answer.
 pub(super) const REASONING: &str = "QreasoningQ7";
 
 /// Maximum length of a rendering.
@@ -26,10 +28,13 @@ pub(super) struct KnownCall {
     pub(super) arguments: Value,
 }
 
-/// Names, ids, keys and values of the two compared calls.
+/// Names of the two compared functions.
 pub(super) const NAMES: [&str; 2] = ["zaphod_x1", "marvin_q22"];
+/// Ids of the two calls.
 pub(super) const IDS: [&str; 2] = ["q7Zk2mP4x", "B3tR8wLd1"];
+/// Keys of the arguments of the two calls.
 pub(super) const KEYS: [&str; 2] = ["kexa", "wobby"];
+/// Values of these keys.
 pub(super) const VALUES: [&str; 2] = ["trillian", "fordprefect"];
 
 /// Returns the first or the second call with its own argument.

@@ -48,12 +48,12 @@ fn bracketed_word_len(text: &str) -> Option<usize> {
     is_word.then_some(end + 1)
 }
 
-/// Returns the length of the common prefix of two texts in bytes.
+/// Returns the length in bytes of the segments at the start that two texts have in common.
 pub(super) fn common_start(a: &str, b: &str) -> usize {
     segments(a).iter().zip(segments(b)).take_while(|(a, b)| **a == *b).map(|(a, _)| a.len()).sum()
 }
 
-/// Returns the length of the common suffix of two texts in bytes.
+/// Returns the length in bytes of the segments at the end that two texts have in common.
 pub(super) fn common_end(a: &str, b: &str) -> usize {
     let (a, b) = (segments(a), segments(b));
     a.iter().rev().zip(b.iter().rev()).take_while(|(a, b)| a == b).map(|(a, _)| a.len()).sum()

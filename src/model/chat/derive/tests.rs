@@ -99,18 +99,19 @@ fn message(content: &str, reasoning: &str, calls: &[(&str, Value)]) -> Value {
     message
 }
 
-/// Calls of models whose templates do not render them.
+/// Calls of LFM2, whose template does not render them.
 const PYTHON: [&str; 2] = [
     "<|tool_call_start|>[get_weather(city=\"Ulm\", days=3, exact=False, where={\"zip\": \"89073\"}, units=['mm', 'C'])",
     ", add(city=\"Bern\")]<|tool_call_end|>",
 ];
+/// Calls of Phi, whose template does not render them.
 const OBJECTS: [&str; 2] = [
     "<|tool_call|>[{\"name\": \"get_weather\", \"arguments\": {\"city\": \"Ulm\", \"days\": 3, \"exact\": false, \"where\": \
      {\"zip\": \"89073\"}, \"units\": [\"mm\", \"C\"]}}",
     ", {\"name\": \"add\", \"arguments\": {\"city\": \"Bern\"}}]",
 ];
 
-/// Parses the template's own rendering, in one piece and byte by byte, and returns the problems.
+/// Parses the template's own rendering, in one piece and character by character, and returns the problems.
 fn problems(source: &str) -> Vec<String> {
     let mut problems = Vec::new();
     let template = match ChatTemplate::new(Some(source), "", "") {
@@ -165,8 +166,8 @@ fn problems(source: &str) -> Vec<String> {
         };
         let answer_format = AnswerFormat { thinking, ..answer_format(&template, false) };
         let whole = read(&answer_format, std::slice::from_ref(&text));
-        let bytes: Vec<String> = text.chars().map(String::from).collect();
-        if read(&answer_format, &bytes) != whole {
+        let characters: Vec<String> = text.chars().map(String::from).collect();
+        if read(&answer_format, &characters) != whole {
             problem(&"streamed differs", &text);
         }
         let expected: Vec<(String, Value)> =
@@ -354,7 +355,7 @@ fn hostile_templates_are_derived_in_bounded_time() {
     }
 }
 
-/// Returns a rendered answer of one of the forms, with pieces of others inserted.
+/// Returns a rendered answer of one of the forms, in which a part is replaced by random pieces of syntax.
 fn broken() -> impl Strategy<Value = (usize, String)> {
     let mut answers = Vec::new();
     for (_, calls) in FORMS {

@@ -21,7 +21,7 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> 
     if let Some(separators) = arguments.get::<Option<Value>>("separators").unwrap_or(None).filter(|s| !s.is_none()) {
         let given: Vec<Value> = separators.try_iter()?.collect();
         let [first, second] = &given[..] else {
-            return Err(invalid("tojson: separators must be a pair of strings".into()));
+            return Err(invalid("`separators` of `tojson` must be a pair of strings".into()));
         };
         (item, key) = (first.to_string(), second.to_string());
     }

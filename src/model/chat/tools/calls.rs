@@ -11,7 +11,7 @@ const MAX_DEPTH: usize = 12;
 
 /// Format of values that are not JSON.
 #[derive(Clone, Copy)]
-enum Values<'a> {
+enum ValueFormat<'a> {
     /// With strings in these quotes, and keys without quotes.
     Braces(&'a str),
     /// Each member in separate tags.
@@ -19,9 +19,9 @@ enum Values<'a> {
 }
 
 impl GrammarWriter<'_> {
-    /// Adds rules for the calls; returns the expression for one or several of them. `opened` is true if the grammar
-    /// includes the marker before the calls.
-    pub(super) fn add_calls(&mut self, tools: &[&ToolDefinition], several: bool, opened: bool) -> String {
+    /// Adds rules for the calls; returns the expression for one or several of them. `with_marker` is true if the
+    /// grammar includes the marker before the calls.
+    pub(super) fn add_calls(&mut self, tools: &[&ToolDefinition], several: bool, with_marker: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let (_, rest) = call_marker(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
@@ -32,7 +32,7 @@ impl GrammarWriter<'_> {
             self.add_rule(&body, &format!("{shape} {after}"));
             let before = self.pattern(form.before.parts(), &tool.name);
             self.add_rule(&call, &format!("{before} {body}"));
-            if !opened && form.open.is_blank() {
+            if !with_marker && form.open.is_blank() {
                 let rest = self.pattern(rest, &tool.name);
                 self.add_rule(&format!("first_{index}"), &format!("{rest} {body}"));
                 first.push(format!("first_{index}"));
@@ -46,7 +46,7 @@ impl GrammarWriter<'_> {
             "first".clone_into(&mut one);
         }
         let open = self.pattern(
-            if opened {
+            if with_marker {
                 form.open.parts()
             } else if form.open.is_blank() {
                 &[]
@@ -63,7 +63,7 @@ impl GrammarWriter<'_> {
         "calls".into()
     }
 
-    /// Adds the rule for the name and the arguments of a call.
+    /// Adds rules for the name and the arguments of a call, and returns the expression for them.
     fn add_shape(&mut self, rule: &str, tool: &ToolDefinition, shape: &CallShape) -> String {
         let named = |rest: &Pattern| [&[PatternPart::Placeholder(Placeholder::Name)], rest.parts()].concat();
         let name = Value::from(tool.name.as_str());
@@ -71,12 +71,12 @@ impl GrammarWriter<'_> {
         match shape {
             CallShape::Tagged(tags) => {
                 let name = self.pattern(&named(&tags.after_name), &tool.name);
-                let values = Values::Elements(tags);
+                let values = ValueFormat::Elements(tags);
                 let members = self.add_members(rule, &schema, &schema, values, 0);
                 return format!("{name} {members}");
             }
             CallShape::Braces { quote } => {
-                let members = self.add_members(rule, &schema, &schema, Values::Braces(quote), 0);
+                let members = self.add_members(rule, &schema, &schema, ValueFormat::Braces(quote), 0);
                 return format!("{name} \"{{\" {members} \"}}\"");
             }
             CallShape::Python => {
@@ -134,7 +134,14 @@ impl GrammarWriter<'_> {
     }
 
     /// Adds rules for the members of an object; those that are not required may be omitted.
-    fn add_members(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
+    fn add_members(
+        &mut self,
+        rule: &str,
+        schema: &Value,
+        root: &Value,
+        values: ValueFormat<'_>,
+        depth: usize,
+    ) -> String {
         let none = Map::new();
         let properties = schema["properties"].as_object().unwrap_or(&none);
         let mut members = Vec::new();
@@ -145,7 +152,7 @@ impl GrammarWriter<'_> {
             self.add_rule(&name, &member);
             members.push((name, is_required(schema, key)));
         }
-        let comma = if matches!(values, Values::Braces(_)) { "\",\"" } else { "" };
+        let comma = if matches!(values, ValueFormat::Braces(_)) { "\",\"" } else { "" };
         self.add_sequence(rule, &members, comma)
     }
 
@@ -188,16 +195,16 @@ impl GrammarWriter<'_> {
         key: &str,
         property: &Value,
         root: &Value,
-        values: Values<'_>,
+        values: ValueFormat<'_>,
         depth: usize,
     ) -> String {
         let key_text = Value::from(key).to_string();
         match values {
-            Values::Braces(_) => {
+            ValueFormat::Braces(_) => {
                 let value = self.add_value(rule, property, root, values, depth);
                 format!("{} {value}", Value::from(format!("{key}:")))
             }
-            Values::Elements(tags) => {
+            ValueFormat::Elements(tags) => {
                 let before = self.pattern(tags.before_key.parts(), "");
                 let middle = self.type_marker(tags, property);
                 let close = tags.after_value.replace(Placeholder::Key.mark(), key);
@@ -231,35 +238,37 @@ impl GrammarWriter<'_> {
         self.pattern(&parts.collect::<Vec<_>>(), "")
     }
 
-    /// Returns an expression for a value.
-    fn add_value(&mut self, rule: &str, schema: &Value, root: &Value, values: Values<'_>, depth: usize) -> String {
+    /// Adds rules for a value, and returns the expression for it.
+    fn add_value(&mut self, rule: &str, schema: &Value, root: &Value, values: ValueFormat<'_>, depth: usize) -> String {
         let deeper = depth < MAX_DEPTH;
         if let Some(strings) = strings(schema) {
-            let quote = if let Values::Braces(quote) = values { self.literal(quote) } else { String::new() };
+            let quote = if let ValueFormat::Braces(quote) = values { self.literal(quote) } else { String::new() };
             let texts: Vec<String> =
                 strings.iter().map(|text| format!("{quote} {} {quote}", Value::from(*text))).collect();
             return format!("({})", texts.join(" | "));
         }
         match (values, schema["type"].as_str()) {
-            (Values::Braces(quote), Some("string")) => {
+            (ValueFormat::Braces(quote), Some("string")) => {
                 self.add_text_until(rule, quote);
                 format!("{} {rule}", self.literal(quote))
             }
-            (Values::Braces(_), Some("object")) if deeper && schema["properties"].is_object() => {
+            (ValueFormat::Braces(_), Some("object")) if deeper && schema["properties"].is_object() => {
                 let members = self.add_members(rule, schema, root, values, depth + 1);
                 format!("\"{{\" {members} \"}}\"")
             }
-            (Values::Braces(_), Some("array")) if deeper && schema["items"].is_object() => {
+            (ValueFormat::Braces(_), Some("array")) if deeper && schema["items"].is_object() => {
                 let item = self.add_value(&format!("{rule}_item"), &schema["items"], root, values, depth + 1);
                 self.add_rule(&format!("{rule}_each"), &item);
                 format!("\"[\" ({rule}_each (\",\" {rule}_each){{0,99}})? \"]\"")
             }
-            (Values::Elements(tags), Some("object"))
+            (ValueFormat::Elements(tags), Some("object"))
                 if is_nested(tags) && deeper && schema["properties"].is_object() =>
             {
                 self.add_members(rule, schema, root, values, depth + 1)
             }
-            (Values::Elements(tags), Some("array")) if is_nested(tags) && deeper && schema["items"].is_object() => {
+            (ValueFormat::Elements(tags), Some("array"))
+                if is_nested(tags) && deeper && schema["items"].is_object() =>
+            {
                 let item = self.add_member(&format!("{rule}_item"), "item", &schema["items"], root, values, depth + 1);
                 self.add_rule(&format!("{rule}_each"), &item);
                 format!("{rule}_each{{0,99}}")

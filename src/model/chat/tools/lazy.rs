@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
 impl GrammarWriter<'_> {
-    /// Adds rules for the text of optional calls after the trigger.
+    /// Adds rules for the text of optional calls after the trigger, and returns the expression for it.
     pub(super) fn add_lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
             let rule = format!("call_{index}");
             let body = match form.shape {
-                CallShape::Channel => grammar.add_addressed_call(&rule, tool),
+                CallShape::Channel => grammar.add_channel_call(&rule, tool),
                 _ => object_call(tool, &form.shape),
             };
             grammar.add_rule(&rule, &body);
@@ -38,8 +38,9 @@ impl GrammarWriter<'_> {
         }
     }
 
-    /// Adds a rule for a call after `to=functions.`, with the rest of its header.
-    fn add_addressed_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
+    /// Adds a rule for the arguments of a call in a channel, and returns the expression for the text after
+    /// `to=functions.`.
+    fn add_channel_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
         self.add_rule(&arguments, &format!("%json {}", with_bounded_whitespace(&parameters(tool))));
         let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));

@@ -1,7 +1,7 @@
-//! Constraints for answers with tools: required calls, and the text before them or after reasoning. They are built from
-//! the answer syntax, the schemas of the functions and the request's choice.
+//! Constraints for answers: tool calls in the model's format, and other constraints that begin after the reasoning.
+//! They are built from the answer syntax, the schemas of the functions and the request's choice.
 //!
-//! A grammar built here only permits answers that [`super::answer`] parses as calls of these functions.
+//! Every tool call that a grammar built here permits is parsed as a call by [`super::answer`].
 
 mod calls;
 mod grammar;

@@ -49,10 +49,10 @@ fn answer_format(format: &AnswerSyntax) -> AnswerFormat {
 /// token.
 fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) -> String {
     let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
-    let mut follower = grammars.start_matcher(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
+    let mut matcher = grammars.start_matcher(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
     let mut text = Vec::new();
     for step in 0..4000usize {
-        let mask = follower.mask().unwrap().unwrap();
+        let mask = matcher.mask().unwrap().unwrap();
         if mask.is_allowed(END as u32) && step >= draws.len() {
             break;
         }
@@ -64,7 +64,7 @@ fn walk(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, draws: &[u16]) ->
         let draw = draws.get(step).copied().map_or(step * 7, usize::from);
         let token = allowed[draw % allowed.len()];
         let piece = vocabulary.piece(token);
-        follower.accept(token, piece);
+        matcher.accept(token, piece);
         text.extend_from_slice(piece);
     }
     String::from_utf8_lossy(&text).into_owned()
@@ -89,7 +89,7 @@ fn check(message: &AnswerMessage, text: &str) {
     }
 }
 
-/// Returns the formats of every family, and the older formats of two of them.
+/// Returns the formats of every family, the older formats of two of them, and formats derived from templates.
 fn formats() -> Vec<AnswerSyntax> {
     let families = [
         ModelFamily::Hermes,
@@ -154,15 +154,15 @@ fn open_reasoning_precedes_the_call() {
         let answer_format = AnswerFormat { thinking: true, ..answer_format(&ModelFamily::Hermes.syntax()) };
         let constraint = constraint(&answer_format, &ToolChoice::Required, None, false, &vocabulary).unwrap();
         let grammars = GrammarCompiler::new(Arc::clone(&vocabulary));
-        let mut follower = grammars.start_matcher(&constraint).unwrap();
+        let mut matcher = grammars.start_matcher(&constraint).unwrap();
         let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
         let close = vocabulary.encode("</think>", false, true);
         let text = "so it is <b>add</b>".bytes().map(i32::from).chain(close).chain(call.bytes().map(i32::from));
         for token in text {
-            assert!(follower.mask().unwrap().unwrap().is_allowed(token as u32), "{token}");
-            follower.accept(token, vocabulary.piece(token));
+            assert!(matcher.mask().unwrap().unwrap().is_allowed(token as u32), "{token}");
+            matcher.accept(token, vocabulary.piece(token));
         }
-        assert!(follower.mask().unwrap().unwrap().is_allowed(END as u32));
+        assert!(matcher.mask().unwrap().unwrap().is_allowed(END as u32));
     }
 }
 
@@ -186,15 +186,15 @@ fn auto_choice_constrains_only_strict_functions() {
 /// Returns true if the matcher accepts all pieces, and true if the grammar is active after them.
 fn follow(constraint: &Constraint, vocabulary: &Arc<Vocabulary>, pieces: &[&str]) -> (bool, bool) {
     let grammars = GrammarCompiler::new(Arc::clone(vocabulary));
-    let mut follower = grammars.start_matcher(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
+    let mut matcher = grammars.start_matcher(constraint).unwrap_or_else(|error| panic!("{error}\n{constraint:?}"));
     let mut fits = true;
     for token in pieces.iter().flat_map(|piece| vocabulary.encode(piece, false, true)) {
         let piece = vocabulary.piece(token);
-        let allowed = follower.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32));
-        fits &= allowed && follower.permits(token, piece);
-        follower.accept(token, piece);
+        let allowed = matcher.mask().unwrap().is_none_or(|mask| mask.is_allowed(token as u32));
+        fits &= allowed && matcher.permits(token, piece);
+        matcher.accept(token, piece);
     }
-    (fits, follower.is_active())
+    (fits, matcher.is_active())
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! split, down to single characters if necessary.
 
 use super::lower::{Productions, Symbol, is_divisible};
-use super::nfa::{ALL_BYTES, Bytes, NO_BYTES, add_all, have_common_byte};
+use super::nfa::{ALL_BYTES, ByteSet, NO_BYTES, add_all, have_common_byte};
 use super::parse::Node;
 use std::collections::HashMap;
 
@@ -15,17 +15,17 @@ use std::collections::HashMap;
 const MAX_ANALYZED_TERMINALS: usize = 300;
 
 /// The byte 0xFF, which never starts UTF-8 text.
-const MARKER: Bytes = [0, 0, 0, 1 << 63];
+const MARKER: ByteSet = [0, 0, 0, 1 << 63];
 
-/// Finds the terminals that must be split.
-pub(super) fn find(grammar: &Productions) -> Vec<Node> {
+/// Returns the terminals that must be split.
+pub(super) fn find_terminals_to_split(grammar: &Productions) -> Vec<Node> {
     let terminals = &grammar.terminals;
     let mut must_split = vec![false; terminals.len()];
     for (index, terminal) in terminals.iter().enumerate() {
         must_split[index] = terminal.nfa.is_none() && is_divisible(&terminal.node);
     }
-    let sets = Sets::new(grammar);
-    let mut pairs = Pairs { grammar, known: HashMap::new() };
+    let sets = FollowSets::new(grammar);
+    let mut pairs = PairCache { grammar, results: HashMap::new() };
     for (a, b) in sets.find_pairs(grammar, &mut pairs) {
         if must_split[a] || must_split[b] || !have_common_byte(&sets.followers[a], &pairs.conflicts_with(a, b).0) {
             continue;
@@ -45,44 +45,45 @@ pub(super) fn find(grammar: &Productions) -> Vec<Node> {
         .collect()
 }
 
-struct Pairs<'a> {
+/// The results of [`Nfa::conflicts_with`](super::nfa::Nfa::conflicts_with) for pairs of terminals.
+struct PairCache<'a> {
     grammar: &'a Productions,
-    known: HashMap<(usize, usize), (Bytes, bool)>,
+    results: HashMap<(usize, usize), (ByteSet, bool)>,
 }
 
-impl Pairs<'_> {
-    fn conflicts_with(&mut self, a: usize, b: usize) -> (Bytes, bool) {
+impl PairCache<'_> {
+    fn conflicts_with(&mut self, a: usize, b: usize) -> (ByteSet, bool) {
         let terminals = &self.grammar.terminals;
-        *self.known.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
+        *self.results.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
             (Some(a), Some(b)) => a.conflicts_with(b),
             _ => (ALL_BYTES, true),
         })
     }
 }
 
-/// A set of terminals.
-type Set = Vec<u64>;
+/// A set of terminals, one bit each.
+type TerminalSet = Vec<u64>;
 
-/// First and follow sets, in bytes and in terminals.
-struct Sets {
+/// The follow set of each terminal, in bytes and in terminals.
+struct FollowSets {
     /// Bytes that may follow each terminal.
-    followers: Vec<Bytes>,
+    followers: Vec<ByteSet>,
     /// Terminals that may follow each terminal.
-    next: Vec<Set>,
+    next: Vec<TerminalSet>,
     /// Terminals that the grammar may start with.
-    start: Set,
+    start: TerminalSet,
 }
 
 /// The first set of a sequence of symbols.
 #[derive(Clone, PartialEq)]
-struct First {
-    bytes: Bytes,
-    terminals: Set,
+struct FirstSet {
+    bytes: ByteSet,
+    terminals: TerminalSet,
     nullable: bool,
 }
 
-impl First {
-    fn nothing(width: usize) -> Self {
+impl FirstSet {
+    fn empty(width: usize) -> Self {
         Self { bytes: NO_BYTES, terminals: vec![0; width], nullable: false }
     }
 
@@ -94,15 +95,15 @@ impl First {
     }
 }
 
-impl Sets {
+impl FollowSets {
     fn new(grammar: &Productions) -> Self {
         let width = grammar.terminals.len().div_ceil(64);
-        let own: Vec<First> = grammar
+        let terminal_firsts: Vec<FirstSet> = grammar
             .terminals
             .iter()
             .enumerate()
             .map(|(index, terminal)| {
-                let mut first = First::nothing(width);
+                let mut first = FirstSet::empty(width);
                 insert(&mut first.terminals, index);
                 (first.bytes, first.nullable) = match &terminal.nfa {
                     Some(nfa) => (nfa.first_bytes(), nfa.is_nullable()),
@@ -111,31 +112,31 @@ impl Sets {
                 first
             })
             .collect();
-        let mut rules = vec![First::nothing(width); grammar.rules.len()];
+        let mut rule_firsts = vec![FirstSet::empty(width); grammar.rules.len()];
         let mut changed = true;
         while changed {
             changed = false;
             for (index, alternatives) in grammar.rules.iter().enumerate() {
                 for items in alternatives {
-                    let first = sequence(items, &rules, &own, width);
-                    changed |= rules[index].add_all(&first);
+                    let first = first_set(items, &rule_firsts, &terminal_firsts, width);
+                    changed |= rule_firsts[index].add_all(&first);
                 }
             }
         }
-        let start = rules[0].terminals.clone();
-        let mut follow = Follow {
-            rules: &rules,
-            own: &own,
+        let start = rule_firsts[0].terminals.clone();
+        let mut follow = FollowBuilder {
+            rule_firsts: &rule_firsts,
+            terminal_firsts: &terminal_firsts,
             width,
-            rule_followers: vec![First::nothing(width); grammar.rules.len()],
-            followers: vec![First::nothing(width); grammar.terminals.len()],
+            rule_followers: vec![FirstSet::empty(width); grammar.rules.len()],
+            followers: vec![FirstSet::empty(width); grammar.terminals.len()],
             changed: true,
         };
         while std::mem::take(&mut follow.changed) {
             for (index, alternatives) in grammar.rules.iter().enumerate() {
                 for items in alternatives {
                     let after = follow.rule_followers[index].clone();
-                    follow.walk(items, &after);
+                    follow.add_followers(items, &after);
                 }
             }
         }
@@ -144,14 +145,14 @@ impl Sets {
     }
 
     /// Returns the pairs of terminals that are possible at the same position.
-    fn find_pairs(&self, grammar: &Productions, pairs: &mut Pairs<'_>) -> Vec<(usize, usize)> {
+    fn find_pairs(&self, grammar: &Productions, pairs: &mut PairCache<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
         if count > MAX_ANALYZED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
             return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
         }
-        let mut coexisting: Vec<Set> = vec![vec![0; self.start.len()]; count];
+        let mut coexisting: Vec<TerminalSet> = vec![vec![0; self.start.len()]; count];
         let mut todo = Vec::new();
-        let mut add_pairs = |one: &Set, other: &Set, todo: &mut Vec<(usize, usize)>| {
+        let mut add_pairs = |one: &TerminalSet, other: &TerminalSet, todo: &mut Vec<(usize, usize)>| {
             for a in members(one) {
                 for b in members(other) {
                     if !contains(&coexisting[a], b) {
@@ -176,20 +177,21 @@ impl Sets {
     }
 }
 
-struct Follow<'a> {
-    rules: &'a [First],
-    own: &'a [First],
+/// Computation of the follow sets.
+struct FollowBuilder<'a> {
+    rule_firsts: &'a [FirstSet],
+    terminal_firsts: &'a [FirstSet],
     width: usize,
-    rule_followers: Vec<First>,
-    followers: Vec<First>,
+    rule_followers: Vec<FirstSet>,
+    followers: Vec<FirstSet>,
     changed: bool,
 }
 
-impl Follow<'_> {
+impl FollowBuilder<'_> {
     /// Records the follow set of every symbol of a sequence; `after` is the follow set of the whole sequence.
-    fn walk(&mut self, items: &[Symbol], after: &First) {
+    fn add_followers(&mut self, items: &[Symbol], after: &FirstSet) {
         for (index, item) in items.iter().enumerate() {
-            let mut followers = sequence(&items[index + 1..], self.rules, self.own, self.width);
+            let mut followers = first_set(&items[index + 1..], self.rule_firsts, self.terminal_firsts, self.width);
             if followers.nullable {
                 followers.add_all(after);
             }
@@ -201,30 +203,31 @@ impl Follow<'_> {
                 Symbol::Token { .. } => {}
                 Symbol::Repeat(inner, _, max) => {
                     if *max != Some(1) {
-                        let mut again = sequence(inner, self.rules, self.own, self.width);
+                        let mut again = first_set(inner, self.rule_firsts, self.terminal_firsts, self.width);
                         again.nullable = false;
                         followers.add_all(&again);
                     }
-                    self.walk(inner, &followers);
+                    self.add_followers(inner, &followers);
                 }
             }
         }
     }
 }
 
-fn sequence(items: &[Symbol], rules: &[First], own: &[First], width: usize) -> First {
-    let mut first = First::nothing(width);
+/// Returns the first set of a sequence of symbols.
+fn first_set(items: &[Symbol], rule_firsts: &[FirstSet], terminal_firsts: &[FirstSet], width: usize) -> FirstSet {
+    let mut first = FirstSet::empty(width);
     first.nullable = true;
     for item in items {
         let one = match item {
-            Symbol::Rule(rule) => rules[*rule].clone(),
-            Symbol::Terminal(terminal) => own[*terminal].clone(),
+            Symbol::Rule(rule) => rule_firsts[*rule].clone(),
+            Symbol::Terminal(terminal) => terminal_firsts[*terminal].clone(),
             // The marker byte occurs in no text and represents the token. A negated token may be any text.
             Symbol::Token { negated, .. } => {
-                First { bytes: if *negated { ALL_BYTES } else { MARKER }, ..First::nothing(width) }
+                FirstSet { bytes: if *negated { ALL_BYTES } else { MARKER }, ..FirstSet::empty(width) }
             }
             Symbol::Repeat(inner, min, _) => {
-                let mut inner = sequence(inner, rules, own, width);
+                let mut inner = first_set(inner, rule_firsts, terminal_firsts, width);
                 inner.nullable |= *min == 0;
                 inner
             }
@@ -247,21 +250,21 @@ fn contains_token(items: &[Symbol]) -> bool {
     })
 }
 
-fn insert(set: &mut Set, index: usize) {
+fn insert(set: &mut TerminalSet, index: usize) {
     set[index / 64] |= 1 << (index % 64);
 }
 
-fn contains(set: &Set, index: usize) -> bool {
+fn contains(set: &TerminalSet, index: usize) -> bool {
     set[index / 64] & 1 << (index % 64) != 0
 }
 
-fn members(set: &Set) -> impl Iterator<Item = usize> + '_ {
+fn members(set: &TerminalSet) -> impl Iterator<Item = usize> + '_ {
     set.iter()
         .enumerate()
         .flat_map(|(word, &bits)| (0..64).filter(move |bit| bits & 1 << bit != 0).map(move |bit| word * 64 + bit))
 }
 
-fn unite(to: &mut Set, from: &Set) -> bool {
+fn unite(to: &mut TerminalSet, from: &TerminalSet) -> bool {
     let mut changed = false;
     for (to, from) in to.iter_mut().zip(from) {
         changed |= from & !*to != 0;

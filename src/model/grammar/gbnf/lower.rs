@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 /// A symbol on the right side of a production.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Symbol {
-    /// The left side of a production, by index.
+    /// A nonterminal, by index.
     Rule(usize),
     /// A terminal, by index.
     Terminal(usize),
@@ -26,15 +26,16 @@ pub(super) struct Terminal {
     pub(super) nfa: Option<Nfa>,
 }
 
-/// A grammar over terminals; production 0 is its start.
+/// A grammar over terminals; nonterminal 0 is its start symbol.
 #[derive(Debug)]
 pub(super) struct Productions {
-    /// Alternatives of each left side.
+    /// Alternatives of each nonterminal.
     pub(super) rules: Vec<Vec<Vec<Symbol>>>,
     pub(super) terminals: Vec<Terminal>,
 }
 
-/// Returns true for each regular rule, that is, each rule that refers only to regular rules.
+/// Returns true for each rule that is regular: neither the rule nor the rules it refers to contain a token or are
+/// recursive.
 pub(super) fn regular_rules(grammar: &GbnfGrammar) -> Vec<bool> {
     let mut regular = vec![false; grammar.rules.len()];
     let mut needed_by = vec![Vec::new(); grammar.rules.len()];

@@ -21,7 +21,8 @@ const MAX_ROUNDS: usize = 64;
 /// Translates a grammar. `vocabulary` resolves token references, `<token>` or `<[id]>`.
 ///
 /// # Errors
-/// [`GrammarError::Syntax`] with line and column.
+/// [`GrammarError::Syntax`] with line and column; [`GrammarError::Unsupported`] if no text matches the grammar or the
+/// grammar is too ambiguous.
 pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarError> {
     let token = |text: &str| {
         if let Some(id) = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>")) {
@@ -43,7 +44,8 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
             ));
         }
         // A single terminal has no following symbol.
-        let must_split = if regular[grammar.root] { Vec::new() } else { conflicts::find(&productions) };
+        let must_split =
+            if regular[grammar.root] { Vec::new() } else { conflicts::find_terminals_to_split(&productions) };
         if must_split.is_empty() {
             return Ok(lark::write(&productions, &grammar.rules));
         }

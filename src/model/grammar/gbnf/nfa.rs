@@ -8,17 +8,17 @@ const MAX_STATES: usize = 4000;
 const MAX_PAIRS: usize = 400_000;
 
 /// A set of first bytes of characters.
-pub(super) type Bytes = [u64; 4];
+pub(super) type ByteSet = [u64; 4];
 
-pub(super) const NO_BYTES: Bytes = [0; 4];
-pub(super) const ALL_BYTES: Bytes = [u64::MAX; 4];
+pub(super) const NO_BYTES: ByteSet = [0; 4];
+pub(super) const ALL_BYTES: ByteSet = [u64::MAX; 4];
 
 #[derive(Debug, Clone)]
 pub(super) struct Nfa {
     /// Character edges of each state, with their targets.
     edges: Vec<Vec<((u32, u32), usize)>>,
     /// Targets of the epsilon transitions of each state.
-    empty: Vec<Vec<usize>>,
+    epsilon: Vec<Vec<usize>>,
     /// States reachable from the start by epsilon transitions.
     start: Vec<usize>,
     accepts: Vec<bool>,
@@ -27,7 +27,7 @@ pub(super) struct Nfa {
 impl Nfa {
     /// Builds the automaton; `None` if it would be too large.
     pub(super) fn from_node(node: &Node, rules: &[Node]) -> Option<Self> {
-        let mut nfa = Self { edges: Vec::new(), empty: Vec::new(), start: Vec::new(), accepts: Vec::new() };
+        let mut nfa = Self { edges: Vec::new(), epsilon: Vec::new(), start: Vec::new(), accepts: Vec::new() };
         let first = nfa.add_state()?;
         let last = nfa.add_node(node, rules, first)?;
         nfa.start = nfa.closure(first);
@@ -56,7 +56,7 @@ impl Nfa {
     }
 
     /// Returns the first bytes of its matches.
-    pub(super) fn first_bytes(&self) -> Bytes {
+    pub(super) fn first_bytes(&self) -> ByteSet {
         let mut bytes = NO_BYTES;
         for &state in &self.start {
             for &(range, _) in &self.edges[state] {
@@ -68,7 +68,7 @@ impl Nfa {
 
     /// Returns the bytes that can continue a non-empty match of `self` to a longer match of `other`, and true if some
     /// text matches both. Returns all bytes and true if the computation would take too long.
-    pub(super) fn conflicts_with(&self, other: &Self) -> (Bytes, bool) {
+    pub(super) fn conflicts_with(&self, other: &Self) -> (ByteSet, bool) {
         let width = other.edges.len();
         if self.edges.len() * width > 10 * MAX_PAIRS {
             return (ALL_BYTES, true);
@@ -114,7 +114,7 @@ impl Nfa {
             return None;
         }
         self.edges.push(Vec::new());
-        self.empty.push(Vec::new());
+        self.epsilon.push(Vec::new());
         Some(self.edges.len() - 1)
     }
 
@@ -138,9 +138,9 @@ impl Nfa {
                 let to = self.add_state()?;
                 for alternative in alternatives {
                     let begin = self.add_state()?;
-                    self.empty[from].push(begin);
+                    self.epsilon[from].push(begin);
                     let end = self.add_node(alternative, rules, begin)?;
-                    self.empty[end].push(to);
+                    self.epsilon[end].push(to);
                 }
                 Some(to)
             }
@@ -152,22 +152,22 @@ impl Nfa {
                 if let Some(max) = max {
                     let to = self.add_state()?;
                     for _ in *min..*max {
-                        self.empty[at].push(to);
+                        self.epsilon[at].push(to);
                         let begin = self.add_state()?;
-                        self.empty[at].push(begin);
+                        self.epsilon[at].push(begin);
                         at = self.add_node(inner, rules, begin)?;
                     }
-                    self.empty[at].push(to);
+                    self.epsilon[at].push(to);
                     Some(to)
                 } else {
                     let hub = self.add_state()?;
-                    self.empty[at].push(hub);
+                    self.epsilon[at].push(hub);
                     let begin = self.add_state()?;
-                    self.empty[hub].push(begin);
+                    self.epsilon[hub].push(begin);
                     let end = self.add_node(inner, rules, begin)?;
-                    self.empty[end].push(hub);
+                    self.epsilon[end].push(hub);
                     let to = self.add_state()?;
-                    self.empty[hub].push(to);
+                    self.epsilon[hub].push(to);
                     Some(to)
                 }
             }
@@ -178,7 +178,7 @@ impl Nfa {
         let mut reached = vec![from];
         let mut next = 0;
         while next < reached.len() {
-            for &to in &self.empty[reached[next]] {
+            for &to in &self.epsilon[reached[next]] {
                 if !reached.contains(&to) {
                     reached.push(to);
                 }
@@ -190,7 +190,7 @@ impl Nfa {
 }
 
 /// Adds the first bytes of a range of characters.
-fn add_first_bytes(bytes: &mut Bytes, (first, last): (u32, u32)) {
+fn add_first_bytes(bytes: &mut ByteSet, (first, last): (u32, u32)) {
     let lead = |code: u32| match code {
         0..=0x7f => code as u8,
         0x80..=0x7ff => 0xc0 | (code >> 6) as u8,
@@ -203,12 +203,12 @@ fn add_first_bytes(bytes: &mut Bytes, (first, last): (u32, u32)) {
 }
 
 /// Returns true if two sets have a common byte.
-pub(super) fn have_common_byte(a: &Bytes, b: &Bytes) -> bool {
+pub(super) fn have_common_byte(a: &ByteSet, b: &ByteSet) -> bool {
     a.iter().zip(b).any(|(a, b)| a & b != 0)
 }
 
 /// Adds the bytes of `from` to `to`; returns true if `to` changed.
-pub(super) fn add_all(to: &mut Bytes, from: &Bytes) -> bool {
+pub(super) fn add_all(to: &mut ByteSet, from: &ByteSet) -> bool {
     let before = *to;
     to.iter_mut().zip(from).for_each(|(to, from)| *to |= from);
     *to != before

@@ -53,6 +53,7 @@ impl Context<'_> {
     }
 
     /// Restores the state of a checkpoint, and removes later tokens from the model's KV cache if it has one.
+    /// Returns false if llama.cpp fails.
     fn restore_checkpoint(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
         let restored = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Partial)
             && self.llama.kv_cache_seq_rm(sequence, Some(length), None).is_ok()
@@ -218,7 +219,7 @@ impl Context<'_> {
 
     /// Returns true if every cell of a sequence is at its position, in all layers.
     #[must_use]
-    pub fn has_exact_rows(&self, sequence: i32) -> bool {
+    pub fn has_cells_in_order(&self, sequence: i32) -> bool {
         self.memory.window == 0 || self.first_position(sequence) == 0
     }
 

@@ -45,14 +45,15 @@ impl GpuRequirements {
         };
         let (keys, values) = (head("attention.key_length"), head("attention.value_length"));
         let per_token = stored_bytes(requirements.keys, keys).saturating_add(stored_bytes(requirements.values, values));
-        let trained = parameter("context_length").filter(|_| requirements.as_trained).unwrap_or(u64::MAX);
+        let trained =
+            parameter("context_length").filter(|_| requirements.limit_to_training_context).unwrap_or(u64::MAX);
         let context = u64::from(requirements.context_per_sequence).min(trained);
         let cached =
             if options.tuning.cache_on_host { 0 } else { context.saturating_mul(requirements.sequences.into()) };
         let cache = per_token.saturating_mul(cached);
 
         let ubatch = u64::from(requirements.ubatch_size);
-        let scores = if requirements.scores { heads.saturating_mul(context) } else { 0 };
+        let scores = if requirements.stores_scores { heads.saturating_mul(context) } else { 0 };
         let hidden = embedding.saturating_mul(4);
         let forward = parameter("feed_forward_length").unwrap_or(hidden).saturating_mul(3);
         let values = [context, hidden, forward].into_iter().fold(scores, u64::saturating_add);
@@ -110,7 +111,7 @@ pub fn cache_bytes(header: &GgufHeader, requirements: &ContextRequirements) -> O
         let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 1));
         width.saturating_mul(key_heads).div_ceil(block).saturating_mul(bytes)
     };
-    let trained = parameter("context_length").filter(|_| requirements.as_trained).unwrap_or(u64::MAX);
+    let trained = parameter("context_length").filter(|_| requirements.limit_to_training_context).unwrap_or(u64::MAX);
     let tokens =
         u64::from(requirements.context_per_sequence).min(trained).saturating_mul(requirements.sequences.into());
     Some(
@@ -238,8 +239,8 @@ mod tests {
         // If the model has a separate output, the embedding stays on the CPU.
         assert_eq!(GpuRequirements::new(&header, &[second, third], &with(context)).output, logits + 900);
         let mut other = with(ContextRequirements {
-            as_trained: false,
-            scores: false,
+            limit_to_training_context: false,
+            stores_scores: false,
             keys: CacheType::Q8_0,
             values: CacheType::F32,
             ..context

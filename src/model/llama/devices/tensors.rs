@@ -20,11 +20,11 @@ pub struct TensorPlacement {
     /// Regular expressions (ECMAScript in C++) for tensor names, each with llama.cpp's name of a buffer.
     pub named: Vec<(String, String)>,
     /// True if the experts of all layers stay on the CPU.
-    pub experts: bool,
+    pub cpu_moe: bool,
     /// Number of first layers whose experts stay on the CPU.
-    pub experts_of_first: u32,
+    pub n_cpu_moe: u32,
     /// Number of first layers whose feed-forward weights without experts stay on the CPU.
-    pub feed_forward_of_first: u32,
+    pub n_cpu_ffn: u32,
 }
 
 /// A rule in llama.cpp's format.
@@ -51,9 +51,9 @@ impl TensorPlacement {
             (count > 0).then(|| format!(r"^blk\.({}){part}", numbers.join("|")))
         };
         let from_flags = [
-            self.experts.then(|| EXPERTS.to_owned()),
-            first_layers(self.experts_of_first, EXPERTS),
-            first_layers(self.feed_forward_of_first, FEED_FORWARD),
+            self.cpu_moe.then(|| EXPERTS.to_owned()),
+            first_layers(self.n_cpu_moe, EXPERTS),
+            first_layers(self.n_cpu_ffn, FEED_FORWARD),
         ];
         let from_flags = from_flags.into_iter().flatten().map(|pattern| Ok((pattern, CPU.to_owned())));
         let rule = |named: Result<(String, String), PlacementError>| {
@@ -84,10 +84,10 @@ mod tests {
     use super::{TensorPlacement, without_cpu_tensors};
     use crate::model::llama::gguf::{GgufHeader, GgufTensor};
 
-    fn kept_tensors(places: &TensorPlacement, names: &[&str]) -> Vec<String> {
+    fn kept_tensors(placement: &TensorPlacement, names: &[&str]) -> Vec<String> {
         let tensors = names.iter().map(|&name| GgufTensor { name: name.into(), ..GgufTensor::default() }).collect();
         let header = GgufHeader { tensors, ..GgufHeader::default() };
-        let rules = places.rules(3, &["CPU", "CUDA0"]).unwrap();
+        let rules = placement.rules(3, &["CPU", "CUDA0"]).unwrap();
         without_cpu_tensors(&header, &rules).tensors.into_iter().map(|tensor| tensor.name).collect()
     }
 
@@ -99,15 +99,12 @@ mod tests {
             "blk.1.ffn_up.weight",
             "blk.11.ffn_up.weight",
         ];
-        assert_eq!(kept_tensors(&TensorPlacement { experts: true, ..TensorPlacement::default() }, &names), names[2..]);
-        assert_eq!(
-            kept_tensors(&TensorPlacement { experts_of_first: 1, ..TensorPlacement::default() }, &names),
-            names[1..]
-        );
-        let two = TensorPlacement { feed_forward_of_first: 2, ..TensorPlacement::default() };
+        assert_eq!(kept_tensors(&TensorPlacement { cpu_moe: true, ..TensorPlacement::default() }, &names), names[2..]);
+        assert_eq!(kept_tensors(&TensorPlacement { n_cpu_moe: 1, ..TensorPlacement::default() }, &names), names[1..]);
+        let two = TensorPlacement { n_cpu_ffn: 2, ..TensorPlacement::default() };
         assert_eq!(kept_tensors(&two, &names), [names[0], names[1], names[3]]);
         // A number above the number of layers means all layers.
-        let all = TensorPlacement { experts_of_first: u32::MAX, ..TensorPlacement::default() };
+        let all = TensorPlacement { n_cpu_moe: u32::MAX, ..TensorPlacement::default() };
         assert_eq!(kept_tensors(&all, &names), names[2..]);
         assert!(TensorPlacement::default().rules(3, &["CPU"]).unwrap().is_empty());
     }
@@ -115,11 +112,12 @@ mod tests {
     #[test]
     fn first_matching_rule_precedes_expert_rules() {
         let named = vec![(r"blk\.0\.ffn_up_exps".into(), "cuda0".into()), ("up".into(), "CPU".into())];
-        let places = TensorPlacement { named, experts: true, ..TensorPlacement::default() };
+        let placement = TensorPlacement { named, cpu_moe: true, ..TensorPlacement::default() };
         let names =
             ["blk.0.ffn_up_exps.weight", "blk.0.ffn_down_exps.weight", "blk.1.attn_q.weight", "blk.1.ffn_up.weight"];
-        assert_eq!(kept_tensors(&places, &names), [names[0], names[2]]);
-        let error = TensorPlacement { named: vec![("a".into(), "CUDA1".into())], ..places }.rules(3, &["CPU", "CUDA0"]);
+        assert_eq!(kept_tensors(&placement, &names), [names[0], names[2]]);
+        let error =
+            TensorPlacement { named: vec![("a".into(), "CUDA1".into())], ..placement }.rules(3, &["CPU", "CUDA0"]);
         assert!(error.unwrap_err().to_string().contains("CPU, CUDA0"));
     }
 }

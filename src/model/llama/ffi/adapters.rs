@@ -30,8 +30,8 @@ pub fn load(model: &mut LlamaModel, path: &CStr) -> Result<AdapterHandle, Vec<St
     })
 }
 
-/// Returns true if the adapter is only active after certain tokens.
-pub fn is_activated(adapter: &AdapterHandle) -> bool {
+/// Returns true if the adapter is activated by tokens of the prompt (aLoRA).
+pub fn needs_activation(adapter: &AdapterHandle) -> bool {
     // SAFETY: the adapter lives as long as its model, which the caller holds.
     unsafe { sys::llama_adapter_get_alora_n_invocation_tokens(adapter.0.as_ptr()) > 0 }
 }

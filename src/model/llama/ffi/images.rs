@@ -1,5 +1,5 @@
-//! llama.cpp's image encoder (libmtmd): loads a projector, splits an image into parts, encodes the parts, and decodes their
-//! embeddings. llama-cpp-2 has no function that returns the embeddings.
+//! llama.cpp's image encoder (libmtmd): loading of a projector, splitting of an image into parts, encoding of the
+//! parts, and decoding of their embeddings. llama-cpp-2 has no function that returns the embeddings.
 
 use super::loading::with_error_lines;
 use super::raw;
@@ -90,12 +90,13 @@ impl Projector {
     }
 
     /// Decodes an image file and splits it into parts. Returns `None` if llama.cpp rejects the file.
-    pub fn read(&self, image: &[u8]) -> Option<ImageParts> {
+    pub fn tokenize(&self, image: &[u8]) -> Option<ImageParts> {
         let context = self.context.as_ptr();
         // SAFETY: the context exists, and the buffer is read only during the call.
         let bitmap = unsafe {
             let mut options = sys::mtmd_helper_init_opt_default();
-            // llama.cpp would pass a damaged image, which could be a video, to ffmpeg; this folder cannot have programs.
+            // llama.cpp would pass a damaged image, which could be a video, to ffmpeg; this folder cannot have
+            // programs.
             options.video_params.ffmpeg_bin_dir = c"/dev/null".as_ptr();
             sys::mtmd_helper_bitmap_init_from_buf(context, image.as_ptr(), image.len(), false, options)
         };
@@ -113,7 +114,7 @@ impl Projector {
         (result == 0).then_some(parts)
     }
 
-    /// Encodes the embeddings of all parts of an image, in order. Returns `None` if llama.cpp fails.
+    /// Encodes all parts of an image and returns their embeddings in order. Returns `None` if llama.cpp fails.
     pub fn encode(&self, parts: &ImageParts) -> Option<Vec<f32>> {
         let _one_at_a_time = self.encoding.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows = Vec::new();
@@ -168,7 +169,7 @@ unsafe impl Send for ImageParts {}
 pub enum ImagePart {
     /// Tokens of the vocabulary.
     Text(Vec<TokenId>),
-    /// Embeddings.
+    /// Preprocessed pixels, which are encoded to embeddings.
     Pixels {
         /// Number of embeddings.
         count: usize,

@@ -5,8 +5,8 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 
-/// Returns the attention window of some layers, also if the file leaves it to the architecture; 0 if all layers attend
-/// to everything.
+/// Returns the width of the sliding attention window, even if it follows from the architecture and the file does not
+/// state it; 0 if all layers attend to all tokens.
 pub fn window(model: &LlamaModel) -> u32 {
     // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted in `loading`.
     let width = unsafe {

@@ -8,6 +8,13 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
 /// Number of candidates from which mirostat 1 estimates the distribution.
 const ESTIMATE_CANDIDATES: usize = 100;
+/// Distance from the target, in probability, that counts as 1 in adaptive-p; this and the next two constants are
+/// llama.cpp's.
+const DISTRIBUTION_WIDTH: f32 = 0.3;
+/// Logit that adaptive-p gives a candidate exactly at the target.
+const PEAK_LOGIT: f32 = 5.0;
+/// Slope with which the logit decreases at large distances from the target.
+const SHARPNESS: f32 = 10.0;
 
 /// A sampler that adapts to its draws.
 #[derive(Debug, Clone)]
@@ -94,8 +101,8 @@ impl Adaptive {
                 self.before.clear();
                 self.before.extend(array.data.iter().map(LlamaTokenData::p));
                 for entry in &mut array.data {
-                    let distance = ((entry.p() - adjusted_target) / 0.3).abs();
-                    entry.set_logit(5.0 - 10.0 * distance * distance / (1.0 + distance));
+                    let distance = ((entry.p() - adjusted_target) / DISTRIBUTION_WIDTH).abs();
+                    entry.set_logit(PEAK_LOGIT - SHARPNESS * distance * distance / (1.0 + distance));
                 }
                 array.sorted = false;
             }
@@ -116,7 +123,7 @@ impl Adaptive {
         self.drawn = Some((token, next));
     }
 
-    /// Accepts a token as the end of an answer of `length` tokens.
+    /// Accepts a token that was appended to the answer, which now has `length` tokens.
     pub(super) fn accept(&mut self, token: TokenId, length: usize) {
         if let Some((drawn, next)) = self.drawn.take()
             && drawn == token

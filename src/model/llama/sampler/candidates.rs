@@ -5,7 +5,7 @@ use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
-/// Number of tokens per block. A block without a logit above the floor is skipped.
+/// Number of tokens per block. A block is skipped if its highest logit is too low to be selected.
 const BLOCK: usize = 128;
 /// Bits in a word of the mask.
 const WORD: usize = 32;
@@ -153,7 +153,7 @@ fn max_value(values: &[f32]) -> f32 {
     highest.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
 }
 
-/// Changes the logits of some tokens, given in order; `change` receives the original logit.
+/// Changes the logits of some tokens, given in order; `change` receives the current logit.
 pub(super) fn edit<T>(
     edits: &mut Vec<(TokenId, f32)>,
     logits: &[f32],

@@ -241,8 +241,8 @@ impl Sampler {
         Some(Draw { token, prob, stages })
     }
 
-    /// Accepts a token as the end of the answer. `length` is the number of tokens of the answer, including this token
-    /// and evicted ones: their state is kept.
+    /// Accepts a token that was appended to the answer. `length` is the number of tokens of the answer, including this
+    /// token and evicted tokens.
     pub fn accept(&mut self, token: TokenId, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.accept(token, length);

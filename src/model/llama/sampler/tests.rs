@@ -199,12 +199,12 @@ proptest! {
             sampling.samplers.push(SamplerStage::AdaptiveP);
             sampling.adaptive_target = 0.3;
         }
-        let knowledge = |sampler: &Sampler| sampler.adaptive.as_ref().map(Adaptive::state);
+        let adaptive_state = |sampler: &Sampler| sampler.adaptive.as_ref().map(Adaptive::state);
         let mut ours = Sampler::new(&sampling, MODEL.vocabulary());
         let mut candidates = Candidates::default();
         let mut sequence = vec![1, 2, 3];
         // The state after each token of the answer, and the number of evicted tokens.
-        let mut known = vec![knowledge(&ours)];
+        let mut states = vec![adaptive_state(&ours)];
         let mut total_evicted = 0;
         for (seed, answer_change) in moves {
             match answer_change {
@@ -214,17 +214,17 @@ proptest! {
                     let forced = matches!(answer_change, AnswerChange::Force);
                     let token = if forced { draw.token + 1 } else { draw.token };
                     sequence.push(token);
-                    ours.accept(token, known.len());
+                    ours.accept(token, states.len());
                     if forced {
-                        prop_assert_eq!(knowledge(&ours), *known.last().unwrap());
+                        prop_assert_eq!(adaptive_state(&ours), *states.last().unwrap());
                     }
-                    known.push(knowledge(&ours));
+                    states.push(adaptive_state(&ours));
                 }
                 AnswerChange::Backtrack(count) => {
                     let count = count.min(sequence.len() - 3);
                     sequence.truncate(sequence.len() - count);
-                    known.truncate(known.len() - count);
-                    ours.rewind(known.len() - 1);
+                    states.truncate(states.len() - count);
+                    ours.rewind(states.len() - 1);
                 }
                 AnswerChange::Shift => {
                     let evicted = (sequence.len() - 3) / 2;
@@ -232,8 +232,8 @@ proptest! {
                     total_evicted += evicted;
                 }
             }
-            prop_assert_eq!(known.len() - 1, total_evicted + sequence.len() - 3);
-            prop_assert_eq!(knowledge(&ours), *known.last().unwrap());
+            prop_assert_eq!(states.len() - 1, total_evicted + sequence.len() - 3);
+            prop_assert_eq!(adaptive_state(&ours), *states.last().unwrap());
         }
         // A sampler that saw only the remaining tokens leaves the same candidates; which one is drawn depends on the
         // seed.

@@ -15,7 +15,7 @@ pub(super) fn check_equal<T: PartialEq + ToString>(
     Err(StateError::Differs { name, found: found.to_string(), expected: expected.to_string() })
 }
 
-/// A reader that starts at `at`.
+/// A reader at the position `at`.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     pub at: usize,
@@ -82,7 +82,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    pub fn end(&self) -> Result<(), StateError> {
+    pub fn expect_end(&self) -> Result<(), StateError> {
         match self.bytes.len() - self.at {
             0 => Ok(()),
             left => Err(StateError::TooLong(left)),

@@ -37,7 +37,7 @@ impl Recurrent {
         rows(state, reader.at, None, max).map(|rows| Self { layers, rows })
     }
 
-    /// Reads the state after this number of tokens, compares it with the layout, and returns its range.
+    /// Reads the state after `tokens`, compares it with the layout, and returns its range.
     pub fn read(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
         let start = reader.at;
         check_equal("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;

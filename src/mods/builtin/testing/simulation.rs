@@ -209,7 +209,7 @@ impl SimulationState {
     }
 
     /// Applies an action. `drawn` is the number of sampled tokens that are not in the sequence yet; a Backtrack counts
-    /// them.
+    /// them. Returns `false` if the run has ended.
     fn apply(&mut self, action: Action, drawn: usize) -> bool {
         self.result.controls += 1;
         match action {

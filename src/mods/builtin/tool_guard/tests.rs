@@ -45,9 +45,9 @@ fn invalid_call_is_retried() {
         ("{\"name\": \"delete\", \"arguments\": {}}", "the tool 'delete' is blocked"),
         (
             "{\"name\": \"add\", \"arguments\": {\"a\": 2.5}}",
-            "the arguments of 'add' are invalid: 'a' must be an integer, got 2.5",
+            "the arguments of 'add' are invalid: `a` must be an integer, got 2.5",
         ),
-        ("{\"arguments\": {\"b\": 2}, \"name\": \"add\"}", "the arguments of 'add' are invalid: 'a' is missing"),
+        ("{\"arguments\": {\"b\": 2}, \"name\": \"add\"}", "the arguments of 'add' are invalid: `a` is missing"),
         ("{\"name\": \"add\", \"arguments\": {\"a\": x}}", "the call cannot be parsed"),
         ("{\"name\": \"add\"\0", "the call cannot be parsed"),
     ] {
@@ -85,16 +85,16 @@ fn field_then_decides_after_the_last_retry() {
 #[test]
 fn errors_name_field() {
     for (config, message) in [
-        (json!({}), "'tools' is missing, and the request has no tools"),
+        (json!({}), "`tools` is missing, and the request has no tools"),
         (
             json!({"tools": [{"function": {}}]}),
-            "'tools' must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}, got {\"function\":{}} in it",
+            "`tools` must be a list of {\"type\": \"function\", \"function\": {\"name\": …, \"parameters\": {…}}}, got {\"function\":{}} in it",
         ),
         (
             json!({"tools": [{"name": "add", "parameters": [1]}]}),
-            "'tools': the parameters of 'add' must be a JSON schema (an object), got [1]",
+            "`tools`: the parameters of 'add' must be a JSON schema (an object), got [1]",
         ),
-        (config(&json!({"then": "stop"})), "'then' must be one of text, error, keep, got \"stop\""),
+        (config(&json!({"then": "stop"})), "`then` must be one of text, error, keep, got \"stop\""),
     ] {
         assert_eq!(ToolGuard.start(&config, &run()).err().unwrap(), message);
     }

@@ -33,7 +33,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_epoll_create1,
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
-    // The socket to the server.
+    // The socket to the server, and pairs of connected sockets.
     libc::SYS_recvfrom,
     libc::SYS_shutdown,
     libc::SYS_getsockname,
@@ -113,7 +113,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_exit_group,
 ];
 
-/// Older forms of these calls, which exist only on this architecture.
+/// Calls that exist only on this architecture; most are older forms of the calls above.
 #[cfg(target_arch = "x86_64")]
 const OLDER: &[i64] = &[
     libc::SYS_open,
@@ -136,7 +136,7 @@ const OLDER: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const OLDER: &[i64] = &[];
 
-/// Requests of `ioctl`: terminal checks, and flags of a descriptor.
+/// Requests of `ioctl`: terminal checks, number of readable bytes, and flags of a descriptor.
 const IOCTLS: &[u64] = &[libc::TCGETS, libc::TIOCGWINSZ, libc::FIONREAD, libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX];
 
 /// Commands of `fcntl`, without those that send a signal to another process.
@@ -149,8 +149,8 @@ const FORBIDDEN_FILE_FLAGS: i32 = libc::O_APPEND | libc::O_ASYNC | libc::O_DIREC
 /// Options of `prctl`: names of threads and of memory.
 const PRCTLS: &[i32] = &[libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_VMA];
 
-/// Options of `setsockopt` at the socket level: timeouts of the worker itself. Buffer sizes are not allowed, because
-/// buffers use kernel memory outside of the worker's limits.
+/// Options of `setsockopt` at the socket level. Buffer sizes are not allowed, because buffers use kernel memory outside
+/// of the worker's limits.
 const SOCKET_OPTIONS: &[i32] =
     &[libc::SO_RCVTIMEO, libc::SO_SNDTIMEO, libc::SO_LINGER, libc::SO_KEEPALIVE, libc::SO_REUSEADDR];
 

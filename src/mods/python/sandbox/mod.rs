@@ -8,8 +8,8 @@
 //! If the server runs as root, a worker gives up all capabilities. It also gives up root's user id, unless the
 //! interpreter is in a folder that only root can enter, such as a private home directory.
 //!
-//! The sandbox hides neither the existence and the size of files nor the time. It does not limit the CPU time within the
-//! deadline of a call.
+//! The sandbox hides neither the existence and the size of files nor the time. It does not limit the CPU time within
+//! the deadline of a call.
 
 #[cfg(target_os = "linux")]
 mod filter;

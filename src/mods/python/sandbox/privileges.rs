@@ -15,8 +15,8 @@ const FIRST_UID: u32 = 1_000_000_000;
 const NOBODY: u32 = 65_534;
 
 /// Gives up root's user id if this process has it and the worker can run without it: the new user must be able to reach
-/// all of `needed`, and the server to kill the worker. Gives `home` to the new user. Returns false if the process stays
-/// root.
+/// all of `needed`, and the server must be able to kill the worker. Gives `home` to the new user. Returns false if the
+/// process stays root.
 ///
 /// # Errors
 /// The change started but could not be completed.

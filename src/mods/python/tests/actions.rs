@@ -55,7 +55,7 @@ def edit(event, actions, tokenizer):
         "InvalidActionError at ForwardPass: the logit of token 0 must not be NaN",
         "InvalidActionError at ForwardPass: all tokens are banned: every logit is -inf",
         "InvalidActionError at ForwardPass: token 999 is not in the vocabulary; ids must be from 0 to 264",
-        "InvalidActionError: token_temp must be a number of 0 or more, got -1",
+        "InvalidActionError: `token_temp` must be a number of 0 or more, got -1",
     ] {
         assert_eq!(raised(&next(&mut harness)).0, message);
     }
@@ -110,7 +110,7 @@ def act(event, actions, tokenizer):
         assert_eq!(raised(&act(what, prefilled())).0, message);
     }
     let message = factory.start(&json!({"doo": 1}), &crate::mods::builtin::testing::run()).err().unwrap();
-    assert_eq!(message, "unknown field 'doo'; known fields: do");
+    assert_eq!(message, "unknown field `doo`; known fields: do");
 }
 
 #[test]

@@ -62,7 +62,7 @@ fn quote_imports_use_quote_steps() {
             1,
         ),
     ] {
-        let factory = PythonMods::default().source("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
+        let factory = PythonMods::default().load_one("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
         let seen = [
             harness(&factory).forward(&logits()),
             sampled(&mut harness(&factory), b'b'),
@@ -123,7 +123,7 @@ fn log_of_run_is_limited() {
     let mut mods = PythonMods::default();
     mods.limits.run_log_bytes = 1000;
     let source = format!("{HEADER}@mod\ndef talks(e, a): print('x' * 99)\n");
-    let factory = mods.source("talks", &source, None).unwrap();
+    let factory = mods.load_one("talks", &source, None).unwrap();
     let mut talking = harness(&factory);
     let counts: Vec<usize> = (0..13).map(|_| lines(&talking.add(65)).len()).collect();
     assert_eq!(counts.iter().sum::<usize>(), 11, "ten lines and a notice: {counts:?}");

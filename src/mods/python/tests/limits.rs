@@ -58,7 +58,7 @@ fn worker_memory_is_limited() {
     let mut mods = PythonMods::default();
     mods.limits.address_space_bytes = 256 << 20;
     let source = format!("{HEADER}@mod\ndef eat(e, a): x = bytearray(1 << 30)\n");
-    let factory = mods.source("eat", &source, None).unwrap();
+    let factory = mods.load_one("eat", &source, None).unwrap();
     if cfg!(target_os = "linux") {
         assert!(raised(&harness(&factory).add(65)).0.starts_with("MemoryError"));
     }
@@ -72,10 +72,10 @@ fn uploaded_source_without_sandbox_is_rejected() {
         [(None, "this program cannot start one"), (Some(missing), "/nowhere/thunder cannot be started")]
     {
         let mods = PythonMods { origin: ModOrigin::Uploaded, launcher, ..PythonMods::default() };
-        let error = mods.source("f", &source, None).err().unwrap();
+        let error = mods.load_one("f", &source, None).err().unwrap();
         assert!(matches!(error, LoadError::NoSandbox { .. }) && error.to_string().contains(reason), "{error}");
         assert!(error.to_string().contains("--mod-sandbox off"), "{error}");
         let off = PythonMods { policy: SandboxPolicy::Off, ..mods };
-        assert!(off.source("f", &source, None).is_ok());
+        assert!(off.load_one("f", &source, None).is_ok());
     }
 }

@@ -16,23 +16,26 @@ fn load_error_states_reason() {
     let two = format!("{HEADER}@mod\ndef f(e, a): pass\n@mod\ndef g(e, a): pass\n");
     let error = load_error(&two, None);
     assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
-    assert!(PythonMods::default().source("one", &two, Some("g")).is_ok());
+    assert!(PythonMods::default().load_one("one", &two, Some("g")).is_ok());
     let error = load_error("import nowhere\n", None);
-    let reply = error.to_string();
-    assert!(reply.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{reply}");
-    assert!(reply.contains("/python3") && reply.contains("set THUNDER_PYTHON=PATH to use another one"), "{reply}");
+    let message = error.to_string();
+    assert!(message.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{message}");
+    assert!(
+        message.contains("/python3") && message.contains("set THUNDER_PYTHON=PATH to use another one"),
+        "{message}"
+    );
     assert!(error.traceback().unwrap().contains("File \"broken.py\", line 1"));
     // The loader's own `from __future__ import annotations` does not apply to mods.
     let error = load_error(&format!("{HEADER}@mod\ndef f(e, a) -> Missing: pass\n"), None);
     assert!(error.to_string().ends_with("NameError: name 'Missing' is not defined"), "{error}");
     let named =
         "from __future__ import annotations\nfrom thunder_mods import mod\n@mod\ndef f(e, a) -> Missing: pass\n";
-    assert!(PythonMods::default().source("named", named, None).is_ok());
+    assert!(PythonMods::default().load_one("named", named, None).is_ok());
     let error = load_error("import sys; sys.exit(1)\n", None);
     assert!(error.to_string().ends_with("SystemExit: 1"), "{error}");
     let mut mods = PythonMods::default();
     mods.limits.import = Duration::from_secs(2);
-    let error = mods.source("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
+    let error = mods.load_one("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
     assert!(error.to_string().ends_with("the import failed: deadline of 2000 ms exceeded"), "{error}");
     assert!(error.traceback().unwrap().contains("slow.py"), "{:?}", error.traceback());
 }
@@ -45,6 +48,6 @@ fn sdk_works_with_oldest_supported_python() {
     };
     let mods = PythonMods { python: Some(python.into()), ..PythonMods::default() };
     let source = format!("{HEADER}@mod\ndef v(e, a, t):\n    print(sys.version_info[:2], t.encode('Hello'), e.text)\n");
-    let factory = mods.source("v", &source, None).unwrap();
+    let factory = mods.load_one("v", &source, None).unwrap();
     assert_eq!(lines(&harness(&factory).add(65)), ["(3, 9) [263] A"]);
 }

@@ -26,14 +26,14 @@ fn with_call_limit(source: &str, call: Duration) -> Arc<dyn ModFactory> {
     let mut mods = PythonMods::default();
     mods.limits.call = call;
     mods.limits.import = Duration::from_secs(20);
-    match mods.source("test", &format!("{HEADER}{source}"), None) {
+    match mods.load_one("test", &format!("{HEADER}{source}"), None) {
         Ok(factory) => factory,
         Err(error) => panic!("{error}\n{}", error.traceback().unwrap_or_default()),
     }
 }
 
 fn load_error(source: &str, entrypoint: Option<&str>) -> LoadError {
-    PythonMods::default().source("broken", source, entrypoint).err().expect("it was loaded")
+    PythonMods::default().load_one("broken", source, entrypoint).err().expect("it was loaded")
 }
 
 fn harness(factory: &Arc<dyn ModFactory>) -> ModHarness {
@@ -70,7 +70,7 @@ fn raised(reply: &Reply) -> (&str, &str) {
 fn fixture(name: &str) -> Arc<dyn ModFactory> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/mods").join(name);
     let source = std::fs::read_to_string(path).unwrap();
-    let mut mods = PythonMods::default().text(name.to_owned(), source).unwrap_or_else(|error| panic!("{error}"));
+    let mut mods = PythonMods::default().load_all(name.to_owned(), source).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(mods.len(), 1);
     mods.remove(0)
 }

@@ -121,7 +121,7 @@ def halts(event, actions):
     mods.limits.import = Duration::from_secs(2);
     let began = Instant::now();
     let source = format!("{HEADER}{}", source.replace("@mod", "halt()\n@mod"));
-    let error = mods.source("halts", &source, None).err().unwrap();
+    let error = mods.load_one("halts", &source, None).err().unwrap();
     assert!(error.to_string().ends_with(&format!("deadline of 2000 ms exceeded{stopped}")), "{error}");
     assert!(error.traceback().is_some_and(|traceback| traceback.contains("halts.py")), "{:?}", error.traceback());
     assert!(began.elapsed() < Duration::from_secs(20));

@@ -1,8 +1,8 @@
 // Attention of one step over the text and as a strip.
-import { ask, h, palette, surface } from '../dom.js';
-import { bucketOfShare } from './colour.js';
+import { fetchApi, h, palette, surface } from '../dom.js';
+import { bucketOfShare } from './color.js';
 import { requestDelay } from './events.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 import { show } from './glyphs.js';
 import { Heads } from './heads.js';
 import { AttentionMap } from './map.js';
@@ -120,8 +120,8 @@ export class Attention {
 
   /** Returns the attention of each later step to the subject. */
   #laterShading() {
-    const { by, peak } = this.#later ?? { by: new Map() };
-    return (row) => (by.has(row) ? bucketOfShare(by.get(row), peak) : -1);
+    const { byRow, peak } = this.#later ?? { byRow: new Map() };
+    return (row) => (byRow.has(row) ? bucketOfShare(byRow.get(row), peak) : -1);
   }
 
   /** Sets the token whose attention from later steps is shown. */
@@ -140,7 +140,7 @@ export class Attention {
     if (this.#later?.key !== key) {
       this.#laterAbort.abort();
       this.#laterAbort = new AbortController();
-      this.#later = { key, by: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
+      this.#later = { key, byRow: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
     }
     const later = this.#later;
     const { signal } = this.#laterAbort;
@@ -153,12 +153,12 @@ export class Attention {
       const end = () => Math.min(run.removedAt(row), run.eventCount);
       for (let to = end(); later.next < to && !signal.aborted; to = end()) {
         const query = new URLSearchParams({ from: later.next, to, position: run.pos(row), ...viewQuery(this.view) });
-        const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
+        const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
         const { attention } = await response.json();
         for (const { sequence_order: seq, value } of attention.rows) {
           later.steps += 1;
           later.peak = Math.max(later.peak, value);
-          for (const added of stepRows(run, seq)) later.by.set(added, value);
+          for (const added of stepRows(run, seq)) later.byRow.set(added, value);
         }
         later.next = attention.next ?? to;
         show();
@@ -216,7 +216,7 @@ export class Attention {
     const { signal } = this.#abort;
     const read = async (view) => {
       const query = new URLSearchParams({ at: seq, ...viewQuery(view) });
-      return (await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
+      return (await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
     };
     const { view } = this;
     // Statistics of heads are also shown if the rows of the chosen head are not stored.
@@ -267,12 +267,12 @@ export class Attention {
 
   #describeLater() {
     const run = this.#run;
-    const { by, steps, state } = this.#later ?? { by: new Map(), steps: 0, state: '' };
+    const { byRow, steps, state } = this.#later ?? { byRow: new Map(), steps: 0, state: '' };
     const view = this.#select.selectedOptions[0]?.textContent ?? this.view;
     const row = this.#subject;
     this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${show(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
     this.#note.textContent = '';
-    this.#list([...by].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED).map(([later, v]) => [run.pos(later), later, v]));
+    this.#list([...byRow].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED).map(([later, v]) => [run.pos(later), later, v]));
   }
 
   /** Returns the text at a position of the current step. */

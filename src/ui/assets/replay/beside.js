@@ -31,11 +31,11 @@ export class Beside {
     this.#view.open().catch((error) => { count.textContent = error.message; });
   }
 
-  /** Uses the colours and attention of the first replay. */
+  /** Uses the colors and attention of the first replay. */
   follow({ color, attention }) {
     const mine = this.#view.state;
     if (mine.attention !== attention) this.#view.act('attention');
-    if (mine.color !== color && !attention) this.#view.colour(color);
+    if (mine.color !== color && !attention) this.#view.colorBy(color);
   }
 
   close() {

@@ -1,18 +1,18 @@
 // Events with their mod calls, logs and actions, loaded in blocks and cached.
-import { ask } from '../dom.js';
+import { fetchApi } from '../dom.js';
 
 const EVENTS_PER_BLOCK = 96;
 const MAX_BLOCKS = 24;
 /** Maximum entries of a live run; older ones are fetched again. */
 const MAX_LIVE_ENTRIES = 6000;
 
-/** A request this soon after another one waits, in milliseconds. */
+/** A request that follows another one within this time waits, in milliseconds. */
 const BUSY_MS = 250;
 const DELAY_MS = 70;
 
 /**
  * Returns a function that gives the delay of a request in milliseconds. A key that is held down moves over many events, so
- * that only the last one is requested; a single step is requested at once. `last` is the time of a request before.
+ * that only the last one is requested; a single step is requested at once. `last` is the time of the previous request.
  */
 export function requestDelay(last = -Infinity) {
   return () => {
@@ -90,7 +90,7 @@ export class Events {
     if (!this.#loading.has(block)) {
       const work = (async () => {
         const url = `/api/v1/runs/${encodeURIComponent(this.#id)}/events?from=${block * EVENTS_PER_BLOCK}&to=${(block + 1) * EVENTS_PER_BLOCK}`;
-        const text = await (await ask(url, { headers: { Accept: 'application/x-ndjson' } })).text();
+        const text = await (await fetchApi(url, { headers: { Accept: 'application/x-ndjson' } })).text();
         const items = text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
         this.#blocks.set(block, group(items));
         if (this.#blocks.size > MAX_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value);

@@ -15,7 +15,7 @@ async function start(root) {
   // Attention is not part of the file.
   root.querySelector('[data-act=attention]').hidden = true;
   const view = new Replay(root, '', { hooks: { images: () => ({ Images }) } });
-  view.present(new RunState(), await unpack(document.querySelector('[data-items]').textContent));
+  view.showLocal(new RunState(), await unpack(document.querySelector('[data-items]').textContent));
   listen(['replay'], (action, key) => action !== 'attention' && view.act(action, key));
 }
 

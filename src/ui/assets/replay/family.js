@@ -1,10 +1,10 @@
 // The branches of a run below its text: the tree of its family, with active branches updated, and statistics of the run. One
 // branch can be shown beside the text.
-import { ask, base, h, toast } from '../dom.js';
-import { MODES } from './colour.js';
+import { base, fetchApi, h, toast } from '../dom.js';
+import { MODES } from './color.js';
 import { fill } from './glyphs.js';
 import { Run } from './run.js';
-import { changeOf, neighbour, order, rowsSince, statistics } from './tree.js';
+import { changeOf, neighbor, order, rowsSince, statistics } from './tree.js';
 
 const POLL_MS = 250;
 const MAX_SHOWN_TOKENS = 160;
@@ -29,7 +29,7 @@ export class Family {
   #loadId = 0;
   #besideId = null;
 
-  /** `hooks`: `address(id)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text, or closes it if `member` is null, `changed()`. */
+  /** `hooks`: `urlOf(member)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text, or closes it if `member` is null, `changed()`. */
   constructor(id, hooks) {
     this.#id = id;
     this.#hooks = hooks;
@@ -41,7 +41,7 @@ export class Family {
   /** Loads the family and shows it. */
   async load() {
     try {
-      const family = await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+      const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
       this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
       this.#members = order([...family.runs, ...this.#started]);
       this.#hooks.refused(family.not_forkable);
@@ -88,8 +88,8 @@ export class Family {
 
   /** Returns the URL of the branch `step` places after this run. */
   next(step) {
-    const id = neighbour(this.#members, this.#id, step);
-    return id && this.#hooks.address(this.#members.find((m) => m.run_id === id));
+    const id = neighbor(this.#members, this.#id, step);
+    return id && this.#hooks.urlOf(this.#members.find((m) => m.run_id === id));
   }
 
   /** Shows a branch in a second replay beside the text; the same branch again closes it. */
@@ -107,7 +107,7 @@ export class Family {
     const facts = h('span', { class: 'branch-facts num' });
     const button = here ? null : h('button', { type: 'button', 'aria-pressed': String(m.run_id === this.#besideId), title: 'Show this branch beside the text', onclick: () => this.beside(m.run_id) }, 'Beside');
     const row = h('li', { 'data-branch': m.run_id, 'data-status': m.status, 'aria-current': here ? 'true' : null },
-      h('a', { class: 'branch-change', href: this.#hooks.address(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
+      h('a', { class: 'branch-change', href: this.#hooks.urlOf(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
       here ? null : h('span', { class: 'branch-acts' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
     row.style.setProperty('--depth', String(Math.min(m.depth, 8)));
     this.#rows.set(m.run_id, { row, text, facts, button });
@@ -122,7 +122,7 @@ export class Family {
     facts.textContent = [`${tokens} tok`, mean === null ? null : `ln p ${fixed(mean)}`, m.status === 'running' ? 'running' : m.finish_reason ?? m.status].filter(Boolean).join(' · ');
   }
 
-  /** Shows the tokens after the fork, coloured by surprise. */
+  /** Shows the tokens after the fork, colored by surprise. */
   #paint(m, run) {
     const rows = rowsSince(run, m.parent?.sequence_order ?? 0);
     this.#facts(m, rowsSince(run).filter((i) => !run.isStop(i)).length, statistics(run, rowsSince(run)).mean);
@@ -144,7 +144,7 @@ export class Family {
     for (const m of outdated) {
       try {
         const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
-        const run = Run.stored(await (await ask(`${path}/columns`)).arrayBuffer());
+        const run = Run.stored(await (await fetchApi(`${path}/columns`)).arrayBuffer());
         if (loadId !== this.#loadId) return;
         this.#paint(m, run);
         if (m.status !== 'running') this.#runs.set(m.run_id, run);
@@ -153,7 +153,7 @@ export class Family {
     if (!this.#members.some((m) => m.status === 'running')) return;
     this.#timer = setTimeout(async () => {
       try {
-        const family = await (await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+        const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
         for (const fresh of family.runs) {
           const m = this.#members.find((other) => other.run_id === fresh.run_id);
           if (m) Object.assign(m, fresh);

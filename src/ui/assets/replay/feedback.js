@@ -1,5 +1,5 @@
 // Feedback on a run: the form, and the new entry without a reload. The server's `FeedbackView` has the same format.
-import { ask, h, toast } from '../dom.js';
+import { fetchApi, h, toast } from '../dom.js';
 
 /** Returns the line of one feedback entry, as rendered by the server. */
 function line({ rating, text, position, user_label: user, created_at: at }) {
@@ -38,7 +38,7 @@ export function feedback(id, added) {
     send.disabled = true;
     problem.textContent = '';
     try {
-      const response = await ask(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, {
+      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(filledFields(form)),
       });
       given.querySelector('ul').append(line(await response.json()));

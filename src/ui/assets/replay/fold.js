@@ -1,22 +1,22 @@
 // Converts items of a trace to rows (token instances), same as src/trace/fold. The test cases in fixtures/folds test both.
 // Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
 
-import { Step, detailsOf, isQuote, labelOf, listedTokens, measuredOf } from './items.js';
+import { Step, detailsOf, isQuote, labelOf, listedTokens, measurementsOf } from './items.js';
 import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
 const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
 
-/** Largest quantised value. */
-const MAX_QUANTISED = 65_534;
+/** Largest quantized value. */
+const MAX_QUANTIZED = 65_534;
 /** Maximum rows for tokens that a trace counts but does not list. */
-const MAX_INVENTED = 65_536;
+const MAX_PLACEHOLDER_ROWS = 65_536;
 const MAX_LABEL = 80;
 const SPECIAL_NAMES = new Set([
   '<s>', '</s>', '<bos>', '<eos>', '<pad>', '<unk>', '<mask>', '<start_of_turn>', '<end_of_turn>', '[INST]', '[/INST]',
   '<|>',
 ]);
 
-const quantise = (value) =>
-  value === undefined ? UNKNOWN : Math.min(MAX_QUANTISED, Math.max(0, Math.round(Math.fround(value) * SCALE)));
+const quantize = (value) =>
+  value === undefined ? UNKNOWN : Math.min(MAX_QUANTIZED, Math.max(0, Math.round(Math.fround(value) * SCALE)));
 const nonNegative = (value) => Math.max(0, value ?? 0);
 const unnamedText = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
@@ -51,7 +51,7 @@ export class RunState extends Rows {
   #assumedEnd = null;
   #beganMs = undefined;
   #tokenUs = undefined;
-  #invented = 0;
+  #placeholderRows = 0;
   #counters = { backtracked: 0, forced: 0, errors: 0, actions: 0 };
 
   constructor() {
@@ -90,8 +90,8 @@ export class RunState extends Rows {
 
   #event(event) {
     const seq = this.eventCount;
-    const measured = measuredOf(event);
-    const us = this.#timeUs(event, measured);
+    const measurements = measurementsOf(event);
+    const us = this.#timeUs(event, measurements);
     this.#grow(EVENT_COLUMNS, seq);
     this.kinds[seq] = EVENT_TYPES.indexOf(event.event_type);
     this.steps[seq] = nonNegative(event.step);
@@ -99,40 +99,40 @@ export class RunState extends Rows {
     this.eventCount += 1;
     this.#newest = event.event_type;
     this.#queued = event.event_type === 'Added' && event.forced === true;
-    if (measured.evicted) this.#evicted(measured.evicted);
+    if (measurements.evicted) this.#evicted(measurements.evicted);
     if (event.event_type === 'Prefilled') {
       this.#step = new Step();
       this.#tokenUs = us;
-      this.#replacePrompt(measured.prompt?.tokens ?? [], measured.prompt?.texts ?? [], seq, 0);
-      if (!measured.prompt) this.#base = nonNegative(event.prompt_length);
+      this.#replacePrompt(measurements.prompt?.tokens ?? [], measurements.prompt?.texts ?? [], seq, 0);
+      if (!measurements.prompt) this.#base = nonNegative(event.prompt_length);
     } else if (event.event_type === 'ForwardPass') {
-      this.#step.begin(event, measured);
+      this.#step.begin(event, measurements);
     } else if (event.event_type === 'Sampled') {
-      this.#step.sampled(event, measured);
+      this.#step.sampled(event, measurements);
     } else {
       const known = us !== undefined && this.#tokenUs !== undefined;
       const dt = known ? Math.min(UNKNOWN, Math.floor(Math.max(0, us - this.#tokenUs) / 1000)) : 0;
       this.#tokenUs = us ?? this.#tokenUs;
-      this.#added(event, measured, seq, dt);
+      this.#added(event, measurements, seq, dt);
     }
   }
 
   /** Microseconds since the start of the run. */
-  #timeUs(event, measured) {
+  #timeUs(event, measurements) {
     const wall = event.created_at === undefined ? undefined : Date.parse(event.created_at);
     this.#beganMs ??= wall;
-    return measured.elapsed_us ?? (wall === undefined ? undefined : 1000 * Math.max(0, wall - this.#beganMs));
+    return measurements.elapsed_us ?? (wall === undefined ? undefined : 1000 * Math.max(0, wall - this.#beganMs));
   }
 
-  #added(event, measured, seq, dt) {
+  #added(event, measurements, seq, dt) {
     this.#addedFrom = this.count;
     const forced = event.forced === true;
-    const measures = measured.tokens ?? [];
+    const tokenMeasurements = measurements.tokens ?? [];
     const drawn = this.#step.drawn?.step === event.step ? this.#step.drawn : null;
     let tokens = listedTokens(event);
-    if (!tokens && measures.length) tokens = measures.map((measure) => measure.token);
+    if (!tokens && tokenMeasurements.length) tokens = tokenMeasurements.map((measurement) => measurement.token);
     if (!tokens) {
-      const count = this.#invent(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
+      const count = this.#reservePlaceholders(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
     const shared = shorten(drawn?.text ?? '') === (drawn?.text ?? '');
@@ -141,22 +141,22 @@ export class RunState extends Rows {
     this.#step.pending = 0;
     tokens.forEach((token, index) => {
       const draw = drawn && (drawn.token === undefined || drawn.token === token) ? drawn : null;
-      const measure = measures[index]?.token === token ? measures[index] : null;
+      const measurement = tokenMeasurements[index]?.token === token ? tokenMeasurements[index] : null;
       const drawnText = shared || index === 0 ? draw?.text : undefined;
-      const text = measure ? measure.text ?? '' : drawnText ?? this.#texts.get(token) ?? unnamedText(token);
+      const text = measurement ? measurement.text ?? '' : drawnText ?? this.#texts.get(token) ?? unnamedText(token);
       const known = forced ? null : draw;
-      const logprob = measure?.logprob ?? known?.logprob;
+      const logprob = measurement?.logprob ?? known?.logprob;
       this.#append(token, text, seq, origin | pending | specialFlag(text), index === 0 ? dt : 0, {
         logprob: logprob === undefined ? undefined : -logprob,
-        rank: measure?.rank ?? known?.rank,
-        entropy: measure?.entropy ?? known?.entropy,
+        rank: measurement?.rank ?? known?.rank,
+        entropy: measurement?.entropy ?? known?.entropy,
       });
     });
     if (forced) this.#counters.forced += tokens.length;
     if (!tokens.length) return;
-    if (!measures.length) this.#assumeEnd();
-    if (measured.ends_generation === true) this.flags[this.count - 1] |= FLAGS.stop | FLAGS.special;
-    else if (typeof measured.stopped_by === 'string') this.flags[this.count - 1] |= FLAGS.stop;
+    if (!tokenMeasurements.length) this.#assumeEnd();
+    if (measurements.ends_generation === true) this.flags[this.count - 1] |= FLAGS.stop | FLAGS.special;
+    else if (typeof measurements.stopped_by === 'string') this.flags[this.count - 1] |= FLAGS.stop;
   }
 
   /** Treats a special token as the end of the generation while it is the newest token. */
@@ -177,8 +177,8 @@ export class RunState extends Rows {
     this.pos[i] = this.#base + this.#alive.length;
     this.addedAt[i] = seq;
     this.removedAt[i] = NEVER;
-    this.logprobs[i] = quantise(logprob);
-    this.entropies[i] = quantise(entropy);
+    this.logprobs[i] = quantize(logprob);
+    this.entropies[i] = quantize(entropy);
     this.rank[i] = Math.min(UNKNOWN, rank ?? 0);
     this.flags[i] = flags;
     this.dt[i] = dt;
@@ -223,9 +223,9 @@ export class RunState extends Rows {
   }
 
   /** Returns `count` if the limit of rows for tokens without ids permits them, else null. */
-  #invent(count) {
-    if (this.#invented + count > MAX_INVENTED) return null;
-    this.#invented += count;
+  #reservePlaceholders(count) {
+    if (this.#placeholderRows + count > MAX_PLACEHOLDER_ROWS) return null;
+    this.#placeholderRows += count;
     return count;
   }
 
@@ -352,7 +352,7 @@ export class RunState extends Rows {
   #removeBeforeQueued(count, after) {
     const queued = this.#addedCount();
     const removed = Math.min(count, this.#alive.length - this.#promptRows - queued);
-    if (removed === 0 || this.#invent(queued) === null) return;
+    if (removed === 0 || this.#reservePlaceholders(queued) === null) return;
     const moved = queued ? this.#alive.slice(-queued) : [];
     const kept = moved.map((i) => [this.token[i], this.text(i), this.flags[i], this.dt[i], this.logprobs[i], this.rank[i], this.entropies[i]]);
     this.#removeLast(removed + queued, after);
@@ -384,7 +384,7 @@ export class RunState extends Rows {
       return;
     }
     const length = nonNegative(action.new_length ?? (action.new_prompt === undefined ? 0 : 1));
-    if (this.#invent(length) === null) {
+    if (this.#reservePlaceholders(length) === null) {
       this.#replacePrompt([], [], after, 0);
       this.#base = length;
       return;

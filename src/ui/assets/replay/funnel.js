@@ -6,7 +6,7 @@ const NS = 'http://www.w3.org/2000/svg';
 const STEP = 7;
 const HEIGHT = 14;
 
-/** Returns the number of stages that a candidate of `explain` passed. */
+/** Returns the number of stages that a candidate of `candidateTable` passed. */
 export function passed(row, stages) {
   if (row.chosen || row.sampler !== null) return stages.length;
   return row.removedBy[0] ?? 0;
@@ -17,8 +17,8 @@ export const isKnown = (row) => row.chosen || row.sampler !== null || row.byMod 
 
 /** Returns the heights of the bars: the logarithm of the number of candidates, from 0.15 to 1. */
 export function heights(stages) {
-  const most = Math.log1p(Math.max(1, ...stages.map((stage) => stage.left)));
-  return stages.map((stage) => Math.max(0.15, Math.log1p(stage.left) / most));
+  const max = Math.log1p(Math.max(1, ...stages.map((stage) => stage.left)));
+  return stages.map((stage) => Math.max(0.15, Math.log1p(stage.left) / max));
 }
 
 /** Returns the sentence for screen readers and the tooltip. */
@@ -27,7 +27,7 @@ export function sentence(row, stages) {
   const names = stages.map((stage) => `${stage.name} (${stage.left} left)`);
   const through = count ? `passed ${names.slice(0, count).join(', ')}` : 'passed no stage';
   if (count === stages.length) return through;
-  return `${through}; removed by ${row.byMod ? row.why.replace(/^\w+ by /, '') : row.removedBy.map((i) => names[i]).join(' or ')}`;
+  return `${through}; removed by ${row.byMod ? row.reason.replace(/^\w+ by /, '') : row.removedBy.map((i) => names[i]).join(' or ')}`;
 }
 
 function element(tag, attributes, ...children) {
@@ -62,10 +62,10 @@ export function gaps({ rows, stages, isSampled, isForced, isPartial, hasSampler 
 }
 
 /** Draws the stages of a step with the number of candidates left after each, and what the record does not show. */
-export const stageList = (explained) => [
-  explained.stages.length ? h('div', { class: 'chain' }, 'sampler', explained.stages.map((s, i) => h('span', { class: i === explained.stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
-  ...gaps(explained).map((text) => h('p', { class: 'hint' }, text)),
+export const stageList = (candidates) => [
+  candidates.stages.length ? h('div', { class: 'chain' }, 'sampler', candidates.stages.map((s, i) => h('span', { class: i === candidates.stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
+  ...gaps(candidates).map((text) => h('p', { class: 'hint' }, text)),
 ];
 
 /** Draws the reason for a candidate's removal, if any, and its funnel. */
-export const removal = (row, stages, chosen) => [row.chosen ? chosen : row.why, stages.length && isKnown(row) ? [' ', funnel(row, stages)] : null];
+export const removal = (row, stages, chosen) => [row.chosen ? chosen : row.reason, stages.length && isKnown(row) ? [' ', funnel(row, stages)] : null];

@@ -1,10 +1,10 @@
-// Layers × heads of one step as a grid, coloured by a statistic of each head.
+// Layers × heads of one step as a grid, colored by a statistic of each head.
 import { h } from '../dom.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 
 const distance = (s, length) => length - 1 - s.peak_position;
 
-/** The statistics: name, value as text, and share of the colour scale. `length` is the number of positions of the row. */
+/** The statistics: name, value as text, and share of the color scale. `length` is the number of positions of the row. */
 export const STATISTICS = {
   entropy: { name: 'entropy', text: (s) => `${s.entropy.toFixed(2)} bit`, share: (s, length) => s.entropy / Math.log2(Math.max(2, length)) },
   sink_mass: { name: 'sink mass', text: (s) => percent(s.sink_mass), share: (s) => s.sink_mass },

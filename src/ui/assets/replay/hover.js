@@ -1,9 +1,9 @@
 // A card next to the token under the pointer. Keyboard users find the same data in the panel.
 import { h } from '../dom.js';
 import { NEVER } from './rows.js';
-import { surprise } from './colour.js';
+import { surprise } from './color.js';
 import { show } from './glyphs.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 
 const DELAY_MS = 120;
 

@@ -1,6 +1,6 @@
 // Images of a prompt: a chip in the text for each, and the attention to its patches. Loaded only for runs with images.
 import { base, h, palette } from '../dom.js';
-import { percent } from './why.js';
+import { percent } from './candidates.js';
 
 /** Returns the number of patches of a tile. Pure. */
 const sizeOf = ({ columns, rows }) => columns * rows;
@@ -10,7 +10,7 @@ export const tokensOf = ({ tiles }) => tiles.reduce((count, tile) => count + siz
 
 /**
  * Returns the attention to the patches of an image at a step: for each tile its values in row order, and their sum, highest
- * value and the place of it. `rows` are the rows of the run by position. Pure.
+ * value and its position. `rows` are the rows of the run by position. Pure.
  */
 export function patchValues(tiles, rows, values) {
   const places = new Map();
@@ -149,7 +149,7 @@ export class Images {
     for (const image of this.#images) image.attention(now, sequence);
   }
 
-  /** Draws again, in the colours of the theme. */
+  /** Draws again, in the colors of the theme. */
   draw() {
     for (const image of this.#images) image.draw();
   }

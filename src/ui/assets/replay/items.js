@@ -4,7 +4,7 @@ const isNumber = (value) => typeof value === 'number';
 const isId = (value) => Number.isInteger(value);
 
 /** Returns the measurements of Thunder's engine at an event; empty for `details` of other engines. */
-export function measuredOf(event) {
+export function measurementsOf(event) {
   const d = event.details;
   if (d === null || typeof d !== 'object' || Array.isArray(d)) return {};
   const tokens = d.tokens === undefined ? [] : d.tokens;
@@ -58,26 +58,26 @@ export class Step {
   candidates = [];
   drawn = null;
 
-  begin(event, measured) {
+  begin(event, measurements) {
     this.pending = 0;
     this.forced = false;
     this.drawn = null;
-    this.entropy = measured.entropy ?? undefined;
-    this.candidates = measured.model?.length ? [] : candidatesOf(event.top_tokens);
+    this.entropy = measurements.entropy ?? undefined;
+    this.candidates = measurements.model?.length ? [] : candidatesOf(event.top_tokens);
   }
 
-  sampled(event, measured) {
-    const measure = measured.tokens?.[0];
-    const token = event.sampled_token ?? measure?.token;
+  sampled(event, measurements) {
+    const measurement = measurements.tokens?.[0];
+    const token = event.sampled_token ?? measurement?.token;
     const candidate = this.candidates.find((c) => c.token === token && c.logprob !== undefined);
     const above = (order) => this.candidates.filter((c) => c.order > order).length;
     this.drawn = {
       step: event.step,
       token,
-      text: event.token_text ?? (measure && (measure.text ?? '')),
-      logprob: measure?.logprob ?? candidate?.logprob,
-      rank: measure?.rank ?? (candidate && 1 + above(candidate.order)),
-      entropy: measure?.entropy ?? this.entropy,
+      text: event.token_text ?? (measurement && (measurement.text ?? '')),
+      logprob: measurement?.logprob ?? candidate?.logprob,
+      rank: measurement?.rank ?? (candidate && 1 + above(candidate.order)),
+      entropy: measurement?.entropy ?? this.entropy,
     };
   }
 }

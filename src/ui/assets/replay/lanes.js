@@ -1,13 +1,13 @@
 // One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
 // marks.
-import { drawn, h, palette, surface } from '../dom.js';
+import { h, palette, scheduleDrawing, surface } from '../dom.js';
 
 const MAX_LISTED = 400;
 
-/** Returns the colour of a mark. Pure. */
+/** Returns the color of a mark. Pure. */
 export function toneOf(mark) {
   if (mark.kind === 'log') return 'line-strong';
-  if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'erased';
+  if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'danger';
   return /^Force/.test(mark.label) ? 'forced' : 'accent';
 }
 
@@ -41,7 +41,7 @@ export class Lanes {
           h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'What'].map((t) => h('th', { scope: 'col' }, t)))), this.#table)));
     this.#lanesBox = h('div');
     root.replaceChildren(this.#lanesBox, this.#details);
-    this.#redraw = drawn(root, () => this.#draw(), signal);
+    this.#redraw = scheduleDrawing(root, () => this.#draw(), signal);
   }
 
   #lanesBox;
@@ -75,7 +75,7 @@ export class Lanes {
 
   #draw() {
     if (!this.#lanes.size) return;
-    const c = palette(['accent', 'erased', 'forced', 'line-strong']);
+    const c = palette(['accent', 'danger', 'forced', 'line-strong']);
     const span = Math.max(1, this.#run.eventCount);
     const ready = new Map();
     for (const [name, lane] of this.#lanes) {

@@ -1,6 +1,6 @@
 // Attention of a whole run as a map of steps × positions.
-import { ask, h, palette, surface } from '../dom.js';
-import { bucketOfShare } from './colour.js';
+import { fetchApi, h, palette, surface } from '../dom.js';
+import { bucketOfShare } from './color.js';
 
 const MAX_BINS = 256;
 
@@ -32,7 +32,7 @@ export class AttentionMap {
     this.#map = { count, rows: [] };
     try {
       const query = new URLSearchParams({ from: 0, to: count, bins: MAX_BINS });
-      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
+      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
       this.#map = { count, ...(await readMap(response)) };
       this.#head.textContent = `Steps × positions, mean of all heads${this.#map.sampled ? `, ${this.#map.rows.length} of the steps` : ''}`;
       this.redraw();
@@ -48,7 +48,7 @@ export class AttentionMap {
     this.#draw();
   }
 
-  /** Draws the map again, after its size or colours changed. */
+  /** Draws the map again, after its size or colors changed. */
   redraw() {
     this.#drawn = '';
     this.#draw();
@@ -74,7 +74,7 @@ export class AttentionMap {
   }
 
   #drawBase(map, s) {
-    const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'erased', 'line-strong', 'spark']);
+    const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'danger', 'line-strong', 'spark']);
     const tall = s.h / map.rows.length;
     map.rows.forEach((row, y) => {
       const wide = s.w / map.width;
@@ -88,7 +88,7 @@ export class AttentionMap {
     const prompt = this.#run.sequence(0).length;
     s.g.fillStyle = c['line-strong'];
     if (map.length) s.g.fillRect((prompt / map.length) * s.w, 0, 1, s.h);
-    s.g.fillStyle = c.erased;
+    s.g.fillStyle = c.danger;
     for (const mark of this.#run.marks) {
       if (mark.kind !== 'action' || !/^Backtrack/.test(mark.label)) continue;
       const y = map.rows.findIndex((r) => r.seq >= mark.seq);

@@ -1,6 +1,6 @@
 // Notes on a run and on tokens of its answer: the dialog, and the list without a reload. The server's `notes.html` has the
 // same format.
-import { ask, h, toast } from '../dom.js';
+import { fetchApi, h, toast } from '../dom.js';
 
 /** Returns the line of one note. */
 const line = ({ position, text, updated_at: at, user_label: user }) => h('li', { 'data-position': position, 'data-tone': 'remark' },
@@ -12,7 +12,7 @@ const line = ({ position, text, updated_at: at, user_label: user }) => h('li', {
 /** Opens the note on a token, or on the run if `token` is negative. `changed()` is called after the list has changed. */
 export async function editNote(id, token, changed) {
   const path = `/api/v1/runs/${encodeURIComponent(id)}/notes`;
-  let { notes } = await (await ask(path)).json();
+  let { notes } = await (await fetchApi(path)).json();
   const box = h('textarea', { rows: 4, maxlength: 10000, name: 'text' });
   const place = h('select', { name: 'place' }, h('option', { value: '' }, 'the run'), token < 0 ? '' : h('option', { value: String(token) }, `token ${token}`));
   place.value = token < 0 ? '' : String(token);
@@ -38,7 +38,7 @@ export async function editNote(id, token, changed) {
     problem.textContent = '';
     const body = JSON.stringify({ text: box.value, position: place.value === '' ? null : Number(place.value) });
     try {
-      ({ notes } = await (await ask(path, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body })).json());
+      ({ notes } = await (await fetchApi(path, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body })).json());
       const section = document.querySelector('[data-notes]');
       section.querySelector('ul').replaceChildren(...notes.map(line));
       section.hidden = notes.length === 0;

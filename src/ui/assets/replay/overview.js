@@ -1,22 +1,22 @@
 // The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
-import { drawn, palette, surface } from '../dom.js';
-import { surprise } from './colour.js';
+import { palette, scheduleDrawing, surface } from '../dom.js';
+import { surprise } from './color.js';
 import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';
 
 /** Returns the highest surprise, and whether rows were removed, per pixel column. Pure. */
 export function bins(run, width) {
   const high = new Float32Array(width);
-  const erased = new Uint8Array(width);
+  const removed = new Uint8Array(width);
   const span = Math.max(1, run.eventCount);
   for (let i = 0; i < run.count; i += 1) {
     if (run.isPrompt(i)) continue;
     const x = Math.min(width - 1, Math.floor((run.addedAt(i) / span) * width));
     const value = surprise(run, i);
     if (value !== null && value > high[x]) high[x] = value;
-    if (run.removedAt(i) !== NEVER) erased[x] = 1;
+    if (run.removedAt(i) !== NEVER) removed[x] = 1;
   }
-  return { high, erased };
+  return { high, removed };
 }
 
 export class Overview {
@@ -31,24 +31,24 @@ export class Overview {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');
     this.#scrub = box.querySelector('input');
-    this.redraw = drawn(box, () => this.#draw(), signal);
+    this.redraw = scheduleDrawing(box, () => this.#draw(), signal);
   }
 
   #draw() {
     const s = surface(this.#canvas);
     if (!s) return;
     const { g, w, h: height } = s;
-    const c = palette(['spark', 'erased', 'accent', 'forced', 'line-strong', 'ok', 'bg']);
+    const c = palette(['spark', 'danger', 'accent', 'forced', 'line-strong', 'ok', 'bg']);
     const run = this.#run;
     const step = 2;
-    const { high, erased } = bins(run, Math.max(1, Math.floor(w / step)));
+    const { high, removed } = bins(run, Math.max(1, Math.floor(w / step)));
     const floor = height - 2;
     // A token has about three events, so in a short run its bar can be that wide.
     const barWidth = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
     high.forEach((value, x) => {
-      if (!value && !erased[x]) return;
-      g.fillStyle = erased[x] ? c.erased : c.spark;
-      g.globalAlpha = erased[x] ? 0.55 : 0.9;
+      if (!value && !removed[x]) return;
+      g.fillStyle = removed[x] ? c.danger : c.spark;
+      g.globalAlpha = removed[x] ? 0.55 : 0.9;
       const barHeight = Math.max(1.5, Math.sqrt(Math.min(1, value / 12)) * (height - 14));
       g.fillRect(x * step, floor - barHeight, barWidth, barHeight);
     });
@@ -62,7 +62,7 @@ export class Overview {
     for (const { row, tone } of this.notes) {
       g.beginPath();
       g.arc((run.addedAt(row) / Math.max(1, run.eventCount)) * w, 5, 4, 0, 2 * Math.PI);
-      g.fillStyle = c[{ good: 'ok', bad: 'erased', plain: 'accent', remark: 'accent' }[tone]];
+      g.fillStyle = c[{ good: 'ok', bad: 'danger', plain: 'accent', remark: 'accent' }[tone]];
       g.fill();
       g.lineWidth = 1.5;
       g.strokeStyle = c.bg;

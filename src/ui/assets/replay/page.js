@@ -1,5 +1,5 @@
 // The page of one run: the replay component and the URL of its state.
-import { ask, base, copy, h, toast } from '../dom.js';
+import { base, copy, fetchApi, h, toast } from '../dom.js';
 import { listen } from '../keys.js';
 import { Replay } from './view.js';
 import { registerRunNavigation } from '../shell.js';
@@ -17,20 +17,20 @@ const state = {
   showRemoved: params.get('erased') === '1',
   showLater: params.get('ahead') !== '0',
   attention: params.has('attention'),
-  layer: params.get('attention') || 'mean',
-  later: params.has('later'),
+  view: params.get('attention') || 'mean',
+  laterSteps: params.has('later'),
 };
 
 /** Returns the URL of a state without defaults. */
-function address(s, path = location.pathname, besideId = beside?.id) {
+function urlOf(s, path = location.pathname, besideId = beside?.id) {
   const next = new URLSearchParams();
   if (params.has('q')) next.set('q', params.get('q'));
   if (s.at !== null) next.set('at', s.at);
   if (s.color !== 'surprise') next.set('color', s.color);
   if (s.showRemoved) next.set('erased', '1');
   if (!s.showLater) next.set('ahead', '0');
-  if (s.attention) next.set('attention', s.layer);
-  if (s.attention && s.later) next.set('later', '1');
+  if (s.attention) next.set('attention', s.view);
+  if (s.attention && s.laterSteps) next.set('later', '1');
   if (besideId) next.set('beside', besideId);
   const query = next.toString();
   return `${path}${query ? `?${query}` : ''}`;
@@ -38,12 +38,12 @@ function address(s, path = location.pathname, besideId = beside?.id) {
 
 let timer = 0;
 
-/** Keeps the address and a branch beside the text up to date with the state. */
+/** Keeps the URL and a branch beside the text up to date with the state. */
 function changed(s) {
   beside?.follow(s);
   clearTimeout(timer);
   // Browsers limit the rate of URL changes, and a key that is held down would exceed it.
-  timer = setTimeout(() => history.replaceState(null, '', address(s)), 120);
+  timer = setTimeout(() => history.replaceState(null, '', urlOf(s)), 120);
 }
 
 let family = null;
@@ -100,7 +100,7 @@ function linkMods(mods) {
 async function showFamily() {
   const [{ Family }, { Beside }] = await Promise.all([import('./family.js'), import('./beside.js')]);
   family = new Family(id, {
-    address: (m) => address({ ...view.state, at: m.status === 'running' || !m.parent ? null : m.parent.sequence_order }, `${base}/runs/${m.run_id}`, null),
+    urlOf: (m) => urlOf({ ...view.state, at: m.status === 'running' || !m.parent ? null : m.parent.sequence_order }, `${base}/runs/${m.run_id}`, null),
     go: (row) => view.pick(row),
     refused: (reason) => { view.refusal = reason; },
     beside: (other) => {
@@ -120,7 +120,7 @@ const dialog = document.querySelector('[data-delete-dialog]');
 dialog.addEventListener('close', async () => {
   if (dialog.returnValue !== 'delete') return;
   try {
-    await ask('/api/v1/deletions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: [id] }) });
+    await fetchApi('/api/v1/deletions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: [id] }) });
     location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
   } catch (error) {
     toast(`Not deleted: ${error.message}`);
@@ -134,7 +134,7 @@ function markFeedback() {
   }));
   view.feedback = entries;
   for (const { line, token } of entries) {
-    const place = token < view.run.answered(view.run.eventCount) && line.querySelector('span[data-place]');
+    const place = token < view.run.answerLength(view.run.eventCount) && line.querySelector('span[data-place]');
     if (!place) continue;
     place.replaceWith(h('button', { type: 'button', class: 'link', 'data-place': true, onclick: () => view.visit({ token: token + 1 }) }, place.textContent));
   }
@@ -163,7 +163,7 @@ async function changeTags() {
 }
 
 /** Clicks a link; returns false if the page has none. */
-const follow = (selector) => {
+const clickLink = (selector) => {
   const link = document.querySelector(selector);
   link?.click();
   return Boolean(link);
@@ -174,7 +174,7 @@ function act(action, key) {
   switch (action) {
     case 'copy':
       clearTimeout(timer);
-      history.replaceState(null, '', address({ ...view.state, at: view.atEnd ? null : view.n }));
+      history.replaceState(null, '', urlOf({ ...view.state, at: view.atEnd ? null : view.n }));
       copy(location.href, 'link');
       return true;
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
@@ -187,12 +187,12 @@ function act(action, key) {
       else toast('This run has no branches.');
       return true;
     }
-    case 'nextRun': return follow('[data-next]');
-    case 'prevRun': return follow('[data-prev]');
+    case 'nextRun': return clickLink('[data-next]');
+    case 'prevRun': return clickLink('[data-prev]');
     case 'fork': {
       const href = view.atEnd ? null : view.fork();
       if (href) location.assign(href);
-      return href ? true : follow('[data-again]');
+      return href ? true : clickLink('[data-again]');
     }
     case 'escape': document.activeElement?.blur?.(); document.querySelector('details.more[open]')?.removeAttribute('open'); return true;
     default: return view.act(action, key);

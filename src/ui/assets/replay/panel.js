@@ -1,11 +1,11 @@
 // The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
 import { h, toast } from '../dom.js';
-import { surprise } from './colour.js';
+import { surprise } from './color.js';
 import { requestDelay } from './events.js';
 import { removal, stageList } from './funnel.js';
 import { NEVER } from './rows.js';
 import { show } from './glyphs.js';
-import { explain, measured, percent } from './why.js';
+import { candidateTable, eventDetails, percent } from './candidates.js';
 
 const MAX_CANDIDATES = 12;
 const MAX_LOGS = 60;
@@ -82,7 +82,7 @@ export class Panel {
     }, this.#delay());
   }
 
-  /** Opens the sampling stages and scrolls to them. */
+  /** Scrolls to the candidates and their sampling stages. */
   showStages() {
     this.#alts.scrollIntoView({ block: 'nearest' });
   }
@@ -148,8 +148,8 @@ export class Panel {
   }
 
   #drawAlternatives(entries) {
-    const explained = explain(entries);
-    const { rows, stages, draft, hasMods, hasSampler } = explained;
+    const candidates = candidateTable(entries);
+    const { rows, stages, draft, hasMods, hasSampler } = candidates;
     this.#alts.hidden = rows.length === 0;
     if (!rows.length) return;
     const shown = this.#all ? rows : rows.filter((r, i) => i < MAX_CANDIDATES || r.chosen);
@@ -178,10 +178,10 @@ export class Panel {
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'why mod' : 'why' }, removal(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
+        h('td', { class: r.byMod ? 'reason mod' : 'reason' }, removal(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
       h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
-      ...stageList(explained),
+      ...stageList(candidates),
       draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' matched, so this token needed no decode.' : ' did not match.') : '');
   }
 
@@ -205,7 +205,7 @@ export class Panel {
     this.#mods.hidden = false;
     const here = calls.filter((c) => c.event.sequence_order === e);
     const rest = calls.filter((c) => c.event.sequence_order !== e && (c.logs.length || c.call.exception_occurred || c.actions.some((a) => a.action_type !== 'Noop')));
-    const stopped = entries.map((x) => measured(x.event).stopped_by).find(Boolean);
+    const stopped = entries.map((x) => eventDetails(x.event).stopped_by).find(Boolean);
     this.#mods.replaceChildren(
       stopped ? h('p', {}, 'Stopped by ', h('code', {}, show(stopped))) : '',
       h('h2', {}, 'Mods at this event'),

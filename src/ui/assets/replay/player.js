@@ -67,10 +67,10 @@ export class Player {
   }
 
   #atConstantRate(from) {
-    const each = 1000 / Number(this.#speed);
+    const msPerToken = 1000 / Number(this.#speed);
     let n = from;
-    while (this.#elapsedMs >= each && n < this.#run.eventCount) {
-      this.#elapsedMs -= each;
+    while (this.#elapsedMs >= msPerToken && n < this.#run.eventCount) {
+      this.#elapsedMs -= msPerToken;
       n += 1;
       while (n < this.#run.eventCount && this.#run.type(n) !== 'Added') n += 1;
     }

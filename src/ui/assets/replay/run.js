@@ -46,7 +46,7 @@ export class Run {
   time(e) { return this.#rows.times[e]; }
 
   /** Returns the row at a position of the sequence at event `n`, or null. */
-  alive(n, pos) {
+  rowAt(n, pos) {
     for (let i = this.count - 1; i >= 0; i -= 1) {
       if (this.pos(i) === pos && this.addedAt(i) <= n && n < this.removedAt(i)) return i;
     }
@@ -69,7 +69,7 @@ export class Run {
   }
 
   /** Returns the number of tokens in the answer at event `n`. */
-  answered(n) {
+  answerLength(n) {
     const { addedAt, removedAt, flags } = this.#rows;
     let count = 0;
     for (let i = 0; i < this.count; i += 1) if (addedAt[i] <= n && n < removedAt[i] && (flags[i] & 1) === 0) count += 1;

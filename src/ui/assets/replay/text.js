@@ -3,7 +3,7 @@
 // scrolls to them, and the rest in short tasks, so that the browser's own search finds all text. Moving the cursor only changes classes of rows whose state changes.
 import { h } from '../dom.js';
 import { fill, show } from './glyphs.js';
-import { MAX_BLOCK_ROWS, mayCut, roles } from './parts.js';
+import { MAX_BLOCK_ROWS, mayEndBlock, roles } from './blocks.js';
 import { isChipVisible, removals } from './removals.js';
 import { NEVER } from './rows.js';
 
@@ -26,9 +26,9 @@ export class Text {
   #run;
   /** Spans by row; rows of empty blocks have none. */
   #spans = [];
-  /** Classes by row that never change, and the class of its colour. */
+  /** Classes by row that never change, and the class of its color. */
   #fixedClasses = [];
-  #colourClass = [];
+  #colorClass = [];
   #state = [];
   #blockOf = [];
   /** Blocks in order: `{el, part, first, end, built, shown, chips}`, with the rows `first..end`, of which those before `built` have spans. */
@@ -49,7 +49,7 @@ export class Text {
   #signal;
   #isScheduled = false;
   #paint = () => -1;
-  #coloursLater = false;
+  #colorsLater = false;
   #cursor = null;
   #selected = null;
   #hits = new Set();
@@ -116,7 +116,7 @@ export class Text {
       const part = h('div', { class: 'part', 'data-role': role }, h('b', {}, role), rows);
       this.#root.append(part);
       block = this.#addBlock(i, part, rows);
-    } else if (mayCut(block.end - block.first, this.#run.text(i - 1))) {
+    } else if (mayEndBlock(block.end - block.first, this.#run.text(i - 1))) {
       block = this.#addBlock(i, block.part, block.el.parentElement);
     }
     block.end = i + 1;
@@ -166,7 +166,7 @@ export class Text {
     }));
   }
 
-  /** Creates the spans of the block with row `i` and of its neighbours, which may be visible together with it. */
+  /** Creates the spans of the block with row `i` and of its neighbors, which may be visible together with it. */
   #ensure(i) {
     if (i >= this.#blockOf.length) {
       this.#addRows(i + FIRST_ROWS);
@@ -196,7 +196,7 @@ export class Text {
     this.#spans[i] = span;
     const isDim = this.#roleOf(i).dim || run.isStop(i);
     this.#fixedClasses[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${isDim ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
-    this.#colourClass[i] = this.#colourClassOf(i);
+    this.#colorClass[i] = this.#colorClassOf(i);
     this.#write(i);
     parent.append(span);
   }
@@ -231,7 +231,7 @@ export class Text {
     return this.#labels?.roles[run.pos(i)] ?? PROMPT;
   }
 
-  #colourClassOf(i) {
+  #colorClassOf(i) {
     const b = this.#paint(i);
     return b === 'touched' ? ' touched' : b >= 0 ? ` b${b}` : '';
   }
@@ -241,8 +241,8 @@ export class Text {
     if (!this.#spans[i]) return;
     const removedAt = this.#run.removedAt(i);
     const state = this.#state[i];
-    const isShadedLater = state === LATER && this.#coloursLater && this.#colourClass[i];
-    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colourClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
+    const isShadedLater = state === LATER && this.#colorsLater && this.#colorClass[i];
+    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
     if (state === REMOVED && this.#open.has(removedAt)) name += ' o';
     if (i === this.#cursor) name += ' cur';
     if (i === this.#selected) name += ' sel';
@@ -255,16 +255,16 @@ export class Text {
     this.#spans[i].className = name;
   }
 
-  /** Colours by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `coloursLater` also colours later tokens. */
-  colour(paint, coloursLater = false) {
-    const all = coloursLater !== this.#coloursLater;
+  /** Colors by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `colorsLater` also colors later tokens. */
+  colorBy(paint, colorsLater = false) {
+    const all = colorsLater !== this.#colorsLater;
     this.#paint = paint;
-    this.#coloursLater = coloursLater;
+    this.#colorsLater = colorsLater;
     for (let i = 0; i < this.#spans.length; i += 1) {
       if (!this.#spans[i]) continue;
-      const next = this.#colourClassOf(i);
-      if (next === this.#colourClass[i] && !all) continue;
-      this.#colourClass[i] = next;
+      const next = this.#colorClassOf(i);
+      if (next === this.#colorClass[i] && !all) continue;
+      this.#colorClass[i] = next;
       if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#write(i);
     }
   }

@@ -35,7 +35,7 @@ export function changeOf(member) {
 }
 
 /** Returns the id of the member `step` places after `id`, and continues at the start after the end; null in a family of one. */
-export function neighbour(ordered, id, step) {
+export function neighbor(ordered, id, step) {
   const at = ordered.findIndex((m) => m.run_id === id);
   if (at < 0 || ordered.length < 2) return null;
   return ordered[(at + step + ordered.length) % ordered.length].run_id;

@@ -1,7 +1,7 @@
 // The replay component: one cursor over the events of a run, and all views that follow it. The replay page and the
 // playground use the same component; an active run is one whose events are still arriving.
-import { ask, base, h, toast } from '../dom.js';
-import { MODES, SURPRISING, legend, surprise } from './colour.js';
+import { base, fetchApi, h, toast } from '../dom.js';
+import { MODES, MIN_SURPRISE, legend, surprise } from './color.js';
 import { Events } from './events.js';
 import { find } from './find.js';
 import { hover } from './hover.js';
@@ -14,7 +14,7 @@ import { Text } from './text.js';
 import { targetOf } from './moves.js';
 
 /** Initial state of a view, which links contain. */
-const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, layer: 'mean', later: false, q: '' };
+const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, view: 'mean', laterSteps: false };
 
 export class Replay {
   /** Event of the cursor. */
@@ -72,7 +72,7 @@ export class Replay {
     const wait = this.#el('text');
     wait.dataset.idle = 'Loading the run…';
     wait.toggleAttribute('data-none', true);
-    const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
+    const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
       wait.dataset.idle = 'The run could not be loaded.';
       throw error;
     });
@@ -111,7 +111,7 @@ export class Replay {
   }
 
   /** Shows a run without a server: folds its items into an empty `state`. */
-  present(state, items) {
+  showLocal(state, items) {
     this.#isLocal = true;
     this.#events.push(items, Infinity);
     for (const item of items) state.apply(item);
@@ -165,25 +165,25 @@ export class Replay {
   /** Loads the attention on first use. */
   async #loadAttention() {
     const parts = this.#parts;
-    if (!this.#state.attention || parts.attending) return;
-    parts.attending = true;
+    if (!this.#state.attention || parts.isLoadingAttention) return;
+    parts.isLoadingAttention = true;
     try {
       const { Attention } = await import('./attention.js');
       if (this.#closed.signal.aborted) return;
       const attention = new Attention(this.#run, this.#id, {
         recorded: () => this.#recorded,
         live: () => this.live,
-        changed: () => { this.#state.layer = attention.view; this.#state.later = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
+        changed: () => { this.#state.view = attention.view; this.#state.laterSteps = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
         painted: () => this.#paint(),
         go: (n) => { parts.player.pause(); this.go(n); },
         pick: (row) => this.pick(row),
-      }, this.#closed.signal, this.#state.layer, this.#state.later);
+      }, this.#closed.signal, this.#state.view, this.#state.laterSteps);
       parts.panel.put(attention.section);
       parts.attention = attention;
       attention.on = this.#state.attention;
       this.go(this.n, { live: true, quiet: true });
     } catch (error) {
-      parts.attending = false;
+      parts.isLoadingAttention = false;
       toast(`Attention could not be loaded: ${error.message}`);
     }
   }
@@ -198,8 +198,8 @@ export class Replay {
     const speed = this.#el('speed');
     this.#on(speed, 'change', () => this.#parts.player.setSpeed(speed.value));
     this.#parts.player.setSpeed(speed.value);
-    this.#el('colours').replaceChildren(h('legend', { class: 'vh' }, 'Colour by'), ...MODES.map((mode, i) => {
-      const input = h('input', { type: 'radio', name: 'colour', value: mode.id, onchange: () => this.colour(mode.id) });
+    this.#el('colors').replaceChildren(h('legend', { class: 'vh' }, 'Color by'), ...MODES.map((mode, i) => {
+      const input = h('input', { type: 'radio', name: 'color', value: mode.id, onchange: () => this.colorBy(mode.id) });
       return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
     }));
     const box = this.#el('find');
@@ -241,7 +241,6 @@ export class Replay {
     text.note(notes);
   }
 
-
   /**
    * Index of the selected token in the answer at the end of the run. Null at the end of the run, and for a token that the answer
    * does not contain: one of the prompt, or a removed one.
@@ -271,7 +270,7 @@ export class Replay {
   }
 
   /**
-   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` leaves the address as it is, `playing` is set by the
+   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` leaves the URL as it is, `playing` is set by the
    * player, and `live` keeps the selected row.
    */
   go(n, { quiet = false, playing = false, live = false } = {}) {
@@ -342,8 +341,8 @@ export class Replay {
 
   /** Returns the number of tokens in the answer at the end; it is counted once when the run has ended. */
   #total() {
-    if (this.live) return this.#run.answered(this.#run.eventCount);
-    this.#finalTotal ??= this.#run.answered(this.#run.eventCount);
+    if (this.live) return this.#run.answerLength(this.#run.eventCount);
+    this.#finalTotal ??= this.#run.answerLength(this.#run.eventCount);
     return this.#finalTotal;
   }
 
@@ -352,7 +351,7 @@ export class Replay {
   #showPosition(e, row) {
     const run = this.#run;
     const total = this.#total();
-    const rows = this.atEnd ? total : run.answered(this.n);
+    const rows = this.atEnd ? total : run.answerLength(this.n);
     if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
     const end = this.n === run.eventCount;
@@ -376,7 +375,7 @@ export class Replay {
     if (!playing) this.go(this.n);
   }
 
-  /** Colours the text by attention if it is enabled, else by the selected metric. */
+  /** Colors the text by attention if it is enabled, else by the selected metric. */
   #paint() {
     const { text, attention } = this.#parts;
     if (!text) return;
@@ -385,16 +384,16 @@ export class Replay {
     const shading = this.#state.attention ? attention?.shading : null;
     if (attention) this.#parts.images?.join(attention.section);
     this.#parts.images?.attention(shading ? attention.now : null);
-    if (shading) text.colour(shading, attention.showsLaterSteps);
-    else if (mode.id === 'mods') text.colour((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
-    else text.colour((i) => mode.bucket(run, i));
+    if (shading) text.colorBy(shading, attention.showsLaterSteps);
+    else if (mode.id === 'mods') text.colorBy((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
+    else text.colorBy((i) => mode.bucket(run, i));
     const box = this.#el('legend');
     if (shading) box.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
     else box.replaceChildren(...legend(mode).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), mode.unit ? h('span', {}, mode.unit) : '');
   }
 
-  /** Colours the text by a metric. */
-  colour(id) {
+  /** Colors the text by a metric. */
+  colorBy(id) {
     this.#state.color = id;
     if (this.#state.attention) {
       this.#state.attention = false;
@@ -415,19 +414,18 @@ export class Replay {
     }
   }
 
-  /** Shows which buttons and colours are selected. */
+  /** Shows which buttons and colors are selected. */
   #toggles() {
     for (const name of ['showRemoved', 'showLater', 'attention']) {
       this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
-    // The text has one colouring at a time, so no metric is selected while attention is shown.
-    for (const input of this.#el('colours').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
+    // The text has one coloring at a time, so no metric is selected while attention is shown.
+    for (const input of this.#el('colors').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
   /** Highlights the first match of a text. */
   #find(needle) {
     const { text } = this.#parts;
-    this.#state.find = needle;
     this.#hits = find(needle, this.#run.count, (i) => this.#run.text(i), (i) => text.isShown(i));
     this.#hit = -1;
     this.#nextHit(1);
@@ -470,7 +468,7 @@ export class Replay {
   /** Starts forks of the run at the step of event `n`; opens the first one where the page does not show them. */
   async #branch(n, change, text) {
     try {
-      const response = await ask(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
+      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ at: { event: n }, ...change }),
       });
       const forks = await response.json();
@@ -488,7 +486,7 @@ export class Replay {
     const { player, panel, textBox } = this.#parts;
     if (!player) return false;
     const run = this.#run;
-    const to = targetOf(action, run, this.n, (i) => surprise(run, i), SURPRISING);
+    const to = targetOf(action, run, this.n, (i) => surprise(run, i), MIN_SURPRISE);
     if (to !== undefined) {
       player.pause();
       if (typeof to === 'string') toast(to);
@@ -503,7 +501,7 @@ export class Replay {
         player.setSpeed(speed.value);
         return true;
       }
-      case 'colour': this.colour(MODES[Number(key) - 1].id); return true;
+      case 'color': this.colorBy(MODES[Number(key) - 1].id); return true;
       case 'showRemoved': case 'showLater': case 'attention':
         this.#state[action] = !this.#state[action];
         this.#toggles();

@@ -133,9 +133,9 @@ impl Crate {
         let reached: BTreeMap<&str, BTreeSet<&str>> = imported_files
             .keys()
             .map(|&file| {
-                let (mut reached, mut open) = (BTreeSet::new(), vec![file]);
-                while let Some(next) = open.pop() {
-                    open.extend(imported_files[next].iter().copied().filter(|&target| reached.insert(target)));
+                let (mut reached, mut pending) = (BTreeSet::new(), vec![file]);
+                while let Some(next) = pending.pop() {
+                    pending.extend(imported_files[next].iter().copied().filter(|&target| reached.insert(target)));
                 }
                 (file, reached)
             })
@@ -196,8 +196,8 @@ fn imports_follow_the_table() {
 
 #[test]
 fn files_have_no_import_cycles() {
-    let read = Crate::read(&source());
-    let problems = forbidden_cycles(&read.cycles());
+    let parsed = Crate::read(&source());
+    let problems = forbidden_cycles(&parsed.cycles());
     assert!(problems.is_empty(), "\n{}", problems.join("\n"));
 }
 
@@ -246,8 +246,8 @@ fn cycles_are_found_through_re_exports() {
             ("engine/second.rs", second),
         ];
         let files = files.map(|(path, text)| (path.to_owned(), text.to_owned()));
-        let read = Crate::read(&files);
-        forbidden_cycles(&read.cycles())
+        let parsed = Crate::read(&files);
+        forbidden_cycles(&parsed.cycles())
     };
     let first = "use super::Second; pub struct First(Second);";
     let problems = cycle(first, "pub struct Second; fn f() -> super::First { todo!() }");

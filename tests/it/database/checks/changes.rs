@@ -6,25 +6,25 @@ use serde_json::json;
 use thunder::events::system;
 use thunder::store::{ModState, Store};
 
-pub async fn mod_is_switched_off_and_on(target: &Target) {
+pub async fn mod_is_disabled_and_enabled(target: &Target) {
     let store = target.store("mods").await;
     let enabled = async |store: &Store| {
         let states = store.mod_states().await.unwrap();
-        states.into_iter().find(|state: &ModState| state.name == "switched").map(|state| state.enabled)
+        states.into_iter().find(|state: &ModState| state.name == "calm").map(|state| state.enabled)
     };
     for expected in [false, true] {
-        store.set_mod_enabled("switched", expected, system::now(), None).await.unwrap();
+        store.set_mod_enabled("calm", expected, system::now(), None).await.unwrap();
         assert_eq!(enabled(&store).await, Some(expected));
     }
-    store.remove_mod("switched").await.unwrap();
+    store.remove_mod("calm").await.unwrap();
     assert_eq!(enabled(&store).await, None);
     store.close().await;
 }
 
 pub async fn feedback_is_kept(target: &Target) {
     let path = format!("/api/v1/runs/{}/feedback", target.name("chat"));
-    let (status, kept) = target.server.post(&path, &json!({"rating": 1, "text": "good"})).await;
-    assert_eq!(status, 201, "{kept}");
+    let (status, feedback) = target.server.post(&path, &json!({"rating": 1, "text": "good"})).await;
+    assert_eq!(status, 201, "{feedback}");
     let (_, list) = target.server.get(&path).await;
     assert_eq!(list["feedback"][0]["text"], "good");
 }

@@ -27,7 +27,7 @@ pub async fn all_migrations_are_applied(target: &Target) {
     assert_eq!(applied, i64::try_from(files).unwrap());
 }
 
-pub async fn partitions_of_the_next_days_exist(target: &Target) {
+pub async fn partition_of_today_exists(target: &Target) {
     // On Citus a partition may span a month.
     let today = "select count(*) from run_partitions where parent in ('events'::regclass, 'attention'::regclass)
         and (now() at time zone 'utc')::date >= first_day and (now() at time zone 'utc')::date < next_day";

@@ -33,7 +33,7 @@ macro_rules! checks {
 
 checks! {
     database::all_migrations_are_applied,
-    database::partitions_of_the_next_days_exist,
+    database::partition_of_today_exists,
     database::second_program_opens_the_database,
     database::server_is_healthy,
     ingest::ingest_stores_document,
@@ -50,7 +50,7 @@ checks! {
     recording::mod_error_is_recorded,
     recording::backtrack_is_recorded,
     recording::mod_of_a_file_is_recorded,
-    changes::mod_is_switched_off_and_on,
+    changes::mod_is_disabled_and_enabled,
     recording::attention_is_stored,
     reading::replay_columns_are_stored,
     reading::replay_page_is_shown,

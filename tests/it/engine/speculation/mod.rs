@@ -264,9 +264,9 @@ async fn streams_that_share_batches_have_their_own_drafts() {
 async fn paused_run_continues_with_the_same_text() {
     let (mut plain, test_engine) = (plain_engine(1, false).await, drafting_engine(1, false).await);
     let expected = plain.run(looping_request(300)).await;
-    for late in [false, true] {
+    for asynchronous in [false, true] {
         let mut generation =
-            test_engine.engine.submit(with_mod(looping_request(300), late, |_| Action::Noop)).await.unwrap();
+            test_engine.engine.submit(with_mod(looping_request(300), asynchronous, |_| Action::Noop)).await.unwrap();
         let mut text = String::new();
         let mut outputs = 0;
         let end = loop {
@@ -284,7 +284,11 @@ async fn paused_run_continues_with_the_same_text() {
                 let _ = generation.control.resume().await;
             }
         };
-        assert_eq!((text, end.finish.reason), (expected.text.clone(), FinishReason::Length), "late {late}");
+        assert_eq!(
+            (text, end.finish.reason),
+            (expected.text.clone(), FinishReason::Length),
+            "asynchronous {asynchronous}"
+        );
         assert!(end.finish.drafts.accepted > 50, "{:?}", end.finish.drafts);
     }
 }

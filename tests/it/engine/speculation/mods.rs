@@ -15,7 +15,7 @@ type ModCase = (&'static str, fn(&Call<'_>, bool) -> Action);
 #[tokio::test]
 async fn mods_see_and_change_the_same_run() {
     let mut engines = (plain_engine(1, false).await, drafting_engine(1, false).await);
-    let at = |event: EventType, generated: usize| {
+    let is_at = |event: EventType, generated: usize| {
         move |call: &Call<'_>| call.event_type() == event && call.generated().len() == generated
     };
     let cases: [ModCase; 7] =
@@ -32,15 +32,15 @@ async fn mods_see_and_change_the_same_run() {
                 if now { Action::EmitError { message: "no".into(), fault: Fault::Request } } else { Action::Noop }
             }),
         ];
-    for late in [false, true] {
+    for asynchronous in [false, true] {
         for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
             for (name, act) in cases {
                 for generated in [9, 12, 13] {
-                    let case = format!("{name} at {event:?} {generated}, late {late}");
+                    let case = format!("{name} at {event:?} {generated}, asynchronous {asynchronous}");
                     compare(&mut engines, &case, || {
-                        let (now, once) = (at(event, generated), AtomicU32::new(0));
-                        with_mod(looping_request(40), late, move |call| {
-                            let now = now(call) && once.fetch_add(1, Ordering::Relaxed) == 0;
+                        let (now, calls) = (is_at(event, generated), AtomicU32::new(0));
+                        with_mod(looping_request(40), asynchronous, move |call| {
+                            let now = now(call) && calls.fetch_add(1, Ordering::Relaxed) == 0;
                             act(call, now)
                         })
                     })
@@ -49,7 +49,7 @@ async fn mods_see_and_change_the_same_run() {
             }
         }
         let edited = || {
-            with_mod(looping_request(80), late, |call| match call.event_type() {
+            with_mod(looping_request(80), asynchronous, |call| match call.event_type() {
                 EventType::ForwardPass => Action::AdjustedLogits {
                     edit: LogitEdit::Add(vec![(40 + call.generated().len() as i32 % 3, 9.0)]),
                     temperature: Some(0.2),
@@ -58,12 +58,12 @@ async fn mods_see_and_change_the_same_run() {
             })
         };
         let accepted = compare(&mut engines, "adjusted logits", edited).await;
-        assert!(accepted > 10, "{accepted}, late {late}");
-        // A mod that changes nothing keeps all drafts, even if it replies late.
+        assert!(accepted > 10, "{accepted}, asynchronous {asynchronous}");
+        // A mod that changes nothing keeps all drafts, even if it replies asynchronously.
         let seen = Arc::new(AtomicU32::new(0));
         let accepted = compare(&mut engines, "observed", || {
             let seen = Arc::clone(&seen);
-            with_mod(looping_request(100), late, move |call| {
+            with_mod(looping_request(100), asynchronous, move |call| {
                 seen.fetch_add(u32::from(added_at(call, 50)), Ordering::Relaxed);
                 Action::Noop
             })
@@ -98,12 +98,12 @@ fn random_mods_see_and_change_the_same_run() {
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
     let accepted = AtomicU32::new(0);
     let engines = std::cell::RefCell::new(&mut engines);
-    let result = runner.run(&runs, |(changes, temperature, late, tokens)| {
+    let result = runner.run(&runs, |(changes, temperature, asynchronous, tokens)| {
         let request = || {
             let (changes, calls) = (changes.clone(), AtomicU32::new(0));
             let sampling =
                 SamplingParams { temperature: 0.4 * temperature as f32, seed: 5, ..SamplingParams::default() };
-            with_mod(sampled_request(sampling, tokens), late, move |call| {
+            with_mod(sampled_request(sampling, tokens), asynchronous, move |call| {
                 let number = calls.fetch_add(1, Ordering::Relaxed) as usize;
                 match (changes.get(&number), call.event_type()) {
                     (_, EventType::Prefilled) | (None, _) => Action::Noop,

@@ -1,4 +1,4 @@
-"""Faulty mods. Each does one forbidden thing at its second token, and prints whether it succeeded."""
+"""Faulty mods. Most do one forbidden thing at their second token. Those with `attempt` print whether it succeeded."""
 
 import ctypes
 import fcntl
@@ -43,10 +43,10 @@ def spin():
         pass
 
 
-def eat():
-    held = []
+def fill_memory():
+    blocks = []
     while True:
-        held.append(bytearray(1 << 25))
+        blocks.append(bytearray(1 << 25))
 
 
 def flood():
@@ -136,16 +136,16 @@ def threads_that_log():
 
 def datagram(name):
     """Sends to a named socket from an unconnected one."""
-    ours, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-    ours.sendto(b"x", name)
+    sender, _ = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sender.sendto(b"x", name)
     return "sent"
 
 
 def set_buffer(option):
     """Enlarges the kernel buffer of a socket."""
-    ours, _ = socket.socketpair()
-    ours.setsockopt(socket.SOL_SOCKET, option, 1 << 26)
-    return ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    sender, _ = socket.socketpair()
+    sender.setsockopt(socket.SOL_SOCKET, option, 1 << 26)
+    return sender.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
 
 
 def advise(advice):
@@ -171,7 +171,7 @@ def forge(*frames):
     return send
 
 
-def announce(*lengths):
+def send_beginning(*lengths):
     """Returns a function that sends only the beginning of a frame, with these lengths."""
 
     def send():
@@ -191,8 +191,8 @@ PTRACE_ATTACH, NEW_USER, NEW_NET, THREAD = 16, 0x10000000, 0x40000000, 0x10000 |
 
 stops = at_second_token("stops", lambda: os.kill(os.getpid(), signal.SIGSTOP))
 many_threads = at_second_token("many_threads", threads)
-huge_frame = at_second_token("huge_frame", announce(0xFFFFFFFF, 0xFFFFFFFF))
-half_a_frame = at_second_token("half_a_frame", lambda: (announce(100, 100)(), os._exit(4)))
+huge_frame = at_second_token("huge_frame", send_beginning(0xFFFFFFFF, 0xFFFFFFFF))
+half_a_frame = at_second_token("half_a_frame", lambda: (send_beginning(100, 100)(), os._exit(4)))
 unknown_frame = at_second_token("unknown_frame", forge((b'{"kind":"loaded","handlers":[]}', b"")))
 no_json = at_second_token("no_json", forge((b"[" * 100000, b"")))
 odd_body = at_second_token("odd_body", forge((REPLY % b'{"type":"AdjustedLogits","edit":"set","temperature":null}', b"123")))
@@ -202,7 +202,7 @@ outputs_too_many = at_second_token("outputs_too_many", forge((REPLY % b'{"type":
 edits_too_many = at_second_token("edits_too_many", forge((REPLY % b'{"type":"AdjustedLogits","edit":"set","temperature":null}', MANY_EDITS)))
 calls_too_long = at_second_token("calls_too_long", forge((REPLY % b'{"type":"ToolCalls","tool_calls":%s}' % LONG_CALL, b"")))
 many_threads_log = at_second_token("many_threads_log", threads_that_log)
-unasked = at_second_token("unasked", forge(*[(FORCE, b"")] * 5))
+replies_early = at_second_token("replies_early", forge(*[(FORCE, b"")] * 5))
 
 appends_to_memory = at_second_token("appends_to_memory", attempt(lambda: set_flag(os.O_APPEND)))
 does_not_block = at_second_token("does_not_block", attempt(lambda: set_flag(os.O_NONBLOCK)))
@@ -225,7 +225,7 @@ poisons_memory = at_second_token("poisons_memory", attempt(lambda: advise(MADV_H
 merges_memory = at_second_token("merges_memory", attempt(lambda: advise(MADV_MERGEABLE)))
 frees_memory = at_second_token("frees_memory", attempt(lambda: advise(MADV_DONTNEED)))
 endless = at_second_token("endless", spin)
-bomb = at_second_token("bomb", eat)
+memory_bomb = at_second_token("memory_bomb", fill_memory)
 segfault = at_second_token("segfault", lambda: ctypes.string_at(0))
 exits = at_second_token("exits", lambda: os._exit(3))
 prints = at_second_token("prints", flood)
@@ -269,7 +269,7 @@ def compute_between_calls():
 computes_between_calls = at_second_token("computes_between_calls", compute_between_calls)
 
 @mod(events=[Added])
-def naps(event, actions):
+def sleeps(event, actions):
     """Sleeps at every token."""
     time.sleep(0.4)
 
@@ -280,8 +280,8 @@ state = {}
 @mod(events=[Added])
 def remembers(event, actions):
     """Holds a megabyte for every request until its run has finished."""
-    kept = state.setdefault(event.request_id, bytearray(1 << 20))
-    kept[event.step] = 1
+    memory = state.setdefault(event.request_id, bytearray(1 << 20))
+    memory[event.step] = 1
     print(len(state), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
@@ -297,6 +297,6 @@ def many_threads_later(event, actions):
 
 
 @mod(events=[Added])
-def who(event, actions):
+def prints_process_id(event, actions):
     """Prints the id of its process."""
     print(os.getpid(), sys.version_info[0])

@@ -1,7 +1,7 @@
 //! Blocks of tool calls.
 
 use super::{AnswerParser, State};
-use crate::model::chat::answer::call::{CallProgress, CallReader, skip_space};
+use crate::model::chat::answer::call::{CallParser, CallProgress, skip_space};
 use crate::model::chat::answer::next_call::{NextCall, find_next_call};
 use crate::model::chat::answer::{AnswerFormat, AnswerMessage, EndOfAnswer, retract_calls};
 use std::ops::Range;
@@ -22,7 +22,7 @@ pub(super) struct Block {
     last: Option<usize>,
     /// True if the calls are in a list.
     list: bool,
-    reader: Option<CallReader>,
+    parser: Option<CallParser>,
     /// True if the call exceeds the permitted number: it is parsed but not sent.
     suppressed: bool,
 }
@@ -30,15 +30,15 @@ pub(super) struct Block {
 impl Block {
     /// Creates a block with the form of this index. `from` is the start of the text if no call follows.
     pub(super) fn new(form: usize, from: usize, marker: Range<usize>) -> Self {
-        Self { form, tried: 0, from, marker, last: None, list: false, reader: None, suppressed: false }
+        Self { form, tried: 0, from, marker, last: None, list: false, parser: None, suppressed: false }
     }
 
     /// Returns true inside or directly before a call that a marker introduced.
     pub(super) fn is_in_marked_call(&self) -> bool {
-        !self.marker.is_empty() && (self.last.is_none() || self.reader.is_some())
+        !self.marker.is_empty() && (self.last.is_none() || self.parser.is_some())
     }
 
-    /// Returns the first byte after the complete calls.
+    /// Returns the end of the last complete call, or the start of the block if there is none.
     pub(super) fn unsent_from(&self) -> usize {
         self.last.unwrap_or(self.from)
     }
@@ -58,9 +58,9 @@ impl AnswerParser {
         if rest.is_empty() && answer_end.is_none() {
             return Some(false);
         }
-        let (index, form) = forms.find(|(_, form)| CallReader::may_be_bare(form, &answer_format, rest))?;
+        let (index, form) = forms.find(|(_, form)| CallParser::may_be_bare(form, &answer_format, rest))?;
         self.state = State::Block(Box::new(Block {
-            reader: Some(CallReader::new(form, first, rest, true)),
+            parser: Some(CallParser::new(form, first, rest, true)),
             suppressed: is_full(&answer_format, &self.message),
             ..Block::new(index, self.at, first..first)
         }));
@@ -72,23 +72,23 @@ impl AnswerParser {
         let answer_format = Arc::clone(&self.answer_format);
         let State::Block(block) = &mut self.state else { return false };
         let form = &answer_format.syntax.calls[block.form];
-        if let Some(reader) = &mut block.reader {
+        if let Some(parser) = &mut block.parser {
             let syntax = (&*answer_format, form);
             let progress = if block.suppressed {
-                reader.read(syntax, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
+                parser.parse(syntax, &self.text, answer_end, &mut Vec::new(), &mut AnswerMessage::default())
             } else {
-                reader.read(syntax, &self.text, answer_end, &mut self.deltas, &mut self.message)
+                parser.parse(syntax, &self.text, answer_end, &mut self.deltas, &mut self.message)
             };
             match progress {
                 CallProgress::More => return false,
                 CallProgress::Done(end) => {
                     block.last = Some(end);
-                    block.reader = None;
+                    block.parser = None;
                     block.tried = 0;
                     self.at = end;
                 }
                 CallProgress::Failed(at) => {
-                    if reader.is_sent() && !block.suppressed {
+                    if parser.is_sent() && !block.suppressed {
                         retract_calls(&mut self.deltas, &mut self.message, 1);
                     }
                     self.reject_call(at);
@@ -102,7 +102,7 @@ impl AnswerParser {
             NextCall::Next { at, list, kept } => {
                 block.last = block.last.map(|_| kept);
                 block.list = list;
-                block.reader = Some(CallReader::new(form, at, &self.text[at..], block.marker.is_empty()));
+                block.parser = Some(CallParser::new(form, at, &self.text[at..], block.marker.is_empty()));
                 block.suppressed = is_full(&self.answer_format, &self.message);
             }
             NextCall::End(at) if block.last.is_some() => {
@@ -135,7 +135,7 @@ impl AnswerParser {
         let State::Block(block) = &mut self.state else { return false };
         let text = &self.text[block.marker.clone()];
         block.tried |= 1 << block.form.min(63);
-        block.reader = None;
+        block.parser = None;
         let forms = self.markers.iter().filter(|marker| marker.text == text).filter_map(|marker| marker.form);
         let Some(form) = forms.filter(|form| block.tried & (1 << form.min(&63)) == 0).min() else { return false };
         block.form = form;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::grammar::{Constraint, GrammarSource};
 
-/// Grammars written for llama.cpp allow the same tokens here as there, along random answers.
+/// Grammars allow the same tokens as in llama.cpp, along random answers.
 #[test]
 fn grammars_allow_the_same_tokens_as_llama_cpp() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/grammars");

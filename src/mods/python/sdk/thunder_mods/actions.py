@@ -170,7 +170,7 @@ class ActionBuilder:
         if logits is None and set is None and add is None:
             logits = before
         if token_temp is not None and not 0 <= token_temp < math.inf:
-            raise InvalidActionError("token_temp must be a number of 0 or more, got %s" % token_temp)
+            raise InvalidActionError("`token_temp` must be a number of 0 or more, got %s" % token_temp)
         action = AdjustedLogits(logits, None if token_temp is None else float(token_temp), set, add)
         action._before = before if isinstance(before, Logits) else None
         return action
@@ -186,7 +186,7 @@ class ActionBuilder:
         drawn or just-added token."""
         self._permit(Backtrack, "backtrack")
         if int(steps) < 1:
-            raise InvalidActionError("steps of backtrack must be 1 or more, got %s; use force_tokens to append without removing" % steps)
+            raise InvalidActionError("`steps` of backtrack must be 1 or more, got %s; use force_tokens to append without removing" % steps)
         return Backtrack(steps, None if tokens is None else _token_ids(tokens, "backtrack"))
 
     def force_output(self, tokens: Iterable[int]) -> ForceOutput:

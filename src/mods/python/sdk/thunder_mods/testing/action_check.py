@@ -13,7 +13,7 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
     if isinstance(action, ForceTokens) and not action.tokens:
         return "ForceTokens needs at least one token"
     if isinstance(action, Backtrack) and action.n < 1:
-        return "Backtrack needs n >= 1, got 0; use ForceTokens to append without removing"
+        return "Backtrack needs `n` >= 1, got %d; use ForceTokens to append without removing" % action.n
     if isinstance(action, AdjustedPrefill):
         if not action.tokens:
             return "AdjustedPrefill needs at least one token"
@@ -22,7 +22,7 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
     if isinstance(action, AdjustedLogits):
         temperature = action.token_temp
         if temperature is not None and not (math.isfinite(temperature) and temperature >= 0):
-            return "token_temp must be a number of 0 or more, got %s" % temperature
+            return "`token_temp` must be a number of 0 or more, got %s" % temperature
         outside = [token for edits in (action.set, action.add) for token in edits or () if not 0 <= token < vocabulary]
         return _unknown_token_error(outside[0], vocabulary) if outside else None
     if isinstance(action, ToolCalls):

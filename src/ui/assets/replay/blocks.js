@@ -39,4 +39,4 @@ export function roles(length, spans, texts) {
 export const MAX_BLOCK_ROWS = 1024;
 
 /** Returns true if a block of text may end after this row: at the end of a line from 128 rows on, of a sentence from 512 rows on, and always at the maximum. */
-export const mayCut = (rows, text) => rows >= MAX_BLOCK_ROWS || (rows >= 512 && /[.!?…。！？]["'”’)]*$/.test(text)) || (rows >= 128 && text.endsWith('\n'));
+export const mayEndBlock = (rows, text) => rows >= MAX_BLOCK_ROWS || (rows >= 512 && /[.!?…。！？]["'”’)]*$/.test(text)) || (rows >= 128 && text.endsWith('\n'));

@@ -21,7 +21,7 @@ async fn activities(generations: &[Generation]) -> Vec<Option<RunActivity>> {
     activities
 }
 
-/// Waits until the activities of runs fulfil a condition.
+/// Waits until the activities of runs fulfill a condition.
 async fn wait_until(condition: &str, generations: &[Generation], is_met: impl Fn(&[Option<RunActivity>]) -> bool) {
     for _ in 0..3000 {
         if is_met(&activities(generations).await) {
@@ -37,7 +37,7 @@ fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
 }
 
 #[tokio::test]
-async fn preempted_runs_of_unread_clients_are_limited() {
+async fn preempted_runs_of_slow_clients_are_limited() {
     let test_engine = test_engine(MAX_PREEMPTED as u32, false).await;
     let long = || request_tokens(vec![5; 4], 400);
     let mut unread = Vec::new();
@@ -70,9 +70,9 @@ async fn preempted_runs_of_unread_clients_are_limited() {
     assert_eq!(reading_run.control.progress().await.unwrap().activity, RunActivity::Queued);
     // A run whose client reads continues. When it ends, another run can be preempted.
     let read = unread.remove(0);
-    let (result, others) = tokio::join!(follow(read.output), follow(reading_run.output));
-    assert_eq!((result.1.finish.reason, result.1.finish.usage.completion_tokens), (FinishReason::Length, 400));
-    assert_eq!(others.1.finish.usage.completion_tokens, 3);
+    let (continued, other) = tokio::join!(follow(read.output), follow(reading_run.output));
+    assert_eq!((continued.1.finish.reason, continued.1.finish.usage.completion_tokens), (FinishReason::Length, 400));
+    assert_eq!(other.1.finish.usage.completion_tokens, 3);
     // The runs of disconnected clients end.
     drop(unread);
     let last = test_engine.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
@@ -180,13 +180,13 @@ async fn disconnected_client_frees_its_slot_in_every_state() {
     assert_disconnect_frees_slot(&mut test_engine, "while a mod is called", waiting, RunStatus::Cancelled).await;
     pending_replies.lock().unwrap().drain(..).for_each(|done| done.reply(Reply::default()));
 
-    for (state, slot_for, activity) in [
+    for (state, keep_slot_for, activity) in [
         ("while paused", Duration::from_hours(1), RunActivity::Paused),
         ("while preempted", Duration::ZERO, RunActivity::Preempted),
     ] {
         let mut paused = test_engine.engine.submit(long(500)).await.unwrap();
         receive_output(&mut paused).await;
-        paused.control.pause(slot_for).await.unwrap();
+        paused.control.pause(keep_slot_for).await.unwrap();
         let other = if activity == RunActivity::Preempted {
             Some(test_engine.engine.submit(long(1)).await.unwrap())
         } else {

@@ -1,6 +1,6 @@
 // Parts of a page that the server renders again while an experiment runs. Only parts that changed are replaced, so that
 // focus, selection and scroll position are kept.
-import { reach } from './dom.js';
+import { fetchUrl } from './dom.js';
 import { showLocalTime } from './shell.js';
 
 /** Time between two requests in ms. */
@@ -32,7 +32,7 @@ export function update(place, next) {
 
 /** Loads the page again; `fragment` is the name of the part that the server renders alone, or null for the whole page. */
 export async function refresh(place, fragment) {
-  const response = await reach(location.href, { headers: fragment ? { 'X-Fragment': fragment } : {} });
+  const response = await fetchUrl(location.href, { headers: fragment ? { 'X-Fragment': fragment } : {} });
   if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
   const next = document.createElement('div');
   const html = await response.text(); // the server's own escaped template, same origin

@@ -1,4 +1,4 @@
-// Colour modes of tokens, for the text and its legend.
+// Color modes of tokens, for the text and its legend.
 
 const BIT = Math.LOG2E;
 /** Returns the number of edges that a value reaches. */
@@ -13,7 +13,7 @@ const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
 const RANK = [2, 3, 4, 6, 11, 51, 501];
 const TIME = [10, 20, 40, 80, 160, 320, 1000];
 
-/** Colour modes in the order of keys 1–6. `bucket(run, row)` returns 0–7, or -1 for no colour. */
+/** Color modes in the order of keys 1–6. `bucket(run, row)` returns 0–7, or -1 for no color. */
 export const MODES = [
   {
     id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,
@@ -42,7 +42,7 @@ export const bucketOfShare = (value, peak) => (peak > 0 ? Math.min(7, Math.floor
 export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
 
 /** Minimum surprise in bits of a token that the keys `s` and `S` select. */
-export const SURPRISING = 4;
+export const MIN_SURPRISE = 4;
 
 /** Entries of a mode's legend: `[{bucket, from}]`. */
 export const legend = (mode) => (mode.edges.length ? [0, ...mode.edges].map((from, bucket) => ({ bucket, from })) : []);

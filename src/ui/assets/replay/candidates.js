@@ -1,9 +1,9 @@
 // Computes the table of candidates of a step: the model's probabilities, the edits of mods, the sampling stages. Pure.
 
-/** Measurements of an event in any known format. */
-export const measured = (event) => (event && typeof event.details === 'object' && event.details) || {};
+/** Returns the object `details` of an event; empty if the event has none. */
+export const eventDetails = (event) => (event && typeof event.details === 'object' && event.details) || {};
 
-/** Candidates in any of the known shapes as `[{token, text, prob}]`, highest first. */
+/** Returns candidates in any known format as `[{token, text, prob}]`, highest first. */
 export function candidates(list) {
   if (!Array.isArray(list)) return [];
   return list
@@ -50,21 +50,21 @@ function isInOrder(after, base) {
 
 /**
  * Returns the rows of the table for one step, whose `entries` are `{event, calls}`.
- * A row is `{token, text, model, mods, sampler, chosen, why, byMod, removedBy}`; probabilities that were not recorded are null.
+ * A row is `{token, text, model, mods, sampler, chosen, reason, byMod, removedBy}`; probabilities that were not recorded are null.
  * `removedBy` lists the indexes of the stages of which one removed the candidate: none if it was kept, or if nothing tells it.
  * `isPartial` is true if not all remaining candidates were recorded. `draft` is null or `{right, text}`: the draft token of speculative decoding, with its text if that is known.
  */
-export function explain(entries) {
+export function candidateTable(entries) {
   const last = (type) => entries.findLast((e) => e.event.event_type === type);
   const forward = last('ForwardPass');
   const sampled = last('Sampled');
-  const model = candidates(measured(forward?.event).model ?? forward?.event.top_tokens);
-  const afterMods = candidates(measured(sampled?.event).after_mods);
-  const afterSampler = candidates(measured(sampled?.event).after_sampler);
-  const stages = Array.isArray(measured(sampled?.event).stages) ? measured(sampled.event).stages : [];
+  const model = candidates(eventDetails(forward?.event).model ?? forward?.event.top_tokens);
+  const afterMods = candidates(eventDetails(sampled?.event).after_mods);
+  const afterSampler = candidates(eventDetails(sampled?.event).after_sampler);
+  const stages = Array.isArray(eventDetails(sampled?.event).stages) ? eventDetails(sampled.event).stages : [];
   const chosen = sampled?.event.sampled_token ?? null;
-  const editor = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
-  const moved = editor?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
+  const editingCall = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
+  const moved = editingCall?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
   const base = afterMods.length ? afterMods : model;
   const rows = new Map();
   for (const [name, list] of [['model', model], ['mods', afterMods], ['sampler', afterSampler]]) {
@@ -79,37 +79,37 @@ export function explain(entries) {
   if (chosen !== null && !rows.has(chosen)) {
     rows.set(chosen, { token: chosen, text: sampled.event.token_text ?? `⟨${chosen}⟩`, model: null, mods: null, sampler: null });
   }
-  const drafted = measured(sampled?.event).drafted ?? null;
+  const drafted = eventDetails(sampled?.event).drafted ?? null;
   const draft = drafted === null ? null : { right: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
-  const place = new Map(base.map((c, i) => [c.token, i + 1]));
+  const ranks = new Map(base.map((c, i) => [c.token, i + 1]));
   const isPartial = afterSampler.length > 0 && (stages.at(-1)?.left ?? 0) > afterSampler.length;
   const isOrdered = stages.some(({ name }) => !ORDERED.has(name)) || isInOrder(afterSampler, base);
   const out = [...rows.values()].map((row) => {
-    const result = { ...row, chosen: row.token === chosen, why: '', byMod: false, removedBy: [] };
+    const result = { ...row, chosen: row.token === chosen, reason: '', byMod: false, removedBy: [] };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
       // A token that is missing from the candidates after mods is either improbable or masked; the action tells which.
       const after = moved.find((m) => m.token === row.token)?.after;
-      result.why = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editor?.call.mod_name ?? 'a mod'}`;
+      result.reason = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editingCall?.call.mod_name ?? 'a mod'}`;
       result.byMod = true;
     } else if (afterSampler.length && row.sampler === null && stages.length) {
-      const rank = place.get(row.token) ?? Infinity;
+      const rank = ranks.get(row.token) ?? Infinity;
       // If candidates are missing in the record, only a rank below all that remain shows that this one was removed.
       if (!isPartial || (isOrdered && rank > stages.at(-1).left)) result.removedBy = removedBy(stages, rank, isOrdered);
-      result.why = [...new Set(result.removedBy.map((i) => stages[i].name))].join(' or ');
+      result.reason = [...new Set(result.removedBy.map((i) => stages[i].name))].join(' or ');
     }
     return result;
   });
   const best = (r) => Math.max(r.sampler ?? 0, r.mods ?? 0, r.model ?? 0);
   out.sort((a, b) => (b.model ?? -1) - (a.model ?? -1) || best(b) - best(a));
   const added = last('Added');
-  return { rows: out, stages, draft, isSampled: Boolean(sampled), isForced: added?.event.forced === true, isPartial, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: measured(forward?.event).entropy ?? null };
+  return { rows: out, stages, draft, isSampled: Boolean(sampled), isForced: added?.event.forced === true, isPartial, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: eventDetails(forward?.event).entropy ?? null };
 }
 
 /** Formats a probability. */
 export function percent(p) {
   if (p === null || p === undefined) return '';
-  if (p >= 0.9995) return '100 %';
-  if (p >= 0.1) return `${(p * 100).toFixed(1)} %`;
-  if (p >= 0.0001) return `${(p * 100).toFixed(2)} %`;
-  return p > 0 ? '< 0.01 %' : '0';
+  if (p >= 0.9995) return '100%';
+  if (p >= 0.1) return `${(p * 100).toFixed(1)}%`;
+  if (p >= 0.0001) return `${(p * 100).toFixed(2)}%`;
+  return p > 0 ? '< 0.01%' : '0';
 }
