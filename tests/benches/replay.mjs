@@ -3,14 +3,14 @@
 //   (cd tests/browser && npm install); THUNDER_URL=http://127.0.0.1:6767 node tests/benches/replay.mjs [ROUNDS [TOKENS,…]]
 //
 // With BASELINE_URL, an earlier version on a second server is measured in alternating rounds. With SLOWDOWNS=1, the
-// rounds with a slower processor are omitted. All runs are stored by the script: traces of 2,000, 10,000 and 100,000
+// rounds with a slower processor are omitted; PARTS names the parts to measure (replay,comparison,attention). All runs are stored by the script: traces of 2,000, 10,000 and 100,000
 // tokens, and if the server has a model, an answer of 2,000 tokens with attention.
 //
 // Columns, in milliseconds, medians:
 // requested, response: request and end of the response with the columns, after the navigation;
 // text: first frame with tokens, after the navigation; after: the same, after the response with the columns;
 // visible: first frame in which tokens fill the box and the details are shown;
-// built: all tokens are in the document; longest: longest task; step: one token back until the next frame;
+// built: all tokens of one run are in the document; longest: longest task; step: one token back until the next frame;
 // cpu: processor time of the page's main thread until `visible`, which depends less on other programs.
 import { gzipSync } from 'node:zlib';
 import { readdirSync } from 'node:fs';
@@ -20,6 +20,7 @@ import { URL_, launch } from '../browser/browser.mjs';
 const rounds = Number(process.argv[2] ?? 7);
 const sizes = (process.argv[3] ?? '2000,10000,100000').split(',').filter(Number).map(Number);
 const slowdowns = (process.env.SLOWDOWNS ?? '1,4').split(',').map(Number);
+const parts = (process.env.PARTS ?? 'replay,comparison,attention').split(',');
 const servers = [['', URL_], ...(process.env.BASELINE_URL ? [['before', process.env.BASELINE_URL]] : [])];
 const HTTP = { 'content-type': 'application/json', 'x-requested-by': 'bench' };
 const browser = await launch();
@@ -91,18 +92,19 @@ async function replay(server, path, slowdown) {
   return { ...seen, built, cpu: used };
 }
 
-async function compare(server, path, slowdown) {
+async function compare(server, path, tokens, slowdown) {
   const { context, page, cpu } = await open(server, slowdown);
   await page.goto(server + path, { waitUntil: 'commit' });
-  await page.waitForFunction(() => measured.visible && document.querySelector('.change .t'), null, { timeout: 120000, polling: 50 });
+  await page.waitForFunction(() => measured.visible && document.querySelector('.change[aria-current] .t'), null, { timeout: 120000, polling: 50 });
   const used = await cpu();
+  const built = await (await page.waitForFunction((count) => document.querySelectorAll('.text .t').length >= count && performance.now(), tokens, { timeout: 120000, polling: 50 })).jsonValue();
   await page.waitForTimeout(300 * slowdown);
   const seen = await page.evaluate(() => {
     const ends = performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('/columns')).map((entry) => entry.responseEnd);
-    return { text: measured.text, after: measured.text - Math.max(...ends), visible: measured.visible, longest: measured.longest };
+    return { response: Math.max(...ends), text: measured.text, after: measured.text - Math.max(...ends), visible: measured.visible, longest: measured.longest };
   });
   await context.close();
-  return { ...seen, cpu: used };
+  return { ...seen, built, cpu: used };
 }
 
 /** Returns the time from the choice of each view until the text is shaded by it. */
@@ -151,8 +153,8 @@ async function measure(name, columns, work) {
         if (round >= 0) seen[i].push(one);
       }
     }
-    console.log(`${name}, CPU 1/${slowdown}`.padEnd(28), columns.map((column) => column.padStart(9)).join(''));
-    const print = (label, valueOf) => console.log(label.padEnd(28), columns.map((column) => valueOf(column).padStart(9)).join(''));
+    console.log(`${name}, CPU 1/${slowdown}`.padEnd(34), columns.map((column) => column.padStart(9)).join(''));
+    const print = (label, valueOf) => console.log(label.padEnd(34), columns.map((column) => valueOf(column).padStart(9)).join(''));
     servers.forEach(([label], i) => print(`  ${label || 'now'}`, (column) => Math.round(median(seen[i].map((one) => one[column]))).toString()));
     if (servers.length > 1) print('  now / before', (column) => median(seen[0].map((one, k) => one[column] / seen[1][k][column])).toFixed(2));
   }
@@ -179,22 +181,46 @@ const stamp = Date.now();
 for (const tokens of sizes) {
   const id = `bench-${tokens}-${stamp}`;
   await store(trace(id, tokens));
-  await measure(`${tokens} tokens`, ['requested', 'response', 'text', 'after', 'visible', 'built', 'longest', 'step', 'cpu'], (server, slowdown) => replay(server, `/runs/${id}`, slowdown));
+  if (parts.includes('replay')) await measure(`${tokens} tokens`, ['requested', 'response', 'text', 'after', 'visible', 'built', 'longest', 'step', 'cpu'], (server, slowdown) => replay(server, `/runs/${id}`, slowdown));
 }
 
-if (sizes.includes(10000)) {
-  const other = trace(`bench-other-${stamp}`, 10000);
-  // Every fiftieth token differs.
-  for (const event of other.events.filter(({ event_type: type, step }) => type === 'Added' && step % 50 === 0)) {
-    event.added_tokens = [99];
-    event.details.tokens[0] = { ...event.details.tokens[0], token: 99, text: ' other' };
+/** Returns a trace whose tokens after step `from` are replaced by those of `replace(step)`, `{token, text}`, or kept if it returns null. */
+function changed(id, tokens, from, replace) {
+  const document = trace(id, tokens);
+  for (const event of document.events.filter(({ event_type: type, step }) => type === 'Added' && step > from)) {
+    const other = replace(event.step);
+    if (!other) continue;
+    event.added_tokens = [other.token];
+    event.details.tokens[0] = { ...event.details.tokens[0], ...other };
   }
-  await store(other);
-  await measure('comparison, 10000 tokens', ['text', 'after', 'visible', 'longest', 'cpu'], (server, slowdown) => compare(server, `/compare?a=bench-10000-${stamp}&b=bench-other-${stamp}`, slowdown));
+  return document;
+}
+
+/** Returns a function that draws words; frequent ones are equal by chance, as in two answers to one prompt. */
+function words(seed) {
+  const next = (n) => {
+    seed = (Math.imul(seed, 1103515245) + 12345) & 0x7fffffff;
+    return (seed >> 8) % n;
+  };
+  return () => {
+    const token = next(3) ? 1000 + next(2000) : 900 + next(12);
+    return { token, text: ` word${token}` };
+  };
+}
+
+if (parts.includes('comparison') && sizes.includes(10000)) {
+  const columns = ['response', 'text', 'after', 'visible', 'built', 'longest', 'cpu'];
+  await store(changed(`bench-other-${stamp}`, 10000, 0, (step) => (step % 50 ? null : { token: 99, text: ' other' })));
+  for (const seed of [1, 2]) await store(changed(`bench-words-${seed}-${stamp}`, 10000, 100, words(seed)));
+  const shown = Number((await (await fetch(`${URL_}/api/v1/runs/bench-10000-${stamp}`)).json()).run.completion_tokens);
+  const pairs = [['comparison, 10000 tokens', `bench-10000-${stamp}`, `bench-other-${stamp}`], ['comparison, other answers', `bench-words-1-${stamp}`, `bench-words-2-${stamp}`]];
+  for (const [name, a, b] of pairs) {
+    await measure(name, columns, (server, slowdown) => compare(server, `/compare?${new URLSearchParams({ a, b })}`, shown, slowdown));
+  }
 }
 
 const ids = [];
-for (const [, server] of servers) {
+for (const [, server] of parts.includes('attention') ? servers : []) {
   const model = (await (await fetch(`${server}/v1/models`)).json()).data?.[0];
   if (!model) continue;
   const body = { prompt: 'Once upon a time', n_predict: 2000, ignore_eos: true, attention: { heads: [[0, 0], [0, 1]] }, seed: 1 };
@@ -202,7 +228,7 @@ for (const [, server] of servers) {
   const { runs } = await (await fetch(`${server}/api/v1/runs?limit=1`)).json();
   ids.push(runs[0].run_id);
 }
-if (ids.length === servers.length) {
+if (ids.length && ids.length === servers.length) {
   await measure('attention, 2000 tokens', ['on', 'max', 'layer:0', 'last', 'mean', 'head', 'later', 'longest'], (server, slowdown, i) => attention(server, `/runs/${ids[i]}`, slowdown));
 }
 await browser.close();

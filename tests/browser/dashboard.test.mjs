@@ -122,6 +122,33 @@ test('strip is a slider, and the command field finds events and tokens', async (
   await expectNoErrors();
 });
 
+test('panel of the replay shows the funnel of each candidate, and what the record does not tell', async () => {
+  const steps = sample(`${requestId}-funnel`, 8);
+  const sampled = steps.events.filter(({ event_type: type }) => type === 'Sampled');
+  // The first step is complete. Penalties may have changed the order in the second one, and the third one has no stages.
+  sampled[1].details.stages = [{ name: 'penalties', left: 9 }, { name: 'top-k', left: 3 }, { name: 'min-p', left: 1 }];
+  delete sampled[2].details.stages;
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(steps) });
+  assert.equal(response.status, 201);
+  const page = await open(`/runs/${requestId}-funnel?at=${sampled[0].sequence_order + 1}`);
+  await page.waitForSelector('.panel tr.won .funnel');
+  const labels = () => page.locator('.panel .alts .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
+  const removed = 'passed top-k (3 left); removed by min-p (1 left)';
+  assert.deepEqual(await labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
+  assert.equal(await page.locator('.panel .alts .cut').count(), 2);
+  assert.equal(await page.locator('.panel .chain ~ .hint').count(), 0);
+  await page.focus('.text');
+  await page.keyboard.press('ArrowRight');
+  await page.waitForSelector('.panel .funnel .maybe');
+  assert.equal((await labels())[1], 'passed penalties (9 left); removed by top-k (3 left) or min-p (1 left)');
+  assert.match(await page.textContent('.panel'), /do not tell which of them removed/);
+  await page.keyboard.press('ArrowRight');
+  await page.waitForFunction(() => document.querySelector('.panel').textContent.includes('stages of this step were not recorded'));
+  assert.equal(await page.locator('.panel .funnel').count(), 0);
+  await page.context().close();
+  await expectNoErrors();
+});
+
 test('alternative token opens the playground with the text before it', async () => {
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
@@ -260,6 +287,42 @@ test('comparison of two runs aligns tokens', async () => {
   assert.match(await page.textContent('[data-summary]'), /first at token 2/);
   await page.waitForSelector('.panel .alts');
   assert.match(await page.textContent('.panel'), /␣sky.*␣sea/s);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('comparison of long answers follows the keys and contains all tokens', async () => {
+  const ids = [`${requestId}-long-a`, `${requestId}-long-b`];
+  for (const [k, id] of ids.entries()) {
+    const long = sample(id, 3000);
+    for (const event of long.events.filter(({ event_type: type, step }) => k && type === 'Added' && (step === 1500 || step === 2985))) {
+      event.added_tokens = [999];
+      event.details.tokens[0] = { ...event.details.tokens[0], token: 999, text: ' ocean' };
+    }
+    const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(long) });
+    assert.equal(response.status, 201);
+  }
+  const page = await open(`/compare?a=${ids[0]}&b=${ids[1]}`);
+  // The cursor is on a token of a difference, inside of the box.
+  const cursor = (number) => page.waitForFunction((name) => {
+    const span = document.querySelector('.change[aria-current] .t.cur');
+    if (!span?.closest('.change').textContent.startsWith(name)) return false;
+    const [box, at] = [document.querySelector('.text'), span].map((el) => el.getBoundingClientRect());
+    return at.top >= box.top && at.bottom <= box.bottom;
+  }, `Difference ${number}, A`);
+  await cursor(1);
+  await page.keyboard.press('.');
+  await cursor(2);
+  await page.keyboard.press(',');
+  await cursor(1);
+  const total = Number(/of (\d+) tokens equal/.exec(await page.textContent('[data-summary]'))[1]);
+  // Equal tokens have one element, and the tokens of both differences one per side.
+  await page.waitForFunction((count) => document.querySelectorAll('.text .t').length === count, total + 2);
+  assert.equal(await page.locator('.same details .t').first().textContent(), 'The');
+  await page.focus('.scrub');
+  await page.keyboard.press('Home');
+  assert.equal(await page.locator('.same details[open] .t.cur').textContent(), 'The');
+  assert.match(await page.getAttribute('.scrub[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
   await page.context().close();
   await expectNoErrors();
 });

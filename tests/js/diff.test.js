@@ -1,7 +1,7 @@
 // Alignment of tokens for the comparison of two runs.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { align } from '../../src/ui/assets/replay/diff.js';
+import { align } from '../../src/ui/assets/diff.js';
 
 const longestCommon = (a, b) => {
   const m = Array.from({ length: a.length + 1 }, () => Array(b.length + 1).fill(0));

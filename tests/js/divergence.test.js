@@ -1,8 +1,8 @@
 // Comparison of two runs: distributions, parameters, and matches by chance.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { differences, divergence, modsOf, pairs } from '../../src/ui/assets/replay/divergence.js';
-import { align, coalesce } from '../../src/ui/assets/replay/diff.js';
+import { Steps, differences, divergence, modsOf, numbered } from '../../src/ui/assets/divergence.js';
+import { Alignment, Coalescing, align, coalesce } from '../../src/ui/assets/diff.js';
 
 const list = (...probs) => probs.map((prob, token) => ({ token, prob }));
 
@@ -18,8 +18,40 @@ test('divergence is zero for equal candidates, and exact for two outcomes', () =
   assert.ok(part > 0 && part <= whole, `${part} ${whole}`);
 });
 
-test('pairs walk through both sides of a change', () => {
-  assert.deepEqual(pairs([{ same: true, a: [0, 1], b: [0, 1] }, { same: false, a: [1, 3], b: [1, 2] }]), [[0, 0], [1, 1], [2, null]]);
+test('steps walk through both sides of a change', () => {
+  const steps = new Steps(7);
+  const blocks = [{ same: true, a: [0, 1], b: [0, 1] }, { same: false, a: [1, 3], b: [1, 2] }, { same: true, a: [3, 4], b: [2, 3] }];
+  assert.deepEqual(blocks.map((block) => steps.add(block)), [0, 1, 3]);
+  assert.deepEqual(Array.from({ length: 5 }, (_, step) => steps.pair(step)), [[0, 0], [1, 1], [2, null], [3, 2], [null, null]]);
+  assert.equal(steps.next(2, 1), 2);
+  assert.equal(steps.next(4, 0), null);
+});
+
+test('tokens are numbered by id and text on both sides', () => {
+  const side = (...tokens) => ({ count: tokens.length, token: (k) => tokens[k][0], text: (k) => tokens[k][1] });
+  const [a, b] = numbered([side([1, 'x'], [1, 'y'], [-1, 'x']), side([-1, 'x'], [2, 'x'], [1, 'x'])]);
+  assert.deepEqual([...a], [0, 1, 2]);
+  assert.deepEqual([...b], [2, 3, 0]);
+});
+
+test('an alignment in parts equals the whole one', () => {
+  let seed = 3;
+  const next = (n) => {
+    seed = (Math.imul(seed, 1103515245) + 12345) & 0x7fffffff;
+    return (seed >> 8) % n;
+  };
+  for (let round = 0; round < 200; round += 1) {
+    const [a, b] = [0, 1].map(() => Int32Array.from({ length: next(60) }, () => next(5)));
+    const alignment = new Alignment(a, b);
+    const coalescing = new Coalescing();
+    const parts = [];
+    while (!alignment.isDone) {
+      alignment.advance();
+      if (next(3)) parts.push(...coalescing.add(alignment.take(), alignment.isDone).map((block) => structuredClone(block)));
+    }
+    parts.push(...coalescing.add(alignment.take(), true));
+    assert.deepEqual(parts, coalesce(align(a, b)));
+  }
 });
 
 test('parameters differ by path, and mods by version and configuration', () => {

@@ -1,12 +1,13 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
 import { base, fetchApi, h, palette, scheduleDrawing, surface } from './dom.js';
+import { AlignedText, FIRST_TOKENS } from './compare-text.js';
 import { listen } from './keys.js';
-import { MODES, surprise } from './replay/color.js';
-import { align, coalesce } from './replay/diff.js';
-import { byStep, differences, divergence, modsOf, pairs } from './replay/divergence.js';
+import { surprise } from './replay/color.js';
+import { Alignment, Coalescing } from './diff.js';
+import { byStep, differences, divergence, modsOf, numbered } from './divergence.js';
 import { Events } from './replay/events.js';
-import { fill, show } from './replay/glyphs.js';
+import { show } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
 import { changeOf, order } from './replay/tree.js';
 import { candidateTable, percent } from './replay/candidates.js';
@@ -17,8 +18,8 @@ const panel = document.querySelector('[data-panel]');
 const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
 const MAX_CANDIDATES = 12;
-/** Number of tokens that stay visible at the end of a common start. */
-const VISIBLE_TOKENS = 12;
+/** Duration of a task that aligns tokens or creates their elements, in milliseconds. */
+const TASK_MS = 16;
 /** Events per request of candidates. */
 const EVENTS_PER_REQUEST = 6000;
 /** Parameters that have their own rows or describe the recording. */
@@ -28,110 +29,96 @@ const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 async function loadSide(id) {
   const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await response.arrayBuffer());
-  const rows = run.sequence(run.eventCount).filter((i) => i !== undefined && !run.isPrompt(i));
-  return { id, run, rows, events: new Events(id) };
+  return { id, run, rows: run.answer(), events: new Events(id) };
 }
 
 let sides = [];
-let changes = [];
-let steps = [];
-let spans = [];
+let text = null;
 let divergences = [];
+/** Elements of the tokens at the cursor. */
+let marked = [];
 let current = -1;
 let at = -1;
+/** True if all differences are known. */
+let isAligned = false;
 let timer = 0;
 
 const canvas = h('canvas', { 'aria-hidden': 'true' });
 const scrub = h('input', { type: 'range', class: 'scrub', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => moveCursor(Number(scrub.value)) });
 const note = h('p', { class: 'hint num' });
 
-/** Returns the elements of a range of tokens. */
-function tokenSpans({ run, rows }, [from, to], side, colored) {
-  return rows.slice(from, to).map((i, k) => {
-    const span = document.createElement('span');
-    const bucket = colored ? MODES[0].bucket(run, i) : -1;
-    span.className = `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
-    fill(span, run.text(i));
-    spans[side][from + k] = span;
-    return span;
-  });
-}
+/** Waits until the browser has painted a frame. */
+const painted = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
 
-/** Returns an element with equal text. If both answers start with the same text, it is collapsed except for its end. */
-function equalBlock(block, first) {
-  const [from, to] = block.a;
-  const cut = first && to - from > 2 * VISIBLE_TOKENS ? to - VISIBLE_TOKENS : from;
-  const folded = cut > from ? h('details', {}, h('summary', {}, `${cut - from} equal tokens`), tokenSpans(sides[0], [from, cut], 0, false)) : '';
-  const el = h('div', { class: 'same blk', onclick: (event) => selectToken(event.target) }, folded, tokenSpans(sides[0], [cut, to], 0, false));
-  for (let i = 0; i < to - from; i += 1) spans[1][block.b[0] + i] = spans[0][from + i];
-  return el;
-}
-
-function draw() {
-  const [a, b] = sides;
+/** Aligns the runs and shows their tokens, the first ones before the first frame and the rest in short tasks. */
+async function draw() {
   // Token ids are only comparable within one vocabulary. Traces of other engines may have no ids, only texts.
-  const keys = ({ run, rows }) => rows.map((i) => `${run.token(i)} ${run.text(i)}`);
-  const aligned = align(keys(a), keys(b));
-  const same = aligned.filter((s) => s.same).reduce((n, s) => n + s.a[1] - s.a[0], 0);
-  const blocks = coalesce(aligned);
-  changes = [];
-  spans = [[], []];
-  steps = pairs(blocks);
-  box.replaceChildren(...blocks.map((block, i) => {
-    if (block.same) return equalBlock(block, i === 0);
-    const index = changes.length;
-    const el = h('div', { class: 'change', role: 'button', tabindex: '0', onclick: (event) => selectToken(event.target) || selectChange(index), onkeydown: (e) => { if (e.key === 'Enter' || e.key === ' ') { e.preventDefault(); selectChange(index); } } },
-      h('div', {}, h('span', { class: 'vh' }, `Difference ${index + 1}, A: `), tokenSpans(a, block.a, 0, true)), h('div', {}, h('span', { class: 'vh' }, 'B: '), tokenSpans(b, block.b, 1, true)));
-    changes.push({ el, block, from: steps.findIndex(([x, y]) => x === block.a[0] && block.a[1] > x || y === block.b[0] && block.b[1] > y) });
-    return el;
-  }));
+  const alignment = new Alignment(...numbered(sides.map(({ run, rows }) => ({ count: rows.length, token: (k) => run.token(rows[k]), text: (k) => run.text(rows[k]) }))));
+  const coalescing = new Coalescing();
+  text = new AlignedText(box, sides, { onStep: moveCursor, onChange: selectChange });
+  const alignUntil = (end) => {
+    while (!alignment.isDone && performance.now() < end) alignment.advance();
+    text.add(coalescing.add(alignment.take(), alignment.isDone));
+    scrub.max = String(Math.max(0, text.steps.count - 1));
+    isAligned = alignment.isDone;
+    if (isAligned) summarize();
+  };
+  summary.textContent = 'Aligning…';
+  do alignUntil(performance.now() + TASK_MS); while (!alignment.isDone && !text.changes.length);
+  text.build({ count: 2 * FIRST_TOKENS });
+  if (text.changes.length) selectChange(0);
+  else if (text.steps.count) moveCursor(text.steps.count - 1);
+  for (let isBuilt = false; !isBuilt || !alignment.isDone;) {
+    await painted();
+    const end = performance.now() + TASK_MS;
+    if (!alignment.isDone) alignUntil(end);
+    isBuilt = text.build({ end });
+  }
+}
+
+function summarize() {
+  const [a, b] = sides;
+  const { changes, same } = text;
   summary.textContent = changes.length
     ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
     : `No difference: ${same} tokens are equal.`;
-  scrub.max = String(Math.max(0, steps.length - 1));
+  panel.querySelector('[data-heading]')?.replaceChildren(heading());
   redrawStrip();
-  if (changes.length) selectChange(0);
-  else if (steps.length) moveCursor(steps.length - 1);
 }
 
 /** Moves the cursor to a difference; the last one is followed by the first one. */
 function selectChange(index) {
+  const { changes } = text;
   if (changes.length) moveCursor(changes[(index + changes.length) % changes.length].from);
-}
-
-/** Moves the cursor to a token's element; returns false for another element. */
-function selectToken(target) {
-  const side = spans.findIndex((list) => list.includes(target));
-  if (side < 0) return false;
-  const token = spans[side].indexOf(target);
-  moveCursor(steps.findIndex((pair) => pair[side] === token));
-  return true;
 }
 
 /** Moves the cursor of both sides to a step of the alignment. */
 function moveCursor(step) {
-  const marked = (on) => steps[at]?.forEach((token, side) => spans[side][token]?.classList.toggle('cur', on));
-  marked(false);
-  at = Math.max(0, Math.min(steps.length - 1, step));
-  marked(true);
+  marked.forEach((span) => span?.classList.remove('cur'));
+  at = Math.max(0, Math.min(text.steps.count - 1, step));
+  marked = text.elements(at);
+  marked.forEach((span) => span?.classList.add('cur'));
   scrub.value = String(at);
-  const [x, y] = steps[at];
-  const inside = (range, token) => token !== null && token >= range[0] && token < range[1];
-  changes[current]?.el.removeAttribute('aria-current');
-  current = changes.findIndex(({ block }) => inside(block.a, x) || inside(block.b, y));
-  changes[current]?.el.setAttribute('aria-current', 'true');
-  const span = spans[0][x] ?? spans[1][y];
+  text.changes[current]?.el?.removeAttribute('aria-current');
+  current = text.changeAt(at);
+  text.changes[current]?.el.setAttribute('aria-current', 'true');
+  const span = marked[0] ?? marked[1];
   const details = span?.closest('details');
   if (details && !details.open) details.open = true;
   span?.scrollIntoView({ block: 'nearest' });
+  describe();
+  clearTimeout(timer);
+  // If a side has no token at this step, its next token is compared, because both tokens follow the same text.
+  timer = setTimeout(() => loadCandidates(text.steps.next(at, 0), text.steps.next(at, 1)), 60);
+}
+
+/** Shows the position of the cursor and the divergence there. */
+function describe() {
+  const [x, y] = text.steps.pair(at);
   const value = divergences[at];
   const position = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
   scrub.setAttribute('aria-valuetext', position);
   note.textContent = `${position}. The bars are a lower bound of the KL divergence of B from A at each step, computed from the recorded candidates and the rest as one outcome.`;
-  clearTimeout(timer);
-  // If a side has no token at this step, its next token is compared, because both tokens follow the same text.
-  const next = (side) => steps.slice(at).find((pair) => pair[side] !== null)?.[side] ?? null;
-  timer = setTimeout(() => loadCandidates(next(0), next(1)), 60);
 }
 
 /** Loads and shows the candidates of both sides at the cursor. */
@@ -165,9 +152,9 @@ async function loadDivergences() {
     return byStep(all);
   }));
   const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
-  divergences = steps.map(([x, y]) => divergence(of(0, x), of(1, y)));
+  divergences = Array.from({ length: text.steps.count }, (_, step) => divergence(of(0, text.steps.at(step, 0)), of(1, text.steps.at(step, 1))));
   redrawStrip();
-  if (at >= 0) moveCursor(at);
+  if (at >= 0) describe();
 }
 
 /** Draws the strip: bars of the divergence, and a background color at differences. */
@@ -176,9 +163,10 @@ function drawStrip() {
   if (!s) return;
   const { g, w, h: height } = s;
   const c = palette(['spark', 'accent-wash']);
-  const stepWidth = w / Math.max(1, steps.length);
+  if (!text) return;
+  const stepWidth = w / Math.max(1, text.steps.count);
   g.fillStyle = c['accent-wash'];
-  for (const { block, from } of changes) g.fillRect(from * stepWidth, 0, Math.max(1, Math.max(block.a[1] - block.a[0], block.b[1] - block.b[0]) * stepWidth), height);
+  for (const { from, end } of text.changes) g.fillRect(from * stepWidth, 0, Math.max(1, (end - from) * stepWidth), height);
   g.fillStyle = c.spark;
   divergences.forEach((value, i) => {
     if (!value) return;
@@ -211,6 +199,9 @@ async function showLinks() {
   }, m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : ''))));
 }
 
+/** Returns the heading of the panel. */
+const heading = () => (current < 0 ? 'Equal tokens' : `Difference ${current + 1}${isAligned ? ` of ${text.changes.length}` : ''}`);
+
 /** Values of a candidate besides the model's probability: field, column title, and the flag for its presence. */
 const LATER_COLUMNS = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
 
@@ -236,7 +227,7 @@ function showCandidates(a, b) {
   const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.addedAt(s.row)}` }, show(s.run.text(s.row))),
     s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
   panel.replaceChildren(h('section', {},
-    h('h2', {}, current < 0 ? 'Equal tokens' : `Difference ${current + 1} of ${changes.length}`),
+    h('h2', { 'data-heading': true }, heading()),
     h('dl', { class: 'tok-facts' }, head(a, 'A'), head(b, 'B')),
     rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'vh' }, 'Probabilities in A and B'),
       h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'vh' }, 'run'))))),
@@ -247,10 +238,11 @@ function showCandidates(a, b) {
 }
 
 function act(action) {
-  if (action === 'nextChange') selectChange(Math.max(0, changes.findIndex((c) => c.from > at)));
-  else if (action === 'prevChange') selectChange(changes.findLastIndex((c) => c.from < at));
-  else if (action === 'nextPair' && steps.length) moveCursor(at + 1);
-  else if (action === 'prevPair' && steps.length) moveCursor(at - 1);
+  if (!text) return false;
+  if (action === 'nextChange') selectChange(Math.max(0, text.changes.findIndex((c) => c.from > at)));
+  else if (action === 'prevChange') selectChange(text.changes.findLastIndex((c) => c.from < at));
+  else if (action === 'nextPair' && text.steps.count) moveCursor(at + 1);
+  else if (action === 'prevPair' && text.steps.count) moveCursor(at - 1);
   else if (action === 'only') {
     const on = box.classList.toggle('only');
     document.querySelector('[data-act=only]').setAttribute('aria-pressed', String(on));
@@ -266,7 +258,7 @@ const redrawStrip = scheduleDrawing(canvas, drawStrip, new AbortController().sig
 
 try {
   sides = await Promise.all([loadSide(root.dataset.a), loadSide(root.dataset.b)]);
-  draw();
+  await draw();
   // If one of these parts fails, the comparison is still useful.
   for (const part of [showSettings, loadDivergences, showLinks]) part().catch((error) => { note.textContent = `A part of the comparison could not be loaded: ${error.message}.`; });
 } catch (error) {

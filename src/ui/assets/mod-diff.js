@@ -1,6 +1,6 @@
 // Differences between a version of a mod and the text in its editor. A button restores the lines of the version.
 import { fetchApi, h } from './dom.js';
-import { align } from './replay/diff.js';
+import { align } from './diff.js';
 
 /** Equal lines shown before and after a difference. */
 const CONTEXT_LINES = 3;

@@ -1,6 +1,6 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
 import { base, fetchApi, h } from './dom.js';
-import { funnel } from './funnel.js';
+import { removal, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
 import { show } from './replay/glyphs.js';
 import { candidateTable, percent } from './replay/candidates.js';
@@ -110,7 +110,8 @@ export class NextToken {
     this.next().catch((error) => this.#hooks.fail(error.message));
   }
 
-  #draw(id, { rows, stages, hasMods, hasSampler }, text) {
+  #draw(id, candidates, text) {
+    const { rows, stages, hasMods, hasSampler } = candidates;
     const choose = (row) => {
       // If the text was edited, the candidates no longer belong to its end.
       if (this.#raw.value === text) this.#setText(this.#chain.append(row.token, row.unnamed ? '' : row.text));
@@ -132,12 +133,12 @@ export class NextToken {
         h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
       h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
         h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
-        h('td', { class: 'reason' }, row.chosen ? 'drawn' : row.reason, stages.length && (row.chosen || row.sampler !== null || row.reason) ? [' ', funnel(row, stages)] : null)))));
+        h('td', { class: 'reason' }, removal(row, stages, 'drawn'))))));
     const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
     const session = new URLSearchParams({ q: `session:"${this.#session}"` });
     const focused = this.#box.contains(document.activeElement);
     this.#box.replaceChildren(h('h2', {}, 'Next token'), table,
-      stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
+      ...stageList(candidates),
       h('p', { class: 'links' }, undo, h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, 'this step'), h('a', { href: `${base}/runs?${session}` }, 'all steps')),
       h('p', { class: 'hint' }, 'Each step is a separate run of one token, so mods keep no state between steps.'));
     if (focused) this.#box.querySelector('.won button, [data-choice]')?.focus();

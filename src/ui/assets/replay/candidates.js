@@ -14,10 +14,45 @@ export function candidates(list) {
     .sort((a, b) => b.prob - a.prob);
 }
 
+/** Stages that remove the least probable candidates, stages that remove none, and others that keep the order of candidates. */
+const BY_RANK = new Set(['top-k', 'top-p', 'min-p', 'top-n-sigma', 'temp', 'argmax']);
+const REORDERING = new Set(['penalties', 'dry']);
+const ORDERED = new Set([...BY_RANK, 'grammar', 'typical', 'xtc']);
+
+/**
+ * Returns the indexes of the stages of which one removed a candidate; several if their counts do not determine it. `rank` is
+ * its rank before the stages, and `isOrdered` is false if something else changed the order of candidates.
+ */
+export function removedBy(stages, rank, isOrdered = true) {
+  const possible = [];
+  // After stages that remove other candidates than the last ones, a rank is at most the first one.
+  let isExact = true;
+  let before = Infinity;
+  for (const [i, { name, left }] of stages.entries()) {
+    if (!ORDERED.has(name)) isOrdered = false;
+    const isByRank = isOrdered && BY_RANK.has(name);
+    if (!REORDERING.has(name) && left < before && !(isByRank && rank <= left)) {
+      possible.push(i);
+      if (isByRank && isExact) break;
+      isExact = false;
+    }
+    before = left;
+  }
+  return possible;
+}
+
+/** Returns true if the candidates that remain are the most probable ones before the stages, in the same order. */
+function isInOrder(after, base) {
+  const before = new Map(base.map((c) => [c.token, c.prob]));
+  const probs = after.map((c) => before.get(c.token)).filter((p) => p !== undefined);
+  return probs.every((p, i) => i === 0 || p <= probs[i - 1] * 1.001);
+}
+
 /**
  * Returns the rows of the table for one step, whose `entries` are `{event, calls}`.
- * A row is `{token, text, model, mods, sampler, chosen, reason, byMod}`; probabilities that were not recorded are null.
- * `draft` is null or `{right, text}`: the draft token of speculative decoding, with its text if that is known.
+ * A row is `{token, text, model, mods, sampler, chosen, reason, byMod, removedBy}`; probabilities that were not recorded are null.
+ * `removedBy` lists the indexes of the stages of which one removed the candidate: none if it was kept, or if nothing tells it.
+ * `isPartial` is true if not all remaining candidates were recorded. `draft` is null or `{right, text}`: the draft token of speculative decoding, with its text if that is known.
  */
 export function candidateTable(entries) {
   const last = (type) => entries.findLast((e) => e.event.event_type === type);
@@ -47,8 +82,10 @@ export function candidateTable(entries) {
   const drafted = eventDetails(sampled?.event).drafted ?? null;
   const draft = drafted === null ? null : { right: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
   const ranks = new Map(base.map((c, i) => [c.token, i + 1]));
+  const isPartial = afterSampler.length > 0 && (stages.at(-1)?.left ?? 0) > afterSampler.length;
+  const isOrdered = stages.some(({ name }) => !ORDERED.has(name)) || isInOrder(afterSampler, base);
   const out = [...rows.values()].map((row) => {
-    const result = { ...row, chosen: row.token === chosen, reason: '', byMod: false };
+    const result = { ...row, chosen: row.token === chosen, reason: '', byMod: false, removedBy: [] };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
       // A token that is missing from the candidates after mods is either improbable or masked; the action tells which.
       const after = moved.find((m) => m.token === row.token)?.after;
@@ -56,13 +93,16 @@ export function candidateTable(entries) {
       result.byMod = true;
     } else if (afterSampler.length && row.sampler === null && stages.length) {
       const rank = ranks.get(row.token) ?? Infinity;
-      result.reason = stages.find((s) => s.left < rank)?.name ?? '';
+      // If candidates are missing in the record, only a rank below all that remain shows that this one was removed.
+      if (!isPartial || (isOrdered && rank > stages.at(-1).left)) result.removedBy = removedBy(stages, rank, isOrdered);
+      result.reason = [...new Set(result.removedBy.map((i) => stages[i].name))].join(' or ');
     }
     return result;
   });
   const best = (r) => Math.max(r.sampler ?? 0, r.mods ?? 0, r.model ?? 0);
   out.sort((a, b) => (b.model ?? -1) - (a.model ?? -1) || best(b) - best(a));
-  return { rows: out, stages, draft, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: eventDetails(forward?.event).entropy ?? null };
+  const added = last('Added');
+  return { rows: out, stages, draft, isSampled: Boolean(sampled), isForced: added?.event.forced === true, isPartial, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: eventDetails(forward?.event).entropy ?? null };
 }
 
 /** Formats a probability. */

@@ -2,6 +2,7 @@
 import { h, toast } from '../dom.js';
 import { surprise } from './color.js';
 import { requestDelay } from './events.js';
+import { removal, stageList } from './funnel.js';
 import { NEVER } from './rows.js';
 import { show } from './glyphs.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
@@ -147,7 +148,8 @@ export class Panel {
   }
 
   #drawAlternatives(entries) {
-    const { rows, stages, draft, hasMods, hasSampler } = candidateTable(entries);
+    const candidates = candidateTable(entries);
+    const { rows, stages, draft, hasMods, hasSampler } = candidates;
     this.#alts.hidden = rows.length === 0;
     if (!rows.length) return;
     const shown = this.#all ? rows : rows.filter((r, i) => i < MAX_CANDIDATES || r.chosen);
@@ -176,11 +178,10 @@ export class Panel {
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'reason mod' : 'reason' }, r.chosen ? '✓' : r.reason, ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
-    const chain = stages.length ? h('div', { class: 'chain' }, 'sampler', stages.map((s, i) => h('span', { class: i === stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : null;
+        h('td', { class: r.byMod ? 'reason mod' : 'reason' }, removal(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
       h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
-      chain ?? '',
+      ...stageList(candidates),
       draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' matched, so this token needed no decode.' : ' did not match.') : '');
   }
 

@@ -60,10 +60,19 @@ export class Run {
     return rows;
   }
 
+  /** Returns the rows of the answer at the end, in order. */
+  answer() {
+    const { addedAt, removedAt, flags } = this.#rows;
+    const [n, rows] = [this.eventCount, []];
+    for (let i = 0; i < this.count; i += 1) if (addedAt[i] <= n && n < removedAt[i] && (flags[i] & 1) === 0) rows.push(i);
+    return rows;
+  }
+
   /** Returns the number of tokens in the answer at event `n`. */
   answerLength(n) {
+    const { addedAt, removedAt, flags } = this.#rows;
     let count = 0;
-    for (let i = 0; i < this.count; i += 1) if (this.addedAt(i) <= n && n < this.removedAt(i) && !this.isPrompt(i)) count += 1;
+    for (let i = 0; i < this.count; i += 1) if (addedAt[i] <= n && n < removedAt[i] && (flags[i] & 1) === 0) count += 1;
     return count;
   }
 

@@ -15,8 +15,8 @@ const STATE_CLASSES = [' f', '', ' g', ' x'];
 const ANSWER = { role: 'answer', dim: false };
 const PROMPT = { role: 'prompt', dim: false };
 const NEW_PROMPT = { role: 'new prompt', dim: false };
-/** Minimum number of rows whose spans are created before the first frame: about as many as a window shows. */
-const FIRST_ROWS = 400;
+/** Number of rows whose spans are created before the first frame: about as many as a window shows. */
+const FIRST_ROWS = 480;
 /** Duration of a task that creates spans, in milliseconds, and the number of rows that it adds to blocks. */
 const TASK_MS = 16;
 const ROWS_PER_TASK = 4 * MAX_BLOCK_ROWS;
@@ -90,7 +90,7 @@ export class Text {
   sync(all) {
     this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
     this.#removalByLastRow = new Map(this.#removals.map((removal) => [removal.last, removal]));
-    this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS + MAX_BLOCK_ROWS);
+    this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS);
     let rows = 0;
     for (let b = this.#firstUnbuilt; b < this.#blocks.length && (all || rows < FIRST_ROWS); b += 1) {
       this.#build(this.#blocks[b]);
@@ -169,7 +169,7 @@ export class Text {
   /** Creates the spans of the block with row `i` and of its neighbors, which may be visible together with it. */
   #ensure(i) {
     if (i >= this.#blockOf.length) {
-      this.#addRows(i + FIRST_ROWS + MAX_BLOCK_ROWS);
+      this.#addRows(i + FIRST_ROWS);
       this.#hideEmpty();
     }
     const block = this.#blockOf[i];

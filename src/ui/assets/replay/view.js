@@ -235,16 +235,10 @@ export class Replay {
   #markNotes() {
     const { text, overview } = this.#parts;
     if (!overview || !(this.#feedback.length || overview.notes.length)) return;
-    const answer = this.#answer();
+    const answer = this.#run.answer();
     const notes = this.#feedback.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
     overview.notes = notes;
     text.note(notes);
-  }
-
-  /** Rows of the answer at the end. */
-  #answer() {
-    const run = this.#run;
-    return run.sequence(run.eventCount).filter((i) => !run.isPrompt(i));
   }
 
   /**
@@ -253,7 +247,7 @@ export class Replay {
    */
   get token() {
     const row = this.#picked ?? (this.atEnd ? null : this.#row(this.#event()));
-    const index = row === null ? -1 : this.#answer().indexOf(row);
+    const index = row === null ? -1 : this.#run.answer().indexOf(row);
     return index < 0 ? null : index;
   }
 
@@ -320,7 +314,7 @@ export class Replay {
     const run = this.#run;
     if (!run) return;
     this.#parts.player.pause();
-    const rows = token === undefined ? [] : this.#answer();
+    const rows = token === undefined ? [] : run.answer();
     this.go(token === undefined ? event : rows.length ? run.addedAt(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
   }
 

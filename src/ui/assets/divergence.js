@@ -1,5 +1,5 @@
 // Differences of two runs besides their tokens: distributions and parameters. Pure.
-import { candidates } from './candidates.js';
+import { candidates } from './replay/candidates.js';
 
 /**
  * Returns the KL divergence in bits of the candidates `q` from `p`, over the candidates recorded on both sides and the rest
@@ -26,13 +26,54 @@ export function divergence(p, q) {
 /** Returns the model's candidates by step from a response of `/alternatives`. */
 export const byStep = (alternatives) => new Map(alternatives.map((s) => [s.step, candidates(s.model)]));
 
-/** Returns the pairs of token indexes `[a, b]` in the order of the alignment; null if a side has no token. */
-export function pairs(blocks) {
-  const out = [];
-  for (const { a, b } of blocks) {
-    for (let i = 0; i < Math.max(a[1] - a[0], b[1] - b[0]); i += 1) out.push([a[0] + i < a[1] ? a[0] + i : null, b[0] + i < b[1] ? b[0] + i : null]);
+/** Numbers each pair of token id and text, equal pairs of all sides with the same number: `[{count, token(k), text(k)}]` to arrays. */
+export function numbered(sides) {
+  const texts = new Map();
+  const ids = new Map();
+  const numberOf = (map, key) => {
+    let number = map.get(key);
+    if (number === undefined) map.set(key, number = map.size);
+    return number;
+  };
+  return sides.map(({ count, token, text }) => {
+    const out = new Int32Array(count);
+    // Text numbers are below 2^21, and token ids below 2^31.
+    for (let k = 0; k < count; k += 1) out[k] = numberOf(ids, token(k) * 0x200000 + numberOf(texts, text(k)));
+    return out;
+  });
+}
+
+/** The steps of an alignment: pairs of token indexes in its order; null if a side has no token. */
+export class Steps {
+  #indexes;
+  count = 0;
+
+  /** `max` is the maximum number of steps. */
+  constructor(max) { this.#indexes = [new Int32Array(max), new Int32Array(max)]; }
+
+  /** Adds the next block and returns its first step. */
+  add({ a, b }) {
+    const from = this.count;
+    this.count += Math.max(a[1] - a[0], b[1] - b[0]);
+    [a, b].forEach(([first, end], side) => {
+      for (let k = 0; k < this.count - from; k += 1) this.#indexes[side][from + k] = first + k < end ? first + k : -1;
+    });
+    return from;
   }
-  return out;
+
+  /** Returns the token index of a side at a step. */
+  at(step, side) {
+    const index = step < 0 || step >= this.count ? -1 : this.#indexes[side][step];
+    return index < 0 ? null : index;
+  }
+
+  pair(step) { return [this.at(step, 0), this.at(step, 1)]; }
+
+  /** Returns the first token index of a side at a step or later. */
+  next(step, side) {
+    for (let later = step; later < this.count; later += 1) if (this.#indexes[side][later] >= 0) return this.#indexes[side][later];
+    return null;
+  }
 }
 
 /** Returns the parameters that differ as `[name, a, b]`, nested ones with their path. `skip` lists top-level names. */
