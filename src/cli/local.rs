@@ -56,7 +56,7 @@ impl LocalEngine {
         let serving = tokio::spawn(listeners.serve(app.clone(), router(&app, &ui::pages())));
         let progress = Progress::new(None);
         let mut local = Self { app: app.clone(), serving, documents: None };
-        let started = local.load(&config, record, &progress).await;
+        let started = Box::pin(local.load(&config, record, &progress)).await;
         progress.end();
         if let Err(error) = started {
             local.finish().await;
@@ -80,7 +80,7 @@ impl LocalEngine {
                     store_used_versions(app);
                     Ok(())
                 };
-                startup::open_and_load(open, load).await
+                Box::pin(startup::open_and_load(open, load)).await
             }
             RecordTarget::Document => {
                 let (sender, signals) = mpsc::channel(64);

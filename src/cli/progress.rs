@@ -66,12 +66,11 @@ impl Progress {
         }
         match &self.bar {
             Some(bar) if !steps.is_empty() => bar.set_message(steps),
-            Some(_) => {}
             None if !line.is_empty() && shown.line != line => {
                 eprintln!("thunder: {line}");
                 (shown.line, shown.last) = (line.to_owned(), Instant::now());
             }
-            None => {}
+            _ => {}
         }
     }
 }

@@ -101,7 +101,7 @@ impl RunTarget {
         let owner =
             if own_database || config.data.database_url.is_some() { None } else { server.on_default_address().await };
         let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };
-        let (local, server) = LocalEngine::start(config, registry, record).await?;
+        let (local, server) = Box::pin(LocalEngine::start(config, registry, record)).await?;
         Ok(Self { server, local: Some(local), owner })
     }
 

@@ -139,13 +139,8 @@ async fn start(app: &App, progress: &Arc<Progress>) -> anyhow::Result<Option<Fol
     }
     let channel = RecorderChannel::new();
     let recorder = channel.recorder();
-    let load = async {
-        match no_model {
-            true => Ok(()),
-            false => Box::pin(startup::load_default(app, recorder, progress)).await,
-        }
-    };
-    let watch = startup::open_and_load(start_store(app, channel, progress), load).await?;
+    let load = async { if no_model { Ok(()) } else { Box::pin(startup::load_default(app, recorder, progress)).await } };
+    let watch = Box::pin(startup::open_and_load(start_store(app, channel, progress), load)).await?;
     if !no_model {
         sleep_when_idle(app);
     }

@@ -359,7 +359,7 @@ async fn experiment_of_killed_server_is_interrupted_and_can_be_resumed() {
 #[tokio::test]
 async fn server_runs_a_limited_number_of_experiments() {
     let process = Server::start(&["--parallel", "1", "--mod-key", "boss", "--allow-mod-upload"]);
-    let server = Server::known(process.wait_ready().await.base.clone(), Some("boss"));
+    let server = Server::external(process.wait_ready().await.base.clone(), Some("boss"));
     let mut definition = grid();
     definition["parameters"] = json!([{"max_tokens": 1000, "ignore_eos": true}]);
     // An experiment with an invalid scorer does not count.

@@ -155,7 +155,7 @@ mod tests {
     fn threads_of_a_scorer_compute_only_during_calls() {
         let source = "import threading\ndef spin():\n    while True: pass\n\
                       threading.Thread(target=spin, daemon=True).start()\ndef score(text): return len(text) / 4\n";
-        let scorer = PythonMods::default().scorer(source).unwrap();
+        let scorer = PythonMods::default().load_scorer(source).unwrap();
         let cpu_time = || scorer.state.lock().unwrap().worker.as_ref().unwrap().cpu_time().unwrap();
         for text in ["", "ab"] {
             assert_eq!(scorer.score(text, &cell()), Ok(Some(text.len() as f32 / 4.0)));

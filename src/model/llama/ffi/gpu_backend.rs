@@ -38,7 +38,7 @@ pub(super) fn buffer_of(tensor: &sys::ggml_tensor) -> sys::ggml_backend_buffer_t
 #[derive(Debug)]
 struct Buffer {
     raw: NonNull<sys::ggml_backend_buffer>,
-    base: NonNull<u8>,
+    base: NonNull<f32>,
 }
 
 impl Buffer {
@@ -145,9 +145,10 @@ impl GpuBackend {
         }
         let start = self.used;
         self.used += bytes;
+        let start = start / size_of::<f32>();
         // SAFETY: the offset is within the buffer.
         let data = unsafe { results.gpu.base.add(start) }.as_ptr().cast();
-        Some(Reserved { buffer: results.gpu.raw.as_ptr(), data, start: start / size_of::<f32>() })
+        Some(Reserved { buffer: results.gpu.raw.as_ptr(), data, start })
     }
 
     /// Computes a graph and waits for it. Returns false if the GPU does not support an operation, or if ggml fails.
@@ -170,7 +171,7 @@ impl GpuBackend {
         let Some(Results { gpu, staging, .. }) = &mut self.results else { return &[] };
         let count = bytes / size_of::<f32>();
         let target = match staging {
-            Staging::Pinned(buffer) => buffer.base.as_ptr().cast::<f32>(),
+            Staging::Pinned(buffer) => buffer.base.as_ptr(),
             Staging::Pageable(values) => values.as_mut_ptr(),
         };
         if count > 0 {
