@@ -15,7 +15,7 @@ const WIDTH: usize = 64;
 
 /// Writes a control vector with directions for layers 1 to 3.
 fn vector(path: &Path, seed: usize) -> PathBuf {
-    let values = |layer| (0..WIDTH).map(move |at| ((at * 7 + layer * 5 + seed * 11) % 13) as f32 / 6.0 - 1.0);
+    let values = |layer: usize| (0..WIDTH).map(move |at| ((at * 7 + layer * 5 + seed * 11) % 13) as f32 / 6.0 - 1.0);
     let layers: Vec<(String, Vec<f32>)> =
         (1..4).map(|layer| (format!("direction.{layer}"), values(layer).collect())).collect();
     let tensors: Vec<_> = layers.iter().map(|(name, values)| (name.as_str(), vec![WIDTH], &values[..])).collect();
