@@ -250,7 +250,6 @@ async fn invalid_steering_is_rejected() {
         json!([{"name": "calm", "layers": [3, 2]}]),
         json!([{"name": "calm", "layers": [0, 4]}]),
         json!([{"name": "calm", "layer": 1}]),
-        json!([{"name": "calm", "fingerprint": "00"}]),
         json!(vec![json!({"name": "calm"}); 65]),
     ] {
         let response = server.post("/v1/completions", &json!({"prompt": "a", "steering": steering})).await;

@@ -42,7 +42,7 @@ pub struct ControlVectorsParams {
 }
 
 /// Lists the control vectors of a loaded model with their default scales.
-#[utoipa::path(get, path = "/api/v1/control-vectors", operation_id = "list_control_vectors", tag = "runs",
+#[utoipa::path(get, path = "/api/v1/control-vectors", tag = "runs",
     params(ControlVectorsParams), responses(
     (status = 200, body = ControlVectorsResponse),
     (status = 404, body = Problem, description = "Unknown model"),
