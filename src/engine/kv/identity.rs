@@ -39,7 +39,8 @@ impl IdentityWatch {
     /// Starts to hash the files of the model and its adapters. Hashes in the folder `cache` are not computed again.
     pub fn start(model: &Model, cache: Option<PathBuf>) -> Self {
         let (settings, weights) = (model.settings(), model.weights().to_vec());
-        let adapters: Vec<WeightFile> = model.adapters().loras().iter().map(|adapter| adapter.weights.clone()).collect();
+        let adapters: Vec<WeightFile> =
+            model.adapters().loras().iter().map(|adapter| adapter.weights.clone()).collect();
         let vectors = model.adapters().control_vectors().as_slice().iter();
         let vectors: Vec<VectorIdentity> = vectors
             .map(|vector| VectorIdentity { name: Arc::clone(&vector.name), fingerprint: vector.fingerprint })

@@ -2,7 +2,7 @@
 //! added to the output of layers. Both are loaded together with the model and applied during computation, so that every
 //! run can use its own.
 
-use super::control_vectors::{ControlVectorList, ControlVectors, ScaledVector};
+use super::control_vectors::{ControlVectorList, ControlVectors, ScaledVector, serialize_scale};
 use super::ffi::adapters::{self as ffi, AdapterHandle};
 use super::{GgufHeader, ModelCard, ModelError, WeightFile, gguf, reason};
 use llama_cpp_2::context::LlamaContext;
@@ -52,12 +52,6 @@ pub struct ScaledAdapter {
     /// Scale; 1 is the strength used in training.
     #[serde(serialize_with = "serialize_scale")]
     pub scale: f32,
-}
-
-/// Serializes 0.8 as 0.8, not as 0.800000011920929.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-pub(super) fn serialize_scale<S: serde::Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))
 }
 
 impl AdapterSet {

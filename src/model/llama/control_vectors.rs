@@ -1,7 +1,6 @@
 //! Control vectors: directions that are added to the output of layers. Every run can have its own vectors, scales and
 //! layers; the directions of all vectors of a run are summed when they become active.
 
-use super::adapters::serialize_scale;
 use super::ffi::adapters as ffi;
 use super::gguf::{self, GgufHeader, GgufTensor};
 use super::{ModelCard, ModelError};
@@ -58,6 +57,12 @@ pub struct ScaledVector {
     /// Hash of the directions.
     #[serde(serialize_with = "serialize_fingerprint")]
     pub fingerprint: u128,
+}
+
+/// Serializes 0.8 as 0.8, not as 0.800000011920929.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) fn serialize_scale<S: Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))
 }
 
 /// Serializes a fingerprint in hexadecimal.
