@@ -126,7 +126,10 @@ fn control_vector(text: &str) -> anyhow::Result<Value> {
         vector["layers"] =
             json!([first.parse::<u32>().with_context(invalid)?, last.parse::<u32>().with_context(invalid)?]);
     }
-    if parts.next().is_some() { bail!(invalid()) } else { Ok(vector) }
+    if parts.next().is_some() {
+        bail!(invalid());
+    }
+    Ok(vector)
 }
 
 /// Starts the runs, waits for their ends and prints them.

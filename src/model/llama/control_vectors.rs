@@ -66,7 +66,6 @@ pub(super) fn serialize_scale<S: Serializer>(scale: &f32, serializer: S) -> Resu
 }
 
 /// Serializes a fingerprint in hexadecimal.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn serialize_fingerprint<S: Serializer>(fingerprint: &u128, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{fingerprint:032x}"))
 }
