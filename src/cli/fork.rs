@@ -36,6 +36,13 @@ pub struct Args {
     /// Sampling parameter to change at this step, e.g. temperature=0.2; repeatable
     #[arg(long = "set", value_name = "NAME=VALUE")]
     sampling: Vec<String>,
+    /// Control vector from this step on, instead of the run's vectors, e.g. happy:0.5 or happy:0.5:10-20 with its scale and
+    /// layers; repeatable
+    #[arg(long, value_name = "NAME:SCALE")]
+    steering: Vec<String>,
+    /// No control vectors from this step on
+    #[arg(long, conflicts_with = "steering")]
+    no_steering: bool,
     /// Seed of the first new run, or "continue" to continue the random numbers of the recorded run; default: continue for one run, random seeds for several
     #[arg(long)]
     seed: Option<String>,
@@ -86,6 +93,9 @@ fn body(args: &Args) -> anyhow::Result<Value> {
     if !args.sampling.is_empty() {
         body["sampling"] = args.sampling.iter().map(|pair| parameter(pair)).collect::<Result<Map<_, _>, _>>()?.into();
     }
+    if args.no_steering || !args.steering.is_empty() {
+        body["steering"] = args.steering.iter().map(|vector| control_vector(vector)).collect::<Result<_, _>>()?;
+    }
     match args.seed.as_deref() {
         None => {}
         Some("continue") => body["seed"] = "continue".into(),
@@ -101,6 +111,25 @@ fn body(args: &Args) -> anyhow::Result<Value> {
 fn parameter(pair: &str) -> anyhow::Result<(String, Value)> {
     let (name, value) = pair.split_once('=').with_context(|| format!("--set takes NAME=VALUE, got '{pair}'"))?;
     Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into())))
+}
+
+/// Parses `NAME`, `NAME:SCALE` or `NAME:SCALE:FIRST-LAST`.
+fn control_vector(text: &str) -> anyhow::Result<Value> {
+    let invalid = || format!("--steering takes NAME:SCALE or NAME:SCALE:FIRST-LAST, got '{text}'");
+    let mut parts = text.split(':');
+    let mut vector = json!({ "name": parts.next() });
+    if let Some(scale) = parts.next() {
+        vector["scale"] = scale.parse::<f64>().with_context(invalid)?.into();
+    }
+    if let Some(layers) = parts.next() {
+        let (first, last) = layers.split_once('-').with_context(invalid)?;
+        vector["layers"] =
+            json!([first.parse::<u32>().with_context(invalid)?, last.parse::<u32>().with_context(invalid)?]);
+    }
+    if parts.next().is_some() {
+        bail!(invalid());
+    }
+    Ok(vector)
 }
 
 /// Starts the runs, waits for their ends and prints them.

@@ -118,6 +118,7 @@ fn create_context<'model>(
         checkpoint_bytes: options.cache_ram_bytes / CHECKPOINT_MEMORY_DIVISOR,
     })?;
     let layout = context.detect_layout()?;
+    context.check_control_vectors()?;
     let encoders = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
     let start_encoder = || AttentionEncoderThread::start(encoders, recorder.clone());
     let attention_encoder = options

@@ -5,7 +5,7 @@ use super::request::{Limits, Overflow, ReasoningBudget, Request};
 use crate::events::{StoredHeads, TokenId};
 use crate::model::Model;
 use crate::model::grammar::Constraint;
-use crate::model::llama::{AdapterSet, SamplingParams};
+use crate::model::llama::{AdapterSet, SamplingParams, ScaledAdapter, ScaledVector};
 use crate::mods::SelectedMod;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -31,7 +31,10 @@ struct RecordedParameters<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     attention_heads: Option<&'a StoredHeads>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    lora: Option<&'a AdapterSet>,
+    lora: Option<&'a [ScaledAdapter]>,
+    /// Absent if the model has no control vectors.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steering: Option<&'a [ScaledVector]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     fork: Option<&'a Value>,
 }
@@ -44,6 +47,7 @@ struct RecordedModel<'a> {
 
 /// Returns the parameters of a request as JSON.
 pub fn record_parameters(request: &Request, fork: Option<&ForkPoint>, model: &Model) -> Value {
+    let has_vectors = !model.adapters().control_vectors().as_slice().is_empty();
     let parameters = RecordedParameters {
         sampling: &request.sampling,
         constraint: &request.constraint,
@@ -59,7 +63,8 @@ pub fn record_parameters(request: &Request, fork: Option<&ForkPoint>, model: &Mo
         answer_format: request.answer_format.as_ref().map(|format| format.to_recording()),
         reasoning_budget: request.reasoning_budget.as_ref(),
         attention_heads: Some(&request.stored_heads).filter(|&heads| *heads != StoredHeads::None),
-        lora: request.adapters.as_ref().filter(|adapters| !adapters.is_empty()),
+        lora: request.adapters.as_ref().map(AdapterSet::loras).filter(|adapters| !adapters.is_empty()),
+        steering: request.adapters.as_ref().map(AdapterSet::steering).filter(|_| has_vectors),
         fork: fork.map(|fork| &fork.earlier_parameters),
     };
     serde_json::to_value(parameters).expect("parameters have string keys")

@@ -55,7 +55,7 @@ pub struct Request {
     pub answer_format: Option<Arc<AnswerFormat>>,
     /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// LoRA adapters to apply; `None` for the model's default.
+    /// LoRA adapters and control vectors to apply; `None` for the model's default.
     pub adapters: Option<AdapterSet>,
     /// Grammar constraint on the answer.
     pub constraint: Option<Constraint>,

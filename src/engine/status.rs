@@ -75,7 +75,7 @@ pub struct SlotRun {
     pub sampling: SamplingParams,
     /// Limits and stop conditions.
     pub limits: Limits,
-    /// LoRA adapters applied to the run.
+    /// LoRA adapters and control vectors applied to the run.
     pub adapters: AdapterSet,
 }
 

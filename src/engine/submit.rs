@@ -46,7 +46,7 @@ impl Engine {
         for (_, sampling) in fork.iter_mut().flat_map(|fork| &mut fork.sampling) {
             request.limits.ban_end_tokens(sampling, model.vocabulary());
         }
-        request.adapters.get_or_insert_with(|| model.adapters().default_scales());
+        request.adapters.get_or_insert_with(|| model.adapters().default_set());
         let id = RunId::now();
         let (request_id, active_id) = reserve_request_id(&mut request, id)?;
         let view = Arc::new(run_view(&request, fork.as_deref(), id, &request_id, model));

@@ -138,11 +138,25 @@ pub(super) fn describe_fork(parent: &RunParent) -> String {
         let names: Vec<String> = mods.iter().map(name).collect();
         changes.push(if names.is_empty() { "no mods".into() } else { format!("mods {}", names.join(", ")) });
     }
+    if let Some(vectors) = change["steering"].as_array() {
+        let vectors: Vec<String> = vectors.iter().map(describe_vector).collect();
+        changes.push(if vectors.is_empty() {
+            "no steering".into()
+        } else {
+            format!("steering {}", vectors.join(", "))
+        });
+    }
     if change["seed"].is_string() {
         changes.push("new seed".into());
     }
     let changes = if changes.is_empty() { "unchanged".to_owned() } else { changes.join(", ") };
     format!("step {}: {changes}", parent.step)
+}
+
+/// Describes a control vector with its scale.
+fn describe_vector(vector: &serde_json::Value) -> String {
+    let scale = vector["scale"].as_f64().unwrap_or(1.0);
+    format!("{} {}", to_text(&vector["name"]), short(scale))
 }
 
 /// A notice at the top of a run's page.
@@ -294,7 +308,9 @@ pub(super) fn sample() -> RunSummary {
 
 #[cfg(test)]
 mod tests {
-    use super::{RunPageView, sample, strip_path};
+    use super::{RunPageView, describe_fork, sample, strip_path};
+    use crate::events::RunParent;
+    use serde_json::json;
 
     #[test]
     fn run_is_formatted_for_display() {
@@ -304,6 +320,14 @@ mod tests {
         assert_eq!(view.first_token, "120 ms");
         assert_eq!(view.sampling, "temp 0.8 · max 10 tokens · seed 42");
         assert!(view.href.ends_with("?q=mod%3A%22a%20b%22"));
+    }
+
+    #[test]
+    fn steering_of_a_fork_is_described() {
+        let text = |change| describe_fork(&RunParent { run_id: sample().run_id, sequence_order: 7, step: 3, change });
+        let vectors = json!({"steering": [{"name": "calm", "scale": -0.5}, {"name": "joy", "layers": [1, 2]}]});
+        assert_eq!(text(vectors), "step 3: steering calm -0.5, joy 1");
+        assert_eq!(text(json!({"steering": []})), "step 3: no steering");
     }
 
     #[test]

@@ -31,6 +31,18 @@ fn write_key(writer: &mut Writer, name: &str, kind: &str, value: &Value) {
     }
 }
 
+/// Returns the descriptions of the models.
+fn descriptions() -> Value {
+    let shapes = std::fs::read_to_string(Path::new(ROOT).join("fixtures/architectures.json")).unwrap();
+    serde_json::from_str(&shapes).unwrap()
+}
+
+/// Returns the file of a small model of an architecture with random weights.
+pub fn small_model(architecture: &str) -> Vec<u8> {
+    let shapes = descriptions();
+    model(architecture, &shapes["base"], &shapes["architectures"][architecture])
+}
+
 /// Returns the file of a model with random weights.
 fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
     let mut writer = Writer::default();
@@ -108,8 +120,7 @@ async fn support(server: &Server, name: &str) -> (String, String) {
 
 #[tokio::test]
 async fn architectures_of_llama_cpp_generate_as_the_handbook_says() {
-    let shapes = std::fs::read_to_string(Path::new(ROOT).join("fixtures/architectures.json")).unwrap();
-    let shapes: Value = serde_json::from_str(&shapes).unwrap();
+    let shapes = descriptions();
     let folder = folder();
     let architectures = shapes["architectures"].as_object().unwrap();
     for (name, description) in architectures {

@@ -56,6 +56,7 @@ mod service;
 mod slots;
 mod speculation;
 mod statistics;
+mod steering;
 mod store;
 mod stream;
 mod tags;

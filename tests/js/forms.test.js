@@ -86,6 +86,9 @@ test('tools, format and biases of a recorded run are restored', () => {
   assert.deepEqual(body, {
     model: 'm', messages: [{ role: 'user', content: 'a\nb' }, ...conversation.slice(1)], tools, ...request, stream: true,
   });
+  const adapters = { lora: [{ id: 0, scale: 1 }], steering: [{ name: 'calm', scale: 2, layers: [1, 3] }] };
+  assert.deepEqual(JSON.parse(extraFields({ parameters: adapters })), adapters);
+  assert.deepEqual(JSON.parse(extraFields({ parameters: { ...adapters, request } }, true)), { ...adapters, logit_bias: { 5: -3 } });
   const older = { parameters: { sampling: { logit_bias: [[7, 2], [8, null]] }, limits: {} } };
   assert.deepEqual(JSON.parse(extraFields(older)), { logit_bias: [[7, 2], [8, false]] });
   assert.deepEqual(JSON.parse(extraFields({ tools, parameters: { request } }, true)), { logit_bias: { 5: -3 } }, 'a continued text omits parameters that apply to a whole answer');

@@ -13,12 +13,14 @@ test('family is ordered depth first, and forks of a hidden run are kept', () => 
   assert.equal(neighbor(order([members[0]]), 'a', 1), null);
 });
 
-test('change of a fork is described by text, sampling, mods and seed', () => {
+test('change of a fork is described by text, sampling, mods, steering and seed', () => {
   assert.equal(changeOf(fork('a')), 'original');
   assert.equal(changeOf(fork('b', 'a')), 'unchanged');
   const change = { token: 5, text: ' so', sampling: { top_k: 3, temperature: 0 }, mods: [{ name: 'x' }, 'y'], seed: 'new' };
   assert.equal(changeOf(fork('b', 'a', change, { seed: 9 })), '“␣so”, top k 3, temperature 0, mods x, y, seed 9');
   assert.equal(changeOf(fork('b', 'a', { mods: [] })), 'no mods');
+  assert.equal(changeOf(fork('b', 'a', { steering: [{ name: 'calm', scale: -0.5 }, { name: 'joy' }] })), 'steering calm -0.5, joy 1');
+  assert.equal(changeOf(fork('b', 'a', { steering: [] })), 'no steering');
 });
 
 test('statistics cover the rows that were added since an event and not removed', () => {

@@ -6,7 +6,7 @@ use crate::api::shared::body::AdapterScaleBody;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::abbreviate;
 use crate::api::shared::settings::to_shortest_f64;
-use crate::api::shared::{self, lora};
+use crate::api::shared::{self, adapters};
 use crate::server::{ApiError, App, Caller};
 use axum::Json;
 use axum::body::Bytes;
@@ -46,8 +46,8 @@ async fn list(
 ) -> Result<Json<Vec<AdapterResponse>>, LlamaError> {
     let loaded = app.loaded_now(params.model.as_deref()).await?;
     let adapters = loaded.model().adapters();
-    let defaults = adapters.default_scales();
-    let responses = adapters.list().iter().enumerate().map(|(id, adapter)| AdapterResponse {
+    let defaults = adapters.default_set();
+    let responses = adapters.loras().iter().enumerate().map(|(id, adapter)| AdapterResponse {
         id,
         path: adapter.path.display().to_string(),
         scale: to_shortest_f64(defaults.scale(id)),
@@ -73,10 +73,10 @@ async fn scale(
     caller.require_props()?;
     let loaded = app.loaded(params.model.as_deref()).await?;
     let body = shared::parse_json(&body?)?;
-    let adapters = loaded.model().adapters();
+    let known = loaded.model().adapters();
     let list = body.as_array().ok_or_else(|| {
-        ApiError::bad_request(format!("the body must be {}, got {}", lora::ADAPTER_LIST, abbreviate(&body)))
+        ApiError::bad_request(format!("the body must be {}, got {}", adapters::ADAPTER_LIST, abbreviate(&body)))
     })?;
-    adapters.set_default_scales(lora::parse_adapter_set(list, "body", adapters)?);
+    known.set_default_loras(&adapters::parse_loras(list, "body", known)?);
     Ok(Json(SuccessResponse::default()))
 }

@@ -1,77 +1,28 @@
 //! `/api/v1/runs/{id}/forks`: starts runs that continue a recorded run from one of its steps.
 
+mod request;
+
 use super::recorded::{self, recorded_model, recorded_sampling};
-use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
 use crate::api::shared::generation::RunClient;
 use crate::api::shared::images::restore_images;
 use crate::api::shared::mods::requested_mods;
 use crate::api::shared::recorded_attention::stored_heads;
+use crate::api::shared::steering::parse_steering;
 use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
-use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Surface, TokenId, TraceItem, system};
+use crate::events::{EndCause, EventType, PromptRecord, RunId, RunParent, Surface, TraceItem, system};
 use crate::mods::SelectedMod;
 use crate::server::extract::{Json, Path};
 use crate::server::{ApiError, App, Loaded, Problem};
 use crate::store::RunSummary;
 use axum::http::StatusCode;
-use serde::{Deserialize, Serialize};
+use request::{ForkAt, ForkRequest, ForkSeed};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 /// Maximum runs that one request starts.
 const MAX_FORKS: u32 = 64;
-
-/// The step of a fork and the changes from there on. Without changes, a single new run repeats the recorded run.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ForkRequest {
-    /// The first step that the new runs generate again.
-    at: ForkAt,
-    /// Token to append at this step instead of sampling one.
-    #[schema(value_type = Option<i32>)]
-    token: Option<TokenId>,
-    /// Text to append at this step instead of sampling a token.
-    text: Option<String>,
-    /// Mods from this step on; default are those of the recorded run. All of them receive the kept events. A mod of the
-    /// recorded run must repeat its recorded actions.
-    #[schema(value_type = Option<Vec<ModSelection>>)]
-    mods: Option<Vec<Value>>,
-    /// Sampling parameters that change at this step.
-    #[schema(value_type = Option<Object>)]
-    sampling: Option<Map<String, Value>>,
-    /// Number of runs, 1 to 64; default 1.
-    n: Option<u32>,
-    /// `"continue"` continues the recorded run's random generator; a number is a new seed, which is incremented for each
-    /// additional run. Default is `"continue"` for one run and random seeds for several.
-    seed: Option<ForkSeed>,
-}
-
-/// A step, given by its number or by one of its events.
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ForkAt {
-    /// Number of the step, from 1.
-    step: Option<i32>,
-    /// `sequence_order` of an event of the step.
-    event: Option<i32>,
-}
-
-/// The random generator of a fork.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(untagged, expecting = "`seed` must be \"continue\" or an integer between 0 and 4294967295")]
-enum ForkSeed {
-    /// Continues the recorded run's generator.
-    Continue(ContinueSeed),
-    /// Starts with a new seed.
-    New(u32),
-}
-
-/// The value `continue`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-enum ContinueSeed {
-    Continue,
-}
 
 /// The runs that were started.
 #[derive(Debug, Serialize, ToSchema)]
@@ -304,6 +255,10 @@ impl ForkSource {
             None => recorded::mods(app, &self.recorded["mods"], false).await?,
             Some(mods) => requested_mods(Fields::new(&json!({ "mods": mods }))?, loaded, app.registry())?,
         };
+        if let Some(steering) = &fork.steering {
+            let steering = parse_steering(steering, loaded.model().adapters().control_vectors())?;
+            request.adapters = Some(request.adapters.unwrap_or_default().with_steering(steering));
+        }
         let phases = self.phases();
         let sampling = phases
             .iter()
@@ -339,7 +294,7 @@ impl ForkSource {
                 run_id: self.run_id,
                 sequence_order: self.event,
                 step: self.step,
-                change: change(fork, &vocabulary.decode(&tokens)),
+                change: fork.change(&vocabulary.decode(&tokens)),
             },
             tokens,
         }));
@@ -378,25 +333,4 @@ fn repeats_from(selected: &SelectedMod, phases: &[Phase<'_>]) -> Option<u32> {
         mods.into_iter().flatten().any(|entry| ["name", "config", "version"].iter().all(|key| entry[*key] == own[*key]))
     };
     phases.iter().rev().take_while(has).last().map(|phase| phase.from.max(0) as u32)
-}
-
-/// Returns the changes, as recorded with the new run.
-fn change(fork: &ForkRequest, text: &str) -> Value {
-    let mut change = Map::new();
-    if let Some(token) = fork.token {
-        change.insert("token".into(), token.into());
-    }
-    if fork.token.is_some() || fork.text.is_some() {
-        change.insert("text".into(), text.into());
-    }
-    if let Some(mods) = &fork.mods {
-        change.insert("mods".into(), mods.clone().into());
-    }
-    if let Some(sampling) = &fork.sampling {
-        change.insert("sampling".into(), sampling.clone().into());
-    }
-    if matches!(fork.seed, Some(ForkSeed::New(_))) || fork.seed.is_none() && fork.n.unwrap_or(1) > 1 {
-        change.insert("seed".into(), "new".into());
-    }
-    change.into()
 }

@@ -7,6 +7,7 @@ mod alternatives;
 mod attention;
 mod cancel;
 mod columns;
+mod control_vectors;
 mod deletions;
 mod events;
 mod experiments;
@@ -37,6 +38,7 @@ use utoipa_axum::routes;
 pub(super) fn protocol() -> Protocol {
     let routes = OpenApiRouter::new()
         .routes(routes!(runs::list))
+        .routes(routes!(control_vectors::list))
         .routes(routes!(live::changes))
         .routes(routes!(tags::change))
         .routes(routes!(deletions::list, deletions::create))

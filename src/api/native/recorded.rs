@@ -2,12 +2,13 @@
 
 use crate::api::shared::fields::Fields;
 use crate::api::shared::mods::MAX_RUN_MODS;
-use crate::api::shared::{lora, parameters};
+use crate::api::shared::{adapters, parameters};
 use crate::engine::{Limits, Overflow, ReasoningBudget, Request, SamplingParams, recorded_parameter};
 use crate::events::{PromptRecord, Surface, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::Constraint;
+use crate::model::llama::AdapterSet;
 use crate::mods::{ModRef, SelectedMod, version_of};
 use crate::server::mods::{find_version, load_version};
 use crate::server::{ApiError, App, Loaded};
@@ -26,7 +27,7 @@ pub(super) async fn recorded_model(app: &App, recorded: &Value) -> Result<Loaded
     let fingerprint = format!("{:032x}", loaded.model().fingerprint());
     if let Some(expected) = recorded["model"]["fingerprint"].as_str().filter(|&expected| expected != fingerprint) {
         let detail = format!(
-            "the model '{}' differs from the recorded run's: it is another file or has other overrides or control vectors; its \
+            "the model '{}' differs from the recorded run's: it is another file or has other overrides; its \
              fingerprint is {fingerprint}, expected {expected}",
             loaded.name()
         );
@@ -65,7 +66,9 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
     let answer_format = Some(recorded_parameter(recorded, "answer_format"))
         .filter(|format| format.is_object())
         .map(|format| AnswerFormat::from_recording(template, prompt.tools.as_ref(), format));
-    let adapters = lora::requested_adapters(Fields::new(recorded)?, loaded.model().adapters())?;
+    // The recorded adapters apply, not the current defaults.
+    let known = loaded.model().adapters();
+    let adapters = adapters::requested_adapters(Fields::new(recorded)?, known, AdapterSet::default())?;
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
         spans: prompt.spans,
@@ -77,8 +80,7 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
         constraint,
         answer_format: answer_format.map(Arc::new),
         reasoning_budget: reasoning_budget(recorded_parameter(recorded, "reasoning_budget"), vocabulary)?,
-        // The recorded adapters apply, not the current defaults.
-        adapters: Some(adapters.unwrap_or_default()),
+        adapters: Some(adapters),
         limits,
         visible_tokens: visible_tokens(recorded, vocabulary)?,
         alternatives: alternatives as usize,

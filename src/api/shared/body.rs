@@ -130,6 +130,8 @@ pub(crate) struct GenerationFields {
     context_policy: Option<String>,
     /// Scales of LoRA adapters; adapters that are not listed are not applied.
     lora: Option<Vec<AdapterScaleBody>>,
+    /// Control vectors, in place of those with a default scale; up to 64.
+    steering: Option<Vec<ControlVectorBody>>,
     /// Add timings to every chunk of a stream.
     #[schema(default = false)]
     timings_per_token: Option<bool>,
@@ -217,6 +219,21 @@ pub(crate) struct AdapterScaleBody {
     /// Id of the adapter, from `GET /lora-adapters`.
     id: u32,
     scale: f64,
+}
+
+/// A control vector of a run.
+#[derive(Debug, Deserialize, ToSchema)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(crate) struct ControlVectorBody {
+    /// Name of the vector, from `GET /api/v1/control-vectors`.
+    name: String,
+    /// Factor of its directions.
+    #[schema(minimum = -1000, maximum = 1000, default = 1)]
+    scale: Option<f64>,
+    /// First and last layer that it is added to, counted from 0; default is the server's range.
+    layers: Option<[u32; 2]>,
+    /// Expected hash of its directions, as recorded; another vector is rejected with status 409.
+    fingerprint: Option<String>,
 }
 
 /// Options of a stream.

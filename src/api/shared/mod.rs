@@ -1,6 +1,7 @@
 //! Code that several protocols share: parsing of request bodies, chat and token streams, server-sent events and error
 //! formats.
 
+pub(super) mod adapters;
 pub(super) mod asyncapi;
 pub(super) mod attention;
 pub(super) mod body;
@@ -14,7 +15,6 @@ pub(super) mod generation;
 pub(super) mod images;
 pub(super) mod infill;
 pub(super) mod llama_completion;
-pub(super) mod lora;
 mod model_body;
 pub(super) mod model_status;
 pub(super) mod mods;
@@ -24,6 +24,7 @@ pub(super) mod recorded_attention;
 mod request;
 pub(super) mod settings;
 pub(super) mod sse;
+pub(super) mod steering;
 
 pub(super) use fields::Fields;
 pub(super) use model_body::ModelBody;

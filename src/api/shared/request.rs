@@ -2,7 +2,7 @@
 
 use super::constraint::parse_constraint;
 use super::recorded_attention::recorded_attention;
-use super::{Fields, lora, mods, parameters};
+use super::{Fields, adapters, mods, parameters};
 use crate::engine::Request;
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
@@ -32,9 +32,10 @@ pub(crate) fn engine_request(
     prompt: Vec<TokenId>,
     surface: Surface,
 ) -> Result<Request, ApiError> {
+    let known = loaded.model().adapters();
     Ok(Request {
         metadata: parameters::metadata(fields)?,
-        adapters: lora::requested_adapters(fields, loaded.model().adapters())?,
+        adapters: Some(adapters::requested_adapters(fields, known, known.default_set())?),
         answer_fields: fields.present_fields(&RECORDED_FIELDS),
         ..base_request(app, loaded, fields, prompt, surface, 0)?
     })

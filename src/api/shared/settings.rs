@@ -1,9 +1,10 @@
 //! `generation_settings`: the parameters of a run under llama-server's names.
 
+use super::body::ControlVectorBody;
 use super::fields::Fields;
 use crate::engine::{Limits, SamplingParams};
 use crate::events::TokenId;
-use crate::model::llama::{AdapterSet, SamplerStage};
+use crate::model::llama::{AdapterSet, SamplerStage, ScaledAdapter, ScaledVector};
 use serde::Serialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -59,7 +60,7 @@ pub(crate) struct EchoedParameters {
     speculative_n_max: Value,
     speculative_n_min: Value,
     speculative_p_min: Value,
-    pub(crate) lora: AdapterSet,
+    pub(crate) adapters: AdapterSet,
 }
 
 impl Default for EchoedParameters {
@@ -74,7 +75,7 @@ impl Default for EchoedParameters {
             speculative_n_max: 0.into(),
             speculative_n_min: 0.into(),
             speculative_p_min: 0.0.into(),
-            lora: AdapterSet::default(),
+            adapters: AdapterSet::default(),
         }
     }
 }
@@ -94,7 +95,7 @@ impl EchoedParameters {
             speculative_n_max: sent_or("speculative.n_max", default.speculative_n_max),
             speculative_n_min: sent_or("speculative.n_min", default.speculative_n_min),
             speculative_p_min: sent_or("speculative.p_min", default.speculative_p_min),
-            lora: default.lora,
+            adapters: default.adapters,
         }
     }
 }
@@ -199,7 +200,11 @@ pub(crate) struct GenerationSettings {
     backend_sampling: Value,
     /// Active adapters: `{id, scale}`.
     #[schema(value_type = Vec<Object>)]
-    pub(crate) lora: AdapterSet,
+    lora: Vec<ScaledAdapter>,
+    /// Active control vectors; absent if there are none.
+    #[schema(value_type = Vec<ControlVectorBody>)]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    steering: Vec<ScaledVector>,
 }
 
 impl GenerationSettings {
@@ -262,7 +267,8 @@ impl GenerationSettings {
             timings_per_token: options.timings_per_token,
             post_sampling_probs: options.after_sampler,
             backend_sampling: echoed.backend_sampling.clone(),
-            lora: echoed.lora.clone(),
+            lora: echoed.adapters.loras().to_vec(),
+            steering: echoed.adapters.steering().to_vec(),
         }
     }
 }

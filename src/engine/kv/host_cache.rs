@@ -12,7 +12,7 @@ const MIN_STATE_TOKENS: usize = 32;
 /// Cached state of a sequence.
 pub struct CachedState {
     pub tokens: Vec<TokenId>,
-    /// LoRA adapters that the state was computed with.
+    /// Adapters that the state was computed with.
     pub adapters: Option<AdapterSet>,
     pub state: Vec<u8>,
     /// Checkpoints of the sequence.

@@ -2,7 +2,7 @@
 //! for a model with the same identity.
 
 use super::error::SlotError;
-use super::snapshot::ModelIdentity;
+use super::snapshot::{ModelIdentity, VectorIdentity};
 use crate::events::system;
 use crate::model::Model;
 use crate::model::llama::WeightFile;
@@ -41,7 +41,12 @@ impl IdentityWatch {
     /// Starts to hash the files of the model and its adapters. Hashes in the folder `cache` are not computed again.
     pub fn start(model: &Model, cache: Option<PathBuf>) -> Self {
         let (settings, weights) = (model.settings(), model.weights().to_vec());
-        let adapters: Vec<WeightFile> = model.adapters().list().iter().map(|adapter| adapter.weights.clone()).collect();
+        let adapters: Vec<WeightFile> =
+            model.adapters().loras().iter().map(|adapter| adapter.weights.clone()).collect();
+        let vectors = model.adapters().control_vectors().as_slice().iter();
+        let vectors: Vec<VectorIdentity> = vectors
+            .map(|vector| VectorIdentity { name: Arc::clone(&vector.name), fingerprint: vector.fingerprint })
+            .collect();
         let total = weights.iter().chain(&adapters).map(WeightFile::bytes).sum();
         let (sender, receiver) = watch::channel(HashProgress::Hashing { started: Instant::now(), read: 0, total });
         let work = {
@@ -50,7 +55,7 @@ impl IdentityWatch {
                 let outcome = identify(settings, &weights, &adapters, cache.as_deref(), &sender);
                 let outcome = outcome.map_or_else(
                     |error| HashProgress::Failed(error.to_string()),
-                    |known| HashProgress::Known(Arc::new(known)),
+                    |known| HashProgress::Known(Arc::new(ModelIdentity { vectors, ..known })),
                 );
                 sender.send_replace(outcome);
             }
@@ -108,7 +113,7 @@ fn identify(
     })?;
     drop(parts);
     let adapters = adapters.iter().map(hash).collect::<Result<_, _>>()?;
-    Ok(ModelIdentity { model: model ^ settings, adapters })
+    Ok(ModelIdentity { model: model ^ settings, adapters, vectors: Vec::new() })
 }
 
 #[cfg(test)]
@@ -127,7 +132,7 @@ mod tests {
         let error = identity_watch.wait().await.unwrap_err();
         assert!(matches!(error, SlotError::Hashing { percent: 43, retry_after_s: 1.. }), "{error}");
         assert!(error.to_string().contains("43%; try again in"), "{error}");
-        let identity = Arc::new(ModelIdentity { model: 5, adapters: vec![6] });
+        let identity = Arc::new(ModelIdentity { model: 5, adapters: vec![6], vectors: Vec::new() });
         sender.send_replace(HashProgress::Known(Arc::clone(&identity)));
         assert_eq!(identity_watch.wait().await.unwrap(), identity);
         sender.send_replace(HashProgress::Failed("gone".into()));

@@ -14,7 +14,7 @@ pub struct PromptView<'a> {
     pub spans: &'a [Span],
     /// Vocabulary of the model.
     pub vocabulary: &'a Vocabulary,
-    /// LoRA adapters of the run.
+    /// Adapters of the run.
     pub adapters: Option<&'a AdapterSet>,
     /// True if the state of a matching prefix is reused.
     pub cache_prompt: bool,

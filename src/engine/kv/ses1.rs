@@ -5,10 +5,12 @@
 //! llama.cpp follows, without the parts that depend on the number of slots. A block comes from a client or a file and
 //! is not trusted: no part of it reaches llama.cpp before [`read`] has checked every number against the context.
 
+mod adapters;
+
 use super::conversation::SlotHistory;
 use super::snapshot::{ModelIdentity, Snapshot};
 use crate::events::{TokenId, is_image_token};
-use crate::model::llama::{AdapterSet, ScaledAdapter, StateError, StateLayout};
+use crate::model::llama::{AdapterSet, StateError, StateLayout};
 use std::ops::Range;
 use xxhash_rust::xxh3::Xxh3;
 
@@ -24,8 +26,9 @@ const KV_VERSION: u32 = 4;
 const KV_VERSION_ADAPTERS: u32 = 5;
 /// Version with the history of the conversation after that list.
 const KV_VERSION_HISTORY: u32 = 6;
-/// Length of an adapter: fingerprint and scale.
-const ADAPTER_BYTES: usize = 16 + 4;
+/// Version with a list of control vectors between adapters and history: their number, then fingerprint, scale, first and
+/// last layer of each.
+const KV_VERSION_STEERING: u32 = 7;
 /// Length of the KV data's header: magic, version, model, types of keys and values, length, checksum.
 const KV_HEADER_BYTES: usize = 4 + 4 + 16 + 2 * TYPE_BYTES + 8 + 8;
 /// Upper bound for the bytes of all headers and of the sizes that llama.cpp writes for each layer.
@@ -72,7 +75,7 @@ pub enum Ses1Error {
     #[error("the KV data was not written by Thunder: it does not begin with 'THKV'")]
     KvMagic,
     /// The KV data has an unsupported version.
-    #[error("the KV data has version {0}; this server supports versions {KV_VERSION} to {KV_VERSION_HISTORY}")]
+    #[error("the KV data has version {0}; this server supports versions {KV_VERSION} to {KV_VERSION_STEERING}")]
     Version(u32),
     /// The state belongs to another model.
     #[error("the state was saved with another model")]
@@ -80,6 +83,9 @@ pub enum Ses1Error {
     /// The state was computed with an adapter that is not loaded.
     #[error("the state was computed with a LoRA adapter that this server has not loaded")]
     Adapter,
+    /// The state was computed with a control vector that is not loaded.
+    #[error("the state was computed with a control vector that this server has not loaded")]
+    ControlVector,
     /// The history contradicts the tokens.
     #[error("the conversation history of the state does not match its tokens")]
     History,
@@ -130,19 +136,20 @@ pub fn write(
     let Snapshot { tokens, adapters, history, state } = saved;
     let layout = snapshot_format.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     let mut kv = Vec::new();
-    let version = match (tokens.is_empty() || history.is_empty(), tokens.is_empty() || adapters.is_empty()) {
-        (true, true) => KV_VERSION,
-        (true, false) => KV_VERSION_ADAPTERS,
-        (false, _) => KV_VERSION_HISTORY,
+    let version = match (adapters.loras().is_empty(), adapters.steering().is_empty(), history.is_empty()) {
+        _ if tokens.is_empty() => KV_VERSION,
+        (_, false, _) => KV_VERSION_STEERING,
+        (_, true, false) => KV_VERSION_HISTORY,
+        (false, true, true) => KV_VERSION_ADAPTERS,
+        (true, true, true) => KV_VERSION,
     };
     if version >= KV_VERSION_ADAPTERS {
-        kv.extend_from_slice(&(adapters.as_slice().len() as u32).to_le_bytes());
-        for adapter in adapters.as_slice() {
-            kv.extend_from_slice(&identity.adapters.get(adapter.id).ok_or(Ses1Error::Adapter)?.to_le_bytes());
-            kv.extend_from_slice(&adapter.scale.to_le_bytes());
-        }
+        adapters::write_loras(adapters.loras(), identity, &mut kv)?;
     }
-    if version == KV_VERSION_HISTORY {
+    if version >= KV_VERSION_STEERING {
+        adapters::write_steering(adapters.steering(), &mut kv);
+    }
+    if version >= KV_VERSION_HISTORY {
         kv.extend(history.to_bytes());
     }
     if !tokens.is_empty() {
@@ -197,7 +204,7 @@ pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &
         return Err(Ses1Error::KvMagic);
     }
     let version = u32::from_le_bytes(field(head, 4..8)?);
-    if !(KV_VERSION..=KV_VERSION_HISTORY).contains(&version) {
+    if !(KV_VERSION..=KV_VERSION_STEERING).contains(&version) {
         return Err(Ses1Error::Version(version));
     }
     if u128::from_le_bytes(field(head, 8..24)?) != identity.model {
@@ -223,9 +230,15 @@ pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &
     if checksum(&block[..needed - 8], kv) != sum {
         return Err(Ses1Error::Checksum);
     }
-    let (adapters, mut kv) =
-        if version == KV_VERSION { (AdapterSet::default(), kv) } else { read_adapters(identity, kv)? };
-    let history = if version == KV_VERSION_HISTORY {
+    let mut kv = kv;
+    let mut adapters = AdapterSet::default();
+    if version >= KV_VERSION_ADAPTERS {
+        adapters = AdapterSet::new(adapters::read_loras(identity, &mut kv)?);
+    }
+    if version >= KV_VERSION_STEERING {
+        adapters = adapters.with_steering(adapters::read_steering(identity, &mut kv)?);
+    }
+    let history = if version >= KV_VERSION_HISTORY {
         SlotHistory::from_bytes(&mut kv, &tokens, snapshot_format.vocabulary).ok_or(Ses1Error::History)?
     } else {
         SlotHistory::default()
@@ -236,25 +249,6 @@ pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &
         (false, _) => layout.unpack(kv, &tokens)?,
     };
     Ok(Snapshot { tokens, adapters, history, state })
-}
-
-/// Reads the adapters at the beginning of the KV data. Returns them with the rest of the data.
-fn read_adapters<'a>(identity: &ModelIdentity, kv: &'a [u8]) -> Result<(AdapterSet, &'a [u8]), Ses1Error> {
-    let count = u32::from_le_bytes(field(kv, 0..4)?) as usize;
-    if count > identity.adapters.len() {
-        return Err(Ses1Error::Adapter);
-    }
-    let end = 4 + count * ADAPTER_BYTES;
-    let needed = Ses1Error::Truncated { found: kv.len(), needed: end as u64 };
-    let (list, rest) = kv.split_at_checked(end).ok_or(needed)?;
-    let read = |entry: &[u8]| {
-        let fingerprint = u128::from_le_bytes(field(entry, 0..16)?);
-        let scale = f32::from_le_bytes(field(entry, 16..ADAPTER_BYTES)?);
-        let id = identity.adapters.iter().position(|&known| known == fingerprint).ok_or(Ses1Error::Adapter)?;
-        if scale.is_finite() { Ok(ScaledAdapter { id, scale }) } else { Err(Ses1Error::Adapter) }
-    };
-    let set = list[4..].chunks_exact(ADAPTER_BYTES).map(read).collect::<Result<Vec<_>, _>>()?;
-    Ok((AdapterSet::new(set), rest))
 }
 
 fn checksum(head: &[u8], kv: &[u8]) -> u64 {
@@ -279,7 +273,9 @@ fn field<const N: usize>(bytes: &[u8], range: Range<usize>) -> Result<[u8; N], S
 
 #[cfg(test)]
 mod tests {
+    use super::super::snapshot::VectorIdentity;
     use super::*;
+    use crate::model::llama::{ScaledAdapter, ScaledVector};
     use proptest::prelude::*;
 
     /// Position of the checksum in a block of `count` tokens.
@@ -313,13 +309,16 @@ mod tests {
         SnapshotFormat { vocabulary: 100, layout: StateLayout::from_state(&state(1), 64, 0) }
     }
 
-    /// Returns a snapshot of `count` tokens, with an adapter if `adapted`, and its block.
-    fn saved(count: u32, adapted: bool) -> (ModelIdentity, Vec<u8>) {
-        let identity = ModelIdentity { model: 5, adapters: vec![11, 12] };
-        let adapters = if adapted { vec![ScaledAdapter { id: 1, scale: 0.5 }] } else { Vec::new() };
+    /// Returns a block of `count` tokens, with an adapter if `adapted` and a control vector if `steered`.
+    fn saved(count: u32, adapted: bool, steered: bool) -> (ModelIdentity, Vec<u8>) {
+        let vectors = vec![VectorIdentity { name: "calm".into(), fingerprint: 13 }];
+        let identity = ModelIdentity { model: 5, adapters: vec![11, 12], vectors };
+        let adapter = ScaledAdapter { id: 1, scale: 0.5 };
+        let vector = ScaledVector { id: 0, name: "calm".into(), scale: 2.0, layers: [1, 3], fingerprint: 13 };
         let snapshot = Snapshot {
             tokens: (0..count as TokenId).collect(),
-            adapters: AdapterSet::new(adapters),
+            adapters: AdapterSet::new(adapted.then_some(adapter))
+                .with_steering(Vec::from_iter(steered.then_some(vector))),
             history: SlotHistory::default(),
             state: state(count),
         };
@@ -331,13 +330,15 @@ mod tests {
         /// Reading a changed block never panics, even with a correct checksum. An accepted block round-trips.
         #[test]
         fn hostile_blocks_are_rejected(
-            count in 0u32..12, adapted: bool,
+            count in 0u32..12, adapted: bool, steered: bool,
             edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
             number in prop::option::of((any::<prop::sample::Index>(), any::<u32>())),
             cut in prop::option::of(any::<prop::sample::Index>()),
         ) {
-            let (identity, block) = saved(count, adapted);
-            prop_assert!(read(&format(), &identity, &block).is_ok());
+            let (identity, block) = saved(count, adapted, steered);
+            let restored = read(&format(), &identity, &block).unwrap().adapters;
+            let expected = [adapted && count > 0, steered && count > 0];
+            prop_assert_eq!([!restored.loras().is_empty(), !restored.steering().is_empty()], expected);
             let mut hostile = block;
             for (at, byte) in edits {
                 let at = at.index(hostile.len());
@@ -358,13 +359,14 @@ mod tests {
             }
             if let Ok(snapshot) = read(&format(), &identity, &hostile) {
                 let again = read(&format(), &identity, &write(&format(), &identity, &snapshot).unwrap()).unwrap();
-                prop_assert_eq!((again.tokens, again.state), (snapshot.tokens, snapshot.state));
+                prop_assert_eq!((again.tokens, again.adapters), (snapshot.tokens, snapshot.adapters));
+                prop_assert_eq!(again.state, snapshot.state);
             }
         }
 
         #[test]
         fn arbitrary_blocks_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let (identity, _) = saved(0, false);
+            let (identity, _) = saved(0, false, false);
             let _ = read(&format(), &identity, &bytes);
             let _ = read(&format(), &identity, &[&MAGIC[..], &bytes].concat());
         }

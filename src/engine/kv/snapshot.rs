@@ -4,11 +4,12 @@ use super::conversation::history::SlotHistory;
 use crate::events::TokenId;
 use crate::model::llama::AdapterSet;
 use bytes::Bytes;
+use std::sync::Arc;
 
 /// Saved state of a slot.
 pub struct Snapshot {
     pub tokens: Vec<TokenId>,
-    /// LoRA adapters that it was computed with.
+    /// Adapters that it was computed with.
     pub adapters: AdapterSet,
     /// History of the conversation.
     pub history: SlotHistory,
@@ -34,6 +35,15 @@ pub struct SlotSnapshot {
     pub block: Bytes,
 }
 
+/// Identity of a control vector.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct VectorIdentity {
+    /// Name of the vector.
+    pub name: Arc<str>,
+    /// Hash of its directions.
+    pub fingerprint: u128,
+}
+
 /// Identity of a model; a saved state is valid only for the same identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelIdentity {
@@ -41,4 +51,6 @@ pub struct ModelIdentity {
     pub model: u128,
     /// Hashes of the LoRA adapters, by id.
     pub adapters: Vec<u128>,
+    /// The control vectors.
+    pub vectors: Vec<VectorIdentity>,
 }

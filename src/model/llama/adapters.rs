@@ -1,8 +1,10 @@
-//! LoRA adapters: low-rank changes that are added to a model's weights during computation, so that every run can use
-//! its own scales. Adapters are loaded and unloaded together with the model.
+//! Adapters of a run: LoRA adapters, which are low-rank changes to a model's weights, and control vectors, which are
+//! added to the output of layers. Both are loaded together with the model and applied during computation, so that every
+//! run can use its own.
 
+use super::control_vectors::{ControlVectorList, ControlVectors, ScaledVector, serialize_scale};
 use super::ffi::adapters::{self as ffi, AdapterHandle};
-use super::{GgufHeader, ModelError, WeightFile, gguf, reason};
+use super::{GgufHeader, ModelCard, ModelError, WeightFile, gguf, reason};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use serde::Serialize;
@@ -11,14 +13,15 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// The adapters of a model and their default scales.
+/// The adapters of a model, and the set for requests that select none.
 #[derive(Debug, Default)]
 pub struct Adapters {
-    list: Vec<Adapter>,
-    default_scales: RwLock<AdapterSet>,
+    loras: Vec<Adapter>,
+    vectors: ControlVectorList,
+    default_set: RwLock<AdapterSet>,
 }
 
-/// A loaded adapter.
+/// A loaded LoRA adapter.
 #[derive(Debug)]
 pub struct Adapter {
     /// The GGUF file.
@@ -32,12 +35,16 @@ pub struct Adapter {
     handle: AdapterHandle,
 }
 
-/// A set of active adapters with their scales. Cheap to clone.
-#[derive(Debug, Clone, Default, PartialEq, Serialize)]
-#[serde(transparent)]
-pub struct AdapterSet(Arc<[ScaledAdapter]>);
+/// The LoRA adapters and control vectors of a run with their scales. Cheap to clone.
+///
+/// Runs with different sets are not decoded together, and do not share KV states.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AdapterSet {
+    loras: Arc<[ScaledAdapter]>,
+    steering: Arc<[ScaledVector]>,
+}
 
-/// An adapter of a set.
+/// A LoRA adapter of a set.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ScaledAdapter {
     /// Index in the list of the model's adapters.
@@ -47,97 +54,150 @@ pub struct ScaledAdapter {
     pub scale: f32,
 }
 
-/// Serializes 0.8 as 0.8, not as 0.800000011920929.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn serialize_scale<S: serde::Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))
-}
-
 impl AdapterSet {
-    /// Creates a set from scales. Scales of 0 are dropped; the last of several scales for one adapter wins.
+    /// Creates a set from scales of LoRA adapters. Scales of 0 are dropped; the last of several scales for one adapter
+    /// wins.
     #[must_use]
     pub fn new(scales: impl IntoIterator<Item = ScaledAdapter>) -> Self {
-        let mut set: Vec<ScaledAdapter> = Vec::new();
+        let mut loras: Vec<ScaledAdapter> = Vec::new();
         for adapter in scales {
-            set.retain(|other| other.id != adapter.id);
-            set.push(adapter);
+            loras.retain(|other| other.id != adapter.id);
+            loras.push(adapter);
         }
-        set.retain(|adapter| adapter.scale != 0.0);
-        set.sort_unstable_by_key(|adapter| adapter.id);
-        Self(set.into())
+        loras.retain(|adapter| adapter.scale != 0.0);
+        loras.sort_unstable_by_key(|adapter| adapter.id);
+        Self { loras: loras.into(), steering: Arc::default() }
     }
 
-    /// Returns the adapters, ordered by id.
+    /// Returns the set with these control vectors instead of its own. Scales of 0 are dropped; a vector may be listed
+    /// several times, e.g. with different layers.
     #[must_use]
-    pub fn as_slice(&self) -> &[ScaledAdapter] {
-        &self.0
+    pub fn with_steering(self, mut vectors: Vec<ScaledVector>) -> Self {
+        vectors.retain(|vector| vector.scale != 0.0);
+        vectors.sort_by(|a, b| (a.id, a.layers).cmp(&(b.id, b.layers)).then(a.scale.total_cmp(&b.scale)));
+        Self { steering: vectors.into(), ..self }
     }
 
-    /// Returns the scale of an adapter.
+    /// Returns the set with the LoRA adapters of another set instead of its own.
+    #[must_use]
+    pub fn with_loras_of(self, other: &Self) -> Self {
+        Self { loras: Arc::clone(&other.loras), ..self }
+    }
+
+    /// Returns the LoRA adapters, ordered by id.
+    #[must_use]
+    pub fn loras(&self) -> &[ScaledAdapter] {
+        &self.loras
+    }
+
+    /// Returns the control vectors, ordered by id.
+    #[must_use]
+    pub fn steering(&self) -> &[ScaledVector] {
+        &self.steering
+    }
+
+    /// Returns the scale of a LoRA adapter.
     #[must_use]
     pub fn scale(&self, id: usize) -> f32 {
-        self.0.iter().find(|adapter| adapter.id == id).map_or(0.0, |adapter| adapter.scale)
+        self.loras.iter().find(|adapter| adapter.id == id).map_or(0.0, |adapter| adapter.scale)
     }
 
-    /// Returns true if no adapter is active.
+    /// Returns true if nothing is active.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.loras.is_empty() && self.steering.is_empty()
     }
 }
 
 impl Adapters {
-    /// Loads files, each with its default scale, for a model without contexts.
+    /// Loads LoRA adapters, each with its default scale, for a model without contexts.
     ///
     /// # Errors
     /// [`ModelError::Unreadable`] and [`ModelError::Adapter`].
     pub(super) fn load(model: &mut LlamaModel, files: &[(PathBuf, f32)]) -> Result<Self, ModelError> {
-        let list = files.iter().map(|(path, _)| Adapter::load(model, path)).collect::<Result<_, _>>()?;
-        let default_scales =
+        let loras = files.iter().map(|(path, _)| Adapter::load(model, path)).collect::<Result<_, _>>()?;
+        let default_set =
             AdapterSet::new(files.iter().enumerate().map(|(id, &(_, scale))| ScaledAdapter { id, scale }));
-        Ok(Self { list, default_scales: RwLock::new(default_scales) })
+        Ok(Self { loras, vectors: ControlVectorList::default(), default_set: RwLock::new(default_set) })
     }
 
-    /// Returns all adapters; an adapter's id is its index.
+    /// Loads control vectors.
+    ///
+    /// # Errors
+    /// [`ModelError::Unreadable`] and [`ModelError::ControlVector`].
+    pub(super) fn with_control_vectors(self, control: &ControlVectors, card: &ModelCard) -> Result<Self, ModelError> {
+        let (vectors, defaults) = ControlVectorList::load(control, card)?;
+        let default_set = RwLock::new(self.default_set().with_steering(defaults));
+        Ok(Self { vectors, default_set, ..self })
+    }
+
+    /// Returns all LoRA adapters; an adapter's id is its index.
     #[must_use]
-    pub fn list(&self) -> &[Adapter] {
-        &self.list
+    pub fn loras(&self) -> &[Adapter] {
+        &self.loras
     }
 
-    /// Returns true if there are no adapters.
+    /// Returns all control vectors.
+    #[must_use]
+    pub fn control_vectors(&self) -> &ControlVectorList {
+        &self.vectors
+    }
+
+    /// Returns true if there are neither LoRA adapters nor control vectors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.list.is_empty()
+        self.loras.is_empty() && self.vectors.as_slice().is_empty()
     }
 
-    /// Returns the scales for requests that set none.
+    /// Returns the set for requests that select none.
     #[must_use]
-    pub fn default_scales(&self) -> AdapterSet {
-        self.default_scales.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn default_set(&self) -> AdapterSet {
+        self.default_set.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets the scales for requests that set none; running runs are not affected.
-    pub fn set_default_scales(&self, set: AdapterSet) {
-        *self.default_scales.write().unwrap_or_else(PoisonError::into_inner) = set;
+    /// Sets the scales of LoRA adapters for requests that set none; running runs are not affected.
+    pub fn set_default_loras(&self, set: &AdapterSet) {
+        let mut default_set = self.default_set.write().unwrap_or_else(PoisonError::into_inner);
+        *default_set = default_set.clone().with_loras_of(set);
+    }
+}
+
+/// The adapters of a context.
+#[derive(Debug)]
+pub(super) struct ContextAdapters<'model> {
+    known: &'model Adapters,
+    active: AdapterSet,
+}
+
+impl<'model> ContextAdapters<'model> {
+    /// Returns the adapters of a new context, none of which is active.
+    pub(super) fn new(known: &'model Adapters) -> Self {
+        Self { known, active: AdapterSet::default() }
     }
 
-    /// Replaces the active set of a context. Does nothing if this set is active already.
+    /// Returns the model's adapters.
+    pub(super) fn known(&self) -> &'model Adapters {
+        self.known
+    }
+
+    /// Replaces the active set. Does nothing if this set is active already.
     ///
     /// # Errors
     /// [`ModelError::Decode`].
-    pub(super) fn apply(&self, set: &AdapterSet, context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
-        if self.is_empty() {
-            return Ok(());
+    pub(super) fn apply(&mut self, set: &AdapterSet, context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
+        if self.active.loras != set.loras {
+            let handle = |adapter: &ScaledAdapter| Some((&self.known.loras.get(adapter.id)?.handle, adapter.scale));
+            let active: Vec<(&AdapterHandle, f32)> = set.loras.iter().filter_map(handle).collect();
+            if !ffi::set(context, &active) {
+                return Err(ModelError::Decode("llama.cpp cannot activate the LoRA adapters".into()));
+            }
+            self.active.loras = Arc::clone(&set.loras);
         }
-        let active: Vec<(&AdapterHandle, f32)> = set
-            .as_slice()
-            .iter()
-            .filter_map(|adapter| Some((&self.list.get(adapter.id)?.handle, adapter.scale)))
-            .collect();
-        if ffi::set(context, &active) {
-            return Ok(());
+        if self.active.steering != set.steering {
+            self.known.vectors.apply(&set.steering, context)?;
+            self.active.steering = Arc::clone(&set.steering);
         }
-        Err(ModelError::Decode("llama.cpp cannot activate the LoRA adapters".into()))
+        Ok(())
     }
 }
 
@@ -177,7 +237,7 @@ impl Adapter {
 
 #[cfg(test)]
 mod tests {
-    use super::{AdapterSet, ScaledAdapter};
+    use super::{AdapterSet, ScaledAdapter, ScaledVector};
 
     #[test]
     fn equivalent_sets_are_equal() {
@@ -187,5 +247,24 @@ mod tests {
         assert_ne!(set(&[(0, 1.0)]), set(&[(0, 0.5)]));
         assert!(set(&[(0, 0.0)]).is_empty() && set(&[]) == AdapterSet::default());
         assert_eq!((set(&[(1, 0.5)]).scale(1), set(&[(1, 0.5)]).scale(0)), (0.5, 0.0));
+    }
+
+    #[test]
+    fn set_has_adapters_and_control_vectors() {
+        let vector = |id, scale, layers| ScaledVector { id, name: "calm".into(), scale, layers, fingerprint: 7 };
+        let lora = AdapterSet::new([ScaledAdapter { id: 0, scale: 1.0 }]);
+        let set =
+            lora.clone().with_steering(vec![vector(1, 1.0, [1, 2]), vector(0, 0.5, [3, 4]), vector(0, 0.0, [1, 9])]);
+        let same = lora.clone().with_steering(vec![vector(0, 0.5, [3, 4]), vector(1, 1.0, [1, 2])]);
+        assert_eq!(set, same);
+        assert_ne!(set, lora.clone().with_steering(vec![vector(0, 0.5, [3, 5]), vector(1, 1.0, [1, 2])]));
+        assert_eq!(set.clone().with_steering(Vec::new()), lora);
+        assert_eq!(AdapterSet::default().with_steering(set.steering().to_vec()).with_loras_of(&lora), set);
+        let recorded = serde_json::to_value(set.steering()).unwrap();
+        let fingerprint = "00000000000000000000000000000007";
+        assert_eq!(
+            recorded[0],
+            serde_json::json!({"name": "calm", "scale": 0.5, "layers": [3, 4], "fingerprint": fingerprint})
+        );
     }
 }

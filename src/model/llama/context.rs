@@ -1,14 +1,14 @@
 //! A context of llama.cpp: its batch, and the capture of attention.
 
+mod adapters;
 mod sequences;
 
 use super::ModelError;
-use super::adapters::{AdapterSet, Adapters};
+use super::adapters::{Adapters, ContextAdapters};
 use super::attention_capture::AttentionCapture;
 use super::attention_support::{AttentionSupport, UnsupportedAttention};
 use super::cache_type::CacheType;
 use super::checkpoints::Checkpoints;
-use super::control_vectors::ControlVector;
 use super::devices::Placement;
 use super::ffi::threads::ThreadPool;
 use super::ffi::{self, CapturedRow, EvalCallback, RowRequest, StateExtent};
@@ -64,7 +64,7 @@ pub struct Context<'model> {
     // Dropped before `callback` and `pool`, whose addresses llama.cpp holds.
     llama: LlamaContext<'model>,
     pool: Option<Rc<ThreadPool>>,
-    adapters: &'model Adapters,
+    adapters: ContextAdapters<'model>,
     has_gpu: bool,
     batch: LlamaBatch<'static>,
     /// Embeddings to decode in place of the batch.
@@ -114,7 +114,6 @@ impl<'model> Context<'model> {
     pub(super) fn new(
         model: &'model LlamaModel,
         adapters: &'model Adapters,
-        control: Option<&ControlVector>,
         placement: &Placement,
         backend: &LlamaBackend,
         options: &ContextOptions,
@@ -153,9 +152,6 @@ impl<'model> Context<'model> {
         let mut llama = model
             .new_context(backend, params)
             .map_err(|error| ModelError::Context { ctx_size: n_ctx, reason: error.to_string() })?;
-        if let Some(control) = control {
-            control.apply(&mut llama)?;
-        }
         let memory = MemoryCapabilities::new(model, &mut llama, options.cache_type_k);
         let pool =
             tuning.pool(options.threads.max(options.threads_batch)).filter(|pool| pool.attach(&mut llama)).map(Rc::new);
@@ -167,7 +163,7 @@ impl<'model> Context<'model> {
             embeddings: None,
             llama,
             pool,
-            adapters,
+            adapters: ContextAdapters::new(adapters),
             has_gpu: !placement.devices.is_empty(),
             callback,
             sequences: Vec::new(),
@@ -194,21 +190,6 @@ impl<'model> Context<'model> {
     #[must_use]
     pub fn has_gpu(&self) -> bool {
         self.has_gpu
-    }
-
-    /// Returns the model's LoRA adapters.
-    #[must_use]
-    pub fn adapters(&self) -> &Adapters {
-        self.adapters
-    }
-
-    /// Activates exactly these LoRA adapters from the next decode on, for all sequences. Does nothing if they are
-    /// active already.
-    ///
-    /// # Errors
-    /// [`ModelError::Decode`].
-    pub fn set_adapters(&mut self, set: &AdapterSet) -> Result<(), ModelError> {
-        self.adapters.apply(set, &mut self.llama)
     }
 
     /// Adds a token to the batch and returns its index. `output` requests its logits, `capture` its attention row.

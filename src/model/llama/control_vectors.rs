@@ -1,98 +1,215 @@
-//! Control vectors: directions that are added to the output of layers, for every token of every run. The scaled files
-//! are summed once, when the model is loaded.
+//! Control vectors: directions that are added to the output of layers. Every run can have its own vectors, scales and
+//! layers; the directions of all vectors of a run are summed when they become active.
 
 use super::ffi::adapters as ffi;
 use super::gguf::{self, GgufHeader, GgufTensor};
 use super::{ModelCard, ModelError};
 use llama_cpp_2::context::LlamaContext;
+use serde::{Serialize, Serializer};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use xxhash_rust::xxh3::Xxh3;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_128;
 
 /// Prefix of the tensor names in a control vector file, before the number of the layer.
 const PREFIX: &str = "direction.";
 
+/// Maximum absolute value of a direction, with and without its scale, so that sums of directions are finite.
+const MAX_VALUE: f32 = 1e30;
+
 /// Control vector files and the layers they apply to.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ControlVectors {
-    /// GGUF files, each with its scale.
+    /// GGUF files, each with the scale for requests that select no vectors.
     pub files: Vec<(PathBuf, f32)>,
-    /// Layers to change, counted from 0; `None` for all layers with a direction in the files.
+    /// Layers to change unless a request selects others, counted from 0; `None` for all layers.
     pub layers: Option<RangeInclusive<u32>>,
 }
 
-/// The sum of all control vectors.
+/// A loaded control vector.
 #[derive(Debug)]
-pub(super) struct ControlVector {
+pub struct ControlVector {
+    /// Name in requests: the file's name without folder and extension. A repeated name has a number, such as `happy-2`.
+    pub name: Arc<str>,
+    /// The GGUF file.
+    pub path: PathBuf,
+    /// Hash of the directions.
+    pub fingerprint: u128,
     /// A direction for each layer from the second on; llama.cpp adds nothing to the first.
     values: Vec<f32>,
-    /// Number of values of a direction.
-    width: usize,
-    layers: RangeInclusive<u32>,
 }
 
-impl ControlVector {
-    /// Reads and sums the files; `None` if the sum changes nothing.
+/// A control vector of a run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ScaledVector {
+    /// Index in the list of the model's control vectors.
+    #[serde(skip)]
+    pub id: usize,
+    /// Name of the vector.
+    pub name: Arc<str>,
+    /// Factor of the directions.
+    #[serde(serialize_with = "serialize_scale")]
+    pub scale: f32,
+    /// First and last layer that the vector is added to, counted from 0.
+    pub layers: [u32; 2],
+    /// Hash of the directions.
+    #[serde(serialize_with = "serialize_fingerprint")]
+    pub fingerprint: u128,
+}
+
+/// Serializes 0.8 as 0.8, not as 0.800000011920929.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) fn serialize_scale<S: Serializer>(scale: &f32, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(scale.to_string().parse().unwrap_or_else(|_| f64::from(*scale)))
+}
+
+/// Serializes a fingerprint in hexadecimal.
+fn serialize_fingerprint<S: Serializer>(fingerprint: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_args!("{fingerprint:032x}"))
+}
+
+/// The control vectors of a model, in the order of the command line.
+#[derive(Debug, Default)]
+pub struct ControlVectorList {
+    vectors: Vec<ControlVector>,
+    /// Number of values of a direction.
+    width: usize,
+    /// Number of layers of the model.
+    layers: u32,
+    /// Layers that a vector is added to if a request selects none.
+    default_layers: [u32; 2],
+}
+
+impl ControlVectorList {
+    /// Reads the files. Returns the vectors, and those with a scale for requests that select none.
     ///
     /// # Errors
     /// [`ModelError::Unreadable`] and [`ModelError::ControlVector`].
-    pub(super) fn load(control: &ControlVectors, card: &ModelCard) -> Result<Option<Self>, ModelError> {
+    pub(super) fn load(control: &ControlVectors, card: &ModelCard) -> Result<(Self, Vec<ScaledVector>), ModelError> {
+        let last = card.layers.saturating_sub(1);
+        let default_layers =
+            control.layers.as_ref().map_or([last.min(1), last], |range| [*range.start(), (*range.end()).min(last)]);
         let width = card.embedding as usize;
-        let mut values = vec![0.0; width * card.layers.saturating_sub(1) as usize];
+        let invalid = |path: &Path, reason| ModelError::ControlVector { path: path.display().to_string(), reason };
+        let mut list = Self { vectors: Vec::new(), width, layers: card.layers, default_layers };
+        let mut defaults = Vec::new();
         for (path, scale) in &control.files {
             if !card.generates {
                 let reason =
-                    "the model is an encoder; llama.cpp supports control vectors only for models that generate text"
-                        .to_owned();
-                return Err(ModelError::ControlVector { path: path.display().to_string(), reason });
+                    "the model is an encoder; llama.cpp supports control vectors only for models that generate text";
+                return Err(invalid(path, reason.to_owned()));
             }
-            add_directions(path, *scale, width, &mut values)?;
+            if default_layers[0] > last {
+                let first = default_layers[0];
+                let reason =
+                    format!("the layer range begins at layer {first}, but the last layer of the model is {last}");
+                return Err(invalid(path, reason));
+            }
+            let mut values = vec![0.0; width * last as usize];
+            read_directions(path, *scale, width, &mut values)?;
+            let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let name = list.unused_name(&super::file_stem(path));
+            list.vectors.push(ControlVector { name, path: path.clone(), fingerprint: xxh3_128(&bytes), values });
+            defaults.extend(list.scaled(list.vectors.len() - 1, *scale, default_layers));
         }
-        let layers = control.layers.clone().unwrap_or(1..=card.layers);
-        let vector = Self { values, width, layers };
-        let has_effect = vector.effective_values().next().is_some();
-        Ok(has_effect.then_some(vector))
+        Ok((list, defaults))
     }
 
-    /// Returns a hash that is equal for control vectors with the same effect.
-    pub(super) fn fingerprint(&self) -> u128 {
-        let mut hash = Xxh3::new();
-        for (at, value) in self.effective_values() {
-            hash.update(&(at as u64).to_le_bytes());
-            hash.update(&value.to_le_bytes());
-        }
-        hash.digest128()
+    /// Returns a name, with a number if another vector has this name.
+    fn unused_name(&self, name: &str) -> Arc<str> {
+        let numbered = (2..).map(|number| format!("{name}-{number}"));
+        let mut names = std::iter::once(name.to_owned()).chain(numbered);
+        let unused = names.find(|name| self.vectors.iter().all(|vector| *vector.name != **name));
+        unused.unwrap_or_default().into()
     }
 
-    /// Returns the effective values with their indexes.
-    fn effective_values(&self) -> impl Iterator<Item = (usize, f32)> {
-        let is_effective = |&(at, value): &(usize, f32)| value != 0.0 && self.layers.contains(&layer(at, self.width));
-        self.values.iter().copied().enumerate().filter(is_effective)
+    /// Returns the vectors; a vector's id is its index.
+    #[must_use]
+    pub fn as_slice(&self) -> &[ControlVector] {
+        &self.vectors
     }
 
-    /// Applies the vector to a context of the same model, from the next decode on.
+    /// Returns the number of layers of the model.
+    #[must_use]
+    pub fn layers(&self) -> u32 {
+        self.layers
+    }
+
+    /// Returns the first and last layer that a vector is added to if a request selects none.
+    #[must_use]
+    pub fn default_layers(&self) -> [u32; 2] {
+        self.default_layers
+    }
+
+    /// Returns a vector with scale and layers; `None` if there is no vector with this id.
+    #[must_use]
+    pub fn scaled(&self, id: usize, scale: f32, layers: [u32; 2]) -> Option<ScaledVector> {
+        let ControlVector { name, fingerprint, .. } = self.vectors.get(id)?;
+        Some(ScaledVector { id, name: Arc::clone(name), scale, layers, fingerprint: *fingerprint })
+    }
+
+    /// Adds the sum of these vectors to the layers of a context, from the next decode on, in place of other vectors.
     ///
     /// # Errors
     /// [`ModelError::Decode`].
-    pub(super) fn apply(&self, context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
-        let [first, last] =
-            [*self.layers.start(), *self.layers.end()].map(|layer| i32::try_from(layer).unwrap_or(i32::MAX));
-        if ffi::set_control(context, &self.values, self.width, first, last) {
-            return Ok(());
+    pub(super) fn apply(&self, set: &[ScaledVector], context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
+        if set.is_empty() {
+            return applied(ffi::clear_control(context));
         }
-        Err(ModelError::Decode("llama.cpp cannot apply the control vector".into()))
+        self.apply_values(&self.sum(set), context)
+    }
+
+    /// Adds a direction with large values to all layers of a context from the next decode on.
+    ///
+    /// # Errors
+    /// [`ModelError::Decode`].
+    pub(super) fn apply_probe(&self, context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
+        let values = (0..self.width * self.layers.saturating_sub(1) as usize).map(|at| (at % 7) as f32 - 3.0);
+        self.apply_values(&values.collect::<Vec<_>>(), context)
+    }
+
+    fn apply_values(&self, values: &[f32], context: &mut LlamaContext<'_>) -> Result<(), ModelError> {
+        let last = i32::try_from(self.layers).unwrap_or(i32::MAX);
+        applied(ffi::set_control(context, values, self.width, 1, last))
+    }
+
+    /// Returns the sum of the scaled directions for each layer from the second on.
+    fn sum(&self, set: &[ScaledVector]) -> Vec<f32> {
+        let mut sums = vec![0.0; self.width * self.layers.saturating_sub(1) as usize];
+        for ScaledVector { id, scale, layers: [first, last], .. } in set {
+            let Some(vector) = self.vectors.get(*id) else { continue };
+            let layers = first.saturating_sub(1) as usize..(*last).min(self.layers.saturating_sub(1)) as usize;
+            let values = layers.start * self.width..layers.end.max(layers.start) * self.width;
+            let (Some(sums), Some(values)) = (sums.get_mut(values.clone()), vector.values.get(values)) else {
+                continue;
+            };
+            for (sum, value) in sums.iter_mut().zip(values) {
+                *sum += value * scale;
+            }
+        }
+        sums
+    }
+
+    /// Returns the error for a model whose output does not change with [`Self::apply_probe`].
+    pub(super) fn unsupported(&self, architecture: &str) -> ModelError {
+        let path = self.vectors.first().map(|vector| vector.path.display().to_string()).unwrap_or_default();
+        let layers = self.layers;
+        let reason = format!(
+            "llama.cpp does not add control vectors to this model, which has the architecture '{architecture}' and \
+             {layers} layers"
+        );
+        ModelError::ControlVector { path, reason }
     }
 }
 
-/// Returns the layer that a value belongs to.
-fn layer(at: usize, width: usize) -> u32 {
-    u32::try_from(at / width + 1).unwrap_or(u32::MAX)
+fn applied(is_applied: bool) -> Result<(), ModelError> {
+    if is_applied { Ok(()) } else { Err(ModelError::Decode("llama.cpp cannot apply the control vectors".into())) }
 }
 
-/// Adds the directions of a file, multiplied by `scale`, to `values`.
-fn add_directions(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), ModelError> {
+/// Reads the directions of a file into `values`, and checks that they can be multiplied by `scale`.
+fn read_directions(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> Result<(), ModelError> {
     let display_path = path.display().to_string();
     let invalid = |reason: String| ModelError::ControlVector { path: display_path.clone(), reason };
     let unreadable = |source| ModelError::Unreadable { path: display_path.clone(), source };
@@ -105,16 +222,17 @@ fn add_directions(path: &Path, scale: f32, width: usize, values: &mut [f32]) -> 
     }
     let mut file = File::open(path).map_err(unreadable)?;
     let mut bytes = vec![0; width * size_of::<f32>()];
+    let is_valid = |value: f32| value.abs() <= MAX_VALUE;
     for tensor in &header.tensors {
         let number = direction_layer(tensor, width).map_err(invalid)? - 1;
-        let Some(sum) = values.get_mut(number * width..(number + 1) * width) else {
+        let Some(direction) = values.get_mut(number * width..(number + 1) * width) else {
             tracing::warn!("{display_path} has a tensor {}, but the model has no such layer", tensor.name);
             continue;
         };
         file.seek(SeekFrom::Start(tensor.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(unreadable)?;
-        for (sum, value) in sum.iter_mut().zip(bytes.as_chunks().0) {
-            *sum += f32::from_le_bytes(*value) * scale;
-            if !sum.is_finite() {
+        for (value, bytes) in direction.iter_mut().zip(bytes.as_chunks().0) {
+            *value = f32::from_le_bytes(*bytes);
+            if !is_valid(*value) || !is_valid(*value * scale) {
                 return Err(invalid(format!("{} has values that are NaN or too large", tensor.name)));
             }
         }

@@ -3,7 +3,7 @@
 //! llama.cpp returns the hidden state of every token; pooling and heads are computed here. So one context serves
 //! embeddings with any pooling and classifier scores, and causal models accept inputs longer than a physical batch.
 
-use super::adapters::Adapters;
+use super::adapters::ContextAdapters;
 use super::head::{self, Activation, Head, HeadError, HeadMetadata};
 use super::{Model, ModelError, backend};
 use crate::events::TokenId;
@@ -84,7 +84,7 @@ pub enum EncoderOutput {
 /// A context for encoding.
 pub struct EncoderContext<'model> {
     llama: LlamaContext<'model>,
-    adapters: &'model Adapters,
+    adapters: ContextAdapters<'model>,
     batch: LlamaBatch<'static>,
     head: Option<Head>,
     width: usize,
@@ -169,17 +169,14 @@ impl Model {
             .with_pooling_type(LlamaPoolingType::None);
         let params = self.tuning.apply(params);
         let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut llama = self
+        let llama = self
             .llama
             .new_context(backend()?, params)
             .map_err(|error| ModelError::Context { ctx_size: batch, reason: error.to_string() })?;
-        if let Some(control) = &self.control {
-            control.apply(&mut llama)?;
-        }
         Ok(EncoderContext {
             batch: LlamaBatch::new(batch as usize, 1),
             llama,
-            adapters: self.adapters(),
+            adapters: ContextAdapters::new(self.adapters()),
             head,
             width: self.width(),
             uses_encode_call: self.card.architecture == "t5encoder",
@@ -215,8 +212,8 @@ impl EncoderContext<'_> {
         fitting.count().max(1)
     }
 
-    /// Encodes inputs as sequences of one decode with the model's default LoRA adapters, and returns the requested
-    /// outputs in order.
+    /// Encodes inputs as sequences of one decode with the model's default LoRA adapters and control vectors, and returns
+    /// the requested outputs in order.
     ///
     /// Every input must have 1 to `max_input_tokens` tokens of the vocabulary, and there must not be more inputs than
     /// [`Self::count_fitting`] returned.
@@ -224,7 +221,7 @@ impl EncoderContext<'_> {
     /// # Errors
     /// [`ModelError::Decode`]; later calls are not affected.
     pub fn encode(&mut self, inputs: &[(&[TokenId], EncoderOutput)]) -> Result<Vec<Vec<f32>>, ModelError> {
-        self.adapters.apply(&self.adapters.default_scales(), &mut self.llama)?;
+        self.adapters.apply(&self.adapters.known().default_set(), &mut self.llama)?;
         self.batch.clear();
         for (sequence, (tokens, _)) in (0..).zip(inputs) {
             for (position, &token) in (0..).zip(*tokens) {

@@ -38,7 +38,7 @@ pub use backend::backend;
 pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
 pub use context::{AttentionRow, Context, ContextOptions};
-pub use control_vectors::ControlVectors;
+pub use control_vectors::{ControlVector, ControlVectorList, ControlVectors, ScaledVector};
 pub use devices::{Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason};
 pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};
 pub use ffi::templates::{apply_chat_template, chat_template_names};
@@ -62,7 +62,6 @@ pub use weights::WeightFile;
 use super::grammar::GrammarCompiler;
 use super::vocabulary::{InfillTokens, SpecialTokens};
 use super::{ModelError, Vocabulary};
-use control_vectors::ControlVector;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_2::token::LlamaToken;
 use std::ffi::CString;
@@ -81,7 +80,6 @@ pub struct Model {
     llama: Arc<LlamaModel>,
     images: Option<Arc<Images>>,
     adapters: Adapters,
-    control: Option<ControlVector>,
     vocabulary: Arc<Vocabulary>,
     grammars: Arc<GrammarCompiler>,
     card: ModelCard,
@@ -203,11 +201,10 @@ impl Model {
             tokenizer_id: tokenizer,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
-        let control = ControlVector::load(&options.control, &card)?;
+        let adapters = adapters.with_control_vectors(&options.control, &card)?;
         let fingerprint = fingerprint::hash_file(path)
             .map_err(|source| ModelError::Unreadable { path: path.display().to_string(), source })?;
-        let settings = fingerprint::hash_text(&options.tuning.result_settings())
-            ^ control.as_ref().map_or(0, ControlVector::fingerprint);
+        let settings = fingerprint::hash_text(&options.tuning.result_settings());
         let fingerprint = fingerprint ^ settings;
         let grammars = Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary)));
         let has_gpu = !placement.devices.is_empty();
@@ -217,7 +214,6 @@ impl Model {
             llama,
             images,
             adapters,
-            control,
             vocabulary,
             grammars,
             card,
@@ -255,7 +251,7 @@ impl Model {
         &self.card
     }
 
-    /// Returns the LoRA adapters.
+    /// Returns the LoRA adapters and control vectors.
     #[must_use]
     pub fn adapters(&self) -> &Adapters {
         &self.adapters
@@ -273,15 +269,14 @@ impl Model {
         &self.weights
     }
 
-    /// Returns a hash of the settings that change the computation: rotary positions, metadata overrides and control
-    /// vectors.
+    /// Returns a hash of the settings that change the computation: rotary positions and metadata overrides.
     #[must_use]
     pub fn settings(&self) -> u128 {
         self.settings
     }
 
-    /// Returns a hash that distinguishes this model, with its overrides and control vectors, from others. Only parts of
-    /// the file are hashed; use [`WeightFile::hash`] where the distinction must be secure.
+    /// Returns a hash that distinguishes this model with its overrides from others. Only parts of the file are hashed;
+    /// use [`WeightFile::hash`] where the distinction must be secure.
     #[must_use]
     pub fn fingerprint(&self) -> u128 {
         self.fingerprint
@@ -294,8 +289,7 @@ impl Model {
     /// [`ModelError::QuantizedHeads`] for cache types that do not fit.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, ModelError> {
         let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
-        let (backend, control) = (backend()?, self.control.as_ref());
-        Context::new(&self.llama, &self.adapters, control, &self.placement, backend, options, &self.tuning)
+        Context::new(&self.llama, &self.adapters, &self.placement, backend()?, options, &self.tuning)
     }
 }
 

@@ -28,7 +28,7 @@ pub struct ModelOptions {
     pub context: ContextRequirements,
     /// LoRA adapters, each with its default scale.
     pub adapters: Vec<(PathBuf, f32)>,
-    /// Control vectors.
+    /// Control vectors, each with its default scale.
     pub control: ControlVectors,
     /// The image encoder; `None` for a text-only model.
     pub images: Option<ImageOptions>,

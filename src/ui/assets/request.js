@@ -98,10 +98,12 @@ export function extraFields(prompt, isFork = false) {
   const all = {
     // A ban is -Infinity, which JSON cannot represent.
     ...(biases.length && { logit_bias: biases.map(([token, bias]) => [token, bias ?? false]) }),
+    ...(p.lora && { lora: p.lora }),
+    ...(p.steering && { steering: p.steering }),
     ...p.request,
   };
   if (schemaOf(all.response_format)) delete all.response_format;
-  const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos'].includes(name));
+  const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos', 'lora', 'steering'].includes(name));
   return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
 }
 

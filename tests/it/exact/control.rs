@@ -66,23 +66,25 @@ async fn control_vectors_are_added_after_their_layers() {
 }
 
 #[test]
-fn states_with_different_control_vectors_are_distinguished() {
+fn default_sets_with_different_control_vectors_are_distinguished() {
     let folder = folder();
     let variant = Variant::new(Kind::Llama);
     let (one, two) = (vector(&folder, 0, &[1, 2]), vector(&folder, 1, &[1]));
-    let fingerprint = |files: &[(PathBuf, f32)], layers| load(&variant.path, files, layers).unwrap().fingerprint();
-    let plain = fingerprint(&[], None);
-    let with_one = fingerprint(&[(one.clone(), 1.0)], None);
-    // Vectors that change nothing are ignored, and vectors with equal sums are equal.
-    assert_eq!(plain, fingerprint(&[(one.clone(), 0.0)], None));
-    assert_eq!(plain, fingerprint(&[(one.clone(), 1.0)], Some(3..=9)));
-    assert_eq!(with_one, fingerprint(&[(one.clone(), 0.5), (one.clone(), 0.5)], Some(1..=2)));
-    let others = [
-        fingerprint(&[(one.clone(), -1.0)], None),
-        fingerprint(&[(two, 1.0)], None),
-        fingerprint(&[(one, 1.0)], Some(2..=2)),
-    ];
-    let all = [&[plain, with_one][..], &others].concat();
+    let loaded = |files: &[(PathBuf, f32)], layers| {
+        let model = load(&variant.path, files, layers).unwrap();
+        (model.fingerprint(), model.adapters().default_set())
+    };
+    let (fingerprint, plain) = loaded(&[], None);
+    assert_eq!((fingerprint, plain.clone()), loaded(&[(one.clone(), 0.0)], None));
+    let sets = [
+        (&[(one.clone(), 1.0)][..], None),
+        (&[(one.clone(), -1.0)], None),
+        (&[(two, 1.0)], None),
+        (&[(one, 1.0)], Some(2..=2)),
+    ]
+    .map(|(files, layers)| loaded(files, layers));
+    assert!(sets.iter().all(|(other, _)| *other == fingerprint));
+    let all: Vec<_> = std::iter::once(&plain).chain(sets.iter().map(|(_, set)| set)).collect();
     assert!(all.iter().enumerate().all(|(at, one)| !all[..at].contains(one)), "{all:x?}");
 }
 

@@ -1,4 +1,4 @@
-//! Control vectors of the command line: answers change, and states saved with other vectors are rejected.
+//! Control vectors of the command line: answers change, and states saved with other vectors are not used.
 
 use crate::exact::gguf::Writer;
 use crate::harness::{Server, folder, model, server, thunder};
@@ -30,7 +30,7 @@ async fn restore_status(server: &Server, state: &Value) -> u16 {
 }
 
 #[tokio::test]
-async fn control_vector_changes_answers_and_state_identity() {
+async fn control_vector_changes_answers_and_identifies_states() {
     let path = vector().display().to_string();
     let with_vector =
         Server::start(&["--control-vector-scaled", &format!("{path}:4"), "--control-vector-layer-range", "1", "1"]);
@@ -46,8 +46,11 @@ async fn control_vector_changes_answers_and_state_identity() {
         save_state(&unscaled).await
     };
     let own = save_state(&with_vector).await;
-    assert_eq!(restore_status(&with_vector, &foreign).await, 400);
+    // A state without control vectors is accepted, but only runs without them use it.
+    assert_eq!(restore_status(&with_vector, &foreign).await, 200);
+    assert_eq!(probabilities(&with_vector).await, changed);
     assert_eq!(restore_status(&with_vector, &own).await, 200);
+    assert_eq!(restore_status(without_vector, &own).await, 400);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::api::shared::generation;
 use crate::api::shared::images::{ImageReader, MAX_IMAGES, MEDIA_MARKER, RequestImages};
 use crate::api::shared::settings::{EchoedParameters, LlamaResponseOptions};
-use crate::api::shared::{self, lora, parameters};
+use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
 use crate::events::{Surface, TokenId};
 use crate::server::{ApiError, App, Loaded};
@@ -87,15 +87,12 @@ pub(super) fn parse(
 ) -> Result<LlamaCompletionRequest, ApiError> {
     let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let mut options = response_options(app, fields)?;
-    let adapters = loaded.model().adapters();
-    let adapters = lora::requested_adapters(fields, adapters)?.unwrap_or_else(|| adapters.default_scales());
-    options.echoed.lora = adapters.clone();
     let count = answer_count(fields, loaded.engine().slots())?;
     let mut requests = Vec::with_capacity(prompts.len() * count as usize);
     for LlamaPrompt { tokens, images } in prompts {
         let mut request = engine_request(app, loaded, fields, tokens, &options)?;
         images.move_to(&mut request);
-        request.adapters = Some(adapters.clone());
+        options.echoed.adapters = request.adapters.clone().unwrap_or_default();
         requests.extend(generation::repeat_request(request, count));
     }
     Ok(LlamaCompletionRequest { requests, options })

@@ -103,15 +103,14 @@ fn slot_response(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> 
     let run = slot.run.as_ref().filter(|run| scope.includes(run.owner.as_ref()));
     let Some(run) = run else { return hidden };
     let n_predict = i64::from(run.limits.max_tokens);
-    let options = LlamaResponseOptions::new(n_predict);
-    let mut params = GenerationSettings::new(&run.sampling, &run.limits, &options);
-    params.lora = run.adapters.clone();
+    let mut options = LlamaResponseOptions::new(n_predict);
+    options.echoed.adapters = run.adapters.clone();
     SlotResponse {
         id_task: Some(slot.task),
         n_prompt_tokens: Some(slot.prompt_tokens),
         n_prompt_tokens_processed: Some(slot.processed),
         n_prompt_tokens_cache: Some(slot.cached),
-        params: Some(params),
+        params: Some(GenerationSettings::new(&run.sampling, &run.limits, &options)),
         next_token: Some([NextToken {
             has_next_token: slot.busy,
             has_new_line: slot.new_line,

@@ -29,7 +29,7 @@ struct SlotState {
     owner: Option<Tenant>,
     /// Tokens of the sequence in the KV cache.
     tokens: Vec<TokenId>,
-    /// LoRA adapters that the state was computed with; `None` before the first decode.
+    /// Adapters that the state was computed with; `None` before the first decode.
     adapters: Option<AdapterSet>,
     /// History of the conversation in this slot.
     history: SlotHistory,
@@ -212,12 +212,12 @@ impl<'model> KvSlots<'model> {
         self.context.are_all_prefixes_usable()
     }
 
-    /// Returns true if LoRA adapters are loaded.
+    /// Returns true if LoRA adapters or control vectors are loaded.
     pub fn has_adapters(&self) -> bool {
         !self.context.adapters().is_empty()
     }
 
-    /// Applies LoRA adapters to the next decodes.
+    /// Applies a set of adapters to the next decodes.
     ///
     /// # Errors
     /// llama.cpp rejects the adapters.

@@ -52,6 +52,16 @@ pub fn set(context: &mut LlamaContext<'_>, adapters: &[(&AdapterHandle, f32)]) -
 pub fn set_control(context: &mut LlamaContext<'_>, values: &[f32], width: usize, first: i32, last: i32) -> bool {
     let (Some(raw), Ok(width)) = (raw(context), i32::try_from(width)) else { return false };
     // SAFETY: `raw` is the context's own pointer; llama.cpp compares the width with the model's, and reads no more than
-    // the given number of values.
-    unsafe { sys::llama_set_adapter_cvec(raw, values.as_ptr(), values.len(), width, first, last) == 0 }
+    // the given number of values. The last decode, which may still read the previous values, ends first.
+    unsafe {
+        sys::llama_synchronize(raw);
+        sys::llama_set_adapter_cvec(raw, values.as_ptr(), values.len(), width, first, last) == 0
+    }
+}
+
+/// Removes the directions of [`set_control`] from the next decode on. Returns `false` if the context is not accessible.
+pub fn clear_control(context: &mut LlamaContext<'_>) -> bool {
+    let Some(raw) = raw(context) else { return false };
+    // SAFETY: `raw` is the context's own pointer; without values llama.cpp removes the directions.
+    unsafe { sys::llama_set_adapter_cvec(raw, std::ptr::null(), 0, 0, -1, -1) == 0 }
 }

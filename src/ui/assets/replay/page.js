@@ -64,7 +64,10 @@ const view = new Replay(root, id, {
   hooks: {
     changed,
     forked: (forks, change) => family?.forked(forks, change),
-    prompt: ({ parameters }) => linkMods(parameters?.mods ?? []),
+    prompt: ({ parameters }) => {
+      linkMods(parameters?.mods ?? []);
+      showSteering(parameters?.steering ?? []);
+    },
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
     grown: (count) => { tokenCount.textContent = `${count} tok`; },
     ended: (summary) => {
@@ -94,6 +97,14 @@ function linkMods(mods) {
     const query = origin === 'builtin' ? '' : `?${new URLSearchParams({ version })}`;
     spans[i].replaceWith(h('a', { class: 'mod', href: `${base}/mods/${encodeURIComponent(name)}${query}`, title: `Version ${version.slice(0, 12)}` }, name));
   });
+}
+
+/** Shows the control vectors of the run. */
+function showSteering(vectors) {
+  if (!vectors.length || document.querySelector('[data-steering]')) return;
+  const title = vectors.map(({ name, layers }) => `${name}: layers ${layers?.join('-')}`).join('\n');
+  const text = vectors.map(({ name, scale }) => `${name} ${scale}`).join(', ');
+  document.querySelector('.facts [data-tags]')?.before(h('span', { title, 'data-steering': '' }, `steering ${text}`));
 }
 
 /** Shows the family of the run below its text. */

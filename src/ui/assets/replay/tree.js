@@ -21,6 +21,9 @@ export function order(members) {
 
 const plain = (value) => (typeof value === 'string' ? value : JSON.stringify(value));
 
+/** Describes the control vectors of a run. */
+export const steeringText = (vectors) => (vectors.length ? `steering ${vectors.map((v) => `${v.name} ${v.scale ?? 1}`).join(', ')}` : 'no steering');
+
 /** Describes the change of a fork. */
 export function changeOf(member) {
   const { parent } = member;
@@ -30,6 +33,7 @@ export function changeOf(member) {
   if (typeof c.text === 'string') parts.push(`“${show(c.text)}”`);
   for (const [name, value] of Object.entries(c.sampling ?? {})) parts.push(`${name.replaceAll('_', ' ')} ${plain(value)}`);
   if (Array.isArray(c.mods)) parts.push(c.mods.length ? `mods ${c.mods.map((m) => m?.name ?? plain(m)).join(', ')}` : 'no mods');
+  if (Array.isArray(c.steering)) parts.push(steeringText(c.steering));
   if (c.seed) parts.push(`seed ${member.seed}`);
   return parts.join(', ') || 'unchanged';
 }
