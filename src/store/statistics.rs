@@ -15,7 +15,7 @@ use super::{Error, Store};
 use crate::events::Scope;
 use calls::CallGroups;
 use chrono::{DateTime, Days, NaiveDate, NaiveTime, Utc};
-use days::{Span, first_run_id};
+use days::{TimeSpan, first_run_id};
 use groups::Groups;
 use serde::{Deserialize, Serialize};
 use sqlx::FromRow;
@@ -340,7 +340,7 @@ impl Selection<'_> {
         &self,
         connection: &mut PgConnection,
         sql: &'static str,
-        span: Span,
+        span: TimeSpan,
     ) -> Result<Vec<T>, sqlx::Error>
     where
         T: for<'r> FromRow<'r, PgRow> + Send + Unpin,

@@ -108,7 +108,11 @@ async fn save_and_check_require_upload_right() {
     let (status, _, html) = save(&server, MOD_KEY, "/mods/-new", "edited", "raise KeyError('x')\n").await;
     assert!(status == 400 && html.contains("KeyError") && html.contains("raise KeyError"), "{status} {html}");
     let (status, _, html) = save(&server, MOD_KEY, "/mods/-new", "edited", &"#".repeat((1 << 20) + 1)).await;
-    assert!(status == 400 && html.contains("maximum is 1048576"), "{status} {}", &html[..2000.min(html.len())]);
+    assert!(
+        status == 400 && html.contains("at most 1048576 bytes, got 1048577"),
+        "{status} {}",
+        &html[..2000.min(html.len())]
+    );
     assert_eq!(save(&server, MOD_KEY, "/mods/-new", "edited", &"a".repeat(9 << 20)).await.0, 413);
     assert_eq!(save(&server, MOD_KEY, "/mods/-new", "ban-phrases", &source).await.0, 409);
     assert_eq!(saved_mod(&server).await.0, 404);

@@ -1,6 +1,6 @@
 //! Durations of mod calls: per run, and by mod, model and time step.
 
-use super::days::{Span, first_run_id};
+use super::days::{TimeSpan, first_run_id};
 use super::{CallTime, CallTimeStep, ModCallStatistics, ModelCallTime, Selection, StatisticsUnit, midnight};
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, NaiveDate, Utc};
@@ -144,13 +144,13 @@ pub(super) async fn read_counted(
 pub(super) async fn count(
     connection: &mut PgConnection,
     selection: &Selection<'_>,
-    span: Span,
+    span: TimeSpan,
 ) -> Result<Vec<CallRow>, sqlx::Error> {
     selection.fetch(connection, grouped!(concat!("(", measured!("$4", "$5"), ") measured")), span).await
 }
 
 /// Returns true if all ended runs of a span are measured.
-pub(super) async fn is_measured(connection: &mut PgConnection, span: Span) -> Result<bool, sqlx::Error> {
+pub(super) async fn is_measured(connection: &mut PgConnection, span: TimeSpan) -> Result<bool, sqlx::Error> {
     sqlx::query_scalar(
         "select not exists (select 1 from runs where mod_call_names is null and status <> 'running' and deletion is null
             and run_id >= $1 and run_id < $2)",
@@ -162,7 +162,7 @@ pub(super) async fn is_measured(connection: &mut PgConnection, span: Span) -> Re
 }
 
 /// Stores the sums of a span, in place of earlier ones; none if its runs are not measured.
-pub(super) async fn store(connection: &mut PgConnection, span: Span, is_measured: bool) -> Result<(), sqlx::Error> {
+pub(super) async fn store(connection: &mut PgConnection, span: TimeSpan, is_measured: bool) -> Result<(), sqlx::Error> {
     let delete = "delete from mod_call_stats where hour >= $1 and hour < $2";
     sqlx::query(delete).bind(span.0).bind(span.1).execute(&mut *connection).await?;
     if is_measured {

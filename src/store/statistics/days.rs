@@ -142,7 +142,7 @@ pub(super) async fn read_counted(
 pub(super) async fn count(
     connection: &mut PgConnection,
     selection: &Selection<'_>,
-    span: Span,
+    span: TimeSpan,
 ) -> Result<(Vec<CountRow>, Vec<BucketRow>), sqlx::Error> {
     let counts = grouped!(counted!(), "", "materialized", concat!("(", ended!("$4", "$5"), ") ended"));
     let buckets = grouped!(
@@ -171,7 +171,7 @@ pub(super) async fn first_day(connection: &mut PgConnection) -> Result<Option<Na
 }
 
 /// A time span: its first instant, and the first one after it.
-pub(super) type Span = (DateTime<Utc>, DateTime<Utc>);
+pub(super) type TimeSpan = (DateTime<Utc>, DateTime<Utc>);
 
 /// Returns the spans from `first` to `today` whose days and hours are not counted.
 pub(super) fn uncounted_spans(
@@ -179,8 +179,8 @@ pub(super) fn uncounted_spans(
     today: NaiveDate,
     days: &HashSet<NaiveDate>,
     hours: &HashSet<DateTime<Utc>>,
-) -> Vec<Span> {
-    let mut spans: Vec<Span> = Vec::new();
+) -> Vec<TimeSpan> {
+    let mut spans: Vec<TimeSpan> = Vec::new();
     // Ids contain times from the clocks of servers, which may be ahead.
     for day in first.iter_days().take_while(|day| *day <= today + Days::new(1)).filter(|day| !days.contains(day)) {
         for hour in hours_of(day).filter(|hour| !hours.contains(hour)) {
@@ -329,7 +329,7 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
 }
 
 /// Stores the counts of the runs of a span, in place of earlier ones.
-async fn count_runs(connection: &mut PgConnection, span: Span) -> Result<(), sqlx::Error> {
+async fn count_runs(connection: &mut PgConnection, span: TimeSpan) -> Result<(), sqlx::Error> {
     for delete in [
         "delete from run_stats where hour >= $1 and hour < $2",
         "delete from first_token_stats where hour >= $1 and hour < $2",
