@@ -63,9 +63,9 @@ impl ActionType {
 ///
 /// Thunder adds these keys to `details`: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
 /// (number of tokens that a Backtrack removed from the sequence, after clamping and without a sampled token that was
-/// not appended), `clamped` (true if the mod requested more), `superseded` (true if the action of an earlier mod took
-/// precedence), `moved` (for `AdjustedLogits`: the tokens with the largest change of probability, `[{token, text,
-/// before, after}]`), `version` (hash of the mod's source).
+/// not appended), `clamped` (true if the mod requested more), `edit` (for `AdjustedLogits`: the kind of edit),
+/// `superseded` (true if the action of an earlier mod took precedence), `moved` (for `AdjustedLogits`: the tokens with
+/// the largest change of probability, `[{token, text, before, after}]`), `version` (hash of the mod's source).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ActionRecord {
     /// Index of the mod call that returned it.
@@ -94,7 +94,7 @@ pub struct ActionRecord {
     pub backtrack_token_count: Option<i32>,
     /// `AdjustedLogits`: shape of the logits, e.g. `[1, 32000]`.
     pub logits_shape: Option<String>,
-    /// `AdjustedLogits`: temperature for this draw only.
+    /// `AdjustedLogits`: temperature of this step only.
     pub temperature: Option<f64>,
     /// `ToolCalls`: true if the payload contains tool calls.
     pub has_tool_calls: Option<bool>,

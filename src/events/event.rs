@@ -17,7 +17,7 @@ pub enum EventType {
 }
 
 impl EventType {
-    /// All four types, in the order in which they occur within a step.
+    /// All four types. A run begins with `Prefilled`; the other types follow in this order in each step.
     pub const ALL: [Self; 4] = [Self::Prefilled, Self::ForwardPass, Self::Sampled, Self::Added];
 
     /// Returns the name used in JSON and in the database.

@@ -64,7 +64,7 @@ pub enum TraceItem {
     Attention(AttentionStep),
 }
 
-/// A message to the recorder and to live subscribers. Each run sends them in order.
+/// A message about a run to the recorder and to live subscribers. The signals of a run are sent in order.
 #[derive(Debug, Clone)]
 pub enum Signal {
     /// The run exists; always the first signal of a run.

@@ -120,7 +120,9 @@ impl UnstoredRuns {
     #[must_use]
     pub fn get(&self, scope: &Scope, run_id: RunId) -> Option<UnstoredRun> {
         let runs = self.lock();
-        runs.get(&run_id).filter(|entry| scope.includes(entry.owner.as_ref())).map(|entry| entry.run(run_id))
+        runs.get(&run_id)
+            .filter(|entry| scope.includes(entry.owner.as_ref()))
+            .map(|entry| entry.to_unstored_run(run_id))
     }
 
     /// Returns the run with this `run_id`, and all runs with this `request_id`, as far as `scope` covers them.
@@ -131,7 +133,7 @@ impl UnstoredRuns {
         let found = runs.iter().filter(|(known, entry)| {
             (Some(**known) == run_id || entry.request_id == id) && scope.includes(entry.owner.as_ref())
         });
-        found.map(|(&run_id, entry)| entry.run(run_id)).collect()
+        found.map(|(&run_id, entry)| entry.to_unstored_run(run_id)).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<RunId, UnstoredEntry>> {
@@ -140,7 +142,7 @@ impl UnstoredRuns {
 }
 
 impl UnstoredEntry {
-    fn run(&self, run_id: RunId) -> UnstoredRun {
+    fn to_unstored_run(&self, run_id: RunId) -> UnstoredRun {
         UnstoredRun { run_id, is_over: Arc::clone(&self.is_over), removed: self.removed.subscribe() }
     }
 }

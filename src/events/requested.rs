@@ -21,7 +21,7 @@ pub struct RequestedAction {
     /// `AdjustedLogits`: `keep`, `set`, `add`, `allow` or `replace`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub edit: Option<String>,
-    /// `AdjustedLogits`: the temperature for this draw.
+    /// `AdjustedLogits`: the temperature of this step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
     /// `ToolCalls`: the payload.

@@ -139,7 +139,7 @@ impl RunStatus {
     }
 }
 
-/// Metadata that the client sent for a run: keys and values in their order.
+/// Metadata of a run: the keys and values that the client sent, in their order, and those that an experiment adds.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunMetadata(pub Vec<(String, String)>);
 
@@ -187,12 +187,12 @@ pub struct RunStart {
     pub surface: Surface,
     /// The model's name.
     pub model: String,
-    /// The tenant that it belongs to; `None` for none, e.g. if no keys are configured.
+    /// The tenant that the run belongs to; `None` if it has no owner, e.g. because no keys are configured.
     #[serde(default)]
     pub owner: Option<Tenant>,
     /// Label of the user, never a key.
     pub user_label: Option<String>,
-    /// Metadata that the client sent.
+    /// Metadata of the run.
     #[serde(default)]
     pub metadata: RunMetadata,
     /// Maximum number of generated tokens.

@@ -76,7 +76,7 @@ pub fn quantize_logprob(logprob: Option<f32>) -> u16 {
     quantize(logprob.map(|logprob| -logprob))
 }
 
-/// Quantizes bits in steps of 1/2048, saturating; 65535 for unknown.
+/// Quantizes an entropy in bits, in steps of 1/2048, saturating; 65535 for unknown.
 #[must_use]
 pub fn quantize_entropy(entropy: Option<f32>) -> u16 {
     quantize(entropy)

@@ -1,7 +1,7 @@
 //! Comparison of two recordings of the same run.
 //!
-//! The comparison covers the events, their tokens and the actions of mods, but not times or the last digits of
-//! probabilities.
+//! The comparison covers the events, their tokens, and the calls and actions of mods, but not times, probabilities or
+//! log lines.
 
 use super::document::Document;
 use crate::events::{ActionType, Event, EventType, ModCall, RequestedAction, TraceItem};

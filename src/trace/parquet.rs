@@ -246,7 +246,7 @@ struct Thrift {
 }
 
 impl Thrift {
-    /// Begins a field with a number above the last one by less than 16.
+    /// Begins a field. `number` exceeds the number of the last field by 1 to 15.
     fn field(&mut self, number: u8, kind: u8) {
         self.out.push((number - self.last) << 4 | kind);
         self.last = number;
@@ -318,7 +318,7 @@ fn count(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
-/// Returns a length as the format stores it. Exports have far smaller texts and pages.
+/// Returns a length as the format stores it. Texts and pages of exports are far smaller than `u32::MAX` bytes.
 fn length(value: usize) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }

@@ -163,13 +163,13 @@ impl fmt::Display for FieldKind {
     }
 }
 
-/// Finds the first error in `text` as an object of this kind. `reason` is the error of the fast pass.
+/// Finds the first error in `text`, which should be an object of this kind. `reason` is the error of the fast pass.
 pub fn find_problem(text: &str, shape: ObjectKind, reason: &str) -> DocumentError {
     let found = match serde_json::from_str::<&RawValue>(text) {
         Ok(value) => object(value, shape, "$"),
         Err(error) => Err(problem_at("$", "valid JSON", format!("a syntax error: {error}"))),
     };
-    // If the walk finds no error, report the message of the fast pass.
+    // If the slow pass finds no error, report the message of the fast pass.
     found.err().unwrap_or_else(|| problem_at("$", "a valid /ingest document", reason))
 }
 

@@ -1,7 +1,7 @@
 //! The `/ingest` document: parsing, with JSON paths in every error, and serialization.
 //!
-//! Only this module contains the names of the JSON fields. A whole run is one [`Document`]; single [`TraceItem`]s are
-//! lines of streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are
+//! Only this module reads and writes documents. A whole run is one [`Document`]; single [`TraceItem`]s are lines of
+//! streams and fixtures. Parsing is strict about types and links, but lenient otherwise: unknown fields are
 //! ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for
 //! byte, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
@@ -161,9 +161,9 @@ impl Document {
         write::document(self)
     }
 
-    /// Returns the SHA-256 of a canonical form. It is equal for payloads that differ only in white space, in the order
-    /// of the keys of the specification or of the events, in unknown fields, or in the notation of times, numbers and
-    /// strings; it differs for all others.
+    /// Returns the SHA-256 of a canonical form. Payloads with the same content have the same fingerprint: it does not
+    /// depend on white space, on the order of events and of known fields, on unknown, `null` or default fields, or on
+    /// the notation of times, numbers and strings.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let json = self.write();

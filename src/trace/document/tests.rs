@@ -116,8 +116,8 @@ fn calls_are_numbered_in_the_order_of_events() {
     let mut payload = sample();
     payload["mod_calls"].as_array_mut().unwrap().reverse();
     let lines = json_items(&Document::parse(payload.to_string().as_bytes()).unwrap());
-    let actions: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let links: Vec<_> = actions
+    let items: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let links: Vec<_> = items
         .iter()
         .filter(|item| item["kind"] == "action")
         .map(|item| (item["index"].as_u64().unwrap(), item["mod_call_sequence"].as_u64().unwrap()))
@@ -256,7 +256,7 @@ fn any_value() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// Adds JSON pointers to all values within `value` to `found`.
+/// Appends to `found` the JSON pointer of every value within `value`.
 fn pointers(value: &Value, prefix: &str, found: &mut Vec<String>) {
     let children: Vec<(String, &Value)> = match value {
         Value::Object(map) => map.iter().map(|(key, value)| (key.clone(), value)).collect(),
@@ -285,7 +285,7 @@ proptest! {
         prop_assert!(Document::parse(&SAMPLE[..cut]).is_err());
     }
 
-    /// Every wrong value is either accepted or reported at its path.
+    /// A value of any type in any place is either accepted or reported at its path.
     #[test]
     fn wrong_values_are_reported_at_their_path(which: prop::sample::Index, value in any_value()) {
         let mut all = Vec::new();

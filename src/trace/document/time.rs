@@ -33,7 +33,8 @@ impl Timestamp {
             .or_else(|| {
                 NAIVE.iter().find_map(|form| NaiveDateTime::parse_from_str(text, form).ok()).map(|t| t.and_utc())
             })?;
-        // chrono reads a leap second as 23:59:60, which cannot be stored; rounding to microseconds normalizes it.
+        // chrono reads a leap second as 23:59:60, which cannot be stored; the conversion to microseconds since 1970
+        // turns it into the next second.
         Self::from_micros(time.timestamp_micros() as f64)?;
         DateTime::from_timestamp_micros(time.timestamp_micros()).map(Self)
     }

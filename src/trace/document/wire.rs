@@ -1,4 +1,5 @@
-//! The wire structs that serde parses in the fast pass, with the fields of the `/ingest` specification.
+//! The wire structs that serde parses in the fast pass. They have the fields of the `/ingest` specification and those
+//! that Quote adds to `request`.
 
 use super::raw;
 use super::time::Timestamp;

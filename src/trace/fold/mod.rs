@@ -19,7 +19,7 @@ use step::StepState;
 /// Maximum number of placeholder rows for tokens that a trace of another engine counts but does not list. A few bytes
 /// may claim billions of tokens.
 const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
-/// Maximum characters of a mark's label and name, and of a text that several tokens of one draw share. A small trace of
+/// Maximum characters of a mark's label and name, and of a text that several tokens of one step share. A small trace of
 /// another engine may repeat each of them without limit.
 const MAX_LABEL_CHARS: usize = 80;
 
@@ -86,7 +86,7 @@ impl Fold {
         &self.rows
     }
 
-    /// Returns actions, exceptions and log lines in order.
+    /// Returns actions, exceptions, log lines and evictions in order.
     #[must_use]
     pub fn marks(&self) -> &[Mark] {
         &self.marks
@@ -98,7 +98,8 @@ impl Fold {
         &self.events
     }
 
-    /// Returns the number of events `n`. State `n` is the state at the end, after the actions of the last event.
+    /// Returns the number of events. It is also the index of the final state, which includes the actions of the last
+    /// event.
     #[must_use]
     pub fn event_count(&self) -> u32 {
         self.events.len() as u32

@@ -20,8 +20,8 @@ use super::row::{placeholder_text, special_flag};
 use super::{Fold, MAX_LABEL_CHARS, NEVER, TokenRow, flags};
 use crate::events::{ActionType, Event, EventType, TokenId};
 
-/// Returns the tokens of an event. Quote appends tokens that a `Backtrack` queued later to the list of a forced
-/// `Added`, but does not count them; they are left out.
+/// Returns the tokens of an event. If a `Backtrack` queues tokens after a forced `Added`, Quote appends them to the
+/// list of that event without counting them; they are left out here.
 pub(super) fn listed_tokens(event: &Event) -> Option<&[TokenId]> {
     let tokens = event.added_tokens.as_deref()?;
     let counted = event.added_token_count.and_then(|count| usize::try_from(count).ok());
@@ -119,8 +119,9 @@ impl Fold {
         self.counters.backtracked += removed as u32;
     }
 
-    /// Ends the last `count` generated rows before those of the newest `Added`, which end and are appended again. A
-    /// hostile trace may repeat this without limit, so the appended rows count towards the limit of placeholder rows.
+    /// Ends the last `count` generated rows before the rows of the newest `Added`. The rows of the newest `Added` end
+    /// too and are appended again. A hostile trace may repeat this without limit, so the appended rows count towards
+    /// the limit of placeholder rows.
     fn remove_before_queued(&mut self, count: usize, after: u32) {
         let queued = self.added_rows().len();
         let removed = count.min(self.alive.len() - self.prompt_rows - queued);

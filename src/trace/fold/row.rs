@@ -57,7 +57,7 @@ pub struct Mark {
     pub seq: u32,
     /// The kind of the entry.
     pub kind: MarkKind,
-    /// Name of the mod.
+    /// Name of the mod, or `engine` for an eviction.
     pub mod_name: String,
     /// Displayed text, e.g. `Backtrack 3`.
     pub label: String,
@@ -73,7 +73,7 @@ pub enum MarkKind {
     Action,
     /// An exception of a mod.
     Error,
-    /// A log line.
+    /// A log line, or an eviction.
     Log,
 }
 

@@ -77,8 +77,8 @@ impl StepState {
     pub fn record_sampled(&mut self, event: &Event) {
         let measure = event.measured.as_ref().and_then(|measured| measured.tokens.first());
         let token = event.sampled_token.or_else(|| measure.map(|measure| measure.token));
-        let drawn = self.candidates.iter().find(|candidate| Some(candidate.token) == token);
-        let candidate = drawn.and_then(|drawn| Some((drawn.probability.order(), drawn.probability.logprob()?)));
+        let sampled = self.candidates.iter().find(|candidate| Some(candidate.token) == token);
+        let candidate = sampled.and_then(|found| Some((found.probability.order(), found.probability.logprob()?)));
         let above =
             |order: f64| self.candidates.iter().filter(|other| other.probability.order() > order).count() as u32;
         let drawn = SampledToken {

@@ -46,8 +46,8 @@ fn expectation(fold: &Fold) -> Value {
     })
 }
 
-/// Compares this fold and the browser's with `fixtures/folds/*.json`. `THUNDER_UPDATE_FIXTURES=1` rewrites their
-/// `expected` data; review it before you commit it.
+/// Compares the fold with `fixtures/folds/*.json`, which also test the browser's fold. `THUNDER_UPDATE_FIXTURES=1`
+/// rewrites `expected` and `columns` in these files; review them before you commit them.
 #[test]
 fn fold_matches_the_fixtures() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/folds");
@@ -188,7 +188,7 @@ fn forty_thousand_tokens_with_backtracks_are_counted() {
     assert_eq!(fold.counters().tokens_out, 20_000);
 }
 
-/// A step of an arbitrary run.
+/// An event, an action or an exception of a generated run.
 #[derive(Debug, Clone)]
 enum Move {
     Event(EventType, Vec<i32>, bool),
@@ -204,19 +204,19 @@ fn moves() -> impl Strategy<Value = Vec<Move>> {
         prop::bool::weighted(0.2),
         prop::collection::vec(0..50, 0..3),
     );
-    let step = prop_oneof![
+    let entry = prop_oneof![
         4 => event.prop_map(|(kind, tokens, forced)| Move::Event(kind, tokens, forced)),
         3 => action.prop_map(|(kind, n, superseded, tokens)| Move::Action(kind, n, superseded, tokens)),
         1 => Just(Move::Raise),
     ];
-    prop::collection::vec(step, 0..80)
+    prop::collection::vec(entry, 0..80)
 }
 
 fn items_of(moves: &[Move]) -> Vec<TraceItem> {
     let (mut seq, mut calls) = (0, 0);
     let mut items = Vec::new();
-    for step in moves {
-        match step {
+    for entry in moves {
+        match entry {
             Move::Event(kind, tokens, forced) => {
                 // A second `Prefilled` hides all earlier rows, so it is rare here.
                 let kind = if seq > 0 && *kind == EventType::Prefilled { EventType::Added } else { *kind };
@@ -236,11 +236,11 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
                     step: 0,
                     created_at: None,
                     execution_time_ms: None,
-                    exception_occurred: matches!(step, Move::Raise),
+                    exception_occurred: matches!(entry, Move::Raise),
                     exception_message: None,
                     exception_traceback: None,
                 }));
-                if let Move::Action(kind, n, superseded, tokens) = step {
+                if let Move::Action(kind, n, superseded, tokens) = entry {
                     let mut action = ActionRecord::new(calls, *kind, None);
                     action.backtrack_steps = Some(*n);
                     action.new_length = Some(*n);
