@@ -1,4 +1,4 @@
-//! Loops over raw attention in fixed-size blocks, so that they compile to vector code.
+//! Loops over raw attention that compile to vector code. Reductions to one value work in fixed-size blocks.
 
 /// Values per block: one 512-bit register, or a few smaller ones.
 const LANES: usize = 16;
@@ -92,7 +92,7 @@ fn log2(x: f32) -> f32 {
 pub fn quantize(row: &[f32], max: f32, codes: &mut Vec<u8>) {
     let scale = if max > 0.0 { super::STEPS * super::STEPS / max } else { 0.0 };
     codes.clear();
-    // The value under the root is not above STEPS², so the cast neither saturates nor needs a check.
+    // The root is at most STEPS, the maximum of u8, so the cast does not saturate.
     codes.extend(row.iter().map(|&value| {
         let positive = if value > 0.0 { value } else { 0.0 };
         ((positive * scale).sqrt() + 0.5) as u8

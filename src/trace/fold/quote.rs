@@ -1,9 +1,8 @@
 //! Actions of Quote's traces, which have their fields in `details`.
 //!
 //! Quote keeps a queue of tokens for each step. `ForceTokens` and `Backtrack` fill it; the next `Added` event of the
-//! same step lists it. No event follows an action at `Added`: its queued tokens are part of the answer without an
-//! event. The number of tokens that a `Backtrack` removes depends on the event and on whether other tokens replace
-//! them:
+//! same step lists it. Tokens that an action at `Added` queues become part of the answer without an event. The number
+//! of tokens that a `Backtrack` removes depends on the event and on whether other tokens replace them:
 //!
 //! | event | with tokens | without |
 //! |---|---|---|

@@ -218,7 +218,7 @@ fn items_of(moves: &[Move]) -> Vec<TraceItem> {
     for entry in moves {
         match entry {
             Move::Event(kind, tokens, forced) => {
-                // A second `Prefilled` hides all earlier rows, so it is rare here.
+                // A later `Prefilled` would hide all earlier rows, so only the first event may be one.
                 let kind = if seq > 0 && *kind == EventType::Prefilled { EventType::Added } else { *kind };
                 let mut event = Event::new(kind, seq / 3, seq, None);
                 event.forced = Some(*forced);
@@ -275,7 +275,8 @@ proptest! {
         }
     }
 
-    /// After every event, the visible positions are 0, 1, 2 … after a prompt known only by its length.
+    /// After every event, the visible positions are consecutive. They begin at 0, or at the length of a prompt whose
+    /// tokens are unknown.
     #[test]
     fn alive_positions_have_no_holes(moves in moves()) {
         let items = items_of(&moves);
