@@ -61,7 +61,7 @@ impl ActionType {
 
 /// A recorded action, in the format of the `/ingest` document.
 ///
-/// Thunder adds these keys to `details`: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
+/// Thunder's `details` have these keys: `tokens` and `texts` (the forced, replacing or prompt tokens), `removed`
 /// (number of tokens that a Backtrack removed from the sequence, after clamping and without a sampled token that was
 /// not appended), `clamped` (true if the mod requested more), `edit` (for `AdjustedLogits`: the kind of edit),
 /// `superseded` (true if the action of an earlier mod took precedence), `moved` (for `AdjustedLogits`: the tokens with
@@ -76,7 +76,7 @@ pub struct ActionRecord {
     pub action_order: i32,
     /// Time at which the action was returned.
     pub created_at: Option<DateTime<Utc>>,
-    /// The full action object.
+    /// The full action object of another engine, or the keys above.
     pub details: Option<RawJson>,
     /// `AdjustedPrefill`: the new prompt's text.
     pub new_prompt: Option<String>,
@@ -105,7 +105,7 @@ pub struct ActionRecord {
 }
 
 impl ActionRecord {
-    /// Creates an action with only its position in the run; all other fields are empty.
+    /// Creates an action; the fields without a parameter are empty, and `action_order` is 0.
     #[must_use]
     pub fn new(mod_call_sequence: i32, action_type: ActionType, created_at: Option<DateTime<Utc>>) -> Self {
         Self {

@@ -76,7 +76,7 @@ pub struct Event {
 }
 
 impl Event {
-    /// Creates an event with only its position in the run; all other fields are empty.
+    /// Creates an event; the fields without a parameter are empty.
     #[must_use]
     pub fn new(event_type: EventType, step: i32, sequence_order: i32, created_at: Option<DateTime<Utc>>) -> Self {
         Self {
