@@ -185,7 +185,7 @@ mod tests {
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
         assert_eq!(harness.text(), "Hello a");
         assert_eq!(banned(&mut harness), [word(" bad")]);
-        // Another tokenization of the same phrase is removed as well, and both first tokens are then banned.
+        // Another tokenization of the same phrase, at the next position, is removed as well.
         harness.write_text(" ");
         assert!(banned(&mut harness).is_empty(), "the ban is for one position");
         let reply = harness.write_text("bad idea").expect("the phrase is noticed again");
@@ -230,7 +230,7 @@ mod tests {
         harness.sequence.extend(tokens);
         let reply = harness.call(CallEvent::Added { tokens: &tokens, logprobs: &[None], forced: false });
         assert_eq!(reply.action, Some(Action::Backtrack { n: 2, tokens: vec![] }));
-        // Another mod's end of the answer won.
+        // Another mod's action won instead, and the answer ended.
         let reply = harness.append(&[EOG], true);
         assert_eq!(reply.action, Some(Action::Backtrack { n: 3, tokens: vec![] }));
         assert_eq!(harness.text(), "x");

@@ -65,8 +65,8 @@ impl Toggle {
         Self::sharing(name, Arc::new(AtomicU8::new(ToggleState::Enabled as u8)))
     }
 
-    /// Creates the toggle of the next version. It shares the state, so a disabled mod stays disabled, and runs of
-    /// earlier versions follow the same toggle.
+    /// Creates the toggle of the next version. It shares the state: a disabled mod stays disabled, and a change of the
+    /// state also applies to runs of earlier versions.
     pub fn for_next_version(&self) -> Arc<Self> {
         Self::sharing(&self.name, Arc::clone(&self.state))
     }
