@@ -49,7 +49,7 @@ pub struct PhraseMatch {
     pub phrase: usize,
     /// Number of tokens from the one with the phrase's first character to the end of the sequence.
     pub tokens: usize,
-    /// Text of the first of these tokens before the phrase.
+    /// Part of the first token's text that precedes the phrase.
     pub before: String,
     /// Text after the phrase.
     pub after: String,

@@ -1,6 +1,7 @@
 //! Non-blocking handle through which the decode thread submits calls. A call goes to the supervisor's queue. If the
-//! worker is idle, its frame is sent to the worker directly, so that the call does not wait for the supervisor to wake
-//! up. If the decode thread is idle, too, it polls for the reply, and the supervisor does not wake up at all.
+//! worker is idle, the frame of the call is sent to the worker directly, so that the call does not wait for the
+//! supervisor to wake up. If the decode thread is idle, too, it polls for the reply, and the supervisor does not wake
+//! up at all.
 
 use super::frame;
 use super::job::{CallJob, Job, to_reply};

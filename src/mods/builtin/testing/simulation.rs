@@ -14,7 +14,8 @@ pub struct Simulation {
     /// Text that the model writes as long as the answer is a prefix of it; NUL ends the answer. Afterwards the model
     /// writes random text.
     pub script: String,
-    /// Scripts after the first one; each replaces the previous script when a mod removes that from the answer.
+    /// Scripts after the first one. Each replaces the previous script when a mod removes a part of that script from the
+    /// answer.
     pub next_scripts: Vec<String>,
     /// Preferred characters of random text.
     pub alphabet: &'static str,
