@@ -13,7 +13,7 @@ from .language import Config, Language
 _DEAD = -1
 #: Maximum cached masks of an automaton.
 _MAX_MASKS = 512
-#: Minimum tokens of a group for which the bytes that keep a state are computed. Smaller groups are checked token by token.
+#: Minimum tokens of a group for which `_loop_bytes` is computed. Smaller groups are checked token by token.
 _MIN_GROUP_SIZE = 40
 #: Maximum cached automata.
 _MAX_AUTOMATA = 128

@@ -64,8 +64,8 @@ class Engine:
         ignore_eos: bool = False,
         request_id: str = "test",
     ) -> Result:
-        """Runs one mod, or a list of mods in order. (mod, configuration) sets the configuration of one mod, `config` that
-        of all others.
+        """Runs one mod, or a list of mods in order. An entry (mod, configuration) has its own configuration; `config` is
+        the configuration of all others.
 
         max_tokens: maximum tokens of the answer. max_steps: maximum forward passes, by default 4 * max_tokens + 256.
         temperature: temperature of draws; 0 takes the most probable token."""

@@ -37,7 +37,7 @@ from .score import call_scorer, find_scorer
 
 PROTOCOL = 1
 
-#: Maximum number of tokens in a message.
+#: Maximum of a field of a message that counts tokens.
 _MAX_COUNT = 2**31 - 1
 #: Maximum characters of an exception's message and traceback.
 _MAX_MESSAGE_CHARS = 2000
@@ -281,7 +281,7 @@ class Worker:
             return self._encode_logits(action, event)
         fields: Header = {}
         if isinstance(action, Backtrack):
-            # A larger number also removes all generated tokens.
+            # The maximum already removes all generated tokens.
             fields = {"n": min(action.n, _MAX_COUNT), "tokens": _ids(action.tokens or [])}
         elif isinstance(action, (ForceTokens, ForceOutput)):
             fields = {"tokens": _ids(action.tokens)}
