@@ -80,7 +80,7 @@ impl ReasoningState {
         self.last().state == State::Before && !self.channels
     }
 
-    /// Returns true if the end of the text may be the beginning of the end marker.
+    /// Returns true if the text ends with an incomplete end marker.
     pub fn may_be_closing(&self, answer: &AnswerText) -> bool {
         (1..self.close.len()).any(|length| answer.bytes().ends_with(&self.close[..length]))
     }

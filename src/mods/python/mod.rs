@@ -1,9 +1,9 @@
 //! Python mods: each runs in a separate worker process, never inside the server.
 //!
 //! [`PythonMods::load_all`] imports a source once, in a separate process, to find the functions with `@mod`, and
-//! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves all runs with
-//! the mod, one call at a time, and ends when the mod is removed. Module-level state lasts as long as the worker. Each
-//! mod of a file has its own worker, and mods share no state.
+//! returns a [`ModFactory`] for each. A worker starts with the first run that names the mod. It serves the runs with
+//! the mod, one call at a time, and ends after an idle period or when the mod is removed. Module-level state lasts as
+//! long as the worker. Each mod of a file has its own worker, and mods share no state.
 //!
 //! # A call
 //! `instance` writes the sequence and the logits into memory shared with the worker and submits the call to the mod's

@@ -30,7 +30,7 @@ fn hanging_call_is_ended_and_other_runs_continue() {
         (first, reply)
     });
     std::thread::sleep(Duration::from_millis(100));
-    // Waits at the supervisor after the blocked call. The next worker serves it, with new state.
+    // This call waits in the supervisor's queue after the blocked call. The next worker serves it, with new state.
     let reply = second.add(66);
     assert_eq!(lines(&reply), ["1"]);
     let (mut first, reply) = stuck.join().unwrap();

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-#: Duration of polling after a reply, and before and after the expected time of a frame.
+#: Duration of polling after a reply, and after the expected time of a frame. Polling before that time takes twice as long.
 _POLL_NS = 100_000
 #: Maximum duration of a predicted wait. For longer waits, the time to wake up is negligible.
 _MAX_PREDICTED_NS = 10_000_000
