@@ -189,8 +189,8 @@ impl Guard {
             AnswerDelta::CallEnd => self.arguments_problem(),
             _ => None,
         });
-        let is_unparsed = (is_unparsed && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
-        reason.or(is_unparsed).map(|reason| InvalidCall { from, reason })
+        let parse_problem = (is_unparsed && reason.is_none()).then(|| "the call cannot be parsed".to_owned());
+        reason.or(parse_problem).map(|reason| InvalidCall { from, reason })
     }
 
     fn name_problem(&self, name: &str) -> Option<String> {

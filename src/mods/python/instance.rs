@@ -20,7 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Maximum workers of one mod.
 const MAX_WORKERS: usize = 64;
 
-/// A Python mod. Its workers start with runs that name the mod, and end after an idle period or when the mod is removed.
+/// A Python mod. Its workers start with runs that name the mod. They end after an idle period or when the mod is
+/// removed.
 pub struct PythonMod {
     description: ModDescription,
     handler: HandlerInfo,

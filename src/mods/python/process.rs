@@ -69,7 +69,7 @@ impl WorkerProcess {
     /// Starts a worker, in a sandbox if one is given. The worker then waits for the source of the mod.
     ///
     /// # Errors
-    /// The directory could not be created or the program not be started.
+    /// The directory could not be created, or the program could not be started.
     pub fn start(
         python: &Path,
         limits: &WorkerLimits,

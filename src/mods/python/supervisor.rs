@@ -25,7 +25,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Delay after a worker that could not be started, or the second consecutive failure of a worker; doubles up to
+/// Delay after the failed start of a worker, and after the second consecutive failure of a worker; doubles up to
 /// [`MAX_RESTART_DELAY`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(500);
 /// Maximum of that delay.
@@ -123,7 +123,7 @@ impl Supervisor {
         }
     }
 
-    /// Ends a worker that no run needs, or that uses CPU time or starts too many threads without a call.
+    /// Ends a worker that no run needs, or that uses too much CPU time or too many threads without a call.
     fn check_idle_worker(&mut self) {
         if self.has_direct_replies() {
             (self.idle_since, self.idle_cpu_start) = (Instant::now(), None);

@@ -58,7 +58,7 @@ class Backtrack(ModAction):
 class AdjustedLogits(ModAction):
     """Edit the logits of this step: either all of them, as float32 of shape (1, vocabulary), or sparse edits `set` or
     `add` {token: value}, applied to the logits of the event. -inf bans a token. `token_temp` is the temperature of this
-    draw only; 0 takes the most probable token."""
+    step only; 0 takes the most probable token."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class ActionBuilder:
     ) -> AdjustedLogits:
         """ForwardPass: replaces the logits, or applies the sparse edits `set` or `add` {token: value}. `logits` are float32
         of shape (1, vocabulary) or (vocabulary,); the default is `event.logits` with its in-place changes. -inf bans a
-        token. `token_temp` is the temperature of this draw only; 0 takes the most probable token."""
+        token. `token_temp` is the temperature of this step only; 0 takes the most probable token."""
         self._permit(AdjustedLogits, "adjust_logits")
         if logits is not None and (set is not None or add is not None):
             raise InvalidActionError("adjust_logits takes either logits or sparse edits, not both")

@@ -20,7 +20,7 @@ class Capture:
         self._streams: List[Stream] = []
 
     def install(self, module: str) -> None:
-        """Replaces sys.stdout, sys.stderr and the handler of the root logger. `module` is the name of the mod's module."""
+        """Replaces sys.stdout and sys.stderr, and adds a handler to the root logger. `module` is the name of the mod's module."""
         self._streams = [Stream(self, "INFO"), Stream(self, "WARNING")]
         sys.stdout, sys.stderr = self._streams
         root = logging.getLogger()
