@@ -21,7 +21,7 @@ pub struct AnswerText {
 pub struct RemovedText {
     /// Number of tokens to remove.
     pub tokens: usize,
-    /// Text of the first of these tokens before the cut.
+    /// Part of the first token's text that precedes the cut.
     pub before: String,
 }
 
@@ -81,7 +81,8 @@ impl AnswerText {
         complete_prefix(&self.bytes[recent..]) == self.bytes.len() - recent
     }
 
-    /// Returns what a Backtrack removes to cut the text from the byte `at` on.
+    /// Returns the tokens that a Backtrack must remove to cut the text from the byte `at` on, and the kept part of the
+    /// first one.
     pub fn cut(&self, at: usize) -> RemovedText {
         let kept = self.ends.partition_point(|&end| end <= at);
         let from = self.end_of(kept);
