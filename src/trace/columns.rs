@@ -44,7 +44,7 @@ mod section {
 pub struct Columns {
     /// Token instances, with `logprob`, `entropy` and `rank` rounded by the format.
     pub rows: Vec<TokenRow>,
-    /// Actions, exceptions, log lines.
+    /// Actions, exceptions, log lines and evictions.
     pub marks: Vec<Mark>,
     /// Events on the timeline.
     pub events: Vec<EventPoint>,
