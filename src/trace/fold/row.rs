@@ -82,7 +82,7 @@ pub enum MarkKind {
 pub struct Counters {
     /// Tokens of the current prompt.
     pub prompt_tokens: u32,
-    /// Visible generated tokens.
+    /// Visible generated tokens, without an end-of-generation token.
     pub tokens_out: u32,
     /// Generated tokens that a `Backtrack` removed.
     pub backtracked: u32,

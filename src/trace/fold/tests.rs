@@ -23,7 +23,8 @@ fn fold_of(items: &[TraceItem]) -> Fold {
     fold
 }
 
-/// Builds the expected data of a fixture. Numbers are rounded as in the columns, so that both folds can be compared.
+/// Builds the expected data of a fixture. Numbers are rounded as in the columns, because the browser's fold
+/// rounds them too.
 fn expectation(fold: &Fold) -> Value {
     let unknown = u16::MAX;
     let rows: Vec<Value> = fold
