@@ -135,7 +135,7 @@ export class Attention {
     if (!this.on || !this.showsLaterSteps) return this.#hooks.painted();
     const run = this.#run;
     const row = this.#subject;
-    // The attention of an active run's last steps may not be available yet, so all steps are loaded again at its end.
+    // The attention of a live run's last steps may not be available yet, so all steps are loaded again at its end.
     const key = `${row} ${this.view} ${this.#hooks.live()}`;
     if (this.#later?.key !== key) {
       this.#laterAbort.abort();
