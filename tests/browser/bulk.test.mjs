@@ -1,4 +1,4 @@
-// Several runs of the list at once, by keyboard: export, and deletion with undo.
+// The run list: export, import, and deletion with undo of several runs at once, and saved filters.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';

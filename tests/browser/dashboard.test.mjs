@@ -434,7 +434,7 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   const id = `${requestId}-large`;
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 10000)) });
   assert.equal(response.status, 201);
-  // A link to a late token shows it at once; the page's preloads are the requests of the replay.
+  // A link to a late token shows it at once, and the replay uses what the page preloads, so each URL is requested once.
   const late = await open('/docs');
   const requests = [];
   late.on('request', (request) => requests.push(request.url()));
@@ -461,7 +461,7 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
     await page.context().close();
     return { painted, step };
   };
-  // Other work on the machine slows both down, so only the ratio is tested.
+  // Other work on the machine slows both down, so the limits depend on the times of the small run.
   const small = await measure(`/runs/${runId}`, 20);
   const large = await measure(`/runs/${id}`, 9000);
   t.diagnostic(`painted after ${Math.round(large.painted)} ms, a step takes ${large.step.toFixed(1)} ms; of thirty tokens ${Math.round(small.painted)} and ${small.step.toFixed(1)} ms`);

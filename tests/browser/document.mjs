@@ -3,7 +3,7 @@
 const PROMPT = ['Why', ' is', ' the', ' sky', ' blue', '?'];
 const ANSWER = ['The', ' sky', ' is', ' the', ' ocean', ' blue', ' because', ' <img', ' src=x', '\u202eevil', '.', ' Air', ' scatters', ' light', '.'];
 
-/** Returns the document for `POST /ingest`; the answer is repeated until it has `steps` tokens. */
+/** Returns the document for `POST /ingest`, with `steps` steps. `ANSWER` is repeated if it has fewer tokens. */
 export function document(requestId, steps = ANSWER.length) {
   const events = [];
   const modCalls = [];

@@ -64,7 +64,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForFunction(() => document.querySelector('.variants [data-name=Score]').textContent === '0.15');
     await page.evaluate(() => document.activeElement.blur());
 
-    // The keys j, x and c compare two cells; c alone compares a cell with the one without mods.
+    // The keys j and x select two cells. Without a selection, c compares the focused cell with the one without mods.
     for (let row = 0; row < 2; row += 1) {
       await page.keyboard.press('j');
       await page.keyboard.press('x');

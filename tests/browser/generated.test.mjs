@@ -113,7 +113,7 @@ test('later steps are shaded by their attention to a token in the selected layer
   const shown = () => page.evaluate(() => [...document.querySelectorAll('.tops li')].map((li) => Number(li.firstChild.textContent)));
   const orders = new Set();
   for (const [choice, view] of [['mean', 'view=mean'], ...layers.map((layer) => [`layer:${layer}`, `view=layer&layer=${layer}`])]) {
-    // One step draws one token: the step of the token at `first + k` is the k-th, its ForwardPass event 1 + 3 k.
+    // Each step draws one token. The step with index k draws the token at position `first + k`; its ForwardPass is event 1 + 3 k.
     const expected = [];
     for (let at = 1; at < 60; at += 3) {
       const attention = await step(at, view);
@@ -224,11 +224,11 @@ test('open run list is updated after an outage of the server', async () => {
   let proxy = await serve(0);
   const proxyUrl = `http://127.0.0.1:${proxy.address().port}`;
   const stop = new AbortController();
-  const user = `away-${Date.now()}`;
-  const body = { prompt: user, max_tokens: 3500, ignore_eos: true, stream: true };
+  const prompt = `away-${Date.now()}`;
+  const body = { prompt, max_tokens: 3500, ignore_eos: true, stream: true };
   const run = await fetch(`${URL_}/v1/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal: stop.signal });
   const id = run.headers.get('x-thunder-run-id');
-  const page = await open(`/runs?q=${user}`, { server: proxyUrl, expected: (what) => /ERR_|Failed to fetch/.test(what) });
+  const page = await open(`/runs?q=${prompt}`, { server: proxyUrl, expected: (what) => /ERR_|Failed to fetch/.test(what) });
   // A run is in the list once it is stored.
   while (!await page.locator(`[data-run="${id}"]`).count()) {
     await page.waitForTimeout(100);
@@ -242,7 +242,7 @@ test('open run list is updated after an outage of the server', async () => {
   await page.waitForSelector('.dot.off');
   stop.abort();
   await stored(id);
-  const later = await stored((await post('/v1/completions', { prompt: user, max_tokens: 1 }).then((r) => r.json())).thunder.run_id);
+  const later = await stored((await post('/v1/completions', { prompt, max_tokens: 1 }).then((r) => r.json())).thunder.run_id);
   assert.equal(await page.textContent('.run-status'), 'running', 'without a notification the page must not change');
   proxy = await serve(at);
   await page.waitForFunction(() => document.querySelector('.run-status').textContent !== 'running');

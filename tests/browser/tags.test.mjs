@@ -57,7 +57,7 @@ test('several runs are tagged in the list, and a tag filters it', async () => {
   await page.waitForSelector('.run');
   for (const id of runs) await page.check(`[data-pick][value="${id}"]`);
   await page.keyboard.press('t');
-  // A tag of only one of them is left as it is.
+  // A tag that only one of the runs has is left as it is.
   await page.waitForSelector(TAGS_BOX);
   assert.ok(await page.evaluate(() => document.querySelector('[data-tags-dialog] [type=checkbox]').indeterminate));
   await page.keyboard.type(`${mark}both`);

@@ -11,7 +11,7 @@ test('divergence is zero for equal candidates, and exact for two outcomes', () =
   const exact = 0.9 * Math.log2(0.9 / 0.6) + 0.1 * Math.log2(0.1 / 0.4);
   assert.ok(Math.abs(divergence(list(0.9), list(0.6)) - exact) < 1e-9);
   assert.equal(divergence([], list(1)), null);
-  // Candidates that only one side has belong to the rest of the other side, so the result is at most the exact one.
+  // Candidates that only one side has are part of the rest on both sides, so the result is at most the exact one.
   const [p, q] = [[0.7, 0.2, 0.1], [0.2, 0.5, 0.3]];
   const whole = p.reduce((sum, x, i) => sum + x * Math.log2(x / q[i]), 0);
   const part = divergence(list(0.7, 0.2), [{ token: 0, prob: 0.2 }, { token: 2, prob: 0.3 }]);

@@ -6,7 +6,7 @@ import { Steps } from './divergence.js';
 import { fill } from './replay/glyphs.js';
 import { mayEndBlock } from './replay/blocks.js';
 
-/** Number of tokens that stay visible at the end of a common start. */
+/** Number of tokens at the end of a collapsed common prefix that stay visible. */
 const VISIBLE_TOKENS = 12;
 /** Number of tokens per side whose elements are created around the cursor. */
 export const FIRST_TOKENS = 400;
@@ -46,7 +46,7 @@ class Tokens {
 
   get isBuilt() { return this.next === this.to; }
 
-  /** Returns the number of tokens that are missing until `index`, and some more. */
+  /** Returns the number of tokens to create so that the elements up to `index` and the next `FIRST_TOKENS` exist. */
   missing(index) { return Math.max(0, Math.min(this.to, index + FIRST_TOKENS) - this.next); }
 }
 
@@ -60,7 +60,7 @@ export class AlignedText {
   #steps;
   /** Blocks in order: `{block, from, change, tokens}`; `tokens` is null until its element is created. */
   #parts = [];
-  /** Tokens of the collapsed start, or null. */
+  /** Tokens of the collapsed common prefix, or null. */
   #folded = null;
   /** Number of blocks with an element, and of those that are complete. */
   #reached = 0;
@@ -84,7 +84,7 @@ export class AlignedText {
       event.preventDefault();
       onChange(event.target._index);
     });
-    // Opening the common start does not wait for its turn.
+    // Tokens of an opened common prefix are created at once.
     box.addEventListener('toggle', () => this.#build(this.#parts[0], [this.#folded], FIRST_TOKENS), true);
   }
 

@@ -22,7 +22,7 @@ const MAX_CANDIDATES = 12;
 const TASK_MS = 16;
 /** Events per request of candidates. */
 const EVENTS_PER_REQUEST = 6000;
-/** Parameters that have their own rows or describe the recording. */
+/** Parameters that have their own rows, and `reading`, which earlier releases recorded instead of `answer_format`. */
 const SKIPPED = ['mods', 'fork', 'model', 'reading'];
 
 /** Loads one side: a run, and the rows of its final answer. */
@@ -108,7 +108,7 @@ function moveCursor(step) {
   span?.scrollIntoView({ block: 'nearest' });
   describe();
   clearTimeout(timer);
-  // If a side has no token at this step, its next token is compared, because both tokens follow the same text.
+  // If a side has no token at this step, its next token is compared: at the start of an insertion, both follow the same text.
   timer = setTimeout(() => loadCandidates(text.steps.next(at, 0), text.steps.next(at, 1)), 60);
 }
 

@@ -1,4 +1,4 @@
-// Shows the deletions that can be undone above the list of runs, even after a reload.
+// The list of deletions that can still be undone, shown above the run list, also after a reload.
 import { fetchApi, h, toast } from './dom.js';
 
 const PATH = '/api/v1/deletions';

@@ -25,7 +25,7 @@ export class Alignment {
   #b;
   #forward = new Int32Array(2 * ZERO + 1);
   #backward = new Int32Array(2 * ZERO + 1);
-  /** Ranges that are not aligned yet, `[aFrom, aTo, bFrom, bTo]`, the first one last; and between them equal parts, `[x, y, length]`. */
+  /** Stack of ranges that are not aligned yet, `[aFrom, aTo, bFrom, bTo]`, and of equal parts between them, `[x, y, length]`. The next one is on top. */
   #todo;
   /** Blocks that were not taken yet. The last one may grow. */
   #blocks = [];

@@ -2,8 +2,8 @@
 import { candidates } from './replay/candidates.js';
 
 /**
- * Returns the KL divergence in bits of the candidates `q` from `p`, over the candidates recorded on both sides and the rest
- * as one outcome. This is a lower bound of the divergence over the vocabulary. Null if a side has no candidates.
+ * Returns the KL divergence D(p ‖ q) of two lists of candidates in bits, over the candidates recorded on both sides and the
+ * rest as one outcome. This is a lower bound of the divergence over the vocabulary. Null if a side has no candidates.
  */
 export function divergence(p, q) {
   if (!p.length || !q.length) return null;
@@ -26,7 +26,10 @@ export function divergence(p, q) {
 /** Returns the model's candidates by step from a response of `/alternatives`. */
 export const byStep = (alternatives) => new Map(alternatives.map((s) => [s.step, candidates(s.model)]));
 
-/** Numbers each pair of token id and text, equal pairs of all sides with the same number: `[{count, token(k), text(k)}]` to arrays. */
+/**
+ * Returns an array for each side `{count, token(k), text(k)}`, with a number for each token. Tokens with the same id and text
+ * have the same number on all sides.
+ */
 export function numbered(sides) {
   const texts = new Map();
   const ids = new Map();

@@ -37,7 +37,7 @@ export function excerpt(text, wanted, length = 110) {
 
 /** Splits a text into `[piece, isMatch]`. Pure. */
 export function splitMatches(text, wanted) {
-  const special = wanted.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
-  if (!special.length) return [[text, false]];
-  return text.split(new RegExp(`(${special.join('|')})`, 'i')).map((piece, i) => [piece, i % 2 === 1]).filter(([piece]) => piece);
+  const escaped = wanted.map((word) => word.replace(/[.*+?^${}()|[\]\\]/g, '\\$&'));
+  if (!escaped.length) return [[text, false]];
+  return text.split(new RegExp(`(${escaped.join('|')})`, 'i')).map((piece, i) => [piece, i % 2 === 1]).filter(([piece]) => piece);
 }

@@ -89,7 +89,7 @@ export function surface(canvas) {
   const { clientWidth: w, clientHeight: hgt } = canvas;
   if (!w || !hgt) return null;
   const ratio = Math.min(window.devicePixelRatio || 1, 2);
-  // A new size lays out the page again, even if it equals the old one.
+  // Setting the size lays out the page again, even if the value is the same.
   const [width, height] = [Math.round(w * ratio), Math.round(hgt * ratio)];
   if (canvas.width !== width) canvas.width = width;
   if (canvas.height !== height) canvas.height = height;

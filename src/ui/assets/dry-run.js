@@ -26,7 +26,7 @@ function table(report, id, go) {
     h('tbody', {}, rows)));
 }
 
-/** Returns the summary of a report in one sentence. */
+/** Returns the summary of a report. */
 function summary(report) {
   const used = report.recorded ? '' : ' The recorded run did not use this mod.';
   const rest = report.complete ? '' : ' The time limit was reached before the end of the run.';

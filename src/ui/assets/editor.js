@@ -9,7 +9,7 @@ import { createEditor } from './source-view.js';
 
 /** Delay in ms after the last keystroke before the source is checked. */
 const CHECK_DELAY_MS = 700;
-/** Key of the draft of a new mod in `localStorage`. */
+/** Name of a new mod in the key of its draft in `localStorage`. */
 const NEW = '-new';
 
 const form = document.querySelector('form[data-editor]');

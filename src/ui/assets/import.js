@@ -1,4 +1,4 @@
-// Import of exported runs: documents chosen or dropped on the list are posted to /ingest.
+// Import of exported runs: documents in files that are chosen, or dropped on the page of the run list, are posted to /ingest.
 import { fetchApi, h } from './dom.js';
 
 /** Returns the reason why a document cannot be imported, or ''. Pure. */

@@ -13,7 +13,7 @@ export function singleFile(editor) {
 
 /**
  * Returns the source of a package, `{path: text}`. `bar` gets a list of the files, and buttons that add and remove files.
- * `changed()` is called after a file was added or removed.
+ * `changed()` is called after a file was added or removed, and after the source was replaced.
  */
 export function packageFiles(bar, files, editor, { canSave, changed }) {
   let texts = new Map(Object.entries(files));

@@ -57,7 +57,8 @@ export class NextToken {
   #hooks;
   #chain = new TokenChain();
   #session = null;
-  #step = 0;
+  /** Number of the newest request; the results of earlier ones are not shown. */
+  #loadId = 0;
 
   /** `box` shows the candidates, `raw` is the text area. `hooks.request(ids)` returns path and body of a request, `hooks.changed()` is called after a change of the text, and `hooks.fail(message)` shows an error. */
   constructor(box, raw, hooks) {
@@ -68,8 +69,8 @@ export class NextToken {
 
   /** Computes the next token of the text and shows its candidates. */
   async next() {
-    this.#step += 1;
-    const step = this.#step;
+    this.#loadId += 1;
+    const loadId = this.#loadId;
     this.#box.setAttribute('aria-busy', 'true');
     try {
       const text = this.#raw.value;
@@ -84,15 +85,15 @@ export class NextToken {
       await response.text();
       const id = response.headers.get('x-thunder-run-id');
       const entries = await entriesOf(id);
-      if (step === this.#step) this.#draw(id, candidateTable(entries), text);
+      if (loadId === this.#loadId) this.#draw(id, candidateTable(entries), text);
     } finally {
-      if (step === this.#step) this.#box.removeAttribute('aria-busy');
+      if (loadId === this.#loadId) this.#box.removeAttribute('aria-busy');
     }
   }
 
   /** Removes the candidates. */
   clear() {
-    this.#step += 1;
+    this.#loadId += 1;
     this.#box.removeAttribute('aria-busy');
     this.#box.replaceChildren();
   }

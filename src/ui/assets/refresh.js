@@ -8,7 +8,7 @@ const INTERVAL_MS = 1000;
 
 const FOCUSABLE = 'a[href], button, input';
 
-/** Replaces the parts of `place` that differ from those of `next`, and adds the missing ones. */
+/** Replaces the parts of `place` that differ from those of `next`, or all content if `next` has other parts. */
 export function update(place, next) {
   next.querySelectorAll('time[datetime]').forEach(showLocalTime);
   for (const box of next.querySelectorAll('[data-pick]')) {

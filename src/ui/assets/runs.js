@@ -21,7 +21,7 @@ let wasUnreachable = false;
 const newRuns = new Set();
 
 /** Loads the list of a URL; an invalid filter keeps the old rows, grayed out. */
-async function load(url, { push = true } = {}) {
+async function load(url, { updateUrl = true } = {}) {
   request?.abort();
   request = new AbortController();
   const { signal } = request;
@@ -48,7 +48,7 @@ async function load(url, { push = true } = {}) {
       newRuns.clear();
       showNews();
     } else throw new Error(`${response.status} ${response.statusText}`);
-    if (push) history.replaceState(null, '', url);
+    if (updateUrl) history.replaceState(null, '', url);
     const q = new URL(url, location).searchParams.get('q') ?? '';
     for (const view of document.querySelectorAll('.views a')) {
       if (view.dataset.q === q) view.setAttribute('aria-current', 'true');
@@ -163,7 +163,7 @@ function replaceRow(row, next) {
   if (isFocused) next.querySelector('.run-text a').focus();
 }
 
-/** Updates the row of a run that has just ended with its final numbers. */
+/** Shows the final numbers in the row of a run that has just ended. */
 async function refreshRow(row, id) {
   try {
     const next = (await fetchRows()).get(id);
@@ -176,7 +176,7 @@ async function refresh() {
   const rows = [...results.querySelectorAll('[data-run]')];
   const now = wasUnreachable || !rows.length ? null : await fetchRows().catch(() => null);
   if (!now || rows.some((row) => !now.has(row.dataset.run))) {
-    load(location.href, { push: false });
+    load(location.href, { updateUrl: false });
     return;
   }
   for (const row of rows) {
@@ -188,14 +188,14 @@ async function refresh() {
   showNews();
 }
 
-listenForFiles(document.querySelector('[data-import]'), document.querySelector('[data-imported]'), () => load(location.href, { push: false }));
+listenForFiles(document.querySelector('[data-import]'), document.querySelector('[data-imported]'), () => load(location.href, { updateUrl: false }));
 
 setInterval(() => {
   const s = Math.round((Date.now() - loadedAt) / 1000);
   age.textContent = s < 2 ? 'updated just now' : `updated ${s < 90 ? `${s} s` : `${Math.round(s / 60)} min`} ago`;
 }, 1000);
 
-// Selected runs can be compared, with the oldest one as A, tagged, exported and deleted.
+// Selected runs can be compared (the oldest one is A), tagged, exported and deleted.
 const bulk = document.querySelector('[data-bulk]');
 const picked = new Set();
 
@@ -273,7 +273,7 @@ filters.addEventListener('click', async (event) => {
 /** The deletions that can be undone; their code is loaded after the list. */
 const deletions = import('./deletions.js').then(({ Deletions }) => new Deletions(
   document.querySelector('[data-deletions]'),
-  () => load(location.href, { push: false }),
+  () => load(location.href, { updateUrl: false }),
 ));
 const remove = async (ids) => (await deletions).add(ids);
 bulk.querySelector('[data-bulk-delete]').addEventListener('click', () => withSelected(remove));

@@ -11,8 +11,8 @@ const MAX_LISTED = 8;
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
 /**
- * Finds the attention sink of a row: a position that receives most of the attention without carrying meaning. It is detected
- * by its mass, not by its position. Returns `{sink, peak}`: its index or -1, and the highest other value. Pure.
+ * Finds the attention sink of a row: a position that receives far more attention than any other without carrying meaning. It is
+ * detected by its share of the attention, not by its position. Returns `{sink, peak}`: its index or -1, and the highest other value. Pure.
  */
 export function sinkOf(values) {
   let first = -1;
@@ -118,7 +118,7 @@ export class Attention {
   /** True if the attention of later steps to one token is shown. */
   get showsLaterSteps() { return this.#direction.value === 'later'; }
 
-  /** Returns the attention of each later step to the subject. */
+  /** Returns a function from a row to the bucket of the attention that its step pays to the subject. */
   #laterShading() {
     const { byRow, peak } = this.#later ?? { byRow: new Map() };
     return (row) => (byRow.has(row) ? bucketOfShare(byRow.get(row), peak) : -1);
@@ -135,7 +135,7 @@ export class Attention {
     if (!this.on || !this.showsLaterSteps) return this.#hooks.painted();
     const run = this.#run;
     const row = this.#subject;
-    // The attention of an active run's last steps may not be available yet, so all steps are loaded again at its end.
+    // The attention of a live run's last steps may not be available yet, so all steps are loaded again at its end.
     const key = `${row} ${this.view} ${this.#hooks.live()}`;
     if (this.#later?.key !== key) {
       this.#laterAbort.abort();
@@ -292,20 +292,20 @@ export class Attention {
     if (!s) return;
     const c = palette(['spark', 'line-strong']);
     const { values, sink, peak } = this.#now;
-    const step = s.w / values.length;
+    const positionWidth = s.w / values.length;
     const columns = Math.min(values.length, Math.floor(s.w));
     for (let x = 0; x < columns; x += 1) {
       const from = Math.floor((x / columns) * values.length);
       const to = Math.max(from + 1, Math.floor(((x + 1) / columns) * values.length));
       let high = 0;
       for (let i = from; i < to; i += 1) if (i !== sink && values[i] > high) high = values[i];
-      const tall = Math.sqrt(peak > 0 ? high / peak : 0) * (s.h - 4);
+      const barHeight = Math.sqrt(peak > 0 ? high / peak : 0) * (s.h - 4);
       s.g.fillStyle = c.spark;
-      s.g.fillRect((x / columns) * s.w, s.h - tall, Math.max(1, s.w / columns - 0.5), tall);
+      s.g.fillRect((x / columns) * s.w, s.h - barHeight, Math.max(1, s.w / columns - 0.5), barHeight);
     }
     if (sink >= 0) {
       s.g.fillStyle = c['line-strong'];
-      s.g.fillRect(sink * step, 0, Math.max(2, Math.min(step, 4)), s.h);
+      s.g.fillRect(sink * positionWidth, 0, Math.max(2, Math.min(positionWidth, 4)), s.h);
     }
   }
 

@@ -14,9 +14,11 @@ export function candidates(list) {
     .sort((a, b) => b.prob - a.prob);
 }
 
-/** Stages that remove the least probable candidates, stages that remove none, and others that keep the order of candidates. */
+/** Stages that remove the least probable candidates and keep the order of the others. */
 const BY_RANK = new Set(['top-k', 'top-p', 'min-p', 'top-n-sigma', 'temp', 'argmax']);
+/** Stages that change the order of candidates and remove none. */
 const REORDERING = new Set(['penalties', 'dry']);
+/** Stages that keep the order of candidates. */
 const ORDERED = new Set([...BY_RANK, 'grammar', 'typical', 'xtc']);
 
 /**
@@ -25,7 +27,7 @@ const ORDERED = new Set([...BY_RANK, 'grammar', 'typical', 'xtc']);
  */
 export function removedBy(stages, rank, isOrdered = true) {
   const possible = [];
-  // After stages that remove other candidates than the last ones, a rank is at most the first one.
+  // After a stage that may have removed any candidates, the current rank is unknown, but at most `rank`.
   let isExact = true;
   let before = Infinity;
   for (const [i, { name, left }] of stages.entries()) {
@@ -41,7 +43,7 @@ export function removedBy(stages, rank, isOrdered = true) {
   return possible;
 }
 
-/** Returns true if the candidates that remain are the most probable ones before the stages, in the same order. */
+/** Returns true if the candidates that remain have the same order as before the stages. */
 function isInOrder(after, base) {
   const before = new Map(base.map((c) => [c.token, c.prob]));
   const probs = after.map((c) => before.get(c.token)).filter((p) => p !== undefined);

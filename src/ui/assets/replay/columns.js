@@ -63,14 +63,14 @@ function strings(view, buffer, offset, length) {
   const count = length >= 4 ? view.getUint32(offset, true) : 0;
   const texts = offset + 4 + (count + 1) * 4;
   if (texts > offset + length) throw new Error('the table of texts is damaged');
-  const ends = new Uint32Array(buffer, offset + 4, count + 1);
+  const offsets = new Uint32Array(buffer, offset + 4, count + 1);
   // If all texts are ASCII, the offsets are those of characters, and one call decodes everything.
   const bytes = new Uint8Array(buffer, texts, offset + length - texts);
   const all = decoder.decode(bytes);
-  const isSorted = ends.every((end, i) => end <= bytes.length && (i === 0 || ends[i - 1] <= end));
-  if (isSorted && all.length === bytes.length && ASCII.test(all)) return Array.from({ length: count }, (_, i) => all.slice(ends[i], ends[i + 1]));
+  const isSorted = offsets.every((at, i) => at <= bytes.length && (i === 0 || offsets[i - 1] <= at));
+  if (isSorted && all.length === bytes.length && ASCII.test(all)) return Array.from({ length: count }, (_, i) => all.slice(offsets[i], offsets[i + 1]));
   return Array.from({ length: count }, (_, i) => {
-    if (texts + ends[i + 1] > offset + length) throw new Error('the table of texts is damaged');
-    return decoder.decode(new Uint8Array(buffer, texts + ends[i], ends[i + 1] - ends[i]));
+    if (texts + offsets[i + 1] > offset + length) throw new Error('the table of texts is damaged');
+    return decoder.decode(new Uint8Array(buffer, texts + offsets[i], offsets[i + 1] - offsets[i]));
   });
 }

@@ -6,13 +6,14 @@ const MAX_BLOCKS = 24;
 /** Maximum entries of a live run; older ones are fetched again. */
 const MAX_LIVE_ENTRIES = 6000;
 
-/** A request that follows another one within this time waits, in milliseconds. */
+/** A request less than `BUSY_MS` after the previous one is delayed by `DELAY_MS`. */
 const BUSY_MS = 250;
 const DELAY_MS = 70;
 
 /**
- * Returns a function that gives the delay of a request in milliseconds. A key that is held down moves over many events, so
- * that only the last one is requested; a single step is requested at once. `last` is the time of the previous request.
+ * Returns a function that gives the delay of a request in milliseconds. While a key is held down, the cursor moves over many
+ * events, and the delay lets the caller request only the last one. A single movement has no delay. `last` is the time of the
+ * previous request.
  */
 export function requestDelay(last = -Infinity) {
   return () => {

@@ -1,4 +1,4 @@
-// Search in a run: over the text at an event, across tokens. Pure.
+// Search in the visible text of a run. A match can span several tokens. Pure.
 
 /**
  * Returns the rows of each match of `needle` (case-insensitive) as `[[firstRow, lastRow], …]` in reading order.

@@ -20,7 +20,7 @@ const quantize = (value) =>
 const nonNegative = (value) => Math.max(0, value ?? 0);
 const unnamedText = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
-/** Returns the flag of a token that belongs to the chat template, by its text. */
+/** Returns the flag of a special token, recognized by its text, or 0. */
 function specialFlag(text) {
   const isBetween = (open, close) => text.startsWith(open) && text.endsWith(close);
   return isBetween('<|', '|>') || isBetween('<｜', '｜>') || SPECIAL_NAMES.has(text) ? FLAGS.special : 0;
@@ -271,7 +271,7 @@ export class RunState extends Rows {
     if (type === 'AdjustedLogits') {
       this.#step.pending |= FLAGS.touched;
     } else if (type === 'Backtrack') {
-      // A token that was drawn but never appended counts for the mod.
+      // The steps of the mod include a token that was drawn but not appended.
       const drawn = this.#newest === 'Sampled' ? 1 : 0;
       const removed = Math.min(generated, details.removed ?? nonNegative(nonNegative(action.backtrack_steps) - drawn));
       this.#removeLast(removed, after);

@@ -3,7 +3,8 @@
 import { h } from '../dom.js';
 
 const NS = 'http://www.w3.org/2000/svg';
-const STEP = 7;
+/** Width of a bar with the space after it. */
+const BAR_WIDTH = 7;
 const HEIGHT = 14;
 
 /** Returns the number of stages that a candidate of `candidateTable` passed. */
@@ -45,12 +46,12 @@ export function funnel(row, stages) {
   title.textContent = text;
   const tone = (i) => (i < count ? 'kept' : !row.removedBy.includes(i) ? 'rest' : row.removedBy.length > 1 ? 'maybe' : 'cut');
   const bars = heights(stages).map((height, i) => element('rect', {
-    x: i * STEP, y: (HEIGHT * (1 - height)) / 2, width: STEP - 1, height: HEIGHT * height, class: tone(i),
+    x: i * BAR_WIDTH, y: (HEIGHT * (1 - height)) / 2, width: BAR_WIDTH - 1, height: HEIGHT * height, class: tone(i),
   }));
-  return element('svg', { class: 'funnel', viewBox: `0 0 ${stages.length * STEP} ${HEIGHT}`, width: stages.length * STEP, height: HEIGHT, role: 'img', 'aria-label': text }, title, ...bars);
+  return element('svg', { class: 'funnel', viewBox: `0 0 ${stages.length * BAR_WIDTH} ${HEIGHT}`, width: stages.length * BAR_WIDTH, height: HEIGHT, role: 'img', 'aria-label': text }, title, ...bars);
 }
 
-/** Returns the sentences about stages that the record of a step does not show. Pure. */
+/** Returns sentences that say what the record of a step does not show about its stages. Pure. */
 export function gaps({ rows, stages, isSampled, isForced, isPartial, hasSampler }) {
   if (!isSampled) return isForced ? ['A mod forced this token, so it passed no sampling stages.'] : [];
   if (!stages.length) return ['The sampling stages of this step were not recorded.'];

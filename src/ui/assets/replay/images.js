@@ -55,7 +55,7 @@ class PromptImage {
       ...record.tiles.map((tile, t) => this.#grid(tile, t)));
   }
 
-  /** The grid of a tile. An image of one tile lies below its grid if it is recorded. */
+  /** The grid of a tile. A recorded image of one tile is shown behind its grid. */
   #grid({ columns, rows }, t) {
     const { width, height, tiles } = this.#record;
     const isWhole = tiles.length === 1;
@@ -99,21 +99,21 @@ class PromptImage {
     const { spark, 'line-strong': line } = palette(['spark', 'line-strong']);
     this.#record.tiles.forEach(({ columns, rows }, t) => {
       const canvas = this.#canvases[t];
-      const wide = Math.max(2, Math.floor(640 / columns));
-      canvas.width = columns * wide;
+      const patchWidth = Math.max(2, Math.floor(640 / columns));
+      canvas.width = columns * patchWidth;
       canvas.height = rows * Math.max(2, Math.floor(640 / Math.max(columns, rows)));
-      const tall = canvas.height / rows;
+      const patchHeight = canvas.height / rows;
       const g = canvas.getContext('2d');
       g.clearRect(0, 0, canvas.width, canvas.height);
       const values = this.#drawn.tiles[t];
       for (let k = 0; k < values.length; k += 1) {
-        const [x, y] = [(k % columns) * wide, Math.floor(k / columns) * tall];
+        const [x, y] = [(k % columns) * patchWidth, Math.floor(k / columns) * patchHeight];
         g.globalAlpha = this.#drawn.peak > 0 ? 0.85 * Math.sqrt(values[k] / this.#drawn.peak) : 0;
         g.fillStyle = spark;
-        g.fillRect(x, y, wide, tall);
+        g.fillRect(x, y, patchWidth, patchHeight);
         g.globalAlpha = 0.5;
         g.strokeStyle = line;
-        g.strokeRect(x + 0.5, y + 0.5, wide - 1, tall - 1);
+        g.strokeRect(x + 0.5, y + 0.5, patchWidth - 1, patchHeight - 1);
       }
       canvas.setAttribute('aria-label', `Attention over ${columns} × ${rows} patches: ${this.#facts.textContent}`);
     });

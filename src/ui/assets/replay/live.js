@@ -1,4 +1,4 @@
-// Follows an active run, whose items are the same and in the same order as those of the stored run.
+// Follows a live run, whose items are the same and in the same order as those of the stored run.
 import { follow } from '../sse.js';
 
 /** Detects repeated items, because a resumed stream may overlap. Pure. */

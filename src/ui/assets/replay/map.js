@@ -75,14 +75,14 @@ export class AttentionMap {
 
   #drawBase(map, s) {
     const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'danger', 'line-strong', 'spark']);
-    const tall = s.h / map.rows.length;
+    const rowHeight = s.h / map.rows.length;
     map.rows.forEach((row, y) => {
-      const wide = s.w / map.width;
+      const columnWidth = s.w / map.width;
       row.values.forEach((v, x) => {
         const b = bucketOfShare(v, map.peak);
         if (b < 1) return;
         s.g.fillStyle = b >= 7 ? c.spark : c[`b${b}`];
-        s.g.fillRect(x * wide, y * tall, Math.ceil(wide), Math.ceil(tall));
+        s.g.fillRect(x * columnWidth, y * rowHeight, Math.ceil(columnWidth), Math.ceil(rowHeight));
       });
     });
     const prompt = this.#run.sequence(0).length;
@@ -92,7 +92,7 @@ export class AttentionMap {
     for (const mark of this.#run.marks) {
       if (mark.kind !== 'action' || !/^Backtrack/.test(mark.label)) continue;
       const y = map.rows.findIndex((r) => r.seq >= mark.seq);
-      if (y >= 0) s.g.fillRect(0, y * tall, 6, Math.max(1.5, Math.min(tall, 2)));
+      if (y >= 0) s.g.fillRect(0, y * rowHeight, 6, Math.max(1.5, Math.min(rowHeight, 2)));
     }
   }
 

@@ -1,10 +1,13 @@
 // Cursor movements of keyboard actions. Pure.
 import { NEVER } from './rows.js';
 
-/** Returns the target event of an action, a message if there is no such event, or undefined if the action does not move the cursor. */
+/**
+ * Returns the target event of an action, or undefined if the action does not move the cursor. If there is no such event,
+ * returns a message; the keys of tokens go to the first event or the end of the run instead.
+ */
 export function targetOf(action, run, n, surprise, threshold) {
   const end = run.eventCount;
-  const events = (test, dir) => {
+  const nearest = (test, dir) => {
     for (let e = n + dir; e >= 0 && e < end; e += dir) if (test(e)) return e;
     return dir > 0 ? end : 0;
   };
@@ -27,8 +30,8 @@ export function targetOf(action, run, n, surprise, threshold) {
   switch (action) {
     case 'first': return 0;
     case 'last': return end;
-    case 'nextToken': return events((e) => run.type(e) === 'Added', 1);
-    case 'prevToken': return events((e) => run.type(e) === 'Added', -1);
+    case 'nextToken': return nearest((e) => run.type(e) === 'Added', 1);
+    case 'prevToken': return nearest((e) => run.type(e) === 'Added', -1);
     case 'nextEvent': return Math.min(end, n + 1);
     case 'prevEvent': return Math.max(0, n - 1);
     case 'nextAction': return next(marks('action'), 1, 'mod action');

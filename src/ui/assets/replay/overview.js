@@ -1,10 +1,10 @@
-// The run as a strip below the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
+// The run as a strip drawn behind the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
 import { palette, scheduleDrawing, surface } from '../dom.js';
 import { surprise } from './color.js';
 import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';
 
-/** Returns the highest surprise, and whether rows were removed, per pixel column. Pure. */
+/** Divides the events of a run into `width` bins; returns the highest surprise of each, and whether rows were removed. Pure. */
 export function bins(run, width) {
   const high = new Float32Array(width);
   const removed = new Uint8Array(width);
@@ -26,7 +26,7 @@ export class Overview {
   /** Notes and feedback on tokens: `{row, tone}`. */
   notes = [];
 
-  /** `box` contains a canvas and, above it, a range input as the slider. */
+  /** `box` contains a canvas and a range input, the slider, which covers the canvas. */
   constructor(box, run, signal) {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');
@@ -43,7 +43,7 @@ export class Overview {
     const step = 2;
     const { high, removed } = bins(run, Math.max(1, Math.floor(w / step)));
     const floor = height - 2;
-    // A token has about three events, so in a short run its bar can be that wide.
+    // A token has about three events, so in a short run a bar of two events does not cover the next bar.
     const barWidth = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
     high.forEach((value, x) => {
       if (!value && !removed[x]) return;
@@ -70,7 +70,7 @@ export class Overview {
     }
   }
 
-  /** Moves the cursor to event `n`. */
+  /** Sets the slider to event `n`. */
   at(n) {
     const count = this.#run.eventCount;
     if (Number(this.#scrub.max) !== count) this.#scrub.max = String(count);

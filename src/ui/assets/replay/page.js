@@ -151,7 +151,7 @@ function markFeedback() {
   }
 }
 
-/** The function that opens the feedback form, once it is requested. */
+/** Promise of the function that opens the feedback form, or null before the first use. */
 let feedback = null;
 
 /** Opens the feedback form, whose code is loaded on first use. */

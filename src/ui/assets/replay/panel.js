@@ -27,7 +27,7 @@ export class Panel {
   /** Number of the newest request; the results of earlier ones are not shown. */
   #loadId = 0;
   #timer = null;
-  /** The first request waits until the text is shown. */
+  /** Delays the first request, so that the text is usually shown before it is sent. */
   #delay = requestDelay(performance.now());
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
@@ -48,7 +48,7 @@ export class Panel {
   /** Adds a section of another module below the token. */
   put(section) { this.#token.after(section); }
 
-  /** Shows event `e` (null if there is none) and, if different, the selected row. */
+  /** Shows event `e`, or null if there is none, and `row`: the selected row, or else the one that the event added, or null. */
   show(e, row) {
     this.#drawToken(e, row);
     this.#loadId += 1;
@@ -60,15 +60,15 @@ export class Panel {
       return;
     }
     const loadId = this.#loadId;
-    const steps = this.#run.stepEvents(e);
-    if (steps.every((s) => this.#events.peek(s))) {
-      this.#drawStep(e, steps.map((s) => this.#events.peek(s)));
+    const events = this.#run.stepEvents(e);
+    if (events.every((seq) => this.#events.peek(seq))) {
+      this.#drawStep(e, events.map((seq) => this.#events.peek(seq)));
       return;
     }
     this.#root.setAttribute('aria-busy', 'true');
     this.#timer = setTimeout(async () => {
       try {
-        const entries = await this.#events.get(steps[0], steps.at(-1));
+        const entries = await this.#events.get(events[0], events.at(-1));
         if (loadId === this.#loadId) this.#drawStep(e, entries);
       } catch (error) {
         if (loadId !== this.#loadId) return;
@@ -89,10 +89,10 @@ export class Panel {
 
   #drawToken(e, row) {
     const run = this.#run;
-    const steps = e === null ? [] : run.stepEvents(e);
-    const eventButtons = steps.length ? h('div', { class: 'steps' }, steps.map((s) => h('button', {
-      type: 'button', 'aria-pressed': String(s === e), title: `Event ${s}`, onclick: () => this.#go(s),
-    }, run.type(s)))) : null;
+    const events = e === null ? [] : run.stepEvents(e);
+    const eventButtons = events.length ? h('div', { class: 'steps' }, events.map((seq) => h('button', {
+      type: 'button', 'aria-pressed': String(seq === e), title: `Event ${seq}`, onclick: () => this.#go(seq),
+    }, run.type(seq)))) : null;
     if (row === null) {
       this.#token.replaceChildren(eventButtons ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
       return;

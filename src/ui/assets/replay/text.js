@@ -236,7 +236,7 @@ export class Text {
     return b === 'touched' ? ' touched' : b >= 0 ? ` b${b}` : '';
   }
 
-  /** Writes the class of row `i`. Rows without a span get it when it is created. */
+  /** Writes the class of row `i`. A row without a span gets its class when the span is created. */
   #write(i) {
     if (!this.#spans[i]) return;
     const removedAt = this.#run.removedAt(i);

@@ -55,29 +55,29 @@ export function rowsSince(run, from = 0) {
 /** Returns statistics of rows: numbers of tokens, means, and the most surprising row. */
 export function statistics(run, rows) {
   const out = { tokens: rows.length, forced: 0, measured: 0, mean: null, perplexity: null, entropy: null, peak: null, ms: null };
-  let sum = 0;
-  let entropies = 0;
-  let entropy = 0;
+  let logprobSum = 0;
+  let entropyCount = 0;
+  let entropySum = 0;
   let time = 0;
   for (const i of rows) {
     if (run.isForced(i)) out.forced += 1;
     time += run.dt(i);
     const p = run.logprob(i);
     if (p !== null) {
-      sum += p;
+      logprobSum += p;
       out.measured += 1;
       if (out.peak === null || p < run.logprob(out.peak)) out.peak = i;
     }
     if (run.entropy(i) !== null) {
-      entropy += run.entropy(i);
-      entropies += 1;
+      entropySum += run.entropy(i);
+      entropyCount += 1;
     }
   }
   if (out.measured) {
-    out.mean = sum / out.measured;
+    out.mean = logprobSum / out.measured;
     out.perplexity = Math.exp(-out.mean);
   }
-  if (entropies) out.entropy = entropy / entropies;
+  if (entropyCount) out.entropy = entropySum / entropyCount;
   if (rows.length && run.isTimed) out.ms = time / rows.length;
   return out;
 }

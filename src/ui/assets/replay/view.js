@@ -1,5 +1,5 @@
 // The replay component: one cursor over the events of a run, and all views that follow it. The replay page and the
-// playground use the same component; an active run is one whose events are still arriving.
+// playground use the same component; a live run is one whose events are still arriving.
 import { base, fetchApi, h, toast } from '../dom.js';
 import { MODES, MIN_SURPRISE, legend, surprise } from './color.js';
 import { Events } from './events.js';
@@ -13,7 +13,7 @@ import { Run } from './run.js';
 import { Text } from './text.js';
 import { targetOf } from './moves.js';
 
-/** Initial state of a view, which links contain. */
+/** Initial values of the state that a link contains. */
 const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, view: 'mean', laterSteps: false };
 
 export class Replay {
@@ -41,8 +41,8 @@ export class Replay {
 
   /**
    * `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run,
-   * `hooks.forked(forks, change)` for started forks, `hooks.prompt(prompt)` for the recorded prompt with its parameters. `hooks.images()` returns the module of images where
-   * it cannot be loaded.
+   * `hooks.forked(forks, change)` for started forks, `hooks.prompt(prompt)` for the recorded prompt with its parameters. `hooks.images()` returns the module of images
+   * in an exported page, which cannot load it. `hooks.connection(text, ok)` shows the state of the connection to a live run.
    */
   constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
     this.#root = root;
@@ -242,8 +242,8 @@ export class Replay {
   }
 
   /**
-   * Index of the selected token in the answer at the end of the run. Null at the end of the run, and for a token that the answer
-   * does not contain: one of the prompt, or a removed one.
+   * Index of the selected token, or else of the token at the cursor, in the final answer. Null if no token is selected and the
+   * cursor is at the end, and for a token that the final answer does not contain: one of the prompt, or a removed one.
    */
   get token() {
     const row = this.#picked ?? (this.atEnd ? null : this.#row(this.#event()));
@@ -332,8 +332,8 @@ export class Replay {
   /** Returns the row that an event, or a later event of its step, added. */
   #row(e) {
     if (e === null) return null;
-    for (const step of this.#run.stepEvents(e).filter((s) => s >= e)) {
-      const [from, to] = this.#run.rowsAddedAt(step);
+    for (const event of this.#run.stepEvents(e).filter((other) => other >= e)) {
+      const [from, to] = this.#run.rowsAddedAt(event);
       if (to > from && !this.#run.isPrompt(from)) return to - 1;
     }
     return null;
@@ -351,16 +351,16 @@ export class Replay {
   #showPosition(e, row) {
     const run = this.#run;
     const total = this.#total();
-    const rows = this.atEnd ? total : run.answerLength(this.n);
+    const count = this.atEnd ? total : run.answerLength(this.n);
     if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
     const end = this.n === run.eventCount;
-    this.#el('where').replaceChildren('token ', h('b', {}, String(rows)), ` / ${total} · event `, h('b', {}, end ? (this.live ? 'live' : 'end') : String(this.n)), ` / ${run.eventCount}${seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : ''}`);
+    this.#el('where').replaceChildren('token ', h('b', {}, String(count)), ` / ${total} · event `, h('b', {}, end ? (this.live ? 'live' : 'end') : String(this.n)), ` / ${run.eventCount}${seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : ''}`);
     const scrub = this.#el('scrub');
     const p = row === null ? null : run.logprob(row);
     const words = row === null
       ? (end ? 'end of the run' : `event ${this.n} of ${run.eventCount}`)
-      : `token ${rows} of ${total}, ${this.#parts.text.name(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
+      : `token ${count} of ${total}, ${this.#parts.text.name(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
     scrub.setAttribute('aria-valuetext', words);
     clearTimeout(this.#announceTimer);
     if (!this.#follow && !this.#parts.player.playing) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
@@ -449,7 +449,7 @@ export class Replay {
   /** True if the cursor is after the last event. */
   get atEnd() { return !this.#run || this.n === this.#run.eventCount; }
 
-  /** Returns the URL of the playground that continues the text at event `n` with `next`; null if the trace has no prompt. */
+  /** Returns the URL of the playground that continues the text at event `n` with `next`. Null for a live run, in an exported page, and if the trace has no prompt. */
   fork(n = this.n, next = '') {
     const run = this.#run;
     if (this.live || this.#isLocal || !run?.count || run.pos(0) !== 0) return null;
