@@ -1,7 +1,8 @@
 //! Models of the architectures that llama.cpp implements, with random weights: generation and attention.
 //!
-//! `fixtures/architectures.json` has the keys and the tensors of a small model of each, as llama.cpp creates them from the keys
-//! of its test of architectures. `V` is the size of the vocabulary.
+//! `fixtures/architectures.json` contains the metadata keys and the tensors of a small model of each architecture. The keys
+//! are those of llama.cpp's test of architectures, and llama.cpp creates these tensors from them. `V` is the size of the
+//! vocabulary.
 
 use super::exact::gguf::Writer;
 use super::exact::variant::write_vocabulary;
@@ -13,7 +14,7 @@ use std::path::Path;
 
 const ROOT: &str = env!("CARGO_MANIFEST_DIR");
 
-/// Writes a key. Numbers of all types fit into 64-bit floats.
+/// Writes a metadata key with its value.
 fn write_key(writer: &mut Writer, name: &str, kind: &str, value: &Value) {
     let bytes = |kind: &str, value: &Value| match kind {
         "u32" => (value.as_u64().unwrap() as u32).to_le_bytes().to_vec(),
@@ -33,14 +34,14 @@ fn write_key(writer: &mut Writer, name: &str, kind: &str, value: &Value) {
 
 /// Returns the descriptions of the models.
 fn descriptions() -> Value {
-    let shapes = std::fs::read_to_string(Path::new(ROOT).join("fixtures/architectures.json")).unwrap();
-    serde_json::from_str(&shapes).unwrap()
+    let text = std::fs::read_to_string(Path::new(ROOT).join("fixtures/architectures.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
 }
 
 /// Returns the file of a small model of an architecture with random weights.
 pub fn small_model(architecture: &str) -> Vec<u8> {
-    let shapes = descriptions();
-    model(architecture, &shapes["base"], &shapes["architectures"][architecture])
+    let models = descriptions();
+    model(architecture, &models["base"], &models["architectures"][architecture])
 }
 
 /// Returns the file of a model with random weights.
@@ -58,17 +59,19 @@ fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
     let mut tensors = Vec::new();
     for line in description["tensors"].as_array().unwrap() {
         let mut words = line.as_str().unwrap().split(' ');
-        let (name, extents) = (words.next().unwrap(), words.next().unwrap());
-        let extents: Vec<usize> =
-            extents.split('x').map(|extent| if extent == "V" { tokens } else { extent.parse().unwrap() }).collect();
+        let (name, dimensions) = (words.next().unwrap(), words.next().unwrap());
+        let dimensions: Vec<usize> = dimensions
+            .split('x')
+            .map(|dimension| if dimension == "V" { tokens } else { dimension.parse().unwrap() })
+            .collect();
         match words.next() {
-            None => tensors.push((name.to_owned(), extents)),
+            None => tensors.push((name.to_owned(), dimensions)),
             Some(layers) => {
-                tensors.extend(layers.split(',').map(|layer| (name.replace('*', layer), extents.clone())));
+                tensors.extend(layers.split(',').map(|layer| (name.replace('*', layer), dimensions.clone())));
             }
         }
     }
-    let count = |extents: &[usize]| extents.iter().product::<usize>();
+    let count = |dimensions: &[usize]| dimensions.iter().product::<usize>();
     // The values of all tensors come from one pool of random numbers, each from a different position.
     let mut state = 6767_u64;
     let mut random = || {
@@ -79,8 +82,8 @@ fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
     let values: Vec<Vec<f32>> = tensors
         .iter()
         .enumerate()
-        .map(|(number, (name, extents))| {
-            let drawn = pool.iter().cycle().skip(number * 37 % 4096).take(count(extents));
+        .map(|(number, (name, dimensions))| {
+            let drawn = pool.iter().cycle().skip(number * 37 % 4096).take(count(dimensions));
             match name {
                 // The decay of a state is negative, and norms scale by about 1.
                 name if name.contains("ssm_a") => drawn.map(|value| -value.abs()).collect(),
@@ -89,8 +92,11 @@ fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
             }
         })
         .collect();
-    let tensors: Vec<(&str, Vec<usize>, &[f32])> =
-        tensors.iter().zip(&values).map(|((name, extents), values)| (&**name, extents.clone(), &**values)).collect();
+    let tensors: Vec<(&str, Vec<usize>, &[f32])> = tensors
+        .iter()
+        .zip(&values)
+        .map(|((name, dimensions), values)| (&**name, dimensions.clone(), &**values))
+        .collect();
     writer.with_tensors(&tensors)
 }
 
@@ -120,16 +126,16 @@ async fn support(server: &Server, name: &str) -> (String, String) {
 
 #[tokio::test]
 async fn architectures_of_llama_cpp_generate_as_the_handbook_says() {
-    let shapes = descriptions();
+    let models = descriptions();
     let folder = folder();
-    let architectures = shapes["architectures"].as_object().unwrap();
+    let architectures = models["architectures"].as_object().unwrap();
     for (name, description) in architectures {
-        std::fs::write(folder.join(format!("{name}.gguf")), model(name, &shapes["base"], description)).unwrap();
+        std::fs::write(folder.join(format!("{name}.gguf")), model(name, &models["base"], description)).unwrap();
     }
     // llama.cpp would abort the process at the first token of this model.
     let mut wide = architectures["minimax-m3"].clone();
     wide["keys"]["rope.dimension_count"] = json!(["u32", 64]);
-    std::fs::write(folder.join("wide-rope.gguf"), model("minimax-m3", &shapes["base"], &wide)).unwrap();
+    std::fs::write(folder.join("wide-rope.gguf"), model("minimax-m3", &models["base"], &wide)).unwrap();
     let server =
         Server::start(&["--models-dir", folder.to_str().unwrap(), "--models-max", "2", "-c", "128", "-np", "1"]);
     server.wait_ready().await;

@@ -39,8 +39,8 @@ fn signal_to_a_command_leaves_no_postgres_behind() {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let _open_input = child.stdin.take();
         let begun = Instant::now();
-        let state = data_dir.join("postgres/data/postmaster.pid");
-        while !std::fs::read_to_string(&state).is_ok_and(|text| text.contains("ready")) {
+        let pid_file = data_dir.join("postgres/data/postmaster.pid");
+        while !std::fs::read_to_string(&pid_file).is_ok_and(|text| text.contains("ready")) {
             assert!(begun.elapsed() < Duration::from_mins(2), "{arguments:?}: {:?}", child.try_wait());
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -1,4 +1,4 @@
-//! `thunder db` on plain PostgreSQL. `store::citus` has the same commands on a cluster.
+//! `thunder db` on plain PostgreSQL. `store::citus` tests the same commands on a cluster.
 
 use super::harness::{Server, folder, output_of, text, thunder};
 use serde_json::Value;

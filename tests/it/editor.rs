@@ -46,7 +46,7 @@ async fn saved_mod(server: &Server) -> (u16, Value) {
     server.send(MOD_KEY, Method::GET, "/v1/mods/edited", None).await
 }
 
-/// Returns a mod whose answer is `text`.
+/// Returns the source of a mod that forces the output `text`.
 fn forced_answer(text: &str) -> String {
     format!(
         "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\ndef edited(event, actions, tokenizer):\n    \

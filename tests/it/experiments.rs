@@ -109,8 +109,8 @@ async fn grid_is_run_scored_and_found() {
     assert_eq!(column(&scored, "score")[..2], [&json!(0.25), &Value::Null]);
     assert_eq!(scored["summary"]["variants"][0]["mean_score"], json!(0.25 / 3.0));
 
-    for ended in ["cancel", "resume"] {
-        assert_eq!(action(server, &id, ended).await.0, 409, "{ended}");
+    for name in ["cancel", "resume"] {
+        assert_eq!(action(server, &id, name).await.0, 409, "{name}");
     }
     let (_, list) = server.get(ROUTE).await;
     assert!(list["experiments"].as_array().unwrap().iter().any(|one| one["experiment_id"] == id && one["cells"] == 8));
@@ -375,7 +375,7 @@ async fn server_runs_a_limited_number_of_experiments() {
     }
     let (status, problem) = server.post(ROUTE, &definition).await;
     assert!(status == 429 && problem["detail"].as_str().unwrap().contains("runs 8 experiments already"), "{problem}");
-    // The scorer's worker, which cannot import it, does not start.
+    // The limit is checked before a worker imports the scorer, so the error in this scorer is not found.
     invalid["score"] = json!({"python": "1 / 0"});
     assert_eq!(server.post(ROUTE, &invalid).await.0, 429);
     // Other clients are served meanwhile.

@@ -26,7 +26,7 @@ struct CommandLine {
     server: ServerFlags,
 }
 
-/// Returns a clock that panics on the decode thread.
+/// Returns the current time; panics on the decode thread.
 fn panicking_clock() -> DateTime<Utc> {
     assert!(std::thread::current().name() != Some("thunder-decode"), "this clock is broken");
     system::now()

@@ -154,7 +154,7 @@ fn blocks(markdown: &str) -> Vec<Block> {
     blocks
 }
 
-/// Runs the blocks of one page consecutively in a new folder.
+/// Runner of the blocks of all pages. The blocks of a page run consecutively in a new folder.
 struct PageRunner {
     folder: PathBuf,
     servers: BTreeMap<Vec<String>, Server>,

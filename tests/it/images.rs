@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 
 pub const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
 pub const PROJECTOR: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-mmproj.gguf");
-/// Embeddings of every image.
+/// Number of embeddings of each image.
 pub const IMAGE_TOKENS: u64 = 64;
 
 const PNG: &str =

@@ -254,8 +254,8 @@ async fn generation_can_be_polled_and_aborted() {
     let (answer, ()) = tokio::join!(generating, watching);
     assert_eq!(answer["results"][0]["finish_reason"], "abort");
     assert!(!answer["results"][0]["text"].as_str().unwrap().is_empty());
-    let gone = server.answer("/api/extra/abort", &json!({"genkey": key})).await;
-    assert_eq!(gone["success"], "false");
+    let second_abort = server.answer("/api/extra/abort", &json!({"genkey": key})).await;
+    assert_eq!(second_abort["success"], "false");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! All integration tests in one binary: one file per API, with a shared server ([`harness`]).
+//! All integration tests in one binary: one module per subject, with a shared server ([`harness`]).
 #![expect(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod anthropic;

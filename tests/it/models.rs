@@ -284,7 +284,8 @@ async fn unloading_frees_the_memory() {
     assert!(after < before + (loaded - before) / 5, "{before} -> {loaded} -> {after} MiB");
 }
 
-/// Returns the tiny model with some bytes changed, most of them in its header. Each seed results in one file.
+/// Returns the tiny model with some bytes changed, most of them in its header. For some seeds it is also truncated. The
+/// same seed always gives the same file.
 fn damaged(whole: &[u8], seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut random = |limit: usize| {

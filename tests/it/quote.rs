@@ -115,7 +115,7 @@ async fn request_id_of_active_run_is_rejected() {
     }
 }
 
-/// Returns a request without the key that the harness sends.
+/// Returns a request without a key.
 fn without_key(server: &Server, method: Method, path: &str) -> RequestBuilder {
     crate::harness::http().request(method, format!("{}{path}", server.base))
 }

@@ -4,7 +4,7 @@ use super::harness::{Server, server};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-/// Returns traces that Quote recorded, one for each kind of action.
+/// Returns traces that Quote recorded, with every kind of action.
 fn traces() -> Vec<Value> {
     serde_json::from_slice(include_bytes!("../../fixtures/quote_traces.json")).unwrap()
 }

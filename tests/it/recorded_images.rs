@@ -49,7 +49,7 @@ async fn image_files_are_stored_once_and_removed_with_their_last_run() {
     assert_eq!(response.bytes().await.unwrap(), image);
     let known = server.request(Method::GET, &path(&first)).header(header::IF_NONE_MATCH, &headers[header::ETAG]);
     assert_eq!(known.send().await.unwrap().status(), 304);
-    // The image of another run, another hash, and no hash.
+    // A run with another image, a hash of no image, an unknown run, and an invalid hash.
     for missing in [
         path(&other),
         format!("/api/v1/runs/{first}/images/{}", "0".repeat(64)),
@@ -139,15 +139,15 @@ async fn images_belong_to_the_tenant_of_their_run() {
         assert_eq!(status, 200, "{answer}");
         ids.push(answer["thunder"]["run_id"].as_str().unwrap().to_owned());
     }
-    // Nobody can tell from the database's size that another tenant has the same image.
+    // Each tenant has its own copy, so the size of the database does not reveal that another tenant has the same image.
     assert_eq!(psql(&server.database_url(), COUNT).await, "2 2");
     let path = format!("/api/v1/runs/{}/images/{}", ids[0], hash(&image));
     assert_eq!(send(&server, "ann-key", Method::GET, &path, None).await.0, 200);
     assert_eq!(send(&server, "bob-key", Method::GET, &path, None).await.0, 404);
-    let deleted = format!("/api/v1/runs/{}", ids[1]);
-    assert_eq!(send(&server, "bob-key", Method::DELETE, &deleted, None).await.0, 204);
-    let events = format!("/api/v1/runs/{}", ids[0]);
-    let (_, run) = send(&server, "ann-key", Method::GET, &events, None).await;
+    let bob_run = format!("/api/v1/runs/{}", ids[1]);
+    assert_eq!(send(&server, "bob-key", Method::DELETE, &bob_run, None).await.0, 204);
+    let ann_run = format!("/api/v1/runs/{}", ids[0]);
+    let (_, run) = send(&server, "ann-key", Method::GET, &ann_run, None).await;
     let run: Value = serde_json::from_slice(&run).unwrap();
     assert_eq!(server.stop("TERM").await, Some(0));
     let server = server.start_again(&arguments(&flags));

@@ -17,7 +17,7 @@ async fn upload(server: &Server, body: &Value) -> (u16, Value) {
     server.send(MOD_KEY, Method::POST, "/v1/mods", Some(body)).await
 }
 
-/// Returns a mod whose answer is `text`.
+/// Returns the source of a mod that forces the output `text`.
 fn forced_answer(name: &str, text: &str) -> String {
     format!(
         "from thunder_mods import Prefilled, mod\n\n\n@mod(events=[Prefilled])\ndef {name}(event, actions, tokenizer):\n    \

@@ -103,8 +103,9 @@ fn is_of_type(value: &Value, kind: &str) -> bool {
     }
 }
 
-/// Sends a request to `path` and compares the response with the schema declared for `declared`.
-async fn check_response(schemas: &Schemas, method: Method, declared: &str, path: &str, body: Option<&Value>) {
+/// Sends a request to `path` and checks the response against the schema that the document declares for `template`, the
+/// path with its parameters in braces.
+async fn check_response(schemas: &Schemas, method: Method, template: &str, path: &str, body: Option<&Value>) {
     let mut request = server().await.request(method.clone(), path);
     if let Some(body) = body {
         request = request.json(body);
@@ -112,7 +113,7 @@ async fn check_response(schemas: &Schemas, method: Method, declared: &str, path:
     let response = request.send().await.unwrap();
     let status = response.status().as_u16().to_string();
     let kind = response.headers()["content-type"].to_str().unwrap().split(';').next().unwrap().to_owned();
-    let operation = &schemas.0["paths"][declared][method.as_str().to_lowercase()];
+    let operation = &schemas.0["paths"][template][method.as_str().to_lowercase()];
     let schema = &operation["responses"][&status]["content"][&kind]["schema"];
     let at = format!("{method} {path} {status} {kind}");
     assert!(!schema.is_null() && schema.as_object().is_some_and(|schema| !schema.is_empty()), "{at} has no schema");
@@ -162,7 +163,7 @@ async fn responses_have_the_declared_schemas() {
     for (path, body) in &posts {
         check_response(&schemas, Method::POST, path, path, Some(body)).await;
     }
-    for (declared, path) in [
+    for (template, path) in [
         ("/props", "/props"),
         ("/slots", "/slots"),
         ("/v1/slots/{id_slot}/info", "/v1/slots/0/info"),
@@ -170,6 +171,6 @@ async fn responses_have_the_declared_schemas() {
         ("/healthz", "/healthz"),
         ("/api/v1/model", "/api/v1/model"),
     ] {
-        check_response(&schemas, Method::GET, declared, path, None).await;
+        check_response(&schemas, Method::GET, template, path, None).await;
     }
 }

@@ -65,7 +65,7 @@ async fn statistics_count_the_runs_of_the_tenant() {
     }
     insta::assert_snapshot!("statistics_errors", errors);
 
-    // Every link of a bar leads to its runs.
+    // The link of a bar leads to the bar's runs.
     let (_, page) = get(&server, "ann-key", "/stats?days=1").await;
     let (runs, mod_calls) = page.split_once("<h2>Mod call time</h2>").unwrap();
     for (part, expected) in [(runs, 2), (mod_calls, 1)] {

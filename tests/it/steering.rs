@@ -23,7 +23,8 @@ fn vector(path: &Path, seed: usize) -> PathBuf {
     path.to_owned()
 }
 
-/// Starts a server with the vectors `calm`, `joy` and `calm-2`, a copy of `calm`; the default scale of all is 0.
+/// Starts a server with the vectors `calm`, `joy` and `calm-2`, a copy of `calm`. Their default scale is 1 unless a flag
+/// changes it.
 fn start(flags: &[&str]) -> Server {
     let folder = folder();
     std::fs::create_dir(folder.join("copy")).unwrap();
@@ -211,7 +212,7 @@ async fn steering_of_a_fork_applies_to_the_kept_tokens_too() {
     assert_eq!((&generated(&forked)[..5], generated(&forked).len()), (&generated(&run)[..5], 16));
     assert_ne!(generated(&forked), generated(&run));
     assert_eq!(forked["run"]["parent"]["change"], json!({"steering": steering}));
-    // The fork continues as a run does whose prompt has the kept tokens.
+    // The fork continues like a run whose prompt contains the kept tokens.
     let mut kept = prompt(&run)["tokens"].as_array().unwrap().clone();
     kept.extend_from_slice(&generated(&run)[..5]);
     let continued = with_fields(body(&steering), &json!({"prompt": kept, "n_predict": 11}));

@@ -5,7 +5,7 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::PathBuf;
 
-/// Keys of two tenants, one of which has two, and of an administrator.
+/// Two keys and a key for traces of the tenant `ann`, a key of the tenant `bob`, and a key of an administrator.
 const KEYS: &str =
     "ann-key-1 name=ann\nann-key-2 name=ann\nbob-key name=bob\nadmin-key name=ops admin\nann-traces name=ann ingest\n";
 

@@ -28,7 +28,7 @@ async fn output_with_input(mut command: Command, lines: String) -> Output {
     tokio::task::spawn_blocking(run).await.unwrap()
 }
 
-/// Returns the mod that forces a text.
+/// Returns the chat command that turns on a mod, which forces a text.
 fn forced_answer(text: &str) -> String {
     format!("/mods on force-prefix {}", json!({"text": text}))
 }

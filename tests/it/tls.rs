@@ -68,13 +68,13 @@ async fn everything_is_served_over_https() {
         let mut socket = tls_connection(&server, &["h2", "http/1.1"]);
         let handshake = websocket_handshake("/generate", &format!("Authorization: Bearer {KEY}\r\n"));
         socket.write_all(handshake.as_bytes()).unwrap();
-        let mut printed = [0; 4096];
-        let count = socket.read(&mut printed).unwrap();
-        assert!(printed[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&printed[..count]));
+        let mut received = [0; 4096];
+        let count = socket.read(&mut received).unwrap();
+        assert!(received[..count].starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&received[..count]));
         assert_eq!(socket.conn.alpn_protocol(), Some(&b"http/1.1"[..]));
         // A masked text frame of two bytes, {}; any answer is accepted.
         socket.write_all(&[0x81, 0x82, 0, 0, 0, 0, b'{', b'}']).unwrap();
-        assert!(socket.read(&mut printed).unwrap() > 0, "the socket was closed");
+        assert!(socket.read(&mut received).unwrap() > 0, "the socket was closed");
         server
     };
     let server = tokio::task::spawn_blocking(clients).await.unwrap();

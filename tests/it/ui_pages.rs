@@ -166,7 +166,7 @@ async fn start_page_is_run_list_if_runs_exist() {
     assert_eq!(response.url().path(), "/runs");
 }
 
-/// Returns the gzip-compressed bytes of the scripts that a page loads initially.
+/// Returns the gzip-compressed size of the scripts that a page loads initially, in bytes.
 async fn script_bytes(server: &Server, path: &str) -> usize {
     let html = page(server, path).await.html;
     let attribute = |tag: &str, name: &str| {

@@ -6,7 +6,7 @@ mod timing;
 
 use std::path::{Path, PathBuf};
 
-/// Crates that only some folders or files may use, with these.
+/// Each restricted crate, with the folders and files that may use it.
 const CRATE_FOLDERS: &[(&str, &[&str])] = &[
     ("sqlx", &["store/"]),
     ("refinery", &["store/"]),

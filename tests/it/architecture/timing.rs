@@ -2,7 +2,7 @@
 
 use super::files;
 
-/// Returns the milliseconds of the constant that a line sleeps, rounded down; `None` if it does not sleep or the
+/// Returns the duration that a line sleeps, in milliseconds and rounded down; `None` if it does not sleep or the
 /// duration is not a constant.
 fn slept_ms(line: &str) -> Option<u64> {
     let argument = line.split_once("sleep(")?.1;

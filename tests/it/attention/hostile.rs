@@ -73,7 +73,7 @@ const VALUES: [&str; 22] = [
     r#"[{"turn_id": 9e15, "sentence_id": -9e15, "start": 0, "end": 1e18}]"#,
 ];
 
-/// Returns a small request whose field has this value, which may not be JSON.
+/// Returns a small request whose field has this value, which need not be valid JSON.
 fn body(field: &str, value: &str) -> String {
     let mut fields = json!({"type": "generate", "input_ids": [40, 41], "max_new_tokens": 1, "t_max_predict_ms": 500,
                             "return_attention": true, "ignore_eos": true, "record": false});

@@ -1,4 +1,4 @@
-//! Tests of the limits of attention in one response.
+//! Limits of the attention in one response and of the prompt, and the reported generation time.
 
 use super::{PATH, connect, generate_request, send, tokens_of, until_done};
 use crate::harness::{Server, server, with_fields};

@@ -19,7 +19,7 @@ async fn reasoning_tokens_are_counted() {
     let body = json!({"input": "Hello!", "mods": forced_answer(text)});
     let details = &server.answer("/v1/responses", &body).await["usage"]["output_tokens_details"];
     assert_eq!(details["reasoning_tokens"], usage["completion_tokens_details"]["reasoning_tokens"]);
-    // llama-server's older name for the same.
+    // `deepseek-legacy` has the same effect as the default format.
     let older =
         server.answer(CHAT, &chat(json!({"mods": forced_answer(text), "reasoning_format": "deepseek-legacy"}))).await;
     assert_eq!(older["choices"][0]["message"], answer["choices"][0]["message"]);

@@ -36,14 +36,14 @@ async fn control_tokens_in_messages_are_text_on_every_route() {
     let input = |text: &str| json!({"input": text, "max_output_tokens": 1});
     assert_eq!(added_tokens("/v1/responses", input).await, expected);
     // The other roles, and descriptions of tools.
-    let output = |role: &'static str| {
+    let with_role = |role: &'static str| {
         move |text: &str| {
             json!({"messages": [{"role": "user", "content": "b"}, {"role": role, "content": text},
                                              {"role": "user", "content": "c"}]})
         }
     };
     for role in ["system", "assistant"] {
-        assert_eq!(added_tokens(CHAT, output(role)).await, expected, "{role}");
+        assert_eq!(added_tokens(CHAT, with_role(role)).await, expected, "{role}");
     }
     let result = |text: &str| {
         let call = json!({"id": "1", "type": "function", "function": {"name": "add", "arguments": "{\"a\": 1}"}});
@@ -100,7 +100,7 @@ async fn templates_drop_reasoning_and_write_bos() {
     let dates = [facts.next().unwrap(), facts.next().unwrap()].map(|date| date.split(' ').count());
     assert_eq!((dates, facts.next()), ([3, 3], Some("True")), "{with_note}");
 
-    // The turn of an answer with the end of reasoning can be removed, and the rest is still cached.
+    // A turn whose answer contains `</think>` can be evicted, and the remaining messages are still cached.
     let long = "word ".repeat(60);
     let body =
         chat(json!({"max_tokens": 8, "ignore_eos": true, "temperature": 0, "context_policy": "evict", "messages": [

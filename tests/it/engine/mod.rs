@@ -36,7 +36,7 @@ pub fn model() -> Arc<Model> {
     Arc::clone(model.get_or_insert_with(|| Arc::new(Model::load(&path, &ModelOptions::default(), |_| true).unwrap())))
 }
 
-/// An engine with the tiny model, and the channel of its recorder.
+/// An engine and the channel of its recorder.
 pub struct TestEngine {
     pub engine: Engine,
     signals: mpsc::Receiver<Signal>,

@@ -1,4 +1,5 @@
-//! Runs without mods: numbering, ends, shared batches, clients that disconnect or do not read.
+//! Runs: numbering of events, control tokens, counts of prompt tokens, ends, shared batches, clients that
+//! disconnect or do not read.
 
 use super::{added_at, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod};
 use std::sync::{Arc, Mutex};

@@ -97,9 +97,9 @@ fn incompatible_control_vector_files_are_rejected() {
         std::fs::write(&path, bytes).unwrap();
         load(&variant.path, &[(path.clone(), 1.0)], None).map(|_| ()).unwrap_err()
     };
-    let file = |name: &str, extents: &[usize], value: f32| {
-        let values = vec![value; extents.iter().product()];
-        Writer::default().with_tensors(&[(name, extents.to_vec(), &values)])
+    let file = |name: &str, dimensions: &[usize], value: f32| {
+        let values = vec![value; dimensions.iter().product()];
+        Writer::default().with_tensors(&[(name, dimensions.to_vec(), &values)])
     };
     for (bytes, expected) in [
         (Vec::new(), "does not begin with 'GGUF'"),
@@ -119,9 +119,9 @@ fn incompatible_control_vector_files_are_rejected() {
         assert!(output.contains("invalid.gguf") && output.contains(expected), "{expected}: {output}");
     }
     let valid = file("direction.1", &[WIDTH], 1.0);
-    // The type follows the name, the number of extents, and the extent.
-    let kind = valid.windows(11).position(|part| part == b"direction.1").unwrap() + 11 + 4 + 8;
-    let half_precision = [&valid[..kind], &1_u32.to_le_bytes(), &valid[kind + 4..]].concat();
+    // The type follows the name, the number of dimensions, and the dimension.
+    let type_at = valid.windows(11).position(|part| part == b"direction.1").unwrap() + 11 + 4 + 8;
+    let half_precision = [&valid[..type_at], &1_u32.to_le_bytes(), &valid[type_at + 4..]].concat();
     assert!(load_error(&half_precision).contains("not of type f32"));
     for len in 0..valid.len() {
         let output = load_error(&valid[..len]);

@@ -67,7 +67,7 @@ impl Writer {
         self.list(name, 8, values.len(), &bytes);
     }
 
-    /// Returns the file with these tensors of 32-bit floats: name, extents from the innermost on, values.
+    /// Returns the file with these tensors of 32-bit floats: name, dimensions with the innermost first, values.
     pub fn with_tensors<'a>(self, tensors: &[(&'a str, Vec<usize>, &'a [f32])]) -> Vec<u8> {
         let mut file = b"GGUF".to_vec();
         file.extend(3_u32.to_le_bytes());
@@ -75,11 +75,11 @@ impl Writer {
         file.extend(self.pairs.to_le_bytes());
         file.extend(&self.bytes);
         let (mut offset, mut data) = (0_u64, Vec::new());
-        for (name, extents, values) in tensors {
+        for (name, dimensions, values) in tensors {
             Self::text(&mut file, name);
-            assert_eq!(extents.iter().product::<usize>(), values.len(), "{name}");
-            file.extend((extents.len() as u32).to_le_bytes());
-            extents.iter().for_each(|&extent| file.extend((extent as u64).to_le_bytes()));
+            assert_eq!(dimensions.iter().product::<usize>(), values.len(), "{name}");
+            file.extend((dimensions.len() as u32).to_le_bytes());
+            dimensions.iter().for_each(|&dimension| file.extend((dimension as u64).to_le_bytes()));
             file.extend(0_u32.to_le_bytes());
             file.extend(offset.to_le_bytes());
             data.extend(values.iter().flat_map(|value| value.to_le_bytes()));

@@ -9,7 +9,7 @@ use thunder::model::llama::{AttentionCapture, CacheType};
 
 #[tokio::test]
 async fn rows_of_quantized_keys_are_nearly_exact() {
-    // Flash attention converts or requires these values; the rows then come from its inputs.
+    // Quantized values require flash attention. With flash attention, the rows are computed from its inputs.
     for (capture, values, tolerance) in [
         (AttentionCapture::On, CacheType::F32, 1e-2),
         (AttentionCapture::Flash, CacheType::F16, 2e-2),

@@ -38,7 +38,7 @@ pub fn mamba() -> PathBuf {
     let mut tensors: Vec<(String, Vec<usize>)> =
         vec![("token_embd.weight".into(), vec![WIDTH, vocabulary]), ("output_norm.weight".into(), vec![WIDTH])];
     for layer in 0..LAYERS {
-        for (name, extents) in [
+        for (name, dimensions) in [
             ("attn_norm.weight", vec![WIDTH]),
             ("ssm_in.weight", vec![WIDTH, 2 * INNER]),
             ("ssm_conv1d.weight", vec![KERNEL, INNER]),
@@ -50,7 +50,7 @@ pub fn mamba() -> PathBuf {
             ("ssm_d", vec![INNER]),
             ("ssm_out.weight", vec![INNER, WIDTH]),
         ] {
-            tensors.push((format!("blk.{layer}.{name}"), extents));
+            tensors.push((format!("blk.{layer}.{name}"), dimensions));
         }
     }
     let value = |name: &str, index: usize| match name {
@@ -60,12 +60,12 @@ pub fn mamba() -> PathBuf {
     };
     let values: Vec<Vec<f32>> = tensors
         .iter()
-        .map(|(name, extents)| (0..extents.iter().product::<usize>()).map(|index| value(name, index)).collect())
+        .map(|(name, dimensions)| (0..dimensions.iter().product::<usize>()).map(|index| value(name, index)).collect())
         .collect();
     let tensors: Vec<_> = tensors
         .iter()
         .zip(&values)
-        .map(|((name, extents), values)| (name.as_str(), extents.clone(), values.as_slice()))
+        .map(|((name, dimensions), values)| (name.as_str(), dimensions.clone(), values.as_slice()))
         .collect();
     let path = crate::harness::folder().join("recurrent.gguf");
     std::fs::write(&path, w.with_tensors(&tensors)).unwrap();

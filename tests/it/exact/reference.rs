@@ -100,7 +100,7 @@ impl Reference {
         self.linear_of(name, 0, 1, x)
     }
 
-    /// Multiplies with one of `parts` equal parts of a matrix, and of its bias.
+    /// Multiplies with one of `parts` equal parts of a matrix, and adds the same part of its bias.
     fn linear_of(&self, name: &str, part: usize, parts: usize, x: &[f64]) -> Vec<f64> {
         let (inputs, matrix) = self.weight(&format!("{name}.weight"));
         let outputs = matrix.len() / inputs / parts;
@@ -114,8 +114,8 @@ impl Reference {
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
         let Some((_, weight)) = self.weights.get(&format!("{name}.weight")) else { return x.to_vec() };
-        let widths = x.chunks_exact(weight.len());
-        widths
+        let chunks = x.chunks_exact(weight.len());
+        chunks
             .flat_map(|part| {
                 let square = part.iter().map(|x| x * x).sum::<f64>() / part.len() as f64;
                 let scale = 1.0 / (square + f64::from(EPS)).sqrt();

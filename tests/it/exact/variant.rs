@@ -310,12 +310,12 @@ fn gguf(kind: Kind, weights: &Weights) -> Vec<u8> {
         .iter()
         .map(|(name, (inputs, values))| {
             let outputs = values.len() / inputs;
-            let extents = match outputs {
+            let dimensions = match outputs {
                 1 => vec![*inputs],
                 _ if name.ends_with("_exps.weight") => vec![*inputs, outputs / EXPERTS, EXPERTS],
                 _ => vec![*inputs, outputs],
             };
-            (name.as_str(), extents, values.as_slice())
+            (name.as_str(), dimensions, values.as_slice())
         })
         .collect();
     w.with_tensors(&tensors)

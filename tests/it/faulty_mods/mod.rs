@@ -203,8 +203,8 @@ async fn hanging_mod_recovers_for_other_runs() {
         "{:?}",
         hanging.exceptions
     );
-    // Its calls wait for the deadline of the hanging one and are answered. While the restart of a lost worker is delayed,
-    // calls fail at once.
+    // Calls of the second run wait for the deadline of the hanging call and are then answered. While the restart of a worker
+    // is delayed, calls fail at once.
     assert!(good.logs.len() + good.exceptions.len() >= TOKENS && !good.logs.is_empty(), "{:?}", good.exceptions);
 }
 
@@ -212,7 +212,7 @@ async fn hanging_mod_recovers_for_other_runs() {
 async fn slow_mod_delays_only_its_own_run() {
     let server = unrestricted_server().await;
     let slow = run_mod(server, "sleeps", TOKENS);
-    // Three times as many tokens: if the others waited for the mod, they would end last.
+    // Each of these runs has three times as many tokens: if they waited for the mod, they would end last.
     let others = async {
         for _ in 0..2 {
             text_without_mods(server).await;

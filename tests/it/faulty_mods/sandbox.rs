@@ -1,4 +1,4 @@
-//! The sandbox of mods: access that it denies or permits, and uploaded mods, which always run in it.
+//! The sandbox of mods: access that it denies or permits, and uploaded mods, which run in it by default.
 
 use super::{FAULTS, TOKENS, exception, has_sandbox, run_mod, run_with_others, sandboxed_server, unrestricted_server};
 use crate::harness::Server;
@@ -119,7 +119,7 @@ async fn uploaded_mod_is_sandboxed_and_its_run_survives_removal() {
     upload(&server, "sleeps").await;
     let slow = run_mod(&server, "sleeps", TOKENS);
     let remove = async {
-        // The run is active as soon as its worker is.
+        // The worker of the mod is ready when the run occupies a slot.
         while server.get("/slots").await.1.as_array().unwrap().iter().all(|slot| slot["is_processing"] == false) {
             sleep(Duration::from_millis(10)).await;
         }

@@ -8,8 +8,8 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// Reads lines `start PID` and `end PID` until the test process ends. Then it ends the processes of the list and removes the
-/// folder. A process has 10 seconds for its own cleanup.
+/// Reads lines `start PID` and `end PID` until the test process ends. Then it ends each process without an `end` line and
+/// removes the folder. A process has 10 seconds for its own cleanup.
 const SCRIPT: &str = r#"
     pids=' '
     while read -r word pid; do
@@ -40,8 +40,8 @@ static SHELL: LazyLock<Mutex<ChildStdin>> = LazyLock::new(|| {
 
 /// Returns the folder of everything that this test process writes.
 ///
-/// Its path is short, because Unix sockets are below it. It is not in a private home, because PostgreSQL runs as another user if
-/// the tests run as root.
+/// Its path is short, because Unix sockets are below it. It is not in a home directory, which may be private, because
+/// PostgreSQL runs as another user if the tests run as root.
 fn root() -> PathBuf {
     std::env::temp_dir().join(format!("thunder-it-{}", std::process::id()))
 }
@@ -55,7 +55,7 @@ pub fn folder() -> PathBuf {
     path
 }
 
-/// A process that is ended when the test process ends, until it is dropped.
+/// A process that the shell ends together with the test process, unless this value is dropped earlier.
 pub struct Tracked(Pid);
 
 impl Tracked {

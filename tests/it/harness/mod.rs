@@ -38,7 +38,7 @@ const WAIT_TIMEOUT: Duration = Duration::from_mins(3);
 /// Mods of the shared server besides the built-in ones.
 pub const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
 
-/// Returns the model of all tests; its weights are random.
+/// Returns the path of the model of all tests; its weights are random.
 pub fn model() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf")
 }
@@ -65,12 +65,12 @@ pub fn can_receive(signal: &str) -> bool {
     signal != "HUP" || ignored.is_none_or(|mask| mask & 1 == 0)
 }
 
-/// Returns a file of fixtures/tls.
+/// Returns the path of a file in `fixtures/tls`.
 pub fn certificate(name: &str) -> String {
     format!("{}/fixtures/tls/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Returns a client that trusts only the tests' certificate authority.
+/// Returns a builder of a client that trusts only the tests' certificate authority.
 pub fn client() -> reqwest::ClientBuilder {
     // An error means that a provider is already installed.
     let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
@@ -357,7 +357,7 @@ impl Server {
         SseReader::new(self.request(Method::POST, path).json(body).send().await.unwrap()).await
     }
 
-    /// Waits until the run has ended and is stored; returns its summary.
+    /// Waits until the run has ended and is stored; returns its summary, events and mod calls.
     pub async fn finished(&self, run_id: &str) -> Value {
         let begun = Instant::now();
         loop {

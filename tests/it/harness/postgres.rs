@@ -1,6 +1,6 @@
 //! The PostgreSQL server of the test process, and the databases in it.
 //!
-//! It starts once. A template database has all migrations, so that a new database is a copy of it.
+//! The server starts once. Test databases with all migrations are copies of a template database.
 
 use super::cleanup::{Tracked, folder};
 use super::{certificate, free_port};

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
-/// The commit of every repository.
+/// The commit of the repository, unless [`Faults::commit`] replaces it.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// The only repository that exists.

@@ -110,8 +110,9 @@ async fn disconnect_does_not_delay_other_clients() {
     let server = encoders().await;
     let many: Vec<String> = (0..3000).map(|index| format!("{index} {}", "it is great, ".repeat(100))).collect();
     let body = json!({"inputs": many});
-    let gone = server.request(reqwest::Method::POST, ROUTE).json(&body).timeout(std::time::Duration::from_millis(1500));
-    assert!(gone.send().await.is_err(), "3000 long texts take longer than the client waits");
+    let abandoned =
+        server.request(reqwest::Method::POST, ROUTE).json(&body).timeout(std::time::Duration::from_millis(1500));
+    assert!(abandoned.send().await.is_err(), "3000 long texts take longer than the client waits");
     let begun = std::time::Instant::now();
     server.answer(ROUTE, &json!({"inputs": "short"})).await;
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
@@ -160,7 +161,7 @@ async fn classification_without_its_flag_is_rejected() {
     assert_eq!(message, "scores are not enabled; start the server with --reranking");
 }
 
-/// With `--classifier-head direct`, the state is projected without a dense layer.
+/// With `--classifier-head direct`, the hidden state is projected without a dense layer.
 #[tokio::test]
 async fn encoder_serves_embeddings_and_scores_without_flags() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/pooler-lost.gguf");

@@ -55,10 +55,10 @@ async fn input_forms_are_equivalent() {
         let answer = server.answer(OPENAI, &json!({"input": input})).await;
         assert!(difference(&embedding(&answer, 0), &plain) < 1e-4, "{input}");
     }
-    let native = server.answer(LLAMA_SERVER, &json!({"content": TEXT})).await;
-    assert_eq!(native[0]["index"], 0);
-    assert!(difference(&numbers(&native[0]["embedding"][0]), &plain) < 1e-4);
-    assert_eq!(server.answer("/embedding", &json!({"input": TEXT})).await, native);
+    let llama_answer = server.answer(LLAMA_SERVER, &json!({"content": TEXT})).await;
+    assert_eq!(llama_answer[0]["index"], 0);
+    assert!(difference(&numbers(&llama_answer[0]["embedding"][0]), &plain) < 1e-4);
+    assert_eq!(server.answer("/embedding", &json!({"input": TEXT})).await, llama_answer);
 }
 
 #[tokio::test]
@@ -163,9 +163,9 @@ async fn every_token_has_an_embedding_without_pooling() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/classifier.gguf");
     let server = Server::start(&["--model", path, "--embedding", "--pooling", "none"]);
     server.wait_ready().await;
-    let native = server.answer(LLAMA_SERVER, &json!({"input": [TEXT, "terrible"]})).await;
-    assert_eq!(native[0]["embedding"].as_array().unwrap().len(), 11);
-    let rows: Vec<Vec<f64>> = native[1]["embedding"].as_array().unwrap().iter().map(numbers).collect();
+    let llama_answer = server.answer(LLAMA_SERVER, &json!({"input": [TEXT, "terrible"]})).await;
+    assert_eq!(llama_answer[0]["embedding"].as_array().unwrap().len(), 11);
+    let rows: Vec<Vec<f64>> = llama_answer[1]["embedding"].as_array().unwrap().iter().map(numbers).collect();
     assert_eq!(rows.len(), 3);
     let mean: Vec<f64> =
         (0..rows[0].len()).map(|column| rows.iter().map(|row| row[column]).sum::<f64>() / 3.0).collect();

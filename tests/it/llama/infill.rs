@@ -8,7 +8,7 @@ const PREFIX: u32 = 3;
 const SUFFIX: u32 = 4;
 const MIDDLE: u32 = 5;
 
-/// Returns the tiny model with three of its tokens as infill tokens.
+/// Writes the tiny model with three of its tokens as infill tokens; returns the path.
 fn infill_model() -> PathBuf {
     /// Magic, version, number of tensors, number of entries.
     const HEADER: usize = 24;

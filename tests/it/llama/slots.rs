@@ -1,4 +1,4 @@
-//! Slot actions over HTTP: fields of responses, states as bytes and as base64, files, errors.
+//! Slot actions over HTTP: fields of responses, snapshots as bytes and as base64, files, errors.
 
 use crate::harness::{ErrorTable, Server, folder, message_of, server};
 use base64::Engine as _;
@@ -37,32 +37,34 @@ async fn state_is_saved_and_restored_into_another_slot() {
     assert_eq!(first["id_slot"], 0);
     let saved = act_ok(&server, 0, "save-state", &json!({})).await;
     assert_eq!(keys(&saved), ["id_slot", "n_tokens", "n_bytes", "t_ms", "state"]);
-    let block = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
-    assert_eq!((block.len() as u64, &block[..4]), (saved["n_bytes"].as_u64().unwrap(), &b"SES1"[..]));
-    let count = u32::from_le_bytes(block[4..8].try_into().unwrap());
+    let snapshot = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
+    assert_eq!((snapshot.len() as u64, &snapshot[..4]), (saved["n_bytes"].as_u64().unwrap(), &b"SES1"[..]));
+    let count = u32::from_le_bytes(snapshot[4..8].try_into().unwrap());
     assert_eq!(u64::from(count), saved["n_tokens"].as_u64().unwrap());
     let tokens = act_ok(&server, 0, "tokens", &json!({})).await;
     assert_eq!(keys(&tokens), ["id_slot", "n_tokens", "tokens", "n_prompt_tokens_processed"]);
     let listed: Vec<i32> = serde_json::from_value(tokens["tokens"].clone()).unwrap();
-    let in_state: Vec<i32> =
-        block[8..8 + 4 * count as usize].chunks_exact(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect();
+    let in_state: Vec<i32> = snapshot[8..8 + 4 * count as usize]
+        .chunks_exact(4)
+        .map(|b| i32::from_le_bytes(b.try_into().unwrap()))
+        .collect();
     assert_eq!((listed.len() as u32, &listed), (count, &in_state));
-    // The headers request binary states.
+    // The `Accept` header requests a binary snapshot; `Content-Type` announces one.
     let path = "/slots/0?action=save-state";
     let response = server.request(Method::POST, path).header("accept", OCTETS).send().await.unwrap();
     assert_eq!(response.headers()["content-type"], OCTETS);
-    assert_eq!(response.bytes().await.unwrap(), block);
+    assert_eq!(response.bytes().await.unwrap(), snapshot);
     let longer = format!("{prompt}{}", first["content"].as_str().unwrap());
     let expected = server.answer("/completion", &completion_request(&longer, 0, 12)).await;
     server.answer("/completion", &completion_request("Something else entirely, to fill this slot.", 0, 4)).await;
     let path = "/slots/1?action=restore-state";
     let binary =
-        server.request(Method::POST, path).header("content-type", OCTETS).body(block.clone()).send().await.unwrap();
+        server.request(Method::POST, path).header("content-type", OCTETS).body(snapshot.clone()).send().await.unwrap();
     assert_eq!(binary.status(), StatusCode::OK);
     let restored: Value = binary.json().await.unwrap();
     assert_eq!(keys(&restored), ["id_slot", "n_bytes_read", "success", "t_ms"]);
     assert_eq!((&restored["id_slot"], &restored["success"]), (&json!(1), &json!(true)));
-    assert_eq!(restored["n_bytes_read"].as_u64().unwrap() as usize, block.len());
+    assert_eq!(restored["n_bytes_read"].as_u64().unwrap() as usize, snapshot.len());
     let again = server.answer("/completion", &completion_request(&longer, 1, 12)).await;
     assert_eq!((&again["tokens"], &again["content"]), (&expected["tokens"], &expected["content"]));
     assert!(again["timings"]["cache_n"].as_u64().unwrap() >= u64::from(count) - 3, "{}", again["timings"]);
@@ -78,18 +80,18 @@ async fn incompatible_state_is_rejected_with_reason() {
     server.wait_ready().await;
     server.answer("/completion", &completion_request("One prompt, of some length.", 0, 4)).await;
     let saved = act_ok(&server, 0, "save-state", &json!({})).await;
-    let block = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
+    let snapshot = STANDARD.decode(saved["state"].as_str().unwrap()).unwrap();
     let before = act_ok(&server, 0, "tokens", &json!({})).await;
-    let send = async |block: Vec<u8>| {
-        let state = STANDARD.encode(block);
+    let send = async |snapshot: Vec<u8>| {
+        let state = STANDARD.encode(snapshot);
         act(&server, 0, "restore-state", &json!({ "state": state })).await
     };
-    let mut damaged = block.clone();
+    let mut damaged = snapshot.clone();
     *damaged.last_mut().unwrap() ^= 1;
     let mut errors = ErrorTable::default();
     errors.add("an empty state", &send(Vec::new()).await);
-    errors.add("the first half of a state", &send(block[..block.len() / 2].to_vec()).await);
-    errors.add("a state and another byte", &send([block.as_slice(), &[0]].concat()).await);
+    errors.add("the first half of a state", &send(snapshot[..snapshot.len() / 2].to_vec()).await);
+    errors.add("a state and another byte", &send([snapshot.as_slice(), &[0]].concat()).await);
     errors.add("a state with a changed byte", &send(damaged).await);
     for body in [json!({}), json!({"state": 5}), json!({"state": "no base64!"})] {
         errors.add(format!("restore-state {body}"), &act(&server, 0, "restore-state", &body).await);
@@ -107,10 +109,10 @@ async fn incompatible_state_is_rejected_with_reason() {
     assert_eq!(large.status(), StatusCode::BAD_REQUEST);
     assert!(large.text().await.unwrap().contains("the snapshot is too large"));
     // The command `base64` writes lines of 76 characters.
-    let text = STANDARD.encode(&block);
+    let text = STANDARD.encode(&snapshot);
     let lines: Vec<&str> = text.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();
     assert_eq!(act(&server, 0, "restore-state", &json!({ "state": lines.join("\n") })).await.0, 200);
-    assert_eq!(send(block).await.0, 200);
+    assert_eq!(send(snapshot).await.0, 200);
 }
 
 #[tokio::test]

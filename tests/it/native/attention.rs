@@ -112,7 +112,7 @@ async fn selected_heads_are_stored_and_read_by_step_and_by_position() {
     assert_eq!(values.iter().copied().fold(0.0, f64::max), values[peak], "{measures}");
     assert_eq!(step["values"][peak], measures["peak"]);
 
-    // Each later step's value at a position is that of its row.
+    // The value of each step at a position equals the value in the row of that step.
     for (layer, head) in [(1, 2), (3, 0)] {
         let view = format!("view=head&layer={layer}&head={head}");
         let (status, column) = server.get(&format!("{path}?from=0&position=2&{view}")).await;

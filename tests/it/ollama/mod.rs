@@ -261,7 +261,7 @@ fn printed_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Prints to standard error itself, because the test runner hides what `eprintln` prints in passing tests.
+/// Writes directly to standard error, because the test runner hides the output of `eprintln` in passing tests.
 fn report_skipped(missing: &str) -> Option<PathBuf> {
     let mut stderr = std::io::stderr();
     writeln!(stderr, "SKIPPED: clients of Ollama's API, which need {missing}").unwrap();

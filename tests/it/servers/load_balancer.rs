@@ -53,7 +53,7 @@ async fn load_balancer_of_the_handbook_distributes_and_forwards_requests() {
     let Cluster { a, b, .. } = cluster().await;
     let Some((_proxy, both)) = proxy(a, b).await else { return };
 
-    // Requests are distributed over both servers, and both lists have the runs of both.
+    // Requests are distributed over both servers, and the run lists contain the runs of both.
     let mut list = SseReader::get(&both, "/api/v1/runs/live").await;
     let mut servers = HashSet::new();
     for _ in 0..4 {

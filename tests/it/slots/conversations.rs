@@ -6,7 +6,7 @@ use thunder::engine::{Overflow, Request, SubmitError};
 use thunder::events::{EvictedMessage, FinishReason, Scope, Span, TokenId, TraceItem};
 use thunder::mods::Action;
 
-/// Returns a conversation in `ChatML`, as tokens and spans; the contents are tokens of one letter.
+/// Returns a conversation in `ChatML`, as tokens and spans.
 fn chat(messages: &[(&str, Vec<TokenId>)]) -> (Vec<TokenId>, Vec<Span>) {
     let encode = |text: &str| model().vocabulary().encode(text, false, true);
     let (mut tokens, mut spans): (Vec<TokenId>, Vec<Span>) = (Vec::new(), Vec::new());

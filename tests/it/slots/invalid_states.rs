@@ -15,47 +15,48 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     let mut test_engine = test_engine_with(2, true, |options| options.attention = AttentionCapture::On).await;
     test_engine.run(in_slot(request_tokens(irregular_tokens(1, 50), 4), 0)).await;
     test_engine.run(in_slot(request_tokens(irregular_tokens(2, 70), 4), 1)).await;
-    let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block.to_vec();
+    let snapshot = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block.to_vec();
     let before = state_of(&mut test_engine, 1).await;
-    let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
+    let tokens = u32::from_le_bytes(snapshot[4..8].try_into().unwrap()) as usize;
     let kv_at = 8 + 4 * tokens;
     let changed = |change: &dyn Fn(&mut Vec<u8>)| {
-        let mut block = block.clone();
-        change(&mut block);
-        Bytes::from(block)
+        let mut snapshot = snapshot.clone();
+        change(&mut snapshot);
+        Bytes::from(snapshot)
     };
     // Clients can compute the checksum, so a forged state can have a valid one.
     let forged = |change: &dyn Fn(&mut Vec<u8>)| {
-        let mut block = block.clone();
-        change(&mut block);
-        with_checksum(block)
+        let mut snapshot = snapshot.clone();
+        change(&mut snapshot);
+        with_checksum(snapshot)
     };
-    let set_number =
-        |at: usize, value: u32| move |block: &mut Vec<u8>| block[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    let set_number = |at: usize, value: u32| {
+        move |snapshot: &mut Vec<u8>| snapshot[at..at + 4].copy_from_slice(&value.to_le_bytes())
+    };
     let state_at = kv_at + 56;
     let cells_at = state_at + 4;
     let numbers_at = cells_at + 12 * tokens;
     let invalid_states = [
         (Bytes::new(), "does not begin with 'SES1'"),
-        (changed(&|block| block[0] = b'X'), "does not begin with 'SES1'"),
-        (changed(&|block| block.truncate(6)), "it has 6 bytes"),
-        (changed(&|block| block.truncate(100)), "its header requires"),
-        (changed(&|block| block.truncate(kv_at + 20)), "its header requires"),
-        (changed(&|block| block.truncate(block.len() - 1)), "its header requires"),
-        (changed(&|block| block.push(0)), "1 unexpected bytes after its end"),
+        (changed(&|snapshot| snapshot[0] = b'X'), "does not begin with 'SES1'"),
+        (changed(&|snapshot| snapshot.truncate(6)), "it has 6 bytes"),
+        (changed(&|snapshot| snapshot.truncate(100)), "its header requires"),
+        (changed(&|snapshot| snapshot.truncate(kv_at + 20)), "its header requires"),
+        (changed(&|snapshot| snapshot.truncate(snapshot.len() - 1)), "its header requires"),
+        (changed(&|snapshot| snapshot.push(0)), "1 unexpected bytes after its end"),
         (changed(&set_number(4, u32::MAX)), "4294967295 tokens, but the context of a slot holds 512"),
         (changed(&set_number(4, 513)), "513 tokens"),
         (changed(&set_number(4, tokens as u32 - 1)), "THKV"),
         (changed(&set_number(8, 640)), "token 0 of the state is 640"),
         (changed(&set_number(12, u32::MAX)), "token 1 of the state is -1"),
         (changed(&set_number(8, 41)), "checksum"),
-        (changed(&|block| block[kv_at] = b'X'), "THKV"),
+        (changed(&|snapshot| snapshot[kv_at] = b'X'), "THKV"),
         (changed(&set_number(kv_at + 4, 9)), "version 9"),
-        (changed(&|block| block[kv_at + 8] ^= 1), "another model"),
-        (changed(&|block| block[kv_at + 24..kv_at + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
+        (changed(&|snapshot| snapshot[kv_at + 8] ^= 1), "another model"),
+        (changed(&|snapshot| snapshot[kv_at + 24..kv_at + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
         (changed(&set_number(kv_at + 40, 7)), "unexpected bytes after its end"),
         (changed(&set_number(kv_at + 44, 7)), "its header requires"),
-        (changed(&|block| *block.last_mut().unwrap() ^= 1), "checksum"),
+        (changed(&|snapshot| *snapshot.last_mut().unwrap() ^= 1), "checksum"),
         (forged(&set_number(state_at, 3)), "3 cells for"),
         (forged(&set_number(state_at, u32::MAX)), "cells for"),
         (forged(&set_number(cells_at, 5)), "cell 0 of the KV data has position 5"),
@@ -68,8 +69,8 @@ async fn incompatible_state_is_rejected_without_side_effects() {
         (forged(&set_number(numbers_at + 20, 8)), "the size of a key"),
         (forged(&set_number(numbers_at + 24, 1)), "the size of a key"),
     ];
-    for (block, reason) in invalid_states {
-        let error = test_engine.engine.restore_slot(None, 1, block).await.unwrap_err();
+    for (snapshot, reason) in invalid_states {
+        let error = test_engine.engine.restore_slot(None, 1, snapshot).await.unwrap_err();
         assert!(matches!(error, SlotError::State(_)), "{error:?}");
         assert!(error.to_string().contains(reason), "{error} does not contain {reason:?}");
     }
@@ -77,10 +78,10 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     // The failed requests did not change the tokens of the slot.
     after.0.truncate(before.0.len());
     assert_eq!(after.0, before.0);
-    assert_eq!(test_engine.engine.restore_slot(None, 1, Bytes::from(block.clone())).await.unwrap(), tokens);
+    assert_eq!(test_engine.engine.restore_slot(None, 1, Bytes::from(snapshot.clone())).await.unwrap(), tokens);
     // An engine with flash attention has another memory layout of values.
     let mut flash = crate::engine::test_engine(1, false).await;
-    let error = flash.engine.restore_slot(None, 0, Bytes::from(block)).await.unwrap_err();
+    let error = flash.engine.restore_slot(None, 0, Bytes::from(snapshot)).await.unwrap_err();
     assert!(error.to_string().contains("flash attention on or off"), "{error}");
     assert_eq!(flash.run(request("The sky is", 3)).await.generated().len(), 3);
 }
@@ -92,46 +93,46 @@ pub async fn small_state(test_engine: &mut crate::engine::TestEngine) -> Vec<u8>
 }
 
 /// Returns a state with its valid checksum.
-pub fn with_checksum(mut block: Vec<u8>) -> Bytes {
-    let tokens = u32::from_le_bytes(block[4..8].try_into().unwrap()) as usize;
+pub fn with_checksum(mut snapshot: Vec<u8>) -> Bytes {
+    let tokens = u32::from_le_bytes(snapshot[4..8].try_into().unwrap()) as usize;
     let checksum_at = 8 + 4 * tokens + 48;
-    if block.len() >= checksum_at + 8 {
+    if snapshot.len() >= checksum_at + 8 {
         let mut hash = xxhash_rust::xxh3::Xxh3::new();
-        hash.update(&block[..checksum_at]);
-        hash.update(&block[checksum_at + 8..]);
-        block[checksum_at..checksum_at + 8].copy_from_slice(&hash.digest().to_le_bytes());
+        hash.update(&snapshot[..checksum_at]);
+        hash.update(&snapshot[checksum_at + 8..]);
+        snapshot[checksum_at..checksum_at + 8].copy_from_slice(&hash.digest().to_le_bytes());
     }
-    block.into()
+    snapshot.into()
 }
 
 #[tokio::test]
 async fn truncated_state_is_rejected() {
     let mut test_engine = test_engine(2, true).await;
-    let block = small_state(&mut test_engine).await;
+    let snapshot = small_state(&mut test_engine).await;
     test_engine.run(in_slot(request_tokens(irregular_tokens(2, 40), 3), 1)).await;
     let before = test_engine.engine.slot_tokens(&Scope::All, 1).await.unwrap();
     for len in 0..block.len() {
         for cut in [
-            Bytes::from(block[..len].to_vec()),
-            if len < 100 { Bytes::new() } else { with_checksum(block[..len].to_vec()) },
+            Bytes::from(snapshot[..len].to_vec()),
+            if len < 100 { Bytes::new() } else { with_checksum(snapshot[..len].to_vec()) },
         ] {
             let error = test_engine.engine.restore_slot(None, 1, cut).await.unwrap_err();
             assert!(matches!(error, SlotError::State(_)), "{len} bytes: {error:?}");
         }
     }
     assert_eq!(test_engine.engine.slot_tokens(&Scope::All, 1).await.unwrap(), before);
-    assert_eq!(test_engine.engine.restore_slot(None, 1, with_checksum(block)).await.unwrap(), 3);
+    assert_eq!(test_engine.engine.restore_slot(None, 1, with_checksum(snapshot)).await.unwrap(), 3);
 }
 
 #[tokio::test]
 async fn forged_state_is_rejected_or_harmless() {
     let mut test_engine = test_engine(2, true).await;
     let expected = test_engine.run(in_slot(request_tokens(irregular_tokens(4, 60), 8), 1)).await;
-    let block = small_state(&mut test_engine).await;
+    let snapshot = small_state(&mut test_engine).await;
     let (mut rejected, mut accepted) = (0, 0);
     for at in 0..block.len() {
-        for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
-            let mut forged = block.clone();
+        for byte in [snapshot[at] ^ 1, snapshot[at] ^ 0x80, 0xff] {
+            let mut forged = snapshot.clone();
             forged[at] = byte;
             match test_engine.engine.restore_slot(None, 1, with_checksum(forged)).await {
                 Ok(tokens) => {
@@ -157,16 +158,16 @@ async fn nan_values_in_a_state_are_rejected() {
     for kind in types {
         let mut test_engine =
             test_engine_with(1, true, |options| (options.cache_type_k, options.cache_type_v) = (kind, kind)).await;
-        let block = small_state(&mut test_engine).await;
+        let snapshot = small_state(&mut test_engine).await;
         let tokens = 3;
         let keys_start = 8 + 4 * tokens + 56 + 4 + 12 * tokens + 16 + 12;
-        for (at, byte) in [(keys_start, 0xff), (block.len() - 8, 0xff)] {
-            let mut forged = block.clone();
+        for (at, byte) in [(keys_start, 0xff), (snapshot.len() - 8, 0xff)] {
+            let mut forged = snapshot.clone();
             forged[at..at + 8].fill(byte);
             let error = test_engine.engine.restore_slot(None, 0, with_checksum(forged)).await.unwrap_err().to_string();
             assert!(error.contains("NaN"), "{kind}: {error}");
         }
-        assert_eq!(test_engine.engine.restore_slot(None, 0, with_checksum(block)).await.unwrap(), tokens);
+        assert_eq!(test_engine.engine.restore_slot(None, 0, with_checksum(snapshot)).await.unwrap(), tokens);
     }
 }
 

@@ -213,10 +213,10 @@ async fn state_with_window_is_restored_and_shifted_only_before_the_window() {
     let mut test_engine = test_engine_of(load(WINDOW), 2, false, |_| {}).await;
     let prompt = irregular_tokens(1, 100);
     let answer = test_engine.run(in_slot(request_tokens(prompt.clone(), 4), 0)).await.generated();
-    let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block;
+    let snapshot = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block;
     let cached_sequence = [prompt.as_slice(), &answer[..3]].concat();
     let restore =
-        async |test_engine: &TestEngine| test_engine.engine.restore_slot(None, 1, block.clone()).await.unwrap();
+        async |test_engine: &TestEngine| test_engine.engine.restore_slot(None, 1, snapshot.clone()).await.unwrap();
     assert_eq!(restore(&test_engine).await, 103);
     // Layers with a window have only the last tokens, so requests that need earlier ones are rejected or recomputed.
     assert_shift_rejected(&mut test_engine, 1, 90, 13, "window").await;
@@ -277,8 +277,8 @@ async fn runs_with_quantized_caches_equal_fresh_runs() {
         run_with_backtrack(&mut test_engine, &prompt).await;
         // A copy continues like the original, also after both were shifted.
         test_engine.run(in_slot(request_tokens(cached_sequence.clone(), 1), 0)).await;
-        let block = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block;
-        test_engine.engine.restore_slot(None, 1, block).await.unwrap();
+        let snapshot = test_engine.engine.save_slot(&Scope::All, 0).await.unwrap().block;
+        test_engine.engine.restore_slot(None, 1, snapshot).await.unwrap();
         let prompt = [&cached_sequence[..10], &cached_sequence[30..], &[50]].concat();
         let mut result = Vec::new();
         for slot in [0, 1] {

@@ -52,27 +52,27 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
     for name in RECURRENT {
         let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
         let expected = test_engine.run(in_slot(request_tokens(irregular_tokens(4, 60), 8), 1)).await.generated();
-        let block = small_state(&mut test_engine).await;
+        let snapshot = small_state(&mut test_engine).await;
         let before = state_of(&mut test_engine, 1).await;
         // All bytes of headers, and a sample of the values.
         let positions = |end: usize| (0..end).filter(move |at| *at < 400 || at % 97 == 0 || end - at < 20);
-        for len in positions(block.len()) {
-            let forged = if len < 100 { Bytes::new() } else { with_checksum(block[..len].to_vec()) };
-            for cut in [Bytes::from(block[..len].to_vec()), forged] {
+        for len in positions(snapshot.len()) {
+            let forged = if len < 100 { Bytes::new() } else { with_checksum(snapshot[..len].to_vec()) };
+            for cut in [Bytes::from(snapshot[..len].to_vec()), forged] {
                 let error = test_engine.engine.restore_slot(None, 1, cut).await.unwrap_err();
                 assert!(matches!(error, SlotError::State(_)), "{name}: {len} bytes: {error:?}");
             }
         }
-        let mut longer = block.clone();
+        let mut longer = snapshot.clone();
         longer.push(0);
         assert!(matches!(test_engine.engine.restore_slot(None, 1, longer.into()).await, Err(SlotError::State(_))));
         let mut after = state_of(&mut test_engine, 1).await.0;
         after.truncate(before.0.len());
         assert_eq!(after, before.0, "a rejected state has no side effects");
         let (mut rejected, mut accepted) = (0, 0);
-        for at in positions(block.len()) {
-            for byte in [block[at] ^ 1, block[at] ^ 0x80, 0xff] {
-                let mut forged = block.clone();
+        for at in positions(snapshot.len()) {
+            for byte in [snapshot[at] ^ 1, snapshot[at] ^ 0x80, 0xff] {
+                let mut forged = snapshot.clone();
                 forged[at] = byte;
                 match test_engine.engine.restore_slot(None, 1, with_checksum(forged)).await {
                     Ok(tokens) => {
@@ -90,14 +90,14 @@ async fn truncated_or_forged_state_is_rejected_or_harmless() {
             expected,
             "{name}: the next run is not affected"
         );
-        assert_eq!(test_engine.engine.restore_slot(None, 1, with_checksum(block)).await.unwrap(), 3);
+        assert_eq!(test_engine.engine.restore_slot(None, 1, with_checksum(snapshot)).await.unwrap(), 3);
     }
 }
 
 #[tokio::test]
 async fn forged_values_of_a_recurrent_state_are_reported() {
     let mut test_engine = test_engine_of(load(RECURRENT[0]), 1, false, |_| {}).await;
-    let block = small_state(&mut test_engine).await;
+    let snapshot = small_state(&mut test_engine).await;
     let before = test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap();
     // The recurrent state follows the magic, the count, three tokens and the header of the KV data.
     let state_at = 8 + 12 + 56;
@@ -114,9 +114,9 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
         (state_at + 24, 0, "the size of a recurrent state is 0"),
         (state_at + 28, 7, "the size of a recurrent state is"),
         (state_at + 40, nan, "NaN"),
-        (block.len() - 4, f32::INFINITY.to_bits(), "NaN"),
+        (snapshot.len() - 4, f32::INFINITY.to_bits(), "NaN"),
     ] {
-        let mut forged = block.clone();
+        let mut forged = snapshot.clone();
         forged[at..at + 4].copy_from_slice(&value.to_le_bytes());
         let error = test_engine.engine.restore_slot(None, 0, with_checksum(forged)).await.unwrap_err();
         assert!(matches!(error, SlotError::State(_)), "{error:?}");
@@ -124,12 +124,12 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
     }
     assert_eq!(test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap(), before);
     let other = test_engine_of(load(RECURRENT[1]), 1, false, |_| {}).await;
-    let error = other.engine.restore_slot(None, 0, block.clone().into()).await.unwrap_err();
+    let error = other.engine.restore_slot(None, 0, snapshot.clone().into()).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::Model)), "{error}");
     let with_f32_keys = |options: &mut thunder::engine::EngineOptions| options.cache_type_k = CacheType::F32;
     let mut hybrid = test_engine_of(load(RECURRENT[1]), 1, false, with_f32_keys).await;
-    let block = small_state(&mut hybrid).await;
-    let error = other.engine.restore_slot(None, 0, block.into()).await.unwrap_err();
+    let snapshot = small_state(&mut hybrid).await;
+    let error = other.engine.restore_slot(None, 0, snapshot.into()).await.unwrap_err();
     assert!(matches!(error, SlotError::State(Ses1Error::CacheType { .. })), "{error}");
 }
 

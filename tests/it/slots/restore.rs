@@ -1,4 +1,4 @@
-//! States that are saved and restored, in the same slot, in another one, and after a restart.
+//! States that are saved and restored in the same slot, in another slot, and in another engine.
 
 use super::{alternatives, in_slot, irregular_tokens, max_difference, rows, with_attention};
 use crate::engine::{request, request_tokens, test_engine, test_engine_with};

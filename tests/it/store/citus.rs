@@ -193,8 +193,8 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     let database = || Database::Url { url: url.clone(), direct_url: None, data_dir: data.0.clone() };
     let store = Store::open(database(), |_| {}).await.unwrap();
     let before = store.ingest(&Scope::All, None, document("before", 3)).await.unwrap().run_id;
-    let note = NewFeedback { rating: 1.0, text: None, position: None, user_label: None };
-    store.add_feedback(&Scope::All, before, &note, system::now()).await.unwrap().unwrap();
+    let feedback = NewFeedback { rating: 1.0, text: None, position: None, user_label: None };
+    store.add_feedback(&Scope::All, before, &feedback, system::now()).await.unwrap().unwrap();
 
     let sql = thunder_on(&url, &data, &["db", "distribute", "--dry-run", "--shards", "4"]).await;
     assert!(sql.contains("create_distributed_table('runs', 'run_id', colocate_with => 'none', shard_count => 4)"));

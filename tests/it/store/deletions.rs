@@ -1,4 +1,4 @@
-//! Deletions that can be undone: across servers, after a crash, and when their time is over.
+//! Deletions that can be undone for a limited time: across servers, after a crash, and with concurrent locks.
 
 use super::{Data, document, psql};
 use chrono::TimeDelta;

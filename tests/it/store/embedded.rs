@@ -99,9 +99,9 @@ async fn killed_embedded_server_is_restarted() {
 #[tokio::test]
 async fn migrations_are_applied_once_by_concurrent_starts() {
     let data = Data::empty();
-    let empty = data.url();
+    let url = data.url();
     let starts: Vec<_> = (0..6)
-        .map(|number| Database::Url { url: empty.clone(), direct_url: None, data_dir: data.0.join(number.to_string()) })
+        .map(|number| Database::Url { url: url.clone(), direct_url: None, data_dir: data.0.join(number.to_string()) })
         .map(|database| tokio::spawn(Store::open(database, |_| {})))
         .collect();
     for start in starts {
@@ -113,10 +113,10 @@ async fn migrations_are_applied_once_by_concurrent_starts() {
     let mut versions: Vec<u32> = files.map(|file| number(file.unwrap().file_name().into_string().unwrap())).collect();
     versions.sort_unstable();
     let versions: Vec<String> = versions.iter().map(ToString::to_string).collect();
-    assert_eq!(psql(&empty, history).await, versions.join(" "));
+    assert_eq!(psql(&url, history).await, versions.join(" "));
     // Six tables have partitions for three days and a default partition.
-    assert_eq!(psql(&empty, "select count(*) from pg_inherits where inhparent::regclass in ('events', 'mod_calls', 'mod_logs', 'actions', 'attention', 'run_columns')").await, "24");
-    assert_eq!(psql(&empty, "select make_partitions((now() at time zone 'utc')::date + 1, 5)").await, "18");
+    assert_eq!(psql(&url, "select count(*) from pg_inherits where inhparent::regclass in ('events', 'mod_calls', 'mod_logs', 'actions', 'attention', 'run_columns')").await, "24");
+    assert_eq!(psql(&url, "select make_partitions((now() at time zone 'utc')::date + 1, 5)").await, "18");
 }
 
 #[tokio::test]
@@ -190,7 +190,7 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     first.close().await;
 }
 
-/// PostgreSQL survives a process that is killed.
+/// PostgreSQL keeps running when the process that started it is killed.
 #[test]
 fn embedded_server_of_killed_process_is_replaced() {
     let data = Data::embedded();

@@ -142,7 +142,7 @@ async fn mod_call_time_is_counted_once_per_past_day() {
     }
     let with_x = &after[5];
     assert_eq!(with_x.mod_calls.iter().map(|one| &*one.name).collect::<Vec<_>>(), ["x"]);
-    // Ann's runs have even numbers, so they have no mods or x and y.
+    // Ann's runs have even numbers, so each has either no mod or both x and y.
     assert_eq!(calls(&after[6], "x").time.calls + calls(&after[6], "y").time.calls, 4 * 72);
     assert_eq!(calls(&after[4], "x").models.len(), 1, "the query names a model");
     psql(&url, DELETE_STATISTICS).await;

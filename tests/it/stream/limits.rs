@@ -1,4 +1,4 @@
-//! Keys, origins, sizes and rates.
+//! Keys, origins, limits of tokens, sizes, times and rates, status messages, and the end of the server.
 
 use super::Client;
 use super::client::Next;
@@ -37,7 +37,7 @@ async fn key_is_accepted_in_header_or_first_message() {
         assert_eq!((&error["error"], &error["recovery_action"]), (&json!("unauthorized"), &json!("authenticate")));
         assert!(matches!(client.next().await, Next::Closed(Some(1008))));
     }
-    // A header of a WebSocket does not make other paths public, and a key in the URL is ignored.
+    // An `Upgrade` header does not make other paths public, and a key in the URL is ignored.
     let with_upgrade = harness::http().get(format!("{}/api/v1/runs", server.base)).header("upgrade", "websocket");
     assert_eq!(with_upgrade.send().await.unwrap().status(), 401);
     let key_in_url = harness::http().get(format!("{}/generate?api_key=secret", server.base));

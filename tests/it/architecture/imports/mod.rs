@@ -1,8 +1,9 @@
 //! The import table between folders, and the absence of import cycles between files.
 //!
-//! Read with `syn`: `use` trees with nested groups, and qualified paths in code and in macros, from `crate`, `super`, `self`
-//! or an imported name. A name is followed through `pub use` to the file that defines it, so a re-export is not an import.
-//! Tests may import anything.
+//! The reader parses files with `syn`. It collects the paths of `use` items, and qualified paths in code and in macros
+//! that begin with `crate`, `super`, `self` or an imported name. A name is resolved through `pub use` to the file that
+//! defines it. The table applies to re-exports, too, but a re-export alone does not make a cycle. Tests may import
+//! anything.
 
 mod reader;
 
@@ -27,7 +28,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// Modules of `api` that are not protocols: shared code, and the router that combines the protocols.
 const SHARED_MODULES: &[&str] = &["shared", "router"];
 
-/// Maximum cycles inside one folder.
+/// Maximum number of cycles inside one folder; `engine` may have none.
 const MAX_CYCLES: usize = 3;
 
 /// The modules of a crate, by path.

@@ -19,7 +19,7 @@ pub struct Module {
     pub exports: HashMap<String, CratePath>,
     /// Modules that it re-exports completely.
     pub globs: Vec<CratePath>,
-    /// Paths in its code, with their lines.
+    /// Paths in its code and in its private `use` items, with their lines.
     pub paths: Vec<(CratePath, usize)>,
     /// Paths in its `use` items, re-exports included, with their lines.
     pub imports: Vec<(CratePath, usize)>,
@@ -35,7 +35,7 @@ struct Reader<'a> {
     test_modules: &'a mut HashSet<CratePath>,
 }
 
-/// Reads a file: its items, the path of its module, and the set to which modules for tests are added.
+/// Reads the items of the file of module `path`. Adds its modules for tests to `test_modules`.
 pub fn read_module(file: &str, items: &[Item], path: &[String], test_modules: &mut HashSet<CratePath>) -> Module {
     let mut found = Module { file: file.to_owned(), ..Module::default() };
     Reader { module: path.to_vec(), found: &mut found, names: HashMap::new(), test_modules }.read(items);

@@ -73,14 +73,14 @@ pub fn describe(item: &TraceItem) -> (String, Vec<f32>) {
     (text, numbers)
 }
 
-/// Returns the items of a run without attention, which is encoded on another thread.
+/// Returns the items of a run. Attention comes last, because another thread encodes it.
 fn trace(run: &CompletedRun) -> Vec<(String, Vec<f32>)> {
     let (attention, others): (Vec<_>, Vec<_>) =
         run.items.iter().partition(|item| matches!(item, TraceItem::Attention(_)));
     others.into_iter().chain(attention).map(describe).collect()
 }
 
-/// Asserts that a run with drafts has the text, the trace and the end of the run without.
+/// Asserts that text, trace and end of a run with drafts equal those of the run without drafts.
 fn assert_same(plain: &CompletedRun, drafted: &CompletedRun, case: &str) {
     let (expected, found) = (trace(plain), trace(drafted));
     for (index, (expected, found)) in expected.iter().zip(&found).enumerate() {
@@ -100,7 +100,7 @@ fn assert_same(plain: &CompletedRun, drafted: &CompletedRun, case: &str) {
     );
 }
 
-/// Runs a request with and without drafts. Returns the accepted tokens.
+/// Runs a request with and without drafts. Returns the number of accepted tokens.
 pub async fn compare(engines: &mut (TestEngine, TestEngine), case: &str, request: impl Fn() -> Request) -> u32 {
     let expected = engines.0.run(request()).await;
     let found = engines.1.run(request()).await;
