@@ -23,7 +23,7 @@ const TASK_MS = 16;
 /** Events per request of candidates. */
 const EVENTS_PER_REQUEST = 6000;
 /** Parameters that have their own rows, and `reading`, which earlier releases recorded instead of `answer_format`. */
-const SKIPPED = ['mods', 'fork', 'model', 'reading'];
+const SKIPPED = ['mods', 'fork', 'model', 'answer_format', 'reading'];
 
 /** Loads one side: a run, and the rows of its final answer. */
 async function loadSide(id) {

@@ -111,7 +111,7 @@ async fn truncated_state_is_rejected() {
     let snapshot = small_state(&mut test_engine).await;
     test_engine.run(in_slot(request_tokens(irregular_tokens(2, 40), 3), 1)).await;
     let before = test_engine.engine.slot_tokens(&Scope::All, 1).await.unwrap();
-    for len in 0..block.len() {
+    for len in 0..snapshot.len() {
         for cut in [
             Bytes::from(snapshot[..len].to_vec()),
             if len < 100 { Bytes::new() } else { with_checksum(snapshot[..len].to_vec()) },
@@ -130,7 +130,7 @@ async fn forged_state_is_rejected_or_harmless() {
     let expected = test_engine.run(in_slot(request_tokens(irregular_tokens(4, 60), 8), 1)).await;
     let snapshot = small_state(&mut test_engine).await;
     let (mut rejected, mut accepted) = (0, 0);
-    for at in 0..block.len() {
+    for at in 0..snapshot.len() {
         for byte in [snapshot[at] ^ 1, snapshot[at] ^ 0x80, 0xff] {
             let mut forged = snapshot.clone();
             forged[at] = byte;
