@@ -77,12 +77,14 @@ pub struct RunTarget {
     local: Option<LocalEngine>,
     /// The server that uses the database of a local engine.
     owner: Option<Server>,
+    /// The last run of a local engine without a database.
+    last_run: Option<Document>,
 }
 
 impl RunTarget {
     /// Returns the target of a running server.
     fn on(server: Server) -> Self {
-        Self { server, local: None, owner: None }
+        Self { server, local: None, owner: None, last_run: None }
     }
 
     /// Starts an engine in this process. Runs are recorded in its database. If that is the default database and a running
@@ -102,7 +104,7 @@ impl RunTarget {
             if own_database || config.data.database_url.is_some() { None } else { server.on_default_address().await };
         let record = if owner.is_some() { RecordTarget::Document } else { RecordTarget::Database };
         let (local, server) = Box::pin(LocalEngine::start(config, registry, record)).await?;
-        Ok(Self { server, local: Some(local), owner })
+        Ok(Self { server, local: Some(local), owner, last_run: None })
     }
 
     /// Returns the server of the engine.
@@ -125,7 +127,9 @@ impl RunTarget {
                 Some(_) => format!("http://{DEFAULT_ADDRESS}/runs/{run_id} (while `thunder serve` runs)"),
             }));
         };
-        let Some(document) = local.document().await else { return Ok(None) };
+        let last_run = self.last_run.take().filter(|document| document.request.request_id == run_id);
+        let document = if last_run.is_some() { last_run } else { local.document().await };
+        let Some(document) = document else { return Ok(None) };
         let sources = local.publish_sources(&document);
         let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
         let request = request.header("x-thunder-surface", "cli");
@@ -150,7 +154,10 @@ impl RunTarget {
     /// Returns the recording of a run that has finished on this engine.
     pub async fn document(&mut self, run_id: &str) -> anyhow::Result<Document> {
         if let (Some(_), Some(local)) = (&self.owner, &mut self.local) {
-            return local.document().await.context("the run was not recorded");
+            let document = local.document().await.context("the run was not recorded")?;
+            // For `RunTarget::record`.
+            self.last_run = Some(document.clone());
+            return Ok(document);
         }
         finished(&self.server, run_id).await.map(|(document, _)| document)
     }

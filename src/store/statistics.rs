@@ -5,6 +5,17 @@
 //! except that runs that were stored late are added. The durations of mod calls are counted in the same way, into the table of
 //! migration V22. The tables of migration V24 hold the sums of each day.
 
+/// SQL of the stored rows of a table from the time `$4` on. `$5` is null, but must be used, so that its type is known.
+macro_rules! stored {
+    ($table:literal) => {
+        concat!(
+            "(select * from ",
+            $table,
+            " where hour >= $4::timestamptz and ($5::timestamptz is null or hour < $5)) stored"
+        )
+    };
+}
+
 mod calls;
 mod days;
 mod groups;
@@ -18,8 +29,8 @@ use chrono::{DateTime, Days, NaiveDate, NaiveTime, Utc};
 use days::{TimeSpan, first_run_id};
 use groups::Groups;
 use serde::{Deserialize, Serialize};
-use sqlx::FromRow;
-use sqlx::postgres::PgRow;
+use sqlx::postgres::{PgRow, Postgres};
+use sqlx::{Encode, FromRow, Type};
 use std::collections::HashSet;
 use utoipa::ToSchema;
 
@@ -323,6 +334,11 @@ impl Store {
     }
 }
 
+/// Rows of a query.
+trait Fetched: for<'r> FromRow<'r, PgRow> + Send + Unpin {}
+
+impl<T: for<'r> FromRow<'r, PgRow> + Send + Unpin> Fetched for T {}
+
 /// The rows that a query reads.
 struct Selection<'a> {
     /// Owners as in [`owners`].
@@ -336,42 +352,41 @@ struct Selection<'a> {
 impl Selection<'_> {
     /// Reads rows with the owners `$1`, the model `$2`, the unit `$3` and the mod `$6`, of runs from the id `$4` up to and
     /// without the id `$5`.
-    async fn fetch<T>(
+    async fn fetch<T: Fetched>(
         &self,
         connection: &mut PgConnection,
         sql: &'static str,
         span: TimeSpan,
-    ) -> Result<Vec<T>, sqlx::Error>
-    where
-        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
-    {
-        sqlx::query_as(sql)
-            .bind(&self.owners)
-            .bind(self.model)
-            .bind(self.unit.as_str())
-            .bind(first_run_id(span.0))
-            .bind(first_run_id(span.1))
-            .bind(self.used_mod)
-            .fetch_all(connection)
-            .await
+    ) -> Result<Vec<T>, sqlx::Error> {
+        self.fetch_between(connection, sql, first_run_id(span.0), Some(first_run_id(span.1))).await
     }
 
     /// Reads rows like [`Selection::fetch`], from the time `$4` on; `$5` is null.
-    async fn fetch_stored<T>(
+    async fn fetch_stored<T: Fetched>(
         &self,
         connection: &mut PgConnection,
         sql: &'static str,
         from: DateTime<Utc>,
+    ) -> Result<Vec<T>, sqlx::Error> {
+        self.fetch_between(connection, sql, from, None).await
+    }
+
+    async fn fetch_between<T: Fetched, B>(
+        &self,
+        connection: &mut PgConnection,
+        sql: &'static str,
+        from: B,
+        until: Option<B>,
     ) -> Result<Vec<T>, sqlx::Error>
     where
-        T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+        B: for<'q> Encode<'q, Postgres> + Type<Postgres> + Send + 'static,
     {
         sqlx::query_as(sql)
             .bind(&self.owners)
             .bind(self.model)
             .bind(self.unit.as_str())
             .bind(from)
-            .bind(None::<DateTime<Utc>>)
+            .bind(until)
             .bind(self.used_mod)
             .fetch_all(connection)
             .await

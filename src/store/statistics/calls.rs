@@ -116,17 +116,6 @@ macro_rules! grouped {
     };
 }
 
-/// SQL of the stored rows of a table from the time `$4` on. `$5` is not used.
-macro_rules! stored {
-    ($table:literal) => {
-        concat!(
-            "(select * from ",
-            $table,
-            " where hour >= $4::timestamptz and ($5::timestamptz is null or hour < $5)) stored"
-        )
-    };
-}
-
 /// Reads the stored sums from a day on.
 pub(super) async fn read_counted(
     connection: &mut PgConnection,

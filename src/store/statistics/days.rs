@@ -99,17 +99,6 @@ macro_rules! grouped {
     };
 }
 
-/// SQL of the stored rows of a table from the time `$4` on. `$5` is not used.
-macro_rules! stored {
-    ($table:literal) => {
-        concat!(
-            "(select * from ",
-            $table,
-            " where hour >= $4::timestamptz and ($5::timestamptz is null or hour < $5)) stored"
-        )
-    };
-}
-
 /// Reads the stored counts from a day on.
 pub(super) async fn read_counted(
     connection: &mut PgConnection,
@@ -272,6 +261,17 @@ async fn sum_day(connection: &mut PgConnection, day: NaiveDate) -> Result<(), sq
     Ok(())
 }
 
+/// Returns true if the counts of a day are summed, or if it has none.
+async fn is_summed(connection: &mut PgConnection, midnight: DateTime<Utc>) -> Result<bool, sqlx::Error> {
+    sqlx::query_scalar(
+        "select exists (select from run_stats_by_day where hour = $1)
+            or not exists (select from run_stats where hour >= $1 and hour < $1 + interval '1 day')",
+    )
+    .bind(midnight)
+    .fetch_one(connection)
+    .await
+}
+
 /// Counts the runs of past days, newest first.
 pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Result<(), sqlx::Error> {
     let mut connection = pool.acquire().await?;
@@ -307,7 +307,13 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
         .await?;
     let is_measured = calls::is_measured(&mut transaction, span).await?;
     match counted.filter(|(counted, _)| *counted >= runs) {
-        Some((_, has_mod_calls)) if has_mod_calls || !is_measured => return Ok(()),
+        Some((_, has_mod_calls)) if has_mod_calls || !is_measured => {
+            // A server of an earlier version counts a day without its sums.
+            if !is_summed(&mut transaction, span.0).await? {
+                sum_day(&mut transaction, day).await?;
+            }
+            return transaction.commit().await;
+        }
         // An earlier version counted the day. Runs that were deleted since then keep their counts.
         Some((counted, _)) => runs = counted,
         None => count_runs(&mut transaction, span).await?,

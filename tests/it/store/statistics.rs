@@ -78,6 +78,12 @@ async fn counted_days_have_the_statistics_of_their_runs() {
     }
     assert_eq!(before, after);
 
+    // A server of an earlier version counts a day without its sums.
+    psql(&url, "delete from run_stats_by_day; delete from first_token_stats_by_day").await;
+    assert_ne!(read(&store, &everyone, &queries()[0]).await, *all);
+    store.count_days(today()).await.unwrap();
+    assert_eq!(read(&store, &everyone, &queries()[0]).await, *all);
+
     // Deletions keep the counts of past days; runs that are stored late are added.
     psql(&url, "delete from runs where request_id = 'r5'").await;
     store.count_days(today()).await.unwrap();
