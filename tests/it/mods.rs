@@ -4,6 +4,7 @@ use super::engine::{model, options};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams};
 use thunder::events::{ActionType, FinishReason, RunEnd, Signal, Surface, TraceItem};
 use thunder::mods::python::PythonMods;
@@ -31,8 +32,10 @@ impl ModEngine {
         let (recorder, signals) = mpsc::channel(100_000);
         let options = EngineOptions { cache_ram_bytes: 0, ..options(2, false) };
         let registry = ModRegistry::with_builtin();
+        let mut python = PythonMods::default();
+        python.limits.call = Duration::from_secs(30);
         for folder in ["fixtures/mods", "tests/it/mods"] {
-            ModFolder::new(root.join(folder), PythonMods::default()).sync(&registry).unwrap();
+            ModFolder::new(root.join(folder), python.clone()).sync(&registry).unwrap();
             assert!(registry.problems().is_empty(), "{:?}", registry.problems());
         }
         Self { engine: Engine::start(model(), options, recorder).await.unwrap(), signals, registry }

@@ -219,6 +219,8 @@ impl Server {
         if matches!(storage.database, StorageDatabase::Own(_) | StorageDatabase::Shared(_)) {
             command.args(["--database-url", &storage.url()]);
         }
+        // On a loaded machine a call may wait for a processor longer than the default permits.
+        command.env("THUNDER_MOD_TIMEOUT", "30000");
         let log = std::fs::File::create(data_dir.join("server.log")).unwrap();
         command.args(arguments).envs(env.iter().copied()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         let child = command.spawn().unwrap();

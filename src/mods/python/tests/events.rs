@@ -1,9 +1,8 @@
 //! Contents of events for a mod, and its logs.
 
-use super::{HEADER, harness, lines, load, logits, no_exception, raised, sampled};
+use super::{HEADER, harness, lines, load, logits, no_exception, python_mods, raised, sampled};
 use crate::events::LogLevel;
 use crate::mods::builtin::testing::word;
-use crate::mods::python::PythonMods;
 use crate::mods::{Action, CallEvent, EventSet};
 use std::time::Duration;
 
@@ -62,7 +61,7 @@ fn quote_imports_use_quote_steps() {
             1,
         ),
     ] {
-        let factory = PythonMods::default().load_one("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
+        let factory = python_mods().load_one("steps", &format!("{import}\n{body}"), Some("steps")).unwrap();
         let seen = [
             harness(&factory).forward(&logits()),
             sampled(&mut harness(&factory), b'b'),
@@ -120,7 +119,7 @@ fn log_of_call_is_limited() {
 
 #[test]
 fn log_of_run_is_limited() {
-    let mut mods = PythonMods::default();
+    let mut mods = python_mods();
     mods.limits.run_log_bytes = 1000;
     let source = format!("{HEADER}@mod\ndef talks(e, a): print('x' * 99)\n");
     let factory = mods.load_one("talks", &source, None).unwrap();

@@ -1,6 +1,6 @@
 //! Environment and limits of a worker.
 
-use super::{HEADER, harness, lines, load, raised};
+use super::{HEADER, harness, lines, load, python_mods, raised};
 use crate::mods::ModOrigin;
 use crate::mods::python::sandbox::{SandboxLauncher, SandboxPolicy};
 use crate::mods::python::{LoadError, PythonMods};
@@ -55,7 +55,7 @@ def look(event, actions):
 
 #[test]
 fn worker_memory_is_limited() {
-    let mut mods = PythonMods::default();
+    let mut mods = python_mods();
     mods.limits.address_space_bytes = 256 << 20;
     let source = format!("{HEADER}@mod\ndef eat(e, a): x = bytearray(1 << 30)\n");
     let factory = mods.load_one("eat", &source, None).unwrap();
@@ -71,7 +71,7 @@ fn uploaded_source_without_sandbox_is_rejected() {
     for (launcher, reason) in
         [(None, "this program cannot start one"), (Some(missing), "/nowhere/thunder cannot be started")]
     {
-        let mods = PythonMods { origin: ModOrigin::Uploaded, launcher, ..PythonMods::default() };
+        let mods = PythonMods { origin: ModOrigin::Uploaded, launcher, ..python_mods() };
         let error = mods.load_one("f", &source, None).err().unwrap();
         assert!(matches!(error, LoadError::NoSandbox { .. }) && error.to_string().contains(reason), "{error}");
         assert!(error.to_string().contains("--mod-sandbox off"), "{error}");

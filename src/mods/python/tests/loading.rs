@@ -1,6 +1,6 @@
 //! Loading of mods from source.
 
-use super::{HEADER, harness, lines, load_error};
+use super::{HEADER, harness, lines, load_error, python_mods};
 use crate::mods::python::PythonMods;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn load_error_states_reason() {
     let two = format!("{HEADER}@mod\ndef f(e, a): pass\n@mod\ndef g(e, a): pass\n");
     let error = load_error(&two, None);
     assert!(error.to_string().ends_with("name one as the entrypoint: f, g"), "{error}");
-    assert!(PythonMods::default().load_one("one", &two, Some("g")).is_ok());
+    assert!(python_mods().load_one("one", &two, Some("g")).is_ok());
     let error = load_error("import nowhere\n", None);
     let message = error.to_string();
     assert!(message.contains("ModuleNotFoundError: No module named 'nowhere' (mods run on Python 3."), "{message}");
@@ -30,10 +30,10 @@ fn load_error_states_reason() {
     assert!(error.to_string().ends_with("NameError: name 'Missing' is not defined"), "{error}");
     let named =
         "from __future__ import annotations\nfrom thunder_mods import mod\n@mod\ndef f(e, a) -> Missing: pass\n";
-    assert!(PythonMods::default().load_one("named", named, None).is_ok());
+    assert!(python_mods().load_one("named", named, None).is_ok());
     let error = load_error("import sys; sys.exit(1)\n", None);
     assert!(error.to_string().ends_with("SystemExit: 1"), "{error}");
-    let mut mods = PythonMods::default();
+    let mut mods = python_mods();
     mods.limits.import = Duration::from_secs(2);
     let error = mods.load_one("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
     assert!(error.to_string().ends_with("the import failed: deadline of 2000 ms exceeded"), "{error}");
@@ -46,7 +46,7 @@ fn sdk_works_with_oldest_supported_python() {
         eprintln!("skipped: THUNDER_TEST_OLDEST_PYTHON names no Python 3.9");
         return;
     };
-    let mods = PythonMods { python: Some(python.into()), ..PythonMods::default() };
+    let mods = PythonMods { python: Some(python.into()), ..python_mods() };
     let source = format!("{HEADER}@mod\ndef v(e, a, t):\n    print(sys.version_info[:2], t.encode('Hello'), e.text)\n");
     let factory = mods.load_one("v", &source, None).unwrap();
     assert_eq!(lines(&harness(&factory).add(65)), ["(3, 9) [263] A"]);

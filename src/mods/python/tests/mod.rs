@@ -19,13 +19,19 @@ const VOCABULARY: usize = 265;
 const HEADER: &str = "from quote_mod_sdk import mod, Prefilled, ForwardPass, Sampled, Added\nimport os, sys, time\n";
 
 fn load(source: &str) -> Arc<dyn ModFactory> {
-    with_call_limit(source, Duration::from_secs(5))
+    with_call_limit(source, python_mods().limits.call)
+}
+
+/// Returns a loader whose time limits are exceeded only by mods that hang, also on a loaded machine.
+fn python_mods() -> PythonMods {
+    let mut mods = PythonMods::default();
+    mods.limits.call = Duration::from_secs(30);
+    mods
 }
 
 fn with_call_limit(source: &str, call: Duration) -> Arc<dyn ModFactory> {
-    let mut mods = PythonMods::default();
+    let mut mods = python_mods();
     mods.limits.call = call;
-    mods.limits.import = Duration::from_secs(20);
     match mods.load_one("test", &format!("{HEADER}{source}"), None) {
         Ok(factory) => factory,
         Err(error) => panic!("{error}\n{}", error.traceback().unwrap_or_default()),
@@ -33,7 +39,7 @@ fn with_call_limit(source: &str, call: Duration) -> Arc<dyn ModFactory> {
 }
 
 fn load_error(source: &str, entrypoint: Option<&str>) -> LoadError {
-    PythonMods::default().load_one("broken", source, entrypoint).err().expect("it was loaded")
+    python_mods().load_one("broken", source, entrypoint).err().expect("it was loaded")
 }
 
 fn harness(factory: &Arc<dyn ModFactory>) -> ModHarness {
@@ -70,7 +76,7 @@ fn raised(reply: &Reply) -> (&str, &str) {
 fn fixture(name: &str) -> Arc<dyn ModFactory> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/mods").join(name);
     let source = std::fs::read_to_string(path).unwrap();
-    let mut mods = PythonMods::default().load_all(name.to_owned(), source).unwrap_or_else(|error| panic!("{error}"));
+    let mut mods = python_mods().load_all(name.to_owned(), source).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(mods.len(), 1);
     mods.remove(0)
 }

@@ -1,8 +1,7 @@
 //! Lifecycle of workers: assignment of runs, ends of workers, and the affected calls.
 
-use super::{HEADER, harness, lines, load, logits, no_exception, raised, sampled, with_call_limit};
+use super::{HEADER, harness, lines, load, logits, no_exception, python_mods, raised, sampled, with_call_limit};
 use crate::mods::builtin::testing::ModHarness;
-use crate::mods::python::PythonMods;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ fn hanging_call_is_ended_and_other_runs_continue() {
         "    print(len(calls))",
         "    print(len(calls))\n    if isinstance(event, Sampled): spin()\n\ndef spin():\n    while True: pass\n",
     );
-    let factory = with_call_limit(&source, Duration::from_millis(400));
+    let factory = with_call_limit(&source, Duration::from_millis(1500));
     let (mut first, mut second) = (harness(&factory), harness(&factory));
     assert_eq!(lines(&first.add(65)), ["1"]);
     assert_eq!(lines(&second.add(65)), ["2"]);
@@ -29,14 +28,14 @@ fn hanging_call_is_ended_and_other_runs_continue() {
         let reply = sampled(&mut first, b'a');
         (first, reply)
     });
-    std::thread::sleep(Duration::from_millis(100));
+    std::thread::sleep(Duration::from_millis(300));
     // This call waits in the supervisor's queue after the blocked call. The next worker serves it, with new state.
     let reply = second.add(66);
     assert_eq!(lines(&reply), ["1"]);
     let (mut first, reply) = stuck.join().unwrap();
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(20));
     let (message, traceback) = raised(&reply);
-    assert_eq!(message, "deadline of 400 ms exceeded");
+    assert_eq!(message, "deadline of 1500 ms exceeded");
     assert!(traceback.contains("in spin") && traceback.contains("test.py"), "{traceback}");
     assert!(!traceback.contains("bootstrap"), "{traceback}");
     assert_eq!(reply.logs[0].message, "3", "the earlier output is kept");
@@ -105,19 +104,19 @@ def halts(event, actions):
     if isinstance(event, Sampled): halt()
     if isinstance(event, ForwardPass): threading.Timer(0.1, halt).start()
 ";
-    let factory = with_call_limit(source, Duration::from_millis(700));
+    let factory = with_call_limit(source, Duration::from_millis(2000));
     let mut harness = harness(&factory);
     let reply = sampled(&mut harness, b'a');
     let (message, traceback) = raised(&reply);
-    assert_eq!(message, format!("deadline of 700 ms exceeded{stopped}"));
+    assert_eq!(message, format!("deadline of 2000 ms exceeded{stopped}"));
     assert!(traceback.contains("in halt"), "{traceback}");
     no_exception(&harness.add(65));
     no_exception(&harness.forward(&logits()));
     std::thread::sleep(Duration::from_millis(400));
-    assert_eq!(raised(&harness.add(65)).0, format!("deadline of 700 ms exceeded{stopped}"), "between two calls");
+    assert_eq!(raised(&harness.add(65)).0, format!("deadline of 2000 ms exceeded{stopped}"), "between two calls");
     no_exception(&harness.add(65));
 
-    let mut mods = PythonMods::default();
+    let mut mods = python_mods();
     mods.limits.import = Duration::from_secs(2);
     let began = Instant::now();
     let source = format!("{HEADER}{}", source.replace("@mod", "halt()\n@mod"));
