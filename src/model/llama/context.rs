@@ -119,8 +119,7 @@ impl<'model> Context<'model> {
         options: &ContextOptions,
         tuning: &Tuning,
     ) -> Result<Self, ModelError> {
-        let width = memory::head_width(model, "attention.value_length");
-        let attention = options.attention.resolve(placement, options.cache_type_k, options.cache_type_v, width);
+        let attention = options.attention.resolve(options.cache_type_k, options.cache_type_v);
         if attention == AttentionCapture::On && options.cache_type_v.is_quantized() {
             return Err(ModelError::QuantizedValues { cache_type: options.cache_type_v.as_str() });
         }

@@ -70,7 +70,7 @@ pub(super) fn check_cache_types(model: &LlamaModel, keys: CacheType, values: Cac
     Ok(())
 }
 
-pub(super) fn head_width(model: &LlamaModel, key: &str) -> u32 {
+fn head_width(model: &LlamaModel, key: &str) -> u32 {
     super::parameter(model, key).unwrap_or_else(|| model.n_embd().unsigned_abs() / model.n_head().max(1))
 }
 
