@@ -3,7 +3,7 @@ use clap::CommandFactory;
 use clap_complete::Shell;
 use std::process::ExitCode;
 
-/// Print the completions for a shell; the handbook's page "Operating" shows where to put them
+/// Print the completions for a shell
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Shell to print completions for

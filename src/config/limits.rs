@@ -15,8 +15,8 @@ pub struct LimitFlags {
     /// Maximum size of a WebSocket message, e.g. 8M
     #[arg(long, env = "THUNDER_MAX_MESSAGE", value_name = "SIZE", default_value = "8M")]
     pub max_message: Size,
-    /// Maximum attention data in one response of the attention API, or one message of its WebSocket, e.g. 1G; larger
-    /// requests fail with the error OOM
+    /// Maximum attention data in one response of the attention API, or one message of its WebSocket, e.g. 1G; with more,
+    /// a request fails with the error OOM
     #[arg(long, env = "THUNDER_MAX_ATTENTION", value_name = "SIZE", default_value = "1G")]
     pub max_attention: Size,
     /// Seconds between pings on a WebSocket; clients that send nothing for three pings, and for a minute or more, are

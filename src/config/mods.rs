@@ -13,10 +13,10 @@ pub struct ModFlags {
     #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     pub mods_dir: Option<PathBuf>,
     /// Mods that run in a sandbox without access to the network, other processes, and files except Python's own: uploaded
-    /// ones, all, or none (off); kernels without sandbox support reject mods that need one
+    /// ones, all, or none (off); without sandbox support in the kernel, mods that need one are rejected
     #[arg(long, env = "THUNDER_MOD_SANDBOX", value_name = "uploaded|all|off", default_value = "uploaded")]
     pub mod_sandbox: ModSandbox,
-    /// Default number of workers per Python mod, which serve runs in parallel
+    /// Default maximum number of workers per Python mod, which serve runs in parallel
     #[arg(long, env = "THUNDER_MOD_WORKERS", value_name = "N", default_value_t = 1)]
     pub mod_workers: u16,
     /// Time limit of a call of a Python mod in milliseconds

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 #[command(next_help_heading = "Speculative decoding")]
 pub struct SpeculationFlags {
     /// Source of draft tokens, which one decode verifies together: earlier occurrences of the last tokens in prompt and answer
-    /// (ngram-simple), a draft model (draft-simple), both (ngram-simple,draft-simple), or none; answers do not depend on it;
-    /// default: draft-simple with --spec-draft-model, otherwise none [also: --spec-default for ngram-simple]
+    /// (ngram-simple), a draft model (draft-simple), both (ngram-simple,draft-simple), or none; answers differ only by
+    /// rounding; default: draft-simple with --spec-draft-model, otherwise none [also: --spec-default for ngram-simple]
     #[arg(long, env = "THUNDER_SPEC_TYPE", value_name = "TYPE", value_delimiter = ',', value_enum)]
     pub spec_type: Vec<SpecTypeFlag>,
     /// Maximum tokens of a draft, 0 to 64; requests can override it with `speculative.n_max` [also: --draft-max]
