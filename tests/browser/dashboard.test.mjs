@@ -61,7 +61,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   assert.match(await where(), /event end/);
   assert.equal(await page.evaluate(() => document.querySelectorAll('.text img').length), 0, 'token text is never markup');
   assert.match(await page.textContent('.text u'), /U\+202E/);
-  const answer = () => page.evaluate(() => [...document.querySelectorAll('.t:not(.p):not(.f):not(.g):not(.x)')].map((e) => e.textContent).join(''));
+  const answer = () => page.evaluate(() => [...document.querySelectorAll('.token:not(.prompt):not(.hidden):not(.later):not(.removed)')].map((e) => e.textContent).join(''));
   assert.match(await answer(), /^The sky is blue because/, 'the answer must not contain removed tokens');
   assert.ok(await page.locator('.chip:visible').count() >= 1);
 
@@ -80,7 +80,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   await page.keyboard.press('Shift+ArrowRight');
   assert.match(await answer(), /^The sky is$/);
   await page.keyboard.press('d');
-  assert.equal(await page.evaluate(() => [...document.querySelectorAll('.t.x')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
+  assert.equal(await page.evaluate(() => [...document.querySelectorAll('.token.removed')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
   await page.keyboard.press('e');
   await page.waitForSelector('.panel .act.bad');
   assert.match(await page.textContent('.panel'), /KeyError/);
@@ -195,7 +195,7 @@ test('find, help and playback work', async () => {
   await page.keyboard.press('/');
   await page.keyboard.type('sky is');
   assert.match(await page.textContent('[data-found]'), /1\/\d/);
-  assert.ok(await page.locator('.t.hit').count() >= 2, 'a match crosses tokens');
+  assert.ok(await page.locator('.token.match').count() >= 2, 'a match crosses tokens');
   await page.keyboard.press('Escape');
   await page.keyboard.press('?');
   assert.ok(await page.isVisible('dialog .keys'));
@@ -220,19 +220,19 @@ test('playground shows its run live, with attention', async (t) => {
   if (attention) await page.check('input[name=attention]');
   await page.keyboard.press('Control+Enter');
   await page.waitForSelector('[data-recorded] a');
-  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length >= 1);
+  await page.waitForFunction(() => document.querySelectorAll('.token:not(.prompt)').length >= 1);
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   const href = await page.getAttribute('[data-recorded] a', 'href');
-  const live = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
+  const live = await page.evaluate(() => [...document.querySelectorAll('.token')].map((e) => e.textContent).join('|'));
   await page.goto(new URL(href, URL_).href);
   await ready(page);
-  const stored = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
+  const stored = await page.evaluate(() => [...document.querySelectorAll('.token')].map((e) => e.textContent).join('|'));
   assert.equal(stored, live, 'the stored run must equal the live one');
   if (attention) {
     await page.keyboard.press('ArrowLeft');
     await page.keyboard.press('a');
     await page.waitForSelector('.tops li');
-    assert.ok(await page.locator('.t.b7').count() >= 1, 'the attention row must shade the text');
+    assert.ok(await page.locator('.token.b7').count() >= 1, 'the attention row must shade the text');
     await page.waitForFunction(() => /attention=mean/.test(location.search));
     await page.waitForSelector('.map:visible');
   } else t.diagnostic('SKIPPED: the server runs without attention');
@@ -246,7 +246,7 @@ test('empty playground offers example requests that run with one click', async (
   await page.waitForSelector('[data-recorded] a');
   assert.equal(await page.getAttribute('.mods li', 'data-mod'), 'json-schema');
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
-  const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .t:not(.p):not(.tpl)')].map((e) => e.textContent).join(''));
+  const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .token:not(.prompt):not(.dim)')].map((e) => e.textContent).join(''));
   assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
   assert.equal(await page.locator('.starters').count(), 0);
   await page.context().close();
@@ -259,7 +259,7 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.fill('input[name=max_tokens]', '4000');
   await page.fill('input[name=temperature]', '0.3');
   await page.keyboard.press('Control+Enter');
-  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length > 3);
+  await page.waitForFunction(() => document.querySelectorAll('.token:not(.prompt)').length > 3);
   await page.locator('.text').focus();
   await page.keyboard.press('Escape');
   await page.waitForFunction(() => /stopped|cancelled|done/i.test(document.querySelector('[data-state]').textContent));
@@ -305,7 +305,7 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   const page = await open(`/compare?a=${ids[0]}&b=${ids[1]}`);
   // The cursor is on a token of a difference, inside of the box.
   const cursor = (number) => page.waitForFunction((name) => {
-    const span = document.querySelector('.change[aria-current] .t.cur');
+    const span = document.querySelector('.change[aria-current] .token.current');
     if (!span?.closest('.change').textContent.startsWith(name)) return false;
     const [box, at] = [document.querySelector('.text'), span].map((el) => el.getBoundingClientRect());
     return at.top >= box.top && at.bottom <= box.bottom;
@@ -317,11 +317,11 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   await cursor(1);
   const total = Number(/of (\d+) tokens equal/.exec(await page.textContent('[data-summary]'))[1]);
   // Equal tokens have one element, and the tokens of both differences one per side.
-  await page.waitForFunction((count) => document.querySelectorAll('.text .t').length === count, total + 2);
-  assert.equal(await page.locator('.same details .t').first().textContent(), 'The');
+  await page.waitForFunction((count) => document.querySelectorAll('.text .token').length === count, total + 2);
+  assert.equal(await page.locator('.same details .token').first().textContent(), 'The');
   await page.focus('.scrub');
   await page.keyboard.press('Home');
-  assert.equal(await page.locator('.same details[open] .t.cur').textContent(), 'The');
+  assert.equal(await page.locator('.same details[open] .token.current').textContent(), 'The');
   assert.match(await page.getAttribute('.scrub[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
   await page.context().close();
   await expectNoErrors();
@@ -439,14 +439,14 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   const requests = [];
   late.on('request', (request) => requests.push(request.url()));
   await late.goto(`${URL_}/runs/${id}?at=29000`);
-  await late.waitForSelector('.t.cur');
-  assert.ok(await late.evaluate(() => [...document.querySelectorAll('.t')].findIndex((el) => el.matches('.cur'))) > 9000);
+  await late.waitForSelector('.token.current');
+  assert.ok(await late.evaluate(() => [...document.querySelectorAll('.token')].findIndex((el) => el.matches('.current'))) > 9000);
   const count = (end) => requests.filter((url) => url.endsWith(end)).length;
   assert.deepEqual([count('/columns'), count('/events?from=0&to=96')], [1, 1]);
   await late.context().close();
   const measure = async (path, tokens) => {
     const page = await open(path);
-    await page.waitForFunction((count) => document.querySelectorAll('.t').length > count, tokens);
+    await page.waitForFunction((count) => document.querySelectorAll('.token').length > count, tokens);
     const painted = await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))));
     const step = await page.evaluate(async () => {
       const took = [];

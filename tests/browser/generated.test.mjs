@@ -39,7 +39,7 @@ test('first example request always shows the same backtrack', async () => {
     await page.click('.starters button >> nth=0');
     await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
     assert.ok(await page.locator('.chip:visible').count() >= 1, 'the run must have removed tokens');
-    answers.push(await page.evaluate(() => [...document.querySelectorAll('.t')].map((t) => t.textContent).join('')));
+    answers.push(await page.evaluate(() => [...document.querySelectorAll('.token')].map((t) => t.textContent).join('')));
     await page.context().close();
   }
   assert.equal(answers[0], answers[1]);
@@ -267,7 +267,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   const token = Number((await row.locator('th').getAttribute('title')).slice(3));
   await row.getByRole('button', { name: /^Fork this run with/ }).focus();
   await page.keyboard.press('Enter');
-  await page.waitForSelector('.beside .t:not(.p)');
+  await page.waitForSelector('.beside .token:not(.prompt)');
   assert.ok(page.url().includes(id), 'the original stays');
   assert.equal(await page.locator('.branches [data-branch]').count(), 2);
   const branch = await page.getAttribute('.branches [data-branch]:not([aria-current])', 'data-branch');
@@ -276,7 +276,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   assert.deepEqual([run.parent.run_id, run.parent.step, run.parent.change.token], [id, drawn.step, token]);
   await page.waitForSelector(`[data-branch="${branch}"][data-status=done]`);
   await page.waitForFunction((other) => /200 tok · ln p −\d+\.\d\d · length/.test(document.querySelector(`[data-branch="${other}"] .branch-facts`).textContent), branch);
-  const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .t:not(.p)`)].length, scope);
+  const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .token:not(.prompt)`)].length, scope);
   assert.equal(await answer('.beside'), 200);
   await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
   // The colors of both texts change together.
@@ -284,7 +284,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   assert.equal(await page.isChecked('.beside input[value=rank]'), true);
   await page.waitForFunction(() => location.search.includes('color=rank'));
   await page.reload();
-  await page.waitForSelector('.beside .t:not(.p)');
+  await page.waitForSelector('.beside .token:not(.prompt)');
   await page.keyboard.press(']');
   await page.waitForURL((url) => url.pathname.endsWith(branch));
   await page.waitForSelector(`.branches [data-branch="${branch}"][aria-current]`);
@@ -307,7 +307,7 @@ test('regenerating several ways starts branches that the comparison offers', asy
   await page.fill('.ways label:last-child input', '11');
   await page.keyboard.press('Enter');
   await page.waitForFunction(() => document.querySelectorAll('.branches [data-branch]').length === 4);
-  await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 4 && document.querySelectorAll('.branch-text .t').length > 40);
+  await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 4 && document.querySelectorAll('.branch-text .token').length > 40);
   assert.match(await page.textContent('.branch-list'), /seed 11.*seed 12.*seed 13/s);
   await page.locator('.branches [data-branch] >> text=Compare').first().click();
   await page.waitForSelector('.panel .alts');
@@ -319,7 +319,7 @@ test('regenerating several ways starts branches that the comparison offers', asy
   assert.ok(before >= 30, `the first difference is at the fork or later: ${before}`);
   await page.keyboard.press('ArrowRight');
   assert.equal(Number(await current()), before + 1);
-  assert.ok(await page.locator('.t.cur').count() >= 1);
+  assert.ok(await page.locator('.token.current').count() >= 1);
   await page.context().close();
   await expectNoErrors();
 });

@@ -76,7 +76,7 @@ test('later steps are shaded by one head, and a head without rows says how to st
   assert.equal(rows.length, 20);
   const page = await open(`/runs/${id}?at=3&attention=head:2:1&later=1`);
   await ready(page);
-  await page.click('.text .t >> nth=3');
+  await page.click('.text .token >> nth=3');
   await page.waitForFunction(() => /^20 later steps at .*layer 2, head 1$/.test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''));
   const best = rows.reduce((a, b) => (b.value > a.value ? b : a));
   const { row_len: position } = await attention(id, `at=${best.sequence_order}`);
@@ -106,7 +106,7 @@ test('exported page shows the run from disk without a network, and hostile text 
   await ready(page);
   const original = await open(`/runs/${id}`);
   await ready(original);
-  const tokens = (of) => of.evaluate(() => [...document.querySelectorAll('.t')].map((t) => `${t.className} ${t.textContent}`));
+  const tokens = (of) => of.evaluate(() => [...document.querySelectorAll('.token')].map((t) => `${t.className} ${t.textContent}`));
   assert.deepEqual(await tokens(page), await tokens(original));
   assert.equal(await page.locator('.text img').count(), 0);
   await page.keyboard.press('Home');

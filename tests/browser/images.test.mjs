@@ -35,7 +35,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     const chip = page.locator('.text .image-chip');
     await chip.waitFor();
     assert.match(await chip.locator('summary').textContent(), /^▣ Image · 6 × 4 · 64 tokens · [0-9a-f]{8}$/);
-    assert.equal(await page.locator('.text .t:visible', { hasText: '<image>' }).count(), 0);
+    assert.equal(await page.locator('.text .token:visible', { hasText: '<image>' }).count(), 0);
     assert.equal(await chip.locator('img').isVisible(), false);
     // By keyboard, and without an effect on the replay.
     const where = await page.textContent('[data-where]');

@@ -30,13 +30,13 @@ class Tokens {
     for (const end = Math.min(this.to, this.next + count); this.next < end; this.next += 1) {
       const i = rows[this.next];
       if (!this.#block || mayEndBlock(this.#blockSize, run.text(rows[this.next - 1]))) {
-        this.#block = h('div', { class: 'blk' });
+        this.#block = h('div', { class: 'text-block' });
         this.#blockSize = 0;
         this.parent.append(this.#block);
       }
       const bucket = this.isColored ? MODES[0].bucket(run, i) : -1;
       const span = document.createElement('span');
-      span.className = `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
+      span.className = `token${run.isForced(i) ? ' forced' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
       fill(span, run.text(i));
       add(this.next, span);
       this.#block.append(span);
@@ -75,7 +75,7 @@ export class AlignedText {
     this.#steps = new Steps(sides[0].rows.length + sides[1].rows.length);
     box.replaceChildren();
     box.addEventListener('click', ({ target }) => {
-      const token = target.closest('.t');
+      const token = target.closest('.token');
       if (token) onStep(token._step);
       else if (target.closest('.change')) onChange(target.closest('.change')._index);
     });
@@ -141,7 +141,7 @@ export class AlignedText {
 
   #addChange(change) {
     const names = [`Difference ${change.index + 1}, A: `, 'B: '];
-    const cells = names.map((name) => h('div', {}, h('span', { class: 'vh' }, name)));
+    const cells = names.map((name) => h('div', {}, h('span', { class: 'visually-hidden' }, name)));
     change.el = h('div', { class: 'change', role: 'button', tabindex: '0' }, cells);
     change.el._index = change.index;
     this.#box.append(change.el);

@@ -94,10 +94,10 @@ function selectChange(index) {
 
 /** Moves the cursor of both sides to a step of the alignment. */
 function moveCursor(step) {
-  marked.forEach((span) => span?.classList.remove('cur'));
+  marked.forEach((span) => span?.classList.remove('current'));
   at = Math.max(0, Math.min(text.steps.count - 1, step));
   marked = text.elements(at);
-  marked.forEach((span) => span?.classList.add('cur'));
+  marked.forEach((span) => span?.classList.add('current'));
   scrub.value = String(at);
   text.changes[current]?.el?.removeAttribute('aria-current');
   current = text.changeAt(at);
@@ -229,8 +229,8 @@ function showCandidates(a, b) {
   panel.replaceChildren(h('section', {},
     h('h2', { 'data-heading': true }, heading()),
     h('dl', { class: 'tok-facts' }, head(a, 'A'), head(b, 'B')),
-    rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'vh' }, 'Probabilities in A and B'),
-      h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'vh' }, 'run'))))),
+    rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'visually-hidden' }, 'Probabilities in A and B'),
+      h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'visually-hidden' }, 'run'))))),
       rows.map((r) => h('tbody', {}, present.map(([key, name], i) => h('tr', { class: r[key]?.chosen ? 'won' : null },
         i ? null : h('th', { scope: 'rowgroup', rowspan: String(present.length) }, show(r.text)),
         h('td', { class: 'side' }, name, r[key]?.chosen ? ' ✓' : ''), columns.map(([field]) => cell(r[key]?.[field] ?? null)))))))

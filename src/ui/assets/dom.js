@@ -73,7 +73,7 @@ globalThis.document?.addEventListener('theme', () => colors.clear());
 export function palette(names) {
   const unknown = names.filter((name) => !colors.has(name));
   if (unknown.length) {
-    const probe = h('i', { class: 'vh' });
+    const probe = h('i', { class: 'visually-hidden' });
     document.body.append(probe);
     for (const name of unknown) {
       probe.style.color = `var(--${name})`;

@@ -46,7 +46,7 @@ const NAMES = { removed: 'only in the version: ', added: 'only in the editor: ' 
 
 function line({ kind, a, b, text }) {
   return h('tr', { class: kind }, h('td', { class: 'num' }, a ?? ''), h('td', { class: 'num' }, b ?? ''),
-    h('td', {}, h('span', { 'aria-hidden': 'true' }, SIGNS[kind]), NAMES[kind] ? h('span', { class: 'vh' }, NAMES[kind]) : ''),
+    h('td', {}, h('span', { 'aria-hidden': 'true' }, SIGNS[kind]), NAMES[kind] ? h('span', { class: 'visually-hidden' }, NAMES[kind]) : ''),
     h('td', {}, h('code', {}, text)));
 }
 
@@ -60,7 +60,7 @@ export function showDifferences(section, { name, hash, versions, editor, canSave
   const state = h('span', { class: 'hint', role: 'status' });
   const body = h('tbody');
   const box = h('div', { class: 'table-box code', tabindex: '0', role: 'region', 'aria-label': 'Differences' }, h('table', { class: 'diff' },
-    h('thead', { class: 'vh' }, h('tr', {}, ['Line of the version', 'Line in the editor', 'Difference', 'Text'].map((title) => h('th', { scope: 'col' }, title)))), body));
+    h('thead', { class: 'visually-hidden' }, h('tr', {}, ['Line of the version', 'Line in the editor', 'Difference', 'Text'].map((title) => h('th', { scope: 'col' }, title)))), body));
   section.append(h('p', { class: 'diff-bar' }, h('label', {}, 'Version ', select), ' ', state), box);
   const texts = new Map();
   let timer = 0;

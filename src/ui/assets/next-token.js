@@ -128,10 +128,10 @@ export class NextToken {
       type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${show(row.text)}`, 'data-choice': String(i + 1), onclick: () => choose(row),
     }, show(row.text));
     const table = h('table', { class: 'alts' },
-      h('caption', { class: 'vh' }, 'Candidates for the next token'),
+      h('caption', { class: 'visually-hidden' }, 'Candidates for the next token'),
       h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'next token'), h('th', { scope: 'col' }, 'model'),
         hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
-        h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
+        h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
       h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
         h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
         h('td', { class: 'reason' }, removal(row, stages, 'drawn'))))));

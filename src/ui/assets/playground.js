@@ -39,7 +39,7 @@ function addMessage({ role = 'user', content = '', more } = {}) {
   const row = h('li', { class: 'message' },
     h('header', {},
       h('select', { 'aria-label': `Role of message ${number}` }, ROLES.map((r) => h('option', { value: r }, r))),
-      h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ' Remove message'))),
+      h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'visually-hidden' }, ' Remove message'))),
     h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'Instructions for the model' : 'Message…' }),
     more ? h('details', { class: 'hint' }, h('summary', {}, Object.keys(more).join(', ')), h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(more, null, 2))) : null);
   row._more = more;
@@ -87,11 +87,11 @@ function addMod({ name, config = '' }) {
   };
   const row = h('li', { 'data-mod': name },
     h('header', {}, h('b', {}, name),
-      h('button', { type: 'button', title: 'Earlier', onclick: () => move(-1) }, '↑', h('span', { class: 'vh' }, ` Move ${name} up`)),
-      h('button', { type: 'button', title: 'Later', onclick: () => move(1) }, '↓', h('span', { class: 'vh' }, ` Move ${name} down`)),
-      h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ` Remove ${name}`))),
+      h('button', { type: 'button', title: 'Earlier', onclick: () => move(-1) }, '↑', h('span', { class: 'visually-hidden' }, ` Move ${name} up`)),
+      h('button', { type: 'button', title: 'Later', onclick: () => move(1) }, '↓', h('span', { class: 'visually-hidden' }, ` Move ${name} down`)),
+      h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'visually-hidden' }, ` Remove ${name}`))),
     option?.dataset.description ? h('p', { class: 'hint' }, option.dataset.description) : null,
-    h('label', { class: 'vh', for: id }, `Configuration of ${name}, as JSON`), text, note,
+    h('label', { class: 'visually-hidden', for: id }, `Configuration of ${name}, as JSON`), text, note,
     configurationFields(JSON.parse(option?.dataset.schema || 'null')));
   mods.append(row);
   check();

@@ -129,7 +129,7 @@ export class Family {
     const { text } = this.#rows.get(m.run_id);
     text.replaceChildren(m.parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, MAX_SHOWN_TOKENS).map((i) => {
       const bucket = MODES[0].bucket(run, i);
-      const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}` });
+      const span = h('span', { class: `token${run.isForced(i) ? ' forced' : ''}${bucket >= 0 ? ` b${bucket}` : ''}` });
       fill(span, run.text(i));
       return span;
     }), rows.length > MAX_SHOWN_TOKENS ? ' …' : '');

@@ -33,7 +33,7 @@ export function hover(root, run, signal) {
   };
   root.addEventListener('pointerover', (event) => {
     hide();
-    const token = event.target.closest('.t');
+    const token = event.target.closest('.token');
     if (!token || event.pointerType !== 'mouse' || event.buttons) return;
     timer = setTimeout(() => {
       const i = token._row;

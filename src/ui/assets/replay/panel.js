@@ -171,10 +171,10 @@ export class Panel {
       return href && h('a', { href, title: `Continue in the playground with ${show(r.text)} instead`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
     };
     const table = h('table', { class: 'alts' },
-      h('caption', { class: 'vh' }, 'Candidates for this token'),
+      h('caption', { class: 'visually-hidden' }, 'Candidates for this token'),
       h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, 'model'),
         hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
-        h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
+        h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,

@@ -11,7 +11,7 @@ const VISIBLE = 1;
 const LATER = 2;
 const REMOVED = 3;
 /** Class of a row by its state: hidden, visible, later, removed. */
-const STATE_CLASSES = [' f', '', ' g', ' x'];
+const STATE_CLASSES = [' hidden', '', ' later', ' removed'];
 const ANSWER = { role: 'answer', dim: false };
 const PROMPT = { role: 'prompt', dim: false };
 const NEW_PROMPT = { role: 'new prompt', dim: false };
@@ -70,7 +70,7 @@ export class Text {
     root.addEventListener('click', (event) => {
       const chip = event.target.closest('.chip');
       if (chip) return this.#toggle(chip._removedAt);
-      const token = event.target.closest('.t');
+      const token = event.target.closest('.token');
       if (!token || !getSelection().isCollapsed) return undefined;
       return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onPick(token._row);
     });
@@ -126,7 +126,7 @@ export class Text {
   }
 
   #addBlock(first, part, parent) {
-    const block = { el: h('div', { class: 'blk' }), part, first, end: first, built: first, shown: 0, chips: 0 };
+    const block = { el: h('div', { class: 'text-block' }), part, first, end: first, built: first, shown: 0, chips: 0 };
     parent.append(block.el);
     this.#blocks.push(block);
     block.el._block = block;
@@ -180,7 +180,7 @@ export class Text {
 
   #addChip(removal) {
     const names = this.#run.actionsAt(removal.removedAt - 1).map((mark) => mark.mod_name);
-    const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'vh' }, ' tokens removed'));
+    const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'visually-hidden' }, ' tokens removed'));
     chip._removedAt = removal.removedAt;
     this.#chips.set(removal.removedAt, chip);
     this.#spans[removal.last].after(chip);
@@ -195,7 +195,7 @@ export class Text {
     fill(span, run.text(i));
     this.#spans[i] = span;
     const isDim = this.#roleOf(i).dim || run.isStop(i);
-    this.#fixedClasses[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${isDim ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
+    this.#fixedClasses[i] = `token${run.isPrompt(i) ? ' prompt' : run.isForced(i) ? ' forced' : ''}${isDim ? ' dim' : ''}${run.isError(i) ? ' error' : ''}`;
     this.#colorClass[i] = this.#colorClassOf(i);
     this.#write(i);
     parent.append(span);
@@ -243,10 +243,10 @@ export class Text {
     const state = this.#state[i];
     const isShadedLater = state === LATER && this.#colorsLater && this.#colorClass[i];
     let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
-    if (state === REMOVED && this.#open.has(removedAt)) name += ' o';
-    if (i === this.#cursor) name += ' cur';
-    if (i === this.#selected) name += ' sel';
-    if (this.#hits.has(i)) name += ' hit';
+    if (state === REMOVED && this.#open.has(removedAt)) name += ' unfolded';
+    if (i === this.#cursor) name += ' current';
+    if (i === this.#selected) name += ' selected';
+    if (this.#hits.has(i)) name += ' match';
     const note = this.#notes.get(i);
     if (note) {
       name += ` note ${note.tone}`;

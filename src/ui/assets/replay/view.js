@@ -198,7 +198,7 @@ export class Replay {
     const speed = this.#el('speed');
     this.#on(speed, 'change', () => this.#parts.player.setSpeed(speed.value));
     this.#parts.player.setSpeed(speed.value);
-    this.#el('colors').replaceChildren(h('legend', { class: 'vh' }, 'Color by'), ...MODES.map((mode, i) => {
+    this.#el('colors').replaceChildren(h('legend', { class: 'visually-hidden' }, 'Color by'), ...MODES.map((mode, i) => {
       const input = h('input', { type: 'radio', name: 'color', value: mode.id, onchange: () => this.colorBy(mode.id) });
       return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
     }));
@@ -371,7 +371,7 @@ export class Replay {
   #onPlayingChanged(playing) {
     const button = this.#root.querySelector('[data-act=play]');
     button.setAttribute('aria-pressed', String(playing));
-    button.querySelector('.vh').textContent = playing ? 'Pause' : 'Play';
+    button.querySelector('.visually-hidden').textContent = playing ? 'Pause' : 'Play';
     if (!playing) this.go(this.n);
   }
 
