@@ -130,7 +130,7 @@ async function attention(server, path, slowdown) {
       select.value = value;
       select.dispatchEvent(new Event('change', { bubbles: true }));
     };
-    await time('on', () => document.querySelector('[data-act=attention]').click());
+    await time('on', () => document.querySelector('[data-action=attention]').click());
     for (const view of ['max', 'layer:0', 'last', 'mean']) await time(view, () => choose('Which attention', view));
     await time('head', () => document.querySelectorAll('.heads .kept')[1].click());
     await time('later', () => choose('Direction', 'later'));

@@ -74,7 +74,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   assert.match(await where(), /event 4/);
   await page.keyboard.press('b');
   assert.match(await answer(), /^The sky is the ocean$/, 'the tokens must be visible until after the backtrack');
-  await page.waitForSelector('.panel .act');
+  await page.waitForSelector('.panel .action');
   assert.match(await page.textContent('.panel'), /Backtrack 2/);
   assert.match(await page.textContent('.panel'), /saw "ocean", going back <b>two<\/b>/);
   await page.keyboard.press('Shift+ArrowRight');
@@ -82,10 +82,10 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   await page.keyboard.press('d');
   assert.equal(await page.evaluate(() => [...document.querySelectorAll('.token.removed')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
   await page.keyboard.press('e');
-  await page.waitForSelector('.panel .act.bad');
+  await page.waitForSelector('.panel .action.bad');
   assert.match(await page.textContent('.panel'), /KeyError/);
-  await page.waitForSelector('.panel .alts tr.won');
-  assert.match(await page.textContent('.panel .alts'), /min-p/);
+  await page.waitForSelector('.panel .candidates tr.chosen');
+  assert.match(await page.textContent('.panel .candidates'), /min-p/);
   await page.waitForFunction(() => /[?&]at=\d+/.test(location.search) && /erased=1/.test(location.search));
   const before_ = await where();
   await page.keyboard.press('2');
@@ -131,12 +131,12 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(steps) });
   assert.equal(response.status, 201);
   const page = await open(`/runs/${requestId}-funnel?at=${sampled[0].sequence_order + 1}`);
-  await page.waitForSelector('.panel tr.won .funnel');
-  const labels = () => page.locator('.panel .alts .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
+  await page.waitForSelector('.panel tr.chosen .funnel');
+  const labels = () => page.locator('.panel .candidates .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
   const removed = 'passed top-k (3 left); removed by min-p (1 left)';
   assert.deepEqual(await labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
-  assert.equal(await page.locator('.panel .alts .cut').count(), 2);
-  assert.equal(await page.locator('.panel .chain ~ .hint').count(), 0);
+  assert.equal(await page.locator('.panel .candidates .cut').count(), 2);
+  assert.equal(await page.locator('.panel .sampling-stages ~ .hint').count(), 0);
   await page.focus('.text');
   await page.keyboard.press('ArrowRight');
   await page.waitForSelector('.panel .funnel .maybe');
@@ -152,7 +152,7 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
 test('alternative token opens the playground with the text before it', async () => {
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
-  await page.locator('.alts tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
+  await page.locator('.candidates tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
   await page.waitForURL(/playground\?from=.*next=/);
   await page.waitForFunction(() => document.querySelector('[data-raw]').value);
   assert.equal(await page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
@@ -167,14 +167,14 @@ test('trace without events has a notice, and a sparse trace shows its fields', a
   await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
   const empty = await open(`/runs/${requestId}-none`);
   await empty.waitForSelector('.replay.idle .text[data-none]');
-  assert.ok(!(await empty.isVisible('.deck')), 'there is nothing to step through');
+  assert.ok(!(await empty.isVisible('.replay-controls')), 'there is nothing to step through');
   await empty.context().close();
   await post({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });
   const page = await open(`/runs/${requestId}-little?at=0`);
-  await page.waitForSelector('.panel .given');
-  assert.match(await page.textContent('.panel .given'), /150 tokens.*500 steps/);
+  await page.waitForSelector('.panel .event-facts');
+  assert.match(await page.textContent('.panel .event-facts'), /150 tokens.*500 steps/);
   await page.keyboard.press('Shift+ArrowRight');
-  await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .given')?.textContent));
+  await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .event-facts')?.textContent));
   await page.click('.panel summary:has-text("As recorded")');
   await page.waitForFunction(() => /"input_text": "Once upon a time"/.test(document.querySelector('.panel pre')?.textContent));
   await page.context().close();
@@ -205,7 +205,7 @@ test('find, help and playback work', async () => {
   await page.locator('.text').focus();
   await page.keyboard.press(' ');
   await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent));
-  assert.equal(await page.getAttribute('[data-act=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
+  assert.equal(await page.getAttribute('[data-action=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
   await page.context().close();
   await expectNoErrors();
 });
@@ -231,7 +231,7 @@ test('playground shows its run live, with attention', async (t) => {
   if (attention) {
     await page.keyboard.press('ArrowLeft');
     await page.keyboard.press('a');
-    await page.waitForSelector('.tops li');
+    await page.waitForSelector('.top-positions li');
     assert.ok(await page.locator('.token.b7').count() >= 1, 'the attention row must shade the text');
     await page.waitForFunction(() => /attention=mean/.test(location.search));
     await page.waitForSelector('.map:visible');
@@ -285,7 +285,7 @@ test('comparison of two runs aligns tokens', async () => {
   await page.waitForSelector('.change[aria-current]');
   assert.equal(await page.locator('.change').count(), 1);
   assert.match(await page.textContent('[data-summary]'), /first at token 2/);
-  await page.waitForSelector('.panel .alts');
+  await page.waitForSelector('.panel .candidates');
   assert.match(await page.textContent('.panel'), /␣sky.*␣sea/s);
   await page.context().close();
   await expectNoErrors();
@@ -330,10 +330,10 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
 test('run is deleted after confirmation', async () => {
   const page = await open(`/runs/${requestId}-other`, { expected: (what) => what.includes('404') });
   await page.click('summary:has-text("More")');
-  await page.click('[data-act=delete]');
+  await page.click('[data-action=delete]');
   await page.click('dialog button[value=cancel]');
   assert.match(page.url(), /\/runs\//, 'the run is kept');
-  await page.click('[data-act=delete]');
+  await page.click('[data-action=delete]');
   await page.click('dialog button[value=delete]');
   await page.waitForURL(/\/runs$/);
   assert.equal((await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
@@ -345,7 +345,7 @@ for (const scheme of ['light', 'dark']) {
   test(`feedback works by keyboard on a phone and is stored (${scheme})`, async () => {
     const page = await open(`/runs/${runId}`, { width: 320, height: 640, scheme, expected: (what) => what.includes('400') });
     await ready(page);
-    await page.focus('[data-act=feedback]');
+    await page.focus('[data-action=feedback]');
     await page.keyboard.press('Enter');
     const dialog = page.locator('[data-feedback-dialog]');
     await dialog.locator('[name=rating]').first().focus();
@@ -372,7 +372,7 @@ for (const scheme of ['light', 'dark']) {
     assert.match(await page.locator('[data-feedback] li').last().textContent(), kept);
     await ready(page);
     // The form shows the server's error and keeps the input.
-    await page.click('[data-act=feedback]');
+    await page.click('[data-action=feedback]');
     // The code of the form is loaded on first use.
     await dialog.waitFor({ state: 'visible' });
     await dialog.locator('[value="-1"]').check({ force: true });

@@ -114,7 +114,7 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.click('[data-try]');
   await page.waitForSelector(`[data-mod="${name}"]`);
   await page.fill('[data-messages] textarea', 'Hello');
-  await page.click('[data-act=generate]');
+  await page.click('[data-action=generate]');
   await page.waitForFunction(() => [...document.querySelectorAll('.text .token.forced')].map((t) => t.textContent).join('').includes('two'));
 
   await Promise.all([page.waitForURL(/\/runs\//), page.click('[data-recorded] a')]);

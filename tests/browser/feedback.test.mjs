@@ -49,7 +49,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.keyboard.press('ArrowRight');
     const next = await page.locator('.token.current').textContent();
     assert.equal(next, answer[8]);
-    await page.click('[data-act=feedback]');
+    await page.click('[data-action=feedback]');
     await page.waitForSelector('[data-feedback-dialog][open]');
     assert.equal(await page.inputValue('[name=position]'), '8');
     await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });

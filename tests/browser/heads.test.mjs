@@ -59,7 +59,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   assert.equal(quality, 'f16');
   // The largest weight, or the second largest where the first token is an attention sink.
   const top = values.map((v, i) => [v, i]).sort((a, b) => b[0] - a[0]).map(([, i]) => i).slice(0, 2);
-  await page.waitForFunction((known) => known.includes(Number(document.querySelector('.tops li').firstChild.textContent)), top);
+  await page.waitForFunction((known) => known.includes(Number(document.querySelector('.top-positions li').firstChild.textContent)), top);
   // A link opens the same head.
   await page.waitForFunction(() => location.search.includes('attention=head%3A1%3A2'));
   const link = await open(new URL(page.url()).pathname + new URL(page.url()).search);
@@ -80,7 +80,7 @@ test('later steps are shaded by one head, and a head without rows says how to st
   await page.waitForFunction(() => /^20 later steps at .*layer 2, head 1$/.test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''));
   const best = rows.reduce((a, b) => (b.value > a.value ? b : a));
   const { row_len: position } = await attention(id, `at=${best.sequence_order}`);
-  assert.equal(await page.evaluate(() => Number(document.querySelector('.tops li').firstChild.textContent)), position);
+  assert.equal(await page.evaluate(() => Number(document.querySelector('.top-positions li').firstChild.textContent)), position);
   await page.context().close();
   const bare = await generate({ attention: true });
   const other = await open(`/runs/${bare}?at=3&attention=head:2:1`, { expected: (what) => /^404 .*view=head/.test(what) });
@@ -111,7 +111,7 @@ test('exported page shows the run from disk without a network, and hostile text 
   assert.equal(await page.locator('.text img').count(), 0);
   await page.keyboard.press('Home');
   for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowRight');
-  assert.ok(await page.locator('.alts tbody tr').count() > 1, 'candidates are shown');
+  assert.ok(await page.locator('.candidates tbody tr').count() > 1, 'candidates are shown');
   assert.equal(await page.locator('text=Fork here').count(), 0);
   await page.keyboard.press('.');
   assert.ok(await page.locator('.call').count() >= 1, 'actions of mods are shown');

@@ -74,7 +74,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     if (process.env.SHOTS) await page.locator('.patches').scrollIntoViewIfNeeded();
     if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/images-${scheme}-${width}.png` });
     // Without attention the section is hidden.
-    await page.click('[data-act=attention]');
+    await page.click('[data-action=attention]');
     await facts.waitFor({ state: 'hidden' });
     await page.context().close();
     await expectNoErrors();

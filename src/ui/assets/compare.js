@@ -228,10 +228,10 @@ function showCandidates(a, b) {
     s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
   panel.replaceChildren(h('section', {},
     h('h2', { 'data-heading': true }, heading()),
-    h('dl', { class: 'tok-facts' }, head(a, 'A'), head(b, 'B')),
-    rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'visually-hidden' }, 'Probabilities in A and B'),
+    h('dl', { class: 'token-facts' }, head(a, 'A'), head(b, 'B')),
+    rows.length ? h('table', { class: 'candidates both' }, h('caption', { class: 'visually-hidden' }, 'Probabilities in A and B'),
       h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'visually-hidden' }, 'run'))))),
-      rows.map((r) => h('tbody', {}, present.map(([key, name], i) => h('tr', { class: r[key]?.chosen ? 'won' : null },
+      rows.map((r) => h('tbody', {}, present.map(([key, name], i) => h('tr', { class: r[key]?.chosen ? 'chosen' : null },
         i ? null : h('th', { scope: 'rowgroup', rowspan: String(present.length) }, show(r.text)),
         h('td', { class: 'side' }, name, r[key]?.chosen ? ' ✓' : ''), columns.map(([field]) => cell(r[key]?.[field] ?? null)))))))
       : h('p', { class: 'hint' }, 'No alternatives were recorded here.')));
@@ -244,16 +244,16 @@ function act(action) {
   else if (action === 'nextPair' && text.steps.count) moveCursor(at + 1);
   else if (action === 'prevPair' && text.steps.count) moveCursor(at - 1);
   else if (action === 'only') {
-    const on = box.classList.toggle('only');
-    document.querySelector('[data-act=only]').setAttribute('aria-pressed', String(on));
+    const on = box.classList.toggle('only-differences');
+    document.querySelector('[data-action=only]').setAttribute('aria-pressed', String(on));
   } else return false;
   return true;
 }
 
-document.querySelector('.tools').addEventListener('click', (event) => act(event.target.closest('[data-act]')?.dataset.act));
+document.querySelector('.tools').addEventListener('click', (event) => act(event.target.closest('[data-action]')?.dataset.action));
 listen(['compare'], act);
 
-document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
+document.querySelector('.tools').after(h('div', { class: 'overview divergence-strip' }, canvas, scrub), note);
 const redrawStrip = scheduleDrawing(canvas, drawStrip, new AbortController().signal);
 
 try {

@@ -43,7 +43,7 @@ export function dryRun(section, { upload, show, go, save }) {
   const box = form.elements.run;
   const button = form.querySelector('[type=submit]');
   const state = section.querySelector('[role=status]');
-  const result = section.querySelector('[data-dry-result]');
+  const result = section.querySelector('[data-dry-run-result]');
 
   // Each focus loads the list again, because runs may have ended since then.
   box.addEventListener('focus', async () => {

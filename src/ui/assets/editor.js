@@ -25,7 +25,7 @@ function setUp() {
   const list = form.querySelector('[data-problems]');
   const problem = document.querySelector('[data-problem]');
   const draftBox = document.querySelector('[data-draft]');
-  const canSave = form.dataset.may === 'true';
+  const canSave = form.dataset.maySave === 'true';
   const initialSource = textarea ? textarea.value : Object.fromEntries(files.map((file) => [file.dataset.file, file.textContent]));
   const isInitial = (source) => JSON.stringify(source) === JSON.stringify(initialSource);
   const draftKey = `thunder.mod.${name || NEW}`;

@@ -95,7 +95,7 @@ for (const scorer of ['regex', 'python']) fields[scorer].addEventListener('input
 
 const file = h('input', { type: 'file', accept: '.csv,.txt,text/csv,text/plain', hidden: true });
 form.append(file);
-form.querySelector('[data-act=file]').addEventListener('click', () => file.click());
+form.querySelector('[data-action=file]').addEventListener('click', () => file.click());
 file.addEventListener('change', async () => {
   const [chosen] = file.files;
   if (!chosen) return;

@@ -39,7 +39,7 @@ async function act(name, button) {
 }
 
 document.addEventListener('click', (event) => {
-  const name = event.target.closest('[data-act]')?.dataset.act;
+  const name = event.target.closest('[data-action]')?.dataset.action;
   if (name === 'cancel' || name === 'resume') act(name, event.target);
   else if (name === 'remove') dialog.showModal();
 });
@@ -64,7 +64,7 @@ place.addEventListener('change', (event) => {
 });
 
 // Selected cells are compared, with the first one as A.
-const picked = () => [...place.querySelectorAll('[data-pick]:checked')].map((box) => box.value);
+const picked = () => [...place.querySelectorAll('[data-select]:checked')].map((box) => box.value);
 
 function showPicked() {
   const [a, b, ...others] = picked();
@@ -76,7 +76,7 @@ function showPicked() {
 }
 place.addEventListener('change', showPicked);
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', () => {
-  for (const box of place.querySelectorAll('[data-pick]:checked')) box.checked = false;
+  for (const box of place.querySelectorAll('[data-select]:checked')) box.checked = false;
   showPicked();
 });
 
@@ -87,7 +87,7 @@ listen(['experiments'], (action) => {
     case 'prevRow': return moveFocus(place, -1);
     case 'create': location.assign(`${base}/experiments/-new`); return true;
     case 'pick': {
-      const box = row?.querySelector('[data-pick]');
+      const box = row?.querySelector('[data-select]');
       if (!box) return false;
       box.checked = !box.checked;
       showPicked();

@@ -7,15 +7,15 @@ const PATH = '/api/v1/filters';
 function item({ name, q }) {
   return h('span', { class: 'saved', 'data-saved': name },
     h('a', { href: `${base}/runs?${new URLSearchParams({ q })}`, 'data-q': q, 'aria-current': 'true' }, name),
-    h('button', { type: 'button', class: 'link', 'data-unsave': true, 'aria-label': `Remove the filter ${name}`, title: 'Remove this filter' }, '×'));
+    h('button', { type: 'button', class: 'link', 'data-remove-filter': true, 'aria-label': `Remove the filter ${name}`, title: 'Remove this filter' }, '×'));
 }
 
 /** Opens the dialog for a filter; `box` holds the saved ones. */
 export function saveFilter(q, box) {
   const field = h('input', { type: 'text', required: true, maxlength: '64', autocomplete: 'off', spellcheck: 'false' });
-  const problem = h('p', { class: 'filter-error', role: 'alert' });
+  const problem = h('p', { class: 'form-error', role: 'alert' });
   const save = h('button', { value: 'save', class: 'primary' }, 'Save');
-  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+  const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'filter-title' }, 'Save this filter'),
     h('p', {}, h('code', {}, q)),
     h('label', {}, 'Name', field),

@@ -127,12 +127,12 @@ export class NextToken {
     const button = (row, i) => h('button', {
       type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${show(row.text)}`, 'data-choice': String(i + 1), onclick: () => choose(row),
     }, show(row.text));
-    const table = h('table', { class: 'alts' },
+    const table = h('table', { class: 'candidates' },
       h('caption', { class: 'visually-hidden' }, 'Candidates for the next token'),
       h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'next token'), h('th', { scope: 'col' }, 'model'),
         hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
         h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
-      h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
+      h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'chosen' : null },
         h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
         h('td', { class: 'reason' }, removal(row, stages, 'drawn'))))));
     const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
@@ -142,6 +142,6 @@ export class NextToken {
       ...stageList(candidates),
       h('p', { class: 'links' }, undo, h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, 'this step'), h('a', { href: `${base}/runs?${session}` }, 'all steps')),
       h('p', { class: 'hint' }, 'Each step is a separate run of one token, so mods keep no state between steps.'));
-    if (focused) this.#box.querySelector('.won button, [data-choice]')?.focus();
+    if (focused) this.#box.querySelector('.chosen button, [data-choice]')?.focus();
   }
 }

@@ -19,10 +19,10 @@ const recorded = document.querySelector('[data-recorded]');
 const messages = document.querySelector('[data-messages]');
 const raw = document.querySelector('[data-raw]');
 const mods = document.querySelector('[data-mods]');
-const stopButton = form.querySelector('[data-act=stop]');
+const stopButton = form.querySelector('[data-action=stop]');
 const tabs = [...form.querySelectorAll('[role=tab]')];
 
-const differs = document.querySelector('[data-differs]');
+const differs = document.querySelector('[data-changed-fields]');
 const nextBox = document.querySelector('[data-next]');
 
 let view = null;
@@ -67,7 +67,7 @@ const example = (option) => (option.dataset.config === 'null' ? '' : option.data
 
 /** Adds a mod to the list. */
 function addMod({ name, config = '' }) {
-  const option = form.querySelector(`[data-mod-add] option[value="${CSS.escape(name)}"]`);
+  const option = form.querySelector(`[data-add-mod] option[value="${CSS.escape(name)}"]`);
   const id = `mod-${crypto.randomUUID?.() ?? Math.random()}`;
   const text = h('textarea', { id, rows: '1', spellcheck: 'false', placeholder: 'no configuration', oninput: () => check() });
   text.value = config;
@@ -172,7 +172,7 @@ function showRun(id, options) {
   view = new Replay(pane, id, options);
   registerRunNavigation((place) => view.visit(place));
   // On a small screen the run is below the form.
-  const head = recorded.closest('.live');
+  const head = recorded.closest('.run-pane');
   if (options.live && head.getBoundingClientRect().top > innerHeight * 0.7) head.scrollIntoView({ block: 'start' });
   view.open().catch((error) => fail(`Showing the run failed: ${error.message}.`));
 }
@@ -185,7 +185,7 @@ function fail(text) {
 
 function setBusy(on) {
   stopButton.disabled = !on;
-  form.querySelector('[data-act=generate]').setAttribute('aria-busy', String(on));
+  form.querySelector('[data-action=generate]').setAttribute('aria-busy', String(on));
 }
 
 async function generate() {
@@ -303,7 +303,7 @@ form.addEventListener('submit', (event) => {
 });
 
 form.addEventListener('click', (event) => {
-  const action = event.target.closest('[data-act]')?.dataset.act;
+  const action = event.target.closest('[data-action]')?.dataset.action;
   if (action === 'stop') running?.abort();
   else if (action === 'next') showNextToken();
   else if (action === 'addMessage') {
@@ -315,7 +315,7 @@ form.addEventListener('click', (event) => {
     save();
     messages.querySelector('textarea').focus();
   } else if (action === 'addMod') {
-    const option = form.querySelector('[data-mod-add]').selectedOptions[0];
+    const option = form.querySelector('[data-add-mod]').selectedOptions[0];
     if (!option) return toast('No mod is registered on this server.');
     addMod({ name: option.value, config: example(option) });
     save();
@@ -357,7 +357,7 @@ async function fillForm() {
   try { if (saved) data = JSON.parse(saved); } catch { /* unreadable, so the form is empty */ }
   if (!from) {
     const wanted = query.get('mod');
-    const option = wanted && form.querySelector(`[data-mod-add] option[value="${CSS.escape(wanted)}"]`);
+    const option = wanted && form.querySelector(`[data-add-mod] option[value="${CSS.escape(wanted)}"]`);
     writeForm(option ? { ...data, mods: [{ name: wanted, config: example(option) }] } : data);
     if (wanted && !option) fail(`Unknown mod '${wanted}'.`);
     return undefined;
@@ -372,7 +372,7 @@ async function fillForm() {
     const at = /^\d+$/.test(query.get('at') ?? '') ? Number(query.get('at')) : null;
     if (at !== null) Object.assign(fromRun, { tab: 'raw', raw: (await textAt(from, at)) + (query.get('next') ?? ''), tools: '', schema: '', extra: extraFields(event?.details?.prompt, true) });
     const added = query.get('mod');
-    const option = added && form.querySelector(`[data-mod-add] option[value="${CSS.escape(added)}"]`);
+    const option = added && form.querySelector(`[data-add-mod] option[value="${CSS.escape(added)}"]`);
     if (option && !fromRun.mods?.some((one) => one.name === added)) fromRun.mods = [...(fromRun.mods ?? []), { name: added, config: example(option) }];
     writeForm({ ...data, ...fromRun, numbers: { ...data.numbers, ...fromRun.numbers } });
     origin = readForm();
@@ -388,7 +388,7 @@ async function fillForm() {
 
 fillForm();
 
-const offered = [...form.querySelectorAll('[data-mod-add] option')].map((option) => option.value);
+const offered = [...form.querySelectorAll('[data-add-mod] option')].map((option) => option.value);
 if (!form.elements.attention.disabled) offered.push('attention');
 // The replay of the first run replaces the starters.
 const canStart = form.dataset.model && !document.querySelector('main > .banner.warn') && !new URL(location).searchParams.has('from');

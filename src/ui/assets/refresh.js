@@ -11,8 +11,8 @@ const FOCUSABLE = 'a[href], button, input';
 /** Replaces the parts of `place` that differ from those of `next`, or all content if `next` has other parts. */
 export function update(place, next) {
   next.querySelectorAll('time[datetime]').forEach(showLocalTime);
-  for (const box of next.querySelectorAll('[data-pick]')) {
-    const old = place.querySelector(`[data-pick][value="${CSS.escape(box.value)}"]`);
+  for (const box of next.querySelectorAll('[data-select]')) {
+    const old = place.querySelector(`[data-select][value="${CSS.escape(box.value)}"]`);
     box.checked = Boolean(old?.checked);
   }
   const keys = (root) => [...root.querySelectorAll('[data-part]')].map((part) => part.dataset.part);

@@ -8,7 +8,7 @@ import { showLocalTime } from './shell.js';
 const filterBox = document.querySelector('#q');
 const results = document.querySelector('[data-results]');
 const busy = document.querySelector('[data-busy]');
-const newsButton = document.querySelector('[data-news]');
+const newsButton = document.querySelector('[data-new-runs]');
 const age = document.querySelector('[data-age]');
 const liveText = document.querySelector('[data-live-text]');
 const dot = document.querySelector('[data-live-dot]');
@@ -157,7 +157,7 @@ async function fetchRows() {
 /** Replaces a row with its newer version. */
 function replaceRow(row, next) {
   next.querySelectorAll('time[datetime]').forEach(showLocalTime);
-  next.querySelector('[data-pick]').checked = row.querySelector('[data-pick]').checked;
+  next.querySelector('[data-select]').checked = row.querySelector('[data-select]').checked;
   const isFocused = row.querySelector('.run-text a') === document.activeElement;
   row.replaceWith(next);
   if (isFocused) next.querySelector('.run-text a').focus();
@@ -216,12 +216,12 @@ function pick(id, on) {
 }
 
 results.addEventListener('change', (event) => {
-  if (event.target.matches('[data-pick]')) pick(event.target.value, event.target.checked);
+  if (event.target.matches('[data-select]')) pick(event.target.value, event.target.checked);
 });
 
 function clearPicked() {
   picked.clear();
-  results.querySelectorAll('[data-pick]:checked').forEach((checkbox) => { checkbox.checked = false; });
+  results.querySelectorAll('[data-select]:checked').forEach((checkbox) => { checkbox.checked = false; });
   showPicked();
 }
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearPicked);
@@ -265,7 +265,7 @@ async function saveCurrentFilter() {
 }
 saveButton.addEventListener('click', saveCurrentFilter);
 filters.addEventListener('click', async (event) => {
-  if (!event.target.matches('[data-unsave]')) return;
+  if (!event.target.matches('[data-remove-filter]')) return;
   const { removeFilter } = await import('./filters.js');
   removeFilter(event.target.parentElement);
 });
@@ -314,7 +314,7 @@ listen(['runs'], (action, key) => {
     case 'openTab': return links().includes(document.activeElement) ? void window.open(document.activeElement.href, '_blank', 'noopener') : false;
     case 'view': document.querySelectorAll('.views a')[Number(key) - 1]?.click(); return true;
     case 'pick': {
-      const check = document.activeElement?.closest?.('.run')?.querySelector('[data-pick]');
+      const check = document.activeElement?.closest?.('.run')?.querySelector('[data-select]');
       if (!check) return false;
       check.checked = !check.checked;
       pick(check.value, check.checked);

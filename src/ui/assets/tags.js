@@ -15,7 +15,7 @@ export function editTags(runs, changed) {
   const counts = new Map();
   for (const tag of runs.flatMap((run) => run.tags)) counts.set(tag, (counts.get(tag) ?? 0) + 1);
   const field = h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', maxlength: '400', placeholder: 'interesting, to check' });
-  const problem = h('p', { class: 'filter-error', role: 'alert' });
+  const problem = h('p', { class: 'form-error', role: 'alert' });
   const kept = [...counts].map(([tag, count]) => {
     const check = h('input', { type: 'checkbox', value: tag });
     check.checked = true;
@@ -24,7 +24,7 @@ export function editTags(runs, changed) {
     return h('label', { class: 'check' }, check, tag);
   });
   const save = h('button', { value: 'save', class: 'primary' }, 'Save');
-  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+  const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'tags-title' }, runs.length === 1 ? 'Tags of this run' : `Tags of ${runs.length} runs`),
     kept.length ? h('fieldset', {}, h('legend', {}, 'Keep'), kept) : '',
     h('label', {}, 'Add, separated by commas', field),

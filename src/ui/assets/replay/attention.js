@@ -55,7 +55,7 @@ export class Attention {
   #strip = h('canvas', { 'aria-hidden': 'true' });
   #select = h('select', { 'aria-label': 'Which attention', onchange: (e) => { this.view = e.target.value; this.#hooks.changed(); } });
   #facts = h('p', { class: 'hint' });
-  #tops = h('ol', { class: 'tops' });
+  #tops = h('ol', { class: 'top-positions' });
   #note = h('p', { class: 'hint' });
   #direction = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'earlier' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
   /** Row whose attention from later steps is shown. */

@@ -16,7 +16,7 @@ export class Beside {
       el.removeAttribute('id');
       el.removeAttribute('for');
     }
-    for (const el of copy.querySelectorAll('.deck, [data-panel], [data-lanes]')) el.inert = true;
+    for (const el of copy.querySelectorAll('.replay-controls, [data-panel], [data-lanes]')) el.inert = true;
     const count = h('span', { class: 'num hint' });
     copy.prepend(h('p', { class: 'beside-head' }, h('b', {}, changeOf(member)), count,
       h('a', { href: `${base}/runs/${member.run_id}` }, 'Open'), h('button', { type: 'button', onclick: close, 'aria-label': 'Close this branch' }, '✕')));

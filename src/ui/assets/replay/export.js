@@ -13,7 +13,7 @@ export async function unpack(text) {
 
 async function start(root) {
   // Attention is not part of the file.
-  root.querySelector('[data-act=attention]').hidden = true;
+  root.querySelector('[data-action=attention]').hidden = true;
   const view = new Replay(root, '', { hooks: { images: () => ({ Images }) } });
   view.showLocal(new RunState(), await unpack(document.querySelector('[data-items]').textContent));
   listen(['replay'], (action, key) => action !== 'attention' && view.act(action, key));

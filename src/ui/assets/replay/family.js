@@ -20,7 +20,7 @@ export class Family {
   #hooks;
   #list = h('ol', { class: 'branch-list' });
   #head = h('h2');
-  #stats = h('dl', { class: 'tok-facts' });
+  #stats = h('dl', { class: 'token-facts' });
   #members = [];
   #started = [];
   #rows = new Map();
@@ -46,7 +46,7 @@ export class Family {
       this.#members = order([...family.runs, ...this.#started]);
       this.#hooks.refused(family.not_forkable);
       const count = this.#members.length;
-      this.section.classList.toggle('alone', count < 2);
+      this.section.classList.toggle('single', count < 2);
       this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}), ] next, [ previous`;
       this.#list.replaceChildren(...(count < 2
         ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
@@ -108,7 +108,7 @@ export class Family {
     const button = here ? null : h('button', { type: 'button', 'aria-pressed': String(m.run_id === this.#besideId), title: 'Show this branch beside the text', onclick: () => this.beside(m.run_id) }, 'Beside');
     const row = h('li', { 'data-branch': m.run_id, 'data-status': m.status, 'aria-current': here ? 'true' : null },
       h('a', { class: 'branch-change', href: this.#hooks.urlOf(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
-      here ? null : h('span', { class: 'branch-acts' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
+      here ? null : h('span', { class: 'branch-actions' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
     row.style.setProperty('--depth', String(Math.min(m.depth, 8)));
     this.#rows.set(m.run_id, { row, text, facts, button });
     this.#facts(m);

@@ -64,7 +64,7 @@ export function gaps({ rows, stages, isSampled, isForced, isPartial, hasSampler 
 
 /** Draws the stages of a step with the number of candidates left after each, and what the record does not show. */
 export const stageList = (candidates) => [
-  candidates.stages.length ? h('div', { class: 'chain' }, 'sampler', candidates.stages.map((s, i) => h('span', { class: i === candidates.stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
+  candidates.stages.length ? h('div', { class: 'sampling-stages' }, 'sampler', candidates.stages.map((s, i) => h('span', { class: i === candidates.stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
   ...gaps(candidates).map((text) => h('p', { class: 'hint' }, text)),
 ];
 

@@ -19,9 +19,9 @@ export async function editNote(id, token, changed) {
   const show = () => { box.value = notes.find((note) => String(note.position ?? '') === place.value)?.text ?? ''; };
   place.addEventListener('change', show);
   show();
-  const problem = h('p', { class: 'filter-error', role: 'alert' });
+  const problem = h('p', { class: 'form-error', role: 'alert' });
   const save = h('button', { value: 'save', class: 'primary', title: 'Ctrl+Enter' }, 'Save');
-  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+  const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'note-title' }, 'Note'),
     h('label', {}, 'On', place),
     h('label', {}, 'Text; empty to remove the note', box),

@@ -211,7 +211,7 @@ function act(action, key) {
 }
 
 listen(['replay'], act);
-document.querySelector('.run-acts').addEventListener('click', (event) => {
-  const button = event.target.closest('[data-act]');
-  if (button) act(button.dataset.act);
+document.querySelector('.run-actions').addEventListener('click', (event) => {
+  const button = event.target.closest('[data-action]');
+  if (button) act(button.dataset.action);
 });

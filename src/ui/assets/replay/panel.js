@@ -102,8 +102,8 @@ export class Panel {
     const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
     const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
     this.#token.replaceChildren(eventButtons ?? '',
-      h('div', { class: 'tok-head' }, h('span', { class: 'tok-glyph' }, show(run.text(row))), h('span', {}, origin)),
-      h('dl', { class: 'tok-facts' },
+      h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, show(run.text(row))), h('span', {}, origin)),
+      h('dl', { class: 'token-facts' },
         p === null ? null : fact('probability', percent(Math.exp(p))),
         s === null ? null : fact('surprise', `${fixed(s)} bit`),
         run.entropy(row) === null ? null : fact('entropy', `${fixed(run.entropy(row))} bit`),
@@ -126,13 +126,13 @@ export class Panel {
 
   /** Shows the fields of a Prefilled or ForwardPass event. */
   #drawFacts(event) {
-    this.#token.querySelector('.given')?.remove();
+    this.#token.querySelector('.event-facts')?.remove();
     const facts = event?.event_type === 'Prefilled'
       ? [['prompt', event.prompt_length, 'tokens'], ['before the prompt', event.tokens_so_far_len || null, 'tokens'], ['maximum', event.max_steps, 'steps']]
       : event?.event_type === 'ForwardPass' && event.input_text ? [['input', show(event.input_text), '']] : [];
     const known = facts.filter(([, value]) => value !== undefined && value !== null);
     if (!known.length) return;
-    this.#token.append(h('dl', { class: 'tok-facts given' }, known.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole' },
+    this.#token.append(h('dl', { class: 'token-facts event-facts' }, known.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole' },
       h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
   }
 
@@ -170,12 +170,12 @@ export class Panel {
       const href = r.chosen || forward === undefined || r.unnamed ? null : this.#fork(forward, r.text);
       return href && h('a', { href, title: `Continue in the playground with ${show(r.text)} instead`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
     };
-    const table = h('table', { class: 'alts' },
+    const table = h('table', { class: 'candidates' },
       h('caption', { class: 'visually-hidden' }, 'Candidates for this token'),
       h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, 'model'),
         hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
         h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
-      h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
+      h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'chosen' : hasSampler && r.sampler === null ? 'eliminated' : null },
         h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
         h('td', { class: r.byMod ? 'reason mod' : 'reason' }, removal(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
@@ -190,7 +190,7 @@ export class Panel {
     const { ways } = this;
     const field = (name, props) => h('input', { type: 'number', step: '1', ...props, value: ways[name], oninput: (event) => { ways[name] = event.target.value; } });
     return h('form', {
-      class: 'ways', title, onsubmit: (event) => {
+      class: 'regenerate', title, onsubmit: (event) => {
         event.preventDefault();
         const n = Number(ways.n) || 1;
         const seed = ways.seed === '' ? null : Number(ways.seed);
@@ -218,9 +218,9 @@ export class Panel {
       h('div', { class: 'call-head' }, h('b', {}, call.mod_name),
         isOtherEvent ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
         Number.isFinite(call.execution_time_ms) ? h('span', { class: 'hint num' }, call.execution_time_ms < 1 ? `${Math.round(call.execution_time_ms * 1000)} µs` : `${call.execution_time_ms.toFixed(1)} ms`) : null),
-      actions.map((a) => h('div', { class: `act${a.action_type === 'EmitError' ? ' bad' : ''}${a.details?.superseded ? ' lost' : ''}` }, ...this.#action(a))),
+      actions.map((a) => h('div', { class: `action${a.action_type === 'EmitError' ? ' bad' : ''}${a.details?.superseded ? ' superseded' : ''}` }, ...this.#action(a))),
       this.#logs(logs),
-      call.exception_occurred ? h('div', { class: 'act bad' }, call.exception_message ?? 'raised an exception',
+      call.exception_occurred ? h('div', { class: 'action bad' }, call.exception_message ?? 'raised an exception',
         call.exception_traceback ? h('details', {}, h('summary', {}, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, call.exception_traceback)) : null) : null);
   }
 
@@ -242,7 +242,7 @@ export class Panel {
       case 'ForceTokens': case 'ForceOutput': out.push(`${a.action_type} ${a.token_count ?? ''}`, ...quote(texts)); break;
       case 'AdjustedPrefill': out.push(`New prompt, ${a.new_length ?? '?'} tokens`, ...(a.adjusted_max_steps ? [`, maximum ${a.adjusted_max_steps} steps`] : [])); break;
       case 'AdjustedLogits': out.push(`Logits edited${Number.isFinite(a.temperature) ? `, temperature ${a.temperature}` : ''}`,
-        ...(Array.isArray(d.moved) && d.moved.length ? [h('table', { class: 'alts' }, h('tbody', {}, d.moved.slice(0, 6).map((m) => h('tr', {}, h('th', { scope: 'row' }, show(m.text ?? `⟨${m.token}⟩`)), h('td', {}, percent(m.before)), h('td', {}, '→'), h('td', {}, percent(m.after))))))] : [])); break;
+        ...(Array.isArray(d.moved) && d.moved.length ? [h('table', { class: 'candidates' }, h('tbody', {}, d.moved.slice(0, 6).map((m) => h('tr', {}, h('th', { scope: 'row' }, show(m.text ?? `⟨${m.token}⟩`)), h('td', {}, percent(m.before)), h('td', {}, '→'), h('td', {}, percent(m.after))))))] : [])); break;
       case 'ToolCalls': out.push('Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(a.tool_calls ?? d, null, 2))); break;
       case 'EmitError': out.push(`Error: ${a.error_message ?? ''}`); break;
       default: out.push(a.action_type);

@@ -192,7 +192,7 @@ export class Replay {
     const scrub = this.#el('scrub');
     this.#on(scrub, 'input', () => { this.#parts.player.pause(); this.go(Number(scrub.value)); });
     this.#on(this.#root, 'click', (event) => {
-      const action = event.target.closest('[data-act]')?.dataset.act;
+      const action = event.target.closest('[data-action]')?.dataset.action;
       if (action) this.act(action);
     });
     const speed = this.#el('speed');
@@ -369,7 +369,7 @@ export class Replay {
   #announceTimer = 0;
 
   #onPlayingChanged(playing) {
-    const button = this.#root.querySelector('[data-act=play]');
+    const button = this.#root.querySelector('[data-action=play]');
     button.setAttribute('aria-pressed', String(playing));
     button.querySelector('.visually-hidden').textContent = playing ? 'Pause' : 'Play';
     if (!playing) this.go(this.n);
@@ -417,7 +417,7 @@ export class Replay {
   /** Shows which buttons and colors are selected. */
   #toggles() {
     for (const name of ['showRemoved', 'showLater', 'attention']) {
-      this.#root.querySelector(`[data-act=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
+      this.#root.querySelector(`[data-action=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
     // The text has one coloring at a time, so no metric is selected while attention is shown.
     for (const input of this.#el('colors').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
