@@ -133,7 +133,7 @@ follow('/api/v1/runs/live', {
     if (row) {
       const cell = row.querySelector('.run-status');
       cell.textContent = status;
-      cell.className = `run-status st-${status}`;
+      cell.className = `run-status status-${status}`;
       if (status !== 'running' && row.dataset.status === 'running') refreshRow(row, id);
       row.dataset.status = status;
     } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !filterBox.value) {

@@ -74,7 +74,7 @@ const view = new Replay(root, id, {
       const status = document.querySelector('[data-run-status]');
       if (summary?.status) {
         status.textContent = summary.status;
-        status.className = `status st-${summary.status}`;
+        status.className = `status status-${summary.status}`;
         tokenCount.textContent = `${summary.completion_tokens ?? 0} tok`;
         if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
