@@ -1,17 +1,17 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { removedBy } from '../../src/ui/assets/replay/candidates.js';
-import { gaps, heights, passed, sentence } from '../../src/ui/assets/replay/funnel.js';
+import { gaps, heights, passedCount, sentence } from '../../src/ui/assets/replay/funnel.js';
 
 const stages = [{ name: 'top-k', left: 40 }, { name: 'top-p', left: 3 }, { name: 'min-p', left: 1 }];
 const row = (fields) => ({ chosen: false, sampler: null, byMod: false, reason: '', removedBy: [], ...fields });
 
 test('candidate passes the stages before the one that removed it', () => {
-  assert.equal(passed(row({ removedBy: [1] }), stages), 1);
-  assert.equal(passed(row({ sampler: 0.4 }), stages), 3);
-  assert.equal(passed(row({ chosen: true }), stages), 3);
-  assert.equal(passed(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 0);
-  assert.equal(passed(row({}), stages), 0);
+  assert.equal(passedCount(row({ removedBy: [1] }), stages), 1);
+  assert.equal(passedCount(row({ sampler: 0.4 }), stages), 3);
+  assert.equal(passedCount(row({ chosen: true }), stages), 3);
+  assert.equal(passedCount(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 0);
+  assert.equal(passedCount(row({}), stages), 0);
 });
 
 test('bars become lower with the number of candidates', () => {

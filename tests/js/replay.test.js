@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/color.js';
 import { sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
-import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
+import { pieces, displayText } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
 import { Deduplicator } from '../../src/ui/assets/replay/live.js';
 import { targetOf } from '../../src/ui/assets/replay/moves.js';
@@ -20,8 +20,8 @@ test('characters that hide or reorder text are shown by name', () => {
   assert.deepEqual(pieces('\u{e0041}'), [{ mark: 'U+E0041' }]);
   assert.equal(pieces('👩\u200d🚀').length, 1, 'a joiner inside an emoji stays');
   assert.deepEqual(pieces('\u200d'), [{ mark: 'U+200D' }]);
-  assert.equal(show(' the\n'), '␣the↵');
-  assert.equal(show(''), '∅');
+  assert.equal(displayText(' the\n'), '␣the↵');
+  assert.equal(displayText(''), '∅');
 });
 
 test('removals are nested, and a folded removal hides its inner chips', () => {

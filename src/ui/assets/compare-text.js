@@ -3,7 +3,7 @@
 import { h } from './dom.js';
 import { MODES } from './replay/color.js';
 import { Steps } from './divergence.js';
-import { fill } from './replay/glyphs.js';
+import { appendText } from './replay/glyphs.js';
 import { mayEndBlock } from './replay/blocks.js';
 
 /** Number of tokens at the end of a collapsed common prefix that stay visible. */
@@ -37,7 +37,7 @@ class Tokens {
       const bucket = this.isColored ? MODES[0].bucket(run, i) : -1;
       const span = document.createElement('span');
       span.className = `token${run.isForced(i) ? ' forced' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
-      fill(span, run.text(i));
+      appendText(span, run.text(i));
       add(this.next, span);
       this.#block.append(span);
       this.#blockSize += 1;

@@ -1,13 +1,13 @@
 // Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
 // runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
-import { base, fetchApi, h, palette, scheduleDrawing, surface } from './dom.js';
+import { base, fetchApi, h, palette, scheduleDrawing, prepareCanvas } from './dom.js';
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 import { surprise } from './replay/color.js';
 import { Alignment, Coalescing } from './diff.js';
 import { byStep, differences, divergence, modsOf, numbered } from './divergence.js';
 import { Events } from './replay/events.js';
-import { show } from './replay/glyphs.js';
+import { displayText } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
 import { changeOf, order } from './replay/tree.js';
 import { candidateTable, percent } from './replay/candidates.js';
@@ -159,19 +159,19 @@ async function loadDivergences() {
 
 /** Draws the strip: bars of the divergence, and a background color at differences. */
 function drawStrip() {
-  const s = surface(canvas);
+  const s = prepareCanvas(canvas);
   if (!s) return;
-  const { g, w, h: height } = s;
+  const { context, width, height } = s;
   const c = palette(['spark', 'accent-wash']);
   if (!text) return;
-  const stepWidth = w / Math.max(1, text.steps.count);
-  g.fillStyle = c['accent-wash'];
-  for (const { from, end } of text.changes) g.fillRect(from * stepWidth, 0, Math.max(1, (end - from) * stepWidth), height);
-  g.fillStyle = c.spark;
+  const stepWidth = width / Math.max(1, text.steps.count);
+  context.fillStyle = c['accent-wash'];
+  for (const { from, end } of text.changes) context.fillRect(from * stepWidth, 0, Math.max(1, (end - from) * stepWidth), height);
+  context.fillStyle = c.spark;
   divergences.forEach((value, i) => {
     if (!value) return;
     const barHeight = Math.max(1, Math.sqrt(Math.min(1, value / 8)) * (height - 6));
-    g.fillRect(i * stepWidth, height - barHeight, Math.max(1, stepWidth - (stepWidth > 4 ? 1 : 0)), barHeight);
+    context.fillRect(i * stepWidth, height - barHeight, Math.max(1, stepWidth - (stepWidth > 4 ? 1 : 0)), barHeight);
   });
 }
 
@@ -224,7 +224,7 @@ function showCandidates(a, b) {
     if (p !== null) td.style.setProperty('--p', p.toFixed(4));
     return td;
   };
-  const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.addedAt(s.row)}` }, show(s.run.text(s.row))),
+  const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.addedAt(s.row)}` }, displayText(s.run.text(s.row))),
     s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
   panel.replaceChildren(h('section', {},
     h('h2', { 'data-heading': true }, heading()),
@@ -232,7 +232,7 @@ function showCandidates(a, b) {
     rows.length ? h('table', { class: 'candidates both' }, h('caption', { class: 'visually-hidden' }, 'Probabilities in A and B'),
       h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'visually-hidden' }, 'run'))))),
       rows.map((r) => h('tbody', {}, present.map(([key, name], i) => h('tr', { class: r[key]?.chosen ? 'chosen' : null },
-        i ? null : h('th', { scope: 'rowgroup', rowspan: String(present.length) }, show(r.text)),
+        i ? null : h('th', { scope: 'rowgroup', rowspan: String(present.length) }, displayText(r.text)),
         h('td', { class: 'side' }, name, r[key]?.chosen ? ' ✓' : ''), columns.map(([field]) => cell(r[key]?.[field] ?? null)))))))
       : h('p', { class: 'hint' }, 'No alternatives were recorded here.')));
 }
@@ -251,7 +251,7 @@ function act(action) {
 }
 
 document.querySelector('.tools').addEventListener('click', (event) => act(event.target.closest('[data-action]')?.dataset.action));
-listen(['compare'], act);
+listenForShortcuts(['compare'], act);
 
 document.querySelector('.tools').after(h('div', { class: 'overview divergence-strip' }, canvas, scrub), note);
 const redrawStrip = scheduleDrawing(canvas, drawStrip, new AbortController().signal);

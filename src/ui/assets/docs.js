@@ -1,7 +1,7 @@
 // The handbook's pages: search, and a copy button for each block of code.
-import { copy, fetchApi, h } from './dom.js';
+import { copyText, fetchApi, h } from './dom.js';
 import { excerpt, search, splitMatches, words } from './docs-search.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 
 const box = document.querySelector('[data-docs-search]');
 const list = document.querySelector('[data-docs-found]');
@@ -74,7 +74,7 @@ box.addEventListener('keydown', (event) => {
 });
 document.addEventListener('click', (event) => { if (!event.target.closest('.docs-search')) close(); });
 
-listen(['docs'], (action) => {
+listenForShortcuts(['docs'], (action) => {
   if (action !== 'find') return false;
   box.focus();
   box.select();
@@ -84,7 +84,7 @@ listen(['docs'], (action) => {
 for (const pre of document.querySelectorAll('.docs-text pre')) {
   const text = pre.textContent.trimEnd();
   pre.tabIndex = 0;
-  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(text, 'block') }, 'Copy'));
+  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copyText(text, 'block') }, 'Copy'));
 }
 
 const contents = document.querySelector('#docs-contents');

@@ -26,7 +26,7 @@ export function toast(text) {
 }
 
 /** Copies text and confirms it. */
-export async function copy(text, what) {
+export async function copyText(text, what) {
   try {
     await navigator.clipboard.writeText(text);
     toast(`${what} copied`);
@@ -85,7 +85,7 @@ export function palette(names) {
 }
 
 /** Sets the size of a canvas to that of its box in device pixels, and clears it. Returns the context in CSS pixels, or null if the canvas is hidden. */
-export function surface(canvas) {
+export function prepareCanvas(canvas) {
   const { clientWidth: w, clientHeight: hgt } = canvas;
   if (!w || !hgt) return null;
   const ratio = Math.min(window.devicePixelRatio || 1, 2);

@@ -1,7 +1,7 @@
 // The page of a mod: its source in an editor, the server's checks, and saving a new version. Uses the public API: POST
 // /api/v1/mods/check and POST /v1/mods.
 import { base, fetchApi, h, toast } from './dom.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 import { packageFiles, singleFile } from './mod-files.js';
 import { uploadOf } from './mod-source.js';
 import { showLocalTime } from './shell.js';
@@ -212,7 +212,7 @@ function setUp() {
     event.preventDefault();
     save();
   });
-  listen(['editor'], (action) => {
+  listenForShortcuts(['editor'], (action) => {
     if (action !== 'save') return false;
     save();
     return true;

@@ -1,7 +1,7 @@
 // The form that starts an experiment.
 import { base, fetchApi, h } from './dom.js';
 import { cellsOf, definitionOf, fieldOf, formOf } from './experiment-definition.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 
 const form = document.querySelector('[data-form]');
 const fields = form.elements;
@@ -112,7 +112,7 @@ for (const add of document.querySelectorAll('[data-add]')) {
   });
 }
 
-listen(['experimentForm'], (action) => {
+listenForShortcuts(['experimentForm'], (action) => {
   if (action !== 'start' || button.disabled) return false;
   start();
   return true;

@@ -1,6 +1,6 @@
 // The page of an experiment: progress, cancel and resume, and the comparison of cells.
 import { base, fetchApi, toast } from './dom.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 import { moveFocus, refresh, refreshWhile } from './refresh.js';
 
 const place = document.querySelector('[data-grid]');
@@ -10,7 +10,7 @@ const dialog = document.querySelector('[data-remove-dialog]');
 const path = `/api/v1/experiments/${place.dataset.experiment}`;
 
 const isRunning = () => place.querySelector('[data-part=progress]').dataset.state === 'running';
-refreshWhile(place, { fragment: 'grid', isRunning, changed: showPicked });
+refreshWhile(place, { fragment: 'grid', isRunning, changed: showSelection });
 
 function fail(message) {
   problem.hidden = false;
@@ -64,33 +64,33 @@ place.addEventListener('change', (event) => {
 });
 
 // Selected cells are compared, with the first one as A.
-const picked = () => [...place.querySelectorAll('[data-select]:checked')].map((box) => box.value);
+const selected = () => [...place.querySelectorAll('[data-select]:checked')].map((box) => box.value);
 
-function showPicked() {
-  const [a, b, ...others] = picked();
+function showSelection() {
+  const [a, b, ...others] = selected();
   bulk.hidden = !a;
   bulk.querySelector('[data-bulk-text]').textContent = b ? `${others.length + 2} cells selected` : '1 cell selected; select another one to compare';
   const link = bulk.querySelector('[data-bulk-compare]');
   link.hidden = !b;
   if (b) link.href = `${base}/compare?${new URLSearchParams({ a, b, ...(others.length && { with: [b, ...others].join(',') }) })}`;
 }
-place.addEventListener('change', showPicked);
+place.addEventListener('change', showSelection);
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', () => {
   for (const box of place.querySelectorAll('[data-select]:checked')) box.checked = false;
-  showPicked();
+  showSelection();
 });
 
-listen(['experiments'], (action) => {
+listenForShortcuts(['experiments'], (action) => {
   const row = document.activeElement?.closest?.('tr');
   switch (action) {
     case 'nextRow': return moveFocus(place, 1);
     case 'prevRow': return moveFocus(place, -1);
     case 'create': location.assign(`${base}/experiments/-new`); return true;
-    case 'pick': {
+    case 'select': {
       const box = row?.querySelector('[data-select]');
       if (!box) return false;
       box.checked = !box.checked;
-      showPicked();
+      showSelection();
       return true;
     }
     case 'score': {
@@ -100,12 +100,12 @@ listen(['experiments'], (action) => {
       return Boolean(box);
     }
     case 'compare': {
-      const link = picked().length > 1 ? bulk.querySelector('[data-bulk-compare]') : row?.querySelector('[data-compare]');
+      const link = selected().length > 1 ? bulk.querySelector('[data-bulk-compare]') : row?.querySelector('[data-compare]');
       link?.click();
       return Boolean(link);
     }
     case 'escape':
-      if (!picked().length) return false;
+      if (!selected().length) return false;
       bulk.querySelector('[data-bulk-clear]').click();
       return true;
     default: return false;

@@ -1,7 +1,7 @@
 // The table of keyboard shortcuts, for the listeners and for the help.
 
 /** Sections of rows `[keys, description, action, page]`. A key is `event.key`, with `Ctrl+` or `Shift+` before it, or a sequence such as `g r`. */
-export const TABLE = [
+export const SHORTCUTS = [
   ['Anywhere', [
     [['?'], 'this help', 'help'],
     [['/'], 'filter runs, find in a run, search the handbook', 'find'],
@@ -22,7 +22,7 @@ export const TABLE = [
     [['End'], 'last row', 'lastRow', 'runs'],
     [['1', '2', '3', '4', '5'], 'built-in views', 'view', 'runs'],
     [['s'], 'save the filter under a name', 'saveFilter', 'runs'],
-    [['x'], 'select the row', 'pick', 'runs'],
+    [['x'], 'select the row', 'select', 'runs'],
     [['c'], 'compare the selected runs', 'compare', 'runs'],
     [['t'], 'tags of the selected runs', 'tags', 'runs'],
     [['e'], 'export the selected runs as JSON', 'export', 'runs'],
@@ -77,7 +77,7 @@ export const TABLE = [
   ['Experiments', [
     [['j', 'ArrowDown'], 'next experiment or cell', 'nextRow', 'experiments'],
     [['k', 'ArrowUp'], 'previous experiment or cell', 'prevRow', 'experiments'],
-    [['x'], 'select the cell', 'pick', 'experiments'],
+    [['x'], 'select the cell', 'select', 'experiments'],
     [['c'], 'compare the selected cells, or the focused one with the first mods and parameters', 'compare', 'experiments'],
     [['s'], 'score of the cell', 'score', 'experiments'],
     [['n'], 'new experiment', 'create', 'experiments'],
@@ -95,17 +95,17 @@ export const TABLE = [
 const STORAGE_KEY = 'thunder.keys';
 
 /** Returns true if single-key shortcuts are enabled (WCAG 2.1.4 requires a way to disable them). */
-export const enabled = () => localStorage.getItem(STORAGE_KEY) !== 'off';
-export const setEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
+export const singleKeysEnabled = () => localStorage.getItem(STORAGE_KEY) !== 'off';
+export const setSingleKeysEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
 
 /** Returns a pressed key in the notation of the table. */
-export function nameOf(event) {
+export function keyOf(event) {
   const shifted = event.shiftKey && event.key.length > 1;
   return `${event.ctrlKey || event.metaKey ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
 }
 
 /** Returns the display name of a key. */
-export function label(key) {
+export function keyLabel(key) {
   const names = { ArrowRight: '→', ArrowLeft: '←', ArrowUp: '↑', ArrowDown: '↓', Escape: 'Esc', ' ': 'Space' };
   return key.split('+').length > 1 && key.length > 1 ? key.split('+').map((k) => names[k] ?? k).join(' ') : names[key] ?? key;
 }
@@ -115,7 +115,7 @@ const isTextField = (el) => el instanceof HTMLElement && (el.isContentEditable |
 
 /** Returns the action of a key on `pages`, or null. */
 export function actionOf(key, pages) {
-  for (const [, rows] of TABLE) {
+  for (const [, rows] of SHORTCUTS) {
     for (const [keys, , action, page] of rows) {
       if ((!page || pages.includes(page)) && keys.includes(key)) return action;
     }
@@ -124,11 +124,11 @@ export function actionOf(key, pages) {
 }
 
 /** Listens for the keys of `pages`; `act(action, key)` returns false if it did nothing. */
-export function listen(pages, act) {
+export function listenForShortcuts(pages, act) {
   let prefix = '';
   document.addEventListener('keydown', (event) => {
     if (event.defaultPrevented || event.isComposing || event.altKey) return;
-    const key = nameOf(event);
+    const key = keyOf(event);
     const inField = isTextField(event.target);
     if (key.startsWith('Ctrl+')) {
       if (document.querySelector('dialog[open]')) return;
@@ -136,7 +136,7 @@ export function listen(pages, act) {
       if (action && act(action, key) !== false) event.preventDefault();
       return;
     }
-    if (key !== 'Escape' && (inField || !enabled())) return;
+    if (key !== 'Escape' && (inField || !singleKeysEnabled())) return;
     if (document.querySelector('dialog[open]')) return;
     // A focused control keeps the keys that it uses itself.
     if (event.target.matches?.('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return;

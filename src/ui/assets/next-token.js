@@ -1,8 +1,8 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
 import { base, fetchApi, h } from './dom.js';
-import { removal, stageList } from './replay/funnel.js';
+import { removalReason, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
-import { show } from './replay/glyphs.js';
+import { displayText } from './replay/glyphs.js';
 import { candidateTable, percent } from './replay/candidates.js';
 
 const MAX_ROWS = 12;
@@ -125,8 +125,8 @@ export class NextToken {
       return td;
     };
     const button = (row, i) => h('button', {
-      type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${show(row.text)}`, 'data-choice': String(i + 1), onclick: () => choose(row),
-    }, show(row.text));
+      type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${displayText(row.text)}`, 'data-choice': String(i + 1), onclick: () => choose(row),
+    }, displayText(row.text));
     const table = h('table', { class: 'candidates' },
       h('caption', { class: 'visually-hidden' }, 'Candidates for the next token'),
       h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'next token'), h('th', { scope: 'col' }, 'model'),
@@ -134,7 +134,7 @@ export class NextToken {
         h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
       h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'chosen' : null },
         h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
-        h('td', { class: 'reason' }, removal(row, stages, 'drawn'))))));
+        h('td', { class: 'reason' }, removalReason(row, stages, 'drawn'))))));
     const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
     const session = new URLSearchParams({ q: `session:"${this.#session}"` });
     const focused = this.#box.contains(document.activeElement);

@@ -1,6 +1,6 @@
 // The playground: a form for the public API, and the replay of the run it starts.
-import { base, copy, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
-import { listen } from './keys.js';
+import { base, copyText, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
+import { listenForShortcuts } from './keys.js';
 import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
@@ -215,7 +215,7 @@ async function generate() {
       previous = id;
       showRun(id, {
         live: true,
-        recorded: Boolean(request.body.attention),
+        hasAttention: Boolean(request.body.attention),
         state: { ...(view?.state ?? {}), at: null },
         hooks: {
           connection: (text, ok) => { if (!ok) state.textContent = `Live view: ${text}.`; },
@@ -320,12 +320,12 @@ form.addEventListener('click', (event) => {
     addMod({ name: option.value, config: example(option) });
     save();
   } else if (action === 'curl') {
-    try { copy(curlOf(requestOf(readForm()), location.origin + base), 'curl command'); } catch (error) { fail(error.message); }
+    try { copyText(curlOf(requestOf(readForm()), location.origin + base), 'curl command'); } catch (error) { fail(error.message); }
   }
   return undefined;
 });
 
-listen(['playground', 'replay'], (action, key) => {
+listenForShortcuts(['playground', 'replay'], (action, key) => {
   if (action === 'generate') { generate(); return true; }
   if (action === 'computeNext') { showNextToken(); return true; }
   if (action === 'escape') {
@@ -335,7 +335,7 @@ listen(['playground', 'replay'], (action, key) => {
   }
   if (action === 'copy') {
     if (!previous) return false;
-    copy(`${location.origin}${base}/runs/${previous}`, 'link to the run');
+    copyText(`${location.origin}${base}/runs/${previous}`, 'link to the run');
     return true;
   }
   return view ? view.act(action, key) : false;
@@ -376,7 +376,7 @@ async function fillForm() {
     if (option && !fromRun.mods?.some((one) => one.name === added)) fromRun.mods = [...(fromRun.mods ?? []), { name: added, config: example(option) }];
     writeForm({ ...data, ...fromRun, numbers: { ...data.numbers, ...fromRun.numbers } });
     origin = readForm();
-    showRun(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
+    showRun(from, { hasAttention: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
     recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `${base}/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
     previous = from;
   } catch (error) {

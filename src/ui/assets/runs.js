@@ -1,8 +1,8 @@
 // The list of runs: filters it while the user types, updates the URL, and announces new runs without moving rows.
-import { base, copy, fetchApi, fetchUrl } from './dom.js';
+import { base, copyText, fetchApi, fetchUrl } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 import { showLocalTime } from './shell.js';
 
 const filterBox = document.querySelector('#q');
@@ -39,7 +39,7 @@ async function load(url, { updateUrl = true } = {}) {
       filterBox.setAttribute('aria-invalid', 'true');
     } else if (response.ok) {
       results.replaceChildren(...next.childNodes);
-      clearPicked();
+      clearSelection();
       results.classList.remove('stale');
       filterBox.removeAttribute('aria-invalid');
       results.querySelectorAll('time[datetime]').forEach(showLocalTime);
@@ -197,39 +197,39 @@ setInterval(() => {
 
 // Selected runs can be compared (the oldest one is A), tagged, exported and deleted.
 const bulk = document.querySelector('[data-bulk]');
-const picked = new Set();
+const selected = new Set();
 
-function showPicked() {
-  bulk.hidden = picked.size === 0;
+function showSelection() {
+  bulk.hidden = selected.size === 0;
   if (bulk.hidden) closeMenu();
-  bulk.querySelector('[data-bulk-text]').textContent = picked.size > 1 ? `${picked.size} runs selected` : '1 run selected; select another one to compare';
+  bulk.querySelector('[data-bulk-text]').textContent = selected.size > 1 ? `${selected.size} runs selected` : '1 run selected; select another one to compare';
   const link = bulk.querySelector('[data-bulk-compare]');
-  link.hidden = picked.size < 2;
-  const [a, b, ...others] = [...picked].sort();
+  link.hidden = selected.size < 2;
+  const [a, b, ...others] = [...selected].sort();
   if (b) link.href = `${base}/compare?${new URLSearchParams({ a, b, ...(others.length && { with: [b, ...others].join(',') }) })}`;
 }
 
-function pick(id, on) {
-  if (on) picked.add(id);
-  else picked.delete(id);
-  showPicked();
+function setSelected(id, on) {
+  if (on) selected.add(id);
+  else selected.delete(id);
+  showSelection();
 }
 
 results.addEventListener('change', (event) => {
-  if (event.target.matches('[data-select]')) pick(event.target.value, event.target.checked);
+  if (event.target.matches('[data-select]')) setSelected(event.target.value, event.target.checked);
 });
 
-function clearPicked() {
-  picked.clear();
+function clearSelection() {
+  selected.clear();
   results.querySelectorAll('[data-select]:checked').forEach((checkbox) => { checkbox.checked = false; });
-  showPicked();
+  showSelection();
 }
-bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearPicked);
+bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearSelection);
 
 /** Returns the ids of the selected runs, or if none is selected, of the focused one. */
 function selectedRuns() {
   const focused = document.activeElement?.closest?.('[data-run]')?.dataset.run;
-  return picked.size ? [...picked] : focused ? [focused] : [];
+  return selected.size ? [...selected] : focused ? [focused] : [];
 }
 
 /** Calls a function with the ids of these runs. Returns false if there are none. */
@@ -304,7 +304,7 @@ function focusRow(step) {
   return true;
 }
 
-listen(['runs'], (action, key) => {
+listenForShortcuts(['runs'], (action, key) => {
   switch (action) {
     case 'find': filterBox.focus(); filterBox.select(); return true;
     case 'nextRow': return focusRow(1);
@@ -313,15 +313,15 @@ listen(['runs'], (action, key) => {
     case 'lastRow': return focusRow(Infinity);
     case 'openTab': return links().includes(document.activeElement) ? void window.open(document.activeElement.href, '_blank', 'noopener') : false;
     case 'view': document.querySelectorAll('.views a')[Number(key) - 1]?.click(); return true;
-    case 'pick': {
+    case 'select': {
       const check = document.activeElement?.closest?.('.run')?.querySelector('[data-select]');
       if (!check) return false;
       check.checked = !check.checked;
-      pick(check.value, check.checked);
+      setSelected(check.value, check.checked);
       return true;
     }
     case 'compare':
-      if (picked.size < 2) return false;
+      if (selected.size < 2) return false;
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
     case 'tags': return withSelected(editTags);
@@ -335,11 +335,11 @@ listen(['runs'], (action, key) => {
     case 'showNew': return showNew() !== false;
     case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
     case 'older': return results.querySelector('[data-older]')?.click() ?? false;
-    case 'copy': copy(location.href, 'link'); return true;
+    case 'copy': copyText(location.href, 'link'); return true;
     case 'escape':
       if (closeMenu()) menu.querySelector('summary').focus();
       else if (document.activeElement === filterBox) filterBox.blur();
-      else if (picked.size) clearPicked();
+      else if (selected.size) clearSelection();
       else document.activeElement?.blur?.();
       return true;
     default: return false;

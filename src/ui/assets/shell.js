@@ -1,7 +1,7 @@
 // Code of every page: theme, help, global shortcuts, and times in the user's time zone.
-import { base, copy, h } from './dom.js';
+import { base, copyText, h } from './dom.js';
 import { openGoto } from './goto.js';
-import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
+import { SHORTCUTS, singleKeysEnabled, keyLabel, listenForShortcuts, setSingleKeysEnabled } from './keys.js';
 
 const THEMES = ['system', 'light', 'dark'];
 
@@ -23,18 +23,18 @@ let help = null;
 
 function showHelp() {
   if (!help) {
-    const toggle = h('input', { type: 'checkbox', onchange: (e) => setEnabled(e.target.checked) });
-    toggle.checked = enabled();
+    const toggle = h('input', { type: 'checkbox', onchange: (e) => setSingleKeysEnabled(e.target.checked) });
+    toggle.checked = singleKeysEnabled();
     help = h('dialog', { class: 'dialog', 'aria-labelledby': 'help-title' },
       h('form', { method: 'dialog', class: 'dialog-head' },
         h('h2', { id: 'help-title' }, 'Keyboard'),
         h('label', { class: 'check' }, toggle, 'Single-key shortcuts'),
         h('button', { autofocus: true }, 'Close')),
-      h('div', { class: 'keys' }, TABLE.map(([title, rows]) => [
+      h('div', { class: 'keys' }, SHORTCUTS.map(([title, rows]) => [
         h('h3', {}, title),
         h('dl', {}, rows.map(([keys, what]) => h('div', {},
           h('dt', {}, what),
-          h('dd', {}, (keys.length > 2 ? [h('kbd', {}, keys[0]), '…', h('kbd', {}, keys.at(-1))] : keys.flatMap((k, i) => [i ? ' ' : null, ...(k === ' ' ? [k] : k.split(' ')).map((part) => h('kbd', {}, label(part)))])))))),
+          h('dd', {}, (keys.length > 2 ? [h('kbd', {}, keys[0]), '…', h('kbd', {}, keys.at(-1))] : keys.flatMap((k, i) => [i ? ' ' : null, ...(k === ' ' ? [k] : k.split(' ')).map((part) => h('kbd', {}, keyLabel(part)))])))))),
       ])));
     document.body.append(help);
     help.addEventListener('click', (e) => { if (e.target === help) help.close(); });
@@ -44,7 +44,7 @@ function showHelp() {
 
 document.querySelector('[data-help-button]').addEventListener('click', showHelp);
 
-listen(['anywhere'], (action) => {
+listenForShortcuts(['anywhere'], (action) => {
   if (action === 'help') showHelp();
   else if (action === 'goto') openGoto(goInRun);
   else if (action === 'goRuns') location.assign(`${base}/runs`);
@@ -71,7 +71,7 @@ if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.o
 
 for (const pre of document.querySelectorAll('pre.curl')) {
   const command = pre.textContent.trim();
-  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(command, 'command') }, 'Copy'));
+  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copyText(command, 'command') }, 'Copy'));
 }
 
 const FORMATS = {

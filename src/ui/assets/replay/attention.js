@@ -1,9 +1,9 @@
 // Attention of one step over the text and as a strip.
-import { fetchApi, h, palette, surface } from '../dom.js';
+import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
 import { bucketOfShare } from './color.js';
 import { requestDelay } from './events.js';
 import { percent } from './candidates.js';
-import { show } from './glyphs.js';
+import { displayText } from './glyphs.js';
 import { Heads } from './heads.js';
 import { AttentionMap } from './map.js';
 
@@ -70,9 +70,9 @@ export class Attention {
     this.view = view;
     this.#options();
     this.#hooks.changed();
-  }, (pos) => show(this.#textAt(pos)));
+  }, (pos) => displayText(this.#textAt(pos)));
 
-  /** `hooks`: `recorded()`, `live()`, `changed()`, `painted()`, `go(n)`, `pick(row)`. `showsLaterSteps` selects the attention of later steps to one token. */
+  /** `hooks`: `hasAttention()`, `live()`, `changed()`, `painted()`, `go(n)`, `select(row)`. `showsLaterSteps` selects the attention of later steps to one token. */
   constructor(run, id, hooks, signal, view, showsLaterSteps) {
     this.view = view;
     if (showsLaterSteps) this.#direction.value = 'later';
@@ -144,8 +144,8 @@ export class Attention {
     }
     const later = this.#later;
     const { signal } = this.#laterAbort;
-    const show = () => { if (this.#later === later) { this.#describe(); this.#hooks.painted(); } };
-    show();
+    const update = () => { if (this.#later === later) { this.#describe(); this.#hooks.painted(); } };
+    update();
     if (row === null || later.isReading) return undefined;
     later.isReading = true;
     try {
@@ -161,14 +161,14 @@ export class Attention {
           for (const added of stepRows(run, seq)) later.byRow.set(added, value);
         }
         later.next = attention.next ?? to;
-        show();
+        update();
       }
       later.state = '';
     } catch (error) {
       later.state = `loading failed: ${error.message}`;
     }
     later.isReading = false;
-    if (!signal.aborted) show();
+    if (!signal.aborted) update();
     return undefined;
   }
 
@@ -178,8 +178,8 @@ export class Attention {
     this.section.hidden = !this.on;
     if (!this.on) return undefined;
     this.#loadLater();
-    this.#choices.hidden = !this.#hooks.recorded();
-    if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Request it in the playground, or with "attention": true in a request.');
+    this.#choices.hidden = !this.#hooks.hasAttention();
+    if (!this.#hooks.hasAttention()) return this.#none('Attention was not recorded for this run. Request it in the playground, or with "attention": true in a request.');
     const seq = this.#forwardAt(n);
     if (seq === null) return this.#none('No forward pass has happened at this event yet.');
     const key = `${seq} ${this.view}`;
@@ -257,7 +257,7 @@ export class Attention {
     if (this.showsLaterSteps) return this.#describeLater();
     const { values, sink, seq, quality, missing } = this.#now;
     const rows = this.#run.sequence(seq);
-    this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
+    this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sink >= 0 ? ` · sink ${displayText(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
     this.#note.textContent = missing ?? '';
     const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, MAX_LISTED);
     this.#list(top.map(([v, pos]) => [pos, rows[pos], v]));
@@ -270,7 +270,7 @@ export class Attention {
     const { byRow, steps, state } = this.#later ?? { byRow: new Map(), steps: 0, state: '' };
     const view = this.#select.selectedOptions[0]?.textContent ?? this.view;
     const row = this.#subject;
-    this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${show(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
+    this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${displayText(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
     this.#note.textContent = '';
     this.#list([...byRow].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED).map(([later, v]) => [run.pos(later), later, v]));
   }
@@ -284,28 +284,28 @@ export class Attention {
   /** Lists the largest values: `[position, row, value]`. */
   #list(tops) {
     this.#tops.replaceChildren(...tops.map(([pos, row, v]) => h('li', {}, h('span', { class: 'hint' }, String(pos)),
-      h('button', { type: 'button', onclick: () => row !== undefined && this.#hooks.pick(row) }, row === undefined ? `position ${pos}` : show(this.#run.text(row))), h('span', {}, percent(v)))));
+      h('button', { type: 'button', onclick: () => row !== undefined && this.#hooks.select(row) }, row === undefined ? `position ${pos}` : displayText(this.#run.text(row))), h('span', {}, percent(v)))));
   }
 
   #drawStrip() {
-    const s = this.#now && surface(this.#strip);
+    const s = this.#now && prepareCanvas(this.#strip);
     if (!s) return;
     const c = palette(['spark', 'line-strong']);
     const { values, sink, peak } = this.#now;
-    const positionWidth = s.w / values.length;
-    const columns = Math.min(values.length, Math.floor(s.w));
+    const positionWidth = s.width / values.length;
+    const columns = Math.min(values.length, Math.floor(s.width));
     for (let x = 0; x < columns; x += 1) {
       const from = Math.floor((x / columns) * values.length);
       const to = Math.max(from + 1, Math.floor(((x + 1) / columns) * values.length));
       let high = 0;
       for (let i = from; i < to; i += 1) if (i !== sink && values[i] > high) high = values[i];
-      const barHeight = Math.sqrt(peak > 0 ? high / peak : 0) * (s.h - 4);
-      s.g.fillStyle = c.spark;
-      s.g.fillRect((x / columns) * s.w, s.h - barHeight, Math.max(1, s.w / columns - 0.5), barHeight);
+      const barHeight = Math.sqrt(peak > 0 ? high / peak : 0) * (s.height - 4);
+      s.context.fillStyle = c.spark;
+      s.context.fillRect((x / columns) * s.width, s.height - barHeight, Math.max(1, s.width / columns - 0.5), barHeight);
     }
     if (sink >= 0) {
-      s.g.fillStyle = c['line-strong'];
-      s.g.fillRect(sink * positionWidth, 0, Math.max(2, Math.min(positionWidth, 4)), s.h);
+      s.context.fillStyle = c['line-strong'];
+      s.context.fillRect(sink * positionWidth, 0, Math.max(2, Math.min(positionWidth, 4)), s.height);
     }
   }
 
@@ -314,7 +314,7 @@ export class Attention {
     const at = this.#stripBox.getBoundingClientRect();
     const pos = Math.floor(((event.clientX - at.left) / at.width) * this.#now.values.length);
     const row = this.#run.sequence(this.#now.seq)[pos];
-    if (row !== undefined) this.#hooks.pick(row);
+    if (row !== undefined) this.#hooks.select(row);
   }
 }
 

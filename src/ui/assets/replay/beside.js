@@ -25,7 +25,7 @@ export class Beside {
     this.#root = copy;
     const at = member.status === 'running' ? null : member.parent?.sequence_order ?? null;
     this.#view = new Replay(copy, this.id, {
-      state: { ...state, at: state.attention ? at : null }, live: member.status === 'running', recorded: member.has_attention,
+      state: { ...state, at: state.attention ? at : null }, live: member.status === 'running', hasAttention: member.has_attention,
       hooks: { grown: (tokens) => { count.textContent = `${tokens} tok`; } },
     });
     this.#view.open().catch((error) => { count.textContent = error.message; });

@@ -1,5 +1,5 @@
 // The page of an exported run: the replay of items that the page itself contains, without a server.
-import { listen } from '../keys.js';
+import { listenForShortcuts } from '../keys.js';
 import { RunState } from './fold.js';
 import { Images } from './images.js';
 import { Replay } from './view.js';
@@ -16,7 +16,7 @@ async function start(root) {
   root.querySelector('[data-action=attention]').hidden = true;
   const view = new Replay(root, '', { hooks: { images: () => ({ Images }) } });
   view.showLocal(new RunState(), await unpack(document.querySelector('[data-items]').textContent));
-  listen(['replay'], (action, key) => action !== 'attention' && view.act(action, key));
+  listenForShortcuts(['replay'], (action, key) => action !== 'attention' && view.act(action, key));
 }
 
 const root = globalThis.document?.querySelector('[data-replay]');

@@ -2,7 +2,7 @@
 // branch can be shown beside the text.
 import { base, fetchApi, h, toast } from '../dom.js';
 import { MODES } from './color.js';
-import { fill } from './glyphs.js';
+import { appendText } from './glyphs.js';
 import { Run } from './run.js';
 import { changeOf, neighbor, order, rowsSince, statistics } from './tree.js';
 
@@ -130,7 +130,7 @@ export class Family {
     text.replaceChildren(m.parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, MAX_SHOWN_TOKENS).map((i) => {
       const bucket = MODES[0].bucket(run, i);
       const span = h('span', { class: `token${run.isForced(i) ? ' forced' : ''}${bucket >= 0 ? ` b${bucket}` : ''}` });
-      fill(span, run.text(i));
+      appendText(span, run.text(i));
       return span;
     }), rows.length > MAX_SHOWN_TOKENS ? ' …' : '');
   }
@@ -168,6 +168,6 @@ export class Family {
 
 function tokenCode(text) {
   const code = h('code');
-  fill(code, text);
+  appendText(code, text);
   return code;
 }

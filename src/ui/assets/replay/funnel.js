@@ -8,7 +8,7 @@ const BAR_WIDTH = 7;
 const HEIGHT = 14;
 
 /** Returns the number of stages that a candidate of `candidateTable` passed. */
-export function passed(row, stages) {
+export function passedCount(row, stages) {
   if (row.chosen || row.sampler !== null) return stages.length;
   return row.removedBy[0] ?? 0;
 }
@@ -24,7 +24,7 @@ export function heights(stages) {
 
 /** Returns the sentence for screen readers and the tooltip. */
 export function sentence(row, stages) {
-  const count = passed(row, stages);
+  const count = passedCount(row, stages);
   const names = stages.map((stage) => `${stage.name} (${stage.left} left)`);
   const through = count ? `passed ${names.slice(0, count).join(', ')}` : 'passed no stage';
   if (count === stages.length) return through;
@@ -40,7 +40,7 @@ function element(tag, attributes, ...children) {
 
 /** Draws the funnel of a candidate. */
 export function funnel(row, stages) {
-  const count = passed(row, stages);
+  const count = passedCount(row, stages);
   const text = sentence(row, stages);
   const title = element('title', {});
   title.textContent = text;
@@ -69,4 +69,4 @@ export const stageList = (candidates) => [
 ];
 
 /** Draws the reason for a candidate's removal, if any, and its funnel. */
-export const removal = (row, stages, chosen) => [row.chosen ? chosen : row.reason, stages.length && isKnown(row) ? [' ', funnel(row, stages)] : null];
+export const removalReason = (row, stages, chosen) => [row.chosen ? chosen : row.reason, stages.length && isKnown(row) ? [' ', funnel(row, stages)] : null];

@@ -27,13 +27,13 @@ export function pieces(text) {
 }
 
 /** Returns the text of a token on one line, with visible spaces and line ends, for places outside of the answer. */
-export function show(text) {
+export function displayText(text) {
   if (text === '') return '∅';
   return pieces(text).map((p) => p.mark ?? p.text.replaceAll('\n', '↵').replaceAll('\t', '⇥').replace(/^ | $/g, '␣')).join('');
 }
 
 /** Puts text into an element as text nodes, with marked characters in `<u>`. */
-export function fill(el, text) {
+export function appendText(el, text) {
   for (const part of PLAIN.test(text) ? [{ text }] : pieces(text)) {
     if (part.mark === undefined) el.append(part.text);
     else {

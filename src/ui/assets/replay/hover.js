@@ -2,13 +2,13 @@
 import { h } from '../dom.js';
 import { NEVER } from './rows.js';
 import { surprise } from './color.js';
-import { show } from './glyphs.js';
+import { displayText } from './glyphs.js';
 import { percent } from './candidates.js';
 
 const DELAY_MS = 120;
 
 /** Lines of the card for a row; pure. */
-export function lines(run, i) {
+function cardLines(run, i) {
   const p = run.logprob(i);
   const bits = surprise(run, i);
   const origin = run.isPrompt(i) ? 'prompt' : run.isForced(i) ? 'forced' : 'sampled';
@@ -21,7 +21,7 @@ export function lines(run, i) {
 }
 
 /** Shows the card over the tokens of `root` until the signal aborts. */
-export function hover(root, run, signal) {
+export function showCardOnHover(root, run, signal) {
   const card = h('div', { class: 'card', 'aria-hidden': 'true' });
   card.hidden = true;
   document.body.append(card);
@@ -37,7 +37,7 @@ export function hover(root, run, signal) {
     if (!token || event.pointerType !== 'mouse' || event.buttons) return;
     timer = setTimeout(() => {
       const i = token._row;
-      card.replaceChildren(h('b', {}, show(run.text(i))), ...lines(run, i).map((text) => h('span', {}, text)));
+      card.replaceChildren(h('b', {}, displayText(run.text(i))), ...cardLines(run, i).map((text) => h('span', {}, text)));
       card.hidden = false;
       const at = token.getClientRects()[0] ?? token.getBoundingClientRect();
       const left = Math.min(at.left, innerWidth - card.offsetWidth - 8);

@@ -1,6 +1,6 @@
 // One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
 // marks.
-import { h, palette, scheduleDrawing, surface } from '../dom.js';
+import { h, palette, scheduleDrawing, prepareCanvas } from '../dom.js';
 
 const MAX_LISTED = 400;
 
@@ -79,23 +79,23 @@ export class Lanes {
     const span = Math.max(1, this.#run.eventCount);
     const ready = new Map();
     for (const [name, lane] of this.#lanes) {
-      const s = surface(lane.canvas);
+      const s = prepareCanvas(lane.canvas);
       if (s) ready.set(name, s);
     }
     for (const mark of this.#run.marks) {
       const s = ready.get(mark.mod_name);
       if (!s) continue;
-      const x = (mark.seq / span) * s.w;
-      const mid = s.h / 2;
-      s.g.fillStyle = c[toneOf(mark)];
+      const x = (mark.seq / span) * s.width;
+      const mid = s.height / 2;
+      s.context.fillStyle = c[toneOf(mark)];
       if (mark.kind === 'log') {
-        s.g.fillRect(x - 0.5, mid + 3, 1.5, 4);
+        s.context.fillRect(x - 0.5, mid + 3, 1.5, 4);
       } else if (mark.kind === 'error') {
-        s.g.fillRect(x - 1, mid - 8, 2.5, 16);
+        s.context.fillRect(x - 1, mid - 8, 2.5, 16);
       } else {
-        s.g.beginPath();
-        s.g.arc(x, mid, 3, 0, 7);
-        s.g.fill();
+        s.context.beginPath();
+        s.context.arc(x, mid, 3, 0, 7);
+        s.context.fill();
       }
     }
   }

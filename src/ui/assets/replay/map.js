@@ -1,5 +1,5 @@
 // Attention of a whole run as a map of steps × positions.
-import { fetchApi, h, palette, surface } from '../dom.js';
+import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
 import { bucketOfShare } from './color.js';
 
 const MAX_BINS = 256;
@@ -58,41 +58,41 @@ export class AttentionMap {
     const map = this.#map;
     if (!map?.rows.length) return;
     this.el.hidden = false;
-    const s = surface(this.#canvas);
+    const s = prepareCanvas(this.#canvas);
     if (!s) return;
-    const key = `${map.count} ${s.w} ${document.documentElement.dataset.theme}`;
+    const key = `${map.count} ${s.width} ${document.documentElement.dataset.theme}`;
     if (key !== this.#drawn) {
       this.#drawn = key;
       this.#drawBase(map, s);
       this.#base.width = this.#canvas.width;
       this.#base.height = this.#canvas.height;
       this.#base.getContext('2d').drawImage(this.#canvas, 0, 0);
-    } else s.g.drawImage(this.#base, 0, 0, s.w, s.h);
+    } else s.context.drawImage(this.#base, 0, 0, s.width, s.height);
     const y = map.rows.findLastIndex((r) => r.seq <= this.#n);
-    s.g.fillStyle = palette(['accent']).accent;
-    if (y >= 0) s.g.fillRect(0, y * (s.h / map.rows.length), s.w, 1.5);
+    s.context.fillStyle = palette(['accent']).accent;
+    if (y >= 0) s.context.fillRect(0, y * (s.height / map.rows.length), s.width, 1.5);
   }
 
   #drawBase(map, s) {
     const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'danger', 'line-strong', 'spark']);
-    const rowHeight = s.h / map.rows.length;
+    const rowHeight = s.height / map.rows.length;
     map.rows.forEach((row, y) => {
-      const columnWidth = s.w / map.width;
+      const columnWidth = s.width / map.width;
       row.values.forEach((v, x) => {
         const b = bucketOfShare(v, map.peak);
         if (b < 1) return;
-        s.g.fillStyle = b >= 7 ? c.spark : c[`b${b}`];
-        s.g.fillRect(x * columnWidth, y * rowHeight, Math.ceil(columnWidth), Math.ceil(rowHeight));
+        s.context.fillStyle = b >= 7 ? c.spark : c[`b${b}`];
+        s.context.fillRect(x * columnWidth, y * rowHeight, Math.ceil(columnWidth), Math.ceil(rowHeight));
       });
     });
     const prompt = this.#run.sequence(0).length;
-    s.g.fillStyle = c['line-strong'];
-    if (map.length) s.g.fillRect((prompt / map.length) * s.w, 0, 1, s.h);
-    s.g.fillStyle = c.danger;
+    s.context.fillStyle = c['line-strong'];
+    if (map.length) s.context.fillRect((prompt / map.length) * s.width, 0, 1, s.height);
+    s.context.fillStyle = c.danger;
     for (const mark of this.#run.marks) {
       if (mark.kind !== 'action' || !/^Backtrack/.test(mark.label)) continue;
       const y = map.rows.findIndex((r) => r.seq >= mark.seq);
-      if (y >= 0) s.g.fillRect(0, y * rowHeight, 6, Math.max(1.5, Math.min(rowHeight, 2)));
+      if (y >= 0) s.context.fillRect(0, y * rowHeight, 6, Math.max(1.5, Math.min(rowHeight, 2)));
     }
   }
 

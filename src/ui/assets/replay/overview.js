@@ -1,5 +1,5 @@
 // The run as a strip drawn behind the slider: surprise by event, with ticks for backtracks, actions and errors, and dots for notes and feedback.
-import { palette, scheduleDrawing, surface } from '../dom.js';
+import { palette, scheduleDrawing, prepareCanvas } from '../dom.js';
 import { surprise } from './color.js';
 import { NEVER } from './rows.js';
 import { toneOf } from './lanes.js';
@@ -24,7 +24,7 @@ export class Overview {
   #scrub;
   #run;
   /** Notes and feedback on tokens: `{row, tone}`. */
-  notes = [];
+  annotations = [];
 
   /** `box` contains a canvas and a range input, the slider, which covers the canvas. */
   constructor(box, run, signal) {
@@ -35,38 +35,38 @@ export class Overview {
   }
 
   #draw() {
-    const s = surface(this.#canvas);
+    const s = prepareCanvas(this.#canvas);
     if (!s) return;
-    const { g, w, h: height } = s;
+    const { context, width, height } = s;
     const c = palette(['spark', 'danger', 'accent', 'forced', 'line-strong', 'ok', 'bg']);
     const run = this.#run;
     const step = 2;
-    const { high, removed } = bins(run, Math.max(1, Math.floor(w / step)));
+    const { high, removed } = bins(run, Math.max(1, Math.floor(width / step)));
     const floor = height - 2;
     // A token has about three events, so in a short run a bar of two events does not cover the next bar.
-    const barWidth = Math.max(step - 0.5, Math.min(10, (w / Math.max(1, run.eventCount)) * 2));
+    const barWidth = Math.max(step - 0.5, Math.min(10, (width / Math.max(1, run.eventCount)) * 2));
     high.forEach((value, x) => {
       if (!value && !removed[x]) return;
-      g.fillStyle = removed[x] ? c.danger : c.spark;
-      g.globalAlpha = removed[x] ? 0.55 : 0.9;
+      context.fillStyle = removed[x] ? c.danger : c.spark;
+      context.globalAlpha = removed[x] ? 0.55 : 0.9;
       const barHeight = Math.max(1.5, Math.sqrt(Math.min(1, value / 12)) * (height - 14));
-      g.fillRect(x * step, floor - barHeight, barWidth, barHeight);
+      context.fillRect(x * step, floor - barHeight, barWidth, barHeight);
     });
-    g.globalAlpha = 1;
+    context.globalAlpha = 1;
     for (const mark of run.marks) {
       if (mark.kind === 'log') continue;
-      const x = (mark.seq / Math.max(1, run.eventCount)) * w;
-      g.fillStyle = c[toneOf(mark)];
-      g.fillRect(x - 0.75, 0, mark.kind === 'error' ? 3 : 1.5, mark.kind === 'error' ? 9 : 6);
+      const x = (mark.seq / Math.max(1, run.eventCount)) * width;
+      context.fillStyle = c[toneOf(mark)];
+      context.fillRect(x - 0.75, 0, mark.kind === 'error' ? 3 : 1.5, mark.kind === 'error' ? 9 : 6);
     }
-    for (const { row, tone } of this.notes) {
-      g.beginPath();
-      g.arc((run.addedAt(row) / Math.max(1, run.eventCount)) * w, 5, 4, 0, 2 * Math.PI);
-      g.fillStyle = c[{ good: 'ok', bad: 'danger', plain: 'accent', remark: 'accent' }[tone]];
-      g.fill();
-      g.lineWidth = 1.5;
-      g.strokeStyle = c.bg;
-      g.stroke();
+    for (const { row, tone } of this.annotations) {
+      context.beginPath();
+      context.arc((run.addedAt(row) / Math.max(1, run.eventCount)) * width, 5, 4, 0, 2 * Math.PI);
+      context.fillStyle = c[{ good: 'ok', bad: 'danger', plain: 'accent', remark: 'accent' }[tone]];
+      context.fill();
+      context.lineWidth = 1.5;
+      context.strokeStyle = c.bg;
+      context.stroke();
     }
   }
 

@@ -1,6 +1,6 @@
 // The page of one run: the replay component and the URL of its state.
-import { base, copy, fetchApi, h, toast } from '../dom.js';
-import { listen } from '../keys.js';
+import { base, copyText, fetchApi, h, toast } from '../dom.js';
+import { listenForShortcuts } from '../keys.js';
 import { Replay } from './view.js';
 import { registerRunNavigation } from '../shell.js';
 
@@ -17,7 +17,7 @@ const state = {
   showRemoved: params.get('erased') === '1',
   showLater: params.get('ahead') !== '0',
   attention: params.has('attention'),
-  view: params.get('attention') || 'mean',
+  attentionView: params.get('attention') || 'mean',
   laterSteps: params.has('later'),
 };
 
@@ -29,7 +29,7 @@ function urlOf(s, path = location.pathname, besideId = beside?.id) {
   if (s.color !== 'surprise') next.set('color', s.color);
   if (s.showRemoved) next.set('erased', '1');
   if (!s.showLater) next.set('ahead', '0');
-  if (s.attention) next.set('attention', s.view);
+  if (s.attention) next.set('attention', s.attentionView);
   if (s.attention && s.laterSteps) next.set('later', '1');
   if (besideId) next.set('beside', besideId);
   const query = next.toString();
@@ -57,10 +57,10 @@ function showProblem(text, tone = 'err') {
   problem.textContent = text;
 }
 
-const view = new Replay(root, id, {
+const replay = new Replay(root, id, {
   state,
   live: root.dataset.status === 'running',
-  recorded: root.dataset.attention === 'true',
+  hasAttention: root.dataset.attention === 'true',
   hooks: {
     changed,
     forked: (forks, change) => family?.forked(forks, change),
@@ -78,13 +78,13 @@ const view = new Replay(root, id, {
         tokenCount.textContent = `${summary.completion_tokens ?? 0} tok`;
         if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
-      if (view.run) family?.summarize(view.run);
+      if (replay.run) family?.summarize(replay.run);
     },
   },
 });
 
-registerRunNavigation((place) => view.visit(place));
-view.open().then(() => { markFeedback(); return painted(); }).then(showFamily).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+registerRunNavigation((place) => replay.visit(place));
+replay.open().then(() => { markAnnotations(); return painted(); }).then(showFamily).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
 
 /** Waits until the browser has painted the next frame. */
 function painted() { return new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve))); }
@@ -111,17 +111,17 @@ function showSteering(vectors) {
 async function showFamily() {
   const [{ Family }, { Beside }] = await Promise.all([import('./family.js'), import('./beside.js')]);
   family = new Family(id, {
-    urlOf: (m) => urlOf({ ...view.state, at: m.status === 'running' || !m.parent ? null : m.parent.sequence_order }, `${base}/runs/${m.run_id}`, null),
-    go: (row) => view.pick(row),
-    refused: (reason) => { view.refusal = reason; },
+    urlOf: (m) => urlOf({ ...replay.state, at: m.status === 'running' || !m.parent ? null : m.parent.sequence_order }, `${base}/runs/${m.run_id}`, null),
+    go: (row) => replay.select(row),
+    refused: (reason) => { replay.refusal = reason; },
     beside: (other) => {
       beside?.close();
-      beside = other && new Beside(unusedCopy, root, other, view.state, () => family.beside(null));
+      beside = other && new Beside(unusedCopy, root, other, replay.state, () => family.beside(null));
     },
-    changed: () => changed({ ...view.state }),
+    changed: () => changed({ ...replay.state }),
   });
   root.querySelector('[data-panel]').before(family.section);
-  family.summarize(view.run);
+  family.summarize(replay.run);
   await family.load();
   document.querySelector('nav.family')?.toggleAttribute('hidden', family.isLoaded);
   if (params.has('beside')) family.beside(params.get('beside'));
@@ -139,15 +139,15 @@ dialog.addEventListener('close', async () => {
 });
 
 /** Marks the tokens with notes or feedback, and links to them. */
-function markFeedback() {
+function markAnnotations() {
   const entries = [...document.querySelectorAll('[data-notes] [data-position], [data-feedback] [data-position]')].map((line) => ({
     line, token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
   }));
-  view.feedback = entries;
+  replay.annotations = entries;
   for (const { line, token } of entries) {
-    const place = token < view.run.answerLength(view.run.eventCount) && line.querySelector('span[data-place]');
+    const place = token < replay.run.answerLength(replay.run.eventCount) && line.querySelector('span[data-place]');
     if (!place) continue;
-    place.replaceWith(h('button', { type: 'button', class: 'link', 'data-place': true, onclick: () => view.visit({ token: token + 1 }) }, place.textContent));
+    place.replaceWith(h('button', { type: 'button', class: 'link', 'data-place': true, onclick: () => replay.visit({ token: token + 1 }) }, place.textContent));
   }
 }
 
@@ -156,15 +156,15 @@ let feedback = null;
 
 /** Opens the feedback form, whose code is loaded on first use. */
 function giveFeedback() {
-  feedback ??= import('./feedback.js').then((module) => module.feedback(id, markFeedback));
-  feedback.then((give) => give(view.token), (error) => {
+  feedback ??= import('./feedback.js').then((module) => module.feedback(id, markAnnotations));
+  feedback.then((give) => give(replay.token), (error) => {
     feedback = null;
     toast(`The form could not be loaded: ${error.message}`);
   });
 }
 
 /** Opens the note on the selected token, or on the run. */
-const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id, view.token ?? -1, markFeedback)).catch((error) => toast(`The notes could not be loaded: ${error.message}`));
+const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id, replay.token ?? -1, markAnnotations)).catch((error) => toast(`The notes could not be loaded: ${error.message}`));
 
 /** Opens the run's tags. */
 async function changeTags() {
@@ -185,8 +185,8 @@ function act(action, key) {
   switch (action) {
     case 'copy':
       clearTimeout(timer);
-      history.replaceState(null, '', urlOf({ ...view.state, at: view.atEnd ? null : view.n }));
-      copy(location.href, 'link');
+      history.replaceState(null, '', urlOf({ ...replay.state, at: replay.atEnd ? null : replay.n }));
+      copyText(location.href, 'link');
       return true;
     case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
     case 'feedback': giveFeedback(); return true;
@@ -201,16 +201,16 @@ function act(action, key) {
     case 'nextRun': return clickLink('[data-next]');
     case 'prevRun': return clickLink('[data-prev]');
     case 'fork': {
-      const href = view.atEnd ? null : view.fork();
+      const href = replay.atEnd ? null : replay.fork();
       if (href) location.assign(href);
       return href ? true : clickLink('[data-again]');
     }
     case 'escape': document.activeElement?.blur?.(); document.querySelector('details.more[open]')?.removeAttribute('open'); return true;
-    default: return view.act(action, key);
+    default: return replay.act(action, key);
   }
 }
 
-listen(['replay'], act);
+listenForShortcuts(['replay'], act);
 document.querySelector('.run-actions').addEventListener('click', (event) => {
   const button = event.target.closest('[data-action]');
   if (button) act(button.dataset.action);

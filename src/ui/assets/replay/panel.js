@@ -2,9 +2,9 @@
 import { h, toast } from '../dom.js';
 import { surprise } from './color.js';
 import { requestDelay } from './events.js';
-import { removal, stageList } from './funnel.js';
+import { removalReason, stageList } from './funnel.js';
 import { NEVER } from './rows.js';
-import { show } from './glyphs.js';
+import { displayText } from './glyphs.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 
 const MAX_CANDIDATES = 12;
@@ -102,7 +102,7 @@ export class Panel {
     const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
     const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
     this.#token.replaceChildren(eventButtons ?? '',
-      h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, show(run.text(row))), h('span', {}, origin)),
+      h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, displayText(run.text(row))), h('span', {}, origin)),
       h('dl', { class: 'token-facts' },
         p === null ? null : fact('probability', percent(Math.exp(p))),
         s === null ? null : fact('surprise', `${fixed(s)} bit`),
@@ -129,7 +129,7 @@ export class Panel {
     this.#token.querySelector('.event-facts')?.remove();
     const facts = event?.event_type === 'Prefilled'
       ? [['prompt', event.prompt_length, 'tokens'], ['before the prompt', event.tokens_so_far_len || null, 'tokens'], ['maximum', event.max_steps, 'steps']]
-      : event?.event_type === 'ForwardPass' && event.input_text ? [['input', show(event.input_text), '']] : [];
+      : event?.event_type === 'ForwardPass' && event.input_text ? [['input', displayText(event.input_text), '']] : [];
     const known = facts.filter(([, value]) => value !== undefined && value !== null);
     if (!known.length) return;
     this.#token.append(h('dl', { class: 'token-facts event-facts' }, known.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole' },
@@ -163,12 +163,12 @@ export class Panel {
     const disabled = this.refusal ? 'true' : null;
     const title = (text) => (this.refusal ? `Cannot be forked: ${this.refusal}` : text);
     const forkButton = (r) => (r.chosen || forward === undefined || !this.#branch ? null : h('button', {
-      type: 'button', 'aria-disabled': disabled, title: title(`Fork this run with ${show(r.text)} here`), 'aria-label': `Fork this run with ${show(r.text)} here`,
+      type: 'button', 'aria-disabled': disabled, title: title(`Fork this run with ${displayText(r.text)} here`), 'aria-label': `Fork this run with ${displayText(r.text)} here`,
       onclick: () => start({ token: r.token }, r.text),
     }, 'fork'));
     const tryLink = (r) => {
       const href = r.chosen || forward === undefined || r.unnamed ? null : this.#fork(forward, r.text);
-      return href && h('a', { href, title: `Continue in the playground with ${show(r.text)} instead`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
+      return href && h('a', { href, title: `Continue in the playground with ${displayText(r.text)} instead`, 'aria-label': `Continue with ${displayText(r.text)} in the playground` }, 'try');
     };
     const table = h('table', { class: 'candidates' },
       h('caption', { class: 'visually-hidden' }, 'Candidates for this token'),
@@ -176,13 +176,13 @@ export class Panel {
         hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
         h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
       h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'chosen' : hasSampler && r.sampler === null ? 'eliminated' : null },
-        h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
+        h('th', { scope: 'row', title: `id ${r.token}` }, displayText(r.text)),
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'reason mod' : 'reason' }, removal(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
+        h('td', { class: r.byMod ? 'reason mod' : 'reason' }, removalReason(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
       h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
       ...stageList(candidates),
-      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' matched, so this token needed no decode.' : ' did not match.') : '');
+      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, displayText(draft.text)), draft.right ? ' matched, so this token needed no decode.' : ' did not match.') : '');
   }
 
   /** Draws the form that starts several forks with new seeds. */
@@ -207,7 +207,7 @@ export class Panel {
     const rest = calls.filter((c) => c.event.sequence_order !== e && (c.logs.length || c.call.exception_occurred || c.actions.some((a) => a.action_type !== 'Noop')));
     const stopped = entries.map((x) => eventDetails(x.event).stopped_by).find(Boolean);
     this.#mods.replaceChildren(
-      stopped ? h('p', {}, 'Stopped by ', h('code', {}, show(stopped))) : '',
+      stopped ? h('p', {}, 'Stopped by ', h('code', {}, displayText(stopped))) : '',
       h('h2', {}, 'Mods at this event'),
       ...(here.length ? here.map((c) => this.#call(c)) : [h('p', { class: 'hint' }, 'No mod was called here.')]),
       ...(rest.length ? [h('h2', {}, 'Mods at other events of this step'), ...rest.map((c) => this.#call(c, true))] : []));
@@ -234,7 +234,7 @@ export class Panel {
     const d = a.details ?? {};
     const pieces = d.texts ?? d.tokens_as_text;
     const texts = Array.isArray(pieces) ? pieces.join('') : a.tokens_preview;
-    const quote = (t) => (t ? [' ', h('code', {}, show(t.slice(0, 300)))] : []);
+    const quote = (t) => (t ? [' ', h('code', {}, displayText(t.slice(0, 300)))] : []);
     const out = [];
     switch (a.action_type) {
       case 'Noop': out.push(h('span', { class: 'hint' }, 'no change')); break;
@@ -242,7 +242,7 @@ export class Panel {
       case 'ForceTokens': case 'ForceOutput': out.push(`${a.action_type} ${a.token_count ?? ''}`, ...quote(texts)); break;
       case 'AdjustedPrefill': out.push(`New prompt, ${a.new_length ?? '?'} tokens`, ...(a.adjusted_max_steps ? [`, maximum ${a.adjusted_max_steps} steps`] : [])); break;
       case 'AdjustedLogits': out.push(`Logits edited${Number.isFinite(a.temperature) ? `, temperature ${a.temperature}` : ''}`,
-        ...(Array.isArray(d.moved) && d.moved.length ? [h('table', { class: 'candidates' }, h('tbody', {}, d.moved.slice(0, 6).map((m) => h('tr', {}, h('th', { scope: 'row' }, show(m.text ?? `⟨${m.token}⟩`)), h('td', {}, percent(m.before)), h('td', {}, '→'), h('td', {}, percent(m.after))))))] : [])); break;
+        ...(Array.isArray(d.moved) && d.moved.length ? [h('table', { class: 'candidates' }, h('tbody', {}, d.moved.slice(0, 6).map((m) => h('tr', {}, h('th', { scope: 'row' }, displayText(m.text ?? `⟨${m.token}⟩`)), h('td', {}, percent(m.before)), h('td', {}, '→'), h('td', {}, percent(m.after))))))] : [])); break;
       case 'ToolCalls': out.push('Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(a.tool_calls ?? d, null, 2))); break;
       case 'EmitError': out.push(`Error: ${a.error_message ?? ''}`); break;
       default: out.push(a.action_type);

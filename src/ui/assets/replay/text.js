@@ -2,7 +2,7 @@
 // A block gets its spans before it is shown: those at the start or at the cursor before the first frame, others when the user
 // scrolls to them, and the rest in short tasks, so that the browser's own search finds all text. Moving the cursor only changes classes of rows whose state changes.
 import { h } from '../dom.js';
-import { fill, show } from './glyphs.js';
+import { appendText, displayText } from './glyphs.js';
 import { MAX_BLOCK_ROWS, mayEndBlock, roles } from './blocks.js';
 import { isChipVisible, removals } from './removals.js';
 import { NEVER } from './rows.js';
@@ -43,7 +43,7 @@ export class Text {
   #removalByLastRow = new Map();
   #chips = new Map();
   /** Events whose removed rows the user has unfolded. */
-  #open = new Set();
+  #unfolded = new Set();
   #options;
   #n;
   #signal;
@@ -52,16 +52,16 @@ export class Text {
   #colorsLater = false;
   #cursor = null;
   #selected = null;
-  #hits = new Set();
-  #notes = new Map();
+  #matches = new Set();
+  #annotations = new Map();
   /** Elements in place of rows: the first row and the element. */
   #embedded = [];
 
   /**
-   * The text at event `n`; `options.showLater` shows later rows, `options.showRemoved` removed ones. `onPick(row)` and
+   * The text at event `n`; `options.showLater` shows later rows, `options.showRemoved` removed ones. `onSelect(row)` and
    * `onRemovedClick(row)` are called on clicks. No spans are created after `signal` aborts.
    */
-  constructor(root, run, { n, options, signal, onPick, onRemovedClick }) {
+  constructor(root, run, { n, options, signal, onSelect, onRemovedClick }) {
     this.#root = root;
     this.#run = run;
     this.#n = n;
@@ -69,10 +69,10 @@ export class Text {
     this.#signal = signal;
     root.addEventListener('click', (event) => {
       const chip = event.target.closest('.chip');
-      if (chip) return this.#toggle(chip._removedAt);
+      if (chip) return this.#toggleRemoval(chip._removedAt);
       const token = event.target.closest('.token');
       if (!token || !getSelection().isCollapsed) return undefined;
-      return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onPick(token._row);
+      return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onSelect(token._row);
     });
     root.addEventListener('contentvisibilityautostatechange', ({ target, skipped }) => {
       if (!target._block) return;
@@ -82,7 +82,7 @@ export class Text {
   }
 
   /** Sets the prompt's parts from the Prefilled event. */
-  label(prompt, addedAt) {
+  setPrompt(prompt, addedAt) {
     this.#labels = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
@@ -97,7 +97,7 @@ export class Text {
       rows += this.#blocks[b].end - this.#blocks[b].first;
     }
     for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
-    this.#hideEmpty();
+    this.#updateVisibility();
     this.#schedule();
   }
 
@@ -137,7 +137,7 @@ export class Text {
   #build(block) {
     for (; block.built < block.end; block.built += 1) {
       const i = block.built;
-      this.#append(block.el, i);
+      this.#addSpan(block.el, i);
       const removal = this.#removalByLastRow.get(i);
       if (removal) this.#addChip(removal);
     }
@@ -161,16 +161,16 @@ export class Text {
         this.#build(block);
         if (performance.now() > end) break;
       }
-      this.#hideEmpty();
+      this.#updateVisibility();
       this.#schedule();
     }));
   }
 
   /** Creates the spans of the block with row `i` and of its neighbors, which may be visible together with it. */
-  #ensure(i) {
+  #buildAround(i) {
     if (i >= this.#blockOf.length) {
       this.#addRows(i + FIRST_ROWS);
-      this.#hideEmpty();
+      this.#updateVisibility();
     }
     const block = this.#blockOf[i];
     if (!block) return;
@@ -188,23 +188,23 @@ export class Text {
   }
 
   /** Creates the span of row `i`. */
-  #append(parent, i) {
+  #addSpan(parent, i) {
     const run = this.#run;
     const span = document.createElement('span');
     span._row = i;
-    fill(span, run.text(i));
+    appendText(span, run.text(i));
     this.#spans[i] = span;
     const isDim = this.#roleOf(i).dim || run.isStop(i);
     this.#fixedClasses[i] = `token${run.isPrompt(i) ? ' prompt' : run.isForced(i) ? ' forced' : ''}${isDim ? ' dim' : ''}${run.isError(i) ? ' error' : ''}`;
     this.#colorClass[i] = this.#colorClassOf(i);
-    this.#write(i);
+    this.#writeClass(i);
     parent.append(span);
   }
 
   /** Shows an element, if any, in place of the rows from `from` to the one before `to`. */
   embed(from, to, element) {
     for (let i = from; i < Math.min(to, this.#run.count); i += 1) {
-      this.#ensure(i);
+      this.#buildAround(i);
       this.#spans[i].hidden = true;
     }
     if (!element || !this.#spans[from]) return;
@@ -237,17 +237,17 @@ export class Text {
   }
 
   /** Writes the class of row `i`. A row without a span gets its class when the span is created. */
-  #write(i) {
+  #writeClass(i) {
     if (!this.#spans[i]) return;
     const removedAt = this.#run.removedAt(i);
     const state = this.#state[i];
     const isShadedLater = state === LATER && this.#colorsLater && this.#colorClass[i];
     let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
-    if (state === REMOVED && this.#open.has(removedAt)) name += ' unfolded';
+    if (state === REMOVED && this.#unfolded.has(removedAt)) name += ' unfolded';
     if (i === this.#cursor) name += ' current';
     if (i === this.#selected) name += ' selected';
-    if (this.#hits.has(i)) name += ' match';
-    const note = this.#notes.get(i);
+    if (this.#matches.has(i)) name += ' match';
+    const note = this.#annotations.get(i);
     if (note) {
       name += ` note ${note.tone}`;
       this.#spans[i].title = note.text;
@@ -265,7 +265,7 @@ export class Text {
       const next = this.#colorClassOf(i);
       if (next === this.#colorClass[i] && !all) continue;
       this.#colorClass[i] = next;
-      if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#write(i);
+      if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#writeClass(i);
     }
   }
 
@@ -285,15 +285,15 @@ export class Text {
         const state = this.#stateAt(i);
         if (state !== this.#state[i]) {
           this.#state[i] = state;
-          this.#write(i);
+          this.#writeClass(i);
         }
         if (this.isShown(i)) block.shown += 1;
       }
     }
-    this.#hideEmpty();
+    this.#updateVisibility();
   }
 
-  #isOpen(removal) { return this.#options.showRemoved || this.#open.has(removal.removedAt); }
+  #isOpen(removal) { return this.#options.showRemoved || this.#unfolded.has(removal.removedAt); }
 
   #updateChip(removal, chip) {
     const isVisible = isChipVisible(removal, this.#n, (other) => this.#isOpen(other));
@@ -306,7 +306,7 @@ export class Text {
   }
 
   /** Shows the chips of the current event, and hides empty blocks and parts. */
-  #hideEmpty() {
+  #updateVisibility() {
     this.#showEmbedded();
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
     for (const block of this.#blocks) block.chips = 0;
@@ -320,19 +320,19 @@ export class Text {
     for (const part of this.#root.children) if (part.hidden === visibleParts.has(part)) part.hidden = !part.hidden;
   }
 
-  #toggle(removedAt) {
-    if (!this.#open.delete(removedAt)) this.#open.add(removedAt);
-    for (let i = 0; i < this.#run.count; i += 1) if (this.#run.removedAt(i) === removedAt) this.#write(i);
+  #toggleRemoval(removedAt) {
+    if (!this.#unfolded.delete(removedAt)) this.#unfolded.add(removedAt);
+    for (let i = 0; i < this.#run.count; i += 1) if (this.#run.removedAt(i) === removedAt) this.#writeClass(i);
     this.#updateStates();
   }
 
   /** Marks the row of the current event, and a selected row. */
   cursor(row, selected = null, scroll = true) {
-    this.#ensure(selected ?? row ?? -1);
+    this.#buildAround(selected ?? row ?? -1);
     const old = [this.#cursor, this.#selected];
     this.#cursor = row;
     this.#selected = selected;
-    for (const i of new Set([...old, row, selected])) if (i !== null) this.#write(i);
+    for (const i of new Set([...old, row, selected])) if (i !== null) this.#writeClass(i);
     this.#target = this.#spans[selected ?? row ?? -1];
     if (scroll && this.#target) this.#reveal(this.#target);
   }
@@ -356,40 +356,40 @@ export class Text {
   }
 
   /** Scrolls to the end while a live run is followed. */
-  toEnd() {
+  scrollToEnd() {
     this.#root.scrollTop = this.#root.scrollHeight;
   }
 
   /** Returns true if the row is visible as text, for the search. */
   isShown(i) {
     const state = this.#state[i] ?? this.#stateAt(i);
-    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#open.has(this.#run.removedAt(i))));
+    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#unfolded.has(this.#run.removedAt(i))));
   }
 
   /** Highlights the rows of one match. */
   highlight(rows) {
-    rows.forEach((i) => this.#ensure(i));
-    const old = this.#hits;
-    this.#hits = new Set(rows);
-    for (const i of [...old, ...rows]) this.#write(i);
+    rows.forEach((i) => this.#buildAround(i));
+    const old = this.#matches;
+    this.#matches = new Set(rows);
+    for (const i of [...old, ...rows]) this.#writeClass(i);
     if (!rows.length) return;
     this.#target = this.#spans[rows[0]];
     this.#reveal(this.#target);
   }
 
   /** Marks the rows with notes or feedback: `{row, tone, text}`. */
-  note(entries) {
-    const old = [...this.#notes.keys()];
-    this.#notes.clear();
+  annotate(entries) {
+    const old = [...this.#annotations.keys()];
+    this.#annotations.clear();
     for (const { row, tone, text } of entries) {
-      const other = this.#notes.get(row);
-      this.#notes.set(row, other ? { tone: other.tone === tone ? tone : 'plain', text: `${other.text}\n${text}` } : { tone, text });
+      const other = this.#annotations.get(row);
+      this.#annotations.set(row, other ? { tone: other.tone === tone ? tone : 'plain', text: `${other.text}\n${text}` } : { tone, text });
     }
-    for (const row of new Set([...old, ...this.#notes.keys()])) this.#write(row);
+    for (const row of new Set([...old, ...this.#annotations.keys()])) this.#writeClass(row);
   }
 
   /** Returns the text of a row for places outside of the answer. */
-  name(i) {
-    return show(this.#run.text(i));
+  displayText(i) {
+    return displayText(this.#run.text(i));
   }
 }

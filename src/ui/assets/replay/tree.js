@@ -1,6 +1,6 @@
 // The family of a run: order, descriptions and statistics. Pure.
 import { NEVER } from './rows.js';
-import { show } from './glyphs.js';
+import { displayText } from './glyphs.js';
 
 /** Returns the members depth first, each with its `depth`, which is 0 for a fork whose parent is missing. */
 export function order(members) {
@@ -30,7 +30,7 @@ export function changeOf(member) {
   if (!parent) return 'original';
   const c = parent.change ?? {};
   const parts = [];
-  if (typeof c.text === 'string') parts.push(`“${show(c.text)}”`);
+  if (typeof c.text === 'string') parts.push(`“${displayText(c.text)}”`);
   for (const [name, value] of Object.entries(c.sampling ?? {})) parts.push(`${name.replaceAll('_', ' ')} ${plain(value)}`);
   if (Array.isArray(c.mods)) parts.push(c.mods.length ? `mods ${c.mods.map((m) => m?.name ?? plain(m)).join(', ')}` : 'no mods');
   if (Array.isArray(c.steering)) parts.push(steeringText(c.steering));

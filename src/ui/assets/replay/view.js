@@ -4,7 +4,7 @@ import { base, fetchApi, h, toast } from '../dom.js';
 import { MODES, MIN_SURPRISE, legend, surprise } from './color.js';
 import { Events } from './events.js';
 import { find } from './find.js';
-import { hover } from './hover.js';
+import { showCardOnHover } from './hover.js';
 import { Lanes } from './lanes.js';
 import { Overview } from './overview.js';
 import { Panel } from './panel.js';
@@ -14,7 +14,7 @@ import { Text } from './text.js';
 import { targetOf } from './moves.js';
 
 /** Initial values of the state that a link contains. */
-const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, view: 'mean', laterSteps: false };
+const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, attentionView: 'mean', laterSteps: false };
 
 export class Replay {
   /** Event of the cursor. */
@@ -29,28 +29,28 @@ export class Replay {
   /** True while the cursor stays at the end of a live run. */
   #follow = false;
   /** Row that the user selected, or null. */
-  #picked = null;
+  #selectedRow = null;
   /** Stops following a live run. */
   #stop = null;
   /** Matches of the search as ranges of rows, and the index of the shown one. */
-  #hits = [];
-  #hit = -1;
+  #matches = [];
+  #match = -1;
   /** True if the run has recorded attention. */
-  #recorded;
-  #feedback = [];
+  #hasAttention;
+  #annotations = [];
 
   /**
    * `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run,
    * `hooks.forked(forks, change)` for started forks, `hooks.prompt(prompt)` for the recorded prompt with its parameters. `hooks.images()` returns the module of images
    * in an exported page, which cannot load it. `hooks.connection(text, ok)` shows the state of the connection to a live run.
    */
-  constructor(root, id, { state = {}, live = false, recorded = false, hooks = {} } = {}) {
+  constructor(root, id, { state = {}, live = false, hasAttention = false, hooks = {} } = {}) {
     this.#root = root;
     this.#id = id;
     this.#state = { ...INITIAL_STATE, ...state };
     this.#hooks = hooks;
     this.#events = new Events(id);
-    this.#recorded = recorded;
+    this.#hasAttention = hasAttention;
     this.live = live;
   }
 
@@ -63,7 +63,7 @@ export class Replay {
       this.#follow = this.#state.at === null;
       this.#stop = followRun(this.#id, {
         onItems: (items) => this.#addItems(items),
-        onEnd: (summary) => this.#ended(summary),
+        onEnd: (summary) => this.#onEnd(summary),
         onState: (text, ok) => this.#hooks.connection?.(text, ok),
       });
       return;
@@ -88,10 +88,10 @@ export class Replay {
   }
 
   /** Labels the messages of the prompt. */
-  #prefilled(event) {
+  #showPrompt(event) {
     const prompt = event?.details?.prompt;
     if (!prompt) return;
-    this.#parts.text.label(prompt, event.sequence_order);
+    this.#parts.text.setPrompt(prompt, event.sequence_order);
     this.#hooks.prompt?.(prompt);
     if (prompt.images?.length) this.#showImages(prompt);
   }
@@ -143,10 +143,10 @@ export class Replay {
       n: this.n,
       options: { showLater: this.#state.showLater, showRemoved: this.#state.showRemoved },
       signal: this.#closed.signal,
-      onPick: (row) => this.pick(row),
+      onSelect: (row) => this.select(row),
       onRemovedClick: (row) => go(run.removedAt(row) - 1),
     });
-    hover(textBox, run, this.#closed.signal);
+    showCardOnHover(textBox, run, this.#closed.signal);
     this.#parts = {
       text,
       textBox,
@@ -156,9 +156,9 @@ export class Replay {
       panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork) }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#onPlayingChanged(playing) }),
     };
-    this.#prefilled(prefilled);
-    this.#controls();
-    this.#sync();
+    this.#showPrompt(prefilled);
+    this.#setUpControls();
+    this.#addNewRows();
     this.#loadAttention();
   }
 
@@ -171,13 +171,13 @@ export class Replay {
       const { Attention } = await import('./attention.js');
       if (this.#closed.signal.aborted) return;
       const attention = new Attention(this.#run, this.#id, {
-        recorded: () => this.#recorded,
+        hasAttention: () => this.#hasAttention,
         live: () => this.live,
-        changed: () => { this.#state.view = attention.view; this.#state.laterSteps = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
+        changed: () => { this.#state.attentionView = attention.view; this.#state.laterSteps = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
         painted: () => this.#paint(),
         go: (n) => { parts.player.pause(); this.go(n); },
-        pick: (row) => this.pick(row),
-      }, this.#closed.signal, this.#state.view, this.#state.laterSteps);
+        select: (row) => this.select(row),
+      }, this.#closed.signal, this.#state.attentionView, this.#state.laterSteps);
       parts.panel.put(attention.section);
       parts.attention = attention;
       attention.on = this.#state.attention;
@@ -188,7 +188,7 @@ export class Replay {
     }
   }
 
-  #controls() {
+  #setUpControls() {
     const scrub = this.#el('scrub');
     this.#on(scrub, 'input', () => { this.#parts.player.pause(); this.go(Number(scrub.value)); });
     this.#on(this.#root, 'click', (event) => {
@@ -205,19 +205,19 @@ export class Replay {
     const box = this.#el('find');
     this.#on(box, 'input', () => this.#find(box.value));
     this.#on(box, 'keydown', (event) => {
-      if (event.key === 'Enter') { event.preventDefault(); this.#nextHit(event.shiftKey ? -1 : 1); }
+      if (event.key === 'Enter') { event.preventDefault(); this.#nextMatch(event.shiftKey ? -1 : 1); }
       if (event.key === 'Escape') { box.value = ''; this.#find(''); this.#parts.textBox.focus(); event.stopPropagation(); }
     });
     this.#paint();
-    this.#toggles();
+    this.#updateButtons();
   }
 
   /** Adds new rows, events and marks. */
-  #sync() {
+  #addNewRows() {
     const { text, overview, lanes } = this.#parts;
     text.sync(this.live);
     lanes.sync();
-    this.#markNotes();
+    this.#markAnnotations();
     overview.redraw();
     const { textBox } = this.#parts;
     textBox.toggleAttribute('data-none', this.#run.count === 0);
@@ -226,19 +226,19 @@ export class Replay {
   }
 
   /** Marks the tokens that notes and feedback name: `{token, tone, text}`, with the index of the token in the answer. */
-  set feedback(entries) {
-    this.#feedback = entries;
-    this.#markNotes();
+  set annotations(entries) {
+    this.#annotations = entries;
+    this.#markAnnotations();
     this.#parts.overview?.redraw();
   }
 
-  #markNotes() {
+  #markAnnotations() {
     const { text, overview } = this.#parts;
-    if (!overview || !(this.#feedback.length || overview.notes.length)) return;
+    if (!overview || !(this.#annotations.length || overview.annotations.length)) return;
     const answer = this.#run.answer();
-    const notes = this.#feedback.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
-    overview.notes = notes;
-    text.note(notes);
+    const notes = this.#annotations.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
+    overview.annotations = notes;
+    text.annotate(notes);
   }
 
   /**
@@ -246,7 +246,7 @@ export class Replay {
    * cursor is at the end, and for a token that the final answer does not contain: one of the prompt, or a removed one.
    */
   get token() {
-    const row = this.#picked ?? (this.atEnd ? null : this.#row(this.#event()));
+    const row = this.#selectedRow ?? (this.atEnd ? null : this.#rowAddedBy(this.#eventAtCursor()));
     const index = row === null ? -1 : this.#run.answer().indexOf(row);
     return index < 0 ? null : index;
   }
@@ -254,17 +254,17 @@ export class Replay {
   #addItems(items) {
     for (const item of items) {
       this.#run.apply(item);
-      if (item.kind === 'event' && item.event_type === 'Prefilled') this.#prefilled(item);
+      if (item.kind === 'event' && item.event_type === 'Prefilled') this.#showPrompt(item);
     }
     this.#events.push(items);
-    this.#sync();
+    this.#addNewRows();
     this.go(this.#follow ? this.#run.eventCount : this.#state.at ?? this.n, { quiet: this.#follow, live: true });
   }
 
-  #ended(summary) {
+  #onEnd(summary) {
     this.live = false;
-    this.#sync();
-    this.#recorded = this.#recorded || Boolean(summary?.has_attention);
+    this.#addNewRows();
+    this.#hasAttention = this.#hasAttention || Boolean(summary?.has_attention);
     this.#hooks.ended?.(summary);
     this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
   }
@@ -278,19 +278,19 @@ export class Replay {
     if (!run) return;
     this.n = Math.max(0, Math.min(run.eventCount, Math.round(n)));
     if (!live) {
-      this.#picked = null;
+      this.#selectedRow = null;
       if (this.live) this.#follow = this.n === run.eventCount;
     }
     const { text, overview, lanes, panel, attention } = this.#parts;
     text.show(this.n, { showLater: this.#state.showLater && !playing && !this.#follow, showRemoved: this.#state.showRemoved });
-    const e = this.#event();
-    const row = this.#row(e);
-    text.cursor(this.n === run.eventCount && this.#picked === null ? null : row, this.#picked, !this.#follow);
-    if (this.#follow || (playing && this.n === run.eventCount)) text.toEnd();
+    const e = this.#eventAtCursor();
+    const row = this.#rowAddedBy(e);
+    text.cursor(this.n === run.eventCount && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#follow);
+    if (this.#follow || (playing && this.n === run.eventCount)) text.scrollToEnd();
     overview.at(this.n);
     lanes.at(this.n);
-    panel.show(e, this.#picked ?? row);
-    attention?.setSubject(this.#picked ?? row);
+    panel.show(e, this.#selectedRow ?? row);
+    attention?.setSubject(this.#selectedRow ?? row);
     attention?.at(this.n);
     this.#showPosition(e, row);
     if (!live && !playing && !quiet) {
@@ -300,7 +300,7 @@ export class Replay {
   }
 
   /** Returns the event at the cursor; for a live run that is followed, the newest Added. */
-  #event() {
+  #eventAtCursor() {
     const run = this.#run;
     if (!run.eventCount) return null;
     const e = Math.min(this.n, run.eventCount - 1);
@@ -319,18 +319,18 @@ export class Replay {
   }
 
   /** Selects a row. For a row of the answer, the cursor moves to the event that added it. */
-  pick(row) {
+  select(row) {
     this.#parts.player.pause();
     if (!this.#run.isPrompt(row)) this.go(this.#run.addedAt(row));
-    this.#picked = row;
-    const e = this.#event();
-    this.#parts.text.cursor(this.#row(e), row);
+    this.#selectedRow = row;
+    const e = this.#eventAtCursor();
+    this.#parts.text.cursor(this.#rowAddedBy(e), row);
     this.#parts.panel.show(e, row);
     this.#parts.attention?.setSubject(row);
   }
 
   /** Returns the row that an event, or a later event of its step, added. */
-  #row(e) {
+  #rowAddedBy(e) {
     if (e === null) return null;
     for (const event of this.#run.stepEvents(e).filter((other) => other >= e)) {
       const [from, to] = this.#run.rowsAddedAt(event);
@@ -340,17 +340,17 @@ export class Replay {
   }
 
   /** Returns the number of tokens in the answer at the end; it is counted once when the run has ended. */
-  #total() {
+  #answerLength() {
     if (this.live) return this.#run.answerLength(this.#run.eventCount);
-    this.#finalTotal ??= this.#run.answerLength(this.#run.eventCount);
-    return this.#finalTotal;
+    this.#finalLength ??= this.#run.answerLength(this.#run.eventCount);
+    return this.#finalLength;
   }
 
-  #finalTotal = null;
+  #finalLength = null;
 
   #showPosition(e, row) {
     const run = this.#run;
-    const total = this.#total();
+    const total = this.#answerLength();
     const count = this.atEnd ? total : run.answerLength(this.n);
     if (this.live) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
@@ -360,7 +360,7 @@ export class Replay {
     const p = row === null ? null : run.logprob(row);
     const words = row === null
       ? (end ? 'end of the run' : `event ${this.n} of ${run.eventCount}`)
-      : `token ${count} of ${total}, ${this.#parts.text.name(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
+      : `token ${count} of ${total}, ${this.#parts.text.displayText(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
     scrub.setAttribute('aria-valuetext', words);
     clearTimeout(this.#announceTimer);
     if (!this.#follow && !this.#parts.player.playing) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
@@ -399,7 +399,7 @@ export class Replay {
       this.#state.attention = false;
       this.#updateAttention();
     }
-    this.#toggles();
+    this.#updateButtons();
     this.#paint();
     this.#notify();
   }
@@ -415,7 +415,7 @@ export class Replay {
   }
 
   /** Shows which buttons and colors are selected. */
-  #toggles() {
+  #updateButtons() {
     for (const name of ['showRemoved', 'showLater', 'attention']) {
       this.#root.querySelector(`[data-action=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
@@ -426,21 +426,21 @@ export class Replay {
   /** Highlights the first match of a text. */
   #find(needle) {
     const { text } = this.#parts;
-    this.#hits = find(needle, this.#run.count, (i) => this.#run.text(i), (i) => text.isShown(i));
-    this.#hit = -1;
-    this.#nextHit(1);
-    if (!this.#hits.length) {
+    this.#matches = find(needle, this.#run.count, (i) => this.#run.text(i), (i) => text.isShown(i));
+    this.#match = -1;
+    this.#nextMatch(1);
+    if (!this.#matches.length) {
       text.highlight([]);
       this.#el('found').textContent = needle ? 'none' : '';
     }
   }
 
-  #nextHit(step) {
-    if (!this.#hits.length) return;
-    this.#hit = (this.#hit + step + this.#hits.length) % this.#hits.length;
-    const [from, to] = this.#hits[this.#hit];
+  #nextMatch(step) {
+    if (!this.#matches.length) return;
+    this.#match = (this.#match + step + this.#matches.length) % this.#matches.length;
+    const [from, to] = this.#matches[this.#match];
     this.#parts.text.highlight(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter((i) => this.#parts.text.isShown(i)));
-    this.#el('found').textContent = `${this.#hit + 1}/${this.#hits.length}`;
+    this.#el('found').textContent = `${this.#match + 1}/${this.#matches.length}`;
   }
 
   /** The state that a link to this view contains. */
@@ -504,7 +504,7 @@ export class Replay {
       case 'color': this.colorBy(MODES[Number(key) - 1].id); return true;
       case 'showRemoved': case 'showLater': case 'attention':
         this.#state[action] = !this.#state[action];
-        this.#toggles();
+        this.#updateButtons();
         this.#updateAttention();
         this.go(this.n, { live: true });
         this.#paint();
