@@ -5,7 +5,7 @@ import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
 import { Replay } from './replay/view.js';
 import { registerRunNavigation } from './shell.js';
-import { starters } from './starters.js';
+import { starterButtons } from './starters.js';
 import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from './request.js';
 
 const SAVED = 'thunder.playground';

@@ -170,7 +170,7 @@ const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id,
 async function changeTags() {
   const place = document.querySelector('[data-tags]');
   const tags = await import('../tags.js');
-  tags.editTags([{ id, tags: tags.tagsIn(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
+  tags.editTags([{ id, tags: tags.tagsIn(place) }], ([run]) => place.replaceChildren(...tags.tagLinks(run.tags)));
 }
 
 /** Clicks a link; returns false if the page has none. */
