@@ -95,7 +95,7 @@ async function replay(server, path, slowdown) {
 async function compare(server, path, tokens, slowdown) {
   const { context, page, cpu } = await open(server, slowdown);
   await page.goto(server + path, { waitUntil: 'commit' });
-  await page.waitForFunction(() => measured.visible && document.querySelector('.change[aria-current] .token'), null, { timeout: 120000, polling: 50 });
+  await page.waitForFunction(() => measured.visible && document.querySelector('.difference[aria-current] .token'), null, { timeout: 120000, polling: 50 });
   const used = await cpu();
   const built = await (await page.waitForFunction((count) => document.querySelectorAll('.text .token').length >= count && performance.now(), tokens, { timeout: 120000, polling: 50 })).jsonValue();
   await page.waitForTimeout(300 * slowdown);

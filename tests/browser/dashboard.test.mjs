@@ -103,7 +103,7 @@ test('strip is a slider, and the command field finds events and tokens', async (
   await ready(page);
   const where = () => page.textContent('[data-where]');
   const box = await page.locator('[data-overview]').boundingBox();
-  const count = Number(await page.getAttribute('[data-scrub]', 'max'));
+  const count = Number(await page.getAttribute('[data-slider]', 'max'));
   await page.mouse.click(box.x + box.width / 2, box.y + box.height / 2);
   const middle = Number((await where()).match(/event (\d+)/)[1]);
   assert.ok(Math.abs(middle - count / 2) <= 1, `${middle} of ${count}`);
@@ -282,8 +282,8 @@ test('comparison of two runs aligns tokens', async () => {
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(other) });
   assert.equal(response.status, 201);
   const page = await open(`/compare?a=${requestId}&b=${requestId}-other`);
-  await page.waitForSelector('.change[aria-current]');
-  assert.equal(await page.locator('.change').count(), 1);
+  await page.waitForSelector('.difference[aria-current]');
+  assert.equal(await page.locator('.difference').count(), 1);
   assert.match(await page.textContent('[data-summary]'), /first at token 2/);
   await page.waitForSelector('.panel .candidates');
   assert.match(await page.textContent('.panel'), /␣sky.*␣sea/s);
@@ -305,8 +305,8 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   const page = await open(`/compare?a=${ids[0]}&b=${ids[1]}`);
   // The cursor is on a token of a difference, inside of the box.
   const cursor = (number) => page.waitForFunction((name) => {
-    const span = document.querySelector('.change[aria-current] .token.current');
-    if (!span?.closest('.change').textContent.startsWith(name)) return false;
+    const span = document.querySelector('.difference[aria-current] .token.current');
+    if (!span?.closest('.difference').textContent.startsWith(name)) return false;
     const [box, at] = [document.querySelector('.text'), span].map((el) => el.getBoundingClientRect());
     return at.top >= box.top && at.bottom <= box.bottom;
   }, `Difference ${number}, A`);
@@ -319,10 +319,10 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   // Equal tokens have one element, and the tokens of both differences one per side.
   await page.waitForFunction((count) => document.querySelectorAll('.text .token').length === count, total + 2);
   assert.equal(await page.locator('.same details .token').first().textContent(), 'The');
-  await page.focus('.scrub');
+  await page.focus('.slider');
   await page.keyboard.press('Home');
   assert.equal(await page.locator('.same details[open] .token.current').textContent(), 'The');
-  assert.match(await page.getAttribute('.scrub[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
+  assert.match(await page.getAttribute('.slider[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
   await page.context().close();
   await expectNoErrors();
 });

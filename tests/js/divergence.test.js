@@ -1,10 +1,11 @@
-// Comparison of two runs: distributions, parameters, and matches by chance.
+// Comparison of two runs: alignment of their tokens, distributions, and parameters.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { Steps, differences, divergence, modsOf, numbered } from '../../src/ui/assets/divergence.js';
-import { Alignment, Coalescing, align, coalesce } from '../../src/ui/assets/diff.js';
+import { differences, divergence, modsOf } from '../../src/ui/assets/divergence.js';
+import { Alignment, Coalescer, Steps, align, numbered } from '../../src/ui/assets/diff.js';
 
 const list = (...probs) => probs.map((prob, token) => ({ token, prob }));
+const coalesce = (blocks) => new Coalescer().add(blocks, true);
 
 test('divergence is zero for equal candidates, and exact for two outcomes', () => {
   assert.equal(divergence(list(0.5, 0.3), list(0.5, 0.3)), 0);
@@ -43,13 +44,13 @@ test('an alignment in parts equals the whole one', () => {
   for (let round = 0; round < 200; round += 1) {
     const [a, b] = [0, 1].map(() => Int32Array.from({ length: next(60) }, () => next(5)));
     const alignment = new Alignment(a, b);
-    const coalescing = new Coalescing();
+    const coalescer = new Coalescer();
     const parts = [];
     while (!alignment.isDone) {
       alignment.advance();
-      if (next(3)) parts.push(...coalescing.add(alignment.take(), alignment.isDone).map((block) => structuredClone(block)));
+      if (next(3)) parts.push(...coalescer.add(alignment.take(), alignment.isDone).map((block) => structuredClone(block)));
     }
-    parts.push(...coalescing.add(alignment.take(), true));
+    parts.push(...coalescer.add(alignment.take(), true));
     assert.deepEqual(parts, coalesce(align(a, b)));
   }
 });

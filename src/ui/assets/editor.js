@@ -227,8 +227,8 @@ function setUp() {
 
   const dry = document.querySelector('[data-dry-run]');
   if (dry && canSave) {
-    import('./dry-run.js').then(({ dryRun }) => {
-      dryRun(dry, { upload, show: showProblems, go: (line) => mod.go({ line }), save: async () => !isChanged() || save() });
+    import('./dry-run.js').then(({ setUpDryRun }) => {
+      setUpDryRun(dry, { upload, showProblems, go: (line) => mod.go({ line }), save: async () => !isChanged() || save() });
       dry.hidden = false;
     });
   }

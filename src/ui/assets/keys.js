@@ -73,9 +73,9 @@ export const SHORTCUTS = [
   ['Compare', [
     [['ArrowRight'], 'next token on both sides', 'nextPair', 'compare'],
     [['ArrowLeft'], 'previous token on both sides', 'prevPair', 'compare'],
-    [['.'], 'next difference', 'nextChange', 'compare'],
-    [[','], 'previous difference', 'prevChange', 'compare'],
-    [['o'], 'only differences', 'only', 'compare'],
+    [['.'], 'next difference', 'nextDifference', 'compare'],
+    [[','], 'previous difference', 'prevDifference', 'compare'],
+    [['o'], 'show only differences', 'onlyDifferences', 'compare'],
   ]],
   ['Experiments', [
     [['j', 'ArrowDown'], 'next experiment or cell', 'nextRow', 'experiments'],
@@ -121,7 +121,7 @@ function usesKey(el, key) {
   if (!(el instanceof Element)) return false;
   if (el.matches('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return true;
   if (el.matches('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return true;
-  return el.matches('input[type=range]:not([data-scrub])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key));
+  return el.matches('input[type=range]:not([data-slider])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key));
 }
 
 /** Returns the action of a key on one of `pages`, or null. */

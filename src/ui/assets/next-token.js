@@ -1,9 +1,9 @@
 // Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
 import { base, fetchApi, h } from './dom.js';
-import { removalReason, stageList } from './replay/funnel.js';
+import { probabilityCell, removalReason, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
 import { displayText } from './replay/glyphs.js';
-import { candidateTable, percent } from './replay/candidates.js';
+import { candidateTable } from './replay/candidates.js';
 
 const MAX_ROWS = 12;
 
@@ -119,11 +119,6 @@ export class NextToken {
       else this.clear();
     };
     const shown = rows.filter((row, i) => i < MAX_ROWS || row.chosen);
-    const cell = (p) => {
-      const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? '–' : percent(p));
-      if (p !== null) td.style.setProperty('--p', p.toFixed(4));
-      return td;
-    };
     const button = (row, i) => h('button', {
       type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${displayText(row.text)}`, 'data-choice': String(i + 1), onclick: () => choose(row),
     }, displayText(row.text));
@@ -133,7 +128,7 @@ export class NextToken {
         hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
         h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
       h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'chosen' : null },
-        h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
+        h('th', { scope: 'row' }, button(row, i)), probabilityCell(row.model, '–'), hasMods ? probabilityCell(row.mods, '–') : null, hasSampler ? probabilityCell(row.sampler, '–') : null,
         h('td', { class: 'reason' }, removalReason(row, stages, 'drawn'))))));
     const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
     const session = new URLSearchParams({ q: `session:"${this.#session}"` });

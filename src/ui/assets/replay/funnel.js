@@ -1,6 +1,7 @@
 // The sampling stages of a step as a funnel: one bar per stage, whose height is the number of candidates left. For each
 // candidate, the stages that it passed are filled, and the one that removed it is marked.
 import { h } from '../dom.js';
+import { percent } from './candidates.js';
 
 const NS = 'http://www.w3.org/2000/svg';
 /** Width of a bar with the space after it. */
@@ -67,6 +68,14 @@ export const stageList = (candidates) => [
   candidates.stages.length ? h('div', { class: 'sampling-stages' }, 'sampler', candidates.stages.map((s, i) => h('span', { class: i === candidates.stages.length - 1 ? 'last' : null }, `${s.name} → ${s.left}`))) : '',
   ...gaps(candidates).map((text) => h('p', { class: 'hint' }, text)),
 ];
+
+/** Returns the table cell of a probability, with a bar; `none` is the text if it is null. */
+export function probabilityCell(p, none) {
+  if (p === null) return h('td', { class: 'hint' }, none);
+  const cell = h('td', { class: 'probability' }, percent(p));
+  cell.style.setProperty('--p', p.toFixed(4));
+  return cell;
+}
 
 /** Draws the reason for a candidate's removal, if any, and its funnel. */
 export const removalReason = (row, stages, chosen) => [row.chosen ? chosen : row.reason, stages.length && isKnown(row) ? [' ', funnel(row, stages)] : null];

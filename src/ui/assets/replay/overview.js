@@ -21,7 +21,7 @@ export function bins(run, width) {
 
 export class Overview {
   #canvas;
-  #scrub;
+  #slider;
   #run;
   /** Notes and feedback on tokens: `{row, tone}`. */
   annotations = [];
@@ -30,7 +30,7 @@ export class Overview {
   constructor(box, run, signal) {
     this.#run = run;
     this.#canvas = box.querySelector('canvas');
-    this.#scrub = box.querySelector('input');
+    this.#slider = box.querySelector('input');
     this.redraw = scheduleDrawing(box, () => this.#draw(), signal);
   }
 
@@ -73,8 +73,8 @@ export class Overview {
   /** Sets the slider to event `n`. */
   at(n) {
     const count = this.#run.eventCount;
-    if (Number(this.#scrub.max) !== count) this.#scrub.max = String(count);
-    this.#scrub.disabled = count === 0;
-    this.#scrub.value = String(n);
+    if (Number(this.#slider.max) !== count) this.#slider.max = String(count);
+    this.#slider.disabled = count === 0;
+    this.#slider.value = String(n);
   }
 }

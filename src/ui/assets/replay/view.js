@@ -189,8 +189,8 @@ export class Replay {
   }
 
   #setUpControls() {
-    const scrub = this.#el('scrub');
-    this.#on(scrub, 'input', () => { this.#parts.player.pause(); this.go(Number(scrub.value)); });
+    const slider = this.#el('slider');
+    this.#on(slider, 'input', () => { this.#parts.player.pause(); this.go(Number(slider.value)); });
     this.#on(this.#root, 'click', (event) => {
       const action = event.target.closest('[data-action]')?.dataset.action;
       if (action) this.act(action);
@@ -356,12 +356,12 @@ export class Replay {
     const seconds = e === null ? 0 : run.time(e) / 1000;
     const end = this.n === run.eventCount;
     this.#el('where').replaceChildren('token ', h('b', {}, String(count)), ` / ${total} · event `, h('b', {}, end ? (this.live ? 'live' : 'end') : String(this.n)), ` / ${run.eventCount}${seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : ''}`);
-    const scrub = this.#el('scrub');
+    const slider = this.#el('slider');
     const p = row === null ? null : run.logprob(row);
     const words = row === null
       ? (end ? 'end of the run' : `event ${this.n} of ${run.eventCount}`)
       : `token ${count} of ${total}, ${this.#parts.text.displayText(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
-    scrub.setAttribute('aria-valuetext', words);
+    slider.setAttribute('aria-valuetext', words);
     clearTimeout(this.#announceTimer);
     if (!this.#follow && !this.#parts.player.playing) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
   }
