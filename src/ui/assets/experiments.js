@@ -1,4 +1,4 @@
-// The list of experiments: keyboard, and the progress of running ones.
+// The page with the list of experiments: shortcuts, and the progress of running experiments.
 import { base } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { moveFocus, refreshWhile } from './refresh.js';
