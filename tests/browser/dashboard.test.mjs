@@ -219,10 +219,10 @@ test('playground shows its run live, with attention', async (t) => {
   const attention = await page.isEnabled('input[name=attention]');
   if (attention) await page.check('input[name=attention]');
   await page.keyboard.press('Control+Enter');
-  await page.waitForSelector('[data-recorded] a');
+  await page.waitForSelector('[data-run-line] a');
   await page.waitForFunction(() => document.querySelectorAll('.token:not(.prompt)').length >= 1);
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
-  const href = await page.getAttribute('[data-recorded] a', 'href');
+  const href = await page.getAttribute('[data-run-line] a', 'href');
   const live = await page.evaluate(() => [...document.querySelectorAll('.token')].map((e) => e.textContent).join('|'));
   await page.goto(new URL(href, URL_).href);
   await ready(page);
@@ -243,7 +243,7 @@ test('playground shows its run live, with attention', async (t) => {
 test('empty playground offers example requests that run with one click', async () => {
   const page = await open('/playground');
   await page.click('.starters button:has-text("JSON")');
-  await page.waitForSelector('[data-recorded] a');
+  await page.waitForSelector('[data-run-line] a');
   assert.equal(await page.getAttribute('.mods li', 'data-mod'), 'json-schema');
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .token:not(.prompt):not(.dim)')].map((e) => e.textContent).join(''));
@@ -263,7 +263,7 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.locator('.text').focus();
   await page.keyboard.press('Escape');
   await page.waitForFunction(() => /stopped|cancelled|done/i.test(document.querySelector('[data-state]').textContent));
-  const href = await page.getAttribute('[data-recorded] a', 'href');
+  const href = await page.getAttribute('[data-run-line] a', 'href');
   await page.waitForFunction(async (run) => (await (await fetch(run)).json()).run.status !== 'running', `${URL_}/api/v1/runs/${href.split('/').pop()}`);
   await page.evaluate(() => localStorage.clear());
   await page.goto(`${URL_}/playground?from=${href.split('/').pop()}`);

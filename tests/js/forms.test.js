@@ -136,7 +136,7 @@ test('chosen tokens are kept as ids until the text is edited', () => {
   assert.equal(chain.undo(), text);
   assert.equal(chain.undo(), 'Once');
   assert.deepEqual(chain.idsOf('Once'), [1, 40]);
-  assert.equal(chain.chosen, 0);
+  assert.equal(chain.chosenCount, 0);
 });
 
 test('command field finds events, tokens, runs, pages and searches', () => {

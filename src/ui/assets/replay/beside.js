@@ -1,7 +1,7 @@
 // A branch beside the text of a run: a second replay that follows the controls of the first one.
 import { base, h } from '../dom.js';
 import { changeOf } from './tree.js';
-import { Replay } from './view.js';
+import { Replay } from './replay.js';
 
 export class Beside {
   #root;

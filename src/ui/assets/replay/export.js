@@ -2,7 +2,7 @@
 import { listenForShortcuts } from '../keys.js';
 import { RunState } from './fold.js';
 import { Images } from './images.js';
-import { Replay } from './view.js';
+import { Replay } from './replay.js';
 
 /** Unpacks items: base64 of gzipped lines of JSON. */
 export async function unpack(text) {

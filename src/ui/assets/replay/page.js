@@ -1,7 +1,7 @@
 // The page of one run: the replay component and the URL of its state.
 import { base, copyText, fetchApi, h, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
-import { Replay } from './view.js';
+import { Replay } from './replay.js';
 import { registerRunNavigation } from '../shell.js';
 
 const root = document.querySelector('[data-replay]');
