@@ -363,7 +363,7 @@ export class Replay {
       : `token ${count} of ${total}, ${this.#parts.text.displayText(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
     slider.setAttribute('aria-valuetext', words);
     clearTimeout(this.#announceTimer);
-    if (!this.#follow && !this.#parts.player.playing) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
+    if (!this.#follow && !this.#parts.player.isPlaying) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
   }
 
   #announceTimer = 0;
