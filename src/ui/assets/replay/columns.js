@@ -1,4 +1,4 @@
-// Reads the columns written by src/trace/columns.rs, without copying them. Pure.
+// Reads the columns of a stored run, which `src/trace/columns.rs` writes, without copying them. Pure.
 import { Rows } from './rows.js';
 
 const MAGIC = 0x434e5552; // "RUNC", little-endian
@@ -6,7 +6,8 @@ const VERSION = 1;
 const HEADER_BYTES = 20;
 const ENTRY_BYTES = 12;
 
-const ROWS = {
+/** Ids of the sections with the columns of rows, and types of their values. */
+const ROW_SECTIONS = {
   textIndex: [1, Uint32Array],
   token: [2, Int32Array],
   pos: [3, Uint32Array],
@@ -18,9 +19,10 @@ const ROWS = {
   flags: [9, Uint8Array],
   dt: [10, Uint16Array],
 };
-const STRINGS = 11;
-const MARKS = 12;
-const EVENTS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, Uint32Array] };
+const STRINGS_SECTION = 11;
+const MARKS_SECTION = 12;
+/** Ids of the sections with the columns of events, and types of their values. */
+const EVENT_SECTIONS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, Uint32Array] };
 
 /** Parses a run's columns. Throws an Error that describes invalid bytes. */
 export function parseColumns(buffer) {
@@ -40,7 +42,7 @@ export function parseColumns(buffer) {
     if (offset === undefined || offset + length > buffer.byteLength) throw new Error(`section ${id} is missing`);
     return [offset, length];
   };
-  const columns = (table, entries) => Object.fromEntries(Object.entries(table).map(([name, [id, Type]]) => {
+  const columns = (ids, entries) => Object.fromEntries(Object.entries(ids).map(([name, [id, Type]]) => {
     const [offset, length] = section(id);
     if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${id} has ${length} bytes`);
     return [name, new Type(buffer, offset, entries)];
@@ -48,10 +50,10 @@ export function parseColumns(buffer) {
   return Rows.of({
     count,
     eventCount,
-    rows: columns(ROWS, count),
-    events: columns(EVENTS, eventCount),
-    strings: strings(view, buffer, ...section(STRINGS)),
-    marks: JSON.parse(decoder.decode(new Uint8Array(buffer, ...section(MARKS)))),
+    rows: columns(ROW_SECTIONS, count),
+    events: columns(EVENT_SECTIONS, eventCount),
+    strings: strings(view, buffer, ...section(STRINGS_SECTION)),
+    marks: JSON.parse(decoder.decode(new Uint8Array(buffer, ...section(MARKS_SECTION)))),
   });
 }
 
@@ -64,7 +66,7 @@ function strings(view, buffer, offset, length) {
   const texts = offset + 4 + (count + 1) * 4;
   if (texts > offset + length) throw new Error('the table of texts is damaged');
   const offsets = new Uint32Array(buffer, offset + 4, count + 1);
-  // If all texts are ASCII, the offsets are those of characters, and one call decodes everything.
+  // If all texts are ASCII, each byte is one character, so one call decodes all texts.
   const bytes = new Uint8Array(buffer, texts, offset + length - texts);
   const all = decoder.decode(bytes);
   const isSorted = offsets.every((at, i) => at <= bytes.length && (i === 0 || offsets[i - 1] <= at));
