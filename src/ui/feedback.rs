@@ -32,7 +32,7 @@ impl FeedbackView {
         let (tone, sign) = match rating {
             r if r > 0.0 => ("good", "+"),
             r if r < 0.0 => ("bad", "\u{2212}"),
-            _ => ("plain", ""),
+            _ => ("neutral", ""),
         };
         Self {
             tone,

@@ -182,7 +182,7 @@ function showRun(id, options) {
   registerRunNavigation((place) => replay.visit(place));
   // On a small screen the run is below the form.
   const runPane = runLine.closest('.run-pane');
-  if (options.live && runPane.getBoundingClientRect().top > innerHeight * 0.7) runPane.scrollIntoView({ block: 'start' });
+  if (options.isLive && runPane.getBoundingClientRect().top > innerHeight * 0.7) runPane.scrollIntoView({ block: 'start' });
   replay.open().catch((error) => showProblem(`Showing the run failed: ${error.message}.`));
 }
 
@@ -234,7 +234,7 @@ async function generate() {
       showRunLine(id);
       shownRun = id;
       showRun(id, {
-        live: true,
+        isLive: true,
         hasAttention: Boolean(request.body.attention),
         state: { ...(replay?.state ?? {}), at: null },
         hooks: {

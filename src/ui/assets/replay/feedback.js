@@ -3,8 +3,8 @@ import { fetchApi, h, toast } from '../dom.js';
 
 /** Returns the line of one feedback entry, as rendered by the server. */
 function line({ rating, text, position, user_label: user, created_at: at }) {
-  const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'plain';
-  const sign = { good: '+', bad: '\u2212', plain: '' }[tone];
+  const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'neutral';
+  const sign = { good: '+', bad: '\u2212', neutral: '' }[tone];
   const hint = (words, props) => words && [' ', h('span', { class: 'hint', ...props }, words)];
   return h('li', { 'data-position': position, 'data-tone': tone },
     h('span', { class: `rating ${tone} num` }, sign + Math.abs(rating)),

@@ -37,7 +37,7 @@ export function isQuote(type, details) {
   return details.token_count !== undefined || details.tokens_as_text.length > 0;
 }
 
-/** Returns the tokens that an `Added` event lists. In traces of Quote, the list may go on with queued tokens, which are left out. */
+/** Returns the tokens that an `Added` event lists. Quote may append queued tokens to the list; they are left out. */
 export function listedTokens({ added_tokens: tokens, added_token_count: count, forced }) {
   return tokens && forced === true && count >= 1 && count < tokens.length ? tokens.slice(0, count) : tokens;
 }

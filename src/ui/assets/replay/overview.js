@@ -62,7 +62,7 @@ export class Overview {
     for (const { row, tone } of this.annotations) {
       context.beginPath();
       context.arc((run.addedAt(row) / Math.max(1, run.eventCount)) * width, 5, 4, 0, 2 * Math.PI);
-      context.fillStyle = c[{ good: 'ok', bad: 'danger', plain: 'accent', remark: 'accent' }[tone]];
+      context.fillStyle = c[{ good: 'ok', bad: 'danger', neutral: 'accent', remark: 'accent' }[tone]];
       context.fill();
       context.lineWidth = 1.5;
       context.strokeStyle = c.bg;

@@ -1,93 +1,109 @@
-// The replay component: one cursor over the events of a run, and all views that follow it. The replay page and the
-// playground use the same component; a live run is one whose events are still arriving.
+// The replay: one cursor over the events of a run, and all parts that follow it. The page of a run, the playground and
+// exported pages use it. A run is live while its events are arriving.
 import { base, fetchApi, h, toast } from '../dom.js';
-import { MODES, MIN_SURPRISE, legend, surprise } from './color.js';
+import { MIN_SURPRISE, MODES, legend, surprise } from './color.js';
 import { Events } from './events.js';
 import { find } from './find.js';
+import { displayText } from './glyphs.js';
 import { showCardOnHover } from './hover.js';
 import { Lanes } from './lanes.js';
+import { targetOf } from './moves.js';
 import { Overview } from './overview.js';
 import { Panel } from './panel.js';
 import { Player } from './player.js';
 import { Run } from './run.js';
 import { Text } from './text.js';
-import { targetOf } from './moves.js';
 
-/** Initial values of the state that a link contains. */
+/** Initial values of the state, which the URL of a page contains. `at` is null at the end of the run. */
 const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, attentionView: 'mean', laterSteps: false };
 
 export class Replay {
-  /** Event of the cursor. */
+  /** Event of the cursor; `run.eventCount` is the end. */
   n = 0;
+  /** True while the events of the run are arriving. */
+  isLive;
   #root;
   #id;
   #run;
   #events;
+  /** Text, panel, player and other parts, which exist after `#build`. Attention and images are added when they are loaded. */
   #parts = {};
   #state;
   #hooks;
   /** True while the cursor stays at the end of a live run. */
-  #follow = false;
+  #isFollowing = false;
   /** Row that the user selected, or null. */
   #selectedRow = null;
-  /** Stops following a live run. */
-  #stop = null;
-  /** Matches of the search as ranges of rows, and the index of the shown one. */
+  /** Ends the connection to a live run. */
+  #stopFollowing = null;
+  /** Aborts when the replay is closed. */
+  #closed = new AbortController();
+  /** True in an exported page, which has no server. */
+  #isLocal = false;
+  /** Matches of the search, as ranges of rows. */
   #matches = [];
+  /** Index of the highlighted match. */
   #match = -1;
-  /** True if the run has recorded attention. */
+  /** True if the attention of the run was recorded. */
   #hasAttention;
+  /** Notes and feedback on tokens. */
   #annotations = [];
+  /** Number of tokens in the answer of a run that has ended, or null before it is counted. */
+  #finalLength = null;
+  #announceTimer = 0;
 
   /**
-   * `hooks.changed(state)` is called for every change that a link should contain, `hooks.grown(tokens)` and `hooks.ended(summary)` for a live run,
-   * `hooks.forked(forks, change)` for started forks, `hooks.prompt(prompt)` for the recorded prompt with its parameters. `hooks.images()` returns the module of images
-   * in an exported page, which cannot load it. `hooks.connection(text, ok)` shows the state of the connection to a live run.
+   * `root` is the element of `replay_pane.html`. All hooks are optional: `hooks.changed(state)` is called when the state has
+   * changed, `hooks.grown(tokenCount)` and `hooks.ended(summary)` when a live run has grown or ended,
+   * `hooks.connection(text, ok)` when the connection to it is lost or restored, `hooks.prompt(prompt)` with the recorded prompt,
+   * and `hooks.forked(forks, change)` when the user has started forks. `hooks.images()` returns the module of images in an
+   * exported page, which cannot load it.
    */
-  constructor(root, id, { state = {}, live = false, hasAttention = false, hooks = {} } = {}) {
+  constructor(root, id, { state = {}, isLive = false, hasAttention = false, hooks = {} } = {}) {
     this.#root = root;
     this.#id = id;
     this.#state = { ...INITIAL_STATE, ...state };
     this.#hooks = hooks;
     this.#events = new Events(id);
     this.#hasAttention = hasAttention;
-    this.live = live;
+    this.isLive = isLive;
   }
 
-  /** Loads the run, or starts to follow it. */
+  /** Loads the run and shows it. A live run is shown while it grows. */
   async open() {
-    if (this.live) {
+    if (this.isLive) {
       const [{ followRun }, { RunState }] = await Promise.all([import('./live.js'), import('./fold.js')]);
       if (this.#closed.signal.aborted) return;
       this.#build(new Run(new RunState()));
-      this.#follow = this.#state.at === null;
-      this.#stop = followRun(this.#id, {
+      this.#isFollowing = this.#state.at === null;
+      this.#stopFollowing = followRun(this.#id, {
         onItems: (items) => this.#addItems(items),
         onEnd: (summary) => this.#onEnd(summary),
         onState: (text, ok) => this.#hooks.connection?.(text, ok),
       });
       return;
     }
-    const first = this.#events.get(0, 0).catch(() => []);
-    const wait = this.#el('text');
-    wait.dataset.idle = 'Loading the run…';
-    wait.toggleAttribute('data-none', true);
+    const firstEntries = this.#events.get(0, 0).catch(() => []);
+    const placeholder = this.#el('text');
+    placeholder.dataset.idle = 'Loading the run…';
+    placeholder.toggleAttribute('data-none', true);
     const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
-      wait.dataset.idle = 'The run could not be loaded.';
+      placeholder.dataset.idle = 'The run could not be loaded.';
       throw error;
     });
     const run = Run.stored(await response.arrayBuffer());
-    const [entry] = await first;
-    this.#start(run, entry?.event);
+    const [entry] = await firstEntries;
+    this.#showComplete(run, entry?.event);
   }
 
-  #start(run, prefilled) {
+  /** Shows a run that has ended; `prefilled` is its Prefilled event. */
+  #showComplete(run, prefilled) {
     this.n = Math.min(run.eventCount, this.#state.at ?? run.eventCount);
     this.#build(run, prefilled);
     this.go(this.n, { quiet: true });
   }
 
-  /** Labels the messages of the prompt. */
+  /** Shows the recorded prompt of a Prefilled event: the roles of its messages, and its images. */
   #showPrompt(event) {
     const prompt = event?.details?.prompt;
     if (!prompt) return;
@@ -96,7 +112,6 @@ export class Replay {
     if (prompt.images?.length) this.#showImages(prompt);
   }
 
-  /** Shows the images of the prompt. */
   async #showImages(prompt) {
     const parts = this.#parts;
     try {
@@ -104,57 +119,63 @@ export class Replay {
       if (this.#closed.signal.aborted || parts.images) return;
       parts.images = new Images(this.#run, this.#isLocal ? null : this.#id, prompt, parts.text);
       document.addEventListener('theme', () => parts.images.draw(), { signal: this.#closed.signal });
-      this.#paint();
+      this.#updateColors();
     } catch (error) {
       toast(`The images could not be shown: ${error.message}`);
     }
   }
 
-  /** Shows a run without a server: folds its items into an empty `state`. */
-  showLocal(state, items) {
+  /** Shows the run of an exported page. `rows` is an empty `RunState`, which gets the items. */
+  showLocal(rows, items) {
     this.#isLocal = true;
     this.#events.push(items, Infinity);
-    for (const item of items) state.apply(item);
-    this.#start(new Run(state), items[0]);
+    for (const item of items) rows.apply(item);
+    this.#showComplete(new Run(rows), items[0]);
   }
 
-  /** True if there is no server, in an exported page. */
-  #isLocal = false;
-
-  /** Releases all resources, before another run is shown. */
+  /** Ends all work and removes all listeners, before another run is shown in the same element. */
   close() {
-    this.#stop?.();
+    this.#stopFollowing?.();
     this.#parts.player?.pause();
     this.#closed.abort();
   }
 
-  #closed = new AbortController();
-
-  /** Returns the element of the component with `data-name`. */
+  /** Returns the element of the replay with the attribute `data-{name}`. */
   #el(name) { return this.#root.querySelector(`[data-${name}]`); }
 
+  /** Adds a listener that is removed when the replay is closed. */
   #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#closed.signal }); }
 
+  /** Creates all parts. `prefilled` is the Prefilled event, if it is known already. */
   #build(run, prefilled) {
     this.#run = run;
+    const signal = this.#closed.signal;
     const go = (n) => { this.#parts.player.pause(); this.go(n); };
-    const textBox = replaced(this.#el('text'));
+    const textBox = replaceByCopy(this.#el('text'));
     const text = new Text(textBox, run, {
       n: this.n,
       options: { showLater: this.#state.showLater, showRemoved: this.#state.showRemoved },
-      signal: this.#closed.signal,
+      signal,
       onSelect: (row) => this.select(row),
       onRemovedClick: (row) => go(run.removedAt(row) - 1),
     });
-    showCardOnHover(textBox, run, this.#closed.signal);
+    showCardOnHover(textBox, run, signal);
     this.#parts = {
       text,
       textBox,
       attention: null,
-      overview: new Overview(this.#el('overview'), run, this.#closed.signal),
-      lanes: new Lanes(this.#el('lanes'), run, go, this.#closed.signal),
-      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork) }),
-      player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#onPlayingChanged(playing) }),
+      overview: new Overview(this.#el('overview'), run, signal),
+      lanes: new Lanes(this.#el('lanes'), run, go, signal),
+      panel: new Panel(this.#el('panel'), run, this.#events, {
+        go,
+        playgroundUrl: (n, next) => this.playgroundUrl(n, next),
+        startForks: this.#isLocal ? null : (...args) => this.#startForks(...args),
+      }),
+      player: new Player(run, {
+        at: () => this.n,
+        go: (n) => this.go(n, { isPlaying: true }),
+        changed: (isPlaying) => this.#onPlayingChanged(isPlaying),
+      }),
     };
     this.#showPrompt(prefilled);
     this.#setUpControls();
@@ -162,32 +183,41 @@ export class Replay {
     this.#loadAttention();
   }
 
-  /** Loads the attention on first use. */
+  /** Adds the part that shows attention. Its code is loaded on first use. */
   async #loadAttention() {
     const parts = this.#parts;
     if (!this.#state.attention || parts.isLoadingAttention) return;
     parts.isLoadingAttention = true;
     try {
       const { Attention } = await import('./attention.js');
-      if (this.#closed.signal.aborted) return;
-      const attention = new Attention(this.#run, this.#id, {
-        hasAttention: () => this.#hasAttention,
-        live: () => this.live,
-        changed: () => { this.#state.attentionView = attention.view; this.#state.laterSteps = attention.showsLaterSteps; this.#notify(); attention.at(this.n); },
-        painted: () => this.#paint(),
+      const { signal } = this.#closed;
+      if (signal.aborted) return;
+      const hooks = {
+        isRecorded: () => this.#hasAttention,
+        isLive: () => this.isLive,
+        viewChanged: () => {
+          this.#state.attentionView = attention.view;
+          this.#state.laterSteps = attention.showsLaterSteps;
+          this.#notify();
+          attention.at(this.n);
+        },
+        valuesChanged: () => this.#updateColors(),
         go: (n) => { parts.player.pause(); this.go(n); },
         select: (row) => this.select(row),
-      }, this.#closed.signal, this.#state.attentionView, this.#state.laterSteps);
-      parts.panel.put(attention.section);
+      };
+      const { attentionView: view, laterSteps: showsLaterSteps } = this.#state;
+      const attention = new Attention(this.#run, this.#id, { hooks, signal, view, showsLaterSteps });
+      parts.panel.addSection(attention.section);
       parts.attention = attention;
-      attention.on = this.#state.attention;
-      this.go(this.n, { live: true, quiet: true });
+      attention.isOn = this.#state.attention;
+      this.go(this.n, { keepSelection: true, quiet: true });
     } catch (error) {
       parts.isLoadingAttention = false;
       toast(`Attention could not be loaded: ${error.message}`);
     }
   }
 
+  /** Connects the controls above the text. */
   #setUpControls() {
     const slider = this.#el('slider');
     this.#on(slider, 'input', () => { this.#parts.player.pause(); this.go(Number(slider.value)); });
@@ -202,30 +232,36 @@ export class Replay {
       const input = h('input', { type: 'radio', name: 'color', value: mode.id, onchange: () => this.colorBy(mode.id) });
       return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
     }));
-    const box = this.#el('find');
-    this.#on(box, 'input', () => this.#find(box.value));
-    this.#on(box, 'keydown', (event) => {
-      if (event.key === 'Enter') { event.preventDefault(); this.#nextMatch(event.shiftKey ? -1 : 1); }
-      if (event.key === 'Escape') { box.value = ''; this.#find(''); this.#parts.textBox.focus(); event.stopPropagation(); }
+    const searchBox = this.#el('find');
+    this.#on(searchBox, 'input', () => this.#find(searchBox.value));
+    this.#on(searchBox, 'keydown', (event) => {
+      if (event.key === 'Enter') {
+        event.preventDefault();
+        this.#highlightNextMatch(event.shiftKey ? -1 : 1);
+      } else if (event.key === 'Escape') {
+        event.stopPropagation();
+        searchBox.value = '';
+        this.#find('');
+        this.#parts.textBox.focus();
+      }
     });
-    this.#paint();
+    this.#updateColors();
     this.#updateButtons();
   }
 
-  /** Adds new rows, events and marks. */
+  /** Shows the rows and marks that are new since the last call. */
   #addNewRows() {
-    const { text, overview, lanes } = this.#parts;
-    text.sync(this.live);
-    lanes.sync();
+    const { text, textBox, overview, lanes } = this.#parts;
+    text.addNewRows(this.isLive);
+    lanes.addNewMarks();
     this.#markAnnotations();
     overview.redraw();
-    const { textBox } = this.#parts;
     textBox.toggleAttribute('data-none', this.#run.count === 0);
-    textBox.dataset.idle = this.live ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'The trace of this run has no events.';
-    this.#root.classList.toggle('idle', !this.live && this.#run.eventCount === 0);
+    textBox.dataset.idle = this.isLive ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'The trace of this run has no events.';
+    this.#root.classList.toggle('idle', !this.isLive && this.#run.eventCount === 0);
   }
 
-  /** Marks the tokens that notes and feedback name: `{token, tone, text}`, with the index of the token in the answer. */
+  /** Sets the notes and feedback on tokens: `{token, tone, text}`, with the index of the token in the answer. Their tokens are marked. */
   set annotations(entries) {
     this.#annotations = entries;
     this.#markAnnotations();
@@ -236,14 +272,14 @@ export class Replay {
     const { text, overview } = this.#parts;
     if (!overview || !(this.#annotations.length || overview.annotations.length)) return;
     const answer = this.#run.answer();
-    const notes = this.#annotations.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
-    overview.annotations = notes;
-    text.annotate(notes);
+    const annotations = this.#annotations.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
+    overview.annotations = annotations;
+    text.annotate(annotations);
   }
 
   /**
-   * Index of the selected token, or else of the token at the cursor, in the final answer. Null if no token is selected and the
-   * cursor is at the end, and for a token that the final answer does not contain: one of the prompt, or a removed one.
+   * Index, in the final answer, of the selected token, or else of the token at the cursor. Null if there is neither, and if the
+   * token is not in the final answer, because it belongs to the prompt or was removed.
    */
   get token() {
     const row = this.#selectedRow ?? (this.atEnd ? null : this.#rowAddedBy(this.#eventAtCursor()));
@@ -251,6 +287,7 @@ export class Replay {
     return index < 0 ? null : index;
   }
 
+  /** Adds items of a live run. */
   #addItems(items) {
     for (const item of items) {
       this.#run.apply(item);
@@ -258,54 +295,54 @@ export class Replay {
     }
     this.#events.push(items);
     this.#addNewRows();
-    this.go(this.#follow ? this.#run.eventCount : this.#state.at ?? this.n, { quiet: this.#follow, live: true });
+    this.go(this.#isFollowing ? this.#run.eventCount : this.#state.at ?? this.n, { quiet: this.#isFollowing, keepSelection: true });
   }
 
   #onEnd(summary) {
-    this.live = false;
+    this.isLive = false;
     this.#addNewRows();
     this.#hasAttention = this.#hasAttention || Boolean(summary?.has_attention);
     this.#hooks.ended?.(summary);
-    this.go(this.#follow ? this.#run.eventCount : this.n, { quiet: true });
+    this.go(this.#isFollowing ? this.#run.eventCount : this.n, { quiet: true });
   }
 
   /**
-   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` leaves the URL as it is, `playing` is set by the
-   * player, and `live` keeps the selected row.
+   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` does not report a change of the state, `isPlaying` is
+   * set by the player, and `keepSelection` keeps the selected row.
    */
-  go(n, { quiet = false, playing = false, live = false } = {}) {
+  go(n, { quiet = false, isPlaying = false, keepSelection = false } = {}) {
     const run = this.#run;
     if (!run) return;
     this.n = Math.max(0, Math.min(run.eventCount, Math.round(n)));
-    if (!live) {
+    if (!keepSelection) {
       this.#selectedRow = null;
-      if (this.live) this.#follow = this.n === run.eventCount;
+      if (this.isLive) this.#isFollowing = this.n === run.eventCount;
     }
     const { text, overview, lanes, panel, attention } = this.#parts;
-    text.show(this.n, { showLater: this.#state.showLater && !playing && !this.#follow, showRemoved: this.#state.showRemoved });
+    text.show(this.n, { showLater: this.#state.showLater && !isPlaying && !this.#isFollowing, showRemoved: this.#state.showRemoved });
     const e = this.#eventAtCursor();
     const row = this.#rowAddedBy(e);
-    text.cursor(this.n === run.eventCount && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#follow);
-    if (this.#follow || (playing && this.n === run.eventCount)) text.scrollToEnd();
+    text.setCursor(this.n === run.eventCount && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#isFollowing);
+    if (this.#isFollowing || (isPlaying && this.n === run.eventCount)) text.scrollToEnd();
     overview.at(this.n);
     lanes.at(this.n);
     panel.show(e, this.#selectedRow ?? row);
     attention?.setSubject(this.#selectedRow ?? row);
     attention?.at(this.n);
     this.#showPosition(e, row);
-    if (!live && !playing && !quiet) {
+    if (!keepSelection && !isPlaying && !quiet) {
       this.#state.at = this.n === run.eventCount ? null : this.n;
       this.#notify();
     }
   }
 
-  /** Returns the event at the cursor; for a live run that is followed, the newest Added. */
+  /** Returns the event at the cursor, or null if there are no events. While a live run is followed, it is the newest Added. */
   #eventAtCursor() {
     const run = this.#run;
     if (!run.eventCount) return null;
     const e = Math.min(this.n, run.eventCount - 1);
-    if (!this.#follow) return e;
-    for (let back = e; back > Math.max(-1, e - 8); back -= 1) if (run.type(back) === 'Added') return back;
+    if (!this.#isFollowing) return e;
+    for (let earlier = e; earlier > Math.max(-1, e - 8); earlier -= 1) if (run.type(earlier) === 'Added') return earlier;
     return e;
   }
 
@@ -324,12 +361,12 @@ export class Replay {
     if (!this.#run.isPrompt(row)) this.go(this.#run.addedAt(row));
     this.#selectedRow = row;
     const e = this.#eventAtCursor();
-    this.#parts.text.cursor(this.#rowAddedBy(e), row);
+    this.#parts.text.setCursor(this.#rowAddedBy(e), row);
     this.#parts.panel.show(e, row);
     this.#parts.attention?.setSubject(row);
   }
 
-  /** Returns the row that an event, or a later event of its step, added. */
+  /** Returns the row of the answer that an event, or a later event of its step, added, or null. */
   #rowAddedBy(e) {
     if (e === null) return null;
     for (const event of this.#run.stepEvents(e).filter((other) => other >= e)) {
@@ -339,60 +376,64 @@ export class Replay {
     return null;
   }
 
-  /** Returns the number of tokens in the answer at the end; it is counted once when the run has ended. */
+  /** Returns the number of tokens in the answer so far, or in the final answer. */
   #answerLength() {
-    if (this.live) return this.#run.answerLength(this.#run.eventCount);
+    if (this.isLive) return this.#run.answerLength(this.#run.eventCount);
     this.#finalLength ??= this.#run.answerLength(this.#run.eventCount);
     return this.#finalLength;
   }
 
-  #finalLength = null;
-
+  /** Shows the position of the cursor, also to screen readers. */
   #showPosition(e, row) {
     const run = this.#run;
     const total = this.#answerLength();
     const count = this.atEnd ? total : run.answerLength(this.n);
-    if (this.live) this.#hooks.grown?.(total);
+    if (this.isLive) this.#hooks.grown?.(total);
     const seconds = e === null ? 0 : run.time(e) / 1000;
-    const end = this.n === run.eventCount;
-    this.#el('where').replaceChildren('token ', h('b', {}, String(count)), ` / ${total} · event `, h('b', {}, end ? (this.live ? 'live' : 'end') : String(this.n)), ` / ${run.eventCount}${seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : ''}`);
-    const slider = this.#el('slider');
-    const p = row === null ? null : run.logprob(row);
-    const words = row === null
-      ? (end ? 'end of the run' : `event ${this.n} of ${run.eventCount}`)
-      : `token ${count} of ${total}, ${this.#parts.text.displayText(row)}${p === null ? '' : `, probability ${Math.round(Math.exp(p) * 100)} percent`}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
-    slider.setAttribute('aria-valuetext', words);
+    const event = !this.atEnd ? String(this.n) : this.isLive ? 'live' : 'end';
+    const time = seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : '';
+    this.#el('where').replaceChildren('token ', h('b', {}, String(count)), ` / ${total} · event `, h('b', {}, event), ` / ${run.eventCount}${time}`);
+    const spoken = this.#spokenPosition(row, count, total);
+    this.#el('slider').setAttribute('aria-valuetext', spoken);
     clearTimeout(this.#announceTimer);
-    if (!this.#follow && !this.#parts.player.isPlaying) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = words; }, 250);
+    if (!this.#isFollowing && !this.#parts.player.isPlaying) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = spoken; }, 250);
   }
 
-  #announceTimer = 0;
+  /** Returns the position for screen readers. */
+  #spokenPosition(row, count, total) {
+    const run = this.#run;
+    if (row === null) return this.atEnd ? 'end of the run' : `event ${this.n} of ${run.eventCount}`;
+    const logprob = run.logprob(row);
+    const probability = logprob === null ? '' : `, probability ${Math.round(Math.exp(logprob) * 100)} percent`;
+    return `token ${count} of ${total}, ${displayText(run.text(row))}${probability}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
+  }
 
-  #onPlayingChanged(playing) {
+  /** Updates the button when playback starts or ends. At the end, the state gets the position of the cursor. */
+  #onPlayingChanged(isPlaying) {
     const button = this.#root.querySelector('[data-action=play]');
-    button.setAttribute('aria-pressed', String(playing));
-    button.querySelector('.visually-hidden').textContent = playing ? 'Pause' : 'Play';
-    if (!playing) this.go(this.n);
+    button.setAttribute('aria-pressed', String(isPlaying));
+    button.querySelector('.visually-hidden').textContent = isPlaying ? 'Pause' : 'Play';
+    if (!isPlaying) this.go(this.n);
   }
 
-  /** Colors the text by attention if it is enabled, else by the selected metric. */
-  #paint() {
+  /** Colors the text and the images, and shows the legend: by attention if it is shown, else by the selected mode. */
+  #updateColors() {
     const { text, attention } = this.#parts;
     if (!text) return;
     const run = this.#run;
     const mode = MODES.find((m) => m.id === this.#state.color) ?? MODES[0];
     const shading = this.#state.attention ? attention?.shading : null;
-    if (attention) this.#parts.images?.join(attention.section);
-    this.#parts.images?.attention(shading ? attention.now : null);
+    if (attention) this.#parts.images?.addTo(attention.section);
+    this.#parts.images?.showAttention(shading ? attention.current : null);
     if (shading) text.colorBy(shading, attention.showsLaterSteps);
     else if (mode.id === 'mods') text.colorBy((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
     else text.colorBy((i) => mode.bucket(run, i));
-    const box = this.#el('legend');
-    if (shading) box.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
-    else box.replaceChildren(...legend(mode).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), mode.unit ? h('span', {}, mode.unit) : '');
+    const legendBox = this.#el('legend');
+    if (shading) legendBox.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
+    else legendBox.replaceChildren(...legend(mode).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), mode.unit ? h('span', {}, mode.unit) : '');
   }
 
-  /** Colors the text by a metric. */
+  /** Selects the mode that colors the text, instead of attention. */
   colorBy(id) {
     this.#state.color = id;
     if (this.#state.attention) {
@@ -400,42 +441,43 @@ export class Replay {
       this.#updateAttention();
     }
     this.#updateButtons();
-    this.#paint();
+    this.#updateColors();
     this.#notify();
   }
 
-  /** Updates the view after attention was enabled or disabled. */
+  /** Shows or hides attention, after it was enabled or disabled. */
   #updateAttention() {
     const { attention } = this.#parts;
     if (!attention) this.#loadAttention();
     else {
-      attention.on = this.#state.attention;
+      attention.isOn = this.#state.attention;
       attention.at(this.n);
     }
   }
 
-  /** Shows which buttons and colors are selected. */
+  /** Shows which buttons are pressed, and which color mode is selected. */
   #updateButtons() {
     for (const name of ['showRemoved', 'showLater', 'attention']) {
       this.#root.querySelector(`[data-action=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
-    // The text has one coloring at a time, so no metric is selected while attention is shown.
+    // While attention is shown, it colors the text, so no mode is selected.
     for (const input of this.#el('colors').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
-  /** Highlights the first match of a text. */
+  /** Searches the shown text, and highlights the first match. */
   #find(needle) {
     const { text } = this.#parts;
     this.#matches = find(needle, this.#run.count, (i) => this.#run.text(i), (i) => text.isShown(i));
     this.#match = -1;
-    this.#nextMatch(1);
+    this.#highlightNextMatch(1);
     if (!this.#matches.length) {
       text.highlight([]);
       this.#el('found').textContent = needle ? 'none' : '';
     }
   }
 
-  #nextMatch(step) {
+  /** Highlights the match that is `step` matches after the current one. */
+  #highlightNextMatch(step) {
     if (!this.#matches.length) return;
     this.#match = (this.#match + step + this.#matches.length) % this.#matches.length;
     const [from, to] = this.#matches[this.#match];
@@ -443,30 +485,33 @@ export class Replay {
     this.#el('found').textContent = `${this.#match + 1}/${this.#matches.length}`;
   }
 
-  /** The state that a link to this view contains. */
+  /** A copy of the state, which the URL of a page contains. */
   get state() { return { ...this.#state }; }
 
   /** True if the cursor is after the last event. */
   get atEnd() { return !this.#run || this.n === this.#run.eventCount; }
 
-  /** Returns the URL of the playground that continues the text at event `n` with `next`. Null for a live run, in an exported page, and if the trace has no prompt. */
-  fork(n = this.n, next = '') {
+  /**
+   * Returns the URL of the playground that continues the text at event `n` with `next`. Null for a live run, in an exported
+   * page, and if the prompt was not recorded.
+   */
+  playgroundUrl(n = this.n, next = '') {
     const run = this.#run;
-    if (this.live || this.#isLocal || !run?.count || run.pos(0) !== 0) return null;
+    if (this.isLive || this.#isLocal || !run?.count || run.pos(0) !== 0) return null;
     return `${base}/playground?${new URLSearchParams({ from: this.#id, at: String(n), ...(next && { next }) })}`;
   }
 
-  /** Sets the reason why the run cannot be forked, or null. */
-  set refusal(reason) {
-    this.#parts.panel.refusal = reason;
-    if (reason) this.go(this.n, { live: true });
+  /** Sets the reason why the run cannot be forked, or null. The panel shows it. */
+  set notForkable(reason) {
+    this.#parts.panel.notForkable = reason;
+    if (reason) this.go(this.n, { keepSelection: true });
   }
 
-  /** The run as loaded so far, or undefined. */
+  /** The run, or undefined before it is loaded. */
   get run() { return this.#run; }
 
-  /** Starts forks of the run at the step of event `n`; opens the first one where the page does not show them. */
-  async #branch(n, change, text) {
+  /** Starts forks of the run at the step of event `n`. Opens the first one, unless the page shows them. `text` is that of a changed token. */
+  async #startForks(n, change, text) {
     try {
       const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ at: { event: n }, ...change }),
@@ -481,16 +526,16 @@ export class Replay {
 
   #notify() { this.#hooks.changed?.({ ...this.#state }); }
 
-  /** Performs an action of the key table; returns false for actions of other components. */
+  /** Performs an action of a shortcut or button. Returns false if the replay has no such action. */
   act(action, key) {
     const { player, panel, textBox } = this.#parts;
     if (!player) return false;
     const run = this.#run;
-    const to = targetOf(action, run, this.n, (i) => surprise(run, i), MIN_SURPRISE);
-    if (to !== undefined) {
+    const target = targetOf(action, run, this.n, (i) => surprise(run, i), MIN_SURPRISE);
+    if (target !== undefined) {
       player.pause();
-      if (typeof to === 'string') toast(to);
-      else this.go(to);
+      if (typeof target === 'string') toast(target);
+      else this.go(target);
       return true;
     }
     switch (action) {
@@ -506,8 +551,8 @@ export class Replay {
         this.#state[action] = !this.#state[action];
         this.#updateButtons();
         this.#updateAttention();
-        this.go(this.n, { live: true });
-        this.#paint();
+        this.go(this.n, { keepSelection: true });
+        this.#updateColors();
         this.#notify();
         return true;
       case 'stages': panel.showStages(); return true;
@@ -518,8 +563,8 @@ export class Replay {
   }
 }
 
-/** Replaces an element by a copy without the listeners of an earlier run, and returns the copy. */
-function replaced(el) {
+/** Replaces an element by a copy, which does not have the listeners of an earlier run. Returns the copy. */
+function replaceByCopy(el) {
   const copy = el.cloneNode(!el.matches('[data-text]'));
   el.replaceWith(copy);
   return copy;

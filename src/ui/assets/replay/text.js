@@ -1,65 +1,85 @@
-// The token text: one span per row, in blocks that the browser skips while they are off screen.
-// A block gets its spans before it is shown: those at the start or at the cursor before the first frame, others when the user
-// scrolls to them, and the rest in short tasks, so that the browser's own search finds all text. Moving the cursor only changes classes of rows whose state changes.
+// The text of a run: one span per row, in blocks that the browser skips while they are off screen.
+//
+// Spans are created in this order: those at the start or around the cursor before the first frame, then those in blocks to
+// which the user scrolls, and then the others in short tasks, so that the browser's own search finds all text. When the cursor
+// moves, only the classes of rows whose state changes are written.
 import { h } from '../dom.js';
-import { appendText, displayText } from './glyphs.js';
+import { appendText } from './glyphs.js';
 import { MAX_BLOCK_ROWS, mayEndBlock, roles } from './blocks.js';
 import { isChipVisible, removals } from './removals.js';
 import { NEVER } from './rows.js';
 
+/** States of a row at the current event. A row of a later event is hidden or shown dimmed. */
+const HIDDEN = 0;
 const VISIBLE = 1;
 const LATER = 2;
 const REMOVED = 3;
-/** Class of a row by its state: hidden, visible, later, removed. */
+/** Classes of the states. */
 const STATE_CLASSES = [' hidden', '', ' later', ' removed'];
 const ANSWER = { role: 'answer', dim: false };
 const PROMPT = { role: 'prompt', dim: false };
 const NEW_PROMPT = { role: 'new prompt', dim: false };
 /** Number of rows whose spans are created before the first frame: about as many as a window shows. */
 const FIRST_ROWS = 480;
-/** Duration of a task that creates spans, in milliseconds, and the number of rows that it adds to blocks. */
+/** Duration of a task that creates spans, in milliseconds. */
 const TASK_MS = 16;
+/** Number of rows that a task adds to blocks. */
 const ROWS_PER_TASK = 4 * MAX_BLOCK_ROWS;
 
 export class Text {
   #root;
   #run;
-  /** Spans by row; rows of empty blocks have none. */
+  /** Spans by row. */
   #spans = [];
-  /** Classes by row that never change, and the class of its color. */
+  /** Classes by row that never change. */
   #fixedClasses = [];
-  #colorClass = [];
-  #state = [];
+  /** Class of the color by row. */
+  #colorClasses = [];
+  /** States by row. */
+  #states = [];
+  /** Blocks by row. */
   #blockOf = [];
-  /** Blocks in order: `{el, part, first, end, built, shown, chips}`, with the rows `first..end`, of which those before `built` have spans. */
+  /**
+   * Blocks in order: `{el, part, first, end, built, shown, chips}`. A block has the rows `first..end`, of which those before
+   * `built` have spans. `shown` and `chips` are the numbers of its rows and chips that are shown, and `part` is the element of its message.
+   */
   #blocks = [];
   /** Index of the first block that may lack spans. */
   #firstUnbuilt = 0;
-  /** Blocks on the screen and close to it, which get their spans before others. */
+  /** Blocks on the screen or close to it, which get their spans before others. */
   #nearby = new Set();
+  /** Role of the last row in a block. */
   #role = null;
-  #labels = null;
+  /** The recorded prompt: `{addedAt, roles}` with the roles by position, or null. */
+  #prompt = null;
   #removals = [];
   #removalByLastRow = new Map();
+  /** Chips, the buttons that fold removed rows, by the event of the removal. */
   #chips = new Map();
   /** Events whose removed rows the user has unfolded. */
   #unfolded = new Set();
   #options;
   #n;
   #signal;
+  /** True while a task is scheduled. */
   #isScheduled = false;
-  #paint = () => -1;
+  /** Returns the color of a row, as in `colorBy`. */
+  #colorOf = () => -1;
   #colorsLater = false;
   #cursor = null;
   #selected = null;
+  /** Rows of the highlighted match of the search. */
   #matches = new Set();
+  /** Notes and feedback by row. */
   #annotations = new Map();
-  /** Elements in place of rows: the first row and the element. */
+  /** Elements that replace rows: `[first row, element]`. */
   #embedded = [];
+  /** The span to which the text scrolls. */
+  #target = null;
 
   /**
-   * The text at event `n`; `options.showLater` shows later rows, `options.showRemoved` removed ones. `onSelect(row)` and
-   * `onRemovedClick(row)` are called on clicks. No spans are created after `signal` aborts.
+   * Shows the text at event `n`, including later rows if `options.showLater`, and removed ones if `options.showRemoved`.
+   * `onSelect(row)` is called for a clicked row, or `onRemovedClick(row)` if it is removed. No spans are created after `signal` aborts.
    */
   constructor(root, run, { n, options, signal, onSelect, onRemovedClick }) {
     this.#root = root;
@@ -72,7 +92,7 @@ export class Text {
       if (chip) return this.#toggleRemoval(chip._removedAt);
       const token = event.target.closest('.token');
       if (!token || !getSelection().isCollapsed) return undefined;
-      return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onSelect(token._row);
+      return this.#states[token._row] === REMOVED ? onRemovedClick(token._row) : onSelect(token._row);
     });
     root.addEventListener('contentvisibilityautostatechange', ({ target, skipped }) => {
       if (!target._block) return;
@@ -81,13 +101,13 @@ export class Text {
     });
   }
 
-  /** Sets the prompt's parts from the Prefilled event. */
+  /** Sets the recorded prompt, which a Prefilled event added. Its messages become parts of the text. */
   setPrompt(prompt, addedAt) {
-    this.#labels = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
+    this.#prompt = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
-  /** Adds the rows that arrived since the last call. Creates all of their spans if `all`, else the first ones. */
-  sync(all) {
+  /** Adds the rows that are new since the last call. Creates the spans of all of them if `all` is true, else of the first ones. */
+  addNewRows(all) {
     this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
     this.#removalByLastRow = new Map(this.#removals.map((removal) => [removal.last, removal]));
     this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS);
@@ -121,7 +141,7 @@ export class Text {
     }
     block.end = i + 1;
     this.#blockOf[i] = block;
-    this.#state[i] = this.#stateAt(i);
+    this.#states[i] = this.#stateAt(i);
     if (this.isShown(i)) block.shown += 1;
   }
 
@@ -166,7 +186,7 @@ export class Text {
     }));
   }
 
-  /** Creates the spans of the block with row `i` and of its neighbors, which may be visible together with it. */
+  /** Creates the spans of the block with row `i`, and of its neighbors, which may be on the screen together with it. */
   #buildAround(i) {
     if (i >= this.#blockOf.length) {
       this.#addRows(i + FIRST_ROWS);
@@ -178,6 +198,7 @@ export class Text {
     for (const near of this.#blocks.slice(Math.max(0, b - 2), b + 3)) this.#build(near);
   }
 
+  /** Adds the chip of a removal after its last row. */
   #addChip(removal) {
     const names = this.#run.actionsAt(removal.removedAt - 1).map((mark) => mark.mod_name);
     const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'visually-hidden' }, ' tokens removed'));
@@ -196,12 +217,12 @@ export class Text {
     this.#spans[i] = span;
     const isDim = this.#roleOf(i).dim || run.isStop(i);
     this.#fixedClasses[i] = `token${run.isPrompt(i) ? ' prompt' : run.isForced(i) ? ' forced' : ''}${isDim ? ' dim' : ''}${run.isError(i) ? ' error' : ''}`;
-    this.#colorClass[i] = this.#colorClassOf(i);
+    this.#colorClasses[i] = this.#colorClassOf(i);
     this.#writeClass(i);
     parent.append(span);
   }
 
-  /** Shows an element, if any, in place of the rows from `from` to the one before `to`. */
+  /** Hides the rows `from..to`, and shows an element, if one is given, in their place. */
   embed(from, to, element) {
     for (let i = from; i < Math.min(to, this.#run.count); i += 1) {
       this.#buildAround(i);
@@ -210,39 +231,39 @@ export class Text {
     if (!element || !this.#spans[from]) return;
     this.#spans[from].before(element);
     this.#embedded.push([from, element]);
-    this.#showEmbedded();
+    this.#updateEmbedded();
   }
 
-  #showEmbedded() {
+  #updateEmbedded() {
     for (const [row, element] of this.#embedded) element.hidden = !this.isShown(row);
   }
 
   /** Returns the state of a row at the current event. */
   #stateAt(i) {
     const removedAt = this.#run.removedAt(i);
-    if (this.#run.addedAt(i) > this.#n) return this.#options.showLater && removedAt === NEVER ? LATER : 0;
+    if (this.#run.addedAt(i) > this.#n) return this.#options.showLater && removedAt === NEVER ? LATER : HIDDEN;
     return removedAt <= this.#n ? REMOVED : VISIBLE;
   }
 
   #roleOf(i) {
     const run = this.#run;
     if (!run.isPrompt(i)) return ANSWER;
-    if (this.#labels && run.addedAt(i) > this.#labels.addedAt) return NEW_PROMPT;
-    return this.#labels?.roles[run.pos(i)] ?? PROMPT;
+    if (this.#prompt && run.addedAt(i) > this.#prompt.addedAt) return NEW_PROMPT;
+    return this.#prompt?.roles[run.pos(i)] ?? PROMPT;
   }
 
   #colorClassOf(i) {
-    const b = this.#paint(i);
-    return b === 'touched' ? ' touched' : b >= 0 ? ` b${b}` : '';
+    const color = this.#colorOf(i);
+    return color === 'touched' ? ' touched' : color >= 0 ? ` b${color}` : '';
   }
 
   /** Writes the class of row `i`. A row without a span gets its class when the span is created. */
   #writeClass(i) {
     if (!this.#spans[i]) return;
     const removedAt = this.#run.removedAt(i);
-    const state = this.#state[i];
-    const isShadedLater = state === LATER && this.#colorsLater && this.#colorClass[i];
-    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
+    const state = this.#states[i];
+    const isShadedLater = state === LATER && this.#colorsLater && this.#colorClasses[i];
+    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClasses[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
     if (state === REMOVED && this.#unfolded.has(removedAt)) name += ' unfolded';
     if (i === this.#cursor) name += ' current';
     if (i === this.#selected) name += ' selected';
@@ -255,17 +276,17 @@ export class Text {
     this.#spans[i].className = name;
   }
 
-  /** Colors by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `colorsLater` also colors later tokens. */
-  colorBy(paint, colorsLater = false) {
+  /** Colors the rows by `colorOf(row)`: a bucket 0–7, -1 for none, or `touched`. If `colorsLater` is true, later rows also have colors. */
+  colorBy(colorOf, colorsLater = false) {
     const all = colorsLater !== this.#colorsLater;
-    this.#paint = paint;
+    this.#colorOf = colorOf;
     this.#colorsLater = colorsLater;
     for (let i = 0; i < this.#spans.length; i += 1) {
       if (!this.#spans[i]) continue;
       const next = this.#colorClassOf(i);
-      if (next === this.#colorClass[i] && !all) continue;
-      this.#colorClass[i] = next;
-      if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#writeClass(i);
+      if (next === this.#colorClasses[i] && !all) continue;
+      this.#colorClasses[i] = next;
+      if (this.#states[i] === VISIBLE || this.#states[i] === LATER) this.#writeClass(i);
     }
   }
 
@@ -283,8 +304,8 @@ export class Text {
       block.shown = 0;
       for (let i = block.first; i < block.end; i += 1) {
         const state = this.#stateAt(i);
-        if (state !== this.#state[i]) {
-          this.#state[i] = state;
+        if (state !== this.#states[i]) {
+          this.#states[i] = state;
           this.#writeClass(i);
         }
         if (this.isShown(i)) block.shown += 1;
@@ -293,24 +314,29 @@ export class Text {
     this.#updateVisibility();
   }
 
-  #isOpen(removal) { return this.#options.showRemoved || this.#unfolded.has(removal.removedAt); }
+  #isUnfolded(removal) { return this.#options.showRemoved || this.#unfolded.has(removal.removedAt); }
 
+  /** Updates a chip, if it exists. Returns true if the chip of the removal is visible. */
   #updateChip(removal, chip) {
-    const isVisible = isChipVisible(removal, this.#n, (other) => this.#isOpen(other));
+    const isVisible = isChipVisible(removal, this.#n, (other) => this.#isUnfolded(other));
     if (chip) {
-      const isOpen = String(this.#isOpen(removal));
+      const isExpanded = String(this.#isUnfolded(removal));
       if (chip.hidden === isVisible) chip.hidden = !isVisible;
-      if (chip.ariaExpanded !== isOpen) chip.ariaExpanded = isOpen;
+      if (chip.ariaExpanded !== isExpanded) chip.ariaExpanded = isExpanded;
     }
     return isVisible;
   }
 
-  /** Shows the chips of the current event, and hides empty blocks and parts. */
+  /** Shows or hides chips, embedded elements, blocks and parts at the current event. */
   #updateVisibility() {
-    this.#showEmbedded();
+    this.#updateEmbedded();
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
     for (const block of this.#blocks) block.chips = 0;
-    for (const removal of this.#removals) if (this.#updateChip(removal, this.#chips.get(removal.removedAt)) && this.#blockOf[removal.last]) this.#blockOf[removal.last].chips += 1;
+    for (const removal of this.#removals) {
+      const isVisible = this.#updateChip(removal, this.#chips.get(removal.removedAt));
+      const block = this.#blockOf[removal.last];
+      if (isVisible && block) block.chips += 1;
+    }
     const visibleParts = new Set();
     for (const block of this.#blocks) {
       const isEmpty = block.shown + block.chips === 0;
@@ -320,14 +346,15 @@ export class Text {
     for (const part of this.#root.children) if (part.hidden === visibleParts.has(part)) part.hidden = !part.hidden;
   }
 
+  /** Folds or unfolds the rows that an event removed. */
   #toggleRemoval(removedAt) {
     if (!this.#unfolded.delete(removedAt)) this.#unfolded.add(removedAt);
     for (let i = 0; i < this.#run.count; i += 1) if (this.#run.removedAt(i) === removedAt) this.#writeClass(i);
     this.#updateStates();
   }
 
-  /** Marks the row of the current event, and a selected row. */
-  cursor(row, selected = null, scroll = true) {
+  /** Marks the row of the current event and the selected row, and scrolls to the latter, or else to the former. */
+  setCursor(row, selected = null, scroll = true) {
     this.#buildAround(selected ?? row ?? -1);
     const old = [this.#cursor, this.#selected];
     this.#cursor = row;
@@ -337,36 +364,33 @@ export class Text {
     if (scroll && this.#target) this.#reveal(this.#target);
   }
 
-  /** The span to which the text scrolls. */
-  #target = null;
-
+  /** Scrolls the text so that a span is visible, at some distance from the edges. */
   #reveal(span, tries = 3) {
     const box = this.#root.getBoundingClientRect();
     const at = span.getBoundingClientRect();
     if (at.width === 0 && at.height === 0) return;
-    const room = Math.min(80, box.height / 4);
-    // scrollIntoView would also scroll the page on small screens.
-    const above = box.top + room - at.top;
-    const below = at.bottom - box.bottom + room;
+    const margin = Math.min(80, box.height / 4);
+    // `scrollIntoView` would also scroll the page on small screens.
+    const above = box.top + margin - at.top;
+    const below = at.bottom - box.bottom + margin;
     if (above <= 0 && below <= 0) return;
     if (Math.max(above, below) > box.height) this.#root.scrollTop += at.top - box.top - box.height / 3;
     else this.#root.scrollTop += above > 0 ? -above : below;
-    // Blocks that were off screen get their actual height only now, so the position is checked again.
+    // Blocks that were off screen get their actual heights only now, so the position may have changed.
     if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
   }
 
-  /** Scrolls to the end while a live run is followed. */
   scrollToEnd() {
     this.#root.scrollTop = this.#root.scrollHeight;
   }
 
-  /** Returns true if the row is visible as text, for the search. */
+  /** Returns true if a row is shown: visible, or shown as a later or removed one. */
   isShown(i) {
-    const state = this.#state[i] ?? this.#stateAt(i);
+    const state = this.#states[i] ?? this.#stateAt(i);
     return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#unfolded.has(this.#run.removedAt(i))));
   }
 
-  /** Highlights the rows of one match. */
+  /** Highlights the rows of one match of the search, instead of the ones before. */
   highlight(rows) {
     rows.forEach((i) => this.#buildAround(i));
     const old = this.#matches;
@@ -377,19 +401,14 @@ export class Text {
     this.#reveal(this.#target);
   }
 
-  /** Marks the rows with notes or feedback: `{row, tone, text}`. */
+  /** Marks the rows with notes and feedback, `{row, tone, text}`. */
   annotate(entries) {
     const old = [...this.#annotations.keys()];
     this.#annotations.clear();
     for (const { row, tone, text } of entries) {
       const other = this.#annotations.get(row);
-      this.#annotations.set(row, other ? { tone: other.tone === tone ? tone : 'plain', text: `${other.text}\n${text}` } : { tone, text });
+      this.#annotations.set(row, other ? { tone: other.tone === tone ? tone : 'neutral', text: `${other.text}\n${text}` } : { tone, text });
     }
     for (const row of new Set([...old, ...this.#annotations.keys()])) this.#writeClass(row);
-  }
-
-  /** Returns the text of a row for places outside of the answer. */
-  displayText(i) {
-    return displayText(this.#run.text(i));
   }
 }
