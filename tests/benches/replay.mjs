@@ -131,7 +131,7 @@ async function attention(server, path, slowdown) {
       select.dispatchEvent(new Event('change', { bubbles: true }));
     };
     await time('on', () => document.querySelector('[data-action=attention]').click());
-    for (const view of ['max', 'layer:0', 'last', 'mean']) await time(view, () => choose('Which attention', view));
+    for (const view of ['max', 'layer:0', 'last', 'mean']) await time(view, () => choose('Attention view', view));
     await time('head', () => document.querySelectorAll('.heads .kept')[1].click());
     await time('later', () => choose('Direction', 'later'));
     return { ...out, longest: measured.longest };

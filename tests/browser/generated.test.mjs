@@ -120,7 +120,7 @@ test('later steps are shaded by their attention to a token in the selected layer
       if (attention?.sequence_order === at && attention.row_len > position) expected.push([attention.row_len, attention.values[position]]);
     }
     expected.sort((x, y) => y[1] - x[1]);
-    await page.selectOption('select[aria-label="Which attention"]', choice);
+    await page.selectOption('select[aria-label="Attention view"]', choice);
     await page.waitForFunction((count) => new RegExp(`^${count} later step[^…]*$`).test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''), expected.length);
     assert.equal((await shown())[0], expected[0][0], `${choice}: the step with the highest attention`);
     orders.add(expected.map(([pos]) => pos).join());

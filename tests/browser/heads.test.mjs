@@ -54,7 +54,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   // The arrow keys moved within the grid, not through the run.
   assert.match(await page.textContent('[data-where]'), /event 10 /);
   await page.keyboard.press('Enter');
-  await page.waitForFunction(() => document.querySelector('select[aria-label="Which attention"]').value === 'head:1:2');
+  await page.waitForFunction(() => document.querySelector('select[aria-label="Attention view"]').value === 'head:1:2');
   const { values, quality } = await attention(id, 'at=10&view=head&layer=1&head=2');
   assert.equal(quality, 'f16');
   // The largest weight, or the second largest where the first token is an attention sink.

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/color.js';
 import { sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
-import { pieces, displayText } from '../../src/ui/assets/replay/glyphs.js';
+import { displayText, pieces } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
 import { Deduplicator } from '../../src/ui/assets/replay/live.js';
 import { targetOf } from '../../src/ui/assets/replay/moves.js';
@@ -14,12 +14,12 @@ import { NEVER } from '../../src/ui/assets/replay/rows.js';
 import { candidateTable, percent } from '../../src/ui/assets/replay/candidates.js';
 
 test('characters that hide or reorder text are shown by name', () => {
-  assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { mark: 'U+202E' }, { text: 'b' }]);
-  assert.deepEqual(pieces('\u0007'), [{ mark: '\u2407' }]);
+  assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { name: 'U+202E' }, { text: 'b' }]);
+  assert.deepEqual(pieces('\u0007'), [{ name: '\u2407' }]);
   assert.deepEqual(pieces('line\n\tend'), [{ text: 'line\n\tend' }]);
-  assert.deepEqual(pieces('\u{e0041}'), [{ mark: 'U+E0041' }]);
+  assert.deepEqual(pieces('\u{e0041}'), [{ name: 'U+E0041' }]);
   assert.equal(pieces('👩\u200d🚀').length, 1, 'a joiner inside an emoji stays');
-  assert.deepEqual(pieces('\u200d'), [{ mark: 'U+200D' }]);
+  assert.deepEqual(pieces('\u200d'), [{ name: 'U+200D' }]);
   assert.equal(displayText(' the\n'), '␣the↵');
   assert.equal(displayText(''), '∅');
 });

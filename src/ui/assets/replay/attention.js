@@ -62,7 +62,7 @@ export class Attention {
   /** Layers that have their own views. */
   #layers = [];
   #strip = h('canvas', { 'aria-hidden': 'true' });
-  #viewSelect = h('select', { 'aria-label': 'View', onchange: (e) => { this.view = e.target.value; this.#hooks.viewChanged(); } });
+  #viewSelect = h('select', { 'aria-label': 'Attention view', onchange: (e) => { this.view = e.target.value; this.#hooks.viewChanged(); } });
   #facts = h('p', { class: 'hint' });
   #topPositions = h('ol', { class: 'top-positions' });
   #note = h('p', { class: 'hint' });
@@ -126,8 +126,7 @@ export class Attention {
     const run = this.#run;
     return (i) => {
       const pos = run.pos(i);
-      const isPresent = run.addedAt(i) <= seq && seq < run.removedAt(i);
-      return isPresent && pos < values.length && pos !== sink ? bucketOfShare(values[pos], peak) : -1;
+      return run.isVisible(i, seq) && pos < values.length && pos !== sink ? bucketOfShare(values[pos], peak) : -1;
     };
   }
 
