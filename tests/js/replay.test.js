@@ -156,9 +156,9 @@ test('panel names the stage or mod that removed a candidate', () => {
     { event: event({ event_type: 'ForwardPass', details: { model: [{ token: 7, text: ' a', prob: 0.4 }, { token: 8, text: ' b', prob: 0.3 }] } }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, details: { drafted } }), calls: [] },
   ]).draft;
-  assert.deepEqual(draftOf(7), { right: true, text: ' a' });
-  assert.deepEqual(draftOf(8), { right: false, text: ' b' });
-  assert.deepEqual(draftOf(9), { right: false, text: '⟨9⟩' });
+  assert.deepEqual(draftOf(7), { isMatch: true, text: ' a' });
+  assert.deepEqual(draftOf(8), { isMatch: false, text: ' b' });
+  assert.deepEqual(draftOf(9), { isMatch: false, text: '⟨9⟩' });
   assert.equal(percent(0.5), '50.0%');
   assert.equal(percent(0.00001), '< 0.01%');
 });
