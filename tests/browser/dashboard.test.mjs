@@ -135,11 +135,11 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   const labels = () => page.locator('.panel .candidates .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
   const removed = 'passed top-k (3 left); removed by min-p (1 left)';
   assert.deepEqual(await labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
-  assert.equal(await page.locator('.panel .candidates .cut').count(), 2);
+  assert.equal(await page.locator('.panel .candidates .funnel .removed').count(), 2);
   assert.equal(await page.locator('.panel .sampling-stages ~ .hint').count(), 0);
   await page.focus('.text');
   await page.keyboard.press('ArrowRight');
-  await page.waitForSelector('.panel .funnel .maybe');
+  await page.waitForSelector('.panel .funnel .maybe-removed');
   assert.equal((await labels())[1], 'passed penalties (9 left); removed by top-k (3 left) or min-p (1 left)');
   assert.match(await page.textContent('.panel'), /do not tell which of them removed/);
   await page.keyboard.press('ArrowRight');

@@ -168,7 +168,7 @@ test('next token is chosen from its candidates, and the text continues from exac
     assert.ok(rendered.includes('Tell me a story.') && rendered !== 'Tell me a story.', 'the template is applied');
     const funnel = page.locator('[data-next] tr.chosen .funnel');
     assert.match(await funnel.getAttribute('aria-label'), /^passed \S+ \(\d+ left\)/);
-    assert.equal(await funnel.locator('.kept').count(), await funnel.locator('rect').count());
+    assert.equal(await funnel.locator('.passed').count(), await funnel.locator('rect').count());
     const third = page.locator('[data-choice="3"]');
     const token = Number((await third.getAttribute('title')).match(/\d+$/)[0]);
     await third.focus();

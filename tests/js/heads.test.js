@@ -1,19 +1,19 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { bucketIn, describe, cellAfterKey } from '../../src/ui/assets/replay/heads.js';
+import { bucketOfStatistic, cellAfterKey, describe } from '../../src/ui/assets/replay/heads.js';
 import { viewQuery } from '../../src/ui/assets/replay/attention.js';
 
 const head = { layer: 3, head: 5, entropy: 2, sink_mass: 0.5, peak: 0.25, peak_position: 7 };
 
 test('each statistic has its own scale', () => {
   // 16 positions: at most 4 bits; the peak is 8 of at most 15 positions back.
-  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketIn(name, head, 16)), [3, 3, 1, 5]);
-  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketIn(name, { ...head, entropy: 0, sink_mass: 1, peak: 1, peak_position: 0 }, 1)), [0, 7, 7, 0]);
+  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketOfStatistic(name, head, 16)), [3, 3, 1, 5]);
+  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketOfStatistic(name, { ...head, entropy: 0, sink_mass: 1, peak: 1, peak_position: 0 }, 1)), [0, 7, 7, 0]);
 });
 
 test('a head is described by its numbers', () => {
-  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0% · peak 25.0% · distance to the peak 8 back');
+  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0% · peak 25.0% · distance to the peak 8 positions');
 });
 
 test('keys move within the grid', () => {

@@ -1,12 +1,12 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { imagesOf, patchValues, tokensOf } from '../../src/ui/assets/replay/images.js';
+import { imagesOf, patchValues, tokenCount } from '../../src/ui/assets/replay/images.js';
 
 const tile = (start, columns, rows) => ({ start, columns, rows });
 const image = (tiles, sha256 = 'a'.repeat(64)) => ({ sha256, tiles });
 
 test('an image has the tokens of all its tiles', () => {
-  assert.equal(tokensOf(image([tile(3, 4, 2), tile(20, 3, 3)])), 17);
+  assert.equal(tokenCount(image([tile(3, 4, 2), tile(20, 3, 3)])), 17);
 });
 
 test('attention is assigned to patches by their rows', () => {

@@ -33,6 +33,6 @@ test('statistics cover the rows that were added since an event and not removed',
   };
   assert.deepEqual(rowsSince(run), [1, 3]);
   assert.deepEqual(rowsSince(run, 5), [3]);
-  assert.deepEqual(statistics(run, [1, 3]), { tokens: 2, forced: 1, measured: 2, mean: -2, perplexity: Math.exp(2), entropy: 2, peak: 3, ms: 30 });
-  assert.deepEqual(statistics(run, []).mean, null);
+  assert.deepEqual(statistics(run, [1, 3]), { tokens: 2, forced: 1, meanLogprob: -2, perplexity: Math.exp(2), meanEntropy: 2, mostSurprising: 3, msPerToken: 30 });
+  assert.equal(statistics(run, []).meanLogprob, null);
 });

@@ -3,7 +3,7 @@
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
 import { Alignment, Coalescer, numbered } from './diff.js';
 import { candidatesByStep, differences, divergence, modsOf } from './divergence.js';
-import { base, fetchApi, h, palette, prepareCanvas, scheduleDrawing } from './dom.js';
+import { base, fetchApi, h, nextFrame, palette, prepareCanvas, scheduleDrawing } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { candidateTable } from './replay/candidates.js';
 import { surprise } from './replay/color.js';
@@ -58,9 +58,6 @@ const canvas = h('canvas', { 'aria-hidden': 'true' });
 const slider = h('input', { type: 'range', class: 'slider', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => moveCursor(Number(slider.value)) });
 const note = h('p', { class: 'hint num' });
 
-/** Waits until the browser has painted a frame. */
-const painted = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
-
 /** Aligns the runs and shows their tokens: the first ones before the first frame, and the rest in short tasks. */
 async function alignAndShow() {
   // Ids alone do not identify tokens: models have different vocabularies, and traces of other engines may have no ids.
@@ -81,7 +78,7 @@ async function alignAndShow() {
   if (text.differences.length) selectDifference(0);
   else if (text.steps.count) moveCursor(text.steps.count - 1);
   for (let isComplete = false; !isComplete || !alignment.isDone;) {
-    await painted();
+    await nextFrame();
     const end = performance.now() + TASK_MS;
     if (!alignment.isDone) alignUntil(end);
     isComplete = text.createNext({ end });

@@ -57,6 +57,9 @@ export async function fetchApi(path, options = {}) {
   throw await errorOf(response);
 }
 
+/** Waits until the browser has painted a frame. */
+export const nextFrame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+
 /** Returns an Error with the server's message for a failed response. */
 export async function errorOf(response) {
   const text = await response.text().catch(() => '');
