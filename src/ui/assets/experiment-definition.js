@@ -96,7 +96,7 @@ export function modsOf(text) {
 }
 
 /** Returns lists of mods as text. */
-export function modsText(lists) {
+function modsText(lists) {
   const label = (mod) => (typeof mod === 'string' ? mod : `${mod.name}${mod.config ? ` ${JSON.stringify(mod.config)}` : ''}`);
   const isSimple = (mod) => typeof mod === 'string' || Object.keys(mod).every((name) => ['name', 'config'].includes(name));
   return lists.map((mods) => (mods.length === 0 ? 'none' : mods.every(isSimple) ? mods.map(label).join(', ') : JSON.stringify(mods))).join('\n');
@@ -133,7 +133,7 @@ export function parametersOf(text) {
 }
 
 /** Returns sets of parameters as text. */
-export function parametersText(sets) {
+function parametersText(sets) {
   const isSimple = (value) => ['number', 'boolean'].includes(typeof value) || (typeof value === 'string' && /^[A-Za-z_]\w*$/.test(value) && !['true', 'false', 'null'].includes(value));
   return sets.map((set) => {
     const pairs = Object.entries(set);
@@ -192,7 +192,7 @@ export function promptsOf(text, format) {
 }
 
 /** Returns prompts as `{text, format}`. */
-export function promptsText(prompts) {
+function promptsText(prompts) {
   const isLine = (prompt) => !/[\n\r]/.test(prompt) && prompt.trim();
   if (prompts.every(isLine)) return { text: prompts.join('\n'), format: 'lines' };
   return { text: ['prompt', ...prompts.map((prompt) => `"${prompt.replaceAll('"', '""')}"`)].join('\n'), format: 'csv' };

@@ -102,7 +102,7 @@ export const singleKeysEnabled = () => localStorage.getItem(STORAGE_KEY) !== 'of
 export const setSingleKeysEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
 
 /** Returns the name of a pressed key in the table. */
-export function keyOf(event) {
+function keyOf(event) {
   const shifted = event.shiftKey && event.key.length > 1;
   return `${event.ctrlKey || event.metaKey ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
 }
