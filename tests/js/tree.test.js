@@ -1,6 +1,7 @@
 // The family of a run: order, descriptions, statistics.
 import test from 'node:test';
 import assert from 'node:assert/strict';
+import { NEVER } from '../../src/ui/assets/replay/rows.js';
 import { changeOf, neighbor, order, rowsSince, statistics } from '../../src/ui/assets/replay/tree.js';
 
 const fork = (run_id, parent, change = {}, more = {}) => ({ run_id, parent: parent && { run_id: parent, step: 3, sequence_order: 7, change }, ...more });
@@ -24,12 +25,16 @@ test('change of a fork is described by text, sampling, mods, steering and seed',
 });
 
 test('statistics cover the rows that were added since an event and not removed', () => {
-  const NEVER = 0xffff_ffff;
-  const rows = [[1, 0, NEVER, null, 0], [0, 2, NEVER, -1, 10], [0, 5, 9, -7, 30], [0, 9, NEVER, -3, 50]];
+  const rows = [
+    { isPrompt: true, addedAt: 0, removedAt: NEVER, logprob: null, entropy: null, dt: 0 },
+    { addedAt: 2, removedAt: NEVER, logprob: -1, entropy: 2, dt: 10 },
+    { addedAt: 5, removedAt: 9, logprob: -7, entropy: null, dt: 30 },
+    { addedAt: 9, removedAt: NEVER, logprob: -3, entropy: null, dt: 50, isForced: true },
+  ];
+  const column = (name) => (i) => rows[i][name];
   const run = {
-    count: 4, isTimed: true,
-    isPrompt: (i) => rows[i][0] === 1, addedAt: (i) => rows[i][1], removedAt: (i) => rows[i][2], logprob: (i) => rows[i][3], dt: (i) => rows[i][4],
-    entropy: (i) => (i === 1 ? 2 : null), isForced: (i) => i === 3,
+    count: 4, isTimed: true, isPrompt: column('isPrompt'), isForced: column('isForced'), addedAt: column('addedAt'), removedAt: column('removedAt'),
+    logprob: column('logprob'), entropy: column('entropy'), dt: column('dt'),
   };
   assert.deepEqual(rowsSince(run), [1, 3]);
   assert.deepEqual(rowsSince(run, 5), [3]);

@@ -9,7 +9,7 @@ const DELAY_MS = 250;
 
 const linesOf = (text) => text.split('\n');
 
-/** Returns the text `b` with the lines of `a` in one block, which is a difference of `diffRows(a, b)`. Pure. */
+/** Returns the text `b` with one difference undone: its lines are replaced by those of `a`. `block` is from a row of `diffRows(a, b)`. Pure. */
 export function restoreBlock(a, b, block) {
   const lines = linesOf(b);
   lines.splice(block.b[0], block.b[1] - block.b[0], ...linesOf(a).slice(...block.a));

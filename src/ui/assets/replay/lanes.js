@@ -7,8 +7,8 @@ const MAX_LISTED = 400;
 /** Kinds of marks, with the labels of their checkboxes. */
 const KINDS = { action: 'actions', error: 'errors', log: 'logs' };
 
-/** Returns the name of a mark's color. */
-export function toneOf(mark) {
+/** Returns the name of the color of a mark. */
+export function colorNameOf(mark) {
   if (mark.kind === 'log') return 'line-strong';
   if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'danger';
   return /^Force/.test(mark.label) ? 'forced' : 'accent';
@@ -99,7 +99,7 @@ export class Lanes {
       const { context, width, height } = drawing;
       const x = (mark.seq / eventCount) * width;
       const middle = height / 2;
-      context.fillStyle = colors[toneOf(mark)];
+      context.fillStyle = colors[colorNameOf(mark)];
       if (mark.kind === 'log') {
         context.fillRect(x - 0.5, middle + 3, 1.5, 4);
       } else if (mark.kind === 'error') {

@@ -2,7 +2,7 @@
 // errors, and dots for notes and feedback.
 import { palette, prepareCanvas, scheduleDrawing } from '../dom.js';
 import { surprise } from './color.js';
-import { toneOf } from './lanes.js';
+import { colorNameOf } from './lanes.js';
 import { NEVER } from './rows.js';
 
 /** Width of the place of a bar, in pixels. */
@@ -49,7 +49,7 @@ export class Overview {
     const xOf = (event) => (event / Math.max(1, this.#run.eventCount)) * width;
     for (const mark of this.#run.marks) {
       if (mark.kind === 'log') continue;
-      context.fillStyle = colors[toneOf(mark)];
+      context.fillStyle = colors[colorNameOf(mark)];
       context.fillRect(xOf(mark.seq) - 0.75, 0, mark.kind === 'error' ? 3 : 1.5, mark.kind === 'error' ? 9 : 6);
     }
     for (const { row, tone } of this.annotations) {
