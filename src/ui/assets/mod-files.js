@@ -1,5 +1,5 @@
-// The source of a mod in its editor: one text, or the files of a package, of which the editor shows one. Both have the same
-// methods: `value`, `mark(problems)` and `go({file, line})`.
+// The source of a mod in its editor: one text, or the files of a package, of which the editor shows one. Both are objects with
+// the property `value` and the methods `mark(problems)` and `go({file, line})`.
 import { h } from './dom.js';
 
 /** Returns the source of a mod that is one text. */
@@ -22,7 +22,7 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
   let path = null;
   let problems = [];
   const select = h('select', { onchange: () => showFile(select.value) });
-  const newPath = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
+  const newPathField = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
   const remove = h('button', { type: 'button', onclick: () => {
     texts.delete(path);
     path = null;
@@ -31,21 +31,21 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
     changed();
   } }, 'Remove file');
   const add = h('button', { type: 'button', onclick: () => {
-    const added = newPath.value.trim();
-    if (!added || !newPath.reportValidity()) return newPath.focus();
+    const added = newPathField.value.trim();
+    if (!added || !newPathField.reportValidity()) return newPathField.focus();
     if (!texts.has(added)) texts.set(added, '');
-    newPath.value = '';
+    newPathField.value = '';
     updateList();
     showFile(added);
     changed();
   } }, 'Add file');
   // Enter in the field adds the file; otherwise, it would save the mod.
-  newPath.addEventListener('keydown', (event) => {
+  newPathField.addEventListener('keydown', (event) => {
     if (event.key !== 'Enter') return;
     event.preventDefault();
     add.click();
   });
-  bar.replaceChildren(h('label', {}, 'File ', select), ...(canSave ? [remove, newPath, add] : []));
+  bar.replaceChildren(h('label', {}, 'File ', select), ...(canSave ? [remove, newPathField, add] : []));
 
   function updateList() {
     select.replaceChildren(...[...texts.keys()].sort().map((name) => h('option', { value: name }, name)));
@@ -57,11 +57,11 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
     if (path !== null) texts.set(path, editor.text);
   }
 
-  function showFile(newFile) {
+  function showFile(pathToShow) {
     readText();
-    if (newFile !== path) editor.show(newFile, texts.get(newFile));
-    path = newFile;
-    select.value = newFile;
+    if (pathToShow !== path) editor.show(pathToShow, texts.get(pathToShow));
+    path = pathToShow;
+    select.value = path;
     markProblems();
   }
 

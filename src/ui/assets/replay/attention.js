@@ -1,5 +1,5 @@
-// The attention part of the replay: the attention of one step to all positions, or of all later steps to one token. It shades the
-// text, and its section has a strip, the positions with the most attention, the heads, and a map of the whole run.
+// Attention in the replay: that of one step to all positions, or that of all later steps to one token. It shades the text. Its
+// section shows a strip, the positions with the most attention, the heads, and a map of the whole run.
 import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
 import { bucketOfShare } from './color.js';
 import { requestDelay } from './events.js';
@@ -53,7 +53,7 @@ export class Attention {
   #cache = new Map();
   /** The attention of the current step, `{values, sink, peak, seq, quality, missing}`, or null. */
   #current = null;
-  #abort = null;
+  #controller = null;
   #timer = 0;
   /** Step and view that are being loaded, or null. */
   #loadingKey = null;
@@ -66,12 +66,16 @@ export class Attention {
   #facts = h('p', { class: 'hint' });
   #topPositions = h('ol', { class: 'top-positions' });
   #note = h('p', { class: 'hint' });
-  #direction = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.viewChanged(); } }, h('option', { value: 'earlier' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
+  #direction = h('select', { 'aria-label': 'Direction', onchange: () => this.#hooks.viewChanged() },
+    h('option', { value: 'step' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
   /** The token, as a row, whose attention from later steps is shown, or null. */
   #subject = null;
-  /** The attention of later steps to the subject: `byRow` has the values by the rows that the steps added. */
+  /**
+   * The attention of later steps to the subject, or null: `{key, byRow, steps, peak, next, isLoading, state}`. `byRow` has the values by
+   * the rows that the steps added, `next` is the event from which the next range is loaded, and `state` is a text.
+   */
   #later = null;
-  #laterAbort = new AbortController();
+  #laterController = new AbortController();
   #map;
   #stripBox = h('div', { class: 'strip' }, this.#strip);
   #choices = h('div', { class: 'row' }, this.#direction, this.#viewSelect);
@@ -83,9 +87,10 @@ export class Attention {
   }, (pos) => displayText(this.#textAt(pos)));
 
   /**
-   * Shows the view `view`, of later steps to one token if `showsLaterSteps` is true. `hooks.isRecorded()` and `hooks.isLive()`
-   * tell the state of the run, `hooks.go(n)` moves the cursor, and `hooks.select(row)` selects a token. `hooks.viewChanged()` is called when
-   * the user selects another view, and `hooks.valuesChanged()` when the shading may have changed.
+   * `view` is the selected view. If `showsLaterSteps` is true, the attention of later steps to one token is shown.
+   * `hooks.isRecorded()` returns true if the attention of the run was recorded, and `hooks.isLive()` if the run is live.
+   * `hooks.go(n)` moves the cursor, and `hooks.select(row)` selects a token. `hooks.viewChanged()` is called when the user has
+   * selected another view, and `hooks.valuesChanged()` when the shading may have changed.
    */
   constructor(run, id, { hooks, signal, view, showsLaterSteps }) {
     this.view = view;
@@ -102,7 +107,7 @@ export class Attention {
     const redraw = () => { this.#drawStrip(); this.#map.redraw(); };
     const resized = new ResizeObserver(redraw);
     resized.observe(this.section);
-    signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); this.#laterAbort.abort(); });
+    signal.addEventListener('abort', () => { resized.disconnect(); this.#controller?.abort(); this.#laterController.abort(); });
     document.addEventListener('theme', redraw, { signal });
   }
 
@@ -153,12 +158,12 @@ export class Attention {
     // The attention of a live run's last steps may not be available yet, so all steps are loaded again at its end.
     const key = `${row} ${this.view} ${this.#hooks.isLive()}`;
     if (this.#later?.key !== key) {
-      this.#laterAbort.abort();
-      this.#laterAbort = new AbortController();
+      this.#laterController.abort();
+      this.#laterController = new AbortController();
       this.#later = { key, byRow: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), isLoading: false, state: row === null ? 'Choose a token.' : 'loading…' };
     }
     const later = this.#later;
-    const { signal } = this.#laterAbort;
+    const { signal } = this.#laterController;
     const update = () => { if (this.#later === later) { this.#showFacts(); this.#hooks.valuesChanged(); } };
     update();
     if (row === null || later.isLoading) return undefined;
@@ -200,7 +205,7 @@ export class Attention {
     const key = `${seq} ${this.view}`;
     if (key === this.#loadingKey) return undefined;
     clearTimeout(this.#timer);
-    this.#abort?.abort();
+    this.#controller?.abort();
     this.#loadingKey = null;
     if (this.#cache.has(key)) return this.#show(this.#cache.get(key));
     this.#loadingKey = key;
@@ -229,8 +234,8 @@ export class Attention {
 
   /** Loads and shows the attention of the ForwardPass `seq`. */
   async #load(seq, key) {
-    this.#abort = new AbortController();
-    const { signal } = this.#abort;
+    this.#controller = new AbortController();
+    const { signal } = this.#controller;
     const fetchView = async (view) => {
       const query = new URLSearchParams({ at: seq, ...viewQuery(view) });
       return (await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;

@@ -17,13 +17,13 @@ export function removals(count, removedAt) {
     } else byEvent.set(event, { removedAt: event, first: i, last: i, count: 1, parent: null });
   }
   const all = [...byEvent.values()].sort((a, b) => a.last - b.last || b.first - a.first);
-  // An event removes the last tokens of the sequence, so removals are nested or disjoint. A removal encloses another one if it
-  // starts before it and has not ended at its start.
-  const open = [];
+  // An event removes the last tokens of the sequence, so removals are nested or disjoint. `enclosing` are those whose rows are
+  // around the current removal, the outermost one first.
+  const enclosing = [];
   for (const removal of [...all].sort((x, y) => x.first - y.first || y.last - x.last)) {
-    while (open.length && open.at(-1).last < removal.first) open.pop();
-    removal.parent = open.at(-1) ?? null;
-    open.push(removal);
+    while (enclosing.length && enclosing.at(-1).last < removal.first) enclosing.pop();
+    removal.parent = enclosing.at(-1) ?? null;
+    enclosing.push(removal);
   }
   return all;
 }
