@@ -6,8 +6,8 @@ import { changeOf, neighbor, order, rowsSince, statistics } from '../../src/ui/a
 
 const fork = (run_id, parent, change = {}, more = {}) => ({ run_id, parent: parent && { run_id: parent, step: 3, sequence_order: 7, change }, ...more });
 
-test('family is ordered depth first, and forks of a hidden run are kept', () => {
-  const members = [fork('a'), fork('b', 'a'), fork('c', 'a'), fork('d', 'b'), fork('e', 'hidden')];
+test('family is ordered depth first, and forks of a missing run have depth 0', () => {
+  const members = [fork('a'), fork('b', 'a'), fork('c', 'a'), fork('d', 'b'), fork('e', 'missing')];
   assert.deepEqual(order(members).map((m) => [m.run_id, m.depth]), [['a', 0], ['b', 1], ['d', 2], ['c', 1], ['e', 0]]);
   assert.equal(neighbor(order(members), 'd', 1), 'c');
   assert.equal(neighbor(order(members), 'a', -1), 'e');

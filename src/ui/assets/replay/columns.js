@@ -28,13 +28,13 @@ const EVENT_SECTIONS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], time
 export function parseColumns(buffer) {
   const view = new DataView(buffer);
   const isColumns = buffer.byteLength >= HEADER_BYTES && view.getUint32(0, true) === MAGIC;
-  if (!isColumns || view.getUint16(4, true) !== VERSION) throw new Error(`not the columns of a run, version ${VERSION}`);
+  if (!isColumns || view.getUint16(4, true) !== VERSION) throw new Error(`the data is not a column file of version ${VERSION}`);
   const count = view.getUint32(8, true);
   const eventCount = view.getUint32(12, true);
   const sections = new Map();
   for (let i = 0; i < view.getUint32(16, true); i += 1) {
     const at = HEADER_BYTES + i * ENTRY_BYTES;
-    if (at + ENTRY_BYTES > buffer.byteLength) throw new Error('the columns end within their table');
+    if (at + ENTRY_BYTES > buffer.byteLength) throw new Error('the table of sections is incomplete');
     sections.set(view.getUint32(at, true), [view.getUint32(at + 4, true), view.getUint32(at + 8, true)]);
   }
   const section = (id) => {
@@ -63,16 +63,16 @@ const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
 /** Parses texts: u32 count, u32 offsets[count + 1], UTF-8 bytes. */
 function strings(view, buffer, offset, length) {
   const count = length >= 4 ? view.getUint32(offset, true) : 0;
-  const texts = offset + 4 + (count + 1) * 4;
-  if (texts > offset + length) throw new Error('the table of texts is damaged');
+  const textsOffset = offset + 4 + (count + 1) * 4;
+  if (textsOffset > offset + length) throw new Error('the table of texts is damaged');
   const offsets = new Uint32Array(buffer, offset + 4, count + 1);
   // If all texts are ASCII, each byte is one character, so one call decodes all texts.
-  const bytes = new Uint8Array(buffer, texts, offset + length - texts);
+  const bytes = new Uint8Array(buffer, textsOffset, offset + length - texts);
   const all = decoder.decode(bytes);
   const isSorted = offsets.every((at, i) => at <= bytes.length && (i === 0 || offsets[i - 1] <= at));
   if (isSorted && all.length === bytes.length && ASCII.test(all)) return Array.from({ length: count }, (_, i) => all.slice(offsets[i], offsets[i + 1]));
   return Array.from({ length: count }, (_, i) => {
-    if (texts + offsets[i + 1] > offset + length) throw new Error('the table of texts is damaged');
-    return decoder.decode(new Uint8Array(buffer, texts + offsets[i], offsets[i + 1] - offsets[i]));
+    if (textsOffset + offsets[i + 1] > offset + length) throw new Error('the table of texts is damaged');
+    return decoder.decode(new Uint8Array(buffer, textsOffset + offsets[i], offsets[i + 1] - offsets[i]));
   });
 }

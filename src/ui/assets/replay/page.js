@@ -12,7 +12,7 @@ const params = new URL(location).searchParams;
 const id = root.dataset.run;
 
 const at = params.get('at');
-/** The initial state of the replay. */
+/** The initial state of the replay. Existing links contain the names of the parameters, so they do not change. */
 const state = {
   at: at !== null && /^\d+$/.test(at) ? Number(at) : null,
   ...(params.has('color') && { color: params.get('color') }),
