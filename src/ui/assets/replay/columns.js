@@ -67,7 +67,7 @@ function strings(view, buffer, offset, length) {
   if (textsOffset > offset + length) throw new Error('the table of texts is damaged');
   const offsets = new Uint32Array(buffer, offset + 4, count + 1);
   // If all texts are ASCII, each byte is one character, so one call decodes all texts.
-  const bytes = new Uint8Array(buffer, textsOffset, offset + length - texts);
+  const bytes = new Uint8Array(buffer, textsOffset, offset + length - textsOffset);
   const all = decoder.decode(bytes);
   const isSorted = offsets.every((at, i) => at <= bytes.length && (i === 0 || offsets[i - 1] <= at));
   if (isSorted && all.length === bytes.length && ASCII.test(all)) return Array.from({ length: count }, (_, i) => all.slice(offsets[i], offsets[i + 1]));

@@ -2,9 +2,9 @@
 import { NEVER } from './rows.js';
 
 /**
- * Returns the event to which an action moves the cursor from event `n`, a message if there is no such event, or undefined if it
- * is another action. After the last token follows the end of the run, and before the first one its first event.
- * `surprise(row)` is the surprise of a token; those from `threshold` on are surprising.
+ * Returns the event to which an action moves the cursor from event `n`, a message if there is no such event, or undefined for
+ * an action that does not move the cursor. From the last token, `nextToken` goes to the end of the run, and from the first one,
+ * `prevToken` goes to event 0. A token is surprising if `surprise(row)` is at least `threshold`.
  */
 export function targetOf(action, run, n, surprise, threshold) {
   const end = run.eventCount;
