@@ -165,19 +165,19 @@ async function save() {
   showError('');
   try {
     const response = await fetchApi('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
-    const done = await response.json();
+    const version = await response.json();
     savedSource = sent;
     storeDraft();
     draftBox.hidden = true;
-    if (done.name !== name) {
+    if (version.name !== name) {
       localStorage.removeItem(draftKey);
-      location.assign(`${base}/mods/${encodeURIComponent(done.name)}`);
+      location.assign(`${base}/mods/${encodeURIComponent(version.name)}`);
       return true;
     }
     showProblems([]);
     setState('Saved');
-    addVersion(done.hash);
-    toast(`${done.unchanged ? 'Already saved as' : 'Saved as'} version ${done.hash.slice(0, 12)}${done.enabled ? '' : '; the mod is disabled'}`);
+    addVersion(version.hash);
+    toast(`${version.unchanged ? 'Already saved as' : 'Saved as'} version ${version.hash.slice(0, 12)}${version.enabled ? '' : '; the mod is disabled'}`);
     return true;
   } catch (error) {
     isSaving = false;

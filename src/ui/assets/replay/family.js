@@ -1,5 +1,5 @@
-// The section below the text of a run: the branches of its family as a tree, of which active ones are updated, and statistics of
-// the run. The family of a run is its forks, the runs from which it was forked, and their forks.
+// The section below the text of a run: a tree of the branches in its family, which is updated while some are active, and
+// statistics of the run. The family of a run is its forks, the runs from which it was forked, and their forks.
 import { base, fetchApi, h, toast } from '../dom.js';
 import { MODES } from './color.js';
 import { appendText } from './glyphs.js';
@@ -60,7 +60,7 @@ export class Family {
       this.#hooks.notForkable(family.not_forkable);
       const count = this.#members.length;
       this.section.classList.toggle('single', count < 2);
-      this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}), ] next, [ previous`;
+      this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}); keys: ] next, [ previous`;
       this.#list.replaceChildren(...(count < 2
         ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
         : this.#members.map((member) => this.#branchRow(member))));
