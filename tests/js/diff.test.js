@@ -2,6 +2,7 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { align } from '../../src/ui/assets/diff.js';
+import { randomIntegers } from './random.js';
 
 const longestCommon = (a, b) => {
   const m = Array.from({ length: a.length + 1 }, () => Array(b.length + 1).fill(0));
@@ -10,11 +11,7 @@ const longestCommon = (a, b) => {
 };
 
 test('alignment covers both lists and has maximum length', () => {
-  let seed = 11;
-  const next = (n) => {
-    seed = (seed * 1103515245 + 12345) & 0x7fffffff;
-    return (seed >> 8) % n;
-  };
+  const next = randomIntegers(11);
   const list = () => Array.from({ length: next(14) }, () => next(4));
   for (let round = 0; round < 2000; round += 1) {
     const [a, b] = [list(), list()];

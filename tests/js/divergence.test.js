@@ -3,6 +3,7 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import { differences, divergence, modsOf } from '../../src/ui/assets/divergence.js';
 import { Alignment, Coalescer, Steps, align, numbered } from '../../src/ui/assets/diff.js';
+import { randomIntegers } from './random.js';
 
 const list = (...probs) => probs.map((prob, token) => ({ token, prob }));
 const coalesce = (blocks) => new Coalescer().add(blocks, true);
@@ -19,7 +20,7 @@ test('divergence is zero for equal candidates, and exact for two outcomes', () =
   assert.ok(part > 0 && part <= whole, `${part} ${whole}`);
 });
 
-test('steps walk through both sides of a change', () => {
+test('steps go through both sides of a difference', () => {
   const steps = new Steps(7);
   const blocks = [{ same: true, a: [0, 1], b: [0, 1] }, { same: false, a: [1, 3], b: [1, 2] }, { same: true, a: [3, 4], b: [2, 3] }];
   assert.deepEqual(blocks.map((block) => steps.add(block)), [0, 1, 3]);
@@ -35,12 +36,8 @@ test('tokens are numbered by id and text on both sides', () => {
   assert.deepEqual([...b], [2, 3, 0]);
 });
 
-test('an alignment in parts equals the whole one', () => {
-  let seed = 3;
-  const next = (n) => {
-    seed = (Math.imul(seed, 1103515245) + 12345) & 0x7fffffff;
-    return (seed >> 8) % n;
-  };
+test('an alignment that is taken in parts equals the one that is taken at the end', () => {
+  const next = randomIntegers(3);
   for (let round = 0; round < 200; round += 1) {
     const [a, b] = [0, 1].map(() => Int32Array.from({ length: next(60) }, () => next(5)));
     const alignment = new Alignment(a, b);
@@ -62,7 +59,7 @@ test('parameters differ by path, and mods by version and configuration', () => {
   assert.deepEqual(differences(modsOf({ mods: [{ name: 'x', version: '1' }] }), modsOf({ mods: [{ name: 'x', version: '2' }, 'y'] })), [['x.version', '1', '2'], ['y', null, {}]]);
 });
 
-test('tokens that are equal by chance between changes are joined with them', () => {
+test('differences that are separated by tokens which are equal by chance are joined', () => {
   const [a, b] = [[...'abcXdefgh'], [...'ABCXDEFgh']];
   const blocks = coalesce(align(a, b));
   assert.deepEqual(blocks, [{ same: false, a: [0, 7], b: [0, 7] }, { same: true, a: [7, 9], b: [7, 9] }]);
@@ -71,11 +68,7 @@ test('tokens that are equal by chance between changes are joined with them', () 
 });
 
 test('two answers of 10 000 tokens that diverge are aligned within 300 ms of processor time', (t) => {
-  let seed = 5;
-  const next = (n) => {
-    seed = (Math.imul(seed, 1103515245) + 12345) & 0x7fffffff;
-    return (seed >> 8) % n;
-  };
+  const next = randomIntegers(5);
   // Frequent tokens are equal by chance, as in natural text.
   const words = (length) => Array.from({ length }, () => `${next(3) ? next(2000) : next(12)} word`);
   const start = words(1000);

@@ -10,11 +10,11 @@ function score(section, wanted) {
   const text = section.text.toLowerCase();
   let points = 0;
   for (const word of wanted) {
-    const found = (heading === word ? 60 : heading.startsWith(word) ? 40 : heading.includes(word) ? 25 : 0)
+    const pointsOfWord = (heading === word ? 60 : heading.startsWith(word) ? 40 : heading.includes(word) ? 25 : 0)
       + (page.includes(word) ? 10 : 0)
       + Math.min(text.split(word).length - 1, 5);
-    if (!found) return 0;
-    points += found;
+    if (!pointsOfWord) return 0;
+    points += pointsOfWord;
   }
   return points;
 }

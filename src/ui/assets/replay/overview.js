@@ -5,7 +5,7 @@ import { surprise } from './color.js';
 import { colorNameOf } from './lanes.js';
 import { NEVER } from './rows.js';
 
-/** Width of the place of a bar, in pixels. */
+/** Distance between two bars, in pixels. */
 const BIN_WIDTH = 2;
 
 /**
