@@ -68,7 +68,7 @@ export const SHORTCUTS = [
     [['y'], 'copy a link to this event', 'copy', 'replay'],
     [['t'], 'edit the tags of the run', 'tags', 'replay'],
     [['n'], 'edit the note on the run or on the selected token', 'note', 'replay'],
-    [['f'], 'continue in the playground from here', 'fork', 'replay'],
+    [['f'], 'continue in the playground from here', 'openPlayground', 'replay'],
   ]],
   ['Compare', [
     [['ArrowRight'], 'next token on both sides', 'nextPair', 'compare'],

@@ -212,7 +212,7 @@ function act(action, key) {
     }
     case 'nextRun': return clickLink('[data-next]');
     case 'prevRun': return clickLink('[data-prev]');
-    case 'fork': {
+    case 'openPlayground': {
       const href = replay.atEnd ? null : replay.playgroundUrl();
       if (href) location.assign(href);
       return href ? true : clickLink('[data-again]');

@@ -28,13 +28,13 @@ const steeringText = (vectors) => (vectors.length ? `steering ${vectors.map((v) 
 export function changeOf(member) {
   const { parent } = member;
   if (!parent) return 'original';
-  const c = parent.change ?? {};
+  const { text, sampling, mods, steering, seed } = parent.change ?? {};
   const parts = [];
-  if (typeof c.text === 'string') parts.push(`“${displayText(c.text)}”`);
-  for (const [name, value] of Object.entries(c.sampling ?? {})) parts.push(`${name.replaceAll('_', ' ')} ${valueText(value)}`);
-  if (Array.isArray(c.mods)) parts.push(c.mods.length ? `mods ${c.mods.map((m) => m?.name ?? valueText(m)).join(', ')}` : 'no mods');
-  if (Array.isArray(c.steering)) parts.push(steeringText(c.steering));
-  if (c.seed) parts.push(`seed ${member.seed}`);
+  if (typeof text === 'string') parts.push(`“${displayText(text)}”`);
+  for (const [name, value] of Object.entries(sampling ?? {})) parts.push(`${name.replaceAll('_', ' ')} ${valueText(value)}`);
+  if (Array.isArray(mods)) parts.push(mods.length ? `mods ${mods.map((m) => m?.name ?? valueText(m)).join(', ')}` : 'no mods');
+  if (Array.isArray(steering)) parts.push(steeringText(steering));
+  if (seed) parts.push(`seed ${member.seed}`);
   return parts.join(', ') || 'unchanged';
 }
 
