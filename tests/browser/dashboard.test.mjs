@@ -82,7 +82,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   await page.keyboard.press('d');
   assert.equal(await page.evaluate(() => [...document.querySelectorAll('.token.removed')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
   await page.keyboard.press('e');
-  await page.waitForSelector('.panel .action.bad');
+  await page.waitForSelector('.panel .action.failed');
   assert.match(await page.textContent('.panel'), /KeyError/);
   await page.waitForSelector('.panel .candidates tr.chosen');
   assert.match(await page.textContent('.panel .candidates'), /min-p/);

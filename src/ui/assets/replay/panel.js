@@ -8,7 +8,7 @@ import { displayText } from './glyphs.js';
 import { NEVER } from './rows.js';
 
 const MAX_CANDIDATES = 12;
-const MAX_LOGS = 60;
+const MAX_LOG_LINES = 60;
 /** Maximum tokens that are listed for an edit of logits. */
 const MAX_MOVED = 6;
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits));
@@ -158,8 +158,8 @@ export class Panel {
 
   /** Draws the candidates of the step, with links and buttons that continue with another one. */
   #drawAlternatives(entries) {
-    const candidates = candidateTable(entries);
-    const { rows, draft } = candidates;
+    const table = candidateTable(entries);
+    const { rows, draft } = table;
     this.#alternatives.hidden = rows.length === 0;
     if (!rows.length) return;
     const shown = this.#showsAll ? rows : rows.filter((row, i) => i < MAX_CANDIDATES || row.chosen);
@@ -167,16 +167,16 @@ export class Panel {
     const toggle = () => { this.#showsAll = !this.#showsAll; this.#drawAlternatives(entries); };
     this.#alternatives.replaceChildren(
       h('h2', {}, 'Alternatives'),
-      this.#candidateTable(shown, candidates, forward),
+      this.#alternativesTable(shown, table, forward),
       h('p', { class: 'links' },
         forward === undefined || !this.#startForks ? null : this.#regenerateForm(forward),
         rows.length > shown.length || this.#showsAll ? h('button', { type: 'button', onclick: toggle }, this.#showsAll ? 'Fewer' : `All ${rows.length}`) : null),
-      ...stageList(candidates),
+      ...stageList(table),
       draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, displayText(draft.text)), draft.isMatch ? ' matched, so this token needed no decode.' : ' did not match.') : '');
   }
 
   /** Returns the table of candidates; `forward` is the ForwardPass of the step, if it was recorded. */
-  #candidateTable(rows, { stages, hasMods, hasSampler }, forward) {
+  #alternativesTable(rows, { stages, hasMods, hasSampler }, forward) {
     const tableRow = (row) => h('tr', { class: row.chosen ? 'chosen' : hasSampler && row.sampler === null ? 'eliminated' : null },
       h('th', { scope: 'row', title: `id ${row.token}` }, displayText(row.text)),
       probabilityCell(row.model, '·'), hasMods && probabilityCell(row.mods, '–'), hasSampler && probabilityCell(row.sampler, '–'),
@@ -254,30 +254,33 @@ export class Panel {
   /** Returns the element of a mod call: its mod, duration, actions, log lines and exception. */
   #modCall({ call, logs, actions, event }, isOtherEvent = false) {
     const ms = call.execution_time_ms;
-    const duration = ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms?.toFixed(1)} ms`;
+    const duration = () => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`);
     return h('div', { class: 'call' },
       h('div', { class: 'call-head' },
         h('b', {}, call.mod_name),
         isOtherEvent ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
-        Number.isFinite(ms) ? h('span', { class: 'hint num' }, duration) : null),
-      actions.map((action) => h('div', { class: `action${action.action_type === 'EmitError' ? ' bad' : ''}${action.details?.superseded ? ' superseded' : ''}` }, ...actionContent(action))),
+        Number.isFinite(ms) ? h('span', { class: 'hint num' }, duration()) : null),
+      actions.map((action) => h('div', { class: `action${action.action_type === 'EmitError' ? ' failed' : ''}${action.details?.superseded ? ' superseded' : ''}` }, ...actionContent(action))),
       logLines(logs),
-      call.exception_occurred ? h('div', { class: 'action bad' }, call.exception_message ?? 'raised an exception',
+      call.exception_occurred ? h('div', { class: 'action failed' }, call.exception_message ?? 'raised an exception',
         call.exception_traceback ? h('details', {}, h('summary', {}, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, call.exception_traceback)) : null) : null);
   }
 }
 
 /** Returns the element with log lines: the first ones and a button that shows all, or all of them. */
 function logLines(logs, all = false) {
-  const line = ({ log_level: level = 'INFO', log_message: message }) => h('div', { class: `log ${level}` }, h('b', {}, `${level.toLowerCase()} `), message);
-  const box = h('div', {}, (all ? logs : logs.slice(0, MAX_LOGS)).map(line));
-  if (!all && logs.length > MAX_LOGS) {
+  const line = ({ log_level, log_message: message }) => {
+    const level = log_level ?? 'INFO';
+    return h('div', { class: `log ${level}` }, h('b', {}, `${level.toLowerCase()} `), message);
+  };
+  const box = h('div', {}, (all ? logs : logs.slice(0, MAX_LOG_LINES)).map(line));
+  if (!all && logs.length > MAX_LOG_LINES) {
     box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => box.replaceWith(logLines(logs, true)) }, `All ${logs.length} lines`)));
   }
   return box;
 }
 
-/** Returns the content of the element of an action. */
+/** Returns the description of an action, with a remark if another action superseded it. */
 function actionContent(action) {
   const content = actionDescription(action);
   if (action.details?.superseded) content.push(' (an earlier mod’s action won)');
