@@ -12,6 +12,7 @@ const MAX_LOG_LINES = 60;
 /** Maximum tokens that are listed for an edit of logits. */
 const MAX_MOVED = 6;
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits));
+const duration = (ms) => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`);
 
 export class Panel {
   #root;
@@ -254,12 +255,11 @@ export class Panel {
   /** Returns the element of a mod call: its mod, duration, actions, log lines and exception. */
   #modCall({ call, logs, actions, event }, isOtherEvent = false) {
     const ms = call.execution_time_ms;
-    const duration = () => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`);
     return h('div', { class: 'call' },
       h('div', { class: 'call-head' },
         h('b', {}, call.mod_name),
         isOtherEvent ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
-        Number.isFinite(ms) ? h('span', { class: 'hint num' }, duration()) : null),
+        Number.isFinite(ms) ? h('span', { class: 'hint num' }, duration(ms)) : null),
       actions.map((action) => h('div', { class: `action${action.action_type === 'EmitError' ? ' failed' : ''}${action.details?.superseded ? ' superseded' : ''}` }, ...actionContent(action))),
       logLines(logs),
       call.exception_occurred ? h('div', { class: 'action failed' }, call.exception_message ?? 'raised an exception',
