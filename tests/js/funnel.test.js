@@ -49,5 +49,5 @@ test('missing records are named', () => {
   assert.match(missingRecords({ ...step, stages: [] })[0], /stages of this step were not recorded/);
   assert.match(missingRecords({ ...step, hasSampler: false })[0], /distribution after the stages was not recorded/);
   assert.match(missingRecords({ ...step, rows: [row({ removedBy: [0, 2] })] })[0], /do not tell which/);
-  assert.match(missingRecords({ ...step, isPartial: true, rows: [row({})] })[0], /^Of the 1 candidates .* without funnel/);
+  assert.match(missingRecords({ ...step, isPartial: true, rows: [row({})] })[0], /^Of the 1 candidates .* without a funnel/);
 });

@@ -1,6 +1,6 @@
 // The next-token mode of the playground: computes one token, shows its candidates, and appends the one that the user chooses.
 import { base, fetchApi, h } from './dom.js';
-import { probabilityCell, removalReason, stageList } from './replay/funnel.js';
+import { outcome, probabilityCell, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
 import { displayText } from './replay/glyphs.js';
 import { candidateTable } from './replay/candidates.js';
@@ -132,7 +132,7 @@ export class NextToken {
     const tableRow = (row, i) => h('tr', { class: row.chosen ? 'chosen' : null },
       h('th', { scope: 'row' }, button(row, i)),
       probabilityCell(row.model, '–'), hasMods && probabilityCell(row.mods, '–'), hasSampler && probabilityCell(row.sampler, '–'),
-      h('td', { class: 'reason' }, removalReason(row, stages, 'drawn')));
+      h('td', { class: 'reason' }, outcome(row, stages, 'drawn')));
     const table = h('table', { class: 'candidates' },
       h('caption', { class: 'visually-hidden' }, 'Candidates for the next token'),
       h('thead', {}, h('tr', {},

@@ -88,8 +88,9 @@ function textOf(content) {
 
 /** Returns the schema of a response format if the form's field can represent it, else null. */
 function schemaOf(format) {
-  const { name, schema, ...others } = format?.json_schema ?? {};
-  return format?.type === 'json_schema' && name === SCHEMA_NAME && Object.keys(others).length === 0 ? schema ?? null : null;
+  if (format?.type !== 'json_schema') return null;
+  const { name, schema, ...others } = format.json_schema ?? {};
+  return name === SCHEMA_NAME && schema && Object.keys(others).length === 0 ? schema : null;
 }
 
 /**
@@ -157,8 +158,8 @@ function displayedValues(form) {
 }
 
 /** Returns `{name, before, after}` for each field of a form that differs from the original form. */
-export function differences(origin, form) {
-  const before = displayedValues(origin);
+export function differences(original, form) {
+  const before = displayedValues(original);
   const after = displayedValues(form);
   const same = (a, b) => a === b || (a !== '' && b !== '' && Number(a) === Number(b));
   return Object.keys(after).filter((name) => !same(before[name], after[name])).map((name) => ({ name, before: before[name], after: after[name] }));

@@ -63,7 +63,7 @@ export function missingRecords({ rows, stages, isSampled, isForced, isPartial, h
   const sentences = [];
   if (!hasSampler) sentences.push('The distribution after the stages was not recorded, so the funnels of the other candidates are missing.');
   if (rows.some((row) => row.removedBy.length > 1)) sentences.push('Where several stages are named, the recorded counts do not tell which of them removed the candidate.');
-  if (isPartial) sentences.push(`Of the ${stages.at(-1).left} candidates after the stages, only the most probable ones were recorded${rows.every(isKnown) ? '' : '; a candidate without funnel may be one of the others'}.`);
+  if (isPartial) sentences.push(`Of the ${stages.at(-1).left} candidates after the stages, only the most probable ones were recorded${rows.every(isKnown) ? '' : '; a candidate without a funnel may be one of the others'}.`);
   return sentences;
 }
 
@@ -88,8 +88,8 @@ export function probabilityCell(p, none) {
   return cell;
 }
 
-/** Returns the reason why a candidate was removed, if it was, or the text `chosen` for the drawn one; and its funnel. */
-export const removalReason = (row, stages, chosen) => [
-  row.chosen ? chosen : row.reason,
+/** Returns what happened to a candidate, as text and funnel. The text is `chosenText` for the drawn one, and else the reason of its removal. */
+export const outcome = (row, stages, chosenText) => [
+  row.chosen ? chosenText : row.reason,
   stages.length && isKnown(row) ? [' ', funnel(row, stages)] : null,
 ];

@@ -3,7 +3,7 @@ import { h, toast } from '../dom.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 import { surprise } from './color.js';
 import { requestDelay } from './events.js';
-import { probabilityCell, removalReason, stageList } from './funnel.js';
+import { outcome, probabilityCell, stageList } from './funnel.js';
 import { displayText } from './glyphs.js';
 import { NEVER } from './rows.js';
 
@@ -181,7 +181,7 @@ export class Panel {
     const tableRow = (row) => h('tr', { class: row.chosen ? 'chosen' : hasSampler && row.sampler === null ? 'eliminated' : null },
       h('th', { scope: 'row', title: `id ${row.token}` }, displayText(row.text)),
       probabilityCell(row.model, '·'), hasMods && probabilityCell(row.mods, '–'), hasSampler && probabilityCell(row.sampler, '–'),
-      h('td', { class: row.byMod ? 'reason mod' : 'reason' }, removalReason(row, stages, '✓'), ' ', row.chosen || forward === undefined ? null
+      h('td', { class: row.byMod ? 'reason mod' : 'reason' }, outcome(row, stages, '✓'), ' ', row.chosen || forward === undefined ? null
         : h('span', { class: 'fork' }, this.#forkButton(row, forward), this.#playgroundLink(row, forward))));
     return h('table', { class: 'candidates' },
       h('caption', { class: 'visually-hidden' }, 'Candidates for this token'),
