@@ -21,7 +21,7 @@ test('bars become lower with the number of candidates', () => {
   assert.deepEqual(heights([{ name: 'x', left: 0 }]), [0.15]);
 });
 
-test('sentence names the passed stages and the one that removed the candidate', () => {
+test('description names the passed stages and the one that removed the candidate', () => {
   assert.equal(description(row({ removedBy: [1] }), stages), 'passed top-k (40 left); removed by top-p (3 left)');
   assert.equal(description(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 'passed no stage; removed by ban-phrases');
   assert.equal(description(row({ chosen: true }), stages), 'passed top-k (40 left), top-p (3 left), min-p (1 left)');

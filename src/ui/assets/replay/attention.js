@@ -193,7 +193,7 @@ export class Attention {
   }
 
   /** Shows the attention at event `n`: that of the last forward pass. */
-  at(n) {
+  moveCursor(n) {
     this.#n = n;
     this.section.hidden = !this.isOn;
     if (!this.isOn) return undefined;
@@ -268,7 +268,7 @@ export class Attention {
     this.#current = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact', missing: attention.missing };
     this.#heads.show(attention, this.view);
     this.#showFacts();
-    this.#map.at(this.#n);
+    this.#map.moveCursor(this.#n);
     this.#hooks.valuesChanged();
   }
 
@@ -338,8 +338,8 @@ export class Attention {
 
   #onStripClick(event) {
     if (!this.#current) return;
-    const at = this.#stripBox.getBoundingClientRect();
-    const pos = Math.floor(((event.clientX - at.left) / at.width) * this.#current.values.length);
+    const bounds = this.#stripBox.getBoundingClientRect();
+    const pos = Math.floor(((event.clientX - bounds.left) / bounds.width) * this.#current.values.length);
     const row = this.#run.sequence(this.#current.seq)[pos];
     if (row !== undefined) this.#hooks.select(row);
   }

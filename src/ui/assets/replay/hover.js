@@ -39,11 +39,11 @@ export function showCardOnHover(root, run, signal) {
       const i = token._row;
       card.replaceChildren(h('b', {}, displayText(run.text(i))), ...cardLines(run, i).map((text) => h('span', {}, text)));
       card.hidden = false;
-      const at = token.getClientRects()[0] ?? token.getBoundingClientRect();
-      const left = Math.min(at.left, innerWidth - card.offsetWidth - 8);
-      const fitsBelow = at.bottom + 6 + card.offsetHeight < innerHeight;
+      const bounds = token.getClientRects()[0] ?? token.getBoundingClientRect();
+      const left = Math.min(bounds.left, innerWidth - card.offsetWidth - 8);
+      const fitsBelow = bounds.bottom + 6 + card.offsetHeight < innerHeight;
       card.style.left = `${Math.max(8, left)}px`;
-      card.style.top = `${fitsBelow ? at.bottom + 6 : at.top - 6 - card.offsetHeight}px`;
+      card.style.top = `${fitsBelow ? bounds.bottom + 6 : bounds.top - 6 - card.offsetHeight}px`;
     }, DELAY_MS);
   }, { signal });
   root.addEventListener('pointerleave', hide, { signal });

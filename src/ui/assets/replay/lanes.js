@@ -77,8 +77,8 @@ export class Lanes {
 
   /** Moves the cursor to the mark of a mod that is nearest to a click in its lane. */
   #onClick(name, box, event) {
-    const at = box.getBoundingClientRect();
-    const seq = ((event.clientX - at.left) / at.width) * this.#run.eventCount;
+    const bounds = box.getBoundingClientRect();
+    const seq = ((event.clientX - bounds.left) / bounds.width) * this.#run.eventCount;
     const marks = this.#run.marks.filter((mark) => mark.mod_name === name);
     const nearest = marks.reduce((a, b) => (Math.abs(b.seq - seq) < Math.abs(a.seq - seq) ? b : a));
     this.#go(nearest.seq);
@@ -126,7 +126,7 @@ export class Lanes {
   }
 
   /** Shows the cursor at event `n`. */
-  at(n) {
+  moveCursor(n) {
     this.#n = n;
     const left = `calc(${((n / Math.max(1, this.#run.eventCount)) * 100).toFixed(3)}% - 1px)`;
     for (const { cursor } of this.#lanes.values()) cursor.style.left = left;

@@ -46,7 +46,7 @@ export class AttentionMap {
   }
 
   /** Shows the cursor at event `n`. */
-  at(n) {
+  moveCursor(n) {
     this.#n = n;
     this.#draw();
   }
@@ -102,8 +102,8 @@ export class AttentionMap {
   /** Moves the cursor to the step of a click. */
   #onClick(event) {
     if (!this.#map?.rows.length) return;
-    const at = this.#box.getBoundingClientRect();
-    const row = this.#map.rows[Math.floor(((event.clientY - at.top) / at.height) * this.#map.rows.length)];
+    const bounds = this.#box.getBoundingClientRect();
+    const row = this.#map.rows[Math.floor(((event.clientY - bounds.top) / bounds.height) * this.#map.rows.length)];
     if (row) this.#go(row.seq);
   }
 }

@@ -78,7 +78,7 @@ export class Overview {
   }
 
   /** Moves the slider to event `n`. */
-  at(n) {
+  moveCursor(n) {
     const count = this.#run.eventCount;
     if (Number(this.#slider.max) !== count) this.#slider.max = String(count);
     this.#slider.disabled = count === 0;

@@ -199,7 +199,7 @@ export class Replay {
           this.#state.attentionView = attention.view;
           this.#state.laterSteps = attention.showsLaterSteps;
           this.#notify();
-          attention.at(this.n);
+          attention.moveCursor(this.n);
         },
         valuesChanged: () => this.#updateColors(),
         go: (n) => { parts.player.pause(); this.go(n); },
@@ -324,11 +324,11 @@ export class Replay {
     const row = this.#rowAddedBy(e);
     text.setCursor(this.n === run.eventCount && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#isFollowing);
     if (this.#isFollowing || (isPlaying && this.n === run.eventCount)) text.scrollToEnd();
-    overview.at(this.n);
-    lanes.at(this.n);
+    overview.moveCursor(this.n);
+    lanes.moveCursor(this.n);
     panel.show(e, this.#selectedRow ?? row);
     attention?.setSubject(this.#selectedRow ?? row);
-    attention?.at(this.n);
+    attention?.moveCursor(this.n);
     this.#showPosition(e, row);
     if (!keepSelection && !isPlaying && !quiet) {
       this.#state.at = this.n === run.eventCount ? null : this.n;
@@ -451,7 +451,7 @@ export class Replay {
     if (!attention) this.#loadAttention();
     else {
       attention.isOn = this.#state.attention;
-      attention.at(this.n);
+      attention.moveCursor(this.n);
     }
   }
 

@@ -366,15 +366,15 @@ export class Text {
 
   /** Scrolls the text so that a span is visible, at some distance from the edges. */
   #reveal(span, tries = 3) {
-    const box = this.#root.getBoundingClientRect();
-    const at = span.getBoundingClientRect();
-    if (at.width === 0 && at.height === 0) return;
-    const margin = Math.min(80, box.height / 4);
+    const view = this.#root.getBoundingClientRect();
+    const bounds = span.getBoundingClientRect();
+    if (bounds.width === 0 && bounds.height === 0) return;
+    const margin = Math.min(80, view.height / 4);
     // `scrollIntoView` would also scroll the page on small screens.
-    const above = box.top + margin - at.top;
-    const below = at.bottom - box.bottom + margin;
+    const above = view.top + margin - bounds.top;
+    const below = bounds.bottom - view.bottom + margin;
     if (above <= 0 && below <= 0) return;
-    if (Math.max(above, below) > box.height) this.#root.scrollTop += at.top - box.top - box.height / 3;
+    if (Math.max(above, below) > view.height) this.#root.scrollTop += bounds.top - view.top - view.height / 3;
     else this.#root.scrollTop += above > 0 ? -above : below;
     // Blocks that were off screen get their actual heights only now, so the position may have changed.
     if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
