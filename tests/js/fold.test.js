@@ -98,9 +98,9 @@ test('damaged columns throw an error with a message', () => {
     const bytes = new Uint8Array(whole.subarray(0, cut)).buffer;
     assert.throws(() => parseColumns(bytes), Error);
   }
-  for (let at = 0; at < whole.length; at += 1) {
+  for (let i = 0; i < whole.length; i += 1) {
     const bytes = new Uint8Array(whole);
-    bytes[at] ^= 0x55;
+    bytes[i] ^= 0x55;
     try {
       parseColumns(bytes.buffer);
     } catch (error) {

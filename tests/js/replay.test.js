@@ -39,10 +39,10 @@ test('removals are nested, and a folded removal hides its inner chips', () => {
 
 test('find matches across tokens and skips hidden ones', () => {
   const texts = ['The', ' oc', 'ean', ' Ocean'];
-  const at = (i) => texts[i];
-  assert.deepEqual(find('ocean', 4, at, () => true), [[1, 2], [3, 3]]);
-  assert.deepEqual(find('ocean', 4, at, (i) => i !== 2), [[3, 3]]);
-  assert.deepEqual(find('', 4, at, () => true), []);
+  const text = (i) => texts[i];
+  assert.deepEqual(find('ocean', 4, text, () => true), [[1, 2], [3, 3]]);
+  assert.deepEqual(find('ocean', 4, text, (i) => i !== 2), [[3, 3]]);
+  assert.deepEqual(find('', 4, text, () => true), []);
 });
 
 test('template text is attributed to its message', () => {

@@ -198,13 +198,13 @@ export class Steps {
   }
 
   /** Returns the token index of a side at a step, or null. */
-  at(step, side) {
+  indexAt(step, side) {
     const index = step < 0 || step >= this.count ? -1 : this.#indexes[side][step];
     return index < 0 ? null : index;
   }
 
   /** Returns the token indexes of both sides at a step. */
-  pair(step) { return [this.at(step, 0), this.at(step, 1)]; }
+  pair(step) { return [this.indexAt(step, 0), this.indexAt(step, 1)]; }
 
   /** Returns the first token index of a side at a step or later, or null. */
   next(step, side) {

@@ -30,7 +30,7 @@ export function search(sections, query, limit = 12) {
 /** Returns an excerpt of a text around the first match of one of the words `wanted`. */
 export function excerpt(text, wanted, length = 110) {
   const lower = text.toLowerCase();
-  const first = Math.min(...wanted.map((word) => lower.indexOf(word)).filter((at) => at >= 0), text.length);
+  const first = Math.min(...wanted.map((word) => lower.indexOf(word)).filter((offset) => offset >= 0), text.length);
   const start = first === text.length || first < 30 ? 0 : text.lastIndexOf(' ', first - 20) + 1;
   return `${start ? '… ' : ''}${text.slice(start, start + length)}`;
 }

@@ -94,11 +94,11 @@ function restoreDraft() {
     draftBox.hidden = true;
   } }, 'Discard');
   const restoreButton = h('button', { type: 'button', onclick: () => { source.value = draft.text; restoreButton.remove(); } }, 'Restore');
-  const at = new Date(draft.at).toLocaleString();
+  const time = new Date(draft.at).toLocaleString();
   // On the page of an earlier version or of a template, the user expects that source, so the draft is only offered.
   const isAutomatic = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
   const origin = draft.base && draft.base !== hash ? `, based on version ${draft.base.slice(0, 12)}` : '';
-  draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${at}${origin}. `, isAutomatic ? null : restoreButton, ' ', discardButton));
+  draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${time}${origin}. `, isAutomatic ? null : restoreButton, ' ', discardButton));
   draftBox.hidden = false;
   if (isAutomatic) source.value = draft.text;
 }

@@ -1,7 +1,7 @@
 // Conversion between the definition of an experiment and the texts of its form. Errors have the name of their field in
 // `field`. Pure.
 
-/** Maximum cells of an experiment, of which each is one run. */
+/** Maximum number of cells of an experiment. Each cell is one run. */
 const MAX_CELLS = 10000;
 const MAX_SEED = 0xFFFFFFFF;
 
@@ -25,12 +25,12 @@ export function seedsOf(text) {
 /** Returns seeds as text, with three or more consecutive ones as a range. */
 export function seedsText(seeds) {
   const parts = [];
-  for (let at = 0; at < seeds.length;) {
-    let end = at;
+  for (let start = 0; start < seeds.length;) {
+    let end = start;
     while (seeds[end + 1] === seeds[end] + 1) end += 1;
-    if (end - at >= 2) parts.push(`${seeds[at]}-${seeds[end]}`);
-    else parts.push(...seeds.slice(at, end + 1));
-    at = end + 1;
+    if (end - start >= 2) parts.push(`${seeds[start]}-${seeds[end]}`);
+    else parts.push(...seeds.slice(start, end + 1));
+    start = end + 1;
   }
   return parts.join(', ');
 }
@@ -39,14 +39,14 @@ export function seedsText(seeds) {
 function objectEnd(text) {
   let depth = 0;
   let isQuoted = false;
-  for (let at = 0; at < text.length; at += 1) {
-    const c = text[at];
-    if (isQuoted && c === '\\') at += 1;
+  for (let i = 0; i < text.length; i += 1) {
+    const c = text[i];
+    if (isQuoted && c === '\\') i += 1;
     else if (c === '"') isQuoted = !isQuoted;
     else if (!isQuoted && '{['.includes(c)) depth += 1;
     else if (!isQuoted && '}]'.includes(c)) {
       depth -= 1;
-      if (depth === 0) return at + 1;
+      if (depth === 0) return i + 1;
     }
   }
   return -1;
@@ -87,7 +87,7 @@ function modsOfLine(line, number) {
 }
 
 /** Returns the lines of a text that are not empty, as `[line, number]`. */
-const numberedLines = (text) => text.split('\n').map((line, at) => [line.trim(), at + 1]).filter(([line]) => line);
+const numberedLines = (text) => text.split('\n').map((line, i) => [line.trim(), i + 1]).filter(([line]) => line);
 
 /** Returns the lists of mods in a text, one per line. */
 export function modsOf(text) {
@@ -113,17 +113,17 @@ function parametersOfLine(line, number) {
       throw lineError(`it must be JSON: ${error.message}.`);
     }
   }
-  const set = {};
+  const parameters = {};
   for (const pair of line.split(/\s+/)) {
     const [, name, value] = /^(\w+)=(.+)$/.exec(pair) ?? [];
     if (!name) throw lineError(`expected name=value, got “${pair}”.`);
     try {
-      set[name] = JSON.parse(value);
+      parameters[name] = JSON.parse(value);
     } catch {
-      set[name] = value;
+      parameters[name] = value;
     }
   }
-  return set;
+  return parameters;
 }
 
 /** Returns the sets of parameters in a text, one per line. */
@@ -154,13 +154,13 @@ export function csvRows(text) {
     row = [];
     value = '';
   };
-  for (let at = 0; at < text.length; at += 1) {
-    const c = text[at];
+  for (let i = 0; i < text.length; i += 1) {
+    const c = text[i];
     if (isQuoted) {
       if (c !== '"') value += c;
-      else if (text[at + 1] === '"') {
+      else if (text[i + 1] === '"') {
         value += '"';
-        at += 1;
+        i += 1;
       } else isQuoted = false;
     } else if (c === '"' && value === '') isQuoted = true;
     else if (c === ',') {

@@ -58,9 +58,9 @@ export function moveFocus(container, step) {
   const all = [...container.querySelectorAll('[data-row]')];
   if (!all.length) return false;
   const row = document.activeElement?.closest?.('tr');
-  const at = all.findIndex((link) => link === document.activeElement || (row && link.closest('tr') === row));
-  const to = at < 0 ? (step > 0 ? 0 : all.length - 1) : Math.max(0, Math.min(all.length - 1, at + step));
-  all[to].focus();
-  all[to].closest('tr').scrollIntoView({ block: 'nearest' });
+  const current = all.findIndex((link) => link === document.activeElement || (row && link.closest('tr') === row));
+  const next = current < 0 ? (step > 0 ? 0 : all.length - 1) : Math.max(0, Math.min(all.length - 1, current + step));
+  all[next].focus();
+  all[next].closest('tr').scrollIntoView({ block: 'nearest' });
   return true;
 }

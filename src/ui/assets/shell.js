@@ -89,18 +89,18 @@ const FORMATS = {
 const formatters = {};
 
 /** Formats a date in one of `FORMATS`; each formatter is created once. */
-function format(name, at) {
+function format(name, date) {
   formatters[name] ??= new Intl.DateTimeFormat([], FORMATS[name]);
-  return formatters[name].format(at);
+  return formatters[name].format(date);
 }
 
 /** Shows a time in the user's time zone; the server writes UTC. */
 export function showLocalTime(el) {
-  const at = new Date(el.dateTime);
-  if (Number.isNaN(at.getTime())) return;
-  const today = new Date().toDateString() === at.toDateString();
-  const clock = format('clock', at);
-  const day = format(at.getFullYear() === new Date().getFullYear() ? 'day' : 'dayAndYear', at);
-  el.textContent = today ? clock : `${clock}\n${day}`;
-  el.title = at.toString();
+  const date = new Date(el.dateTime);
+  if (Number.isNaN(date.getTime())) return;
+  const isToday = new Date().toDateString() === date.toDateString();
+  const clock = format('clock', date);
+  const day = format(date.getFullYear() === new Date().getFullYear() ? 'day' : 'dayAndYear', date);
+  el.textContent = isToday ? clock : `${clock}\n${day}`;
+  el.title = date.toString();
 }

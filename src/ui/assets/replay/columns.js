@@ -33,9 +33,9 @@ export function parseColumns(buffer) {
   const eventCount = view.getUint32(12, true);
   const sections = new Map();
   for (let i = 0; i < view.getUint32(16, true); i += 1) {
-    const at = HEADER_BYTES + i * ENTRY_BYTES;
-    if (at + ENTRY_BYTES > buffer.byteLength) throw new Error('the table of sections is incomplete');
-    sections.set(view.getUint32(at, true), [view.getUint32(at + 4, true), view.getUint32(at + 8, true)]);
+    const entry = HEADER_BYTES + i * ENTRY_BYTES;
+    if (entry + ENTRY_BYTES > buffer.byteLength) throw new Error('the table of sections is incomplete');
+    sections.set(view.getUint32(entry, true), [view.getUint32(entry + 4, true), view.getUint32(entry + 8, true)]);
   }
   const section = (id) => {
     const [offset, length] = sections.get(id) ?? [];
@@ -69,7 +69,7 @@ function strings(view, buffer, offset, length) {
   // If all texts are ASCII, each byte is one character, so one call decodes all texts.
   const bytes = new Uint8Array(buffer, textsOffset, offset + length - textsOffset);
   const all = decoder.decode(bytes);
-  const isSorted = offsets.every((at, i) => at <= bytes.length && (i === 0 || offsets[i - 1] <= at));
+  const isSorted = offsets.every((offset, i) => offset <= bytes.length && (i === 0 || offsets[i - 1] <= offset));
   if (isSorted && all.length === bytes.length && ASCII.test(all)) return Array.from({ length: count }, (_, i) => all.slice(offsets[i], offsets[i + 1]));
   return Array.from({ length: count }, (_, i) => {
     if (textsOffset + offsets[i + 1] > offset + length) throw new Error('the table of texts is damaged');

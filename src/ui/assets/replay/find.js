@@ -18,19 +18,19 @@ export function find(needle, count, text, isShown, limit = 2000) {
     all += text(i).toLowerCase();
   }
   const matches = [];
-  for (let at = all.indexOf(wanted); at >= 0 && matches.length < limit; at = all.indexOf(wanted, at + wanted.length)) {
-    matches.push([rows[lastStart(starts, at)], rows[lastStart(starts, at + wanted.length - 1)]]);
+  for (let offset = all.indexOf(wanted); offset >= 0 && matches.length < limit; offset = all.indexOf(wanted, offset + wanted.length)) {
+    matches.push([rows[lastStart(starts, offset)], rows[lastStart(starts, offset + wanted.length - 1)]]);
   }
   return matches;
 }
 
-/** Returns the index of the last start at or before `at`, by binary search. */
-function lastStart(starts, at) {
+/** Returns the index of the last start at or before an offset, by binary search. */
+function lastStart(starts, offset) {
   let low = 0;
   let high = starts.length - 1;
   while (low < high) {
     const middle = (low + high + 1) >> 1;
-    if (starts[middle] <= at) low = middle;
+    if (starts[middle] <= offset) low = middle;
     else high = middle - 1;
   }
   return low;

@@ -10,25 +10,25 @@ const patchCount = ({ columns, rows }) => columns * rows;
 export const tokenCount = ({ tiles }) => tiles.reduce((count, tile) => count + patchCount(tile), 0);
 
 /**
- * Returns the attention of a step to the patches of an image: `{tiles, mass, peak, at}` with the values of the patches of each
- * tile, line by line, their sum, the highest one, and its place `{tile, column, row}`, or null. `rows` are the rows of the run
- * by position, and `values` the attention to the positions. Pure.
+ * Returns the attention of a step to the patches of an image: `{tiles, mass, peak, peakPlace}` with the values of the patches
+ * of each tile, line by line, their sum, the highest one, and its place `{tile, column, row}`, or null. `rows` are the rows of
+ * the run by position, and `values` the attention to the positions. Pure.
  */
 export function patchValues(tiles, rows, values) {
   /** Tile and patch by row of the run. */
   const patches = new Map();
   tiles.forEach((tile, t) => { for (let k = 0; k < patchCount(tile); k += 1) patches.set(tile.start + k, [t, k]); });
   const valuesOfTiles = tiles.map((tile) => new Float64Array(patchCount(tile)));
-  let [mass, peak, at] = [0, 0, null];
+  let [mass, peak, peakPlace] = [0, 0, null];
   for (let pos = 0; pos < Math.min(rows.length, values.length); pos += 1) {
     const patch = patches.get(rows[pos]);
     if (!patch) continue;
     const [t, k] = patch;
     valuesOfTiles[t][k] = values[pos];
     mass += values[pos];
-    if (values[pos] > peak) [peak, at] = [values[pos], { tile: t, column: k % tiles[t].columns, row: Math.floor(k / tiles[t].columns) }];
+    if (values[pos] > peak) [peak, peakPlace] = [values[pos], { tile: t, column: k % tiles[t].columns, row: Math.floor(k / tiles[t].columns) }];
   }
-  return { tiles: valuesOfTiles, mass, peak, at };
+  return { tiles: valuesOfTiles, mass, peak, peakPlace };
 }
 
 /** Returns the images of a prompt whose fields have the expected types, because traces of other engines are not checked. Pure. */
@@ -93,8 +93,8 @@ class PromptImage {
     this.#attention = attention && patchValues(this.#record.tiles, sequence, attention.values);
     this.section.hidden = !attention;
     if (!attention) return;
-    const { mass, peak, at } = this.#attention;
-    const place = at ? `, at column ${at.column + 1}, row ${at.row + 1}${this.#record.tiles.length > 1 ? ` of tile ${at.tile + 1}` : ''}` : '';
+    const { mass, peak, peakPlace } = this.#attention;
+    const place = peakPlace ? `, at column ${peakPlace.column + 1}, row ${peakPlace.row + 1}${this.#record.tiles.length > 1 ? ` of tile ${peakPlace.tile + 1}` : ''}` : '';
     this.#facts.textContent = `${percent(mass)} of the attention · highest patch ${percent(peak)}${place}`;
     this.draw();
   }

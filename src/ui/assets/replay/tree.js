@@ -40,9 +40,9 @@ export function changeOf(member) {
 
 /** Returns the id of the member that is `step` places after `id`; after the last one follows the first one. Null in a family of one. */
 export function neighbor(ordered, id, step) {
-  const at = ordered.findIndex((m) => m.run_id === id);
-  if (at < 0 || ordered.length < 2) return null;
-  return ordered[(at + step + ordered.length) % ordered.length].run_id;
+  const index = ordered.findIndex((m) => m.run_id === id);
+  if (index < 0 || ordered.length < 2) return null;
+  return ordered[(index + step + ordered.length) % ordered.length].run_id;
 }
 
 /** Returns the rows of the final answer that were added at event `from` or later. */
