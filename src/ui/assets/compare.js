@@ -270,7 +270,7 @@ function candidatesOfBoth(entries, a, b) {
     i === 0 ? h('th', { scope: 'rowgroup', rowspan: String(shownSides.length) }, displayText(entry.text)) : null,
     h('td', { class: 'side' }, name, entry[side]?.chosen ? ' ✓' : ''),
     columns.map(([field]) => probabilityCell(entry[side]?.[field] ?? null, '·')));
-  return h('table', { class: 'candidates both' },
+  return h('table', { class: 'candidates two-sides' },
     h('caption', { class: 'visually-hidden' }, 'Probabilities in A and B'),
     h('thead', {}, h('tr', {},
       h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'run')),

@@ -200,13 +200,13 @@ function addVersion(newHash) {
   const short = newHash.slice(0, 12);
   for (const link of versions.querySelectorAll('a')) {
     link.removeAttribute('aria-current');
-    link.closest('li').classList.remove('now');
+    link.closest('li').classList.remove('current-version');
     if (link.title === newHash) link.closest('li').remove();
     else link.href = `${href}?version=${link.title}`;
   }
   const time = h('time', { class: 'hint', datetime: new Date().toISOString() });
   showLocalTime(time);
-  versions.prepend(h('li', { class: 'now' }, h('a', { href, 'aria-current': 'true', title: newHash }, h('code', {}, short)), ' ', time));
+  versions.prepend(h('li', { class: 'current-version' }, h('a', { href, 'aria-current': 'true', title: newHash }, h('code', {}, short)), ' ', time));
   const version = document.querySelector('[data-version]');
   version.textContent = short;
   version.title = newHash;
