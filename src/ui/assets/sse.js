@@ -45,8 +45,8 @@ async function readEvents(response, onEvent) {
 /**
  * Reads the event stream at a path of this server, and reconnects when the connection is lost. Ends when `onEvent` returns
  * true, when the signal aborts, and when the server refuses the request with a 4xx status. `onState(text, ok, status)` is
- * called when the connection is established, lost or refused; only then it has a `status`. A 404 is retried for `retry404Ms` ms,
- * because a run has its URL shortly before it is in the database.
+ * called when the connection is established, lost or refused; `status` is the one of a refusal. A 404 is retried for
+ * `retry404Ms` ms, because a run has its URL shortly before it is in the database.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, retry404Ms = 0 }) {
   const startedAt = performance.now();

@@ -38,7 +38,7 @@ export function changeOf(member) {
   return parts.join(', ') || 'unchanged';
 }
 
-/** Returns the id of the member that is `step` places after `id`; after the last one follows the first one. Null in a family of one. */
+/** Returns the id of the member that is `step` places after `id`, where the first one follows the last one. Null in a family of one. */
 export function neighbor(ordered, id, step) {
   const index = ordered.findIndex((m) => m.run_id === id);
   if (index < 0 || ordered.length < 2) return null;
@@ -52,9 +52,7 @@ export function rowsSince(run, from = 0) {
   return rows;
 }
 
-/** Returns the sum of numbers. */
 const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
-/** Returns the mean of numbers, or null if there are none. */
 const mean = (numbers) => (numbers.length ? sum(numbers) / numbers.length : null);
 
 /** Returns statistics of rows. Means are null if nothing was measured; `mostSurprising` is a row. */
