@@ -180,7 +180,6 @@ async function save() {
     toast(`${version.unchanged ? 'Already saved as' : 'Saved as'} version ${version.hash.slice(0, 12)}${version.enabled ? '' : '; the mod is disabled'}`);
     return true;
   } catch (error) {
-    isSaving = false;
     const problems = error.status === 400 ? await check() : null;
     if (!problems?.length) {
       showError(`Not saved: ${error.message}`);
