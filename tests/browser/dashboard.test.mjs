@@ -166,7 +166,7 @@ test('trace without events has a notice, and a sparse trace shows its fields', a
   const rest = { mod_calls: [], mod_logs: [], actions: [] };
   await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
   const empty = await open(`/runs/${requestId}-none`);
-  await empty.waitForSelector('.replay.idle .text[data-none]');
+  await empty.waitForSelector('.replay.idle .text[data-empty]');
   assert.ok(!(await empty.isVisible('.replay-controls')), 'there is nothing to step through');
   await empty.context().close();
   await post({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });

@@ -15,7 +15,7 @@ const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
 const RANK = [2, 3, 4, 6, 11, 51, 501];
 const TIME = [10, 20, 40, 80, 160, 320, 1000];
 
-/** The modes, in the order of the keys 1 to 6. `bucket(run, row)` returns 0–7, or -1 for no color. */
+/** The modes, in the order of the keys 1 to 6. `bucket(run, row)` returns 0–7, or -1 for no color. `mods` has no buckets: it marks the tokens that mods touched. */
 export const MODES = [
   {
     id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,

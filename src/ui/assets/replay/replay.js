@@ -86,7 +86,7 @@ export class Replay {
     const firstEntries = this.#events.get(0, 0).catch(() => []);
     const placeholder = this.#el('text');
     placeholder.dataset.idle = 'Loading the run…';
-    placeholder.toggleAttribute('data-none', true);
+    placeholder.toggleAttribute('data-empty', true);
     const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
       placeholder.dataset.idle = 'The run could not be loaded.';
       throw error;
@@ -256,7 +256,7 @@ export class Replay {
     lanes.addNewMarks();
     this.#markAnnotations();
     overview.redraw();
-    textBox.toggleAttribute('data-none', this.#run.count === 0);
+    textBox.toggleAttribute('data-empty', this.#run.count === 0);
     textBox.dataset.idle = this.isLive ? 'Waiting for the first event…' : this.#run.eventCount ? 'No tokens were added in this run.' : 'The trace of this run has no events.';
     this.#root.classList.toggle('idle', !this.isLive && this.#run.eventCount === 0);
   }

@@ -263,28 +263,28 @@ export class Text {
     const removedAt = this.#run.removedAt(i);
     const state = this.#states[i];
     const isShadedLater = state === LATER && this.#colorsLater && this.#colorClasses[i];
-    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClasses[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
-    if (state === REMOVED && this.#unfolded.has(removedAt)) name += ' unfolded';
-    if (i === this.#cursor) name += ' current';
-    if (i === this.#selected) name += ' selected';
-    if (this.#matches.has(i)) name += ' match';
+    let classes = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClasses[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
+    if (state === REMOVED && this.#unfolded.has(removedAt)) classes += ' unfolded';
+    if (i === this.#cursor) classes += ' current';
+    if (i === this.#selected) classes += ' selected';
+    if (this.#matches.has(i)) classes += ' match';
     const note = this.#annotations.get(i);
     if (note) {
-      name += ` note ${note.tone}`;
+      classes += ` note ${note.tone}`;
       this.#spans[i].title = note.text;
     }
-    this.#spans[i].className = name;
+    this.#spans[i].className = classes;
   }
 
   /** Colors the rows by `colorOf(row)`: a bucket 0–7, -1 for none, or `touched`. If `colorsLater` is true, later rows also have colors. */
   colorBy(colorOf, colorsLater = false) {
-    const all = colorsLater !== this.#colorsLater;
+    const mustWriteAll = colorsLater !== this.#colorsLater;
     this.#colorOf = colorOf;
     this.#colorsLater = colorsLater;
     for (let i = 0; i < this.#spans.length; i += 1) {
       if (!this.#spans[i]) continue;
       const next = this.#colorClassOf(i);
-      if (next === this.#colorClasses[i] && !all) continue;
+      if (next === this.#colorClasses[i] && !mustWriteAll) continue;
       this.#colorClasses[i] = next;
       if (this.#states[i] === VISIBLE || this.#states[i] === LATER) this.#writeClass(i);
     }
@@ -320,9 +320,9 @@ export class Text {
   #updateChip(removal, chip) {
     const isVisible = isChipVisible(removal, this.#n, (other) => this.#isUnfolded(other));
     if (chip) {
-      const isExpanded = String(this.#isUnfolded(removal));
+      const expanded = String(this.#isUnfolded(removal));
       if (chip.hidden === isVisible) chip.hidden = !isVisible;
-      if (chip.ariaExpanded !== isExpanded) chip.ariaExpanded = isExpanded;
+      if (chip.ariaExpanded !== expanded) chip.ariaExpanded = expanded;
     }
     return isVisible;
   }
@@ -343,7 +343,10 @@ export class Text {
       if (block.el.hidden !== isEmpty) block.el.hidden = isEmpty;
       if (!isEmpty) visibleParts.add(block.part);
     }
-    for (const part of this.#root.children) if (part.hidden === visibleParts.has(part)) part.hidden = !part.hidden;
+    for (const part of this.#root.children) {
+      const isHidden = !visibleParts.has(part);
+      if (part.hidden !== isHidden) part.hidden = isHidden;
+    }
   }
 
   /** Folds or unfolds the rows that an event removed. */
