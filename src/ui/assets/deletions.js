@@ -55,7 +55,7 @@ export class Deletions {
   }
 
   #show({ deletion_id: id, runs: count, remaining_ms: remaining }) {
-    const countdown = h('span', { class: 'hint num', 'aria-hidden': true });
+    const countdown = h('span', { class: 'hint num', 'aria-hidden': 'true' });
     const button = h('button', { type: 'button', title: 'Undo (z)' }, 'Undo');
     const line = h('div', { class: 'links' }, `${runCount(count)} deleted.`, ' ', button, ' ', countdown);
     const entry = { id, until: performance.now() + remaining, line, countdown, button };
