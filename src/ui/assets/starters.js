@@ -7,13 +7,13 @@ const SCHEMA = { type: 'object', properties: { name: { type: 'string' }, age: { 
 const NUMBERS = { temperature: '0.8', top_k: '40', top_p: '0.95', min_p: '0.05', repeat_penalty: '1', presence_penalty: '0', frequency_penalty: '0', seed: '1', max_tokens: '200' };
 
 /**
- * The starters; `needs` is the mod that one uses, or `attention`. Nearly every English story contains the banned words of the first
+ * The starters; `needs` is the mod that a starter uses, or `attention`. Nearly every English story contains the banned words of the first
  * one, so that its replay shows a backtrack.
  */
 const STARTERS = [
   { title: 'A story without two words', text: 'ban-phrases removes “the” and “and” as they appear', needs: 'ban-phrases', content: 'Tell me a short story about a girl and a cat.', mods: [{ name: 'ban-phrases', config: { phrases: ['the', 'and'], whole_words: true } }] },
   { title: 'An answer that is JSON', text: 'json-schema allows nothing else', needs: 'json-schema', content: 'Who are you? Give a name and an age.', mods: [{ name: 'json-schema', config: { schema: SCHEMA } }] },
-  { title: 'Attention of the model', text: 'attention of every step, over the text: press a', needs: 'attention', content: 'Why is the sky blue?', mods: [], attention: true },
+  { title: 'Attention of the model', text: 'press a to see the attention of each step in the text', needs: 'attention', content: 'Why is the sky blue?', mods: [], attention: true },
 ];
 
 /** Returns the values of the playground's form for a starter. */

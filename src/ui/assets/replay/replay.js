@@ -307,8 +307,8 @@ export class Replay {
   }
 
   /**
-   * Moves the cursor to event `n`; `run.eventCount` is the end. `quiet` does not report a change of the state, `isPlaying` is
-   * set by the player, and `keepSelection` keeps the selected row.
+   * Moves the cursor to event `n`; `run.eventCount` is the end. If `quiet`, the change of the state is not reported. The player
+   * sets `isPlaying`, and `keepSelection` keeps the selected row.
    */
   go(n, { quiet = false, isPlaying = false, keepSelection = false } = {}) {
     const run = this.#run;
