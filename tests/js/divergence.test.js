@@ -2,7 +2,7 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { differences, divergence, modsOf } from '../../src/ui/assets/divergence.js';
-import { Alignment, Coalescer, Steps, align, numbered } from '../../src/ui/assets/diff.js';
+import { Alignment, Coalescer, Steps, align, numberTokens } from '../../src/ui/assets/diff.js';
 import { randomIntegers } from './random.js';
 
 const list = (...probs) => probs.map((prob, token) => ({ token, prob }));
@@ -31,7 +31,7 @@ test('steps go through both sides of a difference', () => {
 
 test('tokens are numbered by id and text on both sides', () => {
   const side = (...tokens) => ({ count: tokens.length, token: (k) => tokens[k][0], text: (k) => tokens[k][1] });
-  const [a, b] = numbered([side([1, 'x'], [1, 'y'], [-1, 'x']), side([-1, 'x'], [2, 'x'], [1, 'x'])]);
+  const [a, b] = numberTokens([side([1, 'x'], [1, 'y'], [-1, 'x']), side([-1, 'x'], [2, 'x'], [1, 'x'])]);
   assert.deepEqual([...a], [0, 1, 2]);
   assert.deepEqual([...b], [2, 3, 0]);
 });

@@ -1,7 +1,7 @@
 // The comparison of two runs, A and B, token by token. Equal text is shown once, differing text side by side. One cursor moves
 // through both runs. A panel shows both distributions at the cursor, and a strip shows how far they diverge at every step.
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
-import { Alignment, Coalescer, numbered } from './diff.js';
+import { Alignment, Coalescer, numberTokens } from './diff.js';
 import { candidatesByStep, differences, divergence, modsOf } from './divergence.js';
 import { base, fetchApi, h, nextFrame, palette, prepareCanvas, scheduleDrawing } from './dom.js';
 import { listenForShortcuts } from './keys.js';
@@ -62,7 +62,7 @@ const note = h('p', { class: 'hint num' });
 async function alignAndShow() {
   // Ids alone do not identify tokens: models have different vocabularies, and traces of other engines may have no ids.
   const tokens = sides.map(({ run, rows }) => ({ count: rows.length, token: (k) => run.token(rows[k]), text: (k) => run.text(rows[k]) }));
-  const alignment = new Alignment(...numbered(tokens));
+  const alignment = new Alignment(...numberTokens(tokens));
   const coalescer = new Coalescer();
   text = new AlignedText(textBox, sides, { onStep: moveCursor, onDifference: selectDifference });
   const alignUntil = (end) => {
@@ -97,7 +97,7 @@ function summarize() {
   redrawStrip();
 }
 
-/** Moves the cursor to a difference; after the last one follows the first one. */
+/** Moves the cursor to a difference by its index, which wraps around. */
 function selectDifference(index) {
   const { length } = text.differences;
   if (length) moveCursor(text.differences[(index + length) % length].from);
@@ -220,8 +220,8 @@ async function showLinks() {
   const unrelated = selected.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }));
   const others = [...order(family.runs), ...unrelated].filter((m) => m.run_id !== a);
   if (others.length < 2) return;
-  const kept = selected.length ? { with: [...new Set([...selected, b])].join(',') } : {};
-  const link = (m) => h('a', { class: 'button', 'aria-current': m.run_id === b ? 'true' : null, href: `${base}/compare?${new URLSearchParams({ a, b: m.run_id, ...kept })}` },
+  const selection = selected.length ? { with: [...new Set([...selected, b])].join(',') } : {};
+  const link = (m) => h('a', { class: 'button', 'aria-current': m.run_id === b ? 'true' : null, href: `${base}/compare?${new URLSearchParams({ a, b: m.run_id, ...selection })}` },
     m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : '');
   document.querySelector('.tools').before(h('nav', { class: 'links', 'aria-label': 'Compare A with' },
     h('span', { class: 'hint' }, 'Compare A with'), others.slice(0, MAX_LINKS).map(link)));

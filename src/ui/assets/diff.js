@@ -160,7 +160,7 @@ export class Coalescer {
  * Returns the tokens of each side, `{count, token(k), text(k)}`, as an array of numbers that `Alignment` can compare: tokens
  * with the same id and text have the same number.
  */
-export function numbered(sides) {
+export function numberTokens(sides) {
   const texts = new Map();
   const ids = new Map();
   const numberOf = (map, key) => {

@@ -20,7 +20,7 @@ function loadSections() {
 /** Returns the pieces of a text, with those that match one of `wanted` in `<mark>`. */
 const highlighted = (text, wanted) => splitMatches(text, wanted).map(([piece, hit]) => (hit ? h('mark', {}, piece) : piece));
 
-/** Selects a result; after the last one follows the first one. */
+/** Selects a result by its index, which wraps around. */
 function selectOption(index) {
   const options = list.children;
   if (!options.length) return;
