@@ -435,6 +435,7 @@ fillForm();
 // The starters, which the replay of the first run replaces.
 const available = [...form.querySelectorAll('[data-add-mod] option')].map((option) => option.value);
 if (!form.elements.attention.disabled) available.push('attention');
+// The page has a warning while no model can answer.
 const canGenerate = form.dataset.model && !document.querySelector('main > .banner.warn');
 if (canGenerate && !new URL(location).searchParams.has('from')) {
   const buttons = starterButtons(available, (chosen) => {

@@ -29,7 +29,7 @@ export function removals(count, removedAt) {
 }
 
 /**
- * Returns true if the chip of a removal is visible at event `n`: the removal has happened, and it is not inside of another one
+ * Returns true if the chip of a removal is visible at event `n`: the removal has happened, and it is not inside another one
  * that is folded. `isUnfolded(removal)` tells if a removal is unfolded.
  */
 export function isChipVisible(removal, n, isUnfolded) {
