@@ -126,7 +126,9 @@ listenForShortcuts(['experimentForm'], (action) => {
 const from = new URLSearchParams(location.search).get('from');
 if (from) {
   try {
-    fillForm(formOf((await (await fetchApi(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
+    const response = await fetchApi(`/api/v1/experiments/${encodeURIComponent(from)}`);
+    const { definition } = await response.json();
+    fillForm(formOf(definition));
   } catch (error) {
     showError(`The experiment was not loaded: ${error.message}`);
   }
