@@ -45,7 +45,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   assert.equal(await page.locator('.heads [role=gridcell]').count(), layers.length * heads);
   const expected = stats.find((s) => s.layer === 1 && s.head === 3);
   await cell(page, 1, 3).hover();
-  assert.match(await facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} positions at .* rows are not stored$`));
+  assert.match(await facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} positions at .* its attention is not stored$`));
   await page.mouse.move(0, 0);
   await cell(page, 0, 0).focus();
   for (const key of ['ArrowDown', 'ArrowRight', 'ArrowRight']) await page.keyboard.press(key);

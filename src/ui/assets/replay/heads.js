@@ -115,7 +115,7 @@ export class Heads {
     this.#tabStop = i;
     const cell = this.#cells[i];
     cell.tabIndex = 0;
-    cell.ariaLabel = `${describe(this.#stats[i], this.#length)}${this.#isStored(i) ? '' : ' · rows not stored'}`;
+    cell.ariaLabel = `${describe(this.#stats[i], this.#length)}${this.#isStored(i) ? '' : ' · attention not stored'}`;
   }
 
   #isStored(i) { return this.#stored.has(`${this.#stats[i].layer},${this.#stats[i].head}`); }
@@ -153,7 +153,7 @@ export class Heads {
     const i = this.#cells.indexOf(cell);
     const stats = this.#stats[i];
     if (!stats) return;
-    const note = this.#isStored(i) ? 'click to shade the text by it' : 'its rows are not stored';
+    const note = this.#isStored(i) ? 'click to shade the text by it' : 'its attention is not stored';
     this.#facts.textContent = `${describe(stats, this.#length)} at ${this.#textAt(stats.peak_position)} · ${note}`;
   }
 }
