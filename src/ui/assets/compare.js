@@ -77,7 +77,8 @@ async function alignAndShow() {
   text.createNext({ count: 2 * FIRST_TOKENS });
   if (text.differences.length) selectDifference(0);
   else if (text.steps.count) moveCursor(text.steps.count - 1);
-  for (let isComplete = false; !isComplete || !alignment.isDone;) {
+  let isComplete = false;
+  while (!isComplete || !alignment.isDone) {
     await nextFrame();
     const end = performance.now() + TASK_MS;
     if (!alignment.isDone) alignUntil(end);

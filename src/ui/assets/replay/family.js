@@ -11,7 +11,7 @@ const POLL_INTERVAL_MS = 250;
 const MAX_SHOWN_TOKENS = 160;
 /** Maximum number of branches whose tokens are loaded. */
 const MAX_LOADED_BRANCHES = 48;
-/** Tokens of a branch are only loaded if it does not have more than this number. */
+/** Maximum number of tokens of a branch whose tokens are loaded. */
 const MAX_TOKENS = 4000;
 
 /** Formats a number; the minus sign has the width of a digit. */
@@ -161,7 +161,7 @@ export class Family {
     }), rows.length > MAX_SHOWN_TOKENS ? ' …' : '');
   }
 
-  /** Loads the tokens of the branches, again and again for active ones. */
+  /** Loads the tokens of the branches, repeatedly for active ones. */
   async #loadTokens() {
     clearTimeout(this.#timer);
     this.#loadId += 1;
