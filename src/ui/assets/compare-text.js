@@ -1,10 +1,10 @@
 // The aligned texts of two runs: equal tokens once, differing tokens side by side. The elements of the first tokens and of
 // those around the cursor are created at once, and the others in short tasks, so that the browser's own search finds all text.
+import { Steps } from './diff.js';
 import { h } from './dom.js';
-import { MODES } from './replay/color.js';
-import { Steps } from './divergence.js';
-import { appendText } from './replay/glyphs.js';
 import { mayEndBlock } from './replay/blocks.js';
+import { MODES } from './replay/color.js';
+import { appendText } from './replay/glyphs.js';
 
 /** Number of tokens that remain visible at the end of the collapsed common prefix. */
 const VISIBLE_TOKENS = 12;
@@ -15,39 +15,47 @@ const TOKENS_PER_CHECK = 64;
 
 /** The elements of the tokens `from..to` of a side, in blocks that the browser skips while they are off screen. */
 class TokenElements {
+  to;
+  #parent;
   #side;
+  #isColored;
+  /** Index of the next token whose element is created. */
+  #next;
   #block = null;
   #blockSize = 0;
 
   constructor(parent, side, [from, to], isColored) {
-    Object.assign(this, { parent, from, to, isColored, next: from });
+    this.to = to;
+    this.#parent = parent;
     this.#side = side;
+    this.#isColored = isColored;
+    this.#next = from;
   }
 
   /** Creates the elements of up to `count` more tokens, and calls `onCreate(index, element)` for each. */
   create(count, onCreate) {
     const { run, rows } = this.#side;
-    for (const end = Math.min(this.to, this.next + count); this.next < end; this.next += 1) {
-      const i = rows[this.next];
-      if (!this.#block || mayEndBlock(this.#blockSize, run.text(rows[this.next - 1]))) {
+    for (const end = Math.min(this.to, this.#next + count); this.#next < end; this.#next += 1) {
+      const i = rows[this.#next];
+      if (!this.#block || mayEndBlock(this.#blockSize, run.text(rows[this.#next - 1]))) {
         this.#block = h('div', { class: 'text-block' });
         this.#blockSize = 0;
-        this.parent.append(this.#block);
+        this.#parent.append(this.#block);
       }
-      const bucket = this.isColored ? MODES[0].bucket(run, i) : -1;
+      const bucket = this.#isColored ? MODES[0].bucket(run, i) : -1;
       const span = document.createElement('span');
       span.className = `token${run.isForced(i) ? ' forced' : ''}${bucket >= 0 ? ` b${bucket}` : ''}`;
       appendText(span, run.text(i));
-      onCreate(this.next, span);
+      onCreate(this.#next, span);
       this.#block.append(span);
       this.#blockSize += 1;
     }
   }
 
-  get isComplete() { return this.next === this.to; }
+  get isComplete() { return this.#next === this.to; }
 
   /** Returns the number of elements that are missing up to `index` and among the next `FIRST_TOKENS`. */
-  missing(index) { return Math.max(0, Math.min(this.to, index + FIRST_TOKENS) - this.next); }
+  missing(index) { return Math.max(0, Math.min(this.to, index + FIRST_TOKENS) - this.#next); }
 }
 
 export class AlignedText {

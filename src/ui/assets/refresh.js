@@ -8,7 +8,7 @@ const INTERVAL_MS = 1000;
 const FOCUSABLE = 'a[href], button, input';
 
 /** Replaces the parts of `container` that differ in `next`, a newer version of it; or all its content if `next` has other parts. */
-export function update(container, next) {
+function update(container, next) {
   next.querySelectorAll('time[datetime]').forEach(showLocalTime);
   for (const box of next.querySelectorAll('[data-select]')) {
     const old = container.querySelector(`[data-select][value="${CSS.escape(box.value)}"]`);

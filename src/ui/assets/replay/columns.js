@@ -69,7 +69,7 @@ function strings(view, buffer, offset, length) {
   // If all texts are ASCII, each byte is one character, so one call decodes all texts.
   const bytes = new Uint8Array(buffer, textsOffset, offset + length - textsOffset);
   const all = decoder.decode(bytes);
-  const isSorted = offsets.every((offset, i) => offset <= bytes.length && (i === 0 || offsets[i - 1] <= offset));
+  const isSorted = offsets.every((start, i) => start <= bytes.length && (i === 0 || offsets[i - 1] <= start));
   if (isSorted && all.length === bytes.length && ASCII.test(all)) return Array.from({ length: count }, (_, i) => all.slice(offsets[i], offsets[i + 1]));
   return Array.from({ length: count }, (_, i) => {
     if (textsOffset + offsets[i + 1] > offset + length) throw new Error('the table of texts is damaged');

@@ -46,8 +46,8 @@ export function listedTokens({ added_tokens: tokens, added_token_count: count, f
 function candidatesOf(top) {
   const isKnownForm = Array.isArray(top) && top.every((c) => c && isId(c.token) && (isNumber(c.prob) || isNumber(c.logprob)));
   return isKnownForm ? top.map(({ token, prob, logprob }) => (isNumber(prob)
-    ? { token, order: prob, logprob: prob > 0 ? Math.min(0, Math.log(prob)) : undefined }
-    : { token, order: logprob, logprob: Math.min(0, logprob) })) : [];
+    ? { token, sortKey: prob, logprob: prob > 0 ? Math.min(0, Math.log(prob)) : undefined }
+    : { token, sortKey: logprob, logprob: Math.min(0, logprob) })) : [];
 }
 
 /** State of one step before its tokens are appended. */
@@ -73,13 +73,13 @@ export class Step {
     const measurement = measurements.tokens?.[0];
     const token = event.sampled_token ?? measurement?.token;
     const candidate = this.candidates.find((c) => c.token === token && c.logprob !== undefined);
-    const above = (order) => this.candidates.filter((c) => c.order > order).length;
+    const rankOf = ({ sortKey }) => 1 + this.candidates.filter((other) => other.sortKey > sortKey).length;
     this.drawn = {
       step: event.step,
       token,
       text: event.token_text ?? (measurement && (measurement.text ?? '')),
       logprob: measurement?.logprob ?? candidate?.logprob,
-      rank: measurement?.rank ?? (candidate && 1 + above(candidate.order)),
+      rank: measurement?.rank ?? (candidate && rankOf(candidate)),
       entropy: measurement?.entropy ?? this.entropy,
     };
   }
