@@ -13,7 +13,7 @@ test('divergence is zero for equal candidates, and exact for two outcomes', () =
   const exact = 0.9 * Math.log2(0.9 / 0.6) + 0.1 * Math.log2(0.1 / 0.4);
   assert.ok(Math.abs(divergence(list(0.9), list(0.6)) - exact) < 1e-9);
   assert.equal(divergence([], list(1)), null);
-  // Candidates that only one side has are part of the rest on both sides, so the result is at most the exact one.
+  // A candidate of only one side counts as one of the other tokens on both sides, so the result is at most the exact one.
   const [p, q] = [[0.7, 0.2, 0.1], [0.2, 0.5, 0.3]];
   const whole = p.reduce((sum, x, i) => sum + x * Math.log2(x / q[i]), 0);
   const part = divergence(list(0.7, 0.2), [{ token: 0, prob: 0.2 }, { token: 2, prob: 0.3 }]);
@@ -59,7 +59,7 @@ test('parameters differ by path, and mods by version and configuration', () => {
   assert.deepEqual(differences(modsOf({ mods: [{ name: 'x', version: '1' }] }), modsOf({ mods: [{ name: 'x', version: '2' }, 'y'] })), [['x.version', '1', '2'], ['y', null, {}]]);
 });
 
-test('differences that are separated by tokens which are equal by chance are joined', () => {
+test('differences are joined across tokens that are equal by chance', () => {
   const [a, b] = [[...'abcXdefgh'], [...'ABCXDEFgh']];
   const blocks = coalesce(align(a, b));
   assert.deepEqual(blocks, [{ same: false, a: [0, 7], b: [0, 7] }, { same: true, a: [7, 9], b: [7, 9] }]);
