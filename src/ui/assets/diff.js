@@ -161,18 +161,17 @@ export class Coalescer {
  * with the same id and text have the same number.
  */
 export function numberTokens(sides) {
-  const texts = new Map();
-  const ids = new Map();
+  const textNumbers = new Map();
+  const tokenNumbers = new Map();
   const numberOf = (map, key) => {
-    let number = map.get(key);
-    if (number === undefined) map.set(key, number = map.size);
-    return number;
+    if (!map.has(key)) map.set(key, map.size);
+    return map.get(key);
   };
   return sides.map(({ count, token, text }) => {
-    const out = new Int32Array(count);
+    const numbers = new Int32Array(count);
     // Numbers of texts are below 2^21 and token ids below 2^31, so each key is an exact integer.
-    for (let k = 0; k < count; k += 1) out[k] = numberOf(ids, token(k) * 0x200000 + numberOf(texts, text(k)));
-    return out;
+    for (let k = 0; k < count; k += 1) numbers[k] = numberOf(tokenNumbers, token(k) * 0x200000 + numberOf(textNumbers, text(k)));
+    return numbers;
   });
 }
 
