@@ -55,6 +55,25 @@ function isInOrder(after, before) {
 }
 
 /**
+ * Returns the rows for the candidates in lists of `candidates`, by token: `{token, text, unnamed, model, mods, sampler}`. The
+ * token that was drawn, if any, also has a row; `text` is its recorded text.
+ */
+function mergedRows(lists, drawn, text) {
+  const rows = new Map();
+  for (const [name, list] of Object.entries(lists)) {
+    for (const c of list) {
+      const row = rows.get(c.token) ?? { token: c.token, text: c.text, ...(c.unnamed && { unnamed: true }), model: null, mods: null, sampler: null };
+      row[name] = c.prob;
+      rows.set(c.token, row);
+    }
+  }
+  const row = rows.get(drawn);
+  if (row?.unnamed && text) Object.assign(row, { text, unnamed: false });
+  if (drawn !== null && !row) rows.set(drawn, { token: drawn, text: text ?? `⟨${drawn}⟩`, model: null, mods: null, sampler: null });
+  return rows;
+}
+
+/**
  * Returns the table of candidates for a step with these entries:
  *
  * - `rows`: `{token, text, model, mods, sampler, chosen, reason, byMod, removedBy}`. `model`, `mods` and `sampler` are the
@@ -78,19 +97,7 @@ export function candidateTable(entries) {
   const editingCall = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
   const moved = editingCall?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
   const beforeStages = afterMods.length ? afterMods : model;
-  const rows = new Map();
-  for (const [name, list] of [['model', model], ['mods', afterMods], ['sampler', afterSampler]]) {
-    for (const c of list) {
-      const row = rows.get(c.token) ?? { token: c.token, text: c.text, ...(c.unnamed && { unnamed: true }), model: null, mods: null, sampler: null };
-      row[name] = c.prob;
-      rows.set(c.token, row);
-    }
-  }
-  const drawn = rows.get(chosen);
-  if (drawn?.unnamed && sampled.event.token_text) Object.assign(drawn, { text: sampled.event.token_text, unnamed: false });
-  if (chosen !== null && !rows.has(chosen)) {
-    rows.set(chosen, { token: chosen, text: sampled.event.token_text ?? `⟨${chosen}⟩`, model: null, mods: null, sampler: null });
-  }
+  const rows = mergedRows({ model, mods: afterMods, sampler: afterSampler }, chosen, sampled?.event.token_text);
   const drafted = eventDetails(sampled?.event).drafted ?? null;
   const draft = drafted === null ? null : { isMatch: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
   const ranks = new Map(beforeStages.map((c, i) => [c.token, i + 1]));
