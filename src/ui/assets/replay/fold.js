@@ -227,12 +227,12 @@ export class RunState extends Rows {
     }
   }
 
-  #replacePrompt(tokens, texts, seq, extra) {
+  #replacePrompt(tokens, texts, seq, extraFlags) {
     this.#removeLast(this.#alive.length, seq);
     this.#base = 0;
     tokens.forEach((token, index) => {
       const text = texts[index] ?? placeholderText(token);
-      this.#append(token, text, seq, FLAGS.prompt | extra | specialFlag(text), 0);
+      this.#append(token, text, seq, FLAGS.prompt | extraFlags | specialFlag(text), 0);
     });
     this.#promptRows = tokens.length;
   }
