@@ -51,7 +51,7 @@ export class Attention {
   #hooks;
   /** Responses of the API by step and view. */
   #cache = new Map();
-  /** The attention of the current step, `{values, sink, peak, seq, quality, missing}`, or null. */
+  /** The attention of the current step, `{values, sink, peak, seq, quality, missing}`, or null. `missing` says why there are no values. */
   #current = null;
   #controller = null;
   #timer = 0;
@@ -62,7 +62,7 @@ export class Attention {
   /** Layers that have their own views. */
   #layers = [];
   #strip = h('canvas', { 'aria-hidden': 'true' });
-  #viewSelect = h('select', { 'aria-label': 'Attention view', onchange: (e) => { this.view = e.target.value; this.#hooks.viewChanged(); } });
+  #viewSelect = h('select', { 'aria-label': 'Attention view', onchange: (event) => { this.view = event.target.value; this.#hooks.viewChanged(); } });
   #facts = h('p', { class: 'hint' });
   #topPositions = h('ol', { class: 'top-positions' });
   #note = h('p', { class: 'hint' });
@@ -103,7 +103,7 @@ export class Attention {
     this.section.append(h('h2', {}, 'Attention'),
       this.#choices, this.#facts,
       this.#note, this.#stripBox, this.#topPositions, this.#heads.el, this.#map.el);
-    this.#stripBox.addEventListener('click', (e) => this.#onStripClick(e));
+    this.#stripBox.addEventListener('click', (event) => this.#onStripClick(event));
     const redraw = () => { this.#drawStrip(); this.#map.redraw(); };
     const resized = new ResizeObserver(redraw);
     resized.observe(this.section);
