@@ -51,6 +51,9 @@ test('template text is attributed to its message', () => {
   assert.deepEqual(roles(9, spans, texts).map((r) => r.role), ['user', 'user', 'user', 'user', 'user', 'user', 'answer', 'answer', 'answer']);
   assert.equal(roles(9, spans, texts)[3].dim, false);
   assert.equal(roles(2, undefined, []).length, 2);
+});
+
+test('a block ends after a line, a sentence or the maximum of rows', () => {
   assert.equal(mayEndBlock(100, '\n'), false);
   assert.equal(mayEndBlock(128, 'x\n'), true);
   assert.equal(mayEndBlock(512, ' x'), false);
@@ -107,7 +110,7 @@ test('attention sink is detected by its mass and excluded from the scale', () =>
 
 const event = (o) => ({ kind: 'event', ...o });
 
-test('items are grouped by event across batches', () => {
+test('items are grouped by event', () => {
   const map = group([
     event({ sequence_order: 4, event_type: 'Added' }),
     { kind: 'mod_call', index: 9, event_sequence_order: 4, mod_name: 'm' },

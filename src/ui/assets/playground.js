@@ -195,7 +195,7 @@ function showRunLine(id) {
   if (shownRun) runLine.append(' · ', h('a', { href: `${base}/compare?${new URLSearchParams({ a: shownRun, b: id })}` }, 'compare with the previous run'));
 }
 
-/** Shows a problem above the form, or removes it if the text is empty. */
+/** Shows a problem below the buttons, or removes it if the text is empty. */
 function showProblem(text) {
   problemBox.hidden = !text;
   problemBox.textContent = text;
