@@ -20,7 +20,7 @@ let request = null;
 let hasLoadFailed = false;
 /** Ids of runs that are not in the list because they started after it was loaded. */
 const newRuns = new Set();
-/** True if the server dropped notifications about changes, so that the list may lack any changes. */
+/** True if the server dropped notifications about changes, so the list may lack some of them. */
 let isOutdated = false;
 
 /** Shows the list of a URL. If its filter is invalid, the old rows remain, grayed out. */
