@@ -281,6 +281,7 @@ export class RunState extends Rows {
       this.#applyQuoteAction(type, details);
       return;
     }
+    // The changes of an action are visible from the event after it.
     const after = this.eventCount;
     const generated = this.#alive.length - this.#promptRows;
     if (type === 'AdjustedLogits') {
@@ -345,6 +346,7 @@ export class RunState extends Rows {
     this.#isQueued = true;
   }
 
+  /** Applies a `Backtrack`. How many tokens it removes depends on the event, and on whether `tokens` replace them: see `src/trace/fold/quote.rs`. */
   #applyQuoteBacktrack(steps, tokens, texts, after) {
     const replaces = tokens.length > 0;
     if (!this.#atAdded) {
