@@ -27,6 +27,7 @@ export class BranchReplay {
     this.#root.querySelector('[data-text]').setAttribute('aria-label', `Text of the branch ${changeOf(member)}`);
     mainRoot.querySelector('[data-text]').after(this.#root);
     const isLive = member.status === 'running';
+    // Attention is that of one step, so the cursor is then at the step of the fork instead of the end.
     const forkedAt = isLive ? null : member.parent?.sequence_order ?? null;
     this.#replay = new Replay(this.#root, this.id, {
       state: { ...state, at: state.attention ? forkedAt : null },
