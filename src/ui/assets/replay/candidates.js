@@ -102,6 +102,7 @@ export function candidateTable(entries) {
   const draft = drafted === null ? null : { isMatch: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
   const ranks = new Map(beforeStages.map((c, i) => [c.token, i + 1]));
   const isPartial = afterSampler.length > 0 && (stages.at(-1)?.left ?? 0) > afterSampler.length;
+  // If a stage changes the order, `removedBy` knows.
   const isOrdered = stages.some(({ name }) => !ORDER_KEEPING.has(name)) || isInOrder(afterSampler, beforeStages);
   const explained = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, reason: '', byMod: false, removedBy: [] };
