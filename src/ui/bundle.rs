@@ -84,7 +84,7 @@ mod tests {
         let script = script("replay/export.js");
         let at = |text: &str| script.find(text).unwrap_or_else(|| panic!("{text} is missing"));
         assert!(at("modules['dom.js'] = {") < at("modules['replay/run.js'] = { Run"));
-        assert!(at("modules['replay/run.js'] = {") < at("modules['replay/view.js'] = { Replay }"));
+        assert!(at("modules['replay/run.js'] = {") < at("modules['replay/replay.js'] = { Replay }"));
         assert!(script.contains("const { h } = modules['dom.js'];"));
         assert!(!script.lines().any(|line| line.starts_with("import ") || line.starts_with("export ")), "{script}");
     }

@@ -111,7 +111,7 @@ mod tests {
 
     #[tokio::test]
     async fn assets_are_checked_by_their_tag() {
-        let path = format!("/assets/{}/replay/view.js", crate::ui::assets::version());
+        let path = format!("/assets/{}/replay/replay.js", crate::ui::assets::version());
         let (status, headers, _) = get(&path, None).await;
         assert_eq!(
             (status, &headers[header::CONTENT_TYPE]),

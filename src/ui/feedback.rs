@@ -7,7 +7,7 @@ use crate::store::{Feedback, RunSummary};
 
 /// The fields of one feedback entry for the templates.
 pub(super) struct FeedbackView {
-    /// `good`, `bad` or `plain`.
+    /// `good`, `bad` or `neutral`.
     pub(super) tone: &'static str,
     /// e.g. `+1`, `−0.5`.
     pub(super) rating: String,
@@ -32,7 +32,7 @@ impl FeedbackView {
         let (tone, sign) = match rating {
             r if r > 0.0 => ("good", "+"),
             r if r < 0.0 => ("bad", "\u{2212}"),
-            _ => ("plain", ""),
+            _ => ("neutral", ""),
         };
         Self {
             tone,

@@ -44,7 +44,7 @@ struct Fragment {
 
 struct List {
     q: String,
-    bad: FilterErrorView,
+    filter_error: FilterErrorView,
     /// `rows`, `empty` (no runs at all), `no-match`, or "" if the filter is invalid.
     state: &'static str,
     runs: Vec<RunPageView>,
@@ -242,7 +242,7 @@ fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunPageView> {
 
 impl List {
     fn new(q: String, paged: bool, found: Result<RunPage, BadFilter>, headers: &HeaderMap) -> Self {
-        let (page, bad) = match found {
+        let (page, filter_error) = match found {
             Ok(page) => (Some(page), FilterErrorView::default()),
             Err(error) => (None, FilterErrorView::new(&q, &error)),
         };
@@ -259,7 +259,7 @@ impl List {
             q => format!("/runs?q={}&before={before}", encoded(q)),
         });
         Self {
-            bad,
+            filter_error,
             state,
             terms,
             runs: by_family(page.as_ref().map_or(&[][..], |page| &page.runs), &q),

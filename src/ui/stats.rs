@@ -70,8 +70,8 @@ struct Bar {
     y: f64,
     height: f64,
     /// A second value, drawn over the first one.
-    y2: f64,
-    height2: f64,
+    part_y: f64,
+    part_height: f64,
     href: String,
     title: String,
 }
@@ -311,13 +311,13 @@ fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &TimeAxis) -> V
             let scaled = |value: f64| if max > 0.0 { value / max * HEIGHT } else { 0.0 };
             let bar = |one: &TimeStep| {
                 let (value, part, text) = values(&one.statistics);
-                let (height, height2) = (scaled(value), scaled(part));
+                let (height, part_height) = (scaled(value), scaled(part));
                 Bar {
                     x: axis.index(one.at) * STEP,
                     y: HEIGHT - height,
                     height,
-                    y2: HEIGHT - height2,
-                    height2,
+                    part_y: HEIGHT - part_height,
+                    part_height,
                     href: filter.step_href(one.at, statistics.unit),
                     title: format!("{}: {text}", axis.label(one.at)),
                 }

@@ -40,7 +40,7 @@ function watch() {
   const checkFrame = () => afterPaint(() => {
     const text = document.querySelector('.text');
     const now = performance.now();
-    if (text?.querySelector('.t')) {
+    if (text?.querySelector('.token')) {
       measured.text ??= now;
       const details = document.querySelector('[data-panel] section:not([hidden])')?.children.length;
       if (details && (text.scrollHeight > text.clientHeight || text.getBoundingClientRect().bottom > innerHeight)) measured.visible ??= now;
@@ -72,7 +72,7 @@ async function replay(server, path, slowdown) {
     const response = await fetch(document.querySelector('link[as=fetch]').href);
     return Run.stored(await response.arrayBuffer()).count;
   });
-  const built = await (await page.waitForFunction((count) => document.querySelectorAll('.text .t').length >= count && performance.now(), rows, { timeout: 120000, polling: 50 })).jsonValue();
+  const built = await (await page.waitForFunction((count) => document.querySelectorAll('.text .token').length >= count && performance.now(), rows, { timeout: 120000, polling: 50 })).jsonValue();
   await page.waitForTimeout(300 * slowdown);
   const seen = await page.evaluate(async () => {
     const columns = performance.getEntriesByType('resource').find((entry) => entry.name.endsWith('/columns'));
@@ -95,9 +95,9 @@ async function replay(server, path, slowdown) {
 async function compare(server, path, tokens, slowdown) {
   const { context, page, cpu } = await open(server, slowdown);
   await page.goto(server + path, { waitUntil: 'commit' });
-  await page.waitForFunction(() => measured.visible && document.querySelector('.change[aria-current] .t'), null, { timeout: 120000, polling: 50 });
+  await page.waitForFunction(() => measured.visible && document.querySelector('.difference[aria-current] .token'), null, { timeout: 120000, polling: 50 });
   const used = await cpu();
-  const built = await (await page.waitForFunction((count) => document.querySelectorAll('.text .t').length >= count && performance.now(), tokens, { timeout: 120000, polling: 50 })).jsonValue();
+  const built = await (await page.waitForFunction((count) => document.querySelectorAll('.text .token').length >= count && performance.now(), tokens, { timeout: 120000, polling: 50 })).jsonValue();
   await page.waitForTimeout(300 * slowdown);
   const seen = await page.evaluate(() => {
     const ends = performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('/columns')).map((entry) => entry.responseEnd);
@@ -115,7 +115,7 @@ async function attention(server, path, slowdown) {
   await page.waitForTimeout(1500 * slowdown);
   const seen = await page.evaluate(async () => {
     const out = {};
-    const shaded = () => Array.from(document.querySelectorAll('.text .t'), (el) => el.className).join();
+    const shaded = () => Array.from(document.querySelectorAll('.text .token'), (el) => el.className).join();
     const time = async (name, act) => {
       const old = shaded();
       const began = performance.now();
@@ -130,8 +130,8 @@ async function attention(server, path, slowdown) {
       select.value = value;
       select.dispatchEvent(new Event('change', { bubbles: true }));
     };
-    await time('on', () => document.querySelector('[data-act=attention]').click());
-    for (const view of ['max', 'layer:0', 'last', 'mean']) await time(view, () => choose('Which attention', view));
+    await time('on', () => document.querySelector('[data-action=attention]').click());
+    for (const view of ['max', 'layer:0', 'last', 'mean']) await time(view, () => choose('Attention view', view));
     await time('head', () => document.querySelectorAll('.heads .kept')[1].click());
     await time('later', () => choose('Direction', 'later'));
     return { ...out, longest: measured.longest };

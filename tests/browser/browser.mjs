@@ -36,4 +36,4 @@ export async function expectNoErrors() {
   assert.deepEqual(problems.splice(0), []);
 }
 
-export const ready = (page) => page.waitForFunction(() => document.querySelectorAll('.text .t').length > 3);
+export const ready = (page) => page.waitForFunction(() => document.querySelectorAll('.text .token').length > 3);

@@ -109,9 +109,9 @@ for (const [scheme, width] of [['dark', 1280], ['light', 375]]) {
 test('run deleted on its page is restored from the list', async () => {
   const gone = (what) => what.startsWith('404') && what.includes(runs[0]);
   const page = await open(`/runs/${runs[0]}?q=${encodeURIComponent(`request:${mark}`)}`, { expected: gone });
-  await page.waitForSelector('[data-act=delete]', { state: 'attached' });
+  await page.waitForSelector('[data-action=delete]', { state: 'attached' });
   await page.click('details.more summary');
-  await page.click('[data-act=delete]');
+  await page.click('[data-action=delete]');
   await page.click('[data-delete-dialog] [value=delete]');
   await page.waitForURL((url) => url.pathname === '/runs');
   await page.waitForSelector('[data-deletions] button');

@@ -61,7 +61,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   assert.match(await where(), /event end/);
   assert.equal(await page.evaluate(() => document.querySelectorAll('.text img').length), 0, 'token text is never markup');
   assert.match(await page.textContent('.text u'), /U\+202E/);
-  const answer = () => page.evaluate(() => [...document.querySelectorAll('.t:not(.p):not(.f):not(.g):not(.x)')].map((e) => e.textContent).join(''));
+  const answer = () => page.evaluate(() => [...document.querySelectorAll('.token:not(.prompt):not(.hidden):not(.later):not(.removed)')].map((e) => e.textContent).join(''));
   assert.match(await answer(), /^The sky is blue because/, 'the answer must not contain removed tokens');
   assert.ok(await page.locator('.chip:visible').count() >= 1);
 
@@ -74,18 +74,18 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   assert.match(await where(), /event 4/);
   await page.keyboard.press('b');
   assert.match(await answer(), /^The sky is the ocean$/, 'the tokens must be visible until after the backtrack');
-  await page.waitForSelector('.panel .act');
+  await page.waitForSelector('.panel .action');
   assert.match(await page.textContent('.panel'), /Backtrack 2/);
   assert.match(await page.textContent('.panel'), /saw "ocean", going back <b>two<\/b>/);
   await page.keyboard.press('Shift+ArrowRight');
   assert.match(await answer(), /^The sky is$/);
   await page.keyboard.press('d');
-  assert.equal(await page.evaluate(() => [...document.querySelectorAll('.t.x')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
+  assert.equal(await page.evaluate(() => [...document.querySelectorAll('.token.removed')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
   await page.keyboard.press('e');
-  await page.waitForSelector('.panel .act.bad');
+  await page.waitForSelector('.panel .action.failed');
   assert.match(await page.textContent('.panel'), /KeyError/);
-  await page.waitForSelector('.panel .alts tr.won');
-  assert.match(await page.textContent('.panel .alts'), /min-p/);
+  await page.waitForSelector('.panel .candidates tr.chosen');
+  assert.match(await page.textContent('.panel .candidates'), /min-p/);
   await page.waitForFunction(() => /[?&]at=\d+/.test(location.search) && /erased=1/.test(location.search));
   const before_ = await where();
   await page.keyboard.press('2');
@@ -103,7 +103,7 @@ test('strip is a slider, and the command field finds events and tokens', async (
   await ready(page);
   const where = () => page.textContent('[data-where]');
   const box = await page.locator('[data-overview]').boundingBox();
-  const count = Number(await page.getAttribute('[data-scrub]', 'max'));
+  const count = Number(await page.getAttribute('[data-slider]', 'max'));
   await page.mouse.click(box.x + box.width / 2, box.y + box.height / 2);
   const middle = Number((await where()).match(/event (\d+)/)[1]);
   assert.ok(Math.abs(middle - count / 2) <= 1, `${middle} of ${count}`);
@@ -131,15 +131,15 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(steps) });
   assert.equal(response.status, 201);
   const page = await open(`/runs/${requestId}-funnel?at=${sampled[0].sequence_order + 1}`);
-  await page.waitForSelector('.panel tr.won .funnel');
-  const labels = () => page.locator('.panel .alts .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
+  await page.waitForSelector('.panel tr.chosen .funnel');
+  const labels = () => page.locator('.panel .candidates .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
   const removed = 'passed top-k (3 left); removed by min-p (1 left)';
   assert.deepEqual(await labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
-  assert.equal(await page.locator('.panel .alts .cut').count(), 2);
-  assert.equal(await page.locator('.panel .chain ~ .hint').count(), 0);
+  assert.equal(await page.locator('.panel .candidates .funnel .removed').count(), 2);
+  assert.equal(await page.locator('.panel .sampling-stages ~ .hint').count(), 0);
   await page.focus('.text');
   await page.keyboard.press('ArrowRight');
-  await page.waitForSelector('.panel .funnel .maybe');
+  await page.waitForSelector('.panel .funnel .maybe-removed');
   assert.equal((await labels())[1], 'passed penalties (9 left); removed by top-k (3 left) or min-p (1 left)');
   assert.match(await page.textContent('.panel'), /do not tell which of them removed/);
   await page.keyboard.press('ArrowRight');
@@ -152,7 +152,7 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
 test('alternative token opens the playground with the text before it', async () => {
   const page = await open(`/runs/${runId}?at=6`);
   await ready(page);
-  await page.locator('.alts tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
+  await page.locator('.candidates tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
   await page.waitForURL(/playground\?from=.*next=/);
   await page.waitForFunction(() => document.querySelector('[data-raw]').value);
   assert.equal(await page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
@@ -166,15 +166,15 @@ test('trace without events has a notice, and a sparse trace shows its fields', a
   const rest = { mod_calls: [], mod_logs: [], actions: [] };
   await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
   const empty = await open(`/runs/${requestId}-none`);
-  await empty.waitForSelector('.replay.idle .text[data-none]');
-  assert.ok(!(await empty.isVisible('.deck')), 'there is nothing to step through');
+  await empty.waitForSelector('.replay.idle .text[data-empty]');
+  assert.ok(!(await empty.isVisible('.replay-controls')), 'there is nothing to step through');
   await empty.context().close();
   await post({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });
   const page = await open(`/runs/${requestId}-little?at=0`);
-  await page.waitForSelector('.panel .given');
-  assert.match(await page.textContent('.panel .given'), /150 tokens.*500 steps/);
+  await page.waitForSelector('.panel .event-facts');
+  assert.match(await page.textContent('.panel .event-facts'), /150 tokens.*500 steps/);
   await page.keyboard.press('Shift+ArrowRight');
-  await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .given')?.textContent));
+  await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .event-facts')?.textContent));
   await page.click('.panel summary:has-text("As recorded")');
   await page.waitForFunction(() => /"input_text": "Once upon a time"/.test(document.querySelector('.panel pre')?.textContent));
   await page.context().close();
@@ -195,7 +195,7 @@ test('find, help and playback work', async () => {
   await page.keyboard.press('/');
   await page.keyboard.type('sky is');
   assert.match(await page.textContent('[data-found]'), /1\/\d/);
-  assert.ok(await page.locator('.t.hit').count() >= 2, 'a match crosses tokens');
+  assert.ok(await page.locator('.token.match').count() >= 2, 'a match crosses tokens');
   await page.keyboard.press('Escape');
   await page.keyboard.press('?');
   assert.ok(await page.isVisible('dialog .keys'));
@@ -205,7 +205,7 @@ test('find, help and playback work', async () => {
   await page.locator('.text').focus();
   await page.keyboard.press(' ');
   await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent));
-  assert.equal(await page.getAttribute('[data-act=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
+  assert.equal(await page.getAttribute('[data-action=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
   await page.context().close();
   await expectNoErrors();
 });
@@ -219,20 +219,20 @@ test('playground shows its run live, with attention', async (t) => {
   const attention = await page.isEnabled('input[name=attention]');
   if (attention) await page.check('input[name=attention]');
   await page.keyboard.press('Control+Enter');
-  await page.waitForSelector('[data-recorded] a');
-  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length >= 1);
+  await page.waitForSelector('[data-run-line] a');
+  await page.waitForFunction(() => document.querySelectorAll('.token:not(.prompt)').length >= 1);
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
-  const href = await page.getAttribute('[data-recorded] a', 'href');
-  const live = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
+  const href = await page.getAttribute('[data-run-line] a', 'href');
+  const live = await page.evaluate(() => [...document.querySelectorAll('.token')].map((e) => e.textContent).join('|'));
   await page.goto(new URL(href, URL_).href);
   await ready(page);
-  const stored = await page.evaluate(() => [...document.querySelectorAll('.t')].map((e) => e.textContent).join('|'));
+  const stored = await page.evaluate(() => [...document.querySelectorAll('.token')].map((e) => e.textContent).join('|'));
   assert.equal(stored, live, 'the stored run must equal the live one');
   if (attention) {
     await page.keyboard.press('ArrowLeft');
     await page.keyboard.press('a');
-    await page.waitForSelector('.tops li');
-    assert.ok(await page.locator('.t.b7').count() >= 1, 'the attention row must shade the text');
+    await page.waitForSelector('.top-positions li');
+    assert.ok(await page.locator('.token.b7').count() >= 1, 'the attention row must shade the text');
     await page.waitForFunction(() => /attention=mean/.test(location.search));
     await page.waitForSelector('.map:visible');
   } else t.diagnostic('SKIPPED: the server runs without attention');
@@ -243,10 +243,10 @@ test('playground shows its run live, with attention', async (t) => {
 test('empty playground offers example requests that run with one click', async () => {
   const page = await open('/playground');
   await page.click('.starters button:has-text("JSON")');
-  await page.waitForSelector('[data-recorded] a');
+  await page.waitForSelector('[data-run-line] a');
   assert.equal(await page.getAttribute('.mods li', 'data-mod'), 'json-schema');
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
-  const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .t:not(.p):not(.tpl)')].map((e) => e.textContent).join(''));
+  const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .token:not(.prompt):not(.dim)')].map((e) => e.textContent).join(''));
   assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
   assert.equal(await page.locator('.starters').count(), 0);
   await page.context().close();
@@ -259,11 +259,11 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.fill('input[name=max_tokens]', '4000');
   await page.fill('input[name=temperature]', '0.3');
   await page.keyboard.press('Control+Enter');
-  await page.waitForFunction(() => document.querySelectorAll('.t:not(.p)').length > 3);
+  await page.waitForFunction(() => document.querySelectorAll('.token:not(.prompt)').length > 3);
   await page.locator('.text').focus();
   await page.keyboard.press('Escape');
   await page.waitForFunction(() => /stopped|cancelled|done/i.test(document.querySelector('[data-state]').textContent));
-  const href = await page.getAttribute('[data-recorded] a', 'href');
+  const href = await page.getAttribute('[data-run-line] a', 'href');
   await page.waitForFunction(async (run) => (await (await fetch(run)).json()).run.status !== 'running', `${URL_}/api/v1/runs/${href.split('/').pop()}`);
   await page.evaluate(() => localStorage.clear());
   await page.goto(`${URL_}/playground?from=${href.split('/').pop()}`);
@@ -282,10 +282,10 @@ test('comparison of two runs aligns tokens', async () => {
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(other) });
   assert.equal(response.status, 201);
   const page = await open(`/compare?a=${requestId}&b=${requestId}-other`);
-  await page.waitForSelector('.change[aria-current]');
-  assert.equal(await page.locator('.change').count(), 1);
+  await page.waitForSelector('.difference[aria-current]');
+  assert.equal(await page.locator('.difference').count(), 1);
   assert.match(await page.textContent('[data-summary]'), /first at token 2/);
-  await page.waitForSelector('.panel .alts');
+  await page.waitForSelector('.panel .candidates');
   assert.match(await page.textContent('.panel'), /␣sky.*␣sea/s);
   await page.context().close();
   await expectNoErrors();
@@ -305,8 +305,8 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   const page = await open(`/compare?a=${ids[0]}&b=${ids[1]}`);
   // The cursor is on a token of a difference, inside of the box.
   const cursor = (number) => page.waitForFunction((name) => {
-    const span = document.querySelector('.change[aria-current] .t.cur');
-    if (!span?.closest('.change').textContent.startsWith(name)) return false;
+    const span = document.querySelector('.difference[aria-current] .token.current');
+    if (!span?.closest('.difference').textContent.startsWith(name)) return false;
     const [box, at] = [document.querySelector('.text'), span].map((el) => el.getBoundingClientRect());
     return at.top >= box.top && at.bottom <= box.bottom;
   }, `Difference ${number}, A`);
@@ -317,12 +317,12 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   await cursor(1);
   const total = Number(/of (\d+) tokens equal/.exec(await page.textContent('[data-summary]'))[1]);
   // Equal tokens have one element, and the tokens of both differences one per side.
-  await page.waitForFunction((count) => document.querySelectorAll('.text .t').length === count, total + 2);
-  assert.equal(await page.locator('.same details .t').first().textContent(), 'The');
-  await page.focus('.scrub');
+  await page.waitForFunction((count) => document.querySelectorAll('.text .token').length === count, total + 2);
+  assert.equal(await page.locator('.same details .token').first().textContent(), 'The');
+  await page.focus('.slider');
   await page.keyboard.press('Home');
-  assert.equal(await page.locator('.same details[open] .t.cur').textContent(), 'The');
-  assert.match(await page.getAttribute('.scrub[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
+  assert.equal(await page.locator('.same details[open] .token.current').textContent(), 'The');
+  assert.match(await page.getAttribute('.slider[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
   await page.context().close();
   await expectNoErrors();
 });
@@ -330,10 +330,10 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
 test('run is deleted after confirmation', async () => {
   const page = await open(`/runs/${requestId}-other`, { expected: (what) => what.includes('404') });
   await page.click('summary:has-text("More")');
-  await page.click('[data-act=delete]');
+  await page.click('[data-action=delete]');
   await page.click('dialog button[value=cancel]');
   assert.match(page.url(), /\/runs\//, 'the run is kept');
-  await page.click('[data-act=delete]');
+  await page.click('[data-action=delete]');
   await page.click('dialog button[value=delete]');
   await page.waitForURL(/\/runs$/);
   assert.equal((await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
@@ -345,7 +345,7 @@ for (const scheme of ['light', 'dark']) {
   test(`feedback works by keyboard on a phone and is stored (${scheme})`, async () => {
     const page = await open(`/runs/${runId}`, { width: 320, height: 640, scheme, expected: (what) => what.includes('400') });
     await ready(page);
-    await page.focus('[data-act=feedback]');
+    await page.focus('[data-action=feedback]');
     await page.keyboard.press('Enter');
     const dialog = page.locator('[data-feedback-dialog]');
     await dialog.locator('[name=rating]').first().focus();
@@ -372,7 +372,7 @@ for (const scheme of ['light', 'dark']) {
     assert.match(await page.locator('[data-feedback] li').last().textContent(), kept);
     await ready(page);
     // The form shows the server's error and keeps the input.
-    await page.click('[data-act=feedback]');
+    await page.click('[data-action=feedback]');
     // The code of the form is loaded on first use.
     await dialog.waitFor({ state: 'visible' });
     await dialog.locator('[value="-1"]').check({ force: true });
@@ -439,14 +439,14 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   const requests = [];
   late.on('request', (request) => requests.push(request.url()));
   await late.goto(`${URL_}/runs/${id}?at=29000`);
-  await late.waitForSelector('.t.cur');
-  assert.ok(await late.evaluate(() => [...document.querySelectorAll('.t')].findIndex((el) => el.matches('.cur'))) > 9000);
+  await late.waitForSelector('.token.current');
+  assert.ok(await late.evaluate(() => [...document.querySelectorAll('.token')].findIndex((el) => el.matches('.current'))) > 9000);
   const count = (end) => requests.filter((url) => url.endsWith(end)).length;
   assert.deepEqual([count('/columns'), count('/events?from=0&to=96')], [1, 1]);
   await late.context().close();
   const measure = async (path, tokens) => {
     const page = await open(path);
-    await page.waitForFunction((count) => document.querySelectorAll('.t').length > count, tokens);
+    await page.waitForFunction((count) => document.querySelectorAll('.token').length > count, tokens);
     const painted = await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())))));
     const step = await page.evaluate(async () => {
       const took = [];

@@ -114,10 +114,10 @@ test('mod is written, corrected, saved, kept after a reload, and run', { skip },
   await page.click('[data-try]');
   await page.waitForSelector(`[data-mod="${name}"]`);
   await page.fill('[data-messages] textarea', 'Hello');
-  await page.click('[data-act=generate]');
-  await page.waitForFunction(() => [...document.querySelectorAll('.text .t.q')].map((t) => t.textContent).join('').includes('two'));
+  await page.click('[data-action=generate]');
+  await page.waitForFunction(() => [...document.querySelectorAll('.text .token.forced')].map((t) => t.textContent).join('').includes('two'));
 
-  await Promise.all([page.waitForURL(/\/runs\//), page.click('[data-recorded] a')]);
+  await Promise.all([page.waitForURL(/\/runs\//), page.click('[data-run-line] a')]);
   await page.click(`.facts a.mod:has-text("${name}")`);
   await page.waitForURL(new RegExp(`/mods/${name}\\?version=[0-9a-f]{64}$`));
   await page.waitForSelector('.cm-editor');

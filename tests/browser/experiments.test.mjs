@@ -130,15 +130,15 @@ test('running experiment is cancelled, resumed, changed and removed', async () =
   const id = await create({ seeds: [1, 2, 3, 4, 5, 6, 7, 8], parameters: [{ max_tokens: 400, ignore_eos: true }] });
   const page = await open(`/experiments/${id}`, { scheme: 'dark', expected: (what) => what.startsWith('409') });
   assert.equal(await page.textContent('h1'), `${mark} <b>`);
-  await page.waitForSelector('[data-state=running] [data-act=cancel]');
+  await page.waitForSelector('[data-state=running] [data-action=cancel]');
   await page.waitForFunction(() => Number(document.querySelector('progress').value) > 0);
-  await page.focus('[data-act=cancel]');
+  await page.focus('[data-action=cancel]');
   await page.keyboard.press('Enter');
-  await page.waitForSelector('[data-act=resume]');
+  await page.waitForSelector('[data-action=resume]');
   await check(page, 'cancelled');
   // The execution may still be ending.
   for (;;) {
-    await page.focus('[data-act=resume]');
+    await page.focus('[data-action=resume]');
     await page.keyboard.press('Enter');
     await page.waitForFunction(() => document.querySelector('[data-part=progress]').dataset.state !== 'cancelled' || !document.querySelector('[data-problem]').hidden);
     if (await page.isHidden('[data-problem]')) break;
@@ -152,7 +152,7 @@ test('running experiment is cancelled, resumed, changed and removed', async () =
   assert.equal(await page.inputValue('#seeds'), '1-8');
   assert.equal(await page.inputValue('#parameters'), 'max_tokens=400 ignore_eos=true');
   await page.goBack();
-  await page.click('[data-act=remove]');
+  await page.click('[data-action=remove]');
   await page.click('[data-remove-dialog] [value=remove]');
   await page.waitForURL((url) => url.pathname === '/experiments');
   assert.equal((await fetch(`${URL_}/api/v1/experiments/${id}`)).status, 404);

@@ -28,18 +28,18 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await storeRated(id);
     const page = await open(`/runs/${id}`, { scheme, width });
     await ready(page);
-    await page.waitForSelector('.t.note');
+    await page.waitForSelector('.token.note');
     // The tokens of the answer: those that belong neither to the prompt nor to a removed part.
-    const answer = await page.locator('.t:not(.p, .x)').allTextContents();
-    const marked = page.locator('.t.note');
+    const answer = await page.locator('.token:not(.prompt, .removed)').allTextContents();
+    const marked = page.locator('.token.note');
     assert.equal(await marked.count(), 2, 'one entry names a token beyond the answer, one names none');
-    assert.equal(await page.locator('.t.note.good').textContent(), answer[2]);
-    assert.equal(await page.locator('.t.note.bad').textContent(), answer[7]);
-    assert.match(await page.locator('.t.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 2 /);
+    assert.equal(await page.locator('.token.note.good').textContent(), answer[2]);
+    assert.equal(await page.locator('.token.note.bad').textContent(), answer[7]);
+    assert.match(await page.locator('.token.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 2 /);
     const place = page.locator('[data-feedback] button', { hasText: 'at token 7' });
     await place.focus();
     await page.keyboard.press('Enter');
-    assert.equal(await page.locator('.t.cur').textContent(), answer[7]);
+    assert.equal(await page.locator('.token.current').textContent(), answer[7]);
     await page.evaluate(axe);
     const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
     assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(' | ')}`), []);
@@ -47,15 +47,15 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/feedback-${scheme}.png` });
     // The form names the selected token, and the new entry marks it at once.
     await page.keyboard.press('ArrowRight');
-    const next = await page.locator('.t.cur').textContent();
+    const next = await page.locator('.token.current').textContent();
     assert.equal(next, answer[8]);
-    await page.click('[data-act=feedback]');
+    await page.click('[data-action=feedback]');
     await page.waitForSelector('[data-feedback-dialog][open]');
     assert.equal(await page.inputValue('[name=position]'), '8');
     await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });
     await page.click('[data-feedback-dialog] [value=send]');
-    await page.waitForFunction(() => document.querySelectorAll('.t.note').length === 3);
-    assert.ok((await page.locator('.t.note.good').allTextContents()).includes(next));
+    await page.waitForFunction(() => document.querySelectorAll('.token.note').length === 3);
+    assert.ok((await page.locator('.token.note.good').allTextContents()).includes(next));
     await page.context().close();
     await expectNoErrors();
   });

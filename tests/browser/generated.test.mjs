@@ -39,7 +39,7 @@ test('first example request always shows the same backtrack', async () => {
     await page.click('.starters button >> nth=0');
     await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
     assert.ok(await page.locator('.chip:visible').count() >= 1, 'the run must have removed tokens');
-    answers.push(await page.evaluate(() => [...document.querySelectorAll('.t')].map((t) => t.textContent).join('')));
+    answers.push(await page.evaluate(() => [...document.querySelectorAll('.token')].map((t) => t.textContent).join('')));
     await page.context().close();
   }
   assert.equal(answers[0], answers[1]);
@@ -86,9 +86,9 @@ for (const width of [1280, 375]) {
 test('comparison shows the effect of mods and sampler on each candidate', async () => {
   const [a, b] = [await generate({ mods: banned('the', 'and') }), await generate({})];
   const page = await open(`/compare?a=${a}&b=${b}`, { width: 375 });
-  await page.waitForSelector('.alts.both');
-  assert.deepEqual(await page.locator('.alts.both thead th').allTextContents(), ['token', 'run', 'model', 'after mods', 'drawn from']);
-  const chosen = await page.locator('.alts.both tr.won').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent)));
+  await page.waitForSelector('.candidates.both');
+  assert.deepEqual(await page.locator('.candidates.both thead th').allTextContents(), ['token', 'run', 'model', 'after mods', 'drawn from']);
+  const chosen = await page.locator('.candidates.both tr.chosen').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent)));
   assert.equal(chosen.length, 2, JSON.stringify(chosen));
   const [ofA, ofB] = ['A ✓', 'B ✓'].map((name) => chosen.find(([side]) => side === name));
   assert.match(ofA.join(' '), /%.*%.*%/, 'a mod changed what A was drawn from');
@@ -106,11 +106,11 @@ test('later steps are shaded by their attention to a token in the selected layer
   await page.keyboard.press('Home');
   for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowRight');
   await page.keyboard.press('a');
-  await page.waitForSelector('.tops li');
-  const position = Number(await page.evaluate(() => [...document.querySelectorAll('.tok-facts div')].find((div) => div.querySelector('dt').textContent === 'position').querySelector('dd').textContent));
+  await page.waitForSelector('.top-positions li');
+  const position = Number(await page.evaluate(() => [...document.querySelectorAll('.token-facts div')].find((div) => div.querySelector('dt').textContent === 'position').querySelector('dd').textContent));
   await page.selectOption('select[aria-label=Direction]', 'later');
   const { row_len: first, layer_ids: layers } = await step(1, 'view=mean');
-  const shown = () => page.evaluate(() => [...document.querySelectorAll('.tops li')].map((li) => Number(li.firstChild.textContent)));
+  const shown = () => page.evaluate(() => [...document.querySelectorAll('.top-positions li')].map((li) => Number(li.firstChild.textContent)));
   const orders = new Set();
   for (const [choice, view] of [['mean', 'view=mean'], ...layers.map((layer) => [`layer:${layer}`, `view=layer&layer=${layer}`])]) {
     // Each step draws one token. The step with index k draws the token at position `first + k`; its ForwardPass is event 1 + 3 k.
@@ -120,7 +120,7 @@ test('later steps are shaded by their attention to a token in the selected layer
       if (attention?.sequence_order === at && attention.row_len > position) expected.push([attention.row_len, attention.values[position]]);
     }
     expected.sort((x, y) => y[1] - x[1]);
-    await page.selectOption('select[aria-label="Which attention"]', choice);
+    await page.selectOption('select[aria-label="Attention view"]', choice);
     await page.waitForFunction((count) => new RegExp(`^${count} later step[^…]*$`).test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''), expected.length);
     assert.equal((await shown())[0], expected[0][0], `${choice}: the step with the highest attention`);
     orders.add(expected.map(([pos]) => pos).join());
@@ -162,13 +162,13 @@ test('next token is chosen from its candidates, and the text continues from exac
     await page.fill('[aria-label="Message 1"]', 'Tell me a story.');
     await page.fill('input[name=seed]', '1');
     await page.keyboard.press('Control+Shift+Enter');
-    const shown = () => page.waitForFunction(() => document.querySelector('[data-next] tr.won') && !document.querySelector('[data-next][aria-busy]'));
+    const shown = () => page.waitForFunction(() => document.querySelector('[data-next] tr.chosen') && !document.querySelector('[data-next][aria-busy]'));
     await shown();
     const rendered = await page.inputValue('[data-raw]');
     assert.ok(rendered.includes('Tell me a story.') && rendered !== 'Tell me a story.', 'the template is applied');
-    const funnel = page.locator('[data-next] tr.won .funnel');
+    const funnel = page.locator('[data-next] tr.chosen .funnel');
     assert.match(await funnel.getAttribute('aria-label'), /^passed \S+ \(\d+ left\)/);
-    assert.equal(await funnel.locator('.kept').count(), await funnel.locator('rect').count());
+    assert.equal(await funnel.locator('.passed').count(), await funnel.locator('rect').count());
     const third = page.locator('[data-choice="3"]');
     const token = Number((await third.getAttribute('title')).match(/\d+$/)[0]);
     await third.focus();
@@ -198,11 +198,11 @@ test('playground lists the fields that differ from the run', async () => {
   const id = await generate({ mods: banned('the') });
   const page = await open(`/playground?from=${id}`);
   await page.waitForFunction(() => document.querySelector('[data-mods] li'));
-  assert.equal(await page.isVisible('[data-differs]'), false);
+  assert.equal(await page.isVisible('[data-changed-fields]'), false);
   await page.fill('input[name=temperature]', '1.5');
   await page.click('[data-mods] button[title=Remove]');
-  assert.equal(await page.textContent('[data-differs] summary'), '2 fields differ from the run');
-  assert.match(await page.textContent('[data-differs] ul'), /temperature.*→ 1\.5/);
+  assert.equal(await page.textContent('[data-changed-fields] summary'), '2 fields differ from the run');
+  assert.match(await page.textContent('[data-changed-fields] ul'), /temperature.*→ 1\.5/);
   await page.context().close();
   await expectNoErrors();
 });
@@ -247,8 +247,8 @@ test('open run list is updated after an outage of the server', async () => {
   proxy = await serve(at);
   await page.waitForFunction(() => document.querySelector('.run-status').textContent !== 'running');
   assert.equal(await page.locator('.run').count(), 1, 'rows stay where they are');
-  assert.match(await page.textContent('[data-news]'), /1 new run/);
-  await page.click('[data-news]');
+  assert.match(await page.textContent('[data-new-runs]'), /1 new run/);
+  await page.click('[data-new-runs]');
   await page.waitForSelector(`[data-run="${later}"]`);
   await page.context().close();
   proxy.close();
@@ -262,12 +262,12 @@ test('fork with an alternative grows beside the text, and the family shows its b
   const drawn = events.filter((event) => event.event_type === 'Sampled')[4];
   const page = await open(`/runs/${id}?at=${drawn.sequence_order}`);
   await ready(page);
-  await page.waitForSelector('.branches.alone');
-  const row = page.locator('.alts tbody tr:not(.won)').first();
+  await page.waitForSelector('.branches.single');
+  const row = page.locator('.candidates tbody tr:not(.chosen)').first();
   const token = Number((await row.locator('th').getAttribute('title')).slice(3));
   await row.getByRole('button', { name: /^Fork this run with/ }).focus();
   await page.keyboard.press('Enter');
-  await page.waitForSelector('.beside .t:not(.p)');
+  await page.waitForSelector('.beside .token:not(.prompt)');
   assert.ok(page.url().includes(id), 'the original stays');
   assert.equal(await page.locator('.branches [data-branch]').count(), 2);
   const branch = await page.getAttribute('.branches [data-branch]:not([aria-current])', 'data-branch');
@@ -276,7 +276,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   assert.deepEqual([run.parent.run_id, run.parent.step, run.parent.change.token], [id, drawn.step, token]);
   await page.waitForSelector(`[data-branch="${branch}"][data-status=done]`);
   await page.waitForFunction((other) => /200 tok · ln p −\d+\.\d\d · length/.test(document.querySelector(`[data-branch="${other}"] .branch-facts`).textContent), branch);
-  const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .t:not(.p)`)].length, scope);
+  const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .token:not(.prompt)`)].length, scope);
   assert.equal(await answer('.beside'), 200);
   await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
   // The colors of both texts change together.
@@ -284,7 +284,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   assert.equal(await page.isChecked('.beside input[value=rank]'), true);
   await page.waitForFunction(() => location.search.includes('color=rank'));
   await page.reload();
-  await page.waitForSelector('.beside .t:not(.p)');
+  await page.waitForSelector('.beside .token:not(.prompt)');
   await page.keyboard.press(']');
   await page.waitForURL((url) => url.pathname.endsWith(branch));
   await page.waitForSelector(`.branches [data-branch="${branch}"][aria-current]`);
@@ -303,23 +303,23 @@ test('regenerating several ways starts branches that the comparison offers', asy
   const drawn = events.filter((event) => event.event_type === 'Sampled')[30];
   const page = await open(`/runs/${id}?at=${drawn.sequence_order}`);
   await ready(page);
-  await page.fill('.ways [aria-label="Number of branches"]', '3');
-  await page.fill('.ways label:last-child input', '11');
+  await page.fill('.regenerate [aria-label="Number of branches"]', '3');
+  await page.fill('.regenerate label:last-child input', '11');
   await page.keyboard.press('Enter');
   await page.waitForFunction(() => document.querySelectorAll('.branches [data-branch]').length === 4);
-  await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 4 && document.querySelectorAll('.branch-text .t').length > 40);
+  await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 4 && document.querySelectorAll('.branch-text .token').length > 40);
   assert.match(await page.textContent('.branch-list'), /seed 11.*seed 12.*seed 13/s);
   await page.locator('.branches [data-branch] >> text=Compare').first().click();
-  await page.waitForSelector('.panel .alts');
+  await page.waitForSelector('.panel .candidates');
   assert.equal(await page.locator('nav[aria-label="Compare A with"] a').count(), 3);
   assert.match(await page.textContent('.same summary'), /^\d+ equal tokens$/);
-  await page.waitForFunction(() => /divergence at least \d+\.\d\d bit/.test(document.querySelector('.apart + .hint').textContent));
+  await page.waitForFunction(() => /divergence at least \d+\.\d\d bit/.test(document.querySelector('.divergence-strip + .hint').textContent));
   const current = () => page.inputValue('[aria-label="Token on both sides"]');
   const before = Number(await current());
   assert.ok(before >= 30, `the first difference is at the fork or later: ${before}`);
   await page.keyboard.press('ArrowRight');
   assert.equal(Number(await current()), before + 1);
-  assert.ok(await page.locator('.t.cur').count() >= 1);
+  assert.ok(await page.locator('.token.current').count() >= 1);
   await page.context().close();
   await expectNoErrors();
 });
@@ -330,7 +330,7 @@ test('run of another engine says why it cannot be forked', async () => {
   assert.equal(response.status, 201);
   const page = await open(`/runs/${name}?at=6`);
   await page.waitForFunction(() => /cannot be forked: its sampling/.test(document.querySelector('.branch-list')?.textContent));
-  const button = page.locator('.ways button');
+  const button = page.locator('.regenerate button');
   assert.equal(await button.getAttribute('aria-disabled'), 'true');
   await button.click({ force: true });
   assert.match(await page.textContent('[data-toast]'), /cannot be forked: its sampling parameters/);

@@ -45,7 +45,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   assert.equal(await page.locator('.heads [role=gridcell]').count(), layers.length * heads);
   const expected = stats.find((s) => s.layer === 1 && s.head === 3);
   await cell(page, 1, 3).hover();
-  assert.match(await facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} back at .* rows are not stored$`));
+  assert.match(await facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} positions at .* its attention is not stored$`));
   await page.mouse.move(0, 0);
   await cell(page, 0, 0).focus();
   for (const key of ['ArrowDown', 'ArrowRight', 'ArrowRight']) await page.keyboard.press(key);
@@ -54,12 +54,12 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   // The arrow keys moved within the grid, not through the run.
   assert.match(await page.textContent('[data-where]'), /event 10 /);
   await page.keyboard.press('Enter');
-  await page.waitForFunction(() => document.querySelector('select[aria-label="Which attention"]').value === 'head:1:2');
+  await page.waitForFunction(() => document.querySelector('select[aria-label="Attention view"]').value === 'head:1:2');
   const { values, quality } = await attention(id, 'at=10&view=head&layer=1&head=2');
   assert.equal(quality, 'f16');
   // The largest weight, or the second largest where the first token is an attention sink.
   const top = values.map((v, i) => [v, i]).sort((a, b) => b[0] - a[0]).map(([, i]) => i).slice(0, 2);
-  await page.waitForFunction((known) => known.includes(Number(document.querySelector('.tops li').firstChild.textContent)), top);
+  await page.waitForFunction((known) => known.includes(Number(document.querySelector('.top-positions li').firstChild.textContent)), top);
   // A link opens the same head.
   await page.waitForFunction(() => location.search.includes('attention=head%3A1%3A2'));
   const link = await open(new URL(page.url()).pathname + new URL(page.url()).search);
@@ -76,11 +76,11 @@ test('later steps are shaded by one head, and a head without rows says how to st
   assert.equal(rows.length, 20);
   const page = await open(`/runs/${id}?at=3&attention=head:2:1&later=1`);
   await ready(page);
-  await page.click('.text .t >> nth=3');
+  await page.click('.text .token >> nth=3');
   await page.waitForFunction(() => /^20 later steps at .*layer 2, head 1$/.test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''));
   const best = rows.reduce((a, b) => (b.value > a.value ? b : a));
   const { row_len: position } = await attention(id, `at=${best.sequence_order}`);
-  assert.equal(await page.evaluate(() => Number(document.querySelector('.tops li').firstChild.textContent)), position);
+  assert.equal(await page.evaluate(() => Number(document.querySelector('.top-positions li').firstChild.textContent)), position);
   await page.context().close();
   const bare = await generate({ attention: true });
   const other = await open(`/runs/${bare}?at=3&attention=head:2:1`, { expected: (what) => /^404 .*view=head/.test(what) });
@@ -106,12 +106,12 @@ test('exported page shows the run from disk without a network, and hostile text 
   await ready(page);
   const original = await open(`/runs/${id}`);
   await ready(original);
-  const tokens = (of) => of.evaluate(() => [...document.querySelectorAll('.t')].map((t) => `${t.className} ${t.textContent}`));
+  const tokens = (of) => of.evaluate(() => [...document.querySelectorAll('.token')].map((t) => `${t.className} ${t.textContent}`));
   assert.deepEqual(await tokens(page), await tokens(original));
   assert.equal(await page.locator('.text img').count(), 0);
   await page.keyboard.press('Home');
   for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowRight');
-  assert.ok(await page.locator('.alts tbody tr').count() > 1, 'candidates are shown');
+  assert.ok(await page.locator('.candidates tbody tr').count() > 1, 'candidates are shown');
   assert.equal(await page.locator('text=Fork here').count(), 0);
   await page.keyboard.press('.');
   assert.ok(await page.locator('.call').count() >= 1, 'actions of mods are shown');

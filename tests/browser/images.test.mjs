@@ -35,7 +35,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     const chip = page.locator('.text .image-chip');
     await chip.waitFor();
     assert.match(await chip.locator('summary').textContent(), /^▣ Image · 6 × 4 · 64 tokens · [0-9a-f]{8}$/);
-    assert.equal(await page.locator('.text .t:visible', { hasText: '<image>' }).count(), 0);
+    assert.equal(await page.locator('.text .token:visible', { hasText: '<image>' }).count(), 0);
     assert.equal(await chip.locator('img').isVisible(), false);
     // By keyboard, and without an effect on the replay.
     const where = await page.textContent('[data-where]');
@@ -74,7 +74,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     if (process.env.SHOTS) await page.locator('.patches').scrollIntoViewIfNeeded();
     if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/images-${scheme}-${width}.png` });
     // Without attention the section is hidden.
-    await page.click('[data-act=attention]');
+    await page.click('[data-action=attention]');
     await facts.waitFor({ state: 'hidden' });
     await page.context().close();
     await expectNoErrors();

@@ -30,9 +30,9 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
       await page.waitForSelector('[data-note-dialog]', { state: 'detached' });
     };
     await write('an odd <b>word</b>');
-    await page.waitForSelector('.t.note.remark');
-    const current = await page.locator('.t.cur').textContent();
-    assert.equal(await page.locator('.t.note.remark').textContent(), current);
+    await page.waitForSelector('.token.note.remark');
+    const current = await page.locator('.token.current').textContent();
+    assert.equal(await page.locator('.token.note.remark').textContent(), current);
     await write('the whole run\nin two lines', '');
     assert.deepEqual(await page.locator('[data-notes] .note-text').allTextContents(), ['the whole run\nin two lines', 'an odd <b>word</b>']);
     await page.evaluate(axe);
@@ -44,9 +44,9 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.goto(`${URL_}/runs/${id}`);
     await ready(page);
     await page.locator('[data-notes] button').click();
-    assert.equal(await page.locator('.t.cur').textContent(), current);
+    assert.equal(await page.locator('.token.current').textContent(), current);
     await write('');
-    await page.waitForFunction(() => !document.querySelector('.t.note'));
+    await page.waitForFunction(() => !document.querySelector('.token.note'));
     await page.keyboard.press('n');
     await page.waitForSelector(BOX);
     await page.selectOption('[name=place]', '');

@@ -55,7 +55,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
 test('several runs are tagged in the list, and a tag filters it', async () => {
   const page = await open(`/runs?q=${mark}`.replace(mark, encodeURIComponent(`request:${mark}`)));
   await page.waitForSelector('.run');
-  for (const id of runs) await page.check(`[data-pick][value="${id}"]`);
+  for (const id of runs) await page.check(`[data-select][value="${id}"]`);
   await page.keyboard.press('t');
   // A tag that only one of the runs has is left as it is.
   await page.waitForSelector(TAGS_BOX);
@@ -76,11 +76,11 @@ test('several runs are tagged in the list, and a tag filters it', async () => {
 test('invalid tag is explained in the dialog', async () => {
   const page = await open(`/runs/${runs[1]}`, { expected: (what) => what.includes('/runs/tags') });
   await ready(page);
-  await page.click('[data-act=tags]');
+  await page.click('[data-action=tags]');
   await page.waitForSelector(TAGS_BOX);
   await page.keyboard.type('x'.repeat(65));
   await page.keyboard.press('Enter');
-  await page.waitForFunction(() => /1 to 64 characters/.test(document.querySelector('[data-tags-dialog] .filter-error')?.textContent));
+  await page.waitForFunction(() => /1 to 64 characters/.test(document.querySelector('[data-tags-dialog] .form-error')?.textContent));
   await page.keyboard.press('Escape');
   await page.waitForSelector('[data-tags-dialog]', { state: 'detached' });
   assert.deepEqual(await tags(runs[1]), [`${mark}both`]);

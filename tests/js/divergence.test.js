@@ -1,24 +1,26 @@
-// Comparison of two runs: distributions, parameters, and matches by chance.
+// Comparison of two runs: alignment of their tokens, distributions, and parameters.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { Steps, differences, divergence, modsOf, numbered } from '../../src/ui/assets/divergence.js';
-import { Alignment, Coalescing, align, coalesce } from '../../src/ui/assets/diff.js';
+import { differences, divergence, modsOf } from '../../src/ui/assets/divergence.js';
+import { Alignment, Coalescer, Steps, align, numberTokens } from '../../src/ui/assets/diff.js';
+import { randomIntegers } from './random.js';
 
 const list = (...probs) => probs.map((prob, token) => ({ token, prob }));
+const coalesce = (blocks) => new Coalescer().add(blocks, true);
 
 test('divergence is zero for equal candidates, and exact for two outcomes', () => {
   assert.equal(divergence(list(0.5, 0.3), list(0.5, 0.3)), 0);
   const exact = 0.9 * Math.log2(0.9 / 0.6) + 0.1 * Math.log2(0.1 / 0.4);
   assert.ok(Math.abs(divergence(list(0.9), list(0.6)) - exact) < 1e-9);
   assert.equal(divergence([], list(1)), null);
-  // Candidates that only one side has are part of the rest on both sides, so the result is at most the exact one.
+  // A candidate of only one side counts as one of the other tokens on both sides, so the result is at most the exact one.
   const [p, q] = [[0.7, 0.2, 0.1], [0.2, 0.5, 0.3]];
   const whole = p.reduce((sum, x, i) => sum + x * Math.log2(x / q[i]), 0);
   const part = divergence(list(0.7, 0.2), [{ token: 0, prob: 0.2 }, { token: 2, prob: 0.3 }]);
   assert.ok(part > 0 && part <= whole, `${part} ${whole}`);
 });
 
-test('steps walk through both sides of a change', () => {
+test('steps go through both sides of a difference', () => {
   const steps = new Steps(7);
   const blocks = [{ same: true, a: [0, 1], b: [0, 1] }, { same: false, a: [1, 3], b: [1, 2] }, { same: true, a: [3, 4], b: [2, 3] }];
   assert.deepEqual(blocks.map((block) => steps.add(block)), [0, 1, 3]);
@@ -29,27 +31,23 @@ test('steps walk through both sides of a change', () => {
 
 test('tokens are numbered by id and text on both sides', () => {
   const side = (...tokens) => ({ count: tokens.length, token: (k) => tokens[k][0], text: (k) => tokens[k][1] });
-  const [a, b] = numbered([side([1, 'x'], [1, 'y'], [-1, 'x']), side([-1, 'x'], [2, 'x'], [1, 'x'])]);
+  const [a, b] = numberTokens([side([1, 'x'], [1, 'y'], [-1, 'x']), side([-1, 'x'], [2, 'x'], [1, 'x'])]);
   assert.deepEqual([...a], [0, 1, 2]);
   assert.deepEqual([...b], [2, 3, 0]);
 });
 
-test('an alignment in parts equals the whole one', () => {
-  let seed = 3;
-  const next = (n) => {
-    seed = (Math.imul(seed, 1103515245) + 12345) & 0x7fffffff;
-    return (seed >> 8) % n;
-  };
+test('an alignment that is taken in parts equals the one that is taken at the end', () => {
+  const next = randomIntegers(3);
   for (let round = 0; round < 200; round += 1) {
     const [a, b] = [0, 1].map(() => Int32Array.from({ length: next(60) }, () => next(5)));
     const alignment = new Alignment(a, b);
-    const coalescing = new Coalescing();
+    const coalescer = new Coalescer();
     const parts = [];
     while (!alignment.isDone) {
       alignment.advance();
-      if (next(3)) parts.push(...coalescing.add(alignment.take(), alignment.isDone).map((block) => structuredClone(block)));
+      if (next(3)) parts.push(...coalescer.add(alignment.take(), alignment.isDone).map((block) => structuredClone(block)));
     }
-    parts.push(...coalescing.add(alignment.take(), true));
+    parts.push(...coalescer.add(alignment.take(), true));
     assert.deepEqual(parts, coalesce(align(a, b)));
   }
 });
@@ -61,7 +59,7 @@ test('parameters differ by path, and mods by version and configuration', () => {
   assert.deepEqual(differences(modsOf({ mods: [{ name: 'x', version: '1' }] }), modsOf({ mods: [{ name: 'x', version: '2' }, 'y'] })), [['x.version', '1', '2'], ['y', null, {}]]);
 });
 
-test('tokens that are equal by chance between changes are joined with them', () => {
+test('differences are joined across tokens that are equal by chance', () => {
   const [a, b] = [[...'abcXdefgh'], [...'ABCXDEFgh']];
   const blocks = coalesce(align(a, b));
   assert.deepEqual(blocks, [{ same: false, a: [0, 7], b: [0, 7] }, { same: true, a: [7, 9], b: [7, 9] }]);
@@ -70,11 +68,7 @@ test('tokens that are equal by chance between changes are joined with them', () 
 });
 
 test('two answers of 10 000 tokens that diverge are aligned within 300 ms of processor time', (t) => {
-  let seed = 5;
-  const next = (n) => {
-    seed = (Math.imul(seed, 1103515245) + 12345) & 0x7fffffff;
-    return (seed >> 8) % n;
-  };
+  const next = randomIntegers(5);
   // Frequent tokens are equal by chance, as in natural text.
   const words = (length) => Array.from({ length }, () => `${next(3) ? next(2000) : next(12)} word`);
   const start = words(1000);

@@ -56,6 +56,6 @@ test('errors have the name of their field and the line', () => {
 test('pointer of the server names a field of the form', () => {
   assert.equal(fieldOf('parameters[1].temperature'), 'parameters');
   assert.equal(fieldOf('score.regex'), 'score');
-  assert.equal(fieldOf('colour'), null);
+  assert.equal(fieldOf('color'), null);
   assert.equal(fieldOf(undefined), null);
 });

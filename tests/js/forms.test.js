@@ -1,7 +1,7 @@
 // Modules of the page frame, the run list and the playground that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { TABLE, actionOf, label } from '../../src/ui/assets/keys.js';
+import { SHORTCUTS, actionOf, keyLabel } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';
@@ -22,7 +22,7 @@ test('events are complete for any split of the stream', () => {
 test('each key has one function per page', () => {
   for (const page of ['runs', 'replay', 'compare', 'playground']) {
     const seen = new Set();
-    for (const [, rows] of TABLE) {
+    for (const [, rows] of SHORTCUTS) {
       for (const [keys, , , on] of rows) {
         if (on && on !== page) continue;
         for (const key of keys) {
@@ -36,8 +36,8 @@ test('each key has one function per page', () => {
   assert.equal(actionOf('j', ['replay']), 'nextRun');
   assert.equal(actionOf('?', ['anywhere']), 'help');
   assert.equal(actionOf('z', ['replay']), null);
-  assert.equal(label('Shift+ArrowRight'), 'Shift →');
-  assert.equal(label('+'), '+');
+  assert.equal(keyLabel('Shift+ArrowRight'), 'Shift →');
+  assert.equal(keyLabel('+'), '+');
 });
 
 const form = {
@@ -136,7 +136,7 @@ test('chosen tokens are kept as ids until the text is edited', () => {
   assert.equal(chain.undo(), text);
   assert.equal(chain.undo(), 'Once');
   assert.deepEqual(chain.idsOf('Once'), [1, 40]);
-  assert.equal(chain.chosen, 0);
+  assert.equal(chain.chosenCount, 0);
 });
 
 test('command field finds events, tokens, runs, pages and searches', () => {

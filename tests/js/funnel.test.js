@@ -1,17 +1,17 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { removedBy } from '../../src/ui/assets/replay/candidates.js';
-import { gaps, heights, passed, sentence } from '../../src/ui/assets/replay/funnel.js';
+import { description, heights, missingRecords, passedCount } from '../../src/ui/assets/replay/funnel.js';
 
 const stages = [{ name: 'top-k', left: 40 }, { name: 'top-p', left: 3 }, { name: 'min-p', left: 1 }];
 const row = (fields) => ({ chosen: false, sampler: null, byMod: false, reason: '', removedBy: [], ...fields });
 
 test('candidate passes the stages before the one that removed it', () => {
-  assert.equal(passed(row({ removedBy: [1] }), stages), 1);
-  assert.equal(passed(row({ sampler: 0.4 }), stages), 3);
-  assert.equal(passed(row({ chosen: true }), stages), 3);
-  assert.equal(passed(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 0);
-  assert.equal(passed(row({}), stages), 0);
+  assert.equal(passedCount(row({ removedBy: [1] }), stages), 1);
+  assert.equal(passedCount(row({ sampler: 0.4 }), stages), 3);
+  assert.equal(passedCount(row({ chosen: true }), stages), 3);
+  assert.equal(passedCount(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 0);
+  assert.equal(passedCount(row({}), stages), 0);
 });
 
 test('bars become lower with the number of candidates', () => {
@@ -21,10 +21,10 @@ test('bars become lower with the number of candidates', () => {
   assert.deepEqual(heights([{ name: 'x', left: 0 }]), [0.15]);
 });
 
-test('sentence names the passed stages and the one that removed the candidate', () => {
-  assert.equal(sentence(row({ removedBy: [1] }), stages), 'passed top-k (40 left); removed by top-p (3 left)');
-  assert.equal(sentence(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 'passed no stage; removed by ban-phrases');
-  assert.equal(sentence(row({ chosen: true }), stages), 'passed top-k (40 left), top-p (3 left), min-p (1 left)');
+test('description names the passed stages and the one that removed the candidate', () => {
+  assert.equal(description(row({ removedBy: [1] }), stages), 'passed top-k (40 left); removed by top-p (3 left)');
+  assert.equal(description(row({ byMod: true, reason: 'masked by ban-phrases' }), stages), 'passed no stage; removed by ban-phrases');
+  assert.equal(description(row({ chosen: true }), stages), 'passed top-k (40 left), top-p (3 left), min-p (1 left)');
 });
 
 test('a stage that may have removed a candidate is only named if the counts permit it', () => {
@@ -39,15 +39,15 @@ test('a stage that may have removed a candidate is only named if the counts perm
   assert.deepEqual(removedBy(list(['grammar', 50], ['top-k', 40], ['min-p', 1]), 2), [0, 2]);
   assert.deepEqual(removedBy(list(['top-k', 40], ['xtc', 38], ['temp', 38]), 1), [1]);
   assert.deepEqual(removedBy(stages, 2, false), [0, 1, 2]);
-  assert.equal(sentence(row({ removedBy: [0, 2] }), stages), 'passed no stage; removed by top-k (40 left) or min-p (1 left)');
+  assert.equal(description(row({ removedBy: [0, 2] }), stages), 'passed no stage; removed by top-k (40 left) or min-p (1 left)');
 });
 
 test('missing records are named', () => {
   const step = { rows: [], stages, isSampled: true, isForced: false, isPartial: false, hasSampler: true };
-  assert.deepEqual(gaps(step), []);
-  assert.match(gaps({ ...step, isSampled: false, isForced: true })[0], /forced/);
-  assert.match(gaps({ ...step, stages: [] })[0], /stages of this step were not recorded/);
-  assert.match(gaps({ ...step, hasSampler: false })[0], /distribution after the stages was not recorded/);
-  assert.match(gaps({ ...step, rows: [row({ removedBy: [0, 2] })] })[0], /do not tell which/);
-  assert.match(gaps({ ...step, isPartial: true, rows: [row({})] })[0], /^Of the 1 candidates .* without funnel/);
+  assert.deepEqual(missingRecords(step), []);
+  assert.match(missingRecords({ ...step, isSampled: false, isForced: true })[0], /forced/);
+  assert.match(missingRecords({ ...step, stages: [] })[0], /stages of this step were not recorded/);
+  assert.match(missingRecords({ ...step, hasSampler: false })[0], /distribution after the stages was not recorded/);
+  assert.match(missingRecords({ ...step, rows: [row({ removedBy: [0, 2] })] })[0], /do not tell which/);
+  assert.match(missingRecords({ ...step, isPartial: true, rows: [row({})] })[0], /^Of the 1 candidates .* without a funnel/);
 });

@@ -1,19 +1,19 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { bucketIn, describe, cellAfterKey } from '../../src/ui/assets/replay/heads.js';
+import { bucketOfStatistic, cellAfterKey, describe } from '../../src/ui/assets/replay/heads.js';
 import { viewQuery } from '../../src/ui/assets/replay/attention.js';
 
 const head = { layer: 3, head: 5, entropy: 2, sink_mass: 0.5, peak: 0.25, peak_position: 7 };
 
 test('each statistic has its own scale', () => {
   // 16 positions: at most 4 bits; the peak is 8 of at most 15 positions back.
-  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketIn(name, head, 16)), [3, 3, 1, 5]);
-  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketIn(name, { ...head, entropy: 0, sink_mass: 1, peak: 1, peak_position: 0 }, 1)), [0, 7, 7, 0]);
+  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketOfStatistic(name, head, 16)), [3, 3, 1, 5]);
+  assert.deepEqual(['entropy', 'sink_mass', 'peak', 'distance'].map((name) => bucketOfStatistic(name, { ...head, entropy: 0, sink_mass: 1, peak: 1, peak_position: 0 }, 1)), [0, 7, 7, 0]);
 });
 
 test('a head is described by its numbers', () => {
-  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0% · peak 25.0% · distance to the peak 8 back');
+  assert.equal(describe(head, 16), 'layer 3, head 5 · entropy 2.00 bit · sink mass 50.0% · peak 25.0% · distance to the peak 8 positions');
 });
 
 test('keys move within the grid', () => {
@@ -39,7 +39,7 @@ test('neighboring buckets of the shading can be told apart in both themes', () =
 
 /** Converts `#rrggbb` to OKLab, in which distances match perceived differences. */
 function oklab(hex) {
-  const [r, g, b] = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16) / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+  const [r, g, b] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16) / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
   const l = Math.cbrt(0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b);
   const m = Math.cbrt(0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b);
   const s = Math.cbrt(0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b);

@@ -2,6 +2,7 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { diffRows, restoreBlock } from '../../src/ui/assets/mod-diff.js';
+import { randomIntegers } from './random.js';
 
 const text = (from, to, changed = {}) => Array.from({ length: to - from }, (_, i) => changed[from + i] ?? `line ${from + i}`).join('\n');
 
@@ -23,11 +24,7 @@ test('equal texts have no rows', () => {
 });
 
 test('restoring every block gives the text of the version', () => {
-  let seed = 7;
-  const next = (n) => {
-    seed = (seed * 1103515245 + 12345) & 0x7fffffff;
-    return (seed >> 8) % n;
-  };
+  const next = randomIntegers(7);
   for (let round = 0; round < 500; round += 1) {
     const list = () => Array.from({ length: next(12) }, () => `${next(4)}`).join('\n');
     const version = list();

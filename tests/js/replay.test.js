@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/color.js';
 import { sinkOf } from '../../src/ui/assets/replay/attention.js';
 import { find } from '../../src/ui/assets/replay/find.js';
-import { pieces, show } from '../../src/ui/assets/replay/glyphs.js';
+import { displayText, pieces } from '../../src/ui/assets/replay/glyphs.js';
 import { group } from '../../src/ui/assets/replay/events.js';
 import { Deduplicator } from '../../src/ui/assets/replay/live.js';
 import { targetOf } from '../../src/ui/assets/replay/moves.js';
@@ -14,14 +14,14 @@ import { NEVER } from '../../src/ui/assets/replay/rows.js';
 import { candidateTable, percent } from '../../src/ui/assets/replay/candidates.js';
 
 test('characters that hide or reorder text are shown by name', () => {
-  assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { mark: 'U+202E' }, { text: 'b' }]);
-  assert.deepEqual(pieces('\u0007'), [{ mark: '\u2407' }]);
+  assert.deepEqual(pieces('a\u202eb'), [{ text: 'a' }, { name: 'U+202E' }, { text: 'b' }]);
+  assert.deepEqual(pieces('\u0007'), [{ name: '\u2407' }]);
   assert.deepEqual(pieces('line\n\tend'), [{ text: 'line\n\tend' }]);
-  assert.deepEqual(pieces('\u{e0041}'), [{ mark: 'U+E0041' }]);
+  assert.deepEqual(pieces('\u{e0041}'), [{ name: 'U+E0041' }]);
   assert.equal(pieces('👩\u200d🚀').length, 1, 'a joiner inside an emoji stays');
-  assert.deepEqual(pieces('\u200d'), [{ mark: 'U+200D' }]);
-  assert.equal(show(' the\n'), '␣the↵');
-  assert.equal(show(''), '∅');
+  assert.deepEqual(pieces('\u200d'), [{ name: 'U+200D' }]);
+  assert.equal(displayText(' the\n'), '␣the↵');
+  assert.equal(displayText(''), '∅');
 });
 
 test('removals are nested, and a folded removal hides its inner chips', () => {
@@ -39,10 +39,10 @@ test('removals are nested, and a folded removal hides its inner chips', () => {
 
 test('find matches across tokens and skips hidden ones', () => {
   const texts = ['The', ' oc', 'ean', ' Ocean'];
-  const at = (i) => texts[i];
-  assert.deepEqual(find('ocean', 4, at, () => true), [[1, 2], [3, 3]]);
-  assert.deepEqual(find('ocean', 4, at, (i) => i !== 2), [[3, 3]]);
-  assert.deepEqual(find('', 4, at, () => true), []);
+  const text = (i) => texts[i];
+  assert.deepEqual(find('ocean', 4, text, () => true), [[1, 2], [3, 3]]);
+  assert.deepEqual(find('ocean', 4, text, (i) => i !== 2), [[3, 3]]);
+  assert.deepEqual(find('', 4, text, () => true), []);
 });
 
 test('template text is attributed to its message', () => {
@@ -51,6 +51,9 @@ test('template text is attributed to its message', () => {
   assert.deepEqual(roles(9, spans, texts).map((r) => r.role), ['user', 'user', 'user', 'user', 'user', 'user', 'answer', 'answer', 'answer']);
   assert.equal(roles(9, spans, texts)[3].dim, false);
   assert.equal(roles(2, undefined, []).length, 2);
+});
+
+test('a block ends after a line, a sentence or the maximum of rows', () => {
   assert.equal(mayEndBlock(100, '\n'), false);
   assert.equal(mayEndBlock(128, 'x\n'), true);
   assert.equal(mayEndBlock(512, ' x'), false);
@@ -107,7 +110,7 @@ test('attention sink is detected by its mass and excluded from the scale', () =>
 
 const event = (o) => ({ kind: 'event', ...o });
 
-test('items are grouped by event across batches', () => {
+test('items are grouped by event', () => {
   const map = group([
     event({ sequence_order: 4, event_type: 'Added' }),
     { kind: 'mod_call', index: 9, event_sequence_order: 4, mod_name: 'm' },
@@ -156,9 +159,9 @@ test('panel names the stage or mod that removed a candidate', () => {
     { event: event({ event_type: 'ForwardPass', details: { model: [{ token: 7, text: ' a', prob: 0.4 }, { token: 8, text: ' b', prob: 0.3 }] } }), calls: [] },
     { event: event({ event_type: 'Sampled', sampled_token: 7, details: { drafted } }), calls: [] },
   ]).draft;
-  assert.deepEqual(draftOf(7), { right: true, text: ' a' });
-  assert.deepEqual(draftOf(8), { right: false, text: ' b' });
-  assert.deepEqual(draftOf(9), { right: false, text: '⟨9⟩' });
+  assert.deepEqual(draftOf(7), { isMatch: true, text: ' a' });
+  assert.deepEqual(draftOf(8), { isMatch: false, text: ' b' });
+  assert.deepEqual(draftOf(9), { isMatch: false, text: '⟨9⟩' });
   assert.equal(percent(0.5), '50.0%');
   assert.equal(percent(0.00001), '< 0.01%');
 });

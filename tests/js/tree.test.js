@@ -1,12 +1,13 @@
 // The family of a run: order, descriptions, statistics.
 import test from 'node:test';
 import assert from 'node:assert/strict';
+import { NEVER } from '../../src/ui/assets/replay/rows.js';
 import { changeOf, neighbor, order, rowsSince, statistics } from '../../src/ui/assets/replay/tree.js';
 
 const fork = (run_id, parent, change = {}, more = {}) => ({ run_id, parent: parent && { run_id: parent, step: 3, sequence_order: 7, change }, ...more });
 
-test('family is ordered depth first, and forks of a hidden run are kept', () => {
-  const members = [fork('a'), fork('b', 'a'), fork('c', 'a'), fork('d', 'b'), fork('e', 'hidden')];
+test('family is ordered depth first, and forks of a missing run have depth 0', () => {
+  const members = [fork('a'), fork('b', 'a'), fork('c', 'a'), fork('d', 'b'), fork('e', 'missing')];
   assert.deepEqual(order(members).map((m) => [m.run_id, m.depth]), [['a', 0], ['b', 1], ['d', 2], ['c', 1], ['e', 0]]);
   assert.equal(neighbor(order(members), 'd', 1), 'c');
   assert.equal(neighbor(order(members), 'a', -1), 'e');
@@ -24,15 +25,19 @@ test('change of a fork is described by text, sampling, mods, steering and seed',
 });
 
 test('statistics cover the rows that were added since an event and not removed', () => {
-  const NEVER = 0xffff_ffff;
-  const rows = [[1, 0, NEVER, null, 0], [0, 2, NEVER, -1, 10], [0, 5, 9, -7, 30], [0, 9, NEVER, -3, 50]];
+  const rows = [
+    { isPrompt: true, addedAt: 0, removedAt: NEVER, logprob: null, entropy: null, dt: 0 },
+    { addedAt: 2, removedAt: NEVER, logprob: -1, entropy: 2, dt: 10 },
+    { addedAt: 5, removedAt: 9, logprob: -7, entropy: null, dt: 30 },
+    { addedAt: 9, removedAt: NEVER, logprob: -3, entropy: null, dt: 50, isForced: true },
+  ];
+  const column = (name) => (i) => rows[i][name];
   const run = {
-    count: 4, isTimed: true,
-    isPrompt: (i) => rows[i][0] === 1, addedAt: (i) => rows[i][1], removedAt: (i) => rows[i][2], logprob: (i) => rows[i][3], dt: (i) => rows[i][4],
-    entropy: (i) => (i === 1 ? 2 : null), isForced: (i) => i === 3,
+    count: 4, isTimed: true, isPrompt: column('isPrompt'), isForced: column('isForced'), addedAt: column('addedAt'), removedAt: column('removedAt'),
+    logprob: column('logprob'), entropy: column('entropy'), dt: column('dt'),
   };
   assert.deepEqual(rowsSince(run), [1, 3]);
   assert.deepEqual(rowsSince(run, 5), [3]);
-  assert.deepEqual(statistics(run, [1, 3]), { tokens: 2, forced: 1, measured: 2, mean: -2, perplexity: Math.exp(2), entropy: 2, peak: 3, ms: 30 });
-  assert.deepEqual(statistics(run, []).mean, null);
+  assert.deepEqual(statistics(run, [1, 3]), { tokens: 2, forced: 1, meanLogprob: -2, perplexity: Math.exp(2), meanEntropy: 2, mostSurprising: 3, msPerToken: 30 });
+  assert.equal(statistics(run, []).meanLogprob, null);
 });

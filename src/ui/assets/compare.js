@@ -1,29 +1,34 @@
-// Compares two runs token by token. Equal text is shown once, differing text side by side. One cursor moves through both
-// runs, and a panel shows both distributions at the cursor; a strip shows how far they diverge at every step.
-import { base, fetchApi, h, palette, scheduleDrawing, surface } from './dom.js';
+// The comparison of two runs, A and B, token by token. Equal text is shown once, differing text side by side. One cursor moves
+// through both runs. A panel shows both distributions at the cursor, and a strip shows how far they diverge at every step.
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
-import { listen } from './keys.js';
+import { Alignment, Coalescer, numberTokens } from './diff.js';
+import { candidatesByStep, differences, divergence, modsOf } from './divergence.js';
+import { base, fetchApi, h, nextFrame, palette, prepareCanvas, scheduleDrawing } from './dom.js';
+import { listenForShortcuts } from './keys.js';
+import { candidateTable } from './replay/candidates.js';
 import { surprise } from './replay/color.js';
-import { Alignment, Coalescing } from './diff.js';
-import { byStep, differences, divergence, modsOf, numbered } from './divergence.js';
 import { Events } from './replay/events.js';
-import { show } from './replay/glyphs.js';
+import { probabilityCell } from './replay/funnel.js';
+import { displayText } from './replay/glyphs.js';
 import { Run } from './replay/run.js';
 import { changeOf, order } from './replay/tree.js';
-import { candidateTable, percent } from './replay/candidates.js';
 
 const root = document.querySelector('[data-compare]');
-const box = document.querySelector('[data-diff]');
+const textBox = document.querySelector('[data-diff]');
 const panel = document.querySelector('[data-panel]');
 const problem = document.querySelector('[data-problem]');
 const summary = document.querySelector('[data-summary]');
 const MAX_CANDIDATES = 12;
+/** Maximum rows that are added to the table of settings. */
+const MAX_SETTINGS = 40;
+/** Maximum links to other runs. */
+const MAX_LINKS = 32;
 /** Duration of a task that aligns tokens or creates their elements, in milliseconds. */
 const TASK_MS = 16;
 /** Events per request of candidates. */
 const EVENTS_PER_REQUEST = 6000;
 /** Parameters that have their own rows, and `reading`, which earlier releases recorded instead of `answer_format`. */
-const SKIPPED = ['mods', 'fork', 'model', 'answer_format', 'reading'];
+const SKIPPED_PARAMETERS = ['mods', 'fork', 'model', 'answer_format', 'reading'];
 
 /** Loads one side: a run, and the rows of its final answer. */
 async function loadSide(id) {
@@ -32,110 +37,120 @@ async function loadSide(id) {
   return { id, run, rows: run.answer(), events: new Events(id) };
 }
 
+/** Both sides, A and B, as `loadSide` returns them. */
 let sides = [];
+/** The `AlignedText`, or null before the runs are loaded. */
 let text = null;
+/** Divergence of the distributions at each step, or null where a side has no candidates; empty before they are loaded. */
 let divergences = [];
+/** Step of the cursor. */
+let cursor = -1;
+/** Index of the difference at the cursor, or -1. */
+let currentDifference = -1;
 /** Elements of the tokens at the cursor. */
-let marked = [];
-let current = -1;
-let at = -1;
+let currentElements = [];
 /** True if all differences are known. */
 let isAligned = false;
+/** Timer that delays the loading of candidates while the cursor moves. */
 let timer = 0;
 
 const canvas = h('canvas', { 'aria-hidden': 'true' });
-const scrub = h('input', { type: 'range', class: 'scrub', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => moveCursor(Number(scrub.value)) });
+const slider = h('input', { type: 'range', class: 'slider', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => moveCursor(Number(slider.value)) });
 const note = h('p', { class: 'hint num' });
 
-/** Waits until the browser has painted a frame. */
-const painted = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
-
-/** Aligns the runs and shows their tokens, the first ones before the first frame and the rest in short tasks. */
-async function draw() {
-  // Token ids are only comparable within one vocabulary. Traces of other engines may have no ids, only texts.
-  const alignment = new Alignment(...numbered(sides.map(({ run, rows }) => ({ count: rows.length, token: (k) => run.token(rows[k]), text: (k) => run.text(rows[k]) }))));
-  const coalescing = new Coalescing();
-  text = new AlignedText(box, sides, { onStep: moveCursor, onChange: selectChange });
+/** Aligns the runs and shows their tokens: the first ones before the first frame, and the rest in short tasks. */
+async function alignAndShow() {
+  // Ids alone do not identify tokens: models have different vocabularies, and traces of other engines may have no ids.
+  const tokens = sides.map(({ run, rows }) => ({ count: rows.length, token: (k) => run.token(rows[k]), text: (k) => run.text(rows[k]) }));
+  const alignment = new Alignment(...numberTokens(tokens));
+  const coalescer = new Coalescer();
+  text = new AlignedText(textBox, sides, { onStep: moveCursor, onDifference: selectDifference });
   const alignUntil = (end) => {
     while (!alignment.isDone && performance.now() < end) alignment.advance();
-    text.add(coalescing.add(alignment.take(), alignment.isDone));
-    scrub.max = String(Math.max(0, text.steps.count - 1));
+    text.add(coalescer.add(alignment.take(), alignment.isDone));
+    slider.max = String(Math.max(0, text.steps.count - 1));
     isAligned = alignment.isDone;
     if (isAligned) summarize();
   };
   summary.textContent = 'Aligning…';
-  do alignUntil(performance.now() + TASK_MS); while (!alignment.isDone && !text.changes.length);
-  text.build({ count: 2 * FIRST_TOKENS });
-  if (text.changes.length) selectChange(0);
+  do alignUntil(performance.now() + TASK_MS); while (!alignment.isDone && !text.differences.length);
+  text.createNext({ count: 2 * FIRST_TOKENS });
+  if (text.differences.length) selectDifference(0);
   else if (text.steps.count) moveCursor(text.steps.count - 1);
-  for (let isBuilt = false; !isBuilt || !alignment.isDone;) {
-    await painted();
+  let isComplete = false;
+  while (!isComplete || !alignment.isDone) {
+    await nextFrame();
     const end = performance.now() + TASK_MS;
     if (!alignment.isDone) alignUntil(end);
-    isBuilt = text.build({ end });
+    isComplete = text.createNext({ end });
   }
 }
 
+/** Shows the number of differences, after all of them are known. */
 function summarize() {
   const [a, b] = sides;
-  const { changes, same } = text;
-  summary.textContent = changes.length
-    ? `${changes.length} difference${changes.length === 1 ? '' : 's'} · ${same} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${changes[0].block.a[0] + 1}`
-    : `No difference: ${same} tokens are equal.`;
+  const { equalCount } = text;
+  const { length } = text.differences;
+  summary.textContent = length
+    ? `${length} difference${length === 1 ? '' : 's'} · ${equalCount} of ${Math.max(a.rows.length, b.rows.length)} tokens equal · first at token ${text.differences[0].block.a[0] + 1}`
+    : `No difference: ${equalCount} tokens are equal.`;
   panel.querySelector('[data-heading]')?.replaceChildren(heading());
   redrawStrip();
 }
 
-/** Moves the cursor to a difference; the last one is followed by the first one. */
-function selectChange(index) {
-  const { changes } = text;
-  if (changes.length) moveCursor(changes[(index + changes.length) % changes.length].from);
+/** Moves the cursor to a difference by its index, which wraps around. */
+function selectDifference(index) {
+  const { length } = text.differences;
+  if (length) moveCursor(text.differences[(index + length) % length].from);
 }
 
 /** Moves the cursor of both sides to a step of the alignment. */
 function moveCursor(step) {
-  marked.forEach((span) => span?.classList.remove('cur'));
-  at = Math.max(0, Math.min(text.steps.count - 1, step));
-  marked = text.elements(at);
-  marked.forEach((span) => span?.classList.add('cur'));
-  scrub.value = String(at);
-  text.changes[current]?.el?.removeAttribute('aria-current');
-  current = text.changeAt(at);
-  text.changes[current]?.el.setAttribute('aria-current', 'true');
-  const span = marked[0] ?? marked[1];
-  const details = span?.closest('details');
+  currentElements.forEach((element) => element?.classList.remove('current'));
+  cursor = Math.max(0, Math.min(text.steps.count - 1, step));
+  currentElements = text.elements(cursor);
+  currentElements.forEach((element) => element?.classList.add('current'));
+  slider.value = String(cursor);
+  text.differences[currentDifference]?.el?.removeAttribute('aria-current');
+  currentDifference = text.differenceAt(cursor);
+  text.differences[currentDifference]?.el.setAttribute('aria-current', 'true');
+  const element = currentElements[0] ?? currentElements[1];
+  const details = element?.closest('details');
   if (details && !details.open) details.open = true;
-  span?.scrollIntoView({ block: 'nearest' });
-  describe();
+  element?.scrollIntoView({ block: 'nearest' });
+  showPosition();
   clearTimeout(timer);
-  // If a side has no token at this step, its next token is compared: at the start of an insertion, both follow the same text.
-  timer = setTimeout(() => loadCandidates(text.steps.next(at, 0), text.steps.next(at, 1)), 60);
+  // For a side without a token at this step, its next token is shown: at the start of an insertion, both follow the same text.
+  timer = setTimeout(() => loadCandidates(text.steps.next(cursor, 0), text.steps.next(cursor, 1)), 60);
 }
 
 /** Shows the position of the cursor and the divergence there. */
-function describe() {
-  const [x, y] = text.steps.pair(at);
-  const value = divergences[at];
-  const position = `token ${x === null ? '–' : x + 1} of A, ${y === null ? '–' : y + 1} of B${value === null || value === undefined ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
-  scrub.setAttribute('aria-valuetext', position);
-  note.textContent = `${position}. The bars are a lower bound of the KL divergence of B from A at each step, computed from the recorded candidates and the rest as one outcome.`;
+function showPosition() {
+  const [tokenOfA, tokenOfB] = text.steps.pair(cursor).map((index) => (index === null ? '–' : index + 1));
+  const value = divergences[cursor] ?? null;
+  const position = `token ${tokenOfA} of A, ${tokenOfB} of B${value === null ? '' : `, divergence at least ${value.toFixed(2)} bit`}`;
+  slider.setAttribute('aria-valuetext', position);
+  note.textContent = `${position}. The bars show a lower bound of the KL divergence D(A ‖ B) at each step, computed from the recorded candidates; all other tokens count as one outcome.`;
 }
 
-/** Loads and shows the candidates of both sides at the cursor. */
-async function loadCandidates(x, y) {
-  const requestedAt = at;
+/** Loads and shows the candidates of both sides at the cursor, for the tokens with these indexes. */
+async function loadCandidates(indexOfA, indexOfB) {
+  const requested = cursor;
   panel.setAttribute('aria-busy', 'true');
   try {
-    const [a, b] = await Promise.all([loadStep(sides[0], x), loadStep(sides[1], y)]);
-    if (requestedAt === at) showCandidates(a, b);
+    const [a, b] = await Promise.all([loadStep(sides[0], indexOfA), loadStep(sides[1], indexOfB)]);
+    if (requested === cursor) showCandidates(a, b);
   } catch (error) {
-    if (requestedAt === at) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
+    if (requested === cursor) panel.replaceChildren(h('section', {}, h('p', { class: 'err' }, `Loading the distributions failed: ${error.message}.`)));
   } finally {
     panel.removeAttribute('aria-busy');
   }
 }
 
-/** Returns the recorded details of the token at an index of a side's answer. */
+/**
+ * Returns the recorded candidates of the token at an index of a side's answer: `{id, run, row, …}` with the fields of
+ * `candidateTable`. `row` is null if the answer has no such token.
+ */
 async function loadStep({ id, run, rows, events }, index) {
   const row = index === null ? undefined : rows[index];
   if (row === undefined) return { id, row: null, rows: [] };
@@ -144,121 +159,149 @@ async function loadStep({ id, run, rows, events }, index) {
   return { id, run, row, ...candidateTable(entries) };
 }
 
-/** Loads the candidates of both runs and draws their divergence. */
+/** Returns a function from the index of a token in a side's answer to the model's candidates for it. */
+async function loadAllCandidates({ id, run, rows }) {
+  const alternatives = [];
+  for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) {
+    const query = new URLSearchParams({ from, to: from + EVENTS_PER_REQUEST });
+    const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?${query}`);
+    alternatives.push(...(await response.json()).alternatives);
+  }
+  const byStep = candidatesByStep(alternatives);
+  return (index) => (index === null ? [] : byStep.get(run.step(run.addedAt(rows[index]))) ?? []);
+}
+
+/** Loads the candidates of both runs and shows their divergence. */
 async function loadDivergences() {
-  const models = await Promise.all(sides.map(async ({ id, run }) => {
-    const all = [];
-    for (let from = 0; from < run.eventCount; from += EVENTS_PER_REQUEST) all.push(...(await (await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/alternatives?from=${from}&to=${from + EVENTS_PER_REQUEST}`)).json()).alternatives);
-    return byStep(all);
-  }));
-  const of = (side, token) => (token === null ? [] : models[side].get(sides[side].run.step(sides[side].run.addedAt(sides[side].rows[token]))) ?? []);
-  divergences = Array.from({ length: text.steps.count }, (_, step) => divergence(of(0, text.steps.at(step, 0)), of(1, text.steps.at(step, 1))));
+  const [candidatesOfA, candidatesOfB] = await Promise.all(sides.map(loadAllCandidates));
+  divergences = Array.from({ length: text.steps.count }, (_, step) => {
+    const [indexOfA, indexOfB] = text.steps.pair(step);
+    return divergence(candidatesOfA(indexOfA), candidatesOfB(indexOfB));
+  });
   redrawStrip();
-  if (at >= 0) describe();
+  if (cursor >= 0) showPosition();
 }
 
 /** Draws the strip: bars of the divergence, and a background color at differences. */
 function drawStrip() {
-  const s = surface(canvas);
-  if (!s) return;
-  const { g, w, h: height } = s;
-  const c = palette(['spark', 'accent-wash']);
-  if (!text) return;
-  const stepWidth = w / Math.max(1, text.steps.count);
-  g.fillStyle = c['accent-wash'];
-  for (const { from, end } of text.changes) g.fillRect(from * stepWidth, 0, Math.max(1, (end - from) * stepWidth), height);
-  g.fillStyle = c.spark;
+  const drawing = prepareCanvas(canvas);
+  if (!drawing || !text) return;
+  const { context, width, height } = drawing;
+  const colors = palette(['spark', 'accent-wash']);
+  const stepWidth = width / Math.max(1, text.steps.count);
+  context.fillStyle = colors['accent-wash'];
+  for (const { from, end } of text.differences) context.fillRect(from * stepWidth, 0, Math.max(1, (end - from) * stepWidth), height);
+  context.fillStyle = colors.spark;
   divergences.forEach((value, i) => {
     if (!value) return;
     const barHeight = Math.max(1, Math.sqrt(Math.min(1, value / 8)) * (height - 6));
-    g.fillRect(i * stepWidth, height - barHeight, Math.max(1, stepWidth - (stepWidth > 4 ? 1 : 0)), barHeight);
+    context.fillRect(i * stepWidth, height - barHeight, Math.max(1, stepWidth - (stepWidth > 4 ? 1 : 0)), barHeight);
   });
 }
 
 /** Adds the parameters and mods that differ to the table of settings. */
 async function showSettings() {
   const [a, b] = await Promise.all(sides.map(async ({ events }) => (await events.get(0, 0))[0]?.event?.details?.prompt?.parameters ?? {}));
-  const found = [...differences(modsOf(a), modsOf(b)).map(([name, ...values]) => [`mod ${name}`, ...values]), ...differences(a, b, SKIPPED)];
-  const known = new Set([...document.querySelectorAll('.settings th[scope=row]')].map((el) => el.textContent.replaceAll(' ', '_')));
-  const text = (value) => (value === null ? '–' : typeof value === 'string' ? value : JSON.stringify(value));
-  const short = (value) => (text(value).length > 200 ? `${text(value).slice(0, 200)}…` : text(value));
-  document.querySelector('.settings tbody').append(...found.filter(([name]) => !known.has(name.split('.').at(-1))).slice(0, 40)
-    .map(([name, x, y]) => h('tr', {}, h('th', { scope: 'row' }, name), h('td', {}, short(x)), h('td', {}, short(y)))));
+  const modDifferences = differences(modsOf(a), modsOf(b)).map(([name, ...values]) => [`mod ${name}`, ...values]);
+  const found = [...modDifferences, ...differences(a, b, SKIPPED_PARAMETERS)];
+  // The server has already rendered the rows of some parameters.
+  const rendered = new Set([...document.querySelectorAll('.settings th[scope=row]')].map((el) => el.textContent.replaceAll(' ', '_')));
+  const added = found.filter(([name]) => !rendered.has(name.split('.').at(-1))).slice(0, MAX_SETTINGS);
+  const valueText = (value) => (value === null ? '–' : typeof value === 'string' ? value : JSON.stringify(value));
+  const shortened = (value) => (valueText(value).length > 200 ? `${valueText(value).slice(0, 200)}…` : valueText(value));
+  document.querySelector('.settings tbody').append(...added.map(([name, ofA, ofB]) => h('tr', {},
+    h('th', { scope: 'row' }, name), h('td', {}, shortened(ofA)), h('td', {}, shortened(ofB)))));
 }
 
-/** Shows links that compare A with its family, and with the other selected runs in the URL. */
+/** Shows links that compare A with the runs of its family, and with the other runs that were selected in the list (`?with=`). */
 async function showLinks() {
-  const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(sides[0].id)}/family`)).json();
+  const [a, b] = sides.map(({ id }) => id);
+  const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(a)}/family`)).json();
   const selected = new URL(location).searchParams.get('with')?.split(',').filter(Boolean) ?? [];
-  const list = [...order(family.runs), ...selected.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }))];
-  const others = list.filter((m) => m.run_id !== sides[0].id);
+  const unrelated = selected.filter((id) => !family.runs.some((m) => m.run_id === id)).map((run_id, i) => ({ run_id, name: `selected run ${i + 1}` }));
+  const others = [...order(family.runs), ...unrelated].filter((m) => m.run_id !== a);
   if (others.length < 2) return;
-  const keep = selected.length ? [...new Set([...selected, sides[1].id])].join(',') : '';
-  document.querySelector('.tools').before(h('nav', { class: 'links', 'aria-label': 'Compare A with' }, h('span', { class: 'hint' }, 'Compare A with'), others.slice(0, 32).map((m) => h('a', {
-    class: 'button', 'aria-current': m.run_id === sides[1].id ? 'true' : null, href: `${base}/compare?${new URLSearchParams({ a: sides[0].id, b: m.run_id, ...(keep && { with: keep }) })}`,
-  }, m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : ''))));
+  const selection = selected.length ? { with: [...new Set([...selected, b])].join(',') } : {};
+  const link = (m) => h('a', { class: 'button', 'aria-current': m.run_id === b ? 'true' : null, href: `${base}/compare?${new URLSearchParams({ a, b: m.run_id, ...selection })}` },
+    m.name ?? changeOf(m), m.parent ? h('small', { class: 'hint' }, `step ${m.parent.step}`) : '');
+  document.querySelector('.tools').before(h('nav', { class: 'links', 'aria-label': 'Compare A with' },
+    h('span', { class: 'hint' }, 'Compare A with'), others.slice(0, MAX_LINKS).map(link)));
 }
 
 /** Returns the heading of the panel. */
-const heading = () => (current < 0 ? 'Equal tokens' : `Difference ${current + 1}${isAligned ? ` of ${text.changes.length}` : ''}`);
+const heading = () => (currentDifference < 0 ? 'Equal tokens' : `Difference ${currentDifference + 1}${isAligned ? ` of ${text.differences.length}` : ''}`);
 
-/** Values of a candidate besides the model's probability: field, column title, and the flag for its presence. */
-const LATER_COLUMNS = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
+/** Columns of probabilities that not every step has: field of a candidate, title, and field of the table that tells if it has them. */
+const OPTIONAL_COLUMNS = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn from', 'hasSampler']];
 
-function showCandidates(a, b) {
-  const merged = new Map();
-  for (const [name, s] of [['a', a], ['b', b]]) {
-    for (const r of s.rows) {
-      const entry = merged.get(`${r.token} ${r.text}`) ?? { text: r.text, a: null, b: null };
-      entry[name] = r;
-      merged.set(`${r.token} ${r.text}`, entry);
-    }
-  }
-  const best = (r) => Math.max(r.a?.model ?? 0, r.b?.model ?? 0);
-  const list = [...merged.values()].sort((x, y) => best(y) - best(x));
-  const rows = list.filter((r, i) => i < MAX_CANDIDATES || r.a?.chosen || r.b?.chosen);
-  const columns = [['model', 'model'], ...LATER_COLUMNS.filter(([, , has]) => a[has] || b[has])];
-  const present = [['a', 'A', a], ['b', 'B', b]].filter(([, , s]) => s.rows.length);
-  const cell = (p) => {
-    const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? '·' : percent(p));
-    if (p !== null) td.style.setProperty('--p', p.toFixed(4));
-    return td;
-  };
-  const head = (s, name) => h('div', {}, h('dt', {}, name), h('dd', {}, s.row === null ? 'ended before' : h('a', { href: `${base}/runs/${encodeURIComponent(s.id)}?at=${s.run.addedAt(s.row)}` }, show(s.run.text(s.row))),
-    s.row !== null && surprise(s.run, s.row) !== null ? ` ${surprise(s.run, s.row).toFixed(2)} bit` : ''));
-  panel.replaceChildren(h('section', {},
-    h('h2', { 'data-heading': true }, heading()),
-    h('dl', { class: 'tok-facts' }, head(a, 'A'), head(b, 'B')),
-    rows.length ? h('table', { class: 'alts both' }, h('caption', { class: 'vh' }, 'Probabilities in A and B'),
-      h('thead', {}, h('tr', {}, ['token', '', ...columns.map(([, name]) => name)].map((t) => h('th', { scope: 'col' }, t || h('span', { class: 'vh' }, 'run'))))),
-      rows.map((r) => h('tbody', {}, present.map(([key, name], i) => h('tr', { class: r[key]?.chosen ? 'won' : null },
-        i ? null : h('th', { scope: 'rowgroup', rowspan: String(present.length) }, show(r.text)),
-        h('td', { class: 'side' }, name, r[key]?.chosen ? ' ✓' : ''), columns.map(([field]) => cell(r[key]?.[field] ?? null)))))))
-      : h('p', { class: 'hint' }, 'No alternatives were recorded here.')));
+/** Returns the token of a side, with a link to its event and its surprise. */
+function tokenFact({ id, run, row }, name) {
+  if (row === null) return h('div', {}, h('dt', {}, name), h('dd', {}, 'ended before'));
+  const bits = surprise(run, row);
+  const link = h('a', { href: `${base}/runs/${encodeURIComponent(id)}?at=${run.addedAt(row)}` }, displayText(run.text(row)));
+  return h('div', {}, h('dt', {}, name), h('dd', {}, link, bits === null ? '' : ` ${bits.toFixed(2)} bit`));
 }
 
+/** Shows the candidates of both sides in the panel; `a` and `b` are results of `loadStep`. */
+function showCandidates(a, b) {
+  /** Candidates of both sides by token: `{text, a, b}` with the row of each side, or null. */
+  const merged = new Map();
+  for (const [side, { rows }] of [['a', a], ['b', b]]) {
+    for (const row of rows) {
+      const key = `${row.token} ${row.text}`;
+      const entry = merged.get(key) ?? { text: row.text, a: null, b: null };
+      entry[side] = row;
+      merged.set(key, entry);
+    }
+  }
+  const highest = (entry) => Math.max(entry.a?.model ?? 0, entry.b?.model ?? 0);
+  const entries = [...merged.values()].sort((x, y) => highest(y) - highest(x))
+    .filter((entry, i) => i < MAX_CANDIDATES || entry.a?.chosen || entry.b?.chosen);
+  panel.replaceChildren(h('section', {},
+    h('h2', { 'data-heading': true }, heading()),
+    h('dl', { class: 'token-facts' }, tokenFact(a, 'A'), tokenFact(b, 'B')),
+    entries.length ? candidatesOfBoth(entries, a, b) : h('p', { class: 'hint' }, 'No alternatives were recorded here.')));
+}
+
+/** Returns the table of candidates, with a row for each side that has some. */
+function candidatesOfBoth(entries, a, b) {
+  const columns = [['model', 'model'], ...OPTIONAL_COLUMNS.filter(([, , has]) => a[has] || b[has])];
+  const shownSides = [['a', 'A', a], ['b', 'B', b]].filter(([, , { rows }]) => rows.length);
+  const sideRow = (entry, [side, name], i) => h('tr', { class: entry[side]?.chosen ? 'chosen' : null },
+    i === 0 ? h('th', { scope: 'rowgroup', rowspan: String(shownSides.length) }, displayText(entry.text)) : null,
+    h('td', { class: 'side' }, name, entry[side]?.chosen ? ' ✓' : ''),
+    columns.map(([field]) => probabilityCell(entry[side]?.[field] ?? null, '·')));
+  return h('table', { class: 'candidates two-sides' },
+    h('caption', { class: 'visually-hidden' }, 'Probabilities in A and B'),
+    h('thead', {}, h('tr', {},
+      h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'run')),
+      columns.map(([, title]) => h('th', { scope: 'col' }, title)))),
+    entries.map((entry) => h('tbody', {}, shownSides.map((side, i) => sideRow(entry, side, i)))));
+}
+
+/** Performs an action of the shortcuts or buttons. Returns false for other actions. */
 function act(action) {
   if (!text) return false;
-  if (action === 'nextChange') selectChange(Math.max(0, text.changes.findIndex((c) => c.from > at)));
-  else if (action === 'prevChange') selectChange(text.changes.findLastIndex((c) => c.from < at));
-  else if (action === 'nextPair' && text.steps.count) moveCursor(at + 1);
-  else if (action === 'prevPair' && text.steps.count) moveCursor(at - 1);
-  else if (action === 'only') {
-    const on = box.classList.toggle('only');
-    document.querySelector('[data-act=only]').setAttribute('aria-pressed', String(on));
+  if (action === 'nextDifference') selectDifference(Math.max(0, text.differences.findIndex(({ from }) => from > cursor)));
+  else if (action === 'prevDifference') selectDifference(text.differences.findLastIndex(({ from }) => from < cursor));
+  else if (action === 'nextPair' && text.steps.count) moveCursor(cursor + 1);
+  else if (action === 'prevPair' && text.steps.count) moveCursor(cursor - 1);
+  else if (action === 'onlyDifferences') {
+    const isOn = textBox.classList.toggle('only-differences');
+    document.querySelector('[data-action=onlyDifferences]').setAttribute('aria-pressed', String(isOn));
   } else return false;
   return true;
 }
 
-document.querySelector('.tools').addEventListener('click', (event) => act(event.target.closest('[data-act]')?.dataset.act));
-listen(['compare'], act);
+document.querySelector('.tools').addEventListener('click', (event) => act(event.target.closest('[data-action]')?.dataset.action));
+listenForShortcuts(['compare'], act);
 
-document.querySelector('.tools').after(h('div', { class: 'overview apart' }, canvas, scrub), note);
+document.querySelector('.tools').after(h('div', { class: 'overview divergence-strip' }, canvas, slider), note);
 const redrawStrip = scheduleDrawing(canvas, drawStrip, new AbortController().signal);
 
 try {
   sides = await Promise.all([loadSide(root.dataset.a), loadSide(root.dataset.b)]);
-  await draw();
+  await alignAndShow();
   // If one of these parts fails, the comparison is still useful.
   for (const part of [showSettings, loadDivergences, showLinks]) part().catch((error) => { note.textContent = `A part of the comparison could not be loaded: ${error.message}.`; });
 } catch (error) {

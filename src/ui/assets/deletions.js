@@ -1,18 +1,19 @@
-// The list of deletions that can still be undone, shown above the run list, also after a reload.
+// Deletions that can still be undone: a line for each above the run list, also after a reload of the page.
 import { fetchApi, h, toast } from './dom.js';
 
 const PATH = '/api/v1/deletions';
-const runs = (count) => `${count} run${count === 1 ? '' : 's'}`;
+const runCount = (count) => `${count} run${count === 1 ? '' : 's'}`;
 
 export class Deletions {
-  #place;
+  #container;
   #changed;
+  /** The shown deletions, oldest first: `{id, until, line, countdown, button}`. */
   #pending = [];
   #timer = 0;
 
   /** `changed()` is called after runs were deleted or restored. */
-  constructor(place, changed) {
-    this.#place = place;
+  constructor(container, changed) {
+    this.#container = container;
     this.#changed = changed;
     fetchApi(PATH).then(async (response) => {
       for (const deletion of (await response.json()).deletions) this.#show(deletion);
@@ -41,7 +42,7 @@ export class Deletions {
     entry.button.disabled = true;
     try {
       const response = await fetchApi(`${PATH}/${entry.id}`, { method: 'DELETE' });
-      toast(`${runs((await response.json()).runs.length)} restored`);
+      toast(`${runCount((await response.json()).runs.length)} restored`);
       this.#changed();
     } catch (error) {
       toast(error.status === 404 ? 'This deletion can no longer be undone' : `Not undone: ${error.message}`);
@@ -50,35 +51,35 @@ export class Deletions {
         return;
       }
     }
-    this.#hide(entry);
+    this.#remove(entry);
   }
 
   #show({ deletion_id: id, runs: count, remaining_ms: remaining }) {
-    const left = h('span', { class: 'hint num', 'aria-hidden': true });
+    const countdown = h('span', { class: 'hint num', 'aria-hidden': 'true' });
     const button = h('button', { type: 'button', title: 'Undo (z)' }, 'Undo');
-    const line = h('div', { class: 'links' }, `${runs(count)} deleted.`, ' ', button, ' ', left);
-    const entry = { id, until: performance.now() + remaining, line, left, button };
+    const line = h('div', { class: 'links' }, `${runCount(count)} deleted.`, ' ', button, ' ', countdown);
+    const entry = { id, until: performance.now() + remaining, line, countdown, button };
     button.addEventListener('click', () => this.#undo(entry));
     this.#pending.push(entry);
-    this.#place.append(line);
-    this.#place.hidden = false;
-    this.#tick();
+    this.#container.append(line);
+    this.#container.hidden = false;
+    this.#updateCountdowns();
   }
 
-  #hide(entry) {
+  #remove(entry) {
     this.#pending = this.#pending.filter((other) => other !== entry);
     entry.line.remove();
-    this.#place.hidden = this.#pending.length === 0;
+    this.#container.hidden = this.#pending.length === 0;
   }
 
-  /** Updates the remaining times every second. */
-  #tick() {
+  /** Updates the countdowns every second. */
+  #updateCountdowns() {
     clearTimeout(this.#timer);
     for (const entry of [...this.#pending]) {
       const seconds = Math.ceil((entry.until - performance.now()) / 1000);
-      if (seconds > 0) entry.left.textContent = `${seconds} s`;
-      else this.#hide(entry);
+      if (seconds > 0) entry.countdown.textContent = `${seconds} s`;
+      else this.#remove(entry);
     }
-    if (this.#pending.length) this.#timer = setTimeout(() => this.#tick(), 1000);
+    if (this.#pending.length) this.#timer = setTimeout(() => this.#updateCountdowns(), 1000);
   }
 }

@@ -1,13 +1,12 @@
-// Token differences of two runs: Myers' algorithm in linear space. Pure.
+// Alignment of two lists, such as the tokens of two answers, by Myers' algorithm in linear space. The result is a list of
+// blocks `{same, a: [from, to], b: [from, to]}`, which cover both lists in order; the ends are exclusive. Pure.
 
 /** Maximum edits in one search. Beyond it, the search splits at its furthest point, and the result may not be minimal. */
 const MAX_EDITS = 256;
-/** Index of diagonal 0. */
+/** Index of diagonal 0 in the arrays of a search. */
 const ZERO = MAX_EDITS + 2;
 
-/**
- * Aligns two lists; returns `[{same, a: [from, to], b: [from, to]}]` that covers both in order, ends exclusive.
- */
+/** Returns the blocks of two lists. */
 export function align(a, b) {
   const ids = new Map();
   const numbers = (list) => Int32Array.from(list, (key) => {
@@ -19,19 +18,22 @@ export function align(a, b) {
   return alignment.take();
 }
 
-/** An alignment of two arrays of numbers that is computed in order, one search at a time. */
+/** An alignment of two arrays of numbers, which `advance()` computes from start to end, one search at a time. */
 export class Alignment {
   #a;
   #b;
   #forward = new Int32Array(2 * ZERO + 1);
   #backward = new Int32Array(2 * ZERO + 1);
-  /** Stack of ranges that are not aligned yet, `[aFrom, aTo, bFrom, bTo]`, and of equal parts between them, `[x, y, length]`. The next one is on top. */
+  /**
+   * Stack of the remaining work, with the next entry on top: ranges that are not aligned yet, `[aFrom, aTo, bFrom, bTo]`, and
+   * parts that are known to be equal, `[aFrom, bFrom, length]`.
+   */
   #todo;
-  /** Blocks that were not taken yet. The last one may grow. */
+  /** Blocks that `take()` has not returned yet. The last one may grow. */
   #blocks = [];
-  /** End of the blocks on both sides. */
-  #x = 0;
-  #y = 0;
+  /** End of the last block in `a` and in `b`. */
+  #endA = 0;
+  #endB = 0;
 
   constructor(a, b) {
     this.#a = a;
@@ -41,39 +43,40 @@ export class Alignment {
 
   get isDone() { return this.#todo.length === 0; }
 
-  /** Returns the blocks since the last call that are complete. */
+  /** Returns the complete blocks that no earlier call returned. */
   take() { return this.#blocks.splice(0, this.#blocks.length - (this.isDone ? 0 : 1)); }
 
   /** Aligns the next range, or splits it in two. */
   advance() {
     const next = this.#todo.pop();
-    if (next.length === 3) this.#same(...next);
+    if (next.length === 3) this.#addEqual(...next);
     else this.#align(...next);
-    if (this.isDone) this.#change(this.#a.length, this.#b.length);
+    if (this.isDone) this.#addDifference(this.#a.length, this.#b.length);
   }
 
-  /** Adds the change before a point. */
-  #change(x, y) {
-    if (x > this.#x || y > this.#y) this.#blocks.push({ same: false, a: [this.#x, x], b: [this.#y, y] });
-    [this.#x, this.#y] = [x, y];
+  /** Adds a difference from the last block to these positions, unless it is empty. */
+  #addDifference(toA, toB) {
+    if (toA > this.#endA || toB > this.#endB) this.#blocks.push({ same: false, a: [this.#endA, toA], b: [this.#endB, toB] });
+    [this.#endA, this.#endB] = [toA, toB];
   }
 
-  /** Adds an equal part. */
-  #same(x, y, length) {
+  /** Adds an equal part, and the difference before it. */
+  #addEqual(fromA, fromB, length) {
     if (!length) return;
-    this.#change(x, y);
+    this.#addDifference(fromA, fromB);
     const last = this.#blocks.at(-1);
-    [this.#x, this.#y] = [x + length, y + length];
-    if (last?.same) [last.a[1], last.b[1]] = [this.#x, this.#y];
-    else this.#blocks.push({ same: true, a: [x, this.#x], b: [y, this.#y] });
+    [this.#endA, this.#endB] = [fromA + length, fromB + length];
+    if (last?.same) [last.a[1], last.b[1]] = [this.#endA, this.#endB];
+    else this.#blocks.push({ same: true, a: [fromA, this.#endA], b: [fromB, this.#endB] });
   }
 
+  /** Adds the equal entries at the start of the ranges, and pushes the rest in two halves. */
   #align(aFrom, aTo, bFrom, bTo) {
     const a = this.#a;
     const b = this.#b;
     let head = 0;
     while (aFrom + head < aTo && bFrom + head < bTo && a[aFrom + head] === b[bFrom + head]) head += 1;
-    this.#same(aFrom, bFrom, head);
+    this.#addEqual(aFrom, bFrom, head);
     aFrom += head;
     bFrom += head;
     let tail = 0;
@@ -86,65 +89,125 @@ export class Alignment {
     this.#todo.push([x, aTo, y, bTo], [aFrom, x, bFrom, y]);
   }
 
-  /** Returns a point of a shortest path that splits the ranges, whose first and last entries differ. */
+  /**
+   * Returns the positions `[inA, inB]` at which to split the ranges, whose first and last entries differ: a point on a shortest
+   * edit path, where the searches from the start and from the end meet.
+   */
   #middle(aFrom, aTo, bFrom, bTo) {
-    const [a, b, f, r, zero] = [this.#a, this.#b, this.#forward, this.#backward, ZERO];
+    // The names are those of Myers' paper: `x` is the furthest position on diagonal `k` with `d` edits.
+    const [a, b, forward, backward] = [this.#a, this.#b, this.#forward, this.#backward];
     const n = aTo - aFrom;
     const m = bTo - bFrom;
     const delta = n - m;
-    const odd = delta % 2 !== 0;
-    f[zero + 1] = 0;
-    r[zero + 1] = 0;
-    let far = [0, 0];
+    const isOdd = delta % 2 !== 0;
+    forward[ZERO + 1] = 0;
+    backward[ZERO + 1] = 0;
+    let furthest = [0, 0];
     for (let d = 0; d <= MAX_EDITS; d += 1) {
       for (let k = -d; k <= d; k += 2) {
-        let x = k === -d || (k !== d && f[zero + k - 1] < f[zero + k + 1]) ? f[zero + k + 1] : f[zero + k - 1] + 1;
+        let x = k === -d || (k !== d && forward[ZERO + k - 1] < forward[ZERO + k + 1]) ? forward[ZERO + k + 1] : forward[ZERO + k - 1] + 1;
         while (x < n && x - k < m && a[aFrom + x] === b[bFrom + x - k]) x += 1;
-        f[zero + k] = x;
-        if (x <= n && x - k <= m && x + x - k > far[0] + far[1]) far = [x, x - k];
-        const back = delta - k;
-        if (odd && Math.abs(back) < d && x + r[zero + back] >= n) return [aFrom + x, bFrom + x - k];
+        forward[ZERO + k] = x;
+        if (x <= n && x - k <= m && x + x - k > furthest[0] + furthest[1]) furthest = [x, x - k];
+        // The same diagonal in the other search.
+        const mirrored = delta - k;
+        if (isOdd && Math.abs(mirrored) < d && x + backward[ZERO + mirrored] >= n) return [aFrom + x, bFrom + x - k];
       }
       for (let k = -d; k <= d; k += 2) {
-        let x = k === -d || (k !== d && r[zero + k - 1] < r[zero + k + 1]) ? r[zero + k + 1] : r[zero + k - 1] + 1;
+        let x = k === -d || (k !== d && backward[ZERO + k - 1] < backward[ZERO + k + 1]) ? backward[ZERO + k + 1] : backward[ZERO + k - 1] + 1;
         while (x < n && x - k < m && a[aTo - 1 - x] === b[bTo - 1 - x + k]) x += 1;
-        r[zero + k] = x;
-        const forth = delta - k;
-        if (!odd && Math.abs(forth) <= d && x + f[zero + forth] >= n) return [aTo - x, bTo - x + k];
+        backward[ZERO + k] = x;
+        const mirrored = delta - k;
+        if (!isOdd && Math.abs(mirrored) <= d && x + forward[ZERO + mirrored] >= n) return [aTo - x, bTo - x + k];
       }
     }
-    return [aFrom + far[0], bFrom + far[1]];
+    return [aFrom + furthest[0], bFrom + furthest[1]];
   }
 }
 
-/** Joins changes with only a few equal tokens between them, because short matches are often coincidences. Pure. */
-export const coalesce = (list, minimum) => new Coalescing(minimum).add(list, true);
+/** Minimum number of equal tokens between two differences; fewer are often equal by chance. */
+const MIN_EQUAL = 3;
 
-/** Joins the blocks of an alignment while it is computed. */
-export class Coalescing {
-  #minimum;
-  #out = [];
-  /** The newest block, which is added when the next one is known. */
-  #held = null;
+/** Joins differences with fewer than `MIN_EQUAL` equal tokens between them, while the alignment is computed. */
+export class Coalescer {
+  /** Joined blocks that `add()` has not returned yet. The last one may grow. */
+  #joined = [];
+  /** The newest block, which is added when the block after it is known. */
+  #newest = null;
 
-  constructor(minimum = 3) { this.#minimum = minimum; }
-
-  /** Adds blocks, the last ones if `isEnd`, and returns the joined blocks that are complete. */
+  /** Adds the next blocks of the alignment; `isEnd` is true for the last ones. Returns the joined blocks that are complete. */
   add(blocks, isEnd) {
     for (const block of isEnd ? [...blocks, null] : blocks) {
-      if (this.#held) this.#put(this.#held, block);
-      this.#held = block;
+      if (this.#newest) this.#append(this.#newest, block);
+      this.#newest = block;
     }
-    return this.#out.splice(0, this.#out.length - (isEnd ? 0 : 1));
+    return this.#joined.splice(0, this.#joined.length - (isEnd ? 0 : 1));
   }
 
-  #put(block, next) {
-    const last = this.#out.at(-1);
-    const size = (side) => Math.max(side.a[1] - side.a[0], side.b[1] - side.b[0]);
-    const isCoincidence = block.same && last && !last.same && next && block.a[1] - block.a[0] < Math.min(this.#minimum, size(last), size(next));
-    if (last && !last.same && (!block.same || isCoincidence)) {
+  /** Appends a block, or joins it to the last one; `next` is the block after it, or null. */
+  #append(block, next) {
+    const last = this.#joined.at(-1);
+    const size = ({ a, b }) => Math.max(a[1] - a[0], b[1] - b[0]);
+    const isByChance = block.same && last && !last.same && next && size(block) < Math.min(MIN_EQUAL, size(last), size(next));
+    if (last && !last.same && (!block.same || isByChance)) {
       last.a = [last.a[0], block.a[1]];
       last.b = [last.b[0], block.b[1]];
-    } else this.#out.push({ ...block });
+    } else this.#joined.push({ ...block });
+  }
+}
+
+/**
+ * Returns the tokens of each side, `{count, token(k), text(k)}`, as an array of numbers that `Alignment` can compare: tokens
+ * with the same id and text have the same number.
+ */
+export function numberTokens(sides) {
+  const textNumbers = new Map();
+  const tokenNumbers = new Map();
+  const numberOf = (map, key) => {
+    if (!map.has(key)) map.set(key, map.size);
+    return map.get(key);
+  };
+  return sides.map(({ count, token, text }) => {
+    const numbers = new Int32Array(count);
+    // Numbers of texts are below 2^21 and token ids below 2^31, so each key is an exact integer.
+    for (let k = 0; k < count; k += 1) numbers[k] = numberOf(tokenNumbers, token(k) * 0x200000 + numberOf(textNumbers, text(k)));
+    return numbers;
+  });
+}
+
+/**
+ * The steps of an alignment in order. A step is a pair of token indexes, one per side; where one side of a difference is
+ * longer, the other side has no token, and its index is null.
+ */
+export class Steps {
+  #indexes;
+  count = 0;
+
+  /** Creates an empty list that can hold `max` steps. */
+  constructor(max) { this.#indexes = [new Int32Array(max), new Int32Array(max)]; }
+
+  /** Adds the steps of the next block. Returns the first one. */
+  add({ a, b }) {
+    const from = this.count;
+    this.count += Math.max(a[1] - a[0], b[1] - b[0]);
+    [a, b].forEach(([first, end], side) => {
+      for (let k = 0; k < this.count - from; k += 1) this.#indexes[side][from + k] = first + k < end ? first + k : -1;
+    });
+    return from;
+  }
+
+  /** Returns the token index of a side at a step, or null. */
+  indexAt(step, side) {
+    const index = step < 0 || step >= this.count ? -1 : this.#indexes[side][step];
+    return index < 0 ? null : index;
+  }
+
+  /** Returns the token indexes of both sides at a step. */
+  pair(step) { return [this.indexAt(step, 0), this.indexAt(step, 1)]; }
+
+  /** Returns the first token index of a side at a step or later, or null. */
+  next(step, side) {
+    for (let later = step; later < this.count; later += 1) if (this.#indexes[side][later] >= 0) return this.#indexes[side][later];
+    return null;
   }
 }

@@ -3,7 +3,10 @@
 /** Prefix of every path of this server; usually empty. */
 export const base = globalThis.document?.documentElement?.dataset?.base ?? '';
 
-/** Creates an element. `props`: attributes; `on…` are listeners; `null` and `false` are omitted. */
+/**
+ * Creates an element. `props` are its attributes, and its event listeners (`onclick`). Attributes and children that are
+ * `null`, `undefined` or `false` are omitted.
+ */
 export function h(tag, props, ...children) {
   const el = document.createElement(tag);
   for (const [name, value] of Object.entries(props ?? {})) {
@@ -16,23 +19,25 @@ export function h(tag, props, ...children) {
   return el;
 }
 
+let toastTimer = 0;
+
 /** Shows a short notification, also to screen readers. */
 export function toast(text) {
   const el = document.querySelector('[data-toast]');
   if (!el) return;
   el.textContent = text;
-  clearTimeout(toast.timer);
-  toast.timer = setTimeout(() => { el.textContent = ''; }, 3500);
+  clearTimeout(toastTimer);
+  toastTimer = setTimeout(() => { el.textContent = ''; }, 3500);
 }
 
-/** Copies text and confirms it. */
-export async function copy(text, what) {
+/** Copies text to the clipboard. `name` says in the notification what was copied, such as “link”. */
+export async function copyText(text, name) {
   try {
     await navigator.clipboard.writeText(text);
-    toast(`${what} copied`);
+    toast(`${name} copied`);
   } catch {
     // Clipboard access needs a secure context or a permission. Without it, the user copies manually.
-    window.prompt(`Copy ${what}:`, text);
+    window.prompt(`Copy ${name}:`, text);
   }
 }
 
@@ -45,14 +50,17 @@ export async function fetchUrl(url, options) {
   }
 }
 
-/** Calls `fetch` for a path of this server with the login cookie. Fails with the server's error message. */
+/** Calls `fetch` for a path of this server. Throws an error with the server's message if the request fails. */
 export async function fetchApi(path, options = {}) {
   const response = await fetchUrl(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
   throw await errorOf(response);
 }
 
-/** Turns a failed response into an Error with the server's message. */
+/** Waits until the browser has painted a frame. */
+export const nextFrame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+
+/** Returns an Error with the server's message for a failed response. */
 export async function errorOf(response) {
   const text = await response.text().catch(() => '');
   let message = `${response.status} ${response.statusText}`;
@@ -66,16 +74,17 @@ export async function errorOf(response) {
   return Object.assign(new Error(message), { status: response.status, pointer });
 }
 
+/** Colors of the current theme by the name of their CSS variable. */
 const colors = new Map();
 globalThis.document?.addEventListener('theme', () => colors.clear());
 
-/** Returns the style sheet's colors for a canvas; the browser resolves `light-dark()`. */
+/** Returns the colors of CSS variables, by their names, for drawing on a canvas. The browser resolves `light-dark()`. */
 export function palette(names) {
-  const unknown = names.filter((name) => !colors.has(name));
-  if (unknown.length) {
-    const probe = h('i', { class: 'vh' });
+  const unresolved = names.filter((name) => !colors.has(name));
+  if (unresolved.length) {
+    const probe = h('i', { class: 'visually-hidden' });
     document.body.append(probe);
-    for (const name of unknown) {
+    for (const name of unresolved) {
       probe.style.color = `var(--${name})`;
       colors.set(name, getComputedStyle(probe).color);
     }
@@ -84,32 +93,36 @@ export function palette(names) {
   return Object.fromEntries(names.map((name) => [name, colors.get(name)]));
 }
 
-/** Sets the size of a canvas to that of its box in device pixels, and clears it. Returns the context in CSS pixels, or null if the canvas is hidden. */
-export function surface(canvas) {
-  const { clientWidth: w, clientHeight: hgt } = canvas;
-  if (!w || !hgt) return null;
+/**
+ * Clears a canvas and adapts its resolution to its size on the page and to the screen. Returns its context, which draws in CSS
+ * pixels, with the width and height, or null if the canvas is hidden.
+ */
+export function prepareCanvas(canvas) {
+  const { clientWidth: width, clientHeight: height } = canvas;
+  if (!width || !height) return null;
   const ratio = Math.min(window.devicePixelRatio || 1, 2);
-  // Setting the size lays out the page again, even if the value is the same.
-  const [width, height] = [Math.round(w * ratio), Math.round(hgt * ratio)];
-  if (canvas.width !== width) canvas.width = width;
-  if (canvas.height !== height) canvas.height = height;
-  const g = canvas.getContext('2d');
-  g.setTransform(ratio, 0, 0, ratio, 0, 0);
-  g.clearRect(0, 0, w, hgt);
-  return { g, w, h: hgt };
+  const [deviceWidth, deviceHeight] = [Math.round(width * ratio), Math.round(height * ratio)];
+  // Setting the size causes a new layout of the page, even if the value is the same.
+  if (canvas.width !== deviceWidth) canvas.width = deviceWidth;
+  if (canvas.height !== deviceHeight) canvas.height = deviceHeight;
+  const context = canvas.getContext('2d');
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return { context, width, height };
 }
 
 /**
- * Calls `draw` in the frame after `box` got its first size, its size or the theme changed, or the returned function was
- * called, until the signal aborts. So a drawing never delays the first frame of the page.
+ * Calls `draw` in the next frame when the size of `box` or the theme has changed, and when the returned function is called.
+ * `draw` is not called before the browser has laid out `box`, so it does not delay the first frame of the page. After
+ * `signal` aborts, it is not called anymore.
  */
 export function scheduleDrawing(box, draw, signal) {
-  let isSized = false;
+  let hasLayout = false;
   let frame = 0;
   const redraw = () => {
-    if (isSized && !signal.aborted) frame ||= requestAnimationFrame(() => { frame = 0; draw(); });
+    if (hasLayout && !signal.aborted) frame ||= requestAnimationFrame(() => { frame = 0; draw(); });
   };
-  const observer = new ResizeObserver(() => { isSized = true; redraw(); });
+  const observer = new ResizeObserver(() => { hasLayout = true; redraw(); });
   observer.observe(box);
   document.addEventListener('theme', redraw, { signal });
   signal.addEventListener('abort', () => { observer.disconnect(); cancelAnimationFrame(frame); });

@@ -1,16 +1,16 @@
 // The form that starts an experiment.
 import { base, fetchApi, h } from './dom.js';
 import { cellsOf, definitionOf, fieldOf, formOf } from './experiment-definition.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 
 const form = document.querySelector('[data-form]');
 const fields = form.elements;
-const cells = document.querySelector('[data-cells]');
+const cellCount = document.querySelector('[data-cells]');
 const problem = document.querySelector('[data-problem]');
-const button = form.querySelector('[type=submit]');
+const startButton = form.querySelector('[type=submit]');
 
-/** Returns the values of the form. */
-const values = () => ({
+/** Returns the texts of the form. */
+const readForm = () => ({
   name: fields.name.value,
   model: fields.model?.value ?? '',
   prompts: fields.prompts.value,
@@ -23,7 +23,7 @@ const values = () => ({
   python: fields.python.value,
 });
 
-/** Fills the form. */
+/** Fills the form with texts; fields with an empty text remain as they are. */
 function fillForm(texts) {
   for (const [name, value] of Object.entries(texts)) {
     if (fields[name] && value !== '') fields[name].value = value;
@@ -31,55 +31,56 @@ function fillForm(texts) {
   showCount();
 }
 
-/** Returns the control of a field. */
-const control = (field) => (field === 'score' ? fields[fields.scorer.value === 'python' ? 'python' : 'regex'] : fields[field]);
+/** Returns the control that shows an error of a field. */
+const controlOf = (field) => (field === 'score' ? fields[fields.scorer.value === 'python' ? 'python' : 'regex'] : fields[field]);
 
 function clearErrors() {
   problem.hidden = true;
-  for (const place of form.querySelectorAll('.field-error')) place.textContent = '';
-  for (const invalid of form.querySelectorAll('[aria-invalid]')) invalid.removeAttribute('aria-invalid');
+  for (const message of form.querySelectorAll('.field-error')) message.textContent = '';
+  for (const control of form.querySelectorAll('[aria-invalid]')) control.removeAttribute('aria-invalid');
 }
 
 /** Shows an error at its field, or below the form. */
 function showError(message, field) {
-  const place = field && form.querySelector(`#${field}-error`);
-  if (!place) {
+  const fieldMessage = field && form.querySelector(`#${field}-error`);
+  if (!fieldMessage) {
     problem.hidden = false;
     problem.textContent = message;
     problem.scrollIntoView({ block: 'nearest' });
     return;
   }
-  place.textContent = message;
-  control(field).setAttribute('aria-invalid', 'true');
-  control(field).focus();
+  fieldMessage.textContent = message;
+  controlOf(field).setAttribute('aria-invalid', 'true');
+  controlOf(field).focus();
 }
 
-/** Shows the number of runs while the form is edited. */
+/** Shows the number of runs that the experiment would have, even if it still lacks a name or the text of its score. */
 function showCount() {
   try {
-    const number = cellsOf(definitionOf({ ...values(), name: 'x', regex: 'x', python: 'x' }));
-    cells.textContent = `${number} run${number === 1 ? '' : 's'}`;
+    const count = cellsOf(definitionOf({ ...readForm(), name: 'x', regex: 'x', python: 'x' }));
+    cellCount.textContent = `${count} run${count === 1 ? '' : 's'}`;
   } catch {
-    cells.textContent = '';
+    cellCount.textContent = '';
   }
 }
 
+/** Starts the experiment and opens its page. */
 async function start() {
   clearErrors();
   let definition;
   try {
-    definition = definitionOf(values());
+    definition = definitionOf(readForm());
   } catch (error) {
     showError(error.message, error.field);
     return;
   }
-  button.disabled = true;
+  startButton.disabled = true;
   try {
     const response = await fetchApi('/api/v1/experiments', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(definition) });
     location.assign(`${base}/experiments/${(await response.json()).experiment_id}`);
   } catch (error) {
     showError(`Not started: ${error.message}`, fieldOf(error.pointer));
-    button.disabled = false;
+    startButton.disabled = false;
   }
 }
 
@@ -91,11 +92,13 @@ form.addEventListener('input', () => {
   clearErrors();
   showCount();
 });
+// Typing a regular expression or a function also selects that score.
 for (const scorer of ['regex', 'python']) fields[scorer].addEventListener('input', () => { fields.scorer.value = scorer; });
 
+// A file with prompts.
 const file = h('input', { type: 'file', accept: '.csv,.txt,text/csv,text/plain', hidden: true });
 form.append(file);
-form.querySelector('[data-act=file]').addEventListener('click', () => file.click());
+form.querySelector('[data-action=file]').addEventListener('click', () => file.click());
 file.addEventListener('change', async () => {
   const [chosen] = file.files;
   if (!chosen) return;
@@ -103,25 +106,29 @@ file.addEventListener('change', async () => {
   file.value = '';
 });
 
-for (const add of document.querySelectorAll('[data-add]')) {
-  add.addEventListener('click', () => {
-    const line = `${add.dataset.add}${add.dataset.config ? ` ${add.dataset.config}` : ''}`;
+// The buttons that add a line with a mod.
+for (const button of document.querySelectorAll('[data-add]')) {
+  button.addEventListener('click', () => {
+    const line = `${button.dataset.add}${button.dataset.config ? ` ${button.dataset.config}` : ''}`;
     fields.mods.value = `${fields.mods.value.trimEnd()}\n${line}`.trimStart();
     fields.mods.focus();
     showCount();
   });
 }
 
-listen(['experimentForm'], (action) => {
-  if (action !== 'start' || button.disabled) return false;
+listenForShortcuts(['experimentForm'], (action) => {
+  if (action !== 'start' || startButton.disabled) return false;
   start();
   return true;
 });
 
+// `?from=` is the id of an experiment whose definition fills the form.
 const from = new URLSearchParams(location.search).get('from');
 if (from) {
   try {
-    fillForm(formOf((await (await fetchApi(`/api/v1/experiments/${encodeURIComponent(from)}`)).json()).definition));
+    const response = await fetchApi(`/api/v1/experiments/${encodeURIComponent(from)}`);
+    const { definition } = await response.json();
+    fillForm(formOf(definition));
   } catch (error) {
     showError(`The experiment was not loaded: ${error.message}`);
   }

@@ -1,46 +1,43 @@
-// The page of an experiment: progress, cancel and resume, and the comparison of cells.
+// The page of an experiment: its progress, buttons that cancel, resume and remove it, scores, and the comparison of cells.
 import { base, fetchApi, toast } from './dom.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 import { moveFocus, refresh, refreshWhile } from './refresh.js';
 
-const place = document.querySelector('[data-grid]');
+const grid = document.querySelector('[data-grid]');
 const problem = document.querySelector('[data-problem]');
 const bulk = document.querySelector('[data-bulk]');
 const dialog = document.querySelector('[data-remove-dialog]');
-const path = `/api/v1/experiments/${place.dataset.experiment}`;
+const path = `/api/v1/experiments/${grid.dataset.experiment}`;
 
-const isRunning = () => place.querySelector('[data-part=progress]').dataset.state === 'running';
-refreshWhile(place, { fragment: 'grid', isRunning, changed: showPicked });
+const isRunning = () => grid.querySelector('[data-part=progress]').dataset.state === 'running';
+refreshWhile(grid, { fragment: 'grid', isRunning, changed: showSelection });
 
-function fail(message) {
-  problem.hidden = false;
-  problem.textContent = message;
-}
-
-/** Calls a function. If it fails, shows the error after the text `failure`. */
-async function attempt(failure, call) {
+/** Awaits `act()`. If it fails, shows `failure` with the error. */
+async function attempt(failure, act) {
   problem.hidden = true;
   try {
-    await call();
+    await act();
   } catch (error) {
-    fail(`${failure}: ${error.message}`);
+    problem.hidden = false;
+    problem.textContent = `${failure}: ${error.message}`;
   }
 }
 
-async function act(name, button) {
+/** Cancels or resumes the experiment; `name` is `cancel` or `resume`. */
+async function changeState(name, button) {
   button.disabled = true;
   await attempt(name === 'cancel' ? 'Not cancelled' : 'Not resumed', async () => {
     await fetchApi(`${path}/${name}`, { method: 'POST' });
-    await refresh(place, 'grid');
-    place.querySelector('[data-part=progress] button')?.focus();
+    await refresh(grid, 'grid');
+    grid.querySelector('[data-part=progress] button')?.focus();
     toast(name === 'cancel' ? 'Experiment cancelled' : 'Experiment resumed');
   });
   button.disabled = false;
 }
 
 document.addEventListener('click', (event) => {
-  const name = event.target.closest('[data-act]')?.dataset.act;
-  if (name === 'cancel' || name === 'resume') act(name, event.target);
+  const name = event.target.closest('[data-action]')?.dataset.action;
+  if (name === 'cancel' || name === 'resume') changeState(name, event.target);
   else if (name === 'remove') dialog.showModal();
 });
 dialog.addEventListener('close', () => {
@@ -51,61 +48,63 @@ dialog.addEventListener('close', () => {
   });
 });
 
-/** Stores a score that was typed in; an empty one removes it. */
-place.addEventListener('change', (event) => {
-  const box = event.target;
-  if (!box.matches('[data-score]')) return;
+// Stores a score that the user types; an empty text removes the score.
+grid.addEventListener('change', (event) => {
+  const field = event.target;
+  if (!field.matches('[data-score]')) return;
   attempt('Not scored', async () => {
-    if (!box.validity.valid) throw new Error('a score is a number from 0 to 1');
-    const score = box.value === '' ? null : Number(box.value);
-    await fetchApi(`${path}/cells/${Number(box.dataset.score) - 1}`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
-    await refresh(place, 'grid');
+    if (!field.validity.valid) throw new Error('a score is a number from 0 to 1');
+    const score = field.value === '' ? null : Number(field.value);
+    await fetchApi(`${path}/cells/${Number(field.dataset.score) - 1}`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
+    await refresh(grid, 'grid');
   });
 });
 
 // Selected cells are compared, with the first one as A.
-const picked = () => [...place.querySelectorAll('[data-pick]:checked')].map((box) => box.value);
 
-function showPicked() {
-  const [a, b, ...others] = picked();
+/** Returns the ids of the runs of the selected cells. */
+const selectedRuns = () => [...grid.querySelectorAll('[data-select]:checked')].map((checkbox) => checkbox.value);
+
+function showSelection() {
+  const [a, b, ...others] = selectedRuns();
   bulk.hidden = !a;
   bulk.querySelector('[data-bulk-text]').textContent = b ? `${others.length + 2} cells selected` : '1 cell selected; select another one to compare';
   const link = bulk.querySelector('[data-bulk-compare]');
   link.hidden = !b;
   if (b) link.href = `${base}/compare?${new URLSearchParams({ a, b, ...(others.length && { with: [b, ...others].join(',') }) })}`;
 }
-place.addEventListener('change', showPicked);
+grid.addEventListener('change', showSelection);
 bulk.querySelector('[data-bulk-clear]').addEventListener('click', () => {
-  for (const box of place.querySelectorAll('[data-pick]:checked')) box.checked = false;
-  showPicked();
+  for (const checkbox of grid.querySelectorAll('[data-select]:checked')) checkbox.checked = false;
+  showSelection();
 });
 
-listen(['experiments'], (action) => {
+listenForShortcuts(['experiments'], (action) => {
   const row = document.activeElement?.closest?.('tr');
   switch (action) {
-    case 'nextRow': return moveFocus(place, 1);
-    case 'prevRow': return moveFocus(place, -1);
+    case 'nextRow': return moveFocus(grid, 1);
+    case 'prevRow': return moveFocus(grid, -1);
     case 'create': location.assign(`${base}/experiments/-new`); return true;
-    case 'pick': {
-      const box = row?.querySelector('[data-pick]');
-      if (!box) return false;
-      box.checked = !box.checked;
-      showPicked();
+    case 'select': {
+      const checkbox = row?.querySelector('[data-select]');
+      if (!checkbox) return false;
+      checkbox.checked = !checkbox.checked;
+      showSelection();
       return true;
     }
     case 'score': {
-      const box = row?.querySelector('[data-score]');
-      box?.focus();
-      box?.select();
-      return Boolean(box);
+      const field = row?.querySelector('[data-score]');
+      field?.focus();
+      field?.select();
+      return Boolean(field);
     }
     case 'compare': {
-      const link = picked().length > 1 ? bulk.querySelector('[data-bulk-compare]') : row?.querySelector('[data-compare]');
+      const link = selectedRuns().length > 1 ? bulk.querySelector('[data-bulk-compare]') : row?.querySelector('[data-compare]');
       link?.click();
       return Boolean(link);
     }
     case 'escape':
-      if (!picked().length) return false;
+      if (!selectedRuns().length) return false;
       bulk.querySelector('[data-bulk-clear]').click();
       return true;
     default: return false;

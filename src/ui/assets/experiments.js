@@ -1,13 +1,13 @@
-// The list of experiments: keyboard, and the progress of running ones.
+// The page with the list of experiments: shortcuts, and the progress of running experiments.
 import { base } from './dom.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 import { moveFocus, refreshWhile } from './refresh.js';
 
 const list = document.querySelector('[data-list]');
 
 refreshWhile(list, { fragment: null, isRunning: () => list.querySelector('tr[data-state=running]') });
 
-listen(['experiments'], (action) => {
+listenForShortcuts(['experiments'], (action) => {
   if (action === 'nextRow') return moveFocus(list, 1);
   if (action === 'prevRow') return moveFocus(list, -1);
   if (action !== 'create') return false;

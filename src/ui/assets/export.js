@@ -1,8 +1,7 @@
 // Export of several runs: one file of JSON lines, or one HTML file for each run.
 import { base, fetchApi, h, toast } from './dom.js';
 
-/** Number of runs that are loaded at the same time. */
-const PARALLEL = 4;
+const MAX_PARALLEL_REQUESTS = 4;
 
 /** Downloads a file. */
 function download(href, name) {
@@ -12,32 +11,34 @@ function download(href, name) {
   link.remove();
 }
 
-/** Returns the JSON documents of runs, in the order of their ids. */
-async function documents(ids, loaded) {
+/** Returns the JSON documents of runs in the order of `ids`. `onProgress(count)` is called after each of them. */
+async function fetchDocuments(ids, onProgress) {
   const texts = Array(ids.length);
   let next = 0;
   let done = 0;
   const load = async () => {
     while (next < ids.length) {
-      const number = next++;
-      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(ids[number])}`);
-      // A document on one line; the line end separates it from the next one.
-      texts[number] = (await response.text()).replaceAll('\n', ' ');
-      loaded(++done);
+      const index = next;
+      next += 1;
+      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(ids[index])}`);
+      // Each document is one line of the exported file.
+      texts[index] = (await response.text()).replaceAll('\n', ' ');
+      done += 1;
+      onProgress(done);
     }
   };
-  await Promise.all(Array.from({ length: PARALLEL }, load));
+  await Promise.all(Array.from({ length: MAX_PARALLEL_REQUESTS }, load));
   return texts;
 }
 
-/** Exports runs as `json` or `html`. */
+/** Downloads runs as `json` (one file) or `html` (one file for each run). */
 export async function exportRuns(ids, format) {
   const sorted = [...ids].sort();
   try {
     if (format === 'html') {
       for (const id of sorted) download(`${base}/runs/${encodeURIComponent(id)}/export.html`, `${id}.html`);
     } else {
-      const texts = await documents(sorted, (done) => toast(`Exporting ${done} of ${sorted.length} runs`));
+      const texts = await fetchDocuments(sorted, (done) => toast(`Exporting ${done} of ${sorted.length} runs`));
       const isOne = texts.length === 1;
       const url = URL.createObjectURL(new Blob(texts.map((text) => `${text}\n`), { type: isOne ? 'application/json' : 'application/jsonl' }));
       download(url, isOne ? `${sorted[0]}.json` : 'runs.jsonl');

@@ -1,21 +1,21 @@
-// Saved filters of the run list: the dialog that saves the current filter under a name, and the removal of a filter.
+// Saved filters of the run list: the dialog that saves a filter under a name, and their removal.
 import { base, fetchApi, h, toast } from './dom.js';
 
 const PATH = '/api/v1/filters';
 
-/** Returns the link of a filter with its remove button, as rendered by the server. */
-function item({ name, q }) {
+/** Returns the link of a filter with its remove button, like those that the server renders. */
+function filterElement({ name, q }) {
   return h('span', { class: 'saved', 'data-saved': name },
     h('a', { href: `${base}/runs?${new URLSearchParams({ q })}`, 'data-q': q, 'aria-current': 'true' }, name),
-    h('button', { type: 'button', class: 'link', 'data-unsave': true, 'aria-label': `Remove the filter ${name}`, title: 'Remove this filter' }, '×'));
+    h('button', { type: 'button', class: 'link', 'data-remove-filter': true, 'aria-label': `Remove the filter ${name}`, title: 'Remove this filter' }, '×'));
 }
 
-/** Opens the dialog for a filter; `box` holds the saved ones. */
-export function saveFilter(q, box) {
+/** Opens the dialog that saves the filter `q`. `list` is the element with the saved filters. */
+export function saveFilter(q, list) {
   const field = h('input', { type: 'text', required: true, maxlength: '64', autocomplete: 'off', spellcheck: 'false' });
-  const problem = h('p', { class: 'filter-error', role: 'alert' });
+  const problem = h('p', { class: 'form-error', role: 'alert' });
   const save = h('button', { value: 'save', class: 'primary' }, 'Save');
-  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+  const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'filter-title' }, 'Save this filter'),
     h('p', {}, h('code', {}, q)),
     h('label', {}, 'Name', field),
@@ -30,8 +30,8 @@ export function saveFilter(q, box) {
     try {
       const response = await fetchApi(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ name: field.value, q }) });
       const saved = await response.json();
-      box.querySelector(`[data-saved="${CSS.escape(saved.name)}"]`)?.remove();
-      box.append(item(saved));
+      list.querySelector(`[data-saved="${CSS.escape(saved.name)}"]`)?.remove();
+      list.append(filterElement(saved));
       dialog.close();
       toast('Filter saved');
     } catch (error) {

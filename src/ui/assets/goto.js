@@ -1,7 +1,7 @@
-// Ctrl+K: one field to go to an event or token of the open run, a run by its id, a page, or a search.
+// The dialog of Ctrl+K, which goes to an event or token of the open run, to a run, to a page, or to a search for runs.
 import { base, h } from './dom.js';
 
-/** Returns the destination of a text: `{event}`, `{token}`, `{href, label}`, or null for an empty text. `isRunOpen` is true if a run is open. Pure. */
+/** Returns the destination that a text names: `{event}` or `{token}` if a run is open, `{href, label}`, or null for an empty text. Pure. */
 export function destination(text, isRunOpen) {
   const wanted = text.trim();
   if (!wanted) return null;
@@ -18,24 +18,24 @@ let dialog = null;
 /** Opens the dialog. `goInRun(place)` moves to an event or token of the open run; it is null if no run is open. */
 export function openGoto(goInRun) {
   if (!dialog) {
-    const box = h('input', { type: 'text', id: 'goto', 'aria-describedby': 'goto-hint', autocomplete: 'off', spellcheck: 'false', autofocus: true });
+    const field = h('input', { type: 'text', id: 'goto', 'aria-describedby': 'goto-hint', autocomplete: 'off', spellcheck: 'false', autofocus: true });
     const hint = h('p', { class: 'hint', id: 'goto-hint', role: 'status' });
     const describe = () => {
-      const to = destination(box.value, Boolean(goInRun));
-      hint.textContent = !to ? `${goInRun ? 'An event (“1207”), a token (“token 400”), ' : ''}a run’s id, a page, or words to search runs for.`
-        : to.href ? `Enter: ${to.label}` : to.token === undefined ? `Enter: event ${to.event}` : `Enter: token ${to.token}`;
+      const to = destination(field.value, Boolean(goInRun));
+      if (!to) hint.textContent = `${goInRun ? 'An event (“1207”), a token (“token 400”), a' : 'A'} run’s id, a page, or words to search runs for.`;
+      else hint.textContent = `Enter: ${to.label ?? (to.token === undefined ? `event ${to.event}` : `token ${to.token}`)}`;
     };
-    box.addEventListener('input', describe);
+    field.addEventListener('input', describe);
     dialog = h('dialog', { class: 'dialog goto' }, h('form', {
       method: 'dialog',
       onsubmit: () => {
-        const to = destination(box.value, Boolean(goInRun));
+        const to = destination(field.value, Boolean(goInRun));
         if (to?.href) location.assign(base + to.href);
         else if (to) goInRun(to);
       },
-    }, h('label', { for: 'goto' }, 'Go to'), box, hint));
+    }, h('label', { for: 'goto' }, 'Go to'), field, hint));
     dialog.addEventListener('click', (event) => { if (event.target === dialog) dialog.close(); });
-    dialog.reset = () => { box.value = ''; describe(); };
+    dialog.reset = () => { field.value = ''; describe(); };
     document.body.append(dialog);
   }
   dialog.reset();

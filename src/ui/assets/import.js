@@ -1,4 +1,4 @@
-// Import of exported runs: documents in files that are chosen, or dropped on the page of the run list, are posted to /ingest.
+// Import of exported runs: posts the documents of files that the user chooses, or drops on the run list, to `/ingest`.
 import { fetchApi, h } from './dom.js';
 
 /** Returns the reason why a document cannot be imported, or ''. Pure. */
@@ -17,20 +17,20 @@ export function documentsIn(name, text) {
   return name.endsWith('.jsonl') ? text.split('\n').filter((line) => line.trim()) : [text];
 }
 
-/** Posts the files; `show(lines, isDone)` receives one line per file. Returns the number of imported runs. */
-export async function importFiles(files, show) {
+/** Posts the documents of files. `show(lines, isDone)` is called with one line of text per file. Returns the number of imported runs. */
+async function importFiles(files, show) {
   const lines = [];
   let stored = 0;
   for (const file of files) {
     show([...lines, `${file.name}: importing…`], false);
     try {
       const texts = documentsIn(file.name, await file.text());
-      for (const [number, text] of texts.entries()) {
-        const place = texts.length > 1 ? `line ${number + 1}: ` : '';
-        const reason = importProblem(text);
-        if (reason) throw new Error(place + reason);
+      for (const [index, text] of texts.entries()) {
+        const prefix = texts.length > 1 ? `line ${index + 1}: ` : '';
+        const problem = importProblem(text);
+        if (problem) throw new Error(prefix + problem);
         await fetchApi('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text })
-          .catch((error) => { throw new Error(place + error.message); });
+          .catch((error) => { throw new Error(prefix + error.message); });
         stored += 1;
       }
       lines.push(`${file.name}: ${texts.length > 1 ? `${texts.length} runs ` : ''}imported`);
@@ -42,14 +42,14 @@ export async function importFiles(files, show) {
   return stored;
 }
 
-/** Imports files that are chosen with the button or dropped on the page; `done()` is called if a run was imported. */
-export function listenForFiles(button, place, done) {
+/** Imports files that are chosen with `button` or dropped on the page, and shows the results in `status`. `done()` is called if a run was imported. */
+export function listenForFiles(button, status, done) {
   const input = h('input', { type: 'file', multiple: true, accept: '.json,.jsonl,application/json', hidden: true });
   button.after(input);
   const show = (lines, isDone) => {
-    place.hidden = false;
-    place.setAttribute('aria-busy', String(!isDone));
-    place.replaceChildren(...lines.map((line) => h('div', {}, line)));
+    status.hidden = false;
+    status.setAttribute('aria-busy', String(!isDone));
+    status.replaceChildren(...lines.map((line) => h('div', {}, line)));
   };
   const importAll = async (files) => {
     if (files.length && await importFiles(files, show)) done();

@@ -1,7 +1,10 @@
-// The table of keyboard shortcuts, for the listeners and for the help.
+// Keyboard shortcuts: their table, which the help shows, and the listener of the pages.
 
-/** Sections of rows `[keys, description, action, page]`. A key is `event.key`, with `Ctrl+` or `Shift+` before it, or a sequence such as `g r`. */
-export const TABLE = [
+/**
+ * Sections of rows `[keys, description, action, page]`; a row without a page applies to all pages. A key is named like
+ * `event.key`, with the prefix `Ctrl+` or `Shift+` if needed; `g r` means `g` and then `r`.
+ */
+export const SHORTCUTS = [
   ['Anywhere', [
     [['?'], 'this help', 'help'],
     [['/'], 'filter runs, find in a run, search the handbook', 'find'],
@@ -22,15 +25,15 @@ export const TABLE = [
     [['End'], 'last row', 'lastRow', 'runs'],
     [['1', '2', '3', '4', '5'], 'built-in views', 'view', 'runs'],
     [['s'], 'save the filter under a name', 'saveFilter', 'runs'],
-    [['x'], 'select the row', 'pick', 'runs'],
+    [['x'], 'select the row', 'select', 'runs'],
     [['c'], 'compare the selected runs', 'compare', 'runs'],
-    [['t'], 'tags of the selected runs', 'tags', 'runs'],
+    [['t'], 'edit the tags of the selected runs', 'tags', 'runs'],
     [['e'], 'export the selected runs as JSON', 'export', 'runs'],
     [['Delete'], 'delete the selected runs', 'delete', 'runs'],
     [['z'], 'undo the last deletion', 'undo', 'runs'],
     [['n'], 'show new runs', 'showNew', 'runs'],
-    [[']'], 'older', 'older', 'runs'],
-    [['['], 'newest', 'newest', 'runs'],
+    [[']'], 'older runs', 'older', 'runs'],
+    [['['], 'newest runs', 'newest', 'runs'],
     [['y'], 'copy a link to this list', 'copy', 'runs'],
   ]],
   ['Replay: move', [
@@ -53,69 +56,77 @@ export const TABLE = [
     [[']'], 'next branch of this run', 'nextBranch', 'replay'],
     [['['], 'previous branch', 'prevBranch', 'replay'],
   ]],
-  ['Replay: look', [
+  ['Replay: view', [
     [[' '], 'play, pause', 'play', 'replay'],
     [['+'], 'faster', 'faster', 'replay'],
     [['-'], 'slower', 'slower', 'replay'],
     [['1', '2', '3', '4', '5', '6'], 'color: surprise, entropy, rank, time, mods, plain', 'color', 'replay'],
     [['d'], 'show removed tokens', 'showRemoved', 'replay'],
     [['v'], 'show later tokens, dimmed', 'showLater', 'replay'],
-    [['a'], 'attention', 'attention', 'replay'],
+    [['a'], 'show attention', 'attention', 'replay'],
     [['w'], 'show the sampling stages of this token', 'stages', 'replay'],
     [['y'], 'copy a link to this event', 'copy', 'replay'],
-    [['t'], 'tags of the run', 'tags', 'replay'],
-    [['n'], 'note on the run or on the selected token', 'note', 'replay'],
-    [['f'], 'continue in the playground from here', 'fork', 'replay'],
+    [['t'], 'edit the tags of the run', 'tags', 'replay'],
+    [['n'], 'edit the note on the run or on the selected token', 'note', 'replay'],
+    [['f'], 'continue in the playground from here', 'openPlayground', 'replay'],
   ]],
   ['Compare', [
     [['ArrowRight'], 'next token on both sides', 'nextPair', 'compare'],
     [['ArrowLeft'], 'previous token on both sides', 'prevPair', 'compare'],
-    [['.'], 'next difference', 'nextChange', 'compare'],
-    [[','], 'previous difference', 'prevChange', 'compare'],
-    [['o'], 'only differences', 'only', 'compare'],
+    [['.'], 'next difference', 'nextDifference', 'compare'],
+    [[','], 'previous difference', 'prevDifference', 'compare'],
+    [['o'], 'show only differences', 'onlyDifferences', 'compare'],
   ]],
   ['Experiments', [
     [['j', 'ArrowDown'], 'next experiment or cell', 'nextRow', 'experiments'],
     [['k', 'ArrowUp'], 'previous experiment or cell', 'prevRow', 'experiments'],
-    [['x'], 'select the cell', 'pick', 'experiments'],
-    [['c'], 'compare the selected cells, or the focused one with the first mods and parameters', 'compare', 'experiments'],
-    [['s'], 'score of the cell', 'score', 'experiments'],
+    [['x'], 'select the cell', 'select', 'experiments'],
+    [['c'], 'compare the selected cells, or the focused cell with the one of the first mods and parameters', 'compare', 'experiments'],
+    [['s'], 'edit the score of the cell', 'score', 'experiments'],
     [['n'], 'new experiment', 'create', 'experiments'],
     [['Ctrl+Enter'], 'start the experiment', 'start', 'experimentForm'],
   ]],
   ['Playground', [
     [['Ctrl+Enter'], 'generate', 'generate', 'playground'],
-    [['Ctrl+Shift+Enter'], 'candidates of the next token', 'computeNext', 'playground'],
+    [['Ctrl+Shift+Enter'], 'show the candidates of the next token', 'computeNext', 'playground'],
   ]],
-  ['Mod', [
+  ['Mod editor', [
     [['Ctrl+s'], 'save a new version', 'save', 'editor'],
   ]],
 ];
 
 const STORAGE_KEY = 'thunder.keys';
 
-/** Returns true if single-key shortcuts are enabled (WCAG 2.1.4 requires a way to disable them). */
-export const enabled = () => localStorage.getItem(STORAGE_KEY) !== 'off';
-export const setEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
+/** Returns true if shortcuts without Ctrl are enabled (WCAG 2.1.4 requires a way to disable them). */
+export const singleKeysEnabled = () => localStorage.getItem(STORAGE_KEY) !== 'off';
+export const setSingleKeysEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
 
-/** Returns a pressed key in the notation of the table. */
-export function nameOf(event) {
+/** Returns the name of a pressed key in the table. */
+function keyOf(event) {
   const shifted = event.shiftKey && event.key.length > 1;
   return `${event.ctrlKey || event.metaKey ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
 }
 
-/** Returns the display name of a key. */
-export function label(key) {
+/** Returns the name of a key for the help. */
+export function keyLabel(key) {
   const names = { ArrowRight: '→', ArrowLeft: '←', ArrowUp: '↑', ArrowDown: '↓', Escape: 'Esc', ' ': 'Space' };
   return key.split('+').length > 1 && key.length > 1 ? key.split('+').map((k) => names[k] ?? k).join(' ') : names[key] ?? key;
 }
 
-/** Returns true if an element takes text, so that keys belong to it. */
+/** Returns true if a user can type into an element, so that it needs the keys itself. */
 const isTextField = (el) => el instanceof HTMLElement && (el.isContentEditable || el.matches('textarea, select, input:not([type=range], [type=checkbox], [type=radio])'));
 
-/** Returns the action of a key on `pages`, or null. */
+/** Returns true if an element that is not a text field uses a key itself. */
+function usesKey(el, key) {
+  if (!(el instanceof Element)) return false;
+  if (el.matches('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return true;
+  if (el.matches('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return true;
+  return el.matches('input[type=range]:not([data-slider])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key));
+}
+
+/** Returns the action of a key on one of `pages`, or null. */
 export function actionOf(key, pages) {
-  for (const [, rows] of TABLE) {
+  for (const [, rows] of SHORTCUTS) {
     for (const [keys, , action, page] of rows) {
       if ((!page || pages.includes(page)) && keys.includes(key)) return action;
     }
@@ -123,27 +134,19 @@ export function actionOf(key, pages) {
   return null;
 }
 
-/** Listens for the keys of `pages`; `act(action, key)` returns false if it did nothing. */
-export function listen(pages, act) {
+/** Calls `act(action, key)` when a shortcut of `pages` is pressed. It returns false to leave the key to the browser. */
+export function listenForShortcuts(pages, act) {
   let prefix = '';
   document.addEventListener('keydown', (event) => {
-    if (event.defaultPrevented || event.isComposing || event.altKey) return;
-    const key = nameOf(event);
-    const inField = isTextField(event.target);
-    if (key.startsWith('Ctrl+')) {
-      if (document.querySelector('dialog[open]')) return;
-      const action = actionOf(key, pages);
-      if (action && act(action, key) !== false) event.preventDefault();
-      return;
+    if (event.defaultPrevented || event.isComposing || event.altKey || document.querySelector('dialog[open]')) return;
+    const key = keyOf(event);
+    let name = key;
+    if (!key.startsWith('Ctrl+')) {
+      if (key !== 'Escape' && (isTextField(event.target) || !singleKeysEnabled())) return;
+      if (usesKey(event.target, key)) return;
+      if (prefix) name = `${prefix} ${key}`;
+      prefix = key === 'g' ? 'g' : '';
     }
-    if (key !== 'Escape' && (inField || !enabled())) return;
-    if (document.querySelector('dialog[open]')) return;
-    // A focused control keeps the keys that it uses itself.
-    if (event.target.matches?.('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return;
-    if (event.target.matches?.('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return;
-    if (event.target.matches?.('input[type=range]:not([data-scrub])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key))) return;
-    const name = prefix ? `${prefix} ${key}` : key;
-    prefix = key === 'g' ? 'g' : '';
     const action = actionOf(name, pages);
     if (action && act(action, key) !== false) event.preventDefault();
   });

@@ -1,15 +1,15 @@
-// Differences between a version of a mod and the text in its editor. A button restores the lines of the version.
+// The comparison of a mod's source in its editor with one of its versions. Buttons restore lines of the version.
 import { fetchApi, h } from './dom.js';
 import { align } from './diff.js';
 
 /** Equal lines shown before and after a difference. */
 const CONTEXT_LINES = 3;
-/** Delay in ms after the last keystroke before the differences are computed again. */
+/** Delay in ms after the last change of the source before the differences are computed again. */
 const DELAY_MS = 250;
 
 const linesOf = (text) => text.split('\n');
 
-/** Returns the text `b`, in which one difference (a block of `diffRows`) is replaced with the lines of `a`. Pure. */
+/** Returns the text `b` with one difference undone: its lines are replaced by those of `a`. `block` is from a row of `diffRows(a, b)`. Pure. */
 export function restoreBlock(a, b, block) {
   const lines = linesOf(b);
   lines.splice(block.b[0], block.b[1] - block.b[0], ...linesOf(a).slice(...block.a));
@@ -17,8 +17,9 @@ export function restoreBlock(a, b, block) {
 }
 
 /**
- * Returns the differences between two texts as rows: `{kind: 'same' | 'removed' | 'added', a, b, text}` with line
- * numbers from 1, `{kind: 'skipped', count}`, and `{kind: 'block', block}` before each difference. Equal texts have no rows. Pure.
+ * Returns the differences between two texts as rows. A line is `{kind: 'same' | 'removed' | 'added', a, b, text}`, with its
+ * numbers in both texts, from 1. `{kind: 'block', block}` comes before each difference, and `{kind: 'skipped', count}` stands
+ * for equal lines that are not shown. Equal texts have no rows. Pure.
  */
 export function diffRows(a, b) {
   const [linesA, linesB] = [linesOf(a), linesOf(b)];
@@ -44,15 +45,17 @@ export function diffRows(a, b) {
 const SIGNS = { same: ' ', removed: '−', added: '+' };
 const NAMES = { removed: 'only in the version: ', added: 'only in the editor: ' };
 
-function line({ kind, a, b, text }) {
+/** Returns the table row of a line. */
+function lineRow({ kind, a, b, text }) {
   return h('tr', { class: kind }, h('td', { class: 'num' }, a ?? ''), h('td', { class: 'num' }, b ?? ''),
-    h('td', {}, h('span', { 'aria-hidden': 'true' }, SIGNS[kind]), NAMES[kind] ? h('span', { class: 'vh' }, NAMES[kind]) : ''),
+    h('td', {}, h('span', { 'aria-hidden': 'true' }, SIGNS[kind]), NAMES[kind] ? h('span', { class: 'visually-hidden' }, NAMES[kind]) : ''),
     h('td', {}, h('code', {}, text)));
 }
 
 /**
- * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared with the selected one. Buttons that
- * restore lines are only shown if `canSave` is true. Returns a function to call after each change of the text.
+ * Fills the section with a list of `versions` (`{hash, label}`, newest first) and the differences between the selected one
+ * and the text of the editor. Buttons that restore lines are only shown if `canSave` is true. Returns a function that must be
+ * called after each change of the text.
  */
 export function showDifferences(section, { name, hash, versions, editor, canSave }) {
   const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
@@ -60,37 +63,43 @@ export function showDifferences(section, { name, hash, versions, editor, canSave
   const state = h('span', { class: 'hint', role: 'status' });
   const body = h('tbody');
   const box = h('div', { class: 'table-box code', tabindex: '0', role: 'region', 'aria-label': 'Differences' }, h('table', { class: 'diff' },
-    h('thead', { class: 'vh' }, h('tr', {}, ['Line of the version', 'Line in the editor', 'Difference', 'Text'].map((title) => h('th', { scope: 'col' }, title)))), body));
+    h('thead', { class: 'visually-hidden' }, h('tr', {}, ['Line of the version', 'Line in the editor', 'Difference', 'Text'].map((title) => h('th', { scope: 'col' }, title)))), body));
   section.append(h('p', { class: 'diff-bar' }, h('label', {}, 'Version ', select), ' ', state), box);
+  /** Loaded texts of versions by hash. */
   const texts = new Map();
   let timer = 0;
 
-  function restoreRow(version, block) {
+  /** Returns the table row before a difference, with the button that restores the lines of the version. */
+  function blockRow(versionText, block) {
     const restore = () => {
-      editor.text = restoreBlock(version, editor.text, block);
-      draw(version);
+      editor.text = restoreBlock(versionText, editor.text, block);
+      draw(versionText);
       (body.querySelector('button') ?? select).focus();
     };
     return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canSave ? h('button', { type: 'button', onclick: restore }, 'Restore these lines') : ''));
   }
 
-  function draw(version) {
+  function draw(versionText) {
     clearTimeout(timer);
-    const all = diffRows(version, editor.text);
-    const count = all.filter(({ kind }) => kind === 'block').length;
+    const rows = diffRows(versionText, editor.text);
+    const count = rows.filter(({ kind }) => kind === 'block').length;
     state.textContent = count ? `${count} difference${count === 1 ? '' : 's'} from the editor` : 'The editor has the same text';
     box.hidden = !count;
-    body.replaceChildren(...all.map((row) => {
-      if (row.kind === 'block') return restoreRow(version, row.block);
+    body.replaceChildren(...rows.map((row) => {
+      if (row.kind === 'block') return blockRow(versionText, row.block);
       if (row.kind === 'skipped') return h('tr', { class: 'block hint' }, h('td', { colspan: '4' }, `${row.count} equal lines`));
-      return line(row);
+      return lineRow(row);
     }));
   }
 
+  /** Shows the differences from the selected version, whose text is loaded on first use. */
   async function compare() {
     const version = select.value;
     try {
-      if (!texts.has(version)) texts.set(version, await (await fetchApi(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`)).text());
+      if (!texts.has(version)) {
+        const response = await fetchApi(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`);
+        texts.set(version, await response.text());
+      }
       if (select.value === version) draw(texts.get(version));
     } catch (error) {
       state.textContent = `The version could not be loaded: ${error.message}`;

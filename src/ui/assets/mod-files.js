@@ -1,4 +1,5 @@
-// The source of a mod in the editor: one text, or the files of a package, of which one is displayed.
+// The source of a mod in its editor: one text, or the files of a package, of which the editor shows one. Both are objects with
+// the property `value` and the methods `mark(problems)` and `go({file, line})`.
 import { h } from './dom.js';
 
 /** Returns the source of a mod that is one text. */
@@ -12,76 +13,81 @@ export function singleFile(editor) {
 }
 
 /**
- * Returns the source of a package, `{path: text}`. `bar` gets a list of the files, and buttons that add and remove files.
- * `changed()` is called after a file was added or removed, and after the source was replaced.
+ * Returns the source of a package, whose `value` is `{path: text}`. Adds a list of the files to `bar`, and buttons that add and
+ * remove files. `changed()` is called after a file was added or removed, and after `value` was set.
  */
 export function packageFiles(bar, files, editor, { canSave, changed }) {
   let texts = new Map(Object.entries(files));
+  /** Path of the shown file. */
   let path = null;
   let problems = [];
-  const select = h('select', { onchange: () => show(select.value) });
-  const newPath = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
+  const select = h('select', { onchange: () => showFile(select.value) });
+  const newPathField = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
   const remove = h('button', { type: 'button', onclick: () => {
     texts.delete(path);
     path = null;
-    list();
-    show([...texts.keys()].sort()[0]);
+    updateList();
+    showFile([...texts.keys()].sort()[0]);
     changed();
   } }, 'Remove file');
   const add = h('button', { type: 'button', onclick: () => {
-    const next = newPath.value.trim();
-    if (!next || !newPath.reportValidity()) return newPath.focus();
-    if (!texts.has(next)) texts.set(next, '');
-    newPath.value = '';
-    list();
-    show(next);
+    const added = newPathField.value.trim();
+    if (!added || !newPathField.reportValidity()) return newPathField.focus();
+    if (!texts.has(added)) texts.set(added, '');
+    newPathField.value = '';
+    updateList();
+    showFile(added);
     changed();
   } }, 'Add file');
-  // Enter in the field adds the file and does not save the mod.
-  newPath.addEventListener('keydown', (event) => { if (event.key === 'Enter') { event.preventDefault(); add.click(); } });
-  bar.replaceChildren(h('label', {}, 'File ', select), ...(canSave ? [remove, newPath, add] : []));
+  // Enter in the field adds the file; otherwise, it would save the mod.
+  newPathField.addEventListener('keydown', (event) => {
+    if (event.key !== 'Enter') return;
+    event.preventDefault();
+    add.click();
+  });
+  bar.replaceChildren(h('label', {}, 'File ', select), ...(canSave ? [remove, newPathField, add] : []));
 
-  function list() {
+  function updateList() {
     select.replaceChildren(...[...texts.keys()].sort().map((name) => h('option', { value: name }, name)));
     remove.disabled = texts.size < 2;
   }
 
-  /** Stores the text of the displayed file. */
-  function keep() {
+  /** Reads the text of the shown file from the editor. */
+  function readText() {
     if (path !== null) texts.set(path, editor.text);
   }
 
-  function show(next) {
-    keep();
-    if (next !== path) editor.show(next, texts.get(next));
-    path = next;
-    select.value = next;
-    mark();
+  function showFile(pathToShow) {
+    readText();
+    if (pathToShow !== path) editor.show(pathToShow, texts.get(pathToShow));
+    path = pathToShow;
+    select.value = path;
+    markProblems();
   }
 
-  const mark = () => editor.mark(problems.filter(({ file }) => file === path));
+  const markProblems = () => editor.mark(problems.filter(({ file }) => file === path));
 
-  list();
-  show(select.value);
+  updateList();
+  showFile(select.value);
   return {
     get value() {
-      keep();
+      readText();
       return Object.fromEntries([...texts].sort(([a], [b]) => (a < b ? -1 : 1)));
     },
     set value(next) {
       texts = new Map(Object.entries(next));
       path = null;
       editor.forget();
-      list();
-      show(select.value);
+      updateList();
+      showFile(select.value);
       changed();
     },
     mark(found) {
       problems = found;
-      mark();
+      markProblems();
     },
     go({ file, line }) {
-      if (file && texts.has(file)) show(file);
+      if (file && texts.has(file)) showFile(file);
       editor.go(line);
     },
   };

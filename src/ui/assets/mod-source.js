@@ -1,7 +1,7 @@
-// Request bodies of a mod's page. Pure.
+// The request body that saves or checks a mod. Pure.
 
-/** Returns the upload of a mod: `source` (a text, or texts by path), `name`, and the remaining fields of the last version. */
+/** Returns the body for a mod: its name, its source (a text, or texts by path), and all other fields of its previous version. */
 export function uploadOf(previous, name, source) {
-  const rest = Object.fromEntries(Object.entries(previous).filter(([, value]) => value !== null));
-  return { language: 'python', ...rest, name, source };
+  const fields = Object.fromEntries(Object.entries(previous).filter(([, value]) => value !== null));
+  return { language: 'python', ...fields, name, source };
 }

@@ -1,28 +1,29 @@
-// Next-token mode of the playground: computes one token, shows its candidates, and appends the chosen one.
+// The next-token mode of the playground: computes one token, shows its candidates, and appends the one that the user chooses.
 import { base, fetchApi, h } from './dom.js';
-import { removal, stageList } from './replay/funnel.js';
+import { outcome, probabilityCell, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
-import { show } from './replay/glyphs.js';
-import { candidateTable, percent } from './replay/candidates.js';
+import { displayText } from './replay/glyphs.js';
+import { candidateTable } from './replay/candidates.js';
 
 const MAX_ROWS = 12;
 
 /**
- * The token ids of the text, and the length of the text before each chosen token. The text is only tokenized again after the
- * user edits it, so that the model continues from exactly the chosen tokens. Pure.
+ * A text with its token ids, to which chosen tokens are appended. The text is only tokenized again after the user edits it, so
+ * that the model continues from exactly the chosen tokens. Pure.
  */
 export class TokenChain {
   #ids = [];
   #text = null;
+  /** Length of the text before each chosen token. */
   #starts = [];
 
-  /** Returns the ids of `text`, or null if it must be tokenized. */
+  /** Returns the ids of `text`, or null if it is another text, which must be tokenized. */
   idsOf(text) { return text === this.#text ? [...this.#ids] : null; }
 
-  /** Number of tokens that `undo` can remove. */
-  get chosen() { return this.#starts.length; }
+  /** Number of chosen tokens, which `undo()` can remove. */
+  get chosenCount() { return this.#starts.length; }
 
-  /** Starts with a tokenized text. */
+  /** Starts again with a tokenized text. */
   start(text, ids) {
     this.#text = text;
     this.#ids = [...ids];
@@ -45,7 +46,7 @@ export class TokenChain {
   }
 }
 
-/** Returns the stored entries of a run. */
+/** Returns the entries of a stored run: its events with their mod calls. */
 async function entriesOf(id) {
   const text = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/events`, { headers: { Accept: 'application/x-ndjson' } })).text();
   return [...group(text.split('\n').filter(Boolean).map((line) => JSON.parse(line))).values()];
@@ -53,17 +54,21 @@ async function entriesOf(id) {
 
 export class NextToken {
   #box;
-  #raw;
+  #textarea;
   #hooks;
   #chain = new TokenChain();
-  #session = null;
+  /** Id that the runs of one chain share, so that the run list can show them together. */
+  #sessionId = null;
   /** Number of the newest request; the results of earlier ones are not shown. */
   #loadId = 0;
 
-  /** `box` shows the candidates, `raw` is the text area. `hooks.request(ids)` returns path and body of a request, `hooks.changed()` is called after a change of the text, and `hooks.fail(message)` shows an error. */
-  constructor(box, raw, hooks) {
+  /**
+   * Shows the candidates in `box`. `textarea` has the text. `hooks.request(ids)` returns path and body of the request for a list
+   * of tokens, `hooks.changed()` is called after a change of the text, and `hooks.onError(message)` shows an error.
+   */
+  constructor(box, textarea, hooks) {
     this.#box = box;
-    this.#raw = raw;
+    this.#textarea = textarea;
     this.#hooks = hooks;
   }
 
@@ -73,15 +78,15 @@ export class NextToken {
     const loadId = this.#loadId;
     this.#box.setAttribute('aria-busy', 'true');
     try {
-      const text = this.#raw.value;
+      const text = this.#textarea.value;
       if (!this.#chain.idsOf(text)) {
         const { tokens } = await this.#post('/tokenize', { content: text, add_special: true });
         this.#chain.start(text, tokens);
-        this.#session = `next-token ${crypto.getRandomValues(new Uint32Array(2)).join('')}`;
+        this.#sessionId = `next-token ${crypto.getRandomValues(new Uint32Array(2)).join('')}`;
       }
       const ids = this.#chain.idsOf(text);
       const { path, body } = this.#hooks.request(ids);
-      const response = await this.#send(path, { ...body, session_id: this.#session, max_tokens: 1, stream: false });
+      const response = await this.#send(path, { ...body, session_id: this.#sessionId, max_tokens: 1, stream: false });
       await response.text();
       const id = response.headers.get('x-thunder-run-id');
       const entries = await entriesOf(id);
@@ -91,7 +96,7 @@ export class NextToken {
     }
   }
 
-  /** Removes the candidates. */
+  /** Removes the candidates, because they do not belong to the text anymore. */
   clear() {
     this.#loadId += 1;
     this.#box.removeAttribute('aria-busy');
@@ -105,43 +110,43 @@ export class NextToken {
   async #post(path, body) { return (await this.#send(path, body)).json(); }
 
   #setText(text) {
-    this.#raw.value = text;
-    this.#raw.scrollTop = this.#raw.scrollHeight;
+    this.#textarea.value = text;
+    this.#textarea.scrollTop = this.#textarea.scrollHeight;
     this.#hooks.changed();
-    this.next().catch((error) => this.#hooks.fail(error.message));
+    this.next().catch((error) => this.#hooks.onError(error.message));
   }
 
+  /** Shows the candidates of run `id`, which computed the token after `text`. */
   #draw(id, candidates, text) {
     const { rows, stages, hasMods, hasSampler } = candidates;
     const choose = (row) => {
       // If the text was edited, the candidates no longer belong to its end.
-      if (this.#raw.value === text) this.#setText(this.#chain.append(row.token, row.unnamed ? '' : row.text));
+      if (this.#textarea.value === text) this.#setText(this.#chain.append(row.token, row.unnamed ? '' : row.text));
       else this.clear();
     };
     const shown = rows.filter((row, i) => i < MAX_ROWS || row.chosen);
-    const cell = (p) => {
-      const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? '–' : percent(p));
-      if (p !== null) td.style.setProperty('--p', p.toFixed(4));
-      return td;
-    };
     const button = (row, i) => h('button', {
-      type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${show(row.text)}`, 'data-choice': String(i + 1), onclick: () => choose(row),
-    }, show(row.text));
-    const table = h('table', { class: 'alts' },
-      h('caption', { class: 'vh' }, 'Candidates for the next token'),
-      h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'next token'), h('th', { scope: 'col' }, 'model'),
-        hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
-        h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
-      h('tbody', {}, shown.map((row, i) => h('tr', { class: row.chosen ? 'won' : null },
-        h('th', { scope: 'row' }, button(row, i)), cell(row.model), hasMods ? cell(row.mods) : null, hasSampler ? cell(row.sampler) : null,
-        h('td', { class: 'reason' }, removal(row, stages, 'drawn'))))));
-    const undo = h('button', { type: 'button', disabled: this.#chain.chosen === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
-    const session = new URLSearchParams({ q: `session:"${this.#session}"` });
-    const focused = this.#box.contains(document.activeElement);
+      type: 'button', class: 'plain', title: `Append token ${row.token}`, 'aria-label': `Append ${displayText(row.text)}`,
+      'data-choice': String(i + 1), onclick: () => choose(row),
+    }, displayText(row.text));
+    const tableRow = (row, i) => h('tr', { class: row.chosen ? 'chosen' : null },
+      h('th', { scope: 'row' }, button(row, i)),
+      probabilityCell(row.model, '–'), hasMods && probabilityCell(row.mods, '–'), hasSampler && probabilityCell(row.sampler, '–'),
+      h('td', { class: 'reason' }, outcome(row, stages, 'drawn')));
+    const table = h('table', { class: 'candidates' },
+      h('caption', { class: 'visually-hidden' }, 'Candidates for the next token'),
+      h('thead', {}, h('tr', {},
+        h('th', { scope: 'col' }, 'next token'), h('th', { scope: 'col' }, 'model'),
+        hasMods && h('th', { scope: 'col' }, 'after mods'), hasSampler && h('th', { scope: 'col' }, 'drawn from'),
+        h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
+      h('tbody', {}, shown.map(tableRow)));
+    const undo = h('button', { type: 'button', disabled: this.#chain.chosenCount === 0, onclick: () => this.#setText(this.#chain.undo()) }, 'Undo');
+    const session = new URLSearchParams({ q: `session:"${this.#sessionId}"` });
+    const hadFocus = this.#box.contains(document.activeElement);
     this.#box.replaceChildren(h('h2', {}, 'Next token'), table,
       ...stageList(candidates),
       h('p', { class: 'links' }, undo, h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, 'this step'), h('a', { href: `${base}/runs?${session}` }, 'all steps')),
       h('p', { class: 'hint' }, 'Each step is a separate run of one token, so mods keep no state between steps.'));
-    if (focused) this.#box.querySelector('.won button, [data-choice]')?.focus();
+    if (hadFocus) this.#box.querySelector('.chosen button, [data-choice]')?.focus();
   }
 }

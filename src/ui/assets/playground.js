@@ -1,45 +1,49 @@
-// The playground: a form for the public API, and the replay of the run it starts.
-import { base, copy, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
-import { listen } from './keys.js';
+// The playground: a form for a request of the public API, and the replay of the run that it starts.
+import { base, copyText, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
+import { listenForShortcuts } from './keys.js';
 import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
-import { Replay } from './replay/view.js';
+import { Replay } from './replay/replay.js';
 import { registerRunNavigation } from './shell.js';
-import { starters } from './starters.js';
+import { starterButtons } from './starters.js';
 import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from './request.js';
 
-const SAVED = 'thunder.playground';
+/** Key of the form's values in `localStorage`. */
+const STORAGE_KEY = 'thunder.playground';
 const ROLES = ['system', 'user', 'assistant'];
 
 const form = document.querySelector('[data-request-form]');
-const pane = document.querySelector('[data-replay]');
-const state = document.querySelector('[data-state]');
+const replayBox = document.querySelector('[data-replay]');
+const status = document.querySelector('[data-state]');
 const problemBox = document.querySelector('[data-problem]');
-const recorded = document.querySelector('[data-recorded]');
+/** The line above the replay, with a link to the shown run. */
+const runLine = document.querySelector('[data-run-line]');
 const messages = document.querySelector('[data-messages]');
 const raw = document.querySelector('[data-raw]');
 const mods = document.querySelector('[data-mods]');
-const stopButton = form.querySelector('[data-act=stop]');
+const stopButton = form.querySelector('[data-action=stop]');
 const tabs = [...form.querySelectorAll('[role=tab]')];
+const changedFields = document.querySelector('[data-changed-fields]');
+const nextTokenBox = document.querySelector('[data-next]');
 
-const differs = document.querySelector('[data-differs]');
-const nextBox = document.querySelector('[data-next]');
-
-let view = null;
-let running = null;
-let previous = null;
-/** The values of the form for the run that the page was opened with, or null. */
-let origin = null;
+/** The shown replay, or null. */
+let replay = null;
+/** AbortController of the request that generates, or null. */
+let activeRequest = null;
+/** Id of the shown run, or null. */
+let shownRun = null;
+/** Values of the form for the run with which the page was opened (`?from=`), or null. */
+let originalForm = null;
 
 // The form.
 
-/** Adds a message to the chat. */
+/** Adds a message to the chat. `more` are its other fields, such as tool calls, which the form shows but cannot change. */
 function addMessage({ role = 'user', content = '', more } = {}) {
   const number = messages.children.length + 1;
   const row = h('li', { class: 'message' },
     h('header', {},
       h('select', { 'aria-label': `Role of message ${number}` }, ROLES.map((r) => h('option', { value: r }, r))),
-      h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ' Remove message'))),
+      h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'visually-hidden' }, ' Remove message'))),
     h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'Instructions for the model' : 'Message…' }),
     more ? h('details', { class: 'hint' }, h('summary', {}, Object.keys(more).join(', ')), h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(more, null, 2))) : null);
   row._more = more;
@@ -50,34 +54,37 @@ function addMessage({ role = 'user', content = '', more } = {}) {
   return row;
 }
 
-/** Lists the fields of a mod's configuration. */
+/** Returns the list of the fields of a mod's configuration, or null if its schema has none. */
 function configurationFields(schema) {
-  const known = Object.entries(schema?.properties ?? {});
-  if (!known.length) return null;
-  const needed = new Set(schema.required ?? []);
+  const fields = Object.entries(schema?.properties ?? {});
+  if (!fields.length) return null;
+  const required = new Set(schema.required ?? []);
   return h('details', { class: 'hint' }, h('summary', {}, 'Fields'),
-    h('dl', {}, known.flatMap(([name, field]) => [
-      h('dt', {}, h('code', {}, name), needed.has(name) ? ' (required)' : 'default' in field ? ` = ${JSON.stringify(field.default)}` : ''),
+    h('dl', {}, fields.flatMap(([name, field]) => [
+      h('dt', {}, h('code', {}, name), required.has(name) ? ' (required)' : 'default' in field ? ` = ${JSON.stringify(field.default)}` : ''),
       h('dd', {}, field.description ?? '', field.enum ? ` One of ${field.enum.join(', ')}.` : ''),
     ])));
 }
 
-/** Returns an example configuration of a mod. */
-const example = (option) => (option.dataset.config === 'null' ? '' : option.dataset.config);
+/** Returns the option of a mod in the list of available mods, or null. */
+const optionOf = (name) => form.querySelector(`[data-add-mod] option[value="${CSS.escape(name)}"]`);
 
-/** Adds a mod to the list. */
+/** Returns the example configuration of a mod's option. */
+const exampleConfig = (option) => (option.dataset.config === 'null' ? '' : option.dataset.config);
+
+/** Adds a mod to the list of the request's mods. */
 function addMod({ name, config = '' }) {
-  const option = form.querySelector(`[data-mod-add] option[value="${CSS.escape(name)}"]`);
+  const option = optionOf(name);
+  // `randomUUID` needs a secure context.
   const id = `mod-${crypto.randomUUID?.() ?? Math.random()}`;
-  const text = h('textarea', { id, rows: '1', spellcheck: 'false', placeholder: 'no configuration', oninput: () => check() });
-  text.value = config;
+  const problem = h('p', { class: 'err', role: 'status' });
+  const text = h('textarea', { id, rows: '1', spellcheck: 'false', placeholder: 'no configuration', value: config });
   const check = () => {
-    let wrong = '';
-    try { if (text.value.trim()) JSON.parse(text.value); } catch (error) { wrong = error.message; }
-    text.setAttribute('aria-invalid', String(Boolean(wrong)));
-    note.textContent = wrong;
+    problem.textContent = '';
+    try { if (text.value.trim()) JSON.parse(text.value); } catch (error) { problem.textContent = error.message; }
+    text.setAttribute('aria-invalid', String(Boolean(problem.textContent)));
   };
-  const note = h('p', { class: 'err', role: 'status' });
+  text.addEventListener('input', check);
   const move = (by) => {
     const other = by < 0 ? row.previousElementSibling : row.nextElementSibling;
     if (!other) return;
@@ -87,11 +94,11 @@ function addMod({ name, config = '' }) {
   };
   const row = h('li', { 'data-mod': name },
     h('header', {}, h('b', {}, name),
-      h('button', { type: 'button', title: 'Earlier', onclick: () => move(-1) }, '↑', h('span', { class: 'vh' }, ` Move ${name} up`)),
-      h('button', { type: 'button', title: 'Later', onclick: () => move(1) }, '↓', h('span', { class: 'vh' }, ` Move ${name} down`)),
-      h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'vh' }, ` Remove ${name}`))),
+      h('button', { type: 'button', title: 'Earlier', onclick: () => move(-1) }, '↑', h('span', { class: 'visually-hidden' }, ` Move ${name} up`)),
+      h('button', { type: 'button', title: 'Later', onclick: () => move(1) }, '↓', h('span', { class: 'visually-hidden' }, ` Move ${name} down`)),
+      h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'visually-hidden' }, ` Remove ${name}`))),
     option?.dataset.description ? h('p', { class: 'hint' }, option.dataset.description) : null,
-    h('label', { class: 'vh', for: id }, `Configuration of ${name}, as JSON`), text, note,
+    h('label', { class: 'visually-hidden', for: id }, `Configuration of ${name}, as JSON`), text, problem,
     configurationFields(JSON.parse(option?.dataset.schema || 'null')));
   mods.append(row);
   check();
@@ -115,7 +122,7 @@ function readForm() {
   };
 }
 
-/** Fills the form. */
+/** Fills the form with the given values; others get their initial values, except the numbers, which remain. */
 function writeForm(data) {
   messages.replaceChildren();
   for (const m of data.messages?.length ? data.messages : [{ role: 'user', content: '' }]) addMessage(m);
@@ -130,21 +137,23 @@ function writeForm(data) {
   selectTab(data.tab === 'raw' ? 1 : 0);
 }
 
+/** Stores the values of the form for the next visit. */
 function save() {
   const data = readForm();
-  localStorage.setItem(SAVED, JSON.stringify(data));
-  compare(data);
+  localStorage.setItem(STORAGE_KEY, JSON.stringify(data));
+  showChangedFields(data);
 }
 form.addEventListener('input', save);
 
-/** Lists the fields that differ from the run that the page was opened with. */
-function compare(data) {
-  const changes = origin ? differences(origin, data) : [];
-  differs.hidden = changes.length === 0;
+/** Lists the fields that differ from the run with which the page was opened. */
+function showChangedFields(data) {
+  const changes = originalForm ? differences(originalForm, data) : [];
+  changedFields.hidden = changes.length === 0;
   if (!changes.length) return;
-  const short = (text) => (text === '' ? 'not set' : text.length > 80 ? `${text.slice(0, 80)}…` : text);
-  differs.querySelector('summary').replaceChildren(`${changes.length} ${changes.length === 1 ? 'field differs' : 'fields differ'} from the run`);
-  differs.querySelector('ul').replaceChildren(...changes.map(({ name, before, after }) => h('li', {}, h('b', {}, name), ' ', h('del', {}, short(before)), ' → ', h('ins', {}, short(after)))));
+  const shortened = (text) => (text === '' ? 'not set' : text.length > 80 ? `${text.slice(0, 80)}…` : text);
+  changedFields.querySelector('summary').replaceChildren(`${changes.length} ${changes.length === 1 ? 'field differs' : 'fields differ'} from the run`);
+  changedFields.querySelector('ul').replaceChildren(...changes.map(({ name, before, after }) => h('li', {},
+    h('b', {}, name), ' ', h('del', {}, shortened(before)), ' → ', h('ins', {}, shortened(after)))));
 }
 
 /** Selects a tab: the chat (0) or the raw text (1). */
@@ -165,41 +174,52 @@ tabs.forEach((tab, i) => {
 
 // Runs.
 
-/** Shows a run beside the form. */
+/** Shows the replay of a run beside the form. */
 function showRun(id, options) {
-  view?.close();
-  pane.classList.remove('idle');
-  view = new Replay(pane, id, options);
-  registerRunNavigation((place) => view.visit(place));
+  replay?.close();
+  replayBox.classList.remove('idle');
+  replay = new Replay(replayBox, id, options);
+  registerRunNavigation((place) => replay.visit(place));
   // On a small screen the run is below the form.
-  const head = recorded.closest('.live');
-  if (options.live && head.getBoundingClientRect().top > innerHeight * 0.7) head.scrollIntoView({ block: 'start' });
-  view.open().catch((error) => fail(`Showing the run failed: ${error.message}.`));
+  const runPane = runLine.closest('.run-pane');
+  if (options.isLive && runPane.getBoundingClientRect().top > innerHeight * 0.7) runPane.scrollIntoView({ block: 'start' });
+  replay.open().catch((error) => showProblem(`Showing the run failed: ${error.message}.`));
 }
 
-function fail(text) {
+/** Returns a link to a run. */
+const runLink = (id, query = '') => h('a', { href: `${base}/runs/${encodeURIComponent(id)}${query}` }, id);
+
+/** Shows the line above the replay for a new run, with a link that compares it with the run shown before. */
+function showRunLine(id) {
+  runLine.replaceChildren('recorded as ', runLink(id));
+  if (shownRun) runLine.append(' · ', h('a', { href: `${base}/compare?${new URLSearchParams({ a: shownRun, b: id })}` }, 'compare with the previous run'));
+}
+
+/** Shows a problem below the buttons, or removes it if the text is empty. */
+function showProblem(text) {
   problemBox.hidden = !text;
   problemBox.textContent = text;
   if (text) problemBox.scrollIntoView({ block: 'nearest' });
 }
 
-function setBusy(on) {
-  stopButton.disabled = !on;
-  form.querySelector('[data-act=generate]').setAttribute('aria-busy', String(on));
+function setBusy(isBusy) {
+  stopButton.disabled = !isBusy;
+  form.querySelector('[data-action=generate]').setAttribute('aria-busy', String(isBusy));
 }
 
+/** Sends the request of the form and shows its run. */
 async function generate() {
-  fail('');
+  showProblem('');
   const data = readForm();
   const reason = missingInput(data);
-  if (reason) return fail(reason);
+  if (reason) return showProblem(reason);
   let request;
-  try { request = requestOf(data); } catch (error) { return fail(error.message); }
-  running?.abort();
+  try { request = requestOf(data); } catch (error) { return showProblem(error.message); }
+  activeRequest?.abort();
   const controller = new AbortController();
-  running = controller;
+  activeRequest = controller;
   setBusy(true);
-  state.textContent = 'Waiting for the model…';
+  status.textContent = 'Waiting for the model…';
   const startedAt = performance.now();
   try {
     const response = await fetchUrl(base + request.path, {
@@ -211,38 +231,41 @@ async function generate() {
     if (!response.ok) throw await errorOf(response);
     const id = response.headers.get('x-thunder-run-id');
     if (id) {
-      recorded.replaceChildren('recorded as ', h('a', { href: `${base}/runs/${encodeURIComponent(id)}` }, id), ...(previous ? [' · ', h('a', { href: `${base}/compare?${new URLSearchParams({ a: previous, b: id })}` }, 'compare with the previous run')] : []));
-      previous = id;
+      showRunLine(id);
+      shownRun = id;
       showRun(id, {
-        live: true,
-        recorded: Boolean(request.body.attention),
-        state: { ...(view?.state ?? {}), at: null },
+        isLive: true,
+        hasAttention: Boolean(request.body.attention),
+        state: { ...(replay?.state ?? {}), at: null },
         hooks: {
-          connection: (text, ok) => { if (!ok) state.textContent = `Live view: ${text}.`; },
-          ended: (run) => { if (running === controller || !running) state.textContent = endText(run, startedAt); },
+          connection: (text, ok) => { if (!ok) status.textContent = `Live view: ${text}.`; },
+          ended: (run) => { if (activeRequest === controller || !activeRequest) status.textContent = endText(run, startedAt); },
         },
       });
     }
-    state.textContent = 'Generating…';
-    await drain(response);
+    status.textContent = 'Generating…';
+    await readToEnd(response);
   } catch (error) {
-    if (controller.signal.aborted) state.textContent = 'Stopped.';
+    if (controller.signal.aborted) status.textContent = 'Stopped.';
     else {
-      state.textContent = '';
-      fail(error.message);
+      status.textContent = '';
+      showProblem(error.message);
     }
   } finally {
-    if (running === controller) {
-      running = null;
+    if (activeRequest === controller) {
+      activeRequest = null;
       setBusy(false);
-      if (state.textContent === 'Generating…') state.textContent = 'Done.';
+      if (status.textContent === 'Generating…') status.textContent = 'Done.';
     }
   }
   return undefined;
 }
 
-/** Reads the response and ignores its text, which the replay shows. A run pauses if its client does not read. */
-async function drain(response) {
+/**
+ * Reads the response to its end, because a run pauses if its client does not read. The replay shows the text, so only errors
+ * are of interest here.
+ */
+async function readToEnd(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let buffer = '';
   for (;;) {
@@ -259,7 +282,7 @@ async function drain(response) {
   }
 }
 
-/** Returns the line that describes the end of a run. */
+/** Returns the status text at the end of a run. */
 function endText(run, startedAt) {
   if (!run) return 'Done.';
   const seconds = run.generation_us ? run.generation_us / 1e6 : (performance.now() - startedAt) / 1000;
@@ -269,19 +292,19 @@ function endText(run, startedAt) {
 
 // Next-token mode.
 
-const nextToken = new NextToken(nextBox, raw, {
+const nextToken = new NextToken(nextTokenBox, raw, {
   request: (ids) => requestOf({ ...readForm(), tab: 'raw', raw: ids }),
   changed: save,
-  fail,
+  onError: showProblem,
 });
 raw.addEventListener('input', () => nextToken.clear());
 
 /** Computes the next token of the raw text. A chat is first rendered by the model's template. */
 async function showNextToken() {
-  fail('');
+  showProblem('');
   const data = readForm();
   const reason = missingInput(data);
-  if (reason) return fail(reason);
+  if (reason) return showProblem(reason);
   try {
     if (data.tab === 'chat') {
       const { body } = requestOf(data);
@@ -292,7 +315,7 @@ async function showNextToken() {
     }
     await nextToken.next();
   } catch (error) {
-    fail(error.message);
+    showProblem(error.message);
   }
   return undefined;
 }
@@ -303,9 +326,9 @@ form.addEventListener('submit', (event) => {
 });
 
 form.addEventListener('click', (event) => {
-  const action = event.target.closest('[data-act]')?.dataset.act;
-  if (action === 'stop') running?.abort();
-  else if (action === 'next') showNextToken();
+  const action = event.target.closest('[data-action]')?.dataset.action;
+  if (action === 'stop') activeRequest?.abort();
+  else if (action === 'computeNext') showNextToken();
   else if (action === 'addMessage') {
     const last = messages.lastElementChild?.querySelector('select').value;
     addMessage({ role: last === 'user' ? 'assistant' : 'user' }).querySelector('textarea').focus();
@@ -315,89 +338,113 @@ form.addEventListener('click', (event) => {
     save();
     messages.querySelector('textarea').focus();
   } else if (action === 'addMod') {
-    const option = form.querySelector('[data-mod-add]').selectedOptions[0];
+    const option = form.querySelector('[data-add-mod]').selectedOptions[0];
     if (!option) return toast('No mod is registered on this server.');
-    addMod({ name: option.value, config: example(option) });
+    addMod({ name: option.value, config: exampleConfig(option) });
     save();
   } else if (action === 'curl') {
-    try { copy(curlOf(requestOf(readForm()), location.origin + base), 'curl command'); } catch (error) { fail(error.message); }
+    try { copyText(curlOf(requestOf(readForm()), location.origin + base), 'curl command'); } catch (error) { showProblem(error.message); }
   }
   return undefined;
 });
 
-listen(['playground', 'replay'], (action, key) => {
+listenForShortcuts(['playground', 'replay'], (action, key) => {
   if (action === 'generate') { generate(); return true; }
   if (action === 'computeNext') { showNextToken(); return true; }
   if (action === 'escape') {
-    if (!running) return false;
-    running.abort();
+    if (!activeRequest) return false;
+    activeRequest.abort();
     return true;
   }
   if (action === 'copy') {
-    if (!previous) return false;
-    copy(`${location.origin}${base}/runs/${previous}`, 'link to the run');
+    if (!shownRun) return false;
+    copyText(`${location.origin}${base}/runs/${shownRun}`, 'link to the run');
     return true;
   }
-  return view ? view.act(action, key) : false;
+  return replay ? replay.act(action, key) : false;
 });
 
-/** Returns prompt and answer of a run at event `n`. */
+/** Returns the text of a run at event `n`: prompt and answer. */
 async function textAt(id, n) {
   const columns = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
   const run = Run.stored(await columns.arrayBuffer());
   return run.sequence(n).map((row) => run.text(row)).join('');
 }
 
-// The initial form: from a run (`?from=`), from the last visit, or empty.
+// The initial values of the form: those of a run (`?from=`), those of the last visit, or empty ones.
+
+/** Returns the values of the last visit, or an empty object. */
+function storedForm() {
+  try {
+    return JSON.parse(localStorage.getItem(STORAGE_KEY)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+/**
+ * Fills the form from a run and shows its replay. If the query has an event (`?at=`), the form continues the text at that event,
+ * with the text `?next=` after it. The mod `?mod=` is added.
+ */
+async function fillFromRun(id, query) {
+  const path = `/api/v1/runs/${encodeURIComponent(id)}`;
+  const [summary, items] = await Promise.all([
+    fetchApi(path).then((r) => r.json()).catch(() => null),
+    fetchApi(`${path}/events?from=0&to=1`, { headers: { Accept: 'application/x-ndjson' } }).then((r) => r.text()),
+  ]);
+  const prefilled = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((item) => item.kind === 'event');
+  const prompt = prefilled?.details?.prompt;
+  const values = formOf(prompt, summary?.run);
+  const at = /^\d+$/.test(query.get('at') ?? '') ? Number(query.get('at')) : null;
+  if (at !== null) {
+    const text = (await textAt(id, at)) + (query.get('next') ?? '');
+    Object.assign(values, { tab: 'raw', raw: text, tools: '', schema: '', extra: extraFields(prompt, true) });
+  }
+  const mod = query.get('mod');
+  const option = mod && optionOf(mod);
+  if (option && !values.mods.some((one) => one.name === mod)) values.mods.push({ name: mod, config: exampleConfig(option) });
+  const stored = storedForm();
+  writeForm({ ...stored, ...values, numbers: { ...stored.numbers, ...values.numbers } });
+  originalForm = readForm();
+  showRun(id, { hasAttention: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
+  if (at === null) runLine.replaceChildren('settings of ', runLink(id));
+  else runLine.replaceChildren(`the text at event ${at} of `, runLink(id, `?at=${at}`));
+  shownRun = id;
+}
+
 async function fillForm() {
   const query = new URL(location).searchParams;
   const from = query.get('from');
-  const saved = localStorage.getItem(SAVED);
-  let data = {};
-  try { if (saved) data = JSON.parse(saved); } catch { /* unreadable, so the form is empty */ }
-  if (!from) {
-    const wanted = query.get('mod');
-    const option = wanted && form.querySelector(`[data-mod-add] option[value="${CSS.escape(wanted)}"]`);
-    writeForm(option ? { ...data, mods: [{ name: wanted, config: example(option) }] } : data);
-    if (wanted && !option) fail(`Unknown mod '${wanted}'.`);
-    return undefined;
+  if (from) {
+    try {
+      await fillFromRun(from, query);
+    } catch (error) {
+      writeForm(storedForm());
+      showProblem(`Loading run ${from} failed: ${error.message}.`);
+    }
+    return;
   }
-  try {
-    const [summary, items] = await Promise.all([
-      fetchApi(`/api/v1/runs/${encodeURIComponent(from)}`).then((r) => r.json()).catch(() => null),
-      fetchApi(`/api/v1/runs/${encodeURIComponent(from)}/events?from=0&to=1`, { headers: { Accept: 'application/x-ndjson' } }).then((r) => r.text()),
-    ]);
-    const event = items.split('\n').filter(Boolean).map((line) => JSON.parse(line)).find((i) => i.kind === 'event');
-    const fromRun = formOf(event?.details?.prompt, summary?.run);
-    const at = /^\d+$/.test(query.get('at') ?? '') ? Number(query.get('at')) : null;
-    if (at !== null) Object.assign(fromRun, { tab: 'raw', raw: (await textAt(from, at)) + (query.get('next') ?? ''), tools: '', schema: '', extra: extraFields(event?.details?.prompt, true) });
-    const added = query.get('mod');
-    const option = added && form.querySelector(`[data-mod-add] option[value="${CSS.escape(added)}"]`);
-    if (option && !fromRun.mods?.some((one) => one.name === added)) fromRun.mods = [...(fromRun.mods ?? []), { name: added, config: example(option) }];
-    writeForm({ ...data, ...fromRun, numbers: { ...data.numbers, ...fromRun.numbers } });
-    origin = readForm();
-    showRun(from, { recorded: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
-    recorded.replaceChildren(at === null ? 'settings of ' : `the text at event ${at} of `, h('a', { href: `${base}/runs/${encodeURIComponent(from)}${at === null ? '' : `?at=${at}`}` }, from));
-    previous = from;
-  } catch (error) {
-    writeForm(data);
-    fail(`Loading run ${from} failed: ${error.message}.`);
-  }
-  return undefined;
+  const mod = query.get('mod');
+  const option = mod && optionOf(mod);
+  writeForm({ ...storedForm(), ...(option && { mods: [{ name: mod, config: exampleConfig(option) }] }) });
+  if (mod && !option) showProblem(`Unknown mod '${mod}'.`);
 }
 
 fillForm();
 
-const offered = [...form.querySelectorAll('[data-mod-add] option')].map((option) => option.value);
-if (!form.elements.attention.disabled) offered.push('attention');
-// The replay of the first run replaces the starters.
-const canStart = form.dataset.model && !document.querySelector('main > .banner.warn') && !new URL(location).searchParams.has('from');
-const starterButtons = canStart && starters(offered, (chosen) => {
-  writeForm({ ...readForm(), ...chosen });
-  save();
-  generate();
-});
-if (starterButtons) pane.querySelector('[data-text]').append(starterButtons);
-recorded.addEventListener('click', async (event) => {
+// The starters, which the replay of the first run replaces.
+const available = [...form.querySelectorAll('[data-add-mod] option')].map((option) => option.value);
+if (!form.elements.attention.disabled) available.push('attention');
+// The page has a warning while no model can answer.
+const canGenerate = form.dataset.model && !document.querySelector('main > .banner.warn');
+if (canGenerate && !new URL(location).searchParams.has('from')) {
+  const buttons = starterButtons(available, (chosen) => {
+    writeForm({ ...readForm(), ...chosen });
+    save();
+    generate();
+  });
+  if (buttons) replayBox.querySelector('[data-text]').append(buttons);
+}
+runLine.addEventListener('click', async (event) => {
   if (event.target.matches('[data-sample]')) (await import('./sample.js')).openSample(event.target);
 });

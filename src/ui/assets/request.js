@@ -1,14 +1,14 @@
-// Requests of the playground's form. Pure: `form` is plain data, the result is the request.
+// Conversion between the playground's form, requests of the API and recorded runs. A form is plain data:
+// `{tab, messages, raw, numbers, stop, mods, attention, tools, schema, extra, model}`; `raw` is text or token ids. Pure.
 
-/** Name of the schema in requests; the server does not use it. */
+/** Name of the schema in requests. The API requires one, but the server does not use it. */
 const SCHEMA_NAME = 'answer';
 
 const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'presence_penalty', 'frequency_penalty', 'seed', 'max_tokens'];
 
 /**
- * Returns path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, tools, schema, extra, model}`.
- * `raw` is text or token ids. Empty numbers are omitted, so that the server's defaults apply. If a field with JSON is invalid,
- * the error names it.
+ * Returns path and body of the request for a form. Empty numbers are omitted, so that the server's defaults apply. Throws an
+ * error that names the field if a number or JSON text is invalid.
  */
 export function requestOf(form) {
   const body = { model: form.model || undefined };
@@ -50,29 +50,30 @@ export function requestOf(form) {
 /** Returns true for a message with text or with tool calls. */
 const hasContent = ({ content, more }) => content !== '' || Boolean(more);
 
-/** Returns the value of a JSON text, or null if the text is empty. */
-function jsonOf(text, what) {
+/** Returns the value of a JSON text, or null if the text is empty. `name` is the name of the field in errors. */
+function jsonOf(text, name) {
   if (!text?.trim()) return null;
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Error(`${what} must be JSON: ${error.message}.`);
+    throw new Error(`${name} must be JSON: ${error.message}.`);
   }
 }
 
-function objectOf(text, what) {
-  const value = jsonOf(text, what);
-  if (text?.trim() && (value === null || typeof value !== 'object' || Array.isArray(value))) throw new Error(`${what} must be a JSON object.`);
+/** Returns the object of a JSON text, or null if the text is empty. */
+function objectOf(text, name) {
+  const value = jsonOf(text, name);
+  if (text?.trim() && (value === null || typeof value !== 'object' || Array.isArray(value))) throw new Error(`${name} must be a JSON object.`);
   return value;
 }
 
-/** Returns the reason why a form cannot be sent, or null. */
+/** Returns a message that says which input a form lacks, or null if it can be sent. */
 export function missingInput(form) {
   if (form.tab === 'raw') return form.raw ? null : 'Write some text for the model to continue.';
   return form.messages.some(hasContent) ? null : 'Write a message first.';
 }
 
-/** Returns the same request as a shell command. */
+/** Returns a request as a shell command. */
 export function curlOf({ path, body }, origin) {
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
   return `curl -N ${origin}${path} \\\n  -H 'Content-Type: application/json' \\\n  -d '${json}'`;
@@ -87,13 +88,18 @@ function textOf(content) {
 
 /** Returns the schema of a response format if the form's field can represent it, else null. */
 function schemaOf(format) {
-  const { name, schema, ...others } = format?.json_schema ?? {};
-  return format?.type === 'json_schema' && name === SCHEMA_NAME && Object.keys(others).length === 0 ? schema ?? null : null;
+  if (format?.type !== 'json_schema') return null;
+  const { name, schema, ...others } = format.json_schema ?? {};
+  return name === SCHEMA_NAME && schema && Object.keys(others).length === 0 ? schema : null;
 }
 
-/** Returns, as JSON text, the parameters of a request that have no field in the form. With `isFork`, parameters that apply to a whole answer are omitted. */
+/**
+ * Returns, as JSON text, the recorded parameters of a run that have no field of their own in the form. `prompt` is the one of
+ * its Prefilled event. If `isFork`, parameters that apply to a whole answer, such as `tool_choice`, are omitted.
+ */
 export function extraFields(prompt, isFork = false) {
   const p = prompt?.parameters ?? {};
+  // With `ignore_eos`, the server itself bans the tokens that end the generation.
   const biases = (p.sampling?.logit_bias ?? []).filter(([, bias]) => bias !== null || !p.limits?.ignore_eos);
   const all = {
     // A ban is -Infinity, which JSON cannot represent.
@@ -107,7 +113,7 @@ export function extraFields(prompt, isFork = false) {
   return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
 }
 
-/** Returns the form of a recorded run from its Prefilled event. */
+/** Returns the form of a recorded run: from the prompt of its Prefilled event, and from its summary. */
 export function formOf(prompt, run) {
   const form = { numbers: {}, mods: [], extra: extraFields(prompt) };
   const p = prompt?.parameters ?? {};
@@ -115,7 +121,11 @@ export function formOf(prompt, run) {
   form.tools = prompt?.tools ? JSON.stringify(prompt.tools, null, 2) : '';
   form.schema = schema ? JSON.stringify(schema, null, 2) : '';
   const flat = { ...p, ...p.sampling, ...p.limits };
-  for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = name === 'seed' ? flat[name] : Number(flat[name].toPrecision(6)); // recorded as f32
+  for (const name of NUMBERS) {
+    const value = flat[name];
+    // Numbers except the seed are recorded as 32-bit floats, so 0.1 would become 0.10000000149.
+    if (Number.isFinite(value)) form.numbers[name] = name === 'seed' ? value : Number(value.toPrecision(6));
+  }
   if (typeof p.attention === 'boolean') form.attention = p.attention;
   if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
   const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];
@@ -130,7 +140,7 @@ export function formOf(prompt, run) {
   return form;
 }
 
-/** Returns the values of a form as texts, by their displayed names. */
+/** Returns the values of a form as text, by the names of the fields. */
 function displayedValues(form) {
   const json = (text) => { try { return JSON.stringify(JSON.parse(text)); } catch { return text; } };
   const text = (value) => (value === undefined || value === null ? '' : String(value));
@@ -147,9 +157,9 @@ function displayedValues(form) {
   };
 }
 
-/** Returns `{name, before, after}` for each field of a form that differs from the form it was opened with. */
-export function differences(origin, form) {
-  const before = displayedValues(origin);
+/** Returns `{name, before, after}` for each field of a form that differs from the original form. */
+export function differences(original, form) {
+  const before = displayedValues(original);
   const after = displayedValues(form);
   const same = (a, b) => a === b || (a !== '' && b !== '' && Number(a) === Number(b));
   return Object.keys(after).filter((name) => !same(before[name], after[name])).map((name) => ({ name, before: before[name], after: after[name] }));

@@ -1,33 +1,37 @@
-// The list of runs: filters it while the user types, updates the URL, and announces new runs without moving rows.
-import { base, copy, fetchApi, fetchUrl } from './dom.js';
+// The page with the list of runs: filters it while the user types, and announces new runs without moving rows.
+import { base, copyText, fetchApi, fetchUrl } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
-import { listen } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 import { showLocalTime } from './shell.js';
 
 const filterBox = document.querySelector('#q');
 const results = document.querySelector('[data-results]');
-const busy = document.querySelector('[data-busy]');
-const newsButton = document.querySelector('[data-news]');
+const loadTime = document.querySelector('[data-load-time]');
+const newRunsButton = document.querySelector('[data-new-runs]');
 const age = document.querySelector('[data-age]');
 const liveText = document.querySelector('[data-live-text]');
-const dot = document.querySelector('[data-live-dot]');
-
+const liveDot = document.querySelector('[data-live-dot]');
 const saveButton = document.querySelector('[data-save-filter]');
 
 let loadedAt = Date.now();
+/** AbortController of the newest request for the list. */
 let request = null;
-let wasUnreachable = false;
+let hasLoadFailed = false;
+/** Ids of runs that are not in the list because they started after it was loaded. */
 const newRuns = new Set();
+/** True if the server dropped notifications about changes, so the list may lack some of them. */
+let isOutdated = false;
 
-/** Loads the list of a URL; an invalid filter keeps the old rows, grayed out. */
+/** Shows the list of a URL. If its filter is invalid, the old rows remain, grayed out. */
 async function load(url, { updateUrl = true } = {}) {
   request?.abort();
   request = new AbortController();
   const { signal } = request;
-  const began = performance.now();
+  const startedAt = performance.now();
+  const showDuration = () => { loadTime.textContent = `${Math.round(performance.now() - startedAt)} ms`; };
   results.setAttribute('aria-busy', 'true');
-  const tick = setInterval(() => { busy.textContent = `${Math.round(performance.now() - began)} ms`; }, 100);
+  const timer = setInterval(showDuration, 100);
   try {
     const response = await fetchUrl(url, { headers: { 'X-Fragment': 'list' }, signal });
     const next = document.createElement('div');
@@ -39,14 +43,15 @@ async function load(url, { updateUrl = true } = {}) {
       filterBox.setAttribute('aria-invalid', 'true');
     } else if (response.ok) {
       results.replaceChildren(...next.childNodes);
-      clearPicked();
+      clearSelection();
       results.classList.remove('stale');
       filterBox.removeAttribute('aria-invalid');
       results.querySelectorAll('time[datetime]').forEach(showLocalTime);
       loadedAt = Date.now();
-      wasUnreachable = false;
+      hasLoadFailed = false;
       newRuns.clear();
-      showNews();
+      isOutdated = false;
+      updateNewRunsButton();
     } else throw new Error(`${response.status} ${response.statusText}`);
     if (updateUrl) history.replaceState(null, '', url);
     const q = new URL(url, location).searchParams.get('q') ?? '';
@@ -55,17 +60,17 @@ async function load(url, { updateUrl = true } = {}) {
       else view.removeAttribute('aria-current');
     }
     saveButton.hidden = !q || results.classList.contains('stale');
-    busy.textContent = `${Math.round(performance.now() - began)} ms`;
+    showDuration();
   } catch (error) {
     if (signal.aborted) return;
-    busy.textContent = '';
-    wasUnreachable = true;
-    const place = results.querySelector('#filter-error');
-    place.hidden = false;
-    place.textContent = `Loading the list failed: ${error.message}.`;
+    loadTime.textContent = '';
+    hasLoadFailed = true;
+    const problem = results.querySelector('#filter-error');
+    problem.hidden = false;
+    problem.textContent = `Loading the list failed: ${error.message}.`;
     results.classList.add('stale');
   } finally {
-    clearInterval(tick);
+    clearInterval(timer);
     if (request?.signal === signal) results.removeAttribute('aria-busy');
   }
 }
@@ -97,14 +102,20 @@ document.addEventListener('click', async (event) => {
   load(listUrl(link.dataset.q));
 });
 
-// Runs that started or ended since the list was loaded. The status of visible rows is updated in place; rows never
-// move.
-function showNews() {
-  newsButton.hidden = newRuns.size === 0;
-  newsButton.textContent = newRuns.has('missed') ? 'The list has changed — show (n)' : `${newRuns.size} new run${newRuns.size === 1 ? '' : 's'} — show (n)`;
+// Changes since the list was loaded: a button announces new runs, and the rows of the list show the new status of their
+// runs.
+
+function updateNewRunsButton() {
+  newRunsButton.hidden = newRuns.size === 0 && !isOutdated;
+  newRunsButton.textContent = isOutdated ? 'The list has changed — show (n)' : `${newRuns.size} new run${newRuns.size === 1 ? '' : 's'} — show (n)`;
 }
-const showNew = () => (newsButton.hidden ? false : load(listUrl(filterBox.value.trim())));
-newsButton.addEventListener('click', showNew);
+
+function showNewRuns() {
+  if (newRunsButton.hidden) return false;
+  load(listUrl(filterBox.value.trim()));
+  return true;
+}
+newRunsButton.addEventListener('click', showNewRuns);
 
 const pageClosed = new AbortController();
 follow('/api/v1/runs/live', {
@@ -113,15 +124,14 @@ follow('/api/v1/runs/live', {
     // A restarted server may require a new login, and its login page redirects to this page.
     if (status === 401) location.reload();
     // The server does not repeat changes from the time of a lost connection.
-    if (ok && (wasUnreachable || dot.classList.contains('off'))) refresh();
-    dot.className = `dot ${ok ? 'on' : 'off'}`;
+    if (ok && (hasLoadFailed || liveDot.classList.contains('off'))) refresh();
+    liveDot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
   onEvent: ({ event, data }) => {
     if (event === 'missed') {
-      // The server dropped changes, so the list may be out of date.
-      newRuns.add('missed');
-      showNews();
+      isOutdated = true;
+      updateNewRunsButton();
       return;
     }
     let change;
@@ -133,20 +143,20 @@ follow('/api/v1/runs/live', {
     if (row) {
       const cell = row.querySelector('.run-status');
       cell.textContent = status;
-      cell.className = `run-status st-${status}`;
+      cell.className = `run-status status-${status}`;
       if (status !== 'running' && row.dataset.status === 'running') refreshRow(row, id);
       row.dataset.status = status;
     } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !filterBox.value) {
       load(listUrl('')); // replaces the empty state with the list
     } else {
       newRuns.add(id);
-      showNews();
+      updateNewRunsButton();
     }
   },
 });
 addEventListener('pagehide', () => pageClosed.abort());
 
-/** Fetches the current rows of the same list, by run. */
+/** Fetches the list again. Returns its rows by the ids of their runs. */
 async function fetchRows() {
   const response = await fetchApi(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
   const page = document.createElement('div');
@@ -154,10 +164,10 @@ async function fetchRows() {
   return new Map([...page.querySelectorAll('[data-run]')].map((row) => [row.dataset.run, row]));
 }
 
-/** Replaces a row with its newer version. */
+/** Replaces a row by its newer version, and keeps its selection and focus. */
 function replaceRow(row, next) {
   next.querySelectorAll('time[datetime]').forEach(showLocalTime);
-  next.querySelector('[data-pick]').checked = row.querySelector('[data-pick]').checked;
+  next.querySelector('[data-select]').checked = row.querySelector('[data-select]').checked;
   const isFocused = row.querySelector('.run-text a') === document.activeElement;
   row.replaceWith(next);
   if (isFocused) next.querySelector('.run-text a').focus();
@@ -174,18 +184,18 @@ async function refreshRow(row, id) {
 /** Updates the list after a lost connection: in place, or completely if rows were deleted. */
 async function refresh() {
   const rows = [...results.querySelectorAll('[data-run]')];
-  const now = wasUnreachable || !rows.length ? null : await fetchRows().catch(() => null);
-  if (!now || rows.some((row) => !now.has(row.dataset.run))) {
+  const current = hasLoadFailed || !rows.length ? null : await fetchRows().catch(() => null);
+  if (!current || rows.some((row) => !current.has(row.dataset.run))) {
     load(location.href, { updateUrl: false });
     return;
   }
   for (const row of rows) {
-    replaceRow(row, now.get(row.dataset.run));
-    now.delete(row.dataset.run);
+    replaceRow(row, current.get(row.dataset.run));
+    current.delete(row.dataset.run);
   }
-  for (const id of now.keys()) newRuns.add(id);
+  for (const id of current.keys()) newRuns.add(id);
   loadedAt = Date.now();
-  showNews();
+  updateNewRunsButton();
 }
 
 listenForFiles(document.querySelector('[data-import]'), document.querySelector('[data-imported]'), () => load(location.href, { updateUrl: false }));
@@ -196,52 +206,54 @@ setInterval(() => {
 }, 1000);
 
 // Selected runs can be compared (the oldest one is A), tagged, exported and deleted.
+/** The bar with the actions for the selected runs. */
 const bulk = document.querySelector('[data-bulk]');
-const picked = new Set();
+const selected = new Set();
 
-function showPicked() {
-  bulk.hidden = picked.size === 0;
+function showSelection() {
+  bulk.hidden = selected.size === 0;
   if (bulk.hidden) closeMenu();
-  bulk.querySelector('[data-bulk-text]').textContent = picked.size > 1 ? `${picked.size} runs selected` : '1 run selected; select another one to compare';
+  bulk.querySelector('[data-bulk-text]').textContent = selected.size > 1 ? `${selected.size} runs selected` : '1 run selected; select another one to compare';
   const link = bulk.querySelector('[data-bulk-compare]');
-  link.hidden = picked.size < 2;
-  const [a, b, ...others] = [...picked].sort();
+  link.hidden = selected.size < 2;
+  const [a, b, ...others] = [...selected].sort();
   if (b) link.href = `${base}/compare?${new URLSearchParams({ a, b, ...(others.length && { with: [b, ...others].join(',') }) })}`;
 }
 
-function pick(id, on) {
-  if (on) picked.add(id);
-  else picked.delete(id);
-  showPicked();
+function setSelected(id, on) {
+  if (on) selected.add(id);
+  else selected.delete(id);
+  showSelection();
 }
 
 results.addEventListener('change', (event) => {
-  if (event.target.matches('[data-pick]')) pick(event.target.value, event.target.checked);
+  if (event.target.matches('[data-select]')) setSelected(event.target.value, event.target.checked);
 });
 
-function clearPicked() {
-  picked.clear();
-  results.querySelectorAll('[data-pick]:checked').forEach((checkbox) => { checkbox.checked = false; });
-  showPicked();
+function clearSelection() {
+  selected.clear();
+  results.querySelectorAll('[data-select]:checked').forEach((checkbox) => { checkbox.checked = false; });
+  showSelection();
 }
-bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearPicked);
+bulk.querySelector('[data-bulk-clear]').addEventListener('click', clearSelection);
 
 /** Returns the ids of the selected runs, or if none is selected, of the focused one. */
 function selectedRuns() {
   const focused = document.activeElement?.closest?.('[data-run]')?.dataset.run;
-  return picked.size ? [...picked] : focused ? [focused] : [];
+  return selected.size ? [...selected] : focused ? [focused] : [];
 }
 
-/** Calls a function with the ids of these runs. Returns false if there are none. */
-function withSelected(use) {
+/** Calls `act(ids)` with the ids of `selectedRuns()`. Returns false if there are none. */
+function withSelected(act) {
   const ids = selectedRuns();
-  if (ids.length) use(ids);
+  if (ids.length) act(ids);
   return ids.length > 0;
 }
 
+/** The menu of export formats. */
 const menu = bulk.querySelector('details');
 
-/** Closes the menu of formats. Returns false if it was closed already. */
+/** Closes the menu of export formats. Returns false if it was closed already. */
 function closeMenu() {
   const wasOpen = menu.open;
   menu.open = false;
@@ -265,7 +277,7 @@ async function saveCurrentFilter() {
 }
 saveButton.addEventListener('click', saveCurrentFilter);
 filters.addEventListener('click', async (event) => {
-  if (!event.target.matches('[data-unsave]')) return;
+  if (!event.target.matches('[data-remove-filter]')) return;
   const { removeFilter } = await import('./filters.js');
   removeFilter(event.target.parentElement);
 });
@@ -286,42 +298,57 @@ async function editTags(ids) {
     for (const run of runs) {
       const meta = row(run.run_id)?.querySelector('.run-meta');
       meta?.querySelectorAll('.tag').forEach((link) => link.remove());
-      meta?.append(...tags.links(run.tags));
+      meta?.append(...tags.tagLinks(run.tags));
     }
   });
 }
 bulk.querySelector('[data-bulk-tags]').addEventListener('click', () => withSelected(editTags));
 
-const links = () => [...results.querySelectorAll('.run-text a')];
-function focusRow(step) {
-  const all = links();
-  if (!all.length) return false;
-  const at = all.indexOf(document.activeElement);
-  const to = step === -Infinity ? 0 : step === Infinity ? all.length - 1 : at < 0 ? (step > 0 ? 0 : all.length - 1) : at + step;
-  const link = all[Math.max(0, Math.min(all.length - 1, to))];
-  link.focus();
-  link.closest('.run').scrollIntoView({ block: 'nearest' });
-  return true;
+/** Returns the links of the rows to their runs. */
+const runLinks = () => [...results.querySelectorAll('.run-text a')];
+
+/** Focuses the link of a row; an index out of range means the first or last row. Returns false if the list is empty. */
+function focusRow(index) {
+  const link = runLinks().at(Math.max(0, Math.min(runLinks().length - 1, index)));
+  link?.focus();
+  link?.closest('.run').scrollIntoView({ block: 'nearest' });
+  return Boolean(link);
 }
 
-listen(['runs'], (action, key) => {
+/** Moves the focus by a number of rows; without a focused row, to the first or last one. */
+function moveFocus(step) {
+  const index = runLinks().indexOf(document.activeElement);
+  return focusRow(index < 0 ? (step > 0 ? 0 : Infinity) : index + step);
+}
+
+/** Clicks the element with a selector. Returns false if the page has none. */
+function click(selector) {
+  const element = document.querySelector(selector);
+  element?.click();
+  return Boolean(element);
+}
+
+listenForShortcuts(['runs'], (action, key) => {
   switch (action) {
     case 'find': filterBox.focus(); filterBox.select(); return true;
-    case 'nextRow': return focusRow(1);
-    case 'prevRow': return focusRow(-1);
-    case 'firstRow': return focusRow(-Infinity);
+    case 'nextRow': return moveFocus(1);
+    case 'prevRow': return moveFocus(-1);
+    case 'firstRow': return focusRow(0);
     case 'lastRow': return focusRow(Infinity);
-    case 'openTab': return links().includes(document.activeElement) ? void window.open(document.activeElement.href, '_blank', 'noopener') : false;
+    case 'openTab':
+      if (!runLinks().includes(document.activeElement)) return false;
+      window.open(document.activeElement.href, '_blank', 'noopener');
+      return true;
     case 'view': document.querySelectorAll('.views a')[Number(key) - 1]?.click(); return true;
-    case 'pick': {
-      const check = document.activeElement?.closest?.('.run')?.querySelector('[data-pick]');
-      if (!check) return false;
-      check.checked = !check.checked;
-      pick(check.value, check.checked);
+    case 'select': {
+      const checkbox = document.activeElement?.closest?.('.run')?.querySelector('[data-select]');
+      if (!checkbox) return false;
+      checkbox.checked = !checkbox.checked;
+      setSelected(checkbox.value, checkbox.checked);
       return true;
     }
     case 'compare':
-      if (picked.size < 2) return false;
+      if (selected.size < 2) return false;
       bulk.querySelector('[data-bulk-compare]').click();
       return true;
     case 'tags': return withSelected(editTags);
@@ -332,14 +359,14 @@ listen(['runs'], (action, key) => {
       return true;
     case 'undo': deletions.then((list) => list.undoLast()); return true;
     case 'export': return withSelected((ids) => exportAs('json', ids));
-    case 'showNew': return showNew() !== false;
-    case 'newest': return results.querySelector('.pager a:not([rel])')?.click() ?? false;
-    case 'older': return results.querySelector('[data-older]')?.click() ?? false;
-    case 'copy': copy(location.href, 'link'); return true;
+    case 'showNew': return showNewRuns();
+    case 'newest': return click('.pager a:not([rel])');
+    case 'older': return click('[data-older]');
+    case 'copy': copyText(location.href, 'link'); return true;
     case 'escape':
       if (closeMenu()) menu.querySelector('summary').focus();
       else if (document.activeElement === filterBox) filterBox.blur();
-      else if (picked.size) clearPicked();
+      else if (selected.size) clearSelection();
       else document.activeElement?.blur?.();
       return true;
     default: return false;

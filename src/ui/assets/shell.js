@@ -1,7 +1,7 @@
 // Code of every page: theme, help, global shortcuts, and times in the user's time zone.
-import { base, copy, h } from './dom.js';
+import { base, copyText, h } from './dom.js';
 import { openGoto } from './goto.js';
-import { TABLE, enabled, label, listen, setEnabled } from './keys.js';
+import { SHORTCUTS, keyLabel, listenForShortcuts, setSingleKeysEnabled, singleKeysEnabled } from './keys.js';
 
 const THEMES = ['system', 'light', 'dark'];
 
@@ -14,27 +14,33 @@ function setTheme(theme) {
 }
 
 document.querySelector('[data-theme-button]').addEventListener('click', () => {
-  const now = THEMES.indexOf(document.documentElement.dataset.theme);
-  setTheme(THEMES[(now + 1) % THEMES.length]);
+  const current = THEMES.indexOf(document.documentElement.dataset.theme);
+  setTheme(THEMES[(current + 1) % THEMES.length]);
 });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => document.dispatchEvent(new CustomEvent('theme')));
 
+/** The dialog with the keyboard shortcuts, which is created when it is first opened. */
 let help = null;
+
+/** Returns the elements for the keys of a shortcut: all of them, or the first and the last one. */
+function keyElements(keys) {
+  const element = (key) => h('kbd', {}, keyLabel(key));
+  if (keys.length > 2) return [element(keys[0]), '…', element(keys.at(-1))];
+  return keys.flatMap((key, i) => [i ? ' ' : null, ...(key === ' ' ? [key] : key.split(' ')).map(element)]);
+}
 
 function showHelp() {
   if (!help) {
-    const toggle = h('input', { type: 'checkbox', onchange: (e) => setEnabled(e.target.checked) });
-    toggle.checked = enabled();
+    const toggle = h('input', { type: 'checkbox', onchange: (e) => setSingleKeysEnabled(e.target.checked) });
+    toggle.checked = singleKeysEnabled();
     help = h('dialog', { class: 'dialog', 'aria-labelledby': 'help-title' },
       h('form', { method: 'dialog', class: 'dialog-head' },
         h('h2', { id: 'help-title' }, 'Keyboard'),
         h('label', { class: 'check' }, toggle, 'Single-key shortcuts'),
         h('button', { autofocus: true }, 'Close')),
-      h('div', { class: 'keys' }, TABLE.map(([title, rows]) => [
+      h('div', { class: 'keys' }, SHORTCUTS.map(([title, rows]) => [
         h('h3', {}, title),
-        h('dl', {}, rows.map(([keys, what]) => h('div', {},
-          h('dt', {}, what),
-          h('dd', {}, (keys.length > 2 ? [h('kbd', {}, keys[0]), '…', h('kbd', {}, keys.at(-1))] : keys.flatMap((k, i) => [i ? ' ' : null, ...(k === ' ' ? [k] : k.split(' ')).map((part) => h('kbd', {}, label(part)))])))))),
+        h('dl', {}, rows.map(([keys, description]) => h('div', {}, h('dt', {}, description), h('dd', {}, keyElements(keys))))),
       ])));
     document.body.append(help);
     help.addEventListener('click', (e) => { if (e.target === help) help.close(); });
@@ -44,7 +50,7 @@ function showHelp() {
 
 document.querySelector('[data-help-button]').addEventListener('click', showHelp);
 
-listen(['anywhere'], (action) => {
+listenForShortcuts(['anywhere'], (action) => {
   if (action === 'help') showHelp();
   else if (action === 'goto') openGoto(goInRun);
   else if (action === 'goRuns') location.assign(`${base}/runs`);
@@ -57,21 +63,22 @@ listen(['anywhere'], (action) => {
   return true;
 });
 
+/** Moves to an `{event}` or `{token}` of the open run; null if the page shows none. */
 let goInRun = null;
 
-/** Registers the function with which Ctrl+K moves to an event or token of the open run. */
+/** Sets the function with which Ctrl+K moves to an `{event}` or `{token}` of the open run. */
 export const registerRunNavigation = (go) => { goInRun = go; };
 
-// On a narrow screen, the navigation scrolls.
-const here = document.querySelector('.bar nav [aria-current]');
-if (here) here.parentElement.scrollLeft = here.offsetLeft - here.parentElement.offsetLeft - 40;
+// On a narrow screen, the navigation scrolls to the link of the current page.
+const currentPage = document.querySelector('.bar nav [aria-current]');
+if (currentPage) currentPage.parentElement.scrollLeft = currentPage.offsetLeft - currentPage.parentElement.offsetLeft - 40;
 
-// The first formatter takes long to create, so the page waits until it is idle. Safari has no idle callbacks.
+// Creating the first formatter is slow, so times are formatted when the page is idle. Safari has no idle callbacks.
 (globalThis.requestIdleCallback ?? setTimeout)(() => document.querySelectorAll('time[datetime]').forEach(showLocalTime), { timeout: 500 });
 
 for (const pre of document.querySelectorAll('pre.curl')) {
   const command = pre.textContent.trim();
-  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copy(command, 'command') }, 'Copy'));
+  pre.append(h('button', { type: 'button', class: 'copy', onclick: () => copyText(command, 'command') }, 'Copy'));
 }
 
 const FORMATS = {
@@ -82,18 +89,18 @@ const FORMATS = {
 const formatters = {};
 
 /** Formats a date in one of `FORMATS`; each formatter is created once. */
-function format(name, at) {
+function format(name, date) {
   formatters[name] ??= new Intl.DateTimeFormat([], FORMATS[name]);
-  return formatters[name].format(at);
+  return formatters[name].format(date);
 }
 
 /** Shows a time in the user's time zone; the server writes UTC. */
 export function showLocalTime(el) {
-  const at = new Date(el.dateTime);
-  if (Number.isNaN(at.getTime())) return;
-  const today = new Date().toDateString() === at.toDateString();
-  const clock = format('clock', at);
-  const day = format(at.getFullYear() === new Date().getFullYear() ? 'day' : 'dayAndYear', at);
-  el.textContent = today ? clock : `${clock}\n${day}`;
-  el.title = at.toString();
+  const date = new Date(el.dateTime);
+  if (Number.isNaN(date.getTime())) return;
+  const isToday = new Date().toDateString() === date.toDateString();
+  const clock = format('clock', date);
+  const day = format(date.getFullYear() === new Date().getFullYear() ? 'day' : 'dayAndYear', date);
+  el.textContent = isToday ? clock : `${clock}\n${day}`;
+  el.title = date.toString();
 }

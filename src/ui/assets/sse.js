@@ -1,7 +1,7 @@
-// Server-sent events over fetch. Unlike EventSource, fetch can set Last-Event-ID and read the server's errors.
+// Server-sent events by `fetch`, which, unlike `EventSource`, can set `Last-Event-ID` and read the server's errors.
 import { fetchApi } from './dom.js';
 
-/** Splits a text stream into events. `push(chunk)` returns the completed events: `{event, data, id}`. */
+/** Splits a text stream into events. `push(chunk)` returns the events that the chunk completes: `{event, data, id}`. */
 export class SseParser {
   #buffer = '';
   #event = { event: 'message', data: [], id: null };
@@ -9,10 +9,10 @@ export class SseParser {
   push(chunk) {
     const events = [];
     this.#buffer += chunk;
-    // A CR at the end may be the first half of a CRLF, so it waits for the next chunk.
-    const held = this.#buffer.endsWith('\r') ? '\r' : '';
-    const lines = this.#buffer.slice(0, this.#buffer.length - held.length).split(/\r\n|\n|\r/);
-    this.#buffer = lines.pop() + held;
+    // A CR at the end may be the first half of a CRLF, so it stays in the buffer until the next chunk.
+    const lastCr = this.#buffer.endsWith('\r') ? '\r' : '';
+    const lines = this.#buffer.slice(0, this.#buffer.length - lastCr.length).split(/\r\n|\n|\r/);
+    this.#buffer = lines.pop() + lastCr;
     for (const line of lines) {
       if (line === '') {
         if (this.#event.data.length) events.push({ ...this.#event, data: this.#event.data.join('\n') });
@@ -43,36 +43,37 @@ async function readEvents(response, onEvent) {
 }
 
 /**
- * Follows a path of this server and reconnects until `onEvent` returns true or the signal aborts.
- * `onState(text, ok, status)` is called when the connection is lost or restored; `status` is that of an error after which it is not
- * tried again. A 404 is retried for `retry404Ms` ms, because a run gets its URL shortly before it is in the database.
+ * Reads the event stream at a path of this server, and reconnects when the connection is lost. Ends when `onEvent` returns
+ * true, when the signal aborts, and when the server refuses the request with a 4xx status. `onState(text, ok, status)` is
+ * called when the connection is established, lost or refused; `status` is the one of a refusal. A 404 is retried for
+ * `retry404Ms` ms, because a run has its URL shortly before it is in the database.
  */
 export async function follow(path, { signal, onEvent, onState = () => {}, retry404Ms = 0 }) {
-  const began = performance.now();
-  let last = null;
-  let wait = 1;
+  const startedAt = performance.now();
+  let lastId = null;
+  let waitSeconds = 1;
   let finished = false;
   while (!finished && !signal.aborted) {
     try {
-      const headers = { Accept: 'text/event-stream', ...(last !== null && { 'Last-Event-ID': last }) };
+      const headers = { Accept: 'text/event-stream', ...(lastId !== null && { 'Last-Event-ID': lastId }) };
       const response = await fetchApi(path, { headers, signal, cache: 'no-store' });
       onState('live', true);
-      wait = 1;
+      waitSeconds = 1;
       await readEvents(response, (event) => {
-        if (event.id !== null) last = event.id;
+        if (event.id !== null) lastId = event.id;
         finished = onEvent(event) === true || finished;
       });
     } catch (error) {
       if (signal.aborted) return;
-      if (error.status === 404 && performance.now() - began < retry404Ms) {
+      if (error.status === 404 && performance.now() - startedAt < retry404Ms) {
         await new Promise((resolve) => setTimeout(resolve, 120));
         continue;
       }
       if (error.status >= 400 && error.status < 500) return onState(error.message, false, error.status);
     }
     if (finished || signal.aborted) return;
-    onState(`connection lost, trying again in ${wait} s`, false);
-    await new Promise((resolve) => setTimeout(resolve, wait * 1000));
-    wait = Math.min(wait * 2, 15);
+    onState(`connection lost, trying again in ${waitSeconds} s`, false);
+    await new Promise((resolve) => setTimeout(resolve, waitSeconds * 1000));
+    waitSeconds = Math.min(waitSeconds * 2, 15);
   }
 }

@@ -1,32 +1,33 @@
-// The dialog that changes the tags of runs, and the links to a tag's runs.
+// Tags of runs: their links, and the dialog that changes them.
 import { base, fetchApi, h, toast } from './dom.js';
 
-/** Returns the filter for the runs of a tag. */
+/** Returns the filter of the run list for the runs with a tag. */
 const filter = (tag) => (/\s/.test(tag) ? `tag:"${tag}"` : `tag:${tag}`);
 
-/** Returns the links of tags, as rendered by the server. */
-export const links = (tags) => tags.map((tag) => h('a', { class: 'tag', href: `${base}/runs?${new URLSearchParams({ q: filter(tag) })}`, 'data-q': filter(tag) }, tag));
+/** Returns the links of tags to the runs with them, like those that the server renders. */
+export const tagLinks = (tags) => tags.map((tag) => h('a', { class: 'tag', href: `${base}/runs?${new URLSearchParams({ q: filter(tag) })}`, 'data-q': filter(tag) }, tag));
 
 /** Returns the tags that an element shows. */
 export const tagsIn = (element) => [...element.querySelectorAll('.tag')].map((link) => link.textContent);
 
 /** Opens the dialog for runs `[{id, tags}]`. `changed(runs)` receives the saved tags, `[{run_id, tags}]`. */
 export function editTags(runs, changed) {
+  /** Number of runs with each tag. */
   const counts = new Map();
   for (const tag of runs.flatMap((run) => run.tags)) counts.set(tag, (counts.get(tag) ?? 0) + 1);
   const field = h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', maxlength: '400', placeholder: 'interesting, to check' });
-  const problem = h('p', { class: 'filter-error', role: 'alert' });
-  const kept = [...counts].map(([tag, count]) => {
-    const check = h('input', { type: 'checkbox', value: tag });
-    check.checked = true;
-    // A tag of some of the runs is neither added nor removed until its checkbox is used.
-    check.indeterminate = count < runs.length;
-    return h('label', { class: 'check' }, check, tag);
+  const problem = h('p', { class: 'form-error', role: 'alert' });
+  const currentTags = [...counts].map(([tag, count]) => {
+    const checkbox = h('input', { type: 'checkbox', value: tag });
+    checkbox.checked = true;
+    // A tag that only some of the runs have is left as it is, unless the user clicks its checkbox.
+    checkbox.indeterminate = count < runs.length;
+    return h('label', { class: 'check' }, checkbox, tag);
   });
   const save = h('button', { value: 'save', class: 'primary' }, 'Save');
-  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+  const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'tags-title' }, runs.length === 1 ? 'Tags of this run' : `Tags of ${runs.length} runs`),
-    kept.length ? h('fieldset', {}, h('legend', {}, 'Keep'), kept) : '',
+    currentTags.length ? h('fieldset', {}, h('legend', {}, 'Keep'), currentTags) : '',
     h('label', {}, 'Add, separated by commas', field),
     problem,
     h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
@@ -34,12 +35,12 @@ export function editTags(runs, changed) {
   form.addEventListener('submit', async (event) => {
     if (event.submitter?.value === 'cancel') return;
     event.preventDefault();
-    const checkboxes = [...form.querySelectorAll('[type=checkbox]')].filter((check) => !check.indeterminate);
-    const add = [...field.value.split(','), ...checkboxes.filter((check) => check.checked && counts.get(check.value) < runs.length).map((check) => check.value)];
+    const checkboxes = [...form.querySelectorAll('[type=checkbox]')].filter((checkbox) => !checkbox.indeterminate);
+    const missing = checkboxes.filter((checkbox) => checkbox.checked && counts.get(checkbox.value) < runs.length);
     const change = {
       runs: runs.map((run) => run.id),
-      add: add.map((tag) => tag.trim()).filter(Boolean),
-      remove: checkboxes.filter((check) => !check.checked).map((check) => check.value),
+      add: [...field.value.split(',').map((tag) => tag.trim()).filter(Boolean), ...missing.map((checkbox) => checkbox.value)],
+      remove: checkboxes.filter((checkbox) => !checkbox.checked).map((checkbox) => checkbox.value),
     };
     save.disabled = true;
     problem.textContent = '';

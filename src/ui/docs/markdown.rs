@@ -158,8 +158,9 @@ impl Rendering {
             *id = Some(anchor.clone().into());
         }
         if level != HeadingLevel::H1 {
-            let link =
-                format!(r##" <a class="anchor" href="#{anchor}"><span class="vh">Link to this section</span></a>"##);
+            let link = format!(
+                r##" <a class="anchor" href="#{anchor}"><span class="visually-hidden">Link to this section</span></a>"##
+            );
             out.push(Event::Html(link.into()));
         }
         out.push(Event::End(TagEnd::Heading(level)));

@@ -56,8 +56,8 @@ pub(super) fn charts(statistics: &Statistics, filter: &RunFilter<'_>, axis: &Tim
                 x: axis.index(step.at) * STEP,
                 y: HEIGHT - height,
                 height,
-                y2: HEIGHT,
-                height2: 0.0,
+                part_y: HEIGHT,
+                part_height: 0.0,
                 href: filter.step_href(step.at, axis.unit),
                 title: format!("{}: {text}", axis.label(step.at)),
             }

@@ -1,18 +1,22 @@
-// Attention of one step over the text and as a strip.
-import { fetchApi, h, palette, surface } from '../dom.js';
+// Attention in the replay: that of one step to all positions, or that of all later steps to one token. It shades the text. Its
+// section shows a strip, the positions with the most attention, the heads, and a map of the whole run.
+import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
 import { bucketOfShare } from './color.js';
 import { requestDelay } from './events.js';
 import { percent } from './candidates.js';
-import { show } from './glyphs.js';
+import { displayText } from './glyphs.js';
 import { Heads } from './heads.js';
 import { AttentionMap } from './map.js';
 
 const MAX_LISTED = 8;
+const MAX_CACHED_STEPS = 200;
+/** Views that every run with attention has, with their names. A view selects or combines layers and heads. */
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
 /**
- * Finds the attention sink of a row: a position that receives far more attention than any other without carrying meaning. It is
- * detected by its share of the attention, not by its position. Returns `{sink, peak}`: its index or -1, and the highest other value. Pure.
+ * Finds the attention sink of a step: a position, usually the first one, that gets far more attention than any other although
+ * its token has no meaning for the text. It is recognized by its value. Returns `{sink, peak}`: its position or -1, and the
+ * highest other value. Pure.
  */
 export function sinkOf(values) {
   let first = -1;
@@ -27,98 +31,114 @@ export function sinkOf(values) {
   return { sink, peak: sink >= 0 ? values[second] : first >= 0 ? values[first] : 0 };
 }
 
-/** Returns the API's parameters of a view: `mean`, `layer:3` or `head:3:5`. Pure. */
-export function viewQuery(chosen) {
-  const [view, layer, head] = chosen.split(':');
+/** Returns the query parameters of the API for a view such as `mean`, `layer:3` or `head:3:5`. Pure. */
+export function viewQuery(name) {
+  const [view, layer, head] = name.split(':');
   return { view, ...(layer !== undefined && { layer }), ...(head !== undefined && { head }) };
 }
 
+/** Descriptions of the encodings of stored values. */
 const QUALITY = { f16: 'exact to 3 digits', u8: 'rounded to 1/255' };
 
 export class Attention {
-  on = false;
+  /** True while attention is shown. */
+  isOn = false;
+  /** Name of the selected view. */
   view;
   section = h('section', { hidden: true });
   #run;
   #id;
   #hooks;
+  /** Responses of the API by step and view. */
   #cache = new Map();
-  /** The attention of the current step, or null. */
-  #now = null;
-  #abort = null;
+  /** The attention of the current step, `{values, sink, peak, seq, quality, missing}`, or null. `missing` says why there are no values. */
+  #current = null;
+  #controller = null;
   #timer = 0;
   /** Step and view that are being loaded, or null. */
   #loadingKey = null;
-  #rowDelay = requestDelay();
+  #stepDelay = requestDelay();
   #laterDelay = requestDelay();
+  /** Layers that have their own views. */
   #layers = [];
   #strip = h('canvas', { 'aria-hidden': 'true' });
-  #select = h('select', { 'aria-label': 'Which attention', onchange: (e) => { this.view = e.target.value; this.#hooks.changed(); } });
+  #viewSelect = h('select', { 'aria-label': 'Attention view', onchange: (event) => { this.view = event.target.value; this.#hooks.viewChanged(); } });
   #facts = h('p', { class: 'hint' });
-  #tops = h('ol', { class: 'tops' });
+  #topPositions = h('ol', { class: 'top-positions' });
   #note = h('p', { class: 'hint' });
-  #direction = h('select', { 'aria-label': 'Direction', onchange: () => { this.#hooks.changed(); } }, h('option', { value: 'earlier' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
-  /** Row whose attention from later steps is shown. */
+  #direction = h('select', { 'aria-label': 'Direction', onchange: () => this.#hooks.viewChanged() },
+    h('option', { value: 'step' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
+  /** The token, as a row, whose attention from later steps is shown, or null. */
   #subject = null;
+  /**
+   * The attention of later steps to the subject, or null: `{key, byRow, steps, peak, next, isLoading, state}`. `byRow` has the values by
+   * the rows that the steps added, `next` is the event from which the next range is loaded, and `state` is a text.
+   */
   #later = null;
-  #laterAbort = new AbortController();
+  #laterController = new AbortController();
   #map;
   #stripBox = h('div', { class: 'strip' }, this.#strip);
-  #choices = h('div', { class: 'row' }, this.#direction, this.#select);
+  #choices = h('div', { class: 'row' }, this.#direction, this.#viewSelect);
   #n = 0;
   #heads = new Heads((view) => {
     this.view = view;
-    this.#options();
-    this.#hooks.changed();
-  }, (pos) => show(this.#textAt(pos)));
+    this.#updateOptions();
+    this.#hooks.viewChanged();
+  }, (pos) => displayText(this.#textAt(pos)));
 
-  /** `hooks`: `recorded()`, `live()`, `changed()`, `painted()`, `go(n)`, `pick(row)`. `showsLaterSteps` selects the attention of later steps to one token. */
-  constructor(run, id, hooks, signal, view, showsLaterSteps) {
+  /**
+   * `view` is the selected view. If `showsLaterSteps` is true, the attention of later steps to one token is shown.
+   * `hooks.isRecorded()` returns true if the attention of the run was recorded, and `hooks.isLive()` if the run is live.
+   * `hooks.go(n)` moves the cursor, and `hooks.select(row)` selects a token. `hooks.viewChanged()` is called when the user has
+   * selected another view, and `hooks.valuesChanged()` when the shading may have changed.
+   */
+  constructor(run, id, { hooks, signal, view, showsLaterSteps }) {
     this.view = view;
     if (showsLaterSteps) this.#direction.value = 'later';
     this.#run = run;
     this.#id = id;
     this.#hooks = hooks;
-    this.#options();
+    this.#updateOptions();
     this.#map = new AttentionMap(run, id, (seq) => hooks.go(seq));
     this.section.append(h('h2', {}, 'Attention'),
       this.#choices, this.#facts,
-      this.#note, this.#stripBox, this.#tops, this.#heads.el, this.#map.el);
-    this.#stripBox.addEventListener('click', (e) => this.#stripClick(e));
+      this.#note, this.#stripBox, this.#topPositions, this.#heads.el, this.#map.el);
+    this.#stripBox.addEventListener('click', (event) => this.#onStripClick(event));
     const redraw = () => { this.#drawStrip(); this.#map.redraw(); };
     const resized = new ResizeObserver(redraw);
     resized.observe(this.section);
-    signal.addEventListener('abort', () => { resized.disconnect(); this.#abort?.abort(); this.#laterAbort.abort(); });
+    signal.addEventListener('abort', () => { resized.disconnect(); this.#controller?.abort(); this.#laterController.abort(); });
     document.addEventListener('theme', redraw, { signal });
   }
 
-  #options() {
-    const [name, layer, head] = this.view.split(':');
-    const all = [...VIEWS, ...this.#layers.map((l) => [`layer:${l}`, `layer ${l}`]), ...(name === 'head' ? [[this.view, `layer ${layer}, head ${head}`]] : [])];
-    this.#select.replaceChildren(...all.map(([value, name]) => h('option', { value }, name)));
-    this.#select.value = this.view;
+  /** Updates the list of views. A head is only listed while it is selected. */
+  #updateOptions() {
+    const [kind, layer, head] = this.view.split(':');
+    const layers = this.#layers.map((number) => [`layer:${number}`, `layer ${number}`]);
+    const heads = kind === 'head' ? [[this.view, `layer ${layer}, head ${head}`]] : [];
+    this.#viewSelect.replaceChildren(...[...VIEWS, ...layers, ...heads].map(([value, name]) => h('option', { value }, name)));
+    this.#viewSelect.value = this.view;
   }
 
-  /** The attention of the current step, `{values, seq}`, or null. */
-  get now() { return this.on && !this.showsLaterSteps && this.#now?.values.length ? this.#now : null; }
+  /** The shown attention of the current step, or null. */
+  get current() { return this.isOn && !this.showsLaterSteps && this.#current?.values.length ? this.#current : null; }
 
-  /** Returns a function from a row to its bucket, or null if no attention is loaded. */
+  /** A function from a row to its bucket 0–7, or -1 for none; null if no attention is loaded. */
   get shading() {
-    if (!this.on || !this.#now) return null;
+    if (!this.isOn || !this.#current) return null;
     if (this.showsLaterSteps) return this.#laterShading();
-    const { values, sink, peak, seq } = this.#now;
+    const { values, sink, peak, seq } = this.#current;
     const run = this.#run;
     return (i) => {
       const pos = run.pos(i);
-      const isPresent = run.addedAt(i) <= seq && seq < run.removedAt(i);
-      return isPresent && pos < values.length && pos !== sink ? bucketOfShare(values[pos], peak) : -1;
+      return run.isVisible(i, seq) && pos < values.length && pos !== sink ? bucketOfShare(values[pos], peak) : -1;
     };
   }
 
   /** True if the attention of later steps to one token is shown. */
   get showsLaterSteps() { return this.#direction.value === 'later'; }
 
-  /** Returns a function from a row to the bucket of the attention that its step pays to the subject. */
+  /** Returns a function from a row to the bucket of the attention of its step to the subject. */
   #laterShading() {
     const { byRow, peak } = this.#later ?? { byRow: new Map() };
     return (row) => (byRow.has(row) ? bucketOfShare(byRow.get(row), peak) : -1);
@@ -127,27 +147,27 @@ export class Attention {
   /** Sets the token whose attention from later steps is shown. */
   setSubject(row) {
     this.#subject = row;
-    this.#loadLater();
+    this.#loadLaterSteps();
   }
 
-  /** Loads the attention of every later step to the subject in the chosen view, range by range. */
-  async #loadLater() {
-    if (!this.on || !this.showsLaterSteps) return this.#hooks.painted();
+  /** Loads the attention of all later steps to the subject in the selected view, range by range. */
+  async #loadLaterSteps() {
+    if (!this.isOn || !this.showsLaterSteps) return this.#hooks.valuesChanged();
     const run = this.#run;
     const row = this.#subject;
     // The attention of a live run's last steps may not be available yet, so all steps are loaded again at its end.
-    const key = `${row} ${this.view} ${this.#hooks.live()}`;
+    const key = `${row} ${this.view} ${this.#hooks.isLive()}`;
     if (this.#later?.key !== key) {
-      this.#laterAbort.abort();
-      this.#laterAbort = new AbortController();
-      this.#later = { key, byRow: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), isReading: false, state: row === null ? 'Choose a token.' : 'loading…' };
+      this.#laterController.abort();
+      this.#laterController = new AbortController();
+      this.#later = { key, byRow: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), isLoading: false, state: row === null ? 'Choose a token.' : 'loading…' };
     }
     const later = this.#later;
-    const { signal } = this.#laterAbort;
-    const show = () => { if (this.#later === later) { this.#describe(); this.#hooks.painted(); } };
-    show();
-    if (row === null || later.isReading) return undefined;
-    later.isReading = true;
+    const { signal } = this.#laterController;
+    const update = () => { if (this.#later === later) { this.#showFacts(); this.#hooks.valuesChanged(); } };
+    update();
+    if (row === null || later.isLoading) return undefined;
+    later.isLoading = true;
     try {
       await new Promise((resolve) => setTimeout(resolve, this.#laterDelay()));
       const end = () => Math.min(run.removedAt(row), run.eventCount);
@@ -158,168 +178,175 @@ export class Attention {
         for (const { sequence_order: seq, value } of attention.rows) {
           later.steps += 1;
           later.peak = Math.max(later.peak, value);
-          for (const added of stepRows(run, seq)) later.byRow.set(added, value);
+          for (const added of rowsAddedByStep(run, seq)) later.byRow.set(added, value);
         }
         later.next = attention.next ?? to;
-        show();
+        update();
       }
       later.state = '';
     } catch (error) {
       later.state = `loading failed: ${error.message}`;
     }
-    later.isReading = false;
-    if (!signal.aborted) show();
+    later.isLoading = false;
+    if (!signal.aborted) update();
     return undefined;
   }
 
-  /** Moves to event `n`. */
-  at(n) {
+  /** Shows the attention at event `n`: that of the last forward pass. */
+  moveCursor(n) {
     this.#n = n;
-    this.section.hidden = !this.on;
-    if (!this.on) return undefined;
-    this.#loadLater();
-    this.#choices.hidden = !this.#hooks.recorded();
-    if (!this.#hooks.recorded()) return this.#none('Attention was not recorded for this run. Request it in the playground, or with "attention": true in a request.');
-    const seq = this.#forwardAt(n);
-    if (seq === null) return this.#none('No forward pass has happened at this event yet.');
+    this.section.hidden = !this.isOn;
+    if (!this.isOn) return undefined;
+    this.#loadLaterSteps();
+    this.#choices.hidden = !this.#hooks.isRecorded();
+    if (!this.#hooks.isRecorded()) return this.#showNothing('Attention was not recorded for this run. Request it in the playground, or with "attention": true in a request.');
+    const seq = this.#forwardPassAt(n);
+    if (seq === null) return this.#showNothing('No forward pass has happened at this event yet.');
     const key = `${seq} ${this.view}`;
     if (key === this.#loadingKey) return undefined;
     clearTimeout(this.#timer);
-    this.#abort?.abort();
+    this.#controller?.abort();
     this.#loadingKey = null;
-    if (this.#cache.has(key)) return this.#set(this.#cache.get(key));
+    if (this.#cache.has(key)) return this.#show(this.#cache.get(key));
     this.#loadingKey = key;
-    this.#timer = setTimeout(() => this.#load(seq, key), this.#rowDelay());
+    this.#timer = setTimeout(() => this.#load(seq, key), this.#stepDelay());
     return undefined;
   }
 
-  #none(text) {
-    this.#now = null;
+  /** Shows a text instead of attention. */
+  #showNothing(text) {
+    this.#current = null;
     this.#facts.textContent = '';
     this.#note.textContent = text;
-    this.#tops.replaceChildren();
+    this.#topPositions.replaceChildren();
     this.#stripBox.hidden = true;
     this.#heads.el.hidden = true;
     this.#map.el.hidden = true;
-    this.#hooks.painted();
+    this.#hooks.valuesChanged();
   }
 
   /** Returns the last ForwardPass at or before event `n`, or null. */
-  #forwardAt(n) {
+  #forwardPassAt(n) {
     const run = this.#run;
     for (let e = Math.min(n, run.eventCount - 1); e >= 0; e -= 1) if (run.type(e) === 'ForwardPass') return e;
     return null;
   }
 
+  /** Loads and shows the attention of the ForwardPass `seq`. */
   async #load(seq, key) {
-    this.#abort = new AbortController();
-    const { signal } = this.#abort;
-    const read = async (view) => {
+    this.#controller = new AbortController();
+    const { signal } = this.#controller;
+    const fetchView = async (view) => {
       const query = new URLSearchParams({ at: seq, ...viewQuery(view) });
       return (await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
     };
     const { view } = this;
-    // Statistics of heads are also shown if the rows of the chosen head are not stored.
-    const other = async (error) => {
+    // If the attention of the selected head was not recorded, the statistics of all heads are shown nevertheless.
+    const fetchStatistics = async (error) => {
       if (error.status !== 404 || !view.startsWith('head:')) throw error;
-      return { ...(await read('mean')), values: [], missing: error.message };
+      return { ...(await fetchView('mean')), values: [], missing: error.message };
     };
     try {
-      const attention = await read(view).catch(other);
+      const attention = await fetchView(view).catch(fetchStatistics);
       this.#cache.set(key, attention);
-      if (this.#cache.size > 200) this.#cache.delete(this.#cache.keys().next().value);
+      if (this.#cache.size > MAX_CACHED_STEPS) this.#cache.delete(this.#cache.keys().next().value);
       if (attention.layer_ids && String(attention.layer_ids) !== String(this.#layers)) {
         this.#layers = attention.layer_ids;
-        this.#options();
+        this.#updateOptions();
       }
-      this.#set(attention);
+      this.#show(attention);
       this.#map.load();
     } catch (error) {
-      if (error.name !== 'AbortError') this.#none(error.status === 404 ? 'No attention was recorded for this step.' : `Attention could not be loaded: ${error.message}.`);
+      if (error.name !== 'AbortError') this.#showNothing(error.status === 404 ? 'No attention was recorded for this step.' : `Attention could not be loaded: ${error.message}.`);
     } finally {
       if (this.#loadingKey === key) this.#loadingKey = null;
     }
   }
 
-  #set(attention) {
+  #show(attention) {
     const values = attention.values ?? [];
-    this.#now = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact', missing: attention.missing };
+    this.#current = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact', missing: attention.missing };
     this.#heads.show(attention, this.view);
-    this.#describe();
-    this.#map.at(this.#n);
-    this.#hooks.painted();
+    this.#showFacts();
+    this.#map.moveCursor(this.#n);
+    this.#hooks.valuesChanged();
   }
 
-  /** Lists the largest values of the shading. */
-  #describe() {
-    if (!this.#now) return undefined;
-    this.#stripBox.hidden = this.showsLaterSteps || !this.#now.values.length;
-    if (this.showsLaterSteps) return this.#describeLater();
-    const { values, sink, seq, quality, missing } = this.#now;
+  /** Shows facts about the loaded attention, and the positions with the most attention. */
+  #showFacts() {
+    if (!this.#current) return undefined;
+    this.#stripBox.hidden = this.showsLaterSteps || !this.#current.values.length;
+    if (this.showsLaterSteps) return this.#showLaterFacts();
+    const { values, sink, seq, quality, missing } = this.#current;
     const rows = this.#run.sequence(seq);
-    this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sink >= 0 ? ` · sink ${show(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : ''}`;
+    const sinkText = sink >= 0 ? ` · sink ${displayText(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : '';
+    this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sinkText}`;
     this.#note.textContent = missing ?? '';
     const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, MAX_LISTED);
-    this.#list(top.map(([v, pos]) => [pos, rows[pos], v]));
+    this.#showTopPositions(top.map(([v, pos]) => [pos, rows[pos], v]));
     this.#drawStrip();
     return undefined;
   }
 
-  #describeLater() {
+  #showLaterFacts() {
     const run = this.#run;
     const { byRow, steps, state } = this.#later ?? { byRow: new Map(), steps: 0, state: '' };
-    const view = this.#select.selectedOptions[0]?.textContent ?? this.view;
+    const view = this.#viewSelect.selectedOptions[0]?.textContent ?? this.view;
     const row = this.#subject;
-    this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${show(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
+    this.#facts.textContent = row === null ? state : `${steps} later step${steps === 1 ? '' : 's'} at ${displayText(run.text(row))}, position ${run.pos(row)} · ${view}${state && ` · ${state}`}`;
     this.#note.textContent = '';
-    this.#list([...byRow].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED).map(([later, v]) => [run.pos(later), later, v]));
+    this.#showTopPositions([...byRow].sort((a, b) => b[1] - a[1]).slice(0, MAX_LISTED).map(([later, v]) => [run.pos(later), later, v]));
   }
 
   /** Returns the text at a position of the current step. */
   #textAt(pos) {
-    const row = this.#now && this.#run.sequence(this.#now.seq)[pos];
+    const row = this.#current && this.#run.sequence(this.#current.seq)[pos];
     return row === undefined ? `position ${pos}` : this.#run.text(row);
   }
 
-  /** Lists the largest values: `[position, row, value]`. */
-  #list(tops) {
-    this.#tops.replaceChildren(...tops.map(([pos, row, v]) => h('li', {}, h('span', { class: 'hint' }, String(pos)),
-      h('button', { type: 'button', onclick: () => row !== undefined && this.#hooks.pick(row) }, row === undefined ? `position ${pos}` : show(this.#run.text(row))), h('span', {}, percent(v)))));
+  /** Lists positions, `[position, row, value]`. */
+  #showTopPositions(list) {
+    this.#topPositions.replaceChildren(...list.map(([pos, row, value]) => h('li', {},
+      h('span', { class: 'hint' }, String(pos)),
+      h('button', { type: 'button', onclick: () => row !== undefined && this.#hooks.select(row) }, row === undefined ? `position ${pos}` : displayText(this.#run.text(row))),
+      h('span', {}, percent(value)))));
   }
 
+  /** Draws the attention of the current step as bars over the positions; several positions share a bar if there is no room. */
   #drawStrip() {
-    const s = this.#now && surface(this.#strip);
-    if (!s) return;
-    const c = palette(['spark', 'line-strong']);
-    const { values, sink, peak } = this.#now;
-    const positionWidth = s.w / values.length;
-    const columns = Math.min(values.length, Math.floor(s.w));
+    const drawing = this.#current && prepareCanvas(this.#strip);
+    if (!drawing) return;
+    const { context, width, height } = drawing;
+    const colors = palette(['spark', 'line-strong']);
+    const { values, sink, peak } = this.#current;
+    const positionWidth = width / values.length;
+    const columns = Math.min(values.length, Math.floor(width));
     for (let x = 0; x < columns; x += 1) {
       const from = Math.floor((x / columns) * values.length);
       const to = Math.max(from + 1, Math.floor(((x + 1) / columns) * values.length));
-      let high = 0;
-      for (let i = from; i < to; i += 1) if (i !== sink && values[i] > high) high = values[i];
-      const barHeight = Math.sqrt(peak > 0 ? high / peak : 0) * (s.h - 4);
-      s.g.fillStyle = c.spark;
-      s.g.fillRect((x / columns) * s.w, s.h - barHeight, Math.max(1, s.w / columns - 0.5), barHeight);
+      let highest = 0;
+      for (let i = from; i < to; i += 1) if (i !== sink && values[i] > highest) highest = values[i];
+      const barHeight = Math.sqrt(peak > 0 ? highest / peak : 0) * (height - 4);
+      context.fillStyle = colors.spark;
+      context.fillRect((x / columns) * width, height - barHeight, Math.max(1, width / columns - 0.5), barHeight);
     }
     if (sink >= 0) {
-      s.g.fillStyle = c['line-strong'];
-      s.g.fillRect(sink * positionWidth, 0, Math.max(2, Math.min(positionWidth, 4)), s.h);
+      context.fillStyle = colors['line-strong'];
+      context.fillRect(sink * positionWidth, 0, Math.max(2, Math.min(positionWidth, 4)), height);
     }
   }
 
-  #stripClick(event) {
-    if (!this.#now) return;
-    const at = this.#stripBox.getBoundingClientRect();
-    const pos = Math.floor(((event.clientX - at.left) / at.width) * this.#now.values.length);
-    const row = this.#run.sequence(this.#now.seq)[pos];
-    if (row !== undefined) this.#hooks.pick(row);
+  #onStripClick(event) {
+    if (!this.#current) return;
+    const bounds = this.#stripBox.getBoundingClientRect();
+    const pos = Math.floor(((event.clientX - bounds.left) / bounds.width) * this.#current.values.length);
+    const row = this.#run.sequence(this.#current.seq)[pos];
+    if (row !== undefined) this.#hooks.select(row);
   }
 }
 
-/** Returns the rows of the answer that the step of a ForwardPass added. Pure. */
-export function stepRows(run, seq) {
+/** Returns the rows of the answer that the step of a ForwardPass added. */
+function rowsAddedByStep(run, seq) {
   return run.stepEvents(seq).flatMap((e) => {
     const [from, to] = run.rowsAddedAt(e);
     return Array.from({ length: to - from }, (_, k) => from + k).filter((row) => !run.isPrompt(row));

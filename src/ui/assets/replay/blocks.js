@@ -1,8 +1,9 @@
-// Roles of prompt positions, and division of the text into blocks. Pure.
+// Division of a run's text into parts by the roles of the prompt's messages, and into blocks. Pure.
 
 /**
- * Labels of prompt positions, `[{role, dim}]`, from the spans of the Prefilled event. Text of the chat template is dim:
- * up to its first line end it belongs to the preceding message, and the rest to the following one.
+ * Returns the roles of the positions of a prompt, `[{role, dim}]`. `spans` are the recorded spans of the messages, and `texts`
+ * the texts of the tokens. The text of the chat template between two messages is dim; up to its first line end it belongs to
+ * the message before it, and the rest to the one after it.
  */
 export function roles(length, spans, texts) {
   const out = Array.from({ length }, () => ({ role: 'prompt', dim: false }));
@@ -20,23 +21,28 @@ export function roles(length, spans, texts) {
     let end = i;
     while (end < length && out[end].dim) end += 1;
     const after = end < length ? out[end].role : 'answer';
-    let cut = i;
+    let split = i;
     if (before) {
       for (let k = i; k < end; k += 1) {
         if ((texts[k] ?? '').endsWith('\n')) {
-          cut = k + 1;
+          split = k + 1;
           break;
         }
       }
     }
-    for (let k = i; k < end; k += 1) out[k].role = k < cut ? before : after;
+    for (let k = i; k < end; k += 1) out[k].role = k < split ? before : after;
     i = end;
   }
   return out;
 }
 
-/** Maximum rows of a block of text. */
+/** Maximum rows of a block. */
 export const MAX_BLOCK_ROWS = 1024;
 
-/** Returns true if a block of text may end after this row: at the end of a line from 128 rows on, of a sentence from 512 rows on, and always at the maximum. */
-export const mayEndBlock = (rows, text) => rows >= MAX_BLOCK_ROWS || (rows >= 512 && /[.!?…。！？]["'”’)]*$/.test(text)) || (rows >= 128 && text.endsWith('\n'));
+/**
+ * Returns true if a block may end after its last row, whose text is `text`: after a line end if the block has 128 rows or more,
+ * after the end of a sentence if it has 512 rows or more, and always if it has the maximum.
+ */
+export const mayEndBlock = (rows, text) => rows >= MAX_BLOCK_ROWS
+  || (rows >= 512 && /[.!?…。！？]["'”’)]*$/.test(text))
+  || (rows >= 128 && text.endsWith('\n'));

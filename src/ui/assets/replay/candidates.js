@@ -1,9 +1,12 @@
-// Computes the table of candidates of a step: the model's probabilities, the edits of mods, the sampling stages. Pure.
+// The candidates of a step: the model's probabilities, their changes by mods, and the sampling stages that removed some. Pure.
 
-/** Returns the object `details` of an event; empty if the event has none. */
+/** Returns the `details` of an event, or an empty object if it has none. */
 export const eventDetails = (event) => (event && typeof event.details === 'object' && event.details) || {};
 
-/** Returns candidates in any known format as `[{token, text, prob}]`, highest first. */
+/**
+ * Returns recorded candidates in any known format as `[{token, text, unnamed, prob}]`, highest first. `unnamed` is true if the
+ * text was not recorded; `text` is then a placeholder with the id.
+ */
 export function candidates(list) {
   if (!Array.isArray(list)) return [];
   return list
@@ -14,47 +17,73 @@ export function candidates(list) {
     .sort((a, b) => b.prob - a.prob);
 }
 
-/** Stages that remove the least probable candidates and keep the order of the others. */
+/** Stages that only remove the least probable candidates. */
 const BY_RANK = new Set(['top-k', 'top-p', 'min-p', 'top-n-sigma', 'temp', 'argmax']);
 /** Stages that change the order of candidates and remove none. */
 const REORDERING = new Set(['penalties', 'dry']);
-/** Stages that keep the order of candidates. */
-const ORDERED = new Set([...BY_RANK, 'grammar', 'typical', 'xtc']);
+/** Stages that keep the order of the remaining candidates. */
+const ORDER_KEEPING = new Set([...BY_RANK, 'grammar', 'typical', 'xtc']);
 
 /**
- * Returns the indexes of the stages of which one removed a candidate; several if their counts do not determine it. `rank` is
- * its rank before the stages, and `isOrdered` is false if something else changed the order of candidates.
+ * Returns the index of the stage that removed a candidate, as a list. It has several indexes if the recorded numbers of
+ * candidates do not tell which stage it was. `rank` is the rank of the candidate before the stages, and `isOrdered` is false if
+ * something other than a stage changed the order of the candidates.
  */
 export function removedBy(stages, rank, isOrdered = true) {
   const possible = [];
-  // After a stage that may have removed any candidates, the current rank is unknown, but at most `rank`.
-  let isExact = true;
+  // After a stage that may have removed any candidates, the rank of this one may be lower than `rank`.
+  let isRankExact = true;
   let before = Infinity;
   for (const [i, { name, left }] of stages.entries()) {
-    if (!ORDERED.has(name)) isOrdered = false;
+    if (!ORDER_KEEPING.has(name)) isOrdered = false;
     const isByRank = isOrdered && BY_RANK.has(name);
     if (!REORDERING.has(name) && left < before && !(isByRank && rank <= left)) {
       possible.push(i);
-      if (isByRank && isExact) break;
-      isExact = false;
+      if (isByRank && isRankExact) break;
+      isRankExact = false;
     }
     before = left;
   }
   return possible;
 }
 
-/** Returns true if the candidates that remain have the same order as before the stages. */
-function isInOrder(after, base) {
-  const before = new Map(base.map((c) => [c.token, c.prob]));
-  const probs = after.map((c) => before.get(c.token)).filter((p) => p !== undefined);
+/** Returns true if the remaining candidates `after` the stages have the same order as `before` them. */
+function isInOrder(after, before) {
+  const probsBefore = new Map(before.map((c) => [c.token, c.prob]));
+  const probs = after.map((c) => probsBefore.get(c.token)).filter((p) => p !== undefined);
   return probs.every((p, i) => i === 0 || p <= probs[i - 1] * 1.001);
 }
 
 /**
- * Returns the rows of the table for one step, whose `entries` are `{event, calls}`.
- * A row is `{token, text, model, mods, sampler, chosen, reason, byMod, removedBy}`; probabilities that were not recorded are null.
- * `removedBy` lists the indexes of the stages of which one removed the candidate: none if it was kept, or if nothing tells it.
- * `isPartial` is true if not all remaining candidates were recorded. `draft` is null or `{right, text}`: the draft token of speculative decoding, with its text if that is known.
+ * Returns the rows for the candidates in lists of `candidates`, by token: `{token, text, unnamed, model, mods, sampler}`. The
+ * token that was drawn, if any, also has a row; `text` is its recorded text.
+ */
+function mergedRows(lists, drawn, text) {
+  const rows = new Map();
+  for (const [name, list] of Object.entries(lists)) {
+    for (const c of list) {
+      const row = rows.get(c.token) ?? { token: c.token, text: c.text, ...(c.unnamed && { unnamed: true }), model: null, mods: null, sampler: null };
+      row[name] = c.prob;
+      rows.set(c.token, row);
+    }
+  }
+  const row = rows.get(drawn);
+  if (row?.unnamed && text) Object.assign(row, { text, unnamed: false });
+  if (drawn !== null && !row) rows.set(drawn, { token: drawn, text: text ?? `⟨${drawn}⟩`, model: null, mods: null, sampler: null });
+  return rows;
+}
+
+/**
+ * Returns the table of candidates for a step with these entries:
+ *
+ * - `rows`: `{token, text, model, mods, sampler, chosen, reason, byMod, removedBy}`. `model`, `mods` and `sampler` are the
+ *   probabilities in the model's distribution, after the mods, and after the sampling stages; null if they were not recorded.
+ *   `removedBy` is the result of `removedBy()`, or empty if the candidate was not removed or the record does not tell.
+ * - `stages`: the sampling stages, `{name, left}`, with the number of candidates left after each.
+ * - `draft`: the draft token of speculative decoding, `{isMatch, text}`, or null.
+ * - `isSampled`, `isForced`: true if the token was drawn, or if a mod forced it.
+ * - `isPartial`: true if only some of the remaining candidates were recorded.
+ * - `hasMods`, `hasSampler`: true if rows have probabilities after the mods, and after the sampling stages.
  */
 export function candidateTable(entries) {
   const last = (type) => entries.findLast((e) => e.event.event_type === type);
@@ -67,44 +96,35 @@ export function candidateTable(entries) {
   const chosen = sampled?.event.sampled_token ?? null;
   const editingCall = entries.flatMap((e) => e.calls).find((c) => c.actions.some((a) => a.action_type === 'AdjustedLogits' && a.details?.superseded !== true));
   const moved = editingCall?.actions.flatMap((a) => (Array.isArray(a.details?.moved) ? a.details.moved : [])) ?? [];
-  const base = afterMods.length ? afterMods : model;
-  const rows = new Map();
-  for (const [name, list] of [['model', model], ['mods', afterMods], ['sampler', afterSampler]]) {
-    for (const c of list) {
-      const row = rows.get(c.token) ?? { token: c.token, text: c.text, ...(c.unnamed && { unnamed: true }), model: null, mods: null, sampler: null };
-      row[name] = c.prob;
-      rows.set(c.token, row);
-    }
-  }
-  const drawn = rows.get(chosen);
-  if (drawn?.unnamed && sampled.event.token_text) Object.assign(drawn, { text: sampled.event.token_text, unnamed: false });
-  if (chosen !== null && !rows.has(chosen)) {
-    rows.set(chosen, { token: chosen, text: sampled.event.token_text ?? `⟨${chosen}⟩`, model: null, mods: null, sampler: null });
-  }
+  const beforeStages = afterMods.length ? afterMods : model;
+  const rows = mergedRows({ model, mods: afterMods, sampler: afterSampler }, chosen, sampled?.event.token_text);
   const drafted = eventDetails(sampled?.event).drafted ?? null;
-  const draft = drafted === null ? null : { right: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
-  const ranks = new Map(base.map((c, i) => [c.token, i + 1]));
+  const draft = drafted === null ? null : { isMatch: drafted === chosen, text: rows.get(drafted)?.text ?? `⟨${drafted}⟩` };
+  const ranks = new Map(beforeStages.map((c, i) => [c.token, i + 1]));
   const isPartial = afterSampler.length > 0 && (stages.at(-1)?.left ?? 0) > afterSampler.length;
-  const isOrdered = stages.some(({ name }) => !ORDERED.has(name)) || isInOrder(afterSampler, base);
-  const out = [...rows.values()].map((row) => {
+  // If a stage changes the order, `removedBy` knows.
+  const isOrdered = stages.some(({ name }) => !ORDER_KEEPING.has(name)) || isInOrder(afterSampler, beforeStages);
+  const explained = [...rows.values()].map((row) => {
     const result = { ...row, chosen: row.token === chosen, reason: '', byMod: false, removedBy: [] };
     if (afterMods.length && row.model !== null && !(row.mods > 0)) {
-      // A token that is missing from the candidates after mods is either improbable or masked; the action tells which.
+      // A token that is not among the candidates after the mods is masked or improbable; the action tells which.
       const after = moved.find((m) => m.token === row.token)?.after;
       result.reason = `${after !== undefined && after < 1e-6 ? 'masked' : 'lowered'} by ${editingCall?.call.mod_name ?? 'a mod'}`;
       result.byMod = true;
     } else if (afterSampler.length && row.sampler === null && stages.length) {
       const rank = ranks.get(row.token) ?? Infinity;
-      // If candidates are missing in the record, only a rank below all that remain shows that this one was removed.
+      // If only some of the remaining candidates were recorded, this one was certainly removed if its rank is too low.
       if (!isPartial || (isOrdered && rank > stages.at(-1).left)) result.removedBy = removedBy(stages, rank, isOrdered);
       result.reason = [...new Set(result.removedBy.map((i) => stages[i].name))].join(' or ');
     }
     return result;
   });
-  const best = (r) => Math.max(r.sampler ?? 0, r.mods ?? 0, r.model ?? 0);
-  out.sort((a, b) => (b.model ?? -1) - (a.model ?? -1) || best(b) - best(a));
-  const added = last('Added');
-  return { rows: out, stages, draft, isSampled: Boolean(sampled), isForced: added?.event.forced === true, isPartial, hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0, entropy: eventDetails(forward?.event).entropy ?? null };
+  const highest = (row) => Math.max(row.sampler ?? 0, row.mods ?? 0, row.model ?? 0);
+  explained.sort((a, b) => (b.model ?? -1) - (a.model ?? -1) || highest(b) - highest(a));
+  return {
+    rows: explained, stages, draft, isSampled: Boolean(sampled), isForced: last('Added')?.event.forced === true, isPartial,
+    hasMods: afterMods.length > 0, hasSampler: afterSampler.length > 0,
+  };
 }
 
 /** Formats a probability. */

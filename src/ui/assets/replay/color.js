@@ -1,23 +1,25 @@
-// Color modes of tokens, for the text and its legend.
+// Modes that color tokens by a metric, and the scale of their buckets.
 
-const BIT = Math.LOG2E;
-/** Returns the number of edges that a value reaches. */
+const BITS_PER_NAT = Math.LOG2E;
+
+/** Returns the bucket of a value: the number of edges that it reaches. */
 function bucketOf(edges, value) {
   let bucket = 0;
   while (bucket < edges.length && value >= edges[bucket]) bucket += 1;
   return bucket;
 }
 
+/** Edges of the buckets of each metric. */
 const SURPRISE = [0.1, 0.5, 1, 2, 4, 6, 9];
 const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
 const RANK = [2, 3, 4, 6, 11, 51, 501];
 const TIME = [10, 20, 40, 80, 160, 320, 1000];
 
-/** Color modes in the order of keys 1–6. `bucket(run, row)` returns 0–7, or -1 for no color. */
+/** The modes, in the order of the keys 1 to 6. `bucket(run, row)` returns 0–7, or -1 for no color. `mods` has no buckets: it marks the tokens that mods touched. */
 export const MODES = [
   {
     id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,
-    bucket: (run, i) => (run.logprob(i) === null ? -1 : bucketOf(SURPRISE, -run.logprob(i) * BIT)),
+    bucket: (run, i) => (run.logprob(i) === null ? -1 : bucketOf(SURPRISE, -run.logprob(i) * BITS_PER_NAT)),
   },
   {
     id: 'entropy', name: 'Entropy', unit: 'bit', edges: ENTROPY,
@@ -35,14 +37,14 @@ export const MODES = [
   { id: 'plain', name: 'Plain', unit: '', edges: [], bucket: () => -1 },
 ];
 
-/** Returns the bucket 0–7 of a share, on a square-root scale up to `peak`. */
+/** Returns the bucket 0–7 of a value on a square-root scale from 0 to `peak`. */
 export const bucketOfShare = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
 
 /** Returns the surprise of a row in bits, or null if it was not measured. */
-export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BIT));
+export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BITS_PER_NAT));
 
-/** Minimum surprise in bits of a token that the keys `s` and `S` select. */
+/** Minimum surprise, in bits, of a token to which the keys `s` and `S` move. */
 export const MIN_SURPRISE = 4;
 
-/** Entries of a mode's legend: `[{bucket, from}]`. */
+/** Returns the legend of a mode: the buckets with their lowest values, `[{bucket, from}]`. */
 export const legend = (mode) => (mode.edges.length ? [0, ...mode.edges].map((from, bucket) => ({ bucket, from })) : []);

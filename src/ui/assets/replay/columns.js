@@ -1,4 +1,4 @@
-// Reads the columns written by src/trace/columns.rs, without copying them. Pure.
+// Reads the columns of a stored run, which `src/trace/columns.rs` writes, without copying them. Pure.
 import { Rows } from './rows.js';
 
 const MAGIC = 0x434e5552; // "RUNC", little-endian
@@ -6,7 +6,8 @@ const VERSION = 1;
 const HEADER_BYTES = 20;
 const ENTRY_BYTES = 12;
 
-const ROWS = {
+/** Ids of the sections with the columns of rows, and types of their values. */
+const ROW_SECTIONS = {
   textIndex: [1, Uint32Array],
   token: [2, Int32Array],
   pos: [3, Uint32Array],
@@ -18,29 +19,30 @@ const ROWS = {
   flags: [9, Uint8Array],
   dt: [10, Uint16Array],
 };
-const STRINGS = 11;
-const MARKS = 12;
-const EVENTS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, Uint32Array] };
+const STRINGS_SECTION = 11;
+const MARKS_SECTION = 12;
+/** Ids of the sections with the columns of events, and types of their values. */
+const EVENT_SECTIONS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, Uint32Array] };
 
 /** Parses a run's columns. Throws an Error that describes invalid bytes. */
 export function parseColumns(buffer) {
   const view = new DataView(buffer);
   const isColumns = buffer.byteLength >= HEADER_BYTES && view.getUint32(0, true) === MAGIC;
-  if (!isColumns || view.getUint16(4, true) !== VERSION) throw new Error(`not the columns of a run, version ${VERSION}`);
+  if (!isColumns || view.getUint16(4, true) !== VERSION) throw new Error(`the data is not a column file of version ${VERSION}`);
   const count = view.getUint32(8, true);
   const eventCount = view.getUint32(12, true);
   const sections = new Map();
   for (let i = 0; i < view.getUint32(16, true); i += 1) {
-    const at = HEADER_BYTES + i * ENTRY_BYTES;
-    if (at + ENTRY_BYTES > buffer.byteLength) throw new Error('the columns end within their table');
-    sections.set(view.getUint32(at, true), [view.getUint32(at + 4, true), view.getUint32(at + 8, true)]);
+    const entry = HEADER_BYTES + i * ENTRY_BYTES;
+    if (entry + ENTRY_BYTES > buffer.byteLength) throw new Error('the table of sections is incomplete');
+    sections.set(view.getUint32(entry, true), [view.getUint32(entry + 4, true), view.getUint32(entry + 8, true)]);
   }
   const section = (id) => {
     const [offset, length] = sections.get(id) ?? [];
     if (offset === undefined || offset + length > buffer.byteLength) throw new Error(`section ${id} is missing`);
     return [offset, length];
   };
-  const columns = (table, entries) => Object.fromEntries(Object.entries(table).map(([name, [id, Type]]) => {
+  const columns = (ids, entries) => Object.fromEntries(Object.entries(ids).map(([name, [id, Type]]) => {
     const [offset, length] = section(id);
     if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${id} has ${length} bytes`);
     return [name, new Type(buffer, offset, entries)];
@@ -48,10 +50,10 @@ export function parseColumns(buffer) {
   return Rows.of({
     count,
     eventCount,
-    rows: columns(ROWS, count),
-    events: columns(EVENTS, eventCount),
-    strings: strings(view, buffer, ...section(STRINGS)),
-    marks: JSON.parse(decoder.decode(new Uint8Array(buffer, ...section(MARKS)))),
+    rows: columns(ROW_SECTIONS, count),
+    events: columns(EVENT_SECTIONS, eventCount),
+    strings: strings(view, buffer, ...section(STRINGS_SECTION)),
+    marks: JSON.parse(decoder.decode(new Uint8Array(buffer, ...section(MARKS_SECTION)))),
   });
 }
 
@@ -61,16 +63,16 @@ const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
 /** Parses texts: u32 count, u32 offsets[count + 1], UTF-8 bytes. */
 function strings(view, buffer, offset, length) {
   const count = length >= 4 ? view.getUint32(offset, true) : 0;
-  const texts = offset + 4 + (count + 1) * 4;
-  if (texts > offset + length) throw new Error('the table of texts is damaged');
+  const textsOffset = offset + 4 + (count + 1) * 4;
+  if (textsOffset > offset + length) throw new Error('the table of texts is damaged');
   const offsets = new Uint32Array(buffer, offset + 4, count + 1);
-  // If all texts are ASCII, the offsets are those of characters, and one call decodes everything.
-  const bytes = new Uint8Array(buffer, texts, offset + length - texts);
+  // If all texts are ASCII, each byte is one character, so one call decodes all texts.
+  const bytes = new Uint8Array(buffer, textsOffset, offset + length - textsOffset);
   const all = decoder.decode(bytes);
-  const isSorted = offsets.every((at, i) => at <= bytes.length && (i === 0 || offsets[i - 1] <= at));
+  const isSorted = offsets.every((start, i) => start <= bytes.length && (i === 0 || offsets[i - 1] <= start));
   if (isSorted && all.length === bytes.length && ASCII.test(all)) return Array.from({ length: count }, (_, i) => all.slice(offsets[i], offsets[i + 1]));
   return Array.from({ length: count }, (_, i) => {
-    if (texts + offsets[i + 1] > offset + length) throw new Error('the table of texts is damaged');
-    return decoder.decode(new Uint8Array(buffer, texts + offsets[i], offsets[i + 1] - offsets[i]));
+    if (textsOffset + offsets[i + 1] > offset + length) throw new Error('the table of texts is damaged');
+    return decoder.decode(new Uint8Array(buffer, textsOffset + offsets[i], offsets[i + 1] - offsets[i]));
   });
 }

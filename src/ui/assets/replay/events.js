@@ -1,4 +1,4 @@
-// Events with their mod calls, logs and actions, loaded in blocks and cached.
+// The events of a run with their mod calls, logs and actions, which are loaded in blocks and cached.
 import { fetchApi } from '../dom.js';
 
 const EVENTS_PER_BLOCK = 96;
@@ -11,9 +11,9 @@ const BUSY_MS = 250;
 const DELAY_MS = 70;
 
 /**
- * Returns a function that gives the delay of a request in milliseconds. While a key is held down, the cursor moves over many
- * events, and the delay lets the caller request only the last one. A single movement has no delay. `last` is the time of the
- * previous request.
+ * Returns a function that returns the delay, in milliseconds, before the next request. It is 0 for a single movement of the
+ * cursor. While a key is held down, the cursor moves over many events, and the delay lets the caller request only the last
+ * one. `last` is the time of the previous request.
  */
 export function requestDelay(last = -Infinity) {
   return () => {
@@ -24,8 +24,9 @@ export function requestDelay(last = -Infinity) {
   };
 }
 
-/** Groups items in list order to entries `{event, calls: [{call, logs, actions}]}` by sequence_order. Pure. */
-export class Grouping {
+/** Groups items, which are added in order, into entries `{event, calls: [{call, logs, actions}]}`. Pure. */
+class EntryGrouper {
+  /** Entries by `sequence_order` of their event. */
   entries = new Map();
   #calls = new Map();
 
@@ -49,54 +50,57 @@ export class Grouping {
   }
 }
 
-/** Groups a list of items. */
+/** Returns the entries of a list of items, by `sequence_order` of their event. Pure. */
 export function group(items) {
-  const grouping = new Grouping();
-  for (const item of items) grouping.add(item);
-  return grouping.entries;
+  const grouper = new EntryGrouper();
+  for (const item of items) grouper.add(item);
+  return grouper.entries;
 }
 
 export class Events {
   #id;
+  /** Entries of the loaded blocks, by the number of the block. */
   #blocks = new Map();
+  /** Promises of the blocks that are being loaded. */
   #loading = new Map();
+  /** The newest entries of a live run, or null. */
   #live = null;
 
   constructor(id) { this.#id = id; }
 
-  /** Adds items of a live run, and keeps the newest. */
+  /** Adds items of a live run. Only the newest `max` entries are kept. */
   push(items, max = MAX_LIVE_ENTRIES) {
-    this.#live ??= new Grouping();
+    this.#live ??= new EntryGrouper();
     for (const item of items) this.#live.add(item);
     this.#live.trim(max);
   }
 
-  /** Returns the entry of an event if it is cached. */
+  /** Returns the entry of an event if it is loaded, else null. */
   peek(seq) {
     return this.#live?.entries.get(seq) ?? this.#blocks.get(Math.floor(seq / EVENTS_PER_BLOCK))?.get(seq) ?? null;
   }
 
-  /** Returns the entries of the events `from..=to`; fails with the server's message. */
+  /** Loads and returns the entries of the events from `from` to `to`, inclusive. */
   async get(from, to) {
-    const out = [];
+    const entries = [];
     for (let seq = from; seq <= to; seq += 1) {
       if (!this.peek(seq)) await this.#load(Math.floor(seq / EVENTS_PER_BLOCK));
       const entry = this.peek(seq);
-      if (entry) out.push(entry);
+      if (entry) entries.push(entry);
     }
-    return out;
+    return entries;
   }
 
   #load(block) {
     if (!this.#loading.has(block)) {
-      const work = (async () => {
+      const loaded = (async () => {
         const url = `/api/v1/runs/${encodeURIComponent(this.#id)}/events?from=${block * EVENTS_PER_BLOCK}&to=${(block + 1) * EVENTS_PER_BLOCK}`;
         const text = await (await fetchApi(url, { headers: { Accept: 'application/x-ndjson' } })).text();
         const items = text.split('\n').filter(Boolean).map((line) => JSON.parse(line));
         this.#blocks.set(block, group(items));
         if (this.#blocks.size > MAX_BLOCKS) this.#blocks.delete(this.#blocks.keys().next().value);
       })().finally(() => this.#loading.delete(block));
-      this.#loading.set(block, work);
+      this.#loading.set(block, loaded);
     }
     return this.#loading.get(block);
   }

@@ -1,17 +1,20 @@
-// The branches of a run below its text: the tree of its family, with active branches updated, and statistics of the run. One
-// branch can be shown beside the text.
+// The section below the text of a run: a tree of the branches in its family, which is updated while some are active, and
+// statistics of the run. The family of a run is its forks, the runs from which it was forked, and their forks.
 import { base, fetchApi, h, toast } from '../dom.js';
 import { MODES } from './color.js';
-import { fill } from './glyphs.js';
+import { appendText } from './glyphs.js';
 import { Run } from './run.js';
 import { changeOf, neighbor, order, rowsSince, statistics } from './tree.js';
 
-const POLL_MS = 250;
+const POLL_INTERVAL_MS = 250;
+/** Maximum tokens of a branch that are shown. */
 const MAX_SHOWN_TOKENS = 160;
-/** Maximum branches whose tokens are loaded, and tokens of such a branch. */
-const MAX_LOADED = 48;
+/** Maximum number of branches whose tokens are loaded. */
+const MAX_LOADED_BRANCHES = 48;
+/** Maximum number of tokens of a branch whose tokens are loaded. */
 const MAX_TOKENS = 4000;
 
+/** Formats a number; the minus sign has the width of a digit. */
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits).replace('-', '−'));
 
 export class Family {
@@ -20,16 +23,26 @@ export class Family {
   #hooks;
   #list = h('ol', { class: 'branch-list' });
   #head = h('h2');
-  #stats = h('dl', { class: 'tok-facts' });
+  #stats = h('dl', { class: 'token-facts' });
+  /** The runs of the family, depth first, as in the response of the API. */
   #members = [];
+  /** Members for started forks that the API does not return yet. */
   #started = [];
-  #rows = new Map();
+  /** Elements of the branches by run id: `{row, text, facts, button}`. */
+  #elements = new Map();
+  /** Loaded runs that have ended, by id. */
   #runs = new Map();
   #timer = 0;
+  /** Number of the newest load; earlier ones are not continued. */
   #loadId = 0;
+  /** Id of the branch beside the text, or null. */
   #besideId = null;
 
-  /** `hooks`: `urlOf(member)` of a branch's page, `go(row)`, `refused(reason)`, `beside(member)` shows a branch beside the text, or closes it if `member` is null, `changed()`. */
+  /**
+   * `hooks.urlOf(member)` returns the URL of a branch's page, `hooks.select(row)` selects a token, and
+   * `hooks.showBeside(member)` shows a branch beside the text, or none if `member` is null. `hooks.notForkable(reason)` is called
+   * with the reason why the run cannot be forked, or null.
+   */
   constructor(id, hooks) {
     this.#id = id;
     this.#hooks = hooks;
@@ -44,13 +57,13 @@ export class Family {
       const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
       this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
       this.#members = order([...family.runs, ...this.#started]);
-      this.#hooks.refused(family.not_forkable);
+      this.#hooks.notForkable(family.not_forkable);
       const count = this.#members.length;
-      this.section.classList.toggle('alone', count < 2);
-      this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}), ] next, [ previous`;
+      this.section.classList.toggle('single', count < 2);
+      this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}); keys: ] next, [ previous`;
       this.#list.replaceChildren(...(count < 2
         ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
-        : this.#members.map((m) => this.#row(m))));
+        : this.#members.map((member) => this.#branchRow(member))));
       this.section.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest' });
     } catch (error) {
       this.#head.textContent = 'Branches';
@@ -60,77 +73,90 @@ export class Family {
     this.#loadTokens();
   }
 
-  /** Shows started forks; a single fork also beside the text. */
+  /** Shows started forks, whose data are a response of the API. A single fork is also shown beside the text. */
   async forked({ parent, step, event, runs }, change) {
-    const seeded = 'seed' in change || runs.length > 1;
-    // The response of the server may not contain new runs yet.
+    const hasNewSeed = 'seed' in change || runs.length > 1;
+    // The family in the next response of the API may not contain the new runs yet.
     this.#started.push(...runs.map(({ run_id, seed }) => ({
       run_id, seed, status: 'running', finish_reason: null, completion_tokens: 0, mean_logprob: null, output_preview: '',
-      parent: { run_id: parent, step, sequence_order: event, change: { ...change, seed: seeded && 'new' } },
+      parent: { run_id: parent, step, sequence_order: event, change: { ...change, seed: hasNewSeed && 'new' } },
     })));
     await this.load();
-    if (runs.length === 1) this.beside(runs[0].run_id);
+    if (runs.length === 1) this.showBeside(runs[0].run_id);
     else toast(`${runs.length} branches started`);
   }
 
   /** Shows statistics of the page's run. */
   summarize(run) {
-    const rows = rowsSince(run);
-    const s = statistics(run, rows);
+    const stats = statistics(run, rowsSince(run));
+    const answerRows = Array.from({ length: run.count }, (_, i) => i).filter((i) => !run.isPrompt(i));
     const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
-    this.#stats.replaceChildren(fact('tokens', String(s.tokens)),
-      fact('removed', String(Array.from({ length: run.count }, (_, i) => i).filter((i) => !run.isPrompt(i)).length - s.tokens)),
-      fact('forced', String(s.forced)),
-      fact('mean ln p', fixed(s.mean)), fact('perplexity', fixed(s.perplexity)), fact('mean entropy', s.entropy === null ? '–' : `${fixed(s.entropy)} bit`),
-      fact('per token', s.ms === null ? '–' : `${fixed(s.ms, s.ms < 10 ? 1 : 0)} ms`),
-      s.peak === null ? '' : fact('most surprising', h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.go(s.peak) }, tokenCode(run.text(s.peak)), ` ${fixed(-run.logprob(s.peak) * Math.LOG2E, 1)} bit`)));
+    const { msPerToken, mostSurprising } = stats;
+    this.#stats.replaceChildren(
+      fact('tokens', String(stats.tokens)),
+      fact('removed', String(answerRows.length - stats.tokens)),
+      fact('forced', String(stats.forced)),
+      fact('mean ln p', fixed(stats.meanLogprob)),
+      fact('perplexity', fixed(stats.perplexity)),
+      fact('mean entropy', stats.meanEntropy === null ? '–' : `${fixed(stats.meanEntropy)} bit`),
+      fact('per token', msPerToken === null ? '–' : `${fixed(msPerToken, msPerToken < 10 ? 1 : 0)} ms`));
+    if (mostSurprising === null) return;
+    const bits = fixed(-run.logprob(mostSurprising) * Math.LOG2E, 1);
+    this.#stats.append(fact('most surprising', h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.select(mostSurprising) },
+      tokenCode(run.text(mostSurprising)), ` ${bits} bit`)));
   }
 
-  /** Returns the URL of the branch `step` places after this run. */
-  next(step) {
+  /** Returns the URL of the branch that is `step` places after this run, or null if there is no other branch. */
+  urlOfNext(step) {
     const id = neighbor(this.#members, this.#id, step);
     return id && this.#hooks.urlOf(this.#members.find((m) => m.run_id === id));
   }
 
-  /** Shows a branch in a second replay beside the text; the same branch again closes it. */
-  beside(id) {
+  /** Shows a branch beside the text instead of the one before. If it is shown already, or if `id` is null, none is shown. */
+  showBeside(id) {
     const member = this.#besideId === id ? null : this.#members.find((m) => m.run_id === id && id !== this.#id);
     this.#besideId = member?.run_id ?? null;
-    this.#hooks.beside(member ?? null);
-    for (const [other, row] of this.#rows) row.button?.setAttribute('aria-pressed', String(other === this.#besideId));
-    this.#hooks.changed();
+    this.#hooks.showBeside(member ?? null);
+    for (const [other, { button }] of this.#elements) button?.setAttribute('aria-pressed', String(other === this.#besideId));
   }
 
-  #row(m) {
-    const here = m.run_id === this.#id;
-    const text = h('span', { class: 'branch-text' }, m.output_preview);
+  /** Returns the row of a branch in the tree. */
+  #branchRow(member) {
+    const { run_id: id, parent } = member;
+    const isThisRun = id === this.#id;
+    const text = h('span', { class: 'branch-text' }, member.output_preview);
     const facts = h('span', { class: 'branch-facts num' });
-    const button = here ? null : h('button', { type: 'button', 'aria-pressed': String(m.run_id === this.#besideId), title: 'Show this branch beside the text', onclick: () => this.beside(m.run_id) }, 'Beside');
-    const row = h('li', { 'data-branch': m.run_id, 'data-status': m.status, 'aria-current': here ? 'true' : null },
-      h('a', { class: 'branch-change', href: this.#hooks.urlOf(m) }, changeOf(m), m.parent ? h('small', {}, ` at step ${m.parent.step}`) : ''), facts,
-      here ? null : h('span', { class: 'branch-acts' }, button, h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: m.run_id })}` }, 'Compare')), text);
-    row.style.setProperty('--depth', String(Math.min(m.depth, 8)));
-    this.#rows.set(m.run_id, { row, text, facts, button });
-    this.#facts(m);
-    if (this.#runs.has(m.run_id)) this.#paint(m, this.#runs.get(m.run_id));
+    const button = isThisRun ? null : h('button', {
+      type: 'button', 'aria-pressed': String(id === this.#besideId), title: 'Show this branch beside the text', onclick: () => this.showBeside(id),
+    }, 'Beside');
+    const compareLink = h('a', { href: `${base}/compare?${new URLSearchParams({ a: this.#id, b: id })}` }, 'Compare');
+    const row = h('li', { 'data-branch': id, 'data-status': member.status, 'aria-current': isThisRun ? 'true' : null },
+      h('a', { class: 'branch-change', href: this.#hooks.urlOf(member) }, changeOf(member), parent ? h('small', {}, ` at step ${parent.step}`) : ''),
+      facts, isThisRun ? null : h('span', { class: 'branch-actions' }, button, compareLink), text);
+    row.style.setProperty('--depth', String(Math.min(member.depth, 8)));
+    this.#elements.set(id, { row, text, facts, button });
+    this.#showFacts(member);
+    if (this.#runs.has(id)) this.#showTokens(member, this.#runs.get(id));
     return row;
   }
 
-  #facts(m, tokens = m.completion_tokens, mean = m.mean_logprob) {
-    const { facts, row } = this.#rows.get(m.run_id);
-    row.dataset.status = m.status;
-    facts.textContent = [`${tokens} tok`, mean === null ? null : `ln p ${fixed(mean)}`, m.status === 'running' ? 'running' : m.finish_reason ?? m.status].filter(Boolean).join(' · ');
+  #showFacts(member, tokens = member.completion_tokens, meanLogprob = member.mean_logprob) {
+    const { facts, row } = this.#elements.get(member.run_id);
+    row.dataset.status = member.status;
+    const state = member.status === 'running' ? 'running' : member.finish_reason ?? member.status;
+    facts.textContent = [`${tokens} tok`, meanLogprob === null ? null : `ln p ${fixed(meanLogprob)}`, state].filter(Boolean).join(' · ');
   }
 
-  /** Shows the tokens after the fork, colored by surprise. */
-  #paint(m, run) {
-    const rows = rowsSince(run, m.parent?.sequence_order ?? 0);
-    this.#facts(m, rowsSince(run).filter((i) => !run.isStop(i)).length, statistics(run, rowsSince(run)).mean);
-    const { text } = this.#rows.get(m.run_id);
-    text.replaceChildren(m.parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, MAX_SHOWN_TOKENS).map((i) => {
+  /** Shows the tokens of a branch after its fork, colored by surprise. */
+  #showTokens(member, run) {
+    const { parent } = member;
+    const rows = rowsSince(run, parent?.sequence_order ?? 0);
+    this.#showFacts(member, rowsSince(run).filter((i) => !run.isStop(i)).length, statistics(run, rowsSince(run)).meanLogprob);
+    const { text } = this.#elements.get(member.run_id);
+    text.replaceChildren(parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, MAX_SHOWN_TOKENS).map((i) => {
       const bucket = MODES[0].bucket(run, i);
-      const span = h('span', { class: `t${run.isForced(i) ? ' q' : ''}${bucket >= 0 ? ` b${bucket}` : ''}` });
-      fill(span, run.text(i));
+      const span = h('span', { class: `token${run.isForced(i) ? ' forced' : ''}${bucket >= 0 ? ` b${bucket}` : ''}` });
+      appendText(span, run.text(i));
       return span;
     }), rows.length > MAX_SHOWN_TOKENS ? ' …' : '');
   }
@@ -140,15 +166,16 @@ export class Family {
     clearTimeout(this.#timer);
     this.#loadId += 1;
     const loadId = this.#loadId;
-    const outdated = this.#members.slice(0, MAX_LOADED).filter((m) => this.#members.length > 1 && m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
+    const outdated = this.#members.length < 2 ? [] : this.#members.slice(0, MAX_LOADED_BRANCHES)
+      .filter((m) => m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
     for (const m of outdated) {
       try {
         const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
         const run = Run.stored(await (await fetchApi(`${path}/columns`)).arrayBuffer());
         if (loadId !== this.#loadId) return;
-        this.#paint(m, run);
+        this.#showTokens(m, run);
         if (m.status !== 'running') this.#runs.set(m.run_id, run);
-      } catch { /* the row does not change */ }
+      } catch { /* the row remains as it is */ }
     }
     if (!this.#members.some((m) => m.status === 'running')) return;
     this.#timer = setTimeout(async () => {
@@ -158,16 +185,17 @@ export class Family {
           const m = this.#members.find((other) => other.run_id === fresh.run_id);
           if (m) Object.assign(m, fresh);
           else return this.load();
-          this.#facts(m);
+          this.#showFacts(m);
         }
       } catch { /* the next poll tries again */ }
       return this.#loadTokens();
-    }, POLL_MS);
+    }, POLL_INTERVAL_MS);
   }
 }
 
+/** Returns the text of a token as code. */
 function tokenCode(text) {
   const code = h('code');
-  fill(code, text);
+  appendText(code, text);
   return code;
 }

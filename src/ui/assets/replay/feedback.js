@@ -1,11 +1,11 @@
-// Feedback on a run: the form, and the new entry without a reload. The server's `FeedbackView` has the same format.
+// The feedback form of a run. A new entry is added to the list without a reload.
 import { fetchApi, h, toast } from '../dom.js';
 
-/** Returns the line of one feedback entry, as rendered by the server. */
-function line({ rating, text, position, user_label: user, created_at: at }) {
-  const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'plain';
-  const sign = { good: '+', bad: '\u2212', plain: '' }[tone];
-  const hint = (words, props) => words && [' ', h('span', { class: 'hint', ...props }, words)];
+/** Returns the line of a feedback entry, like those that the server renders by `feedback.html`. */
+function entryLine({ rating, text, position, user_label: user, created_at: at }) {
+  const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'neutral';
+  const sign = { good: '+', bad: '\u2212', neutral: '' }[tone];
+  const hint = (content, props) => content && [' ', h('span', { class: 'hint', ...props }, content)];
   return h('li', { 'data-position': position, 'data-tone': tone },
     h('span', { class: `rating ${tone} num` }, sign + Math.abs(rating)),
     text && [' ', h('q', {}, text)],
@@ -14,20 +14,20 @@ function line({ rating, text, position, user_label: user, created_at: at }) {
     ' ', h('time', { class: 'hint', datetime: at }, 'just now'));
 }
 
-/** Returns the form's fields without empty ones. */
-function filledFields(form) {
+/** Returns the body of the request for the form, without empty fields. */
+function bodyOf(form) {
   const fields = new FormData(form);
   const [text, position] = [fields.get('text').trim(), fields.get('position')];
   return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) }) };
 }
 
 /**
- * Sets up the run's dialog and returns the function that opens it, for a token if one is given. `added()` is called after
- * an entry was added to the list.
+ * Sets up the feedback dialog of a run. Returns the function that opens it, with the index of the token to which the feedback
+ * refers, or null. `onAdded()` is called after an entry was added to the list.
  */
-export function feedback(id, added) {
+export function setUpFeedbackForm(id, onAdded) {
   const dialog = document.querySelector('[data-feedback-dialog]');
-  const given = document.querySelector('[data-feedback]');
+  const section = document.querySelector('[data-feedback]');
   const form = dialog.querySelector('form');
   const problem = dialog.querySelector('[role=alert]');
   const send = form.querySelector('[value=send]');
@@ -39,11 +39,11 @@ export function feedback(id, added) {
     problem.textContent = '';
     try {
       const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, {
-        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(filledFields(form)),
+        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(bodyOf(form)),
       });
-      given.querySelector('ul').append(line(await response.json()));
-      given.hidden = false;
-      added();
+      section.querySelector('ul').append(entryLine(await response.json()));
+      section.hidden = false;
+      onAdded();
       form.reset();
       dialog.close();
       toast('Feedback saved');

@@ -1,36 +1,37 @@
-// Search in the visible text of a run. A match can span several tokens. Pure.
+// Search in the shown text of a run. A match can span several tokens. Pure.
 
 /**
- * Returns the rows of each match of `needle` (case-insensitive) as `[[firstRow, lastRow], …]` in reading order.
- * `text(i)` is a row's text, and `shown(i)` is true if it is visible.
+ * Returns the matches of `needle` in the first `count` rows, without regard to case, as ranges of rows `[first, last]`. `text(i)`
+ * returns the text of a row, and `isShown(i)` tells if it is shown.
  */
-export function find(needle, count, text, shown, limit = 2000) {
+export function find(needle, count, text, isShown, limit = 2000) {
   const wanted = needle.toLowerCase();
   if (!wanted) return [];
+  /** Position of each shown row in the whole text. */
   const starts = [];
   const rows = [];
   let all = '';
   for (let i = 0; i < count; i += 1) {
-    if (!shown(i)) continue;
+    if (!isShown(i)) continue;
     starts.push(all.length);
     rows.push(i);
     all += text(i).toLowerCase();
   }
-  const hits = [];
-  for (let at = all.indexOf(wanted); at >= 0 && hits.length < limit; at = all.indexOf(wanted, at + wanted.length)) {
-    hits.push([rows[last(starts, at)], rows[last(starts, at + wanted.length - 1)]]);
+  const matches = [];
+  for (let offset = all.indexOf(wanted); offset >= 0 && matches.length < limit; offset = all.indexOf(wanted, offset + wanted.length)) {
+    matches.push([rows[lastStart(starts, offset)], rows[lastStart(starts, offset + wanted.length - 1)]]);
   }
-  return hits;
+  return matches;
 }
 
-/** Returns the index of the last start at or before `at`. */
-function last(starts, at) {
-  let lo = 0;
-  let hi = starts.length - 1;
-  while (lo < hi) {
-    const mid = (lo + hi + 1) >> 1;
-    if (starts[mid] <= at) lo = mid;
-    else hi = mid - 1;
+/** Returns the index of the last start at or before an offset, by binary search. */
+function lastStart(starts, offset) {
+  let low = 0;
+  let high = starts.length - 1;
+  while (low < high) {
+    const middle = (low + high + 1) >> 1;
+    if (starts[middle] <= offset) low = middle;
+    else high = middle - 1;
   }
-  return lo;
+  return low;
 }

@@ -1,26 +1,28 @@
-// Converts items of a trace to rows (token instances), same as src/trace/fold. The test cases in fixtures/folds test both.
-// Pure: no DOM, no clock. Rows are growing typed arrays with the encoding of the columns.
+// Converts the items of a live run to rows, in the same way as `src/trace/fold`, which explains the rules. The test cases in
+// `fixtures/folds` test both. The columns are typed arrays that grow. Pure.
 
 import { Step, detailsOf, isQuote, labelOf, listedTokens, measurementsOf } from './items.js';
-import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
-const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
+import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, FLAGS, NEVER, Rows, SCALE, UNKNOWN } from './rows.js';
 
-/** Largest quantized value. */
+/** Largest stored logprob or entropy; the next larger number is `UNKNOWN`. */
 const MAX_QUANTIZED = 65_534;
 /** Maximum rows for tokens that a trace counts but does not list. */
 const MAX_PLACEHOLDER_ROWS = 65_536;
-const MAX_LABEL = 80;
+/** Maximum characters of a label, and of a text that several tokens of one step share. */
+const MAX_LABEL_CHARS = 80;
 const SPECIAL_NAMES = new Set([
   '<s>', '</s>', '<bos>', '<eos>', '<pad>', '<unk>', '<mask>', '<start_of_turn>', '<end_of_turn>', '[INST]', '[/INST]',
   '<|>',
 ]);
 
+/** Returns the stored value of an entropy or of a negated logprob. */
 const quantize = (value) =>
   value === undefined ? UNKNOWN : Math.min(MAX_QUANTIZED, Math.max(0, Math.round(Math.fround(value) * SCALE)));
 const nonNegative = (value) => Math.max(0, value ?? 0);
-const unnamedText = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
+/** Returns the text of a token whose text is unknown. */
+const placeholderText = (token) => (token < 0 ? '⟨?⟩' : `⟨${token}⟩`);
 
-/** Returns the flag of a special token, recognized by its text, or 0. */
+/** Returns `FLAGS.special` if a text looks like that of a special token, else 0. */
 function specialFlag(text) {
   const isBetween = (open, close) => text.startsWith(open) && text.endsWith(close);
   return isBetween('<|', '|>') || isBetween('<｜', '｜>') || SPECIAL_NAMES.has(text) ? FLAGS.special : 0;
@@ -28,28 +30,40 @@ function specialFlag(text) {
 
 /** Limits the length of a label. */
 function shorten(text) {
-  return text.length <= MAX_LABEL ? text : Array.from(text).slice(0, MAX_LABEL).join('');
+  return text.length <= MAX_LABEL_CHARS ? text : Array.from(text).slice(0, MAX_LABEL_CHARS).join('');
 }
 
-/** A run that grows item by item. */
+/** The rows of a run that grows item by item. */
 export class RunState extends Rows {
-  /** Indexes of known texts in `strings`. */
+  /** Indexes of texts in `strings`. */
   #textIndexes = new Map();
-  /** Rows of the current sequence, in order. */
+  /** Visible rows, in order of position. */
   #alive = [];
+  /** Number of prompt rows in `#alive`. */
   #promptRows = 0;
-  /** Number of tokens before the first row, whose texts the trace does not have. */
+  /** Length of the prompt if its tokens are unknown. */
   #base = 0;
+  /** State of the newest step. */
   #step = new Step();
+  /** First row of the newest `Added`. */
   #addedFrom = 0;
+  /** Type of the newest event. */
   #newest = null;
+  /** Number of mod calls so far. */
   #calls = 0;
+  /** Mod of the newest call. */
   #caller = '';
+  /** Event type of the newest call. */
   #calledAt = null;
-  #queued = false;
+  /** True if the newest event is an `Added`, and further tokens come from Quote's queue: see `src/trace/fold/quote.rs`. */
+  #isQueued = false;
+  /** Texts of tokens that actions mention. */
   #texts = new Map();
+  /** The newest row, if only its text suggests that it ends the generation. */
   #assumedEnd = null;
-  #beganMs = undefined;
+  /** `created_at` of the first event, in milliseconds. */
+  #startedMs = undefined;
+  /** Time of the newest token, in microseconds. */
   #tokenUs = undefined;
   #placeholderRows = 0;
   #counters = { backtracked: 0, forced: 0, errors: 0, actions: 0 };
@@ -77,18 +91,18 @@ export class RunState extends Rows {
 
   /** Applies the next item. */
   apply(item) {
-    if (item.kind === 'event') this.#event(item);
-    else if (item.kind === 'mod_call') this.#call(item);
-    else if (item.kind === 'mod_log') this.#mark('log', item.log_message, item.mod_call_sequence);
-    else if (item.kind === 'action') this.#action(item);
+    if (item.kind === 'event') this.#applyEvent(item);
+    else if (item.kind === 'mod_call') this.#applyCall(item);
+    else if (item.kind === 'mod_log') this.#addMark('log', item.log_message, item.mod_call_sequence);
+    else if (item.kind === 'action') this.#applyAction(item);
   }
 
   #endsGeneration(i) {
-    const both = FLAGS.stop | FLAGS.special;
-    return (this.flags[i] & both) === both;
+    const flags = FLAGS.stop | FLAGS.special;
+    return (this.flags[i] & flags) === flags;
   }
 
-  #event(event) {
+  #applyEvent(event) {
     const seq = this.eventCount;
     const measurements = measurementsOf(event);
     const us = this.#timeUs(event, measurements);
@@ -98,8 +112,8 @@ export class RunState extends Rows {
     this.times[seq] = us === undefined ? 0 : Math.min(NEVER, Math.floor(us / 1000));
     this.eventCount += 1;
     this.#newest = event.event_type;
-    this.#queued = event.event_type === 'Added' && event.forced === true;
-    if (measurements.evicted) this.#evicted(measurements.evicted);
+    this.#isQueued = event.event_type === 'Added' && event.forced === true;
+    if (measurements.evicted) this.#applyEviction(measurements.evicted);
     if (event.event_type === 'Prefilled') {
       this.#step = new Step();
       this.#tokenUs = us;
@@ -113,18 +127,18 @@ export class RunState extends Rows {
       const known = us !== undefined && this.#tokenUs !== undefined;
       const dt = known ? Math.min(UNKNOWN, Math.floor(Math.max(0, us - this.#tokenUs) / 1000)) : 0;
       this.#tokenUs = us ?? this.#tokenUs;
-      this.#added(event, measurements, seq, dt);
+      this.#applyAdded(event, measurements, seq, dt);
     }
   }
 
-  /** Microseconds since the start of the run. */
+  /** Returns the microseconds since the start of the run, or undefined. */
   #timeUs(event, measurements) {
-    const wall = event.created_at === undefined ? undefined : Date.parse(event.created_at);
-    this.#beganMs ??= wall;
-    return measurements.elapsed_us ?? (wall === undefined ? undefined : 1000 * Math.max(0, wall - this.#beganMs));
+    const createdMs = event.created_at === undefined ? undefined : Date.parse(event.created_at);
+    this.#startedMs ??= createdMs;
+    return measurements.elapsed_us ?? (createdMs === undefined ? undefined : 1000 * Math.max(0, createdMs - this.#startedMs));
   }
 
-  #added(event, measurements, seq, dt) {
+  #applyAdded(event, measurements, seq, dt) {
     this.#addedFrom = this.count;
     const forced = event.forced === true;
     const tokenMeasurements = measurements.tokens ?? [];
@@ -135,21 +149,22 @@ export class RunState extends Rows {
       const count = this.#reservePlaceholders(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
-    const shared = shorten(drawn?.text ?? '') === (drawn?.text ?? '');
+    // If the drawn token is listed several times, only a short text is repeated.
+    const canShareText = shorten(drawn?.text ?? '') === (drawn?.text ?? '');
     const origin = forced ? FLAGS.forced | FLAGS.touched : FLAGS.sampled;
     const pending = this.#step.pending;
     this.#step.pending = 0;
     tokens.forEach((token, index) => {
       const draw = drawn && (drawn.token === undefined || drawn.token === token) ? drawn : null;
       const measurement = tokenMeasurements[index]?.token === token ? tokenMeasurements[index] : null;
-      const drawnText = shared || index === 0 ? draw?.text : undefined;
-      const text = measurement ? measurement.text ?? '' : drawnText ?? this.#texts.get(token) ?? unnamedText(token);
-      const known = forced ? null : draw;
-      const logprob = measurement?.logprob ?? known?.logprob;
+      const drawnText = canShareText || index === 0 ? draw?.text : undefined;
+      const text = measurement ? measurement.text ?? '' : drawnText ?? this.#texts.get(token) ?? placeholderText(token);
+      const sampledDraw = forced ? null : draw;
+      const logprob = measurement?.logprob ?? sampledDraw?.logprob;
       this.#append(token, text, seq, origin | pending | specialFlag(text), index === 0 ? dt : 0, {
         logprob: logprob === undefined ? undefined : -logprob,
-        rank: measurement?.rank ?? known?.rank,
-        entropy: measurement?.entropy ?? known?.entropy,
+        rank: measurement?.rank ?? sampledDraw?.rank,
+        entropy: measurement?.entropy ?? sampledDraw?.entropy,
       });
     });
     if (forced) this.#counters.forced += tokens.length;
@@ -159,7 +174,7 @@ export class RunState extends Rows {
     else if (typeof measurements.stopped_by === 'string') this.flags[this.count - 1] |= FLAGS.stop;
   }
 
-  /** Treats a special token as the end of the generation while it is the newest token. */
+  /** Assumes that a special token ends the generation while it is the newest token. Traces of other engines do not tell. */
   #assumeEnd() {
     const i = this.count - 1;
     if (i < 0 || (this.flags[i] & (FLAGS.special | FLAGS.prompt)) !== FLAGS.special) return;
@@ -204,7 +219,7 @@ export class RunState extends Rows {
     }
   }
 
-  /** Removes the last `count` rows; they are invisible from event `seq` on. */
+  /** Removes the last `count` visible rows: they are not visible at event `seq` and later. */
   #removeLast(count, seq) {
     for (const i of this.#alive.splice(this.#alive.length - count, count)) {
       this.removedAt[i] = seq;
@@ -212,66 +227,67 @@ export class RunState extends Rows {
     }
   }
 
-  #replacePrompt(tokens, texts, seq, extra) {
+  #replacePrompt(tokens, texts, seq, extraFlags) {
     this.#removeLast(this.#alive.length, seq);
     this.#base = 0;
     tokens.forEach((token, index) => {
-      const text = texts[index] ?? unnamedText(token);
-      this.#append(token, text, seq, FLAGS.prompt | extra | specialFlag(text), 0);
+      const text = texts[index] ?? placeholderText(token);
+      this.#append(token, text, seq, FLAGS.prompt | extraFlags | specialFlag(text), 0);
     });
     this.#promptRows = tokens.length;
   }
 
-  /** Returns `count` if the limit of rows for tokens without ids permits them, else null. */
+  /** Reserves `count` placeholder rows. Returns `count`, or null if there would be too many. */
   #reservePlaceholders(count) {
     if (this.#placeholderRows + count > MAX_PLACEHOLDER_ROWS) return null;
     this.#placeholderRows += count;
     return count;
   }
 
-  #call(call) {
+  #applyCall(call) {
     this.#calls += 1;
     this.#calledAt = call.event_type;
     this.#caller = call.mod_name;
     if (!call.exception_occurred) return;
     this.#counters.errors += 1;
-    this.#mark('error', call.exception_message ?? 'exception', call.index ?? this.#calls - 1);
+    this.#addMark('error', call.exception_message ?? 'exception', call.index ?? this.#calls - 1);
     if (this.#newest === 'ForwardPass' || this.#newest === 'Sampled') this.#step.pending |= FLAGS.error;
     else if (this.#newest === 'Added') {
       for (let i = this.#addedFrom; i < this.count; i += 1) this.flags[i] |= FLAGS.error;
     }
   }
 
-  /** Marks messages that were evicted from a full context. Their rows stay, because the tokens are part of the run. */
-  #evicted({ ranges = [], messages = [] }) {
+  /** Marks an eviction from a full context. The rows stay visible, because they are part of the prompt and the answer. */
+  #applyEviction({ ranges = [], messages = [] }) {
     const tokens = ranges.reduce((sum, [start, end]) => sum + Math.max(0, end - start), 0);
-    const who = messages.length ? ` (${messages.map((message) => message.role).join(', ')})` : '';
-    this.#mark('log', `context full: ${tokens} tokens dropped${who}`, this.#calls, 'engine');
+    const roles = messages.length ? ` (${messages.map((message) => message.role).join(', ')})` : '';
+    this.#addMark('log', `context full: ${tokens} tokens dropped${roles}`, this.#calls, 'engine');
   }
 
-  #mark(kind, label, callIndex, by = this.#caller) {
+  #addMark(kind, label, callIndex, by = this.#caller) {
     const seq = Math.max(0, this.eventCount - 1);
     this.marks.push({ seq, kind, mod_name: shorten(by), label: shorten(label), call_index: callIndex });
   }
 
-  #action(action) {
+  #applyAction(action) {
     const type = action.action_type;
     if (type === 'Noop') return;
     const details = detailsOf(action);
     this.#counters.actions += 1;
     const suffix = details.superseded ? ' (superseded)' : '';
-    this.#mark('action', labelOf(action, details) + suffix, action.mod_call_sequence);
+    this.#addMark('action', labelOf(action, details) + suffix, action.mod_call_sequence);
     if (details.superseded || this.#newest === null) return;
     if (isQuote(type, details)) {
-      this.#quoteAction(type, details);
+      this.#applyQuoteAction(type, details);
       return;
     }
+    // The changes of an action are visible from the event after it.
     const after = this.eventCount;
     const generated = this.#alive.length - this.#promptRows;
     if (type === 'AdjustedLogits') {
       this.#step.pending |= FLAGS.touched;
     } else if (type === 'Backtrack') {
-      // The steps of the mod include a token that was drawn but not appended.
+      // The steps of the mod include a drawn token, which is not appended yet.
       const drawn = this.#newest === 'Sampled' ? 1 : 0;
       const removed = Math.min(generated, details.removed ?? nonNegative(nonNegative(action.backtrack_steps) - drawn));
       this.#removeLast(removed, after);
@@ -279,17 +295,17 @@ export class RunState extends Rows {
     } else if (type === 'ForceOutput') {
       this.#removeLast(generated, after);
     } else if (type === 'AdjustedPrefill') {
-      this.#adjustPrefill(action, details, after);
+      this.#applyAdjustedPrefill(action, details, after);
     } else if (type === 'ToolCalls') {
-      this.#touchLast(FLAGS.touched);
+      this.#flagLast(FLAGS.touched);
     } else if (type === 'EmitError') {
       this.#counters.errors += 1;
-      this.#touchLast(FLAGS.touched | FLAGS.error);
+      this.#flagLast(FLAGS.touched | FLAGS.error);
     }
   }
 
-  /** Applies an action in the format of Quote's traces: see src/trace/fold/quote.rs. */
-  #quoteAction(type, { tokens, tokens_as_text: texts, backtrack_steps: steps, tool_calls: calls }) {
+  /** Applies an action of a trace of Quote: see `src/trace/fold/quote.rs`. */
+  #applyQuoteAction(type, { tokens, tokens_as_text: texts, backtrack_steps: steps, tool_calls: calls }) {
     tokens.forEach((token, i) => {
       if (texts[i] !== undefined && shorten(texts[i]) === texts[i]) this.#texts.set(token, texts[i]);
     });
@@ -302,7 +318,7 @@ export class RunState extends Rows {
       this.#step.forced = true;
       if (this.#atAdded) this.#forceAfterAdded(tokens, texts, after);
     } else if (type === 'Backtrack') {
-      if (!atPrefilled) this.#quoteBacktrack(nonNegative(steps), tokens, texts, after);
+      if (!atPrefilled) this.#applyQuoteBacktrack(nonNegative(steps), tokens, texts, after);
     } else if (type === 'ForceOutput') {
       this.#replaceAnswer(tokens, texts, after);
     } else {
@@ -314,22 +330,24 @@ export class RunState extends Rows {
     return this.#calledAt === 'Added' && this.#newest === 'Added';
   }
 
-  /** Returns the number of the last rows that belong to the newest `Added`. */
+  /** Returns the number of visible rows since the newest `Added`. */
   #addedCount() {
     let from = this.#alive.length;
     while (from > this.#promptRows && this.#alive[from - 1] >= this.#addedFrom) from -= 1;
     return this.#alive.length - from;
   }
 
+  /** Appends the tokens that a `ForceTokens` at `Added` forces. Quote may list the added tokens before them. */
   #forceAfterAdded(tokens, texts, after) {
     const count = this.#addedCount();
     const added = count ? this.#alive.slice(-count) : [];
     const from = tokens.length >= count && added.every((row, i) => this.token[row] === tokens[i]) ? count : 0;
     this.#appendForced(tokens.slice(from), texts.slice(from), after);
-    this.#queued = true;
+    this.#isQueued = true;
   }
 
-  #quoteBacktrack(steps, tokens, texts, after) {
+  /** Applies a `Backtrack`. How many tokens it removes depends on the event, and on whether `tokens` replace them: see `src/trace/fold/quote.rs`. */
+  #applyQuoteBacktrack(steps, tokens, texts, after) {
     const replaces = tokens.length > 0;
     if (!this.#atAdded) {
       const sampled = this.#calledAt === 'Sampled' ? 1 : 0;
@@ -337,10 +355,10 @@ export class RunState extends Rows {
       return;
     }
     const before = nonNegative(steps - 1);
-    if (this.#queued) this.#removeBeforeQueued(before, after);
+    if (this.#isQueued) this.#removeBeforeQueued(before, after);
     else this.#removeGenerated(before + (replaces ? 1 : 0), after);
     if (replaces) this.#appendForced(tokens, texts, after);
-    this.#queued ||= replaces;
+    this.#isQueued ||= replaces;
   }
 
   #removeGenerated(count, after) {
@@ -349,6 +367,7 @@ export class RunState extends Rows {
     this.#counters.backtracked += removed;
   }
 
+  /** Removes generated rows before those of the newest `Added`, which are removed too and appended again. */
   #removeBeforeQueued(count, after) {
     const queued = this.#addedCount();
     const removed = Math.min(count, this.#alive.length - this.#promptRows - queued);
@@ -371,14 +390,14 @@ export class RunState extends Rows {
 
   #appendForced(tokens, texts, after) {
     tokens.forEach((token, i) => {
-      const text = texts[i] ?? unnamedText(token);
+      const text = texts[i] ?? placeholderText(token);
       this.#append(token, text, after, FLAGS.forced | FLAGS.touched | specialFlag(text), 0);
     });
     this.#counters.forced += tokens.length;
     this.#assumeEnd();
   }
 
-  #adjustPrefill(action, details, after) {
+  #applyAdjustedPrefill(action, details, after) {
     if (details.tokens.length) {
       this.#replacePrompt(details.tokens, details.texts, after, FLAGS.touched);
       return;
@@ -393,8 +412,8 @@ export class RunState extends Rows {
     this.#replacePrompt(Array(length).fill(-1), texts, after, FLAGS.touched);
   }
 
-  /** Flags the last generated token. */
-  #touchLast(bits) {
-    if (this.#alive.length > this.#promptRows) this.flags[this.#alive.at(-1)] |= bits;
+  /** Adds flags to the last generated token. */
+  #flagLast(flags) {
+    if (this.#alive.length > this.#promptRows) this.flags[this.#alive.at(-1)] |= flags;
   }
 }

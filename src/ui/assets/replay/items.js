@@ -1,4 +1,4 @@
-// Input of the fold: measurements, details of actions, candidates and the drawn token of a step. Pure.
+// Parts of items that the fold needs: measurements of events, details of actions, and the drawn token of a step. Pure.
 
 const isNumber = (value) => typeof value === 'number';
 const isId = (value) => Number.isInteger(value);
@@ -12,24 +12,24 @@ export function measurementsOf(event) {
   return { ...d, tokens };
 }
 
-/** Returns the part of an action's `details` that the fold needs; details of another shape are empty. */
+/** Returns the fields of an action's `details` that the fold needs; they are empty if one of them has an unexpected type. */
 export function detailsOf(action) {
   const d = action.details;
   const none = { tokens: [], texts: [], removed: undefined, superseded: false, tokens_as_text: [] };
   if (d === undefined || d === null || typeof d !== 'object' || Array.isArray(d)) return none;
   const { tokens = [], texts = [], removed, superseded = false, backtrack_steps, token_count, tokens_as_text = [], tool_calls } = d;
   const areTexts = (list) => Array.isArray(list) && list.every((text) => typeof text === 'string');
-  const isAbsentOr = (value, fits) => value === undefined || value === null || fits(value);
-  const fits = Array.isArray(tokens) && tokens.every(isId) && areTexts(texts) && areTexts(tokens_as_text)
+  const isAbsentOr = (value, hasType) => value === undefined || value === null || hasType(value);
+  const haveTypes = Array.isArray(tokens) && tokens.every(isId) && areTexts(texts) && areTexts(tokens_as_text)
     && isAbsentOr(removed, (n) => isId(n) && n >= 0) && isAbsentOr(backtrack_steps, isId) && isAbsentOr(token_count, isId)
     && typeof superseded === 'boolean';
-  return fits ? {
+  return haveTypes ? {
     tokens, texts, removed: removed ?? undefined, superseded,
     backtrack_steps: backtrack_steps ?? undefined, token_count: token_count ?? undefined, tokens_as_text, tool_calls,
   } : none;
 }
 
-/** Returns true for Quote's form of an action. */
+/** Returns true if an action has the form of Quote, another engine: see `src/trace/fold/quote.rs`. */
 export function isQuote(type, details) {
   if (type === 'Backtrack') return details.backtrack_steps !== undefined;
   if (type === 'ToolCalls') return typeof details.tool_calls === 'string';
@@ -37,25 +37,28 @@ export function isQuote(type, details) {
   return details.token_count !== undefined || details.tokens_as_text.length > 0;
 }
 
-/** Returns the tokens that an event lists, without those queued by a Backtrack at the event. */
+/** Returns the tokens that an `Added` event lists. Quote may append queued tokens to the list; they are left out. */
 export function listedTokens({ added_tokens: tokens, added_token_count: count, forced }) {
   return tokens && forced === true && count >= 1 && count < tokens.length ? tokens.slice(0, count) : tokens;
 }
 
-/** Returns `top_tokens` in the form of the specification or of Quote; other forms are ignored. */
+/** Returns the candidates in `top_tokens`, in the form of the ingest API or of Quote; other forms are ignored. */
 function candidatesOf(top) {
-  const fits = Array.isArray(top) && top.every((c) => c && isId(c.token) && (isNumber(c.prob) || isNumber(c.logprob)));
-  return fits ? top.map(({ token, prob, logprob }) => (isNumber(prob)
-    ? { token, order: prob, logprob: prob > 0 ? Math.min(0, Math.log(prob)) : undefined }
-    : { token, order: logprob, logprob: Math.min(0, logprob) })) : [];
+  const isKnownForm = Array.isArray(top) && top.every((c) => c && isId(c.token) && (isNumber(c.prob) || isNumber(c.logprob)));
+  return isKnownForm ? top.map(({ token, prob, logprob }) => (isNumber(prob)
+    ? { token, sortKey: prob, logprob: prob > 0 ? Math.min(0, Math.log(prob)) : undefined }
+    : { token, sortKey: logprob, logprob: Math.min(0, logprob) })) : [];
 }
 
 /** State of one step before its tokens are appended. */
 export class Step {
+  /** Flags for the tokens that the step will append. */
   pending = 0;
+  /** True after a mod forced tokens. */
   forced = false;
   entropy = undefined;
   candidates = [];
+  /** The token of the Sampled event, or null. */
   drawn = null;
 
   begin(event, measurements) {
@@ -70,13 +73,13 @@ export class Step {
     const measurement = measurements.tokens?.[0];
     const token = event.sampled_token ?? measurement?.token;
     const candidate = this.candidates.find((c) => c.token === token && c.logprob !== undefined);
-    const above = (order) => this.candidates.filter((c) => c.order > order).length;
+    const rankOf = ({ sortKey }) => 1 + this.candidates.filter((other) => other.sortKey > sortKey).length;
     this.drawn = {
       step: event.step,
       token,
       text: event.token_text ?? (measurement && (measurement.text ?? '')),
       logprob: measurement?.logprob ?? candidate?.logprob,
-      rank: measurement?.rank ?? (candidate && 1 + above(candidate.order)),
+      rank: measurement?.rank ?? (candidate && rankOf(candidate)),
       entropy: measurement?.entropy ?? this.entropy,
     };
   }

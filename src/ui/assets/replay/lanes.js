@@ -1,11 +1,14 @@
-// One lane per mod with a mark for every action, exception and log line, on the axis of the slider, and a table of the
-// marks.
-import { h, palette, scheduleDrawing, surface } from '../dom.js';
+// Lanes below the text: one per mod, with a mark for each action, exception and log line at the position of its event, and a
+// table of the marks.
+import { h, palette, prepareCanvas, scheduleDrawing } from '../dom.js';
 
+/** Maximum rows of the table. */
 const MAX_LISTED = 400;
+/** Kinds of marks, with the labels of their checkboxes. */
+const KINDS = { action: 'actions', error: 'errors', log: 'logs' };
 
-/** Returns the color of a mark. Pure. */
-export function toneOf(mark) {
+/** Returns the name of the color of a mark. */
+export function colorNameOf(mark) {
   if (mark.kind === 'log') return 'line-strong';
   if (mark.kind === 'error' || /^(Backtrack|EmitError)/.test(mark.label)) return 'danger';
   return /^Force/.test(mark.label) ? 'forced' : 'accent';
@@ -15,103 +18,115 @@ export class Lanes {
   #root;
   #run;
   #go;
+  /** Lanes by the name of their mod: `{canvas, cursor, box}`. */
   #lanes = new Map();
-  #table = h('tbody');
+  #lanesBox = h('div');
+  #tableBody = h('tbody');
+  /** The element with the table, which the user can open. */
   #details;
-  /** Kinds of marks in the table. */
-  #kinds = new Set(['action', 'error', 'log']);
+  /** Kinds of marks that the table shows. */
+  #shownKinds = new Set(Object.keys(KINDS));
   /** Number of marks at the last update. */
-  #seen = -1;
+  #markCount = -1;
   #n = 0;
+  #redraw;
 
-  constructor(root, run, onGo, signal) {
+  /** `go(n)` moves the cursor. */
+  constructor(root, run, go, signal) {
     this.#root = root;
     this.#run = run;
-    this.#go = onGo;
-    const filter = ['action', 'error', 'log'].map((kind) => {
-      const box = h('input', { type: 'checkbox', onchange: () => { if (box.checked) this.#kinds.add(kind); else this.#kinds.delete(kind); this.#list(); } });
-      box.checked = true;
-      return h('label', { class: 'check' }, box, { action: 'actions', error: 'errors', log: 'logs' }[kind]);
+    this.#go = go;
+    const filter = Object.entries(KINDS).map(([kind, label]) => {
+      const checkbox = h('input', { type: 'checkbox', onchange: () => this.#showKind(kind, checkbox.checked) });
+      checkbox.checked = true;
+      return h('label', { class: 'check' }, checkbox, label);
     });
-    this.#details = h('details', { ontoggle: () => this.#list() },
+    this.#details = h('details', { ontoggle: () => this.#updateTable() },
       h('summary', { class: 'hint' }, 'List view'),
       h('div', { class: 'row' }, filter),
       h('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Marks as a table' },
         h('table', { class: 'table' },
-          h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'What'].map((t) => h('th', { scope: 'col' }, t)))), this.#table)));
-    this.#lanesBox = h('div');
+          h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'Description'].map((title) => h('th', { scope: 'col' }, title)))), this.#tableBody)));
     root.replaceChildren(this.#lanesBox, this.#details);
     this.#redraw = scheduleDrawing(root, () => this.#draw(), signal);
   }
 
-  #lanesBox;
-  #redraw;
+  #showKind(kind, isShown) {
+    if (isShown) this.#shownKinds.add(kind);
+    else this.#shownKinds.delete(kind);
+    this.#updateTable();
+  }
 
-  /** Adds marks that arrived since the last call. */
-  sync() {
+  /** Shows the marks that are new since the last call. */
+  addNewMarks() {
     const { marks } = this.#run;
-    if (this.#seen === marks.length) return;
-    this.#seen = marks.length;
+    if (this.#markCount === marks.length) return;
+    this.#markCount = marks.length;
     this.#root.hidden = marks.length === 0;
     for (const mark of marks) {
       if (this.#lanes.has(mark.mod_name)) continue;
       const canvas = h('canvas', { 'aria-hidden': 'true' });
       const cursor = h('div', { class: 'cursor' });
-      const box = h('div', { onclick: (event) => this.#click(mark.mod_name, box, event) }, canvas, cursor);
+      const box = h('div', { onclick: (event) => this.#onClick(mark.mod_name, box, event) }, canvas, cursor);
       this.#lanes.set(mark.mod_name, { canvas, cursor, box });
       this.#lanesBox.append(h('div', { class: 'lane' }, h('b', { title: mark.mod_name }, mark.mod_name), box));
     }
     this.#redraw();
-    this.#list();
+    this.#updateTable();
   }
 
-  #click(name, box, event) {
-    const at = box.getBoundingClientRect();
-    const seq = ((event.clientX - at.left) / at.width) * this.#run.eventCount;
-    const mine = this.#run.marks.filter((m) => m.mod_name === name);
-    const nearest = mine.reduce((a, b) => (Math.abs(b.seq - seq) < Math.abs(a.seq - seq) ? b : a));
+  /** Moves the cursor to the mark of a mod that is nearest to a click in its lane. */
+  #onClick(name, box, event) {
+    const bounds = box.getBoundingClientRect();
+    const seq = ((event.clientX - bounds.left) / bounds.width) * this.#run.eventCount;
+    const marks = this.#run.marks.filter((mark) => mark.mod_name === name);
+    const nearest = marks.reduce((a, b) => (Math.abs(b.seq - seq) < Math.abs(a.seq - seq) ? b : a));
     this.#go(nearest.seq);
   }
 
   #draw() {
     if (!this.#lanes.size) return;
-    const c = palette(['accent', 'danger', 'forced', 'line-strong']);
-    const span = Math.max(1, this.#run.eventCount);
-    const ready = new Map();
+    const colors = palette(['accent', 'danger', 'forced', 'line-strong']);
+    const eventCount = Math.max(1, this.#run.eventCount);
+    const drawings = new Map();
     for (const [name, lane] of this.#lanes) {
-      const s = surface(lane.canvas);
-      if (s) ready.set(name, s);
+      const drawing = prepareCanvas(lane.canvas);
+      if (drawing) drawings.set(name, drawing);
     }
     for (const mark of this.#run.marks) {
-      const s = ready.get(mark.mod_name);
-      if (!s) continue;
-      const x = (mark.seq / span) * s.w;
-      const mid = s.h / 2;
-      s.g.fillStyle = c[toneOf(mark)];
+      const drawing = drawings.get(mark.mod_name);
+      if (!drawing) continue;
+      const { context, width, height } = drawing;
+      const x = (mark.seq / eventCount) * width;
+      const middle = height / 2;
+      context.fillStyle = colors[colorNameOf(mark)];
       if (mark.kind === 'log') {
-        s.g.fillRect(x - 0.5, mid + 3, 1.5, 4);
+        context.fillRect(x - 0.5, middle + 3, 1.5, 4);
       } else if (mark.kind === 'error') {
-        s.g.fillRect(x - 1, mid - 8, 2.5, 16);
+        context.fillRect(x - 1, middle - 8, 2.5, 16);
       } else {
-        s.g.beginPath();
-        s.g.arc(x, mid, 3, 0, 7);
-        s.g.fill();
+        context.beginPath();
+        context.arc(x, middle, 3, 0, 2 * Math.PI);
+        context.fill();
       }
     }
   }
 
-  #list() {
+  /** Shows the marks around the cursor in the table, if it is open. */
+  #updateTable() {
     if (!this.#details.open) return;
-    const all = this.#run.marks.filter((m) => this.#kinds.has(m.kind));
-    const first = Math.max(0, all.findLastIndex((m) => m.seq <= this.#n) - MAX_LISTED / 2);
-    this.#table.replaceChildren(...all.slice(first, first + MAX_LISTED).map((m) => h('tr', {},
-      h('td', { class: 'num' }, h('button', { type: 'button', onclick: () => this.#go(m.seq) }, String(m.seq))),
-      h('td', {}, m.mod_name), h('td', { class: m.kind === 'error' ? 'err' : '' }, m.kind), h('td', {}, m.label))));
-    if (all.length > MAX_LISTED) this.#table.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${all.length} marks; the table shows the ${MAX_LISTED} around the cursor.`)));
+    const marks = this.#run.marks.filter((mark) => this.#shownKinds.has(mark.kind));
+    const first = Math.max(0, marks.findLastIndex((mark) => mark.seq <= this.#n) - MAX_LISTED / 2);
+    this.#tableBody.replaceChildren(...marks.slice(first, first + MAX_LISTED).map((mark) => h('tr', {},
+      h('td', { class: 'num' }, h('button', { type: 'button', onclick: () => this.#go(mark.seq) }, String(mark.seq))),
+      h('td', {}, mark.mod_name), h('td', { class: mark.kind === 'error' ? 'err' : '' }, mark.kind), h('td', {}, mark.label))));
+    if (marks.length > MAX_LISTED) {
+      this.#tableBody.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${marks.length} marks; the table shows the ${MAX_LISTED} around the cursor.`)));
+    }
   }
 
-  /** Moves the cursor to event `n`. */
-  at(n) {
+  /** Shows the cursor at event `n`. */
+  moveCursor(n) {
     this.#n = n;
     const left = `calc(${((n / Math.max(1, this.#run.eventCount)) * 100).toFixed(3)}% - 1px)`;
     for (const { cursor } of this.#lanes.values()) cursor.style.left = left;

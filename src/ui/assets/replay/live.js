@@ -1,39 +1,41 @@
-// Follows a live run, whose items are the same and in the same order as those of the stored run.
+// Reads the items of a live run, which are the same and in the same order as those of the stored run.
 import { follow } from '../sse.js';
 
-/** Detects repeated items, because a resumed stream may overlap. Pure. */
+/** Detects items that were received before: after a lost connection, the stream may repeat some. Pure. */
 export class Deduplicator {
+  /** Smallest new index by kind of item. */
   #next = { event: 0, mod_call: 0, mod_log: 0, action: 0 };
 
   /** Returns true if the item is new. */
   isNew(item) {
-    const at = item.kind === 'event' ? item.sequence_order : item.index;
-    if (at === undefined) return true;
-    if (at < (this.#next[item.kind] ?? 0)) return false;
-    this.#next[item.kind] = at + 1;
+    const index = item.kind === 'event' ? item.sequence_order : item.index;
+    if (index === undefined) return true;
+    if (index < (this.#next[item.kind] ?? 0)) return false;
+    this.#next[item.kind] = index + 1;
     return true;
   }
 }
 
 /**
- * Follows run `id`. `onItems(items)` is called immediately for the first items, then every 50 ms if there are new ones;
- * `onEnd(summary)` once; `onState(text, ok)` when the connection is lost or restored.
+ * Follows run `id` until it ends, or until the returned function is called. `onItems(items)` is called with the first items at
+ * once, and then with new ones every 50 ms. `onEnd(summary)` is called at the end, and `onState(text, ok)` when the connection
+ * is lost or restored.
  */
 export function followRun(id, { onItems, onEnd, onState }) {
-  const stop = new AbortController();
+  const controller = new AbortController();
   const deduplicator = new Deduplicator();
-  let waiting = [];
+  let pending = [];
   let timer = 0;
   const flush = () => {
     clearTimeout(timer);
     timer = 0;
-    const items = waiting;
-    waiting = [];
+    const items = pending;
+    pending = [];
     if (items.length) onItems(items);
   };
   let isFirst = true;
   follow(`/api/v1/runs/${encodeURIComponent(id)}/events`, {
-    signal: stop.signal,
+    signal: controller.signal,
     onState,
     retry404Ms: 5000,
     onEvent: ({ event, data }) => {
@@ -45,7 +47,7 @@ export function followRun(id, { onItems, onEnd, onState }) {
       if (event !== 'item' && event !== 'message') return false;
       const item = JSON.parse(data);
       if (!deduplicator.isNew(item)) return false;
-      waiting.push(item);
+      pending.push(item);
       if (isFirst) {
         isFirst = false;
         queueMicrotask(flush);
@@ -54,5 +56,5 @@ export function followRun(id, { onItems, onEnd, onState }) {
       return false;
     },
   });
-  return () => stop.abort();
+  return () => controller.abort();
 }

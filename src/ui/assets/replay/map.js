@@ -1,22 +1,25 @@
-// Attention of a whole run as a map of steps × positions.
-import { fetchApi, h, palette, surface } from '../dom.js';
+// The attention map: the attention of all steps of a run to all positions.
+import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
 import { bucketOfShare } from './color.js';
 
+/** Maximum columns and rows of the map; a column can stand for several positions. */
 const MAX_BINS = 256;
 
 export class AttentionMap {
   #canvas = h('canvas', { 'aria-hidden': 'true' });
   #head = h('h2');
-  #box = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.', onclick: (event) => this.#click(event) }, this.#canvas);
+  #box = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.', onclick: (event) => this.#onClick(event) }, this.#canvas);
   el = h('div', { hidden: true }, this.#head, this.#box);
   #run;
   #id;
   #go;
+  /** The loaded map, as `readMap` returns it, with the number of events at that time, `count`; or null. */
   #map = null;
   #n = 0;
-  /** The map without the cursor, drawn once and copied when the cursor moves, and a description of what it shows. */
-  #base = document.createElement('canvas');
-  #drawn = '';
+  /** The map without the cursor, which is copied when the cursor moves. */
+  #background = document.createElement('canvas');
+  /** Map, size and theme of `#background`. */
+  #backgroundKey = '';
 
   /** `go(event)` moves the cursor. */
   constructor(run, id, go) {
@@ -25,7 +28,7 @@ export class AttentionMap {
     this.#go = go;
   }
 
-  /** Loads the map of the run, again after the run has grown by a quarter. */
+  /** Loads the map, unless it is loaded and the run has grown by less than a quarter since then. */
   async load() {
     const count = this.#run.eventCount;
     if (this.#map && (this.#map.count === count || count < this.#map.count * 1.25)) return;
@@ -34,7 +37,7 @@ export class AttentionMap {
       const query = new URLSearchParams({ from: 0, to: count, bins: MAX_BINS });
       const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
       this.#map = { count, ...(await readMap(response)) };
-      this.#head.textContent = `Steps × positions, mean of all heads${this.#map.sampled ? `, ${this.#map.rows.length} of the steps` : ''}`;
+      this.#head.textContent = `Steps × positions, mean of all heads${this.#map.isSampled ? `, ${this.#map.rows.length} of the steps` : ''}`;
       this.redraw();
     } catch {
       this.#map = null;
@@ -43,14 +46,14 @@ export class AttentionMap {
   }
 
   /** Shows the cursor at event `n`. */
-  at(n) {
+  moveCursor(n) {
     this.#n = n;
     this.#draw();
   }
 
-  /** Draws the map again, after its size or colors changed. */
+  /** Draws the map again, after it was loaded, or its size or colors have changed. */
   redraw() {
-    this.#drawn = '';
+    this.#backgroundKey = '';
     this.#draw();
   }
 
@@ -58,57 +61,62 @@ export class AttentionMap {
     const map = this.#map;
     if (!map?.rows.length) return;
     this.el.hidden = false;
-    const s = surface(this.#canvas);
-    if (!s) return;
-    const key = `${map.count} ${s.w} ${document.documentElement.dataset.theme}`;
-    if (key !== this.#drawn) {
-      this.#drawn = key;
-      this.#drawBase(map, s);
-      this.#base.width = this.#canvas.width;
-      this.#base.height = this.#canvas.height;
-      this.#base.getContext('2d').drawImage(this.#canvas, 0, 0);
-    } else s.g.drawImage(this.#base, 0, 0, s.w, s.h);
-    const y = map.rows.findLastIndex((r) => r.seq <= this.#n);
-    s.g.fillStyle = palette(['accent']).accent;
-    if (y >= 0) s.g.fillRect(0, y * (s.h / map.rows.length), s.w, 1.5);
+    const drawing = prepareCanvas(this.#canvas);
+    if (!drawing) return;
+    const { context, width, height } = drawing;
+    const key = `${map.count} ${width} ${document.documentElement.dataset.theme}`;
+    if (key !== this.#backgroundKey) {
+      this.#backgroundKey = key;
+      this.#drawMap(map, drawing);
+      this.#background.width = this.#canvas.width;
+      this.#background.height = this.#canvas.height;
+      this.#background.getContext('2d').drawImage(this.#canvas, 0, 0);
+    } else context.drawImage(this.#background, 0, 0, width, height);
+    const current = map.rows.findLastIndex(({ seq }) => seq <= this.#n);
+    context.fillStyle = palette(['accent']).accent;
+    if (current >= 0) context.fillRect(0, current * (height / map.rows.length), width, 1.5);
   }
 
-  #drawBase(map, s) {
-    const c = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'danger', 'line-strong', 'spark']);
-    const rowHeight = s.h / map.rows.length;
-    map.rows.forEach((row, y) => {
-      const columnWidth = s.w / map.width;
-      row.values.forEach((v, x) => {
-        const b = bucketOfShare(v, map.peak);
-        if (b < 1) return;
-        s.g.fillStyle = b >= 7 ? c.spark : c[`b${b}`];
-        s.g.fillRect(x * columnWidth, y * rowHeight, Math.ceil(columnWidth), Math.ceil(rowHeight));
-      });
-    });
-    const prompt = this.#run.sequence(0).length;
-    s.g.fillStyle = c['line-strong'];
-    if (map.length) s.g.fillRect((prompt / map.length) * s.w, 0, 1, s.h);
-    s.g.fillStyle = c.danger;
+  /** Draws the values, a line at the end of the prompt, and ticks at backtracks. */
+  #drawMap(map, { context, width, height }) {
+    const colors = palette(['b0', 'b1', 'b2', 'b3', 'b4', 'b5', 'b6', 'b7', 'danger', 'line-strong', 'spark']);
+    const rowHeight = height / map.rows.length;
+    const columnWidth = width / map.columns;
+    map.rows.forEach(({ values }, y) => values.forEach((value, x) => {
+      const bucket = bucketOfShare(value, map.peak);
+      if (bucket < 1) return;
+      context.fillStyle = bucket >= 7 ? colors.spark : colors[`b${bucket}`];
+      context.fillRect(x * columnWidth, y * rowHeight, Math.ceil(columnWidth), Math.ceil(rowHeight));
+    }));
+    const promptLength = this.#run.sequence(0).length;
+    context.fillStyle = colors['line-strong'];
+    if (map.positions) context.fillRect((promptLength / map.positions) * width, 0, 1, height);
+    context.fillStyle = colors.danger;
     for (const mark of this.#run.marks) {
       if (mark.kind !== 'action' || !/^Backtrack/.test(mark.label)) continue;
-      const y = map.rows.findIndex((r) => r.seq >= mark.seq);
-      if (y >= 0) s.g.fillRect(0, y * rowHeight, 6, Math.max(1.5, Math.min(rowHeight, 2)));
+      const y = map.rows.findIndex(({ seq }) => seq >= mark.seq);
+      if (y >= 0) context.fillRect(0, y * rowHeight, 6, Math.max(1.5, Math.min(rowHeight, 2)));
     }
   }
 
-  #click(event) {
+  /** Moves the cursor to the step of a click. */
+  #onClick(event) {
     if (!this.#map?.rows.length) return;
-    const at = this.#box.getBoundingClientRect();
-    const row = this.#map.rows[Math.floor(((event.clientY - at.top) / at.height) * this.#map.rows.length)];
+    const bounds = this.#box.getBoundingClientRect();
+    const row = this.#map.rows[Math.floor(((event.clientY - bounds.top) / bounds.height) * this.#map.rows.length)];
     if (row) this.#go(row.seq);
   }
 }
 
-/** Returns the map as `{rows: [{seq, values}], width, length, peak}`; `length` is the widest row in positions. */
+/**
+ * Returns the map in a response of the API: `{rows: [{seq, values}], columns, positions, isSampled, peak}`. `columns` is the
+ * number of values in the longest row, `positions` its number of positions, and `isSampled` is true if some steps are left out.
+ */
 async function readMap(response) {
   const { attention } = await response.json();
-  const rows = (attention.rows ?? attention.steps ?? []).map((r) => ({ seq: r.sequence_order, values: r.values }));
-  const width = attention.bins ?? Math.max(0, ...rows.map((r) => r.values.length));
-  const all = rows.flatMap((r) => [...r.values].sort((a, b) => b - a).slice(1, 2));
-  return { rows, width, length: attention.row_len ?? width, sampled: attention.sampled === true, peak: Math.max(1e-6, ...all) };
+  const rows = (attention.rows ?? attention.steps ?? []).map((row) => ({ seq: row.sequence_order, values: row.values }));
+  const columns = attention.bins ?? Math.max(0, ...rows.map(({ values }) => values.length));
+  // The highest value of a step is often an attention sink, so the second highest ones determine the scale.
+  const secondHighest = rows.flatMap(({ values }) => [...values].sort((a, b) => b - a).slice(1, 2));
+  return { rows, columns, positions: attention.row_len ?? columns, isSampled: attention.sampled === true, peak: Math.max(1e-6, ...secondHighest) };
 }

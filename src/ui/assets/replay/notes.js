@@ -1,34 +1,33 @@
-// Notes on a run and on tokens of its answer: the dialog, and the list without a reload. The server's `notes.html` has the
-// same format.
+// The dialog for the notes on a run and on tokens of its answer. The list of notes is updated without a reload.
 import { fetchApi, h, toast } from '../dom.js';
 
-/** Returns the line of one note. */
-const line = ({ position, text, updated_at: at, user_label: user }) => h('li', { 'data-position': position, 'data-tone': 'remark' },
+/** Returns the line of a note, like those that the server renders by `notes.html`. */
+const noteLine = ({ position, text, updated_at: at, user_label: user }) => h('li', { 'data-position': position, 'data-tone': 'remark' },
   h('span', { class: 'note-text' }, text),
   Number.isInteger(position) && [' ', h('span', { class: 'hint', 'data-place': true }, `at token ${position}`)],
   user && [' ', h('span', { class: 'hint' }, user)],
   ' ', h('time', { class: 'hint', datetime: at }, new Date(at).toLocaleString()));
 
-/** Opens the note on a token, or on the run if `token` is negative. `changed()` is called after the list has changed. */
-export async function editNote(id, token, changed) {
+/** Opens the dialog with the note on a token, or on the run if `token` is negative. `onChanged()` is called after the list has changed. */
+export async function editNote(id, token, onChanged) {
   const path = `/api/v1/runs/${encodeURIComponent(id)}/notes`;
   let { notes } = await (await fetchApi(path)).json();
-  const box = h('textarea', { rows: 4, maxlength: 10000, name: 'text' });
+  const field = h('textarea', { rows: 4, maxlength: 10000, name: 'text' });
   const place = h('select', { name: 'place' }, h('option', { value: '' }, 'the run'), token < 0 ? '' : h('option', { value: String(token) }, `token ${token}`));
   place.value = token < 0 ? '' : String(token);
-  const show = () => { box.value = notes.find((note) => String(note.position ?? '') === place.value)?.text ?? ''; };
-  place.addEventListener('change', show);
-  show();
-  const problem = h('p', { class: 'filter-error', role: 'alert' });
+  const showNote = () => { field.value = notes.find((note) => String(note.position ?? '') === place.value)?.text ?? ''; };
+  place.addEventListener('change', showNote);
+  showNote();
+  const problem = h('p', { class: 'form-error', role: 'alert' });
   const save = h('button', { value: 'save', class: 'primary', title: 'Ctrl+Enter' }, 'Save');
-  const form = h('form', { method: 'dialog', class: 'feedback-form' },
+  const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'note-title' }, 'Note'),
     h('label', {}, 'On', place),
-    h('label', {}, 'Text; empty to remove the note', box),
+    h('label', {}, 'Text; empty to remove the note', field),
     problem,
     h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
   const dialog = h('dialog', { class: 'dialog', 'data-note-dialog': true, 'aria-labelledby': 'note-title' }, form);
-  box.addEventListener('keydown', (event) => {
+  field.addEventListener('keydown', (event) => {
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(save);
   });
   form.addEventListener('submit', async (event) => {
@@ -36,15 +35,15 @@ export async function editNote(id, token, changed) {
     event.preventDefault();
     save.disabled = true;
     problem.textContent = '';
-    const body = JSON.stringify({ text: box.value, position: place.value === '' ? null : Number(place.value) });
+    const body = JSON.stringify({ text: field.value, position: place.value === '' ? null : Number(place.value) });
     try {
       ({ notes } = await (await fetchApi(path, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body })).json());
       const section = document.querySelector('[data-notes]');
-      section.querySelector('ul').replaceChildren(...notes.map(line));
+      section.querySelector('ul').replaceChildren(...notes.map(noteLine));
       section.hidden = notes.length === 0;
-      changed();
+      onChanged();
       dialog.close();
-      toast(box.value.trim() ? 'Note saved' : 'Note removed');
+      toast(field.value.trim() ? 'Note saved' : 'Note removed');
     } catch (error) {
       problem.textContent = `Not saved: ${error.message}`;
     } finally {
@@ -54,5 +53,5 @@ export async function editNote(id, token, changed) {
   dialog.addEventListener('close', () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
-  box.focus();
+  field.focus();
 }

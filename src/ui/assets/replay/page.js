@@ -1,53 +1,56 @@
-// The page of one run: the replay component and the URL of its state.
-import { base, copy, fetchApi, h, toast } from '../dom.js';
-import { listen } from '../keys.js';
-import { Replay } from './view.js';
+// The page of a run: the replay, whose state the URL contains, and the actions on the run.
+import { base, copyText, fetchApi, h, nextFrame, toast } from '../dom.js';
+import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
+import { Replay } from './replay.js';
 
 const root = document.querySelector('[data-replay]');
-const unusedCopy = root.cloneNode(true);
+/** Copy of the replay's element before a run is shown in it, for a branch beside the text. */
+const emptyReplay = root.cloneNode(true);
 const problem = document.querySelector('[data-problem]');
 const params = new URL(location).searchParams;
 const id = root.dataset.run;
 
 const at = params.get('at');
+/** The initial state of the replay. Existing links contain the names of the parameters, so they do not change. */
 const state = {
   at: at !== null && /^\d+$/.test(at) ? Number(at) : null,
   ...(params.has('color') && { color: params.get('color') }),
   showRemoved: params.get('erased') === '1',
   showLater: params.get('ahead') !== '0',
   attention: params.has('attention'),
-  view: params.get('attention') || 'mean',
+  attentionView: params.get('attention') || 'mean',
   laterSteps: params.has('later'),
 };
 
-/** Returns the URL of a state without defaults. */
-function urlOf(s, path = location.pathname, besideId = beside?.id) {
-  const next = new URLSearchParams();
-  if (params.has('q')) next.set('q', params.get('q'));
-  if (s.at !== null) next.set('at', s.at);
-  if (s.color !== 'surprise') next.set('color', s.color);
-  if (s.showRemoved) next.set('erased', '1');
-  if (!s.showLater) next.set('ahead', '0');
-  if (s.attention) next.set('attention', s.view);
-  if (s.attention && s.laterSteps) next.set('later', '1');
-  if (besideId) next.set('beside', besideId);
-  const query = next.toString();
-  return `${path}${query ? `?${query}` : ''}`;
+/** Returns the URL of a page with a state of its replay, in which default values are omitted, and with a branch beside the text. */
+function urlOf(replayState, path = location.pathname, branchId = branch?.id) {
+  const query = new URLSearchParams();
+  if (params.has('q')) query.set('q', params.get('q'));
+  if (replayState.at !== null) query.set('at', replayState.at);
+  if (replayState.color !== 'surprise') query.set('color', replayState.color);
+  if (replayState.showRemoved) query.set('erased', '1');
+  if (!replayState.showLater) query.set('ahead', '0');
+  if (replayState.attention) query.set('attention', replayState.attentionView);
+  if (replayState.attention && replayState.laterSteps) query.set('later', '1');
+  if (branchId) query.set('beside', branchId);
+  return query.toString() ? `${path}?${query}` : path;
 }
 
-let timer = 0;
+let urlTimer = 0;
 
-/** Keeps the URL and a branch beside the text up to date with the state. */
-function changed(s) {
-  beside?.follow(s);
-  clearTimeout(timer);
+/** Updates the URL and the branch beside the text after a change of the replay's state. */
+function stateChanged(newState) {
+  branch?.follow(newState);
+  clearTimeout(urlTimer);
   // Browsers limit the rate of URL changes, and a key that is held down would exceed it.
-  timer = setTimeout(() => history.replaceState(null, '', urlOf(s)), 120);
+  urlTimer = setTimeout(() => history.replaceState(null, '', urlOf(newState)), 120);
 }
 
+/** The `Family` of the run, or null before it is loaded. */
 let family = null;
-let beside = null;
+/** The `BranchReplay` beside the text, or null. */
+let branch = null;
 
 const tokenCount = document.querySelector('[data-run-tokens]');
 
@@ -57,12 +60,12 @@ function showProblem(text, tone = 'err') {
   problem.textContent = text;
 }
 
-const view = new Replay(root, id, {
+const replay = new Replay(root, id, {
   state,
-  live: root.dataset.status === 'running',
-  recorded: root.dataset.attention === 'true',
+  isLive: root.dataset.status === 'running',
+  hasAttention: root.dataset.attention === 'true',
   hooks: {
-    changed,
+    changed: stateChanged,
     forked: (forks, change) => family?.forked(forks, change),
     prompt: ({ parameters }) => {
       linkMods(parameters?.mods ?? []);
@@ -71,25 +74,29 @@ const view = new Replay(root, id, {
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
     grown: (count) => { tokenCount.textContent = `${count} tok`; },
     ended: (summary) => {
-      const status = document.querySelector('[data-run-status]');
       if (summary?.status) {
+        const status = document.querySelector('[data-run-status]');
         status.textContent = summary.status;
-        status.className = `status st-${summary.status}`;
+        status.className = `status status-${summary.status}`;
         tokenCount.textContent = `${summary.completion_tokens ?? 0} tok`;
         if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
-      if (view.run) family?.summarize(view.run);
+      if (replay.run) family?.summarize(replay.run);
     },
   },
 });
 
-registerRunNavigation((place) => view.visit(place));
-view.open().then(() => { markFeedback(); return painted(); }).then(showFamily).catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
+registerRunNavigation((place) => replay.visit(place));
+showRun().catch((error) => showProblem(`The run could not be loaded: ${error.message}.`));
 
-/** Waits until the browser has painted the next frame. */
-function painted() { return new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve))); }
+async function showRun() {
+  await replay.open();
+  markAnnotations();
+  await nextFrame();
+  await showFamily();
+}
 
-/** Links the mods of the run to the versions that it used. */
+/** Makes the names of the mods links to the versions that the run used. */
 function linkMods(mods) {
   const spans = document.querySelectorAll('.facts span.mod');
   mods.forEach(({ name, version, origin }, i) => {
@@ -107,29 +114,32 @@ function showSteering(vectors) {
   document.querySelector('.facts [data-tags]')?.before(h('span', { title, 'data-steering': '' }, `steering ${text}`));
 }
 
-/** Shows the family of the run below its text. */
+/** Shows the family of the run, its forks and the runs from which it was forked, below its text. */
 async function showFamily() {
-  const [{ Family }, { Beside }] = await Promise.all([import('./family.js'), import('./beside.js')]);
+  const [{ Family }, { BranchReplay }] = await Promise.all([import('./family.js'), import('./branch-replay.js')]);
   family = new Family(id, {
-    urlOf: (m) => urlOf({ ...view.state, at: m.status === 'running' || !m.parent ? null : m.parent.sequence_order }, `${base}/runs/${m.run_id}`, null),
-    go: (row) => view.pick(row),
-    refused: (reason) => { view.refusal = reason; },
-    beside: (other) => {
-      beside?.close();
-      beside = other && new Beside(unusedCopy, root, other, view.state, () => family.beside(null));
+    urlOf: (member) => {
+      const forkedAt = member.status === 'running' ? null : member.parent?.sequence_order ?? null;
+      return urlOf({ ...replay.state, at: forkedAt }, `${base}/runs/${member.run_id}`, null);
     },
-    changed: () => changed({ ...view.state }),
+    select: (row) => replay.select(row),
+    notForkable: (reason) => { replay.notForkable = reason; },
+    showBeside: (member) => {
+      branch?.close();
+      branch = member && new BranchReplay(emptyReplay, root, member, replay.state, () => family.showBeside(null));
+      stateChanged(replay.state);
+    },
   });
   root.querySelector('[data-panel]').before(family.section);
-  family.summarize(view.run);
+  family.summarize(replay.run);
   await family.load();
   document.querySelector('nav.family')?.toggleAttribute('hidden', family.isLoaded);
-  if (params.has('beside')) family.beside(params.get('beside'));
+  if (params.has('beside')) family.showBeside(params.get('beside'));
 }
 
-const dialog = document.querySelector('[data-delete-dialog]');
-dialog.addEventListener('close', async () => {
-  if (dialog.returnValue !== 'delete') return;
+const deleteDialog = document.querySelector('[data-delete-dialog]');
+deleteDialog.addEventListener('close', async () => {
+  if (deleteDialog.returnValue !== 'delete') return;
   try {
     await fetchApi('/api/v1/deletions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: [id] }) });
     location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
@@ -138,80 +148,82 @@ dialog.addEventListener('close', async () => {
   }
 });
 
-/** Marks the tokens with notes or feedback, and links to them. */
-function markFeedback() {
-  const entries = [...document.querySelectorAll('[data-notes] [data-position], [data-feedback] [data-position]')].map((line) => ({
-    line, token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
+/** Marks the tokens with notes and feedback in the replay, and makes their places in the lists buttons that go to the tokens. */
+function markAnnotations() {
+  const lines = [...document.querySelectorAll('[data-notes] [data-position], [data-feedback] [data-position]')];
+  replay.annotations = lines.map((line) => ({
+    token: Number(line.dataset.position), tone: line.dataset.tone, text: line.textContent.replace(/\s+/g, ' ').trim(),
   }));
-  view.feedback = entries;
-  for (const { line, token } of entries) {
-    const place = token < view.run.answerLength(view.run.eventCount) && line.querySelector('span[data-place]');
-    if (!place) continue;
-    place.replaceWith(h('button', { type: 'button', class: 'link', 'data-place': true, onclick: () => view.visit({ token: token + 1 }) }, place.textContent));
+  const answerLength = replay.run.answerLength(replay.run.eventCount);
+  for (const line of lines) {
+    const token = Number(line.dataset.position);
+    const place = line.querySelector('span[data-place]');
+    if (!place || token >= answerLength) continue;
+    place.replaceWith(h('button', { type: 'button', class: 'link', 'data-place': true, onclick: () => replay.visit({ token: token + 1 }) }, place.textContent));
   }
 }
 
-/** Promise of the function that opens the feedback form, or null before the first use. */
-let feedback = null;
+/** Promise of the function that opens the feedback form; null before the first use. */
+let openFeedbackForm = null;
 
-/** Opens the feedback form, whose code is loaded on first use. */
+/** Opens the feedback form for the selected token. Its code is loaded on first use. */
 function giveFeedback() {
-  feedback ??= import('./feedback.js').then((module) => module.feedback(id, markFeedback));
-  feedback.then((give) => give(view.token), (error) => {
-    feedback = null;
+  openFeedbackForm ??= import('./feedback.js').then(({ setUpFeedbackForm }) => setUpFeedbackForm(id, markAnnotations));
+  openFeedbackForm.then((open) => open(replay.token), (error) => {
+    openFeedbackForm = null;
     toast(`The form could not be loaded: ${error.message}`);
   });
 }
 
-/** Opens the note on the selected token, or on the run. */
-const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id, view.token ?? -1, markFeedback)).catch((error) => toast(`The notes could not be loaded: ${error.message}`));
+/** Opens the note on the selected token, or else on the run. */
+const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id, replay.token ?? -1, markAnnotations)).catch((error) => toast(`The notes could not be loaded: ${error.message}`));
 
-/** Opens the run's tags. */
+/** Opens the dialog for the tags of the run. */
 async function changeTags() {
-  const place = document.querySelector('[data-tags]');
-  const tags = await import('../tags.js');
-  tags.editTags([{ id, tags: tags.tagsIn(place) }], ([run]) => place.replaceChildren(...tags.links(run.tags)));
+  const element = document.querySelector('[data-tags]');
+  const { editTags, tagLinks, tagsIn } = await import('../tags.js');
+  editTags([{ id, tags: tagsIn(element) }], ([run]) => element.replaceChildren(...tagLinks(run.tags)));
 }
 
-/** Clicks a link; returns false if the page has none. */
+/** Clicks the link with a selector. Returns false if the page has none. */
 const clickLink = (selector) => {
   const link = document.querySelector(selector);
   link?.click();
   return Boolean(link);
 };
 
-/** Performs an action of the key table; returns false for actions of other components. */
+/** Performs an action of a shortcut or button. Returns false if there is no such action. */
 function act(action, key) {
   switch (action) {
     case 'copy':
-      clearTimeout(timer);
-      history.replaceState(null, '', urlOf({ ...view.state, at: view.atEnd ? null : view.n }));
-      copy(location.href, 'link');
+      clearTimeout(urlTimer);
+      history.replaceState(null, '', urlOf({ ...replay.state, at: replay.atEnd ? null : replay.n }));
+      copyText(location.href, 'link');
       return true;
-    case 'delete': dialog.returnValue = ''; dialog.showModal(); return true;
+    case 'delete': deleteDialog.returnValue = ''; deleteDialog.showModal(); return true;
     case 'feedback': giveFeedback(); return true;
     case 'note': writeNote(); return true;
     case 'tags': changeTags(); return true;
     case 'nextBranch': case 'prevBranch': {
-      const href = family?.next(action === 'nextBranch' ? 1 : -1);
+      const href = family?.urlOfNext(action === 'nextBranch' ? 1 : -1);
       if (href) location.assign(href);
       else toast('This run has no branches.');
       return true;
     }
     case 'nextRun': return clickLink('[data-next]');
     case 'prevRun': return clickLink('[data-prev]');
-    case 'fork': {
-      const href = view.atEnd ? null : view.fork();
+    case 'openPlayground': {
+      const href = replay.atEnd ? null : replay.playgroundUrl();
       if (href) location.assign(href);
       return href ? true : clickLink('[data-again]');
     }
     case 'escape': document.activeElement?.blur?.(); document.querySelector('details.more[open]')?.removeAttribute('open'); return true;
-    default: return view.act(action, key);
+    default: return replay.act(action, key);
   }
 }
 
-listen(['replay'], act);
-document.querySelector('.run-acts').addEventListener('click', (event) => {
-  const button = event.target.closest('[data-act]');
-  if (button) act(button.dataset.act);
+listenForShortcuts(['replay'], act);
+document.querySelector('.run-actions').addEventListener('click', (event) => {
+  const button = event.target.closest('[data-action]');
+  if (button) act(button.dataset.action);
 });

@@ -1,81 +1,87 @@
-// The panel with the details of the current event: token, alternatives, sampling stages, attention, mods.
+// The panel with the details of the current event: its token, alternatives, sampling stages, mod calls, and the record itself.
 import { h, toast } from '../dom.js';
+import { candidateTable, eventDetails, percent } from './candidates.js';
 import { surprise } from './color.js';
 import { requestDelay } from './events.js';
-import { removal, stageList } from './funnel.js';
+import { outcome, probabilityCell, stageList } from './funnel.js';
+import { displayText } from './glyphs.js';
 import { NEVER } from './rows.js';
-import { show } from './glyphs.js';
-import { candidateTable, eventDetails, percent } from './candidates.js';
 
 const MAX_CANDIDATES = 12;
-const MAX_LOGS = 60;
+const MAX_LOG_LINES = 60;
+/** Maximum tokens that are listed for an edit of logits. */
+const MAX_MOVED = 6;
 const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits));
+const duration = (ms) => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`);
 
 export class Panel {
   #root;
   #run;
   #events;
   #go;
-  #fork;
-  #branch;
-  #token = h('section');
-  #alts = h('section', { hidden: true });
-  #mods = h('section');
-  #record = h('section', { hidden: true });
+  #playgroundUrl;
+  #startForks;
+  #tokenSection = h('section');
+  #alternatives = h('section', { hidden: true });
+  #modSection = h('section');
+  #recordSection = h('section', { hidden: true });
   /** True if all candidates are listed. */
-  #all = false;
+  #showsAll = false;
   /** Number of the newest request; the results of earlier ones are not shown. */
   #loadId = 0;
   #timer = null;
   /** Delays the first request, so that the text is usually shown before it is sent. */
   #delay = requestDelay(performance.now());
   /** Reason why the run cannot be forked, or null. */
-  refusal = null;
-  /** Values of the form that starts several forks. */
-  ways = { n: '4', seed: '' };
+  notForkable = null;
+  /** Values of the form that starts several forks, which is drawn again for each event. */
+  #regenerateValues = { n: '4', seed: '' };
 
-  /** `go(n)` moves the cursor; `fork(n, text)` returns a URL of the playground or null; `branch(n, change, text)` starts forks of the run, and is null in an exported page. */
-  constructor(root, run, events, { go, fork, branch }) {
+  /**
+   * `go(n)` moves the cursor. `playgroundUrl(n, text)` returns the URL of the playground that continues the run at event `n`, or null.
+   * `startForks(n, change, text)` starts forks of the run; it is null in an exported page.
+   */
+  constructor(root, run, events, { go, playgroundUrl, startForks }) {
     this.#run = run;
     this.#events = events;
     this.#go = go;
-    this.#fork = fork;
-    this.#branch = branch;
+    this.#playgroundUrl = playgroundUrl;
+    this.#startForks = startForks;
     this.#root = root;
-    root.replaceChildren(this.#token, this.#alts, this.#mods, this.#record);
+    root.replaceChildren(this.#tokenSection, this.#alternatives, this.#modSection, this.#recordSection);
   }
 
-  /** Adds a section of another module below the token. */
-  put(section) { this.#token.after(section); }
+  /** Adds a section of another part below the token. */
+  addSection(section) { this.#tokenSection.after(section); }
 
-  /** Shows event `e`, or null if there is none, and `row`: the selected row, or else the one that the event added, or null. */
+  /** Shows event `e`, or null if there is none, and a row: the selected one, or else the one that the event added, or null. */
   show(e, row) {
     this.#drawToken(e, row);
     this.#loadId += 1;
     clearTimeout(this.#timer);
     if (e === null) {
-      this.#alts.hidden = true;
-      this.#mods.hidden = true;
-      this.#record.hidden = true;
+      this.#alternatives.hidden = true;
+      this.#modSection.hidden = true;
+      this.#recordSection.hidden = true;
       return;
     }
     const loadId = this.#loadId;
     const events = this.#run.stepEvents(e);
     if (events.every((seq) => this.#events.peek(seq))) {
-      this.#drawStep(e, events.map((seq) => this.#events.peek(seq)));
+      this.#drawEvent(e, events.map((seq) => this.#events.peek(seq)));
       return;
     }
     this.#root.setAttribute('aria-busy', 'true');
     this.#timer = setTimeout(async () => {
       try {
         const entries = await this.#events.get(events[0], events.at(-1));
-        if (loadId === this.#loadId) this.#drawStep(e, entries);
+        if (loadId === this.#loadId) this.#drawEvent(e, entries);
       } catch (error) {
         if (loadId !== this.#loadId) return;
-        this.#alts.hidden = true;
-        this.#record.hidden = true;
-        this.#mods.hidden = false;
-        this.#mods.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
+        this.#alternatives.hidden = true;
+        this.#recordSection.hidden = true;
+        this.#modSection.hidden = false;
+        this.#modSection.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
       } finally {
         if (loadId === this.#loadId) this.#root.removeAttribute('aria-busy');
       }
@@ -84,7 +90,7 @@ export class Panel {
 
   /** Scrolls to the candidates and their sampling stages. */
   showStages() {
-    this.#alts.scrollIntoView({ block: 'nearest' });
+    this.#alternatives.scrollIntoView({ block: 'nearest' });
   }
 
   #drawToken(e, row) {
@@ -94,18 +100,18 @@ export class Panel {
       type: 'button', 'aria-pressed': String(seq === e), title: `Event ${seq}`, onclick: () => this.#go(seq),
     }, run.type(seq)))) : null;
     if (row === null) {
-      this.#token.replaceChildren(eventButtons ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
+      this.#tokenSection.replaceChildren(eventButtons ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
       return;
     }
-    const p = run.logprob(row);
-    const s = surprise(run, row);
+    const logprob = run.logprob(row);
+    const bits = surprise(run, row);
     const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
     const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
-    this.#token.replaceChildren(eventButtons ?? '',
-      h('div', { class: 'tok-head' }, h('span', { class: 'tok-glyph' }, show(run.text(row))), h('span', {}, origin)),
-      h('dl', { class: 'tok-facts' },
-        p === null ? null : fact('probability', percent(Math.exp(p))),
-        s === null ? null : fact('surprise', `${fixed(s)} bit`),
+    this.#tokenSection.replaceChildren(eventButtons ?? '',
+      h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, displayText(run.text(row))), h('span', {}, origin)),
+      h('dl', { class: 'token-facts' },
+        logprob === null ? null : fact('probability', percent(Math.exp(logprob))),
+        bits === null ? null : fact('surprise', `${fixed(bits)} bit`),
         run.entropy(row) === null ? null : fact('entropy', `${fixed(run.entropy(row))} bit`),
         run.rank(row) === null ? null : fact('rank', String(run.rank(row))),
         fact('position', String(run.pos(row))),
@@ -115,139 +121,204 @@ export class Panel {
         run.removedAt(row) === NEVER ? null : fact('removed at', `event ${run.removedAt(row) - 1}`)));
   }
 
-  #drawStep(e, entries) {
+  /** Draws the details of event `e`; `entries` are those of its step. */
+  #drawEvent(e, entries) {
     this.#root.removeAttribute('aria-busy');
-    const here = entries.find(({ event }) => event.sequence_order === e);
-    this.#drawFacts(here?.event);
+    const entry = entries.find(({ event }) => event.sequence_order === e);
+    this.#drawEventFacts(entry?.event);
     this.#drawAlternatives(entries);
-    this.#drawMods(e, entries);
-    this.#drawRecord(here);
+    this.#drawModCalls(e, entries);
+    this.#drawRecord(entry);
   }
 
-  /** Shows the fields of a Prefilled or ForwardPass event. */
-  #drawFacts(event) {
-    this.#token.querySelector('.given')?.remove();
+  /** Draws the fields of a Prefilled or ForwardPass event. */
+  #drawEventFacts(event) {
+    this.#tokenSection.querySelector('.event-facts')?.remove();
     const facts = event?.event_type === 'Prefilled'
       ? [['prompt', event.prompt_length, 'tokens'], ['before the prompt', event.tokens_so_far_len || null, 'tokens'], ['maximum', event.max_steps, 'steps']]
-      : event?.event_type === 'ForwardPass' && event.input_text ? [['input', show(event.input_text), '']] : [];
-    const known = facts.filter(([, value]) => value !== undefined && value !== null);
-    if (!known.length) return;
-    this.#token.append(h('dl', { class: 'tok-facts given' }, known.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole' },
+      : event?.event_type === 'ForwardPass' && event.input_text ? [['input', displayText(event.input_text), '']] : [];
+    const recorded = facts.filter(([, value]) => value !== undefined && value !== null);
+    if (!recorded.length) return;
+    this.#tokenSection.append(h('dl', { class: 'token-facts event-facts' }, recorded.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole-row' },
       h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
   }
 
-  /** Shows the event and its calls as recorded JSON. */
+  /** Draws the recorded JSON of the event and its calls, which is formatted when the user opens it. */
   #drawRecord(entry) {
-    this.#record.hidden = !entry;
+    this.#recordSection.hidden = !entry;
     if (!entry) return;
-    const whole = () => JSON.stringify({ event: entry.event, ...(entry.calls.length && { calls: entry.calls }) }, null, 2);
-    const open = this.#record.querySelector('details')?.open;
-    const details = h('details', { ontoggle: () => { if (details.open && details.children.length === 1) details.append(h('pre', { class: 'trace', tabindex: '0' }, whole())); } }, h('summary', { class: 'hint' }, 'As recorded'));
-    details.open = Boolean(open);
-    this.#record.replaceChildren(details);
+    const json = () => JSON.stringify({ event: entry.event, ...(entry.calls.length && { calls: entry.calls }) }, null, 2);
+    const wasOpen = Boolean(this.#recordSection.querySelector('details')?.open);
+    const showJson = () => {
+      if (details.open && details.children.length === 1) details.append(h('pre', { class: 'trace', tabindex: '0' }, json()));
+    };
+    const details = h('details', { ontoggle: showJson }, h('summary', { class: 'hint' }, 'As recorded'));
+    details.open = wasOpen;
+    this.#recordSection.replaceChildren(details);
   }
 
+  /** Draws the candidates of the step, with links and buttons that continue with another one. */
   #drawAlternatives(entries) {
-    const candidates = candidateTable(entries);
-    const { rows, stages, draft, hasMods, hasSampler } = candidates;
-    this.#alts.hidden = rows.length === 0;
+    const table = candidateTable(entries);
+    const { rows, draft } = table;
+    this.#alternatives.hidden = rows.length === 0;
     if (!rows.length) return;
-    const shown = this.#all ? rows : rows.filter((r, i) => i < MAX_CANDIDATES || r.chosen);
-    const cell = (p, none) => {
-      const td = h('td', { class: p === null ? 'hint' : 'bar-p' }, p === null ? none : percent(p));
-      if (p !== null) td.style.setProperty('--p', p.toFixed(4));
-      return td;
-    };
+    const shown = this.#showsAll ? rows : rows.filter((row, i) => i < MAX_CANDIDATES || row.chosen);
     const forward = entries.findLast(({ event }) => event.event_type === 'ForwardPass')?.event.sequence_order;
-    const start = (...change) => (this.refusal ? toast(`This run cannot be forked: ${this.refusal}.`) : this.#branch(forward, ...change));
-    const disabled = this.refusal ? 'true' : null;
-    const title = (text) => (this.refusal ? `Cannot be forked: ${this.refusal}` : text);
-    const forkButton = (r) => (r.chosen || forward === undefined || !this.#branch ? null : h('button', {
-      type: 'button', 'aria-disabled': disabled, title: title(`Fork this run with ${show(r.text)} here`), 'aria-label': `Fork this run with ${show(r.text)} here`,
-      onclick: () => start({ token: r.token }, r.text),
-    }, 'fork'));
-    const tryLink = (r) => {
-      const href = r.chosen || forward === undefined || r.unnamed ? null : this.#fork(forward, r.text);
-      return href && h('a', { href, title: `Continue in the playground with ${show(r.text)} instead`, 'aria-label': `Continue with ${show(r.text)} in the playground` }, 'try');
+    const toggle = () => { this.#showsAll = !this.#showsAll; this.#drawAlternatives(entries); };
+    this.#alternatives.replaceChildren(
+      h('h2', {}, 'Alternatives'),
+      this.#alternativesTable(shown, table, forward),
+      h('p', { class: 'links' },
+        forward === undefined || !this.#startForks ? null : this.#regenerateForm(forward),
+        rows.length > shown.length || this.#showsAll ? h('button', { type: 'button', onclick: toggle }, this.#showsAll ? 'Fewer' : `All ${rows.length}`) : null),
+      ...stageList(table),
+      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, displayText(draft.text)), draft.isMatch ? ' matched, so this token needed no decode.' : ' did not match.') : '');
+  }
+
+  /** Returns the table of candidates; `forward` is the ForwardPass of the step, if it was recorded. */
+  #alternativesTable(rows, { stages, hasMods, hasSampler }, forward) {
+    const tableRow = (row) => h('tr', { class: row.chosen ? 'chosen' : hasSampler && row.sampler === null ? 'eliminated' : null },
+      h('th', { scope: 'row', title: `id ${row.token}` }, displayText(row.text)),
+      probabilityCell(row.model, '·'), hasMods && probabilityCell(row.mods, '–'), hasSampler && probabilityCell(row.sampler, '–'),
+      h('td', { class: row.byMod ? 'reason mod' : 'reason' }, outcome(row, stages, '✓'), ' ', row.chosen || forward === undefined ? null
+        : h('span', { class: 'fork' }, this.#forkButton(row, forward), this.#playgroundLink(row, forward))));
+    return h('table', { class: 'candidates' },
+      h('caption', { class: 'visually-hidden' }, 'Candidates for this token'),
+      h('thead', {}, h('tr', {},
+        h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, 'model'),
+        hasMods && h('th', { scope: 'col' }, 'after mods'), hasSampler && h('th', { scope: 'col' }, 'drawn from'),
+        h('th', { scope: 'col' }, h('span', { class: 'visually-hidden' }, 'removed by')))),
+      h('tbody', {}, rows.map(tableRow)));
+  }
+
+  /** Returns the button that starts a fork with another candidate. */
+  #forkButton(row, forward) {
+    if (!this.#startForks) return null;
+    const label = `Fork this run with ${displayText(row.text)} here`;
+    const onclick = () => this.#fork(forward, { token: row.token }, row.text);
+    return h('button', { type: 'button', ...this.#forkAttributes(label), 'aria-label': label, onclick }, 'fork');
+  }
+
+  /** Returns the link that continues the text with another candidate in the playground. */
+  #playgroundLink(row, forward) {
+    const href = row.unnamed ? null : this.#playgroundUrl(forward, row.text);
+    const text = displayText(row.text);
+    return href && h('a', { href, title: `Continue in the playground with ${text} instead`, 'aria-label': `Continue with ${text} in the playground` }, 'try');
+  }
+
+  /** Returns the attributes of an element that forks the run: its title, or the reason why the run cannot be forked. */
+  #forkAttributes(title) {
+    return this.notForkable ? { title: `Cannot be forked: ${this.notForkable}`, 'aria-disabled': 'true' } : { title };
+  }
+
+  #fork(...args) {
+    if (this.notForkable) toast(`This run cannot be forked: ${this.notForkable}.`);
+    else this.#startForks(...args);
+  }
+
+  /** Returns the form that starts several forks with new seeds at a ForwardPass. */
+  #regenerateForm(forward) {
+    const values = this.#regenerateValues;
+    const field = (name, props) => h('input', { type: 'number', step: '1', ...props, value: values[name], oninput: (event) => { values[name] = event.target.value; } });
+    const { title, ...disabled } = this.#forkAttributes('Start runs that keep the tokens before this one and draw the others with new seeds');
+    const onsubmit = (event) => {
+      event.preventDefault();
+      const n = Number(values.n) || 1;
+      const change = n > 1 ? { n } : {};
+      if (values.seed !== '') change.seed = Number(values.seed);
+      // Without a seed, a single fork would repeat the run, and several forks get random seeds from the server.
+      else if (n === 1) [change.seed] = crypto.getRandomValues(new Uint32Array(1));
+      this.#fork(forward, change);
     };
-    const table = h('table', { class: 'alts' },
-      h('caption', { class: 'vh' }, 'Candidates for this token'),
-      h('thead', {}, h('tr', {}, h('th', { scope: 'col' }, 'token'), h('th', { scope: 'col' }, 'model'),
-        hasMods ? h('th', { scope: 'col' }, 'after mods') : null, hasSampler ? h('th', { scope: 'col' }, 'drawn from') : null,
-        h('th', { scope: 'col' }, h('span', { class: 'vh' }, 'removed by')))),
-      h('tbody', {}, shown.map((r) => h('tr', { class: r.chosen ? 'won' : hasSampler && r.sampler === null ? 'out' : null },
-        h('th', { scope: 'row', title: `id ${r.token}` }, show(r.text)),
-        cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
-        h('td', { class: r.byMod ? 'reason mod' : 'reason' }, removal(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
-    this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
-      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
-      ...stageList(candidates),
-      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' matched, so this token needed no decode.' : ' did not match.') : '');
+    return h('form', { class: 'regenerate', title, onsubmit },
+      h('button', disabled, 'Regenerate'),
+      h('label', {}, field('n', { min: '1', max: '64', required: true, 'aria-label': 'Number of branches' }), ' branches from here'),
+      h('label', {}, 'seed ', field('seed', { min: '0', max: '4294967295', placeholder: 'random' })));
   }
 
-  /** Draws the form that starts several forks with new seeds. */
-  #regenerate(start, disabled, title) {
-    const { ways } = this;
-    const field = (name, props) => h('input', { type: 'number', step: '1', ...props, value: ways[name], oninput: (event) => { ways[name] = event.target.value; } });
-    return h('form', {
-      class: 'ways', title, onsubmit: (event) => {
-        event.preventDefault();
-        const n = Number(ways.n) || 1;
-        const seed = ways.seed === '' ? null : Number(ways.seed);
-        start({ ...(n > 1 && { n }), ...(seed !== null ? { seed } : n > 1 ? {} : { seed: crypto.getRandomValues(new Uint32Array(1))[0] }) });
-      },
-    }, h('button', { 'aria-disabled': disabled }, 'Regenerate'), h('label', {}, field('n', { min: '1', max: '64', required: true, 'aria-label': 'Number of branches' }), ' ways from here'),
-    h('label', {}, 'seed ', field('seed', { min: '0', max: '4294967295', placeholder: 'random' })));
-  }
-
-  #drawMods(e, entries) {
-    const calls = entries.flatMap(({ event, calls: list }) => list.map((c) => ({ ...c, event })));
-    this.#mods.hidden = false;
-    const here = calls.filter((c) => c.event.sequence_order === e);
-    const rest = calls.filter((c) => c.event.sequence_order !== e && (c.logs.length || c.call.exception_occurred || c.actions.some((a) => a.action_type !== 'Noop')));
-    const stopped = entries.map((x) => eventDetails(x.event).stopped_by).find(Boolean);
-    this.#mods.replaceChildren(
-      stopped ? h('p', {}, 'Stopped by ', h('code', {}, show(stopped))) : '',
+  /** Draws the mod calls at event `e`, and those with an effect at other events of its step. */
+  #drawModCalls(e, entries) {
+    const calls = entries.flatMap(({ event, calls: list }) => list.map((call) => ({ ...call, event })));
+    const hasEffect = ({ call, logs, actions }) => logs.length || call.exception_occurred || actions.some((action) => action.action_type !== 'Noop');
+    const callsHere = calls.filter(({ event }) => event.sequence_order === e);
+    const otherCalls = calls.filter((call) => call.event.sequence_order !== e && hasEffect(call));
+    const stoppedBy = entries.map(({ event }) => eventDetails(event).stopped_by).find(Boolean);
+    this.#modSection.hidden = false;
+    this.#modSection.replaceChildren(
+      stoppedBy ? h('p', {}, 'Stopped by ', h('code', {}, displayText(stoppedBy))) : '',
       h('h2', {}, 'Mods at this event'),
-      ...(here.length ? here.map((c) => this.#call(c)) : [h('p', { class: 'hint' }, 'No mod was called here.')]),
-      ...(rest.length ? [h('h2', {}, 'Mods at other events of this step'), ...rest.map((c) => this.#call(c, true))] : []));
+      ...(callsHere.length ? callsHere.map((call) => this.#modCall(call)) : [h('p', { class: 'hint' }, 'No mod was called here.')]),
+      ...(otherCalls.length ? [h('h2', {}, 'Mods at other events of this step'), ...otherCalls.map((call) => this.#modCall(call, true))] : []));
   }
 
-  #call({ call, logs, actions, event }, isOtherEvent = false) {
+  /** Returns the element of a mod call: its mod, duration, actions, log lines and exception. */
+  #modCall({ call, logs, actions, event }, isOtherEvent = false) {
+    const ms = call.execution_time_ms;
     return h('div', { class: 'call' },
-      h('div', { class: 'call-head' }, h('b', {}, call.mod_name),
+      h('div', { class: 'call-head' },
+        h('b', {}, call.mod_name),
         isOtherEvent ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
-        Number.isFinite(call.execution_time_ms) ? h('span', { class: 'hint num' }, call.execution_time_ms < 1 ? `${Math.round(call.execution_time_ms * 1000)} µs` : `${call.execution_time_ms.toFixed(1)} ms`) : null),
-      actions.map((a) => h('div', { class: `act${a.action_type === 'EmitError' ? ' bad' : ''}${a.details?.superseded ? ' lost' : ''}` }, ...this.#action(a))),
-      this.#logs(logs),
-      call.exception_occurred ? h('div', { class: 'act bad' }, call.exception_message ?? 'raised an exception',
+        Number.isFinite(ms) ? h('span', { class: 'hint num' }, duration(ms)) : null),
+      actions.map((action) => h('div', { class: `action${action.action_type === 'EmitError' ? ' failed' : ''}${action.details?.superseded ? ' superseded' : ''}` }, ...actionContent(action))),
+      logLines(logs),
+      call.exception_occurred ? h('div', { class: 'action failed' }, call.exception_message ?? 'raised an exception',
         call.exception_traceback ? h('details', {}, h('summary', {}, 'Traceback'), h('pre', { class: 'trace', tabindex: '0' }, call.exception_traceback)) : null) : null);
   }
+}
 
-  #logs(logs, all = false) {
-    const box = h('div', {}, (all ? logs : logs.slice(0, MAX_LOGS)).map((l) => h('div', { class: `log ${l.log_level ?? 'INFO'}` }, h('b', {}, `${(l.log_level ?? 'INFO').toLowerCase()} `), l.log_message)));
-    if (!all && logs.length > MAX_LOGS) box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => box.replaceWith(this.#logs(logs, true)) }, `All ${logs.length} lines`)));
-    return box;
+/** Returns the element with log lines: the first ones and a button that shows all, or all of them. */
+function logLines(logs, all = false) {
+  const line = ({ log_level, log_message: message }) => {
+    const level = log_level ?? 'INFO';
+    return h('div', { class: `log ${level}` }, h('b', {}, `${level.toLowerCase()} `), message);
+  };
+  const box = h('div', {}, (all ? logs : logs.slice(0, MAX_LOG_LINES)).map(line));
+  if (!all && logs.length > MAX_LOG_LINES) {
+    box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => box.replaceWith(logLines(logs, true)) }, `All ${logs.length} lines`)));
   }
+  return box;
+}
 
-  #action(a) {
-    const d = a.details ?? {};
-    const pieces = d.texts ?? d.tokens_as_text;
-    const texts = Array.isArray(pieces) ? pieces.join('') : a.tokens_preview;
-    const quote = (t) => (t ? [' ', h('code', {}, show(t.slice(0, 300)))] : []);
-    const out = [];
-    switch (a.action_type) {
-      case 'Noop': out.push(h('span', { class: 'hint' }, 'no change')); break;
-      case 'Backtrack': out.push(`Backtrack ${d.removed ?? a.backtrack_steps ?? ''}${d.clamped ? ` (requested ${a.backtrack_steps})` : ''}`, ...(a.backtrack_token_count ? [' and appended', ...quote(texts)] : [])); break;
-      case 'ForceTokens': case 'ForceOutput': out.push(`${a.action_type} ${a.token_count ?? ''}`, ...quote(texts)); break;
-      case 'AdjustedPrefill': out.push(`New prompt, ${a.new_length ?? '?'} tokens`, ...(a.adjusted_max_steps ? [`, maximum ${a.adjusted_max_steps} steps`] : [])); break;
-      case 'AdjustedLogits': out.push(`Logits edited${Number.isFinite(a.temperature) ? `, temperature ${a.temperature}` : ''}`,
-        ...(Array.isArray(d.moved) && d.moved.length ? [h('table', { class: 'alts' }, h('tbody', {}, d.moved.slice(0, 6).map((m) => h('tr', {}, h('th', { scope: 'row' }, show(m.text ?? `⟨${m.token}⟩`)), h('td', {}, percent(m.before)), h('td', {}, '→'), h('td', {}, percent(m.after))))))] : [])); break;
-      case 'ToolCalls': out.push('Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(a.tool_calls ?? d, null, 2))); break;
-      case 'EmitError': out.push(`Error: ${a.error_message ?? ''}`); break;
-      default: out.push(a.action_type);
+/** Returns the description of an action, with a remark if another action superseded it. */
+function actionContent(action) {
+  const content = actionDescription(action);
+  if (action.details?.superseded) content.push(' (an earlier mod’s action won)');
+  return content;
+}
+
+/** Returns the texts and elements that describe an action. */
+function actionDescription(action) {
+  const details = action.details ?? {};
+  const pieces = details.texts ?? details.tokens_as_text;
+  const text = Array.isArray(pieces) ? pieces.join('') : action.tokens_preview;
+  const quotedText = text ? [' ', h('code', {}, displayText(text.slice(0, 300)))] : [];
+  switch (action.action_type) {
+    case 'Noop': return [h('span', { class: 'hint' }, 'no change')];
+    case 'Backtrack': {
+      const requested = details.clamped ? ` (requested ${action.backtrack_steps})` : '';
+      const appended = action.backtrack_token_count ? [' and appended', ...quotedText] : [];
+      return [`Backtrack ${details.removed ?? action.backtrack_steps ?? ''}${requested}`, ...appended];
     }
-    if (d.superseded) out.push(' (an earlier mod’s action won)');
-    return out;
+    case 'ForceTokens': case 'ForceOutput': return [`${action.action_type} ${action.token_count ?? ''}`, ...quotedText];
+    case 'AdjustedPrefill': {
+      const maxSteps = action.adjusted_max_steps ? `, maximum ${action.adjusted_max_steps} steps` : '';
+      return [`New prompt, ${action.new_length ?? '?'} tokens${maxSteps}`];
+    }
+    case 'AdjustedLogits': {
+      const temperature = Number.isFinite(action.temperature) ? `, temperature ${action.temperature}` : '';
+      return [`Logits edited${temperature}`, ...movedTokens(details.moved)];
+    }
+    case 'ToolCalls': return ['Tool calls', h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(action.tool_calls ?? details, null, 2))];
+    case 'EmitError': return [`Error: ${action.error_message ?? ''}`];
+    default: return [action.action_type];
   }
+}
+
+/** Returns a table of the tokens whose probabilities changed most, as a list, which is empty if they were not recorded. */
+function movedTokens(moved) {
+  if (!Array.isArray(moved) || !moved.length) return [];
+  const row = ({ token, text, before, after }) => h('tr', {},
+    h('th', { scope: 'row' }, displayText(text ?? `⟨${token}⟩`)), h('td', {}, percent(before)), h('td', {}, '→'), h('td', {}, percent(after)));
+  return [h('table', { class: 'candidates' }, h('tbody', {}, moved.slice(0, MAX_MOVED).map(row)))];
 }

@@ -1,17 +1,18 @@
-// Plays a run at the recorded speed or at a number of tokens per second, after `play()`.
+// Playback of a run: moves the cursor at the recorded speed, or by a fixed number of tokens per second.
 
 export class Player {
-  playing = false;
+  isPlaying = false;
   #run;
   #hooks;
+  /** `recorded`, or tokens per second. */
   #speed = '20';
   #frame = 0;
   /** Time of the last frame. */
-  #last = 0;
+  #lastFrameAt = 0;
   /** Time that has passed since the cursor last moved. */
   #elapsedMs = 0;
 
-  /** `hooks`: `at()`, `go(n)`, `changed(playing)`. */
+  /** `hooks.at()` returns the event of the cursor, `hooks.go(n)` moves it, and `hooks.changed(isPlaying)` is called when playback starts or ends. */
   constructor(run, hooks) {
     this.#run = run;
     this.#hooks = hooks;
@@ -23,38 +24,39 @@ export class Player {
   }
 
   toggle() {
-    if (this.playing) this.pause();
+    if (this.isPlaying) this.pause();
     else this.play();
   }
 
   play() {
-    if (this.playing || !this.#run.eventCount) return;
-    this.playing = true;
+    if (this.isPlaying || !this.#run.eventCount) return;
+    this.isPlaying = true;
     if (this.#hooks.at() >= this.#run.eventCount) this.#hooks.go(0);
-    this.#last = performance.now();
+    this.#lastFrameAt = performance.now();
     this.#elapsedMs = 0;
     this.#hooks.changed(true);
     this.#frame = requestAnimationFrame((t) => this.#tick(t));
   }
 
   pause() {
-    if (!this.playing) return;
-    this.playing = false;
+    if (!this.isPlaying) return;
+    this.isPlaying = false;
     cancelAnimationFrame(this.#frame);
     this.#hooks.changed(false);
   }
 
   #tick(now) {
-    if (!this.playing) return;
-    this.#elapsedMs += now - this.#last;
-    this.#last = now;
+    if (!this.isPlaying) return;
+    this.#elapsedMs += now - this.#lastFrameAt;
+    this.#lastFrameAt = now;
     const from = this.#hooks.at();
-    const n = this.#speed === 'real' ? this.#atRecordedSpeed(from) : this.#atConstantRate(from);
+    const n = this.#speed === 'recorded' ? this.#atRecordedSpeed(from) : this.#atConstantRate(from);
     if (n !== from) this.#hooks.go(n);
     if (n >= this.#run.eventCount) this.pause();
     else this.#frame = requestAnimationFrame((t) => this.#tick(t));
   }
 
+  /** Returns the event that the cursor reaches by now, and subtracts the time up to it from the elapsed time. */
   #atRecordedSpeed(from) {
     let n = from;
     while (n < this.#run.eventCount) {
@@ -66,6 +68,7 @@ export class Player {
     return n;
   }
 
+  /** Like `#atRecordedSpeed`, but by a fixed number of tokens per second. */
   #atConstantRate(from) {
     const msPerToken = 1000 / Number(this.#speed);
     let n = from;

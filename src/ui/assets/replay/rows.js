@@ -1,12 +1,17 @@
-// Rows (token instances) as stored in the columns, complete for a stored run; the fold adds rows of a live run. Pure.
+// The rows of a run, one for each token that ever entered the sequence, in the encoding of the stored columns. The subclass
+// `RunState` adds the rows of a live run. Pure.
 
-/** `removedAt` of a row that exists at the end. */
+/** `removedAt` of a row that is never removed. */
 export const NEVER = 0xffff_ffff;
-/** logprob and entropy of a row without a value. */
+/** Stored logprob or entropy of a row without a value. */
 export const UNKNOWN = 0xffff;
-/** Factor of stored logprobs and entropies. */
+/** Stored logprobs and entropies are multiplied by this factor. */
 export const SCALE = 2048;
 
+/** Bits of `flags`; `special` means a special token, and `touched` one that a mod's action forced, removed or influenced. */
+export const FLAGS = { prompt: 1, forced: 2, stop: 4, special: 8, touched: 16, error: 32, sampled: 64 };
+
+/** Columns of the rows. `dt` is the time in ms since the previous token, and `rank` is 0 if it is unknown. */
 export const COLUMNS = {
   textIndex: Uint32Array,
   token: Int32Array,
@@ -20,14 +25,15 @@ export const COLUMNS = {
   dt: Uint16Array,
 };
 
-/** The event types in the order of their numbers in the column `kinds`. */
+/** Event types in the order of their numbers in the column `kinds`. */
 export const EVENT_TYPES = ['Prefilled', 'ForwardPass', 'Sampled', 'Added'];
 
+/** Columns of the events. `times` are in ms since the start of the run. */
 export const EVENT_COLUMNS = { kinds: Uint8Array, steps: Uint32Array, times: Uint32Array };
 
 /**
- * One run: rows (token instances), events and marks. Typed arrays may be longer than `count` and `eventCount`.
- * Row `i` is visible after event `n` exactly when `addedAt[i] <= n && n < removedAt[i]`; `n` runs from 0 to `eventCount`.
+ * Rows, events and marks of one run. The typed arrays may be longer than `count` and `eventCount`. Row `i` is visible at event
+ * `n`, from 0 to `eventCount`, if `addedAt[i] <= n && n < removedAt[i]`.
  */
 export class Rows {
   count = 0;
@@ -35,7 +41,7 @@ export class Rows {
   marks = [];
   strings = [];
 
-  /** Creates a run from columns `{rows, events, strings, marks, count, eventCount}`. */
+  /** Creates the rows of a stored run; `rows` and `events` are its columns. */
   static of({ rows, events, ...rest }) { return Object.assign(new Rows(), rows, events, rest); }
 
   /** Returns the text of row `i`. */
@@ -43,7 +49,7 @@ export class Rows {
     return this.strings[this.textIndex[i]];
   }
 
-  /** Returns ln p of row `i` in the model's distribution, or null. */
+  /** Returns the logprob of row `i` in the model's distribution, or null. */
   logprob(i) {
     return this.logprobs[i] === UNKNOWN ? null : -this.logprobs[i] / SCALE;
   }

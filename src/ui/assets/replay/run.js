@@ -1,11 +1,12 @@
-// A run of the page: rows, events and marks, from stored columns or from items of a live run.
+// A run that is shown: its rows (one per token), events and marks. In this folder, `i` and `row` are indexes of rows, `e` and
+// `seq` indexes of events, and `n` is an event or, after the last one, the end of the run.
 import { parseColumns } from './columns.js';
-import { EVENT_TYPES } from './rows.js';
+import { EVENT_TYPES, FLAGS } from './rows.js';
 
 export class Run {
   #rows;
 
-  /** `rows` are those of stored columns, or a RunState, which grows. */
+  /** `rows` are the `Rows` of a stored run, or the `RunState` of a live one. */
   constructor(rows) {
     this.#rows = rows;
   }
@@ -16,67 +17,69 @@ export class Run {
   /** Applies the next item of a live run. */
   apply(item) { this.#rows.apply(item); }
 
-  /** Number of rows ever created. */
+  /** Number of rows, including removed ones. */
   get count() { return this.#rows.count; }
   get eventCount() { return this.#rows.eventCount; }
+  /** Actions, exceptions and log lines: `{seq, kind, mod_name, label}`. */
   get marks() { return this.#rows.marks; }
 
   text(i) { return this.#rows.text(i); }
   token(i) { return this.#rows.token[i]; }
+  /** Position in the sequence. */
   pos(i) { return this.#rows.pos[i]; }
+  /** Event that added the row. */
   addedAt(i) { return this.#rows.addedAt[i]; }
+  /** First event at which the row is not visible anymore, or `NEVER`. */
   removedAt(i) { return this.#rows.removedAt[i]; }
+  /** Milliseconds since the previous token. */
   dt(i) { return this.#rows.dt[i]; }
   logprob(i) { return this.#rows.logprob(i); }
   entropy(i) { return this.#rows.entropy(i); }
   rank(i) { return this.#rows.rank[i] || null; }
-  isPrompt(i) { return (this.#rows.flags[i] & 1) !== 0; }
-  isForced(i) { return (this.#rows.flags[i] & 2) !== 0; }
-  isStop(i) { return (this.#rows.flags[i] & 4) !== 0; }
-  isTouched(i) { return (this.#rows.flags[i] & 16) !== 0; }
-  isError(i) { return (this.#rows.flags[i] & 32) !== 0; }
-  isSampled(i) { return (this.#rows.flags[i] & 64) !== 0; }
+  isPrompt(i) { return this.#hasFlag(i, FLAGS.prompt); }
+  isForced(i) { return this.#hasFlag(i, FLAGS.forced); }
+  /** True for a token that ended the generation. */
+  isStop(i) { return this.#hasFlag(i, FLAGS.stop); }
+  /** True if an action of a mod forced, removed or influenced the token. */
+  isTouched(i) { return this.#hasFlag(i, FLAGS.touched); }
+  /** True if a mod raised an exception at the token. */
+  isError(i) { return this.#hasFlag(i, FLAGS.error); }
+
+  #hasFlag(i, flag) { return (this.#rows.flags[i] & flag) !== 0; }
 
   /** Returns the type of an event, such as `ForwardPass`. */
   type(e) { return EVENT_TYPES[this.#rows.kinds[e]]; }
   step(e) { return this.#rows.steps[e]; }
-  /** True if the trace has times. */
+  /** True if the times of the events were recorded. */
   get isTimed() { return this.eventCount > 0 && this.time(this.eventCount - 1) > 0; }
-  /** Milliseconds since the run started. */
+  /** Time of an event in milliseconds since the run started. */
   time(e) { return this.#rows.times[e]; }
 
-  /** Returns the row at a position of the sequence at event `n`, or null. */
-  rowAt(n, pos) {
-    for (let i = this.count - 1; i >= 0; i -= 1) {
-      if (this.pos(i) === pos && this.addedAt(i) <= n && n < this.removedAt(i)) return i;
-    }
-    return null;
-  }
+  /** Returns true if a row is part of the sequence at event `n`. */
+  isVisible(i, n) { return this.addedAt(i) <= n && n < this.removedAt(i); }
 
-  /** Returns the rows at event `n` by their position. */
+  /** Returns the visible rows at event `n`, by their position. */
   sequence(n) {
     const rows = [];
-    for (let i = 0; i < this.count; i += 1) if (this.addedAt(i) <= n && n < this.removedAt(i)) rows[this.pos(i)] = i;
+    for (let i = 0; i < this.count; i += 1) if (this.isVisible(i, n)) rows[this.pos(i)] = i;
     return rows;
   }
 
-  /** Returns the rows of the answer at the end, in order. */
+  /** Returns the rows of the final answer, in order. */
   answer() {
-    const { addedAt, removedAt, flags } = this.#rows;
-    const [n, rows] = [this.eventCount, []];
-    for (let i = 0; i < this.count; i += 1) if (addedAt[i] <= n && n < removedAt[i] && (flags[i] & 1) === 0) rows.push(i);
+    const rows = [];
+    for (let i = 0; i < this.count; i += 1) if (!this.isPrompt(i) && this.isVisible(i, this.eventCount)) rows.push(i);
     return rows;
   }
 
   /** Returns the number of tokens in the answer at event `n`. */
   answerLength(n) {
-    const { addedAt, removedAt, flags } = this.#rows;
     let count = 0;
-    for (let i = 0; i < this.count; i += 1) if (addedAt[i] <= n && n < removedAt[i] && (flags[i] & 1) === 0) count += 1;
+    for (let i = 0; i < this.count; i += 1) if (!this.isPrompt(i) && this.isVisible(i, n)) count += 1;
     return count;
   }
 
-  /** Returns the events of the step of event `e`, in order. */
+  /** Returns the events of the step to which event `e` belongs, in order. */
   stepEvents(e) {
     if (e < 0 || e >= this.eventCount) return [];
     const step = this.step(e);
@@ -87,7 +90,7 @@ export class Run {
     return Array.from({ length: to - from + 1 }, (_, k) => from + k);
   }
 
-  /** Returns the rows that an event added: the first one, and the one after the last. */
+  /** Returns the range of rows that an event added, end exclusive. */
   rowsAddedAt(e) {
     return rangeOf(e, this.count, (i) => this.addedAt(i));
   }

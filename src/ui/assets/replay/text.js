@@ -1,67 +1,87 @@
-// The token text: one span per row, in blocks that the browser skips while they are off screen.
-// A block gets its spans before it is shown: those at the start or at the cursor before the first frame, others when the user
-// scrolls to them, and the rest in short tasks, so that the browser's own search finds all text. Moving the cursor only changes classes of rows whose state changes.
+// The text of a run: one span per row, in blocks that the browser skips while they are off screen.
+//
+// Spans are created in this order: those at the start or around the cursor before the first frame, then those in blocks to
+// which the user scrolls, and then the others in short tasks, so that the browser's own search finds all text. When the cursor
+// moves, only the classes of rows whose state changes are written.
 import { h } from '../dom.js';
-import { fill, show } from './glyphs.js';
+import { appendText } from './glyphs.js';
 import { MAX_BLOCK_ROWS, mayEndBlock, roles } from './blocks.js';
 import { isChipVisible, removals } from './removals.js';
 import { NEVER } from './rows.js';
 
+/** States of a row at the current event. A row of a later event is hidden or shown dimmed. */
+const HIDDEN = 0;
 const VISIBLE = 1;
 const LATER = 2;
 const REMOVED = 3;
-/** Class of a row by its state: hidden, visible, later, removed. */
-const STATE_CLASSES = [' f', '', ' g', ' x'];
+/** Classes of the states. */
+const STATE_CLASSES = [' hidden', '', ' later', ' removed'];
 const ANSWER = { role: 'answer', dim: false };
 const PROMPT = { role: 'prompt', dim: false };
 const NEW_PROMPT = { role: 'new prompt', dim: false };
 /** Number of rows whose spans are created before the first frame: about as many as a window shows. */
 const FIRST_ROWS = 480;
-/** Duration of a task that creates spans, in milliseconds, and the number of rows that it adds to blocks. */
+/** Duration of a task that creates spans, in milliseconds. */
 const TASK_MS = 16;
+/** Number of rows that a task adds to blocks. */
 const ROWS_PER_TASK = 4 * MAX_BLOCK_ROWS;
 
 export class Text {
   #root;
   #run;
-  /** Spans by row; rows of empty blocks have none. */
+  /** Spans by row. */
   #spans = [];
-  /** Classes by row that never change, and the class of its color. */
+  /** Classes by row that never change. */
   #fixedClasses = [];
-  #colorClass = [];
-  #state = [];
+  /** Class of the color by row. */
+  #colorClasses = [];
+  /** States by row. */
+  #states = [];
+  /** Blocks by row. */
   #blockOf = [];
-  /** Blocks in order: `{el, part, first, end, built, shown, chips}`, with the rows `first..end`, of which those before `built` have spans. */
+  /**
+   * Blocks in order: `{el, part, first, end, built, shown, chips}`. A block has the rows `first..end`, of which those before
+   * `built` have spans. `shown` and `chips` are the numbers of its rows and chips that are shown, and `part` is the element of its message.
+   */
   #blocks = [];
   /** Index of the first block that may lack spans. */
   #firstUnbuilt = 0;
-  /** Blocks on the screen and close to it, which get their spans before others. */
+  /** Blocks on the screen or close to it, which get their spans before others. */
   #nearby = new Set();
+  /** Role of the last row in a block. */
   #role = null;
-  #labels = null;
+  /** The recorded prompt: `{addedAt, roles}` with the roles by position, or null. */
+  #prompt = null;
   #removals = [];
   #removalByLastRow = new Map();
+  /** Chips, the buttons that fold removed rows, by the event of the removal. */
   #chips = new Map();
   /** Events whose removed rows the user has unfolded. */
-  #open = new Set();
+  #unfolded = new Set();
   #options;
   #n;
   #signal;
+  /** True while a task is scheduled. */
   #isScheduled = false;
-  #paint = () => -1;
+  /** Returns the color of a row, as in `colorBy`. */
+  #colorOf = () => -1;
   #colorsLater = false;
   #cursor = null;
   #selected = null;
-  #hits = new Set();
-  #notes = new Map();
-  /** Elements in place of rows: the first row and the element. */
+  /** Rows of the highlighted match of the search. */
+  #matches = new Set();
+  /** Notes and feedback by row. */
+  #annotations = new Map();
+  /** Elements that replace rows: `[first row, element]`. */
   #embedded = [];
+  /** The span to which the text scrolls. */
+  #target = null;
 
   /**
-   * The text at event `n`; `options.showLater` shows later rows, `options.showRemoved` removed ones. `onPick(row)` and
-   * `onRemovedClick(row)` are called on clicks. No spans are created after `signal` aborts.
+   * Shows the text at event `n`, including later rows if `options.showLater`, and removed ones if `options.showRemoved`.
+   * `onSelect(row)` is called for a clicked row, or `onRemovedClick(row)` if it is removed. No spans are created after `signal` aborts.
    */
-  constructor(root, run, { n, options, signal, onPick, onRemovedClick }) {
+  constructor(root, run, { n, options, signal, onSelect, onRemovedClick }) {
     this.#root = root;
     this.#run = run;
     this.#n = n;
@@ -69,10 +89,10 @@ export class Text {
     this.#signal = signal;
     root.addEventListener('click', (event) => {
       const chip = event.target.closest('.chip');
-      if (chip) return this.#toggle(chip._removedAt);
-      const token = event.target.closest('.t');
+      if (chip) return this.#toggleRemoval(chip._removedAt);
+      const token = event.target.closest('.token');
       if (!token || !getSelection().isCollapsed) return undefined;
-      return this.#state[token._row] === REMOVED ? onRemovedClick(token._row) : onPick(token._row);
+      return this.#states[token._row] === REMOVED ? onRemovedClick(token._row) : onSelect(token._row);
     });
     root.addEventListener('contentvisibilityautostatechange', ({ target, skipped }) => {
       if (!target._block) return;
@@ -81,13 +101,13 @@ export class Text {
     });
   }
 
-  /** Sets the prompt's parts from the Prefilled event. */
-  label(prompt, addedAt) {
-    this.#labels = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
+  /** Sets the recorded prompt, which a Prefilled event added. Its messages become parts of the text. */
+  setPrompt(prompt, addedAt) {
+    this.#prompt = { addedAt, roles: roles(prompt.texts?.length ?? 0, prompt.spans, prompt.texts ?? []) };
   }
 
-  /** Adds the rows that arrived since the last call. Creates all of their spans if `all`, else the first ones. */
-  sync(all) {
+  /** Adds the rows that are new since the last call. Creates the spans of all of them if `all` is true, else of the first ones. */
+  addNewRows(all) {
     this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
     this.#removalByLastRow = new Map(this.#removals.map((removal) => [removal.last, removal]));
     this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS);
@@ -97,7 +117,7 @@ export class Text {
       rows += this.#blocks[b].end - this.#blocks[b].first;
     }
     for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
-    this.#hideEmpty();
+    this.#updateVisibility();
     this.#schedule();
   }
 
@@ -121,12 +141,12 @@ export class Text {
     }
     block.end = i + 1;
     this.#blockOf[i] = block;
-    this.#state[i] = this.#stateAt(i);
+    this.#states[i] = this.#stateAt(i);
     if (this.isShown(i)) block.shown += 1;
   }
 
   #addBlock(first, part, parent) {
-    const block = { el: h('div', { class: 'blk' }), part, first, end: first, built: first, shown: 0, chips: 0 };
+    const block = { el: h('div', { class: 'text-block' }), part, first, end: first, built: first, shown: 0, chips: 0 };
     parent.append(block.el);
     this.#blocks.push(block);
     block.el._block = block;
@@ -137,7 +157,7 @@ export class Text {
   #build(block) {
     for (; block.built < block.end; block.built += 1) {
       const i = block.built;
-      this.#append(block.el, i);
+      this.#addSpan(block.el, i);
       const removal = this.#removalByLastRow.get(i);
       if (removal) this.#addChip(removal);
     }
@@ -161,16 +181,16 @@ export class Text {
         this.#build(block);
         if (performance.now() > end) break;
       }
-      this.#hideEmpty();
+      this.#updateVisibility();
       this.#schedule();
     }));
   }
 
-  /** Creates the spans of the block with row `i` and of its neighbors, which may be visible together with it. */
-  #ensure(i) {
+  /** Creates the spans of the block with row `i`, and of its neighbors, which may be on the screen together with it. */
+  #buildAround(i) {
     if (i >= this.#blockOf.length) {
       this.#addRows(i + FIRST_ROWS);
-      this.#hideEmpty();
+      this.#updateVisibility();
     }
     const block = this.#blockOf[i];
     if (!block) return;
@@ -178,9 +198,10 @@ export class Text {
     for (const near of this.#blocks.slice(Math.max(0, b - 2), b + 3)) this.#build(near);
   }
 
+  /** Adds the chip of a removal after its last row. */
   #addChip(removal) {
     const names = this.#run.actionsAt(removal.removedAt - 1).map((mark) => mark.mod_name);
-    const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'vh' }, ' tokens removed'));
+    const chip = h('button', { type: 'button', class: 'chip', title: `${removal.count} tokens removed${names.length ? ` by ${names.join(', ')}` : ''}: show or hide them` }, `⌫ ${removal.count}`, h('span', { class: 'visually-hidden' }, ' tokens removed'));
     chip._removedAt = removal.removedAt;
     this.#chips.set(removal.removedAt, chip);
     this.#spans[removal.last].after(chip);
@@ -188,84 +209,84 @@ export class Text {
   }
 
   /** Creates the span of row `i`. */
-  #append(parent, i) {
+  #addSpan(parent, i) {
     const run = this.#run;
     const span = document.createElement('span');
     span._row = i;
-    fill(span, run.text(i));
+    appendText(span, run.text(i));
     this.#spans[i] = span;
     const isDim = this.#roleOf(i).dim || run.isStop(i);
-    this.#fixedClasses[i] = `t${run.isPrompt(i) ? ' p' : run.isForced(i) ? ' q' : ''}${isDim ? ' tpl' : ''}${run.isError(i) ? ' e' : ''}`;
-    this.#colorClass[i] = this.#colorClassOf(i);
-    this.#write(i);
+    this.#fixedClasses[i] = `token${run.isPrompt(i) ? ' prompt' : run.isForced(i) ? ' forced' : ''}${isDim ? ' dim' : ''}${run.isError(i) ? ' error' : ''}`;
+    this.#colorClasses[i] = this.#colorClassOf(i);
+    this.#writeClass(i);
     parent.append(span);
   }
 
-  /** Shows an element, if any, in place of the rows from `from` to the one before `to`. */
+  /** Hides the rows `from..to`, and shows an element, if one is given, in their place. */
   embed(from, to, element) {
     for (let i = from; i < Math.min(to, this.#run.count); i += 1) {
-      this.#ensure(i);
+      this.#buildAround(i);
       this.#spans[i].hidden = true;
     }
     if (!element || !this.#spans[from]) return;
     this.#spans[from].before(element);
     this.#embedded.push([from, element]);
-    this.#showEmbedded();
+    this.#updateEmbedded();
   }
 
-  #showEmbedded() {
+  #updateEmbedded() {
     for (const [row, element] of this.#embedded) element.hidden = !this.isShown(row);
   }
 
   /** Returns the state of a row at the current event. */
   #stateAt(i) {
     const removedAt = this.#run.removedAt(i);
-    if (this.#run.addedAt(i) > this.#n) return this.#options.showLater && removedAt === NEVER ? LATER : 0;
+    if (this.#run.addedAt(i) > this.#n) return this.#options.showLater && removedAt === NEVER ? LATER : HIDDEN;
     return removedAt <= this.#n ? REMOVED : VISIBLE;
   }
 
   #roleOf(i) {
     const run = this.#run;
     if (!run.isPrompt(i)) return ANSWER;
-    if (this.#labels && run.addedAt(i) > this.#labels.addedAt) return NEW_PROMPT;
-    return this.#labels?.roles[run.pos(i)] ?? PROMPT;
+    if (this.#prompt && run.addedAt(i) > this.#prompt.addedAt) return NEW_PROMPT;
+    return this.#prompt?.roles[run.pos(i)] ?? PROMPT;
   }
 
   #colorClassOf(i) {
-    const b = this.#paint(i);
-    return b === 'touched' ? ' touched' : b >= 0 ? ` b${b}` : '';
+    const color = this.#colorOf(i);
+    return color === 'touched' ? ' touched' : color >= 0 ? ` b${color}` : '';
   }
 
   /** Writes the class of row `i`. A row without a span gets its class when the span is created. */
-  #write(i) {
+  #writeClass(i) {
     if (!this.#spans[i]) return;
     const removedAt = this.#run.removedAt(i);
-    const state = this.#state[i];
-    const isShadedLater = state === LATER && this.#colorsLater && this.#colorClass[i];
-    let name = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClass[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
-    if (state === REMOVED && this.#open.has(removedAt)) name += ' o';
-    if (i === this.#cursor) name += ' cur';
-    if (i === this.#selected) name += ' sel';
-    if (this.#hits.has(i)) name += ' hit';
-    const note = this.#notes.get(i);
+    const state = this.#states[i];
+    const isShadedLater = state === LATER && this.#colorsLater && this.#colorClasses[i];
+    let classes = this.#fixedClasses[i] + (state === VISIBLE || isShadedLater ? this.#colorClasses[i] : '') + (isShadedLater ? '' : STATE_CLASSES[state]);
+    if (state === REMOVED && this.#unfolded.has(removedAt)) classes += ' unfolded';
+    if (i === this.#cursor) classes += ' current';
+    if (i === this.#selected) classes += ' selected';
+    if (this.#matches.has(i)) classes += ' match';
+    const note = this.#annotations.get(i);
     if (note) {
-      name += ` note ${note.tone}`;
+      classes += ` note ${note.tone}`;
       this.#spans[i].title = note.text;
     }
-    this.#spans[i].className = name;
+    this.#spans[i].className = classes;
   }
 
-  /** Colors by `paint(row)`: a bucket 0–7, -1 for none, or 'touched'; `colorsLater` also colors later tokens. */
-  colorBy(paint, colorsLater = false) {
-    const all = colorsLater !== this.#colorsLater;
-    this.#paint = paint;
+  /** Colors the rows by `colorOf(row)`: a bucket 0–7, -1 for none, or `touched`. If `colorsLater` is true, later rows also have colors. */
+  colorBy(colorOf, colorsLater = false) {
+    const mustWriteAll = colorsLater !== this.#colorsLater;
+    this.#colorOf = colorOf;
     this.#colorsLater = colorsLater;
     for (let i = 0; i < this.#spans.length; i += 1) {
       if (!this.#spans[i]) continue;
       const next = this.#colorClassOf(i);
-      if (next === this.#colorClass[i] && !all) continue;
-      this.#colorClass[i] = next;
-      if (this.#state[i] === VISIBLE || this.#state[i] === LATER) this.#write(i);
+      if (next === this.#colorClasses[i] && !mustWriteAll) continue;
+      this.#colorClasses[i] = next;
+      if (this.#states[i] === VISIBLE || this.#states[i] === LATER) this.#writeClass(i);
     }
   }
 
@@ -283,113 +304,114 @@ export class Text {
       block.shown = 0;
       for (let i = block.first; i < block.end; i += 1) {
         const state = this.#stateAt(i);
-        if (state !== this.#state[i]) {
-          this.#state[i] = state;
-          this.#write(i);
+        if (state !== this.#states[i]) {
+          this.#states[i] = state;
+          this.#writeClass(i);
         }
         if (this.isShown(i)) block.shown += 1;
       }
     }
-    this.#hideEmpty();
+    this.#updateVisibility();
   }
 
-  #isOpen(removal) { return this.#options.showRemoved || this.#open.has(removal.removedAt); }
+  #isUnfolded(removal) { return this.#options.showRemoved || this.#unfolded.has(removal.removedAt); }
 
+  /** Updates a chip, if it exists. Returns true if the chip of the removal is visible. */
   #updateChip(removal, chip) {
-    const isVisible = isChipVisible(removal, this.#n, (other) => this.#isOpen(other));
+    const isVisible = isChipVisible(removal, this.#n, (other) => this.#isUnfolded(other));
     if (chip) {
-      const isOpen = String(this.#isOpen(removal));
+      const expanded = String(this.#isUnfolded(removal));
       if (chip.hidden === isVisible) chip.hidden = !isVisible;
-      if (chip.ariaExpanded !== isOpen) chip.ariaExpanded = isOpen;
+      if (chip.ariaExpanded !== expanded) chip.ariaExpanded = expanded;
     }
     return isVisible;
   }
 
-  /** Shows the chips of the current event, and hides empty blocks and parts. */
-  #hideEmpty() {
-    this.#showEmbedded();
+  /** Shows or hides chips, embedded elements, blocks and parts at the current event. */
+  #updateVisibility() {
+    this.#updateEmbedded();
     this.#root.dataset.removed = this.#options.showRemoved ? 'shown' : 'hidden';
     for (const block of this.#blocks) block.chips = 0;
-    for (const removal of this.#removals) if (this.#updateChip(removal, this.#chips.get(removal.removedAt)) && this.#blockOf[removal.last]) this.#blockOf[removal.last].chips += 1;
+    for (const removal of this.#removals) {
+      const isVisible = this.#updateChip(removal, this.#chips.get(removal.removedAt));
+      const block = this.#blockOf[removal.last];
+      if (isVisible && block) block.chips += 1;
+    }
     const visibleParts = new Set();
     for (const block of this.#blocks) {
       const isEmpty = block.shown + block.chips === 0;
       if (block.el.hidden !== isEmpty) block.el.hidden = isEmpty;
       if (!isEmpty) visibleParts.add(block.part);
     }
-    for (const part of this.#root.children) if (part.hidden === visibleParts.has(part)) part.hidden = !part.hidden;
+    for (const part of this.#root.children) {
+      const isHidden = !visibleParts.has(part);
+      if (part.hidden !== isHidden) part.hidden = isHidden;
+    }
   }
 
-  #toggle(removedAt) {
-    if (!this.#open.delete(removedAt)) this.#open.add(removedAt);
-    for (let i = 0; i < this.#run.count; i += 1) if (this.#run.removedAt(i) === removedAt) this.#write(i);
+  /** Folds or unfolds the rows that an event removed. */
+  #toggleRemoval(removedAt) {
+    if (!this.#unfolded.delete(removedAt)) this.#unfolded.add(removedAt);
+    for (let i = 0; i < this.#run.count; i += 1) if (this.#run.removedAt(i) === removedAt) this.#writeClass(i);
     this.#updateStates();
   }
 
-  /** Marks the row of the current event, and a selected row. */
-  cursor(row, selected = null, scroll = true) {
-    this.#ensure(selected ?? row ?? -1);
+  /** Marks the row of the current event and the selected row, and scrolls to the latter, or else to the former. */
+  setCursor(row, selected = null, scroll = true) {
+    this.#buildAround(selected ?? row ?? -1);
     const old = [this.#cursor, this.#selected];
     this.#cursor = row;
     this.#selected = selected;
-    for (const i of new Set([...old, row, selected])) if (i !== null) this.#write(i);
+    for (const i of new Set([...old, row, selected])) if (i !== null) this.#writeClass(i);
     this.#target = this.#spans[selected ?? row ?? -1];
     if (scroll && this.#target) this.#reveal(this.#target);
   }
 
-  /** The span to which the text scrolls. */
-  #target = null;
-
+  /** Scrolls the text so that a span is visible, at some distance from the edges. */
   #reveal(span, tries = 3) {
-    const box = this.#root.getBoundingClientRect();
-    const at = span.getBoundingClientRect();
-    if (at.width === 0 && at.height === 0) return;
-    const room = Math.min(80, box.height / 4);
-    // scrollIntoView would also scroll the page on small screens.
-    const above = box.top + room - at.top;
-    const below = at.bottom - box.bottom + room;
+    const view = this.#root.getBoundingClientRect();
+    const bounds = span.getBoundingClientRect();
+    if (bounds.width === 0 && bounds.height === 0) return;
+    const margin = Math.min(80, view.height / 4);
+    // `scrollIntoView` would also scroll the page on small screens.
+    const above = view.top + margin - bounds.top;
+    const below = bounds.bottom - view.bottom + margin;
     if (above <= 0 && below <= 0) return;
-    if (Math.max(above, below) > box.height) this.#root.scrollTop += at.top - box.top - box.height / 3;
+    if (Math.max(above, below) > view.height) this.#root.scrollTop += bounds.top - view.top - view.height / 3;
     else this.#root.scrollTop += above > 0 ? -above : below;
-    // Blocks that were off screen get their actual height only now, so the position is checked again.
+    // Blocks that were off screen get their actual heights only now, so the position may have changed.
     if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
   }
 
-  /** Scrolls to the end while a live run is followed. */
-  toEnd() {
+  scrollToEnd() {
     this.#root.scrollTop = this.#root.scrollHeight;
   }
 
-  /** Returns true if the row is visible as text, for the search. */
+  /** Returns true if a row is shown: visible, or shown as a later or removed one. */
   isShown(i) {
-    const state = this.#state[i] ?? this.#stateAt(i);
-    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#open.has(this.#run.removedAt(i))));
+    const state = this.#states[i] ?? this.#stateAt(i);
+    return state === VISIBLE || state === LATER || (state === REMOVED && (this.#options.showRemoved || this.#unfolded.has(this.#run.removedAt(i))));
   }
 
-  /** Highlights the rows of one match. */
+  /** Highlights the rows of one match of the search, instead of the ones before. */
   highlight(rows) {
-    rows.forEach((i) => this.#ensure(i));
-    const old = this.#hits;
-    this.#hits = new Set(rows);
-    for (const i of [...old, ...rows]) this.#write(i);
+    rows.forEach((i) => this.#buildAround(i));
+    const old = this.#matches;
+    this.#matches = new Set(rows);
+    for (const i of [...old, ...rows]) this.#writeClass(i);
     if (!rows.length) return;
     this.#target = this.#spans[rows[0]];
     this.#reveal(this.#target);
   }
 
-  /** Marks the rows with notes or feedback: `{row, tone, text}`. */
-  note(entries) {
-    const old = [...this.#notes.keys()];
-    this.#notes.clear();
+  /** Marks the rows with notes and feedback, `{row, tone, text}`. */
+  annotate(entries) {
+    const old = [...this.#annotations.keys()];
+    this.#annotations.clear();
     for (const { row, tone, text } of entries) {
-      const other = this.#notes.get(row);
-      this.#notes.set(row, other ? { tone: other.tone === tone ? tone : 'plain', text: `${other.text}\n${text}` } : { tone, text });
+      const other = this.#annotations.get(row);
+      this.#annotations.set(row, other ? { tone: other.tone === tone ? tone : 'neutral', text: `${other.text}\n${text}` } : { tone, text });
     }
-    for (const row of new Set([...old, ...this.#notes.keys()])) this.#write(row);
-  }
-
-  /** Returns the text of a row for places outside of the answer. */
-  name(i) {
-    return show(this.#run.text(i));
+    for (const row of new Set([...old, ...this.#annotations.keys()])) this.#writeClass(row);
   }
 }

@@ -1,4 +1,4 @@
-// An editor for Python source: CodeMirror in the colors of the style sheet.
+// An editor for Python source: CodeMirror with the colors of the style sheet.
 import {
   EditorState, EditorView, HighlightStyle, bracketMatching, defaultKeymap, drawSelection, highlightActiveLine,
   highlightActiveLineGutter, highlightSelectionMatches, highlightSpecialChars, history, historyKeymap, indentOnInput,
@@ -42,7 +42,10 @@ const theme = EditorView.theme({
   '.cm-lintPoint:after': { borderBottomColor: 'var(--danger)' },
 });
 
-/** Replaces the selection with typed text. Chromium itself would keep the style of the replaced text as an inline style, which the content security policy forbids. */
+/**
+ * Replaces the selection with typed text. If Chromium did this itself, it would keep the style of the replaced text as an
+ * inline style, which the content security policy forbids.
+ */
 const replaceSelection = EditorView.domEventHandlers({
   beforeinput(event, view) {
     if (event.inputType !== 'insertText' || event.data === null || view.composing || view.state.readOnly || view.state.selection.main.empty) return false;
@@ -59,10 +62,11 @@ const baseExtensions = (nonce, label) => [
 ];
 
 /**
- * Creates an editor in `box` with `text`; `mark(problems)` shows `{line, message}` at their lines, `go(line)` moves to a
- * line. `show(key, text)` shows another text, with its own undo history and selection, which are kept until `forget()`.
+ * Creates an editor in `parent`. Its property `text` can be read and set. `mark(problems)` shows `{line, message}` at their
+ * lines, and `go(line)` moves to a line. `show(key, text)` shows another text with its own undo history and selection, which
+ * are kept until `forget()`. `changed()` is called after each change of the text.
  */
-export function createEditor(box, { text, nonce, readonly, label, changed }) {
+export function createEditor(parent, { text, nonce, readonly, label, changed }) {
   const extensions = [
     baseExtensions(nonce, label),
     replaceSelection, history(), indentOnInput(), indentUnit.of('    '), lintGutter(),
@@ -70,10 +74,12 @@ export function createEditor(box, { text, nonce, readonly, label, changed }) {
     keymap.of([...historyKeymap, ...searchKeymap, ...lintKeymap, ...defaultKeymap]),
     EditorView.updateListener.of((update) => { if (update.docChanged) changed(); }),
   ];
-  const editor = new EditorView({ parent: box, doc: text, extensions });
+  const editor = new EditorView({ parent, doc: text, extensions });
+  /** States of texts that are not shown, by key. */
   const states = new Map();
   let shownKey = null;
-  const line = (number) => editor.state.doc.line(Math.max(1, Math.min(number, editor.state.doc.lines)));
+  /** Returns a line by its number from 1; one out of range means the first or last line. */
+  const lineAt = (number) => editor.state.doc.line(Math.max(1, Math.min(number, editor.state.doc.lines)));
   return {
     get text() { return editor.state.doc.toString(); },
     set text(next) { editor.dispatch({ changes: { from: 0, to: editor.state.doc.length, insert: next } }); },
@@ -88,14 +94,15 @@ export function createEditor(box, { text, nonce, readonly, label, changed }) {
       shownKey = null;
     },
     mark(problems) {
-      const found = problems.filter((one) => one.line).map(({ line: number, message }) => {
-        const { from, to, text: all } = line(number);
-        return { from: from + (all.length - all.trimStart().length), to, severity: 'error', message };
+      const diagnostics = problems.filter(({ line }) => line).map(({ line, message }) => {
+        const { from, to, text: lineText } = lineAt(line);
+        const indentation = lineText.length - lineText.trimStart().length;
+        return { from: from + indentation, to, severity: 'error', message };
       });
-      editor.dispatch(setDiagnostics(editor.state, found));
+      editor.dispatch(setDiagnostics(editor.state, diagnostics));
     },
-    go(number) {
-      editor.dispatch({ selection: { anchor: line(number).from }, scrollIntoView: true });
+    go(line) {
+      editor.dispatch({ selection: { anchor: lineAt(line).from }, scrollIntoView: true });
       editor.focus();
     },
   };
