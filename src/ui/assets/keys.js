@@ -139,7 +139,7 @@ export function listen(pages, act) {
     if (key !== 'Escape' && (inField || !enabled())) return;
     if (document.querySelector('dialog[open]')) return;
     // A focused control keeps the keys that it uses itself.
-    if (event.target.matches?.('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return;
+    if (event.target.matches?.('button, a, summary, [role=tab], input[type=checkbox]') && [' ', 'Enter'].includes(key)) return;
     if (event.target.matches?.('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return;
     if (event.target.matches?.('input[type=range]:not([data-scrub])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key))) return;
     const name = prefix ? `${prefix} ${key}` : key;
