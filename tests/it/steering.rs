@@ -25,7 +25,7 @@ fn vector(path: &Path, seed: usize) -> PathBuf {
 
 /// Starts a server with the vectors `calm`, `joy` and `calm-2`, a copy of `calm`. Their default scale is 1 unless a flag
 /// changes it.
-fn start(flags: &[&str]) -> Server {
+pub fn start(flags: &[&str]) -> Server {
     let folder = folder();
     std::fs::create_dir(folder.join("copy")).unwrap();
     let files = [("calm.gguf", 0), ("joy.gguf", 1), ("copy/calm.gguf", 0)];

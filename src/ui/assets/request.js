@@ -6,8 +6,8 @@ const SCHEMA_NAME = 'answer';
 const NUMBERS = ['temperature', 'top_k', 'top_p', 'min_p', 'repeat_penalty', 'presence_penalty', 'frequency_penalty', 'seed', 'max_tokens'];
 
 /**
- * Returns path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, tools, schema, extra, model}`.
- * `raw` is text or token ids. Empty numbers are omitted, so that the server's defaults apply. If a field with JSON is invalid,
+ * Returns path and body for a form `{tab, messages, raw, numbers, stop, mods, attention, steering, tools, schema, extra, model}`.
+ * `raw` is text or token ids; `steering` is null or a list of control vectors. Empty numbers are omitted, so that the server's defaults apply. If a field with JSON is invalid,
  * the error names it.
  */
 export function requestOf(form) {
@@ -34,6 +34,7 @@ export function requestOf(form) {
     });
   }
   if (form.attention) body.attention = true;
+  if (form.steering) body.steering = form.steering;
   const tools = jsonOf(form.tools, 'The tools');
   if (tools !== null) {
     if (!Array.isArray(tools)) throw new Error('The tools must be a JSON array.');
@@ -99,11 +100,10 @@ export function extraFields(prompt, isFork = false) {
     // A ban is -Infinity, which JSON cannot represent.
     ...(biases.length && { logit_bias: biases.map(([token, bias]) => [token, bias ?? false]) }),
     ...(p.lora && { lora: p.lora }),
-    ...(p.steering && { steering: p.steering }),
     ...p.request,
   };
   if (schemaOf(all.response_format)) delete all.response_format;
-  const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos', 'lora', 'steering'].includes(name));
+  const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos', 'lora'].includes(name));
   return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
 }
 
@@ -117,6 +117,7 @@ export function formOf(prompt, run) {
   const flat = { ...p, ...p.sampling, ...p.limits };
   for (const name of NUMBERS) if (Number.isFinite(flat[name])) form.numbers[name] = name === 'seed' ? flat[name] : Number(flat[name].toPrecision(6)); // recorded as f32
   if (typeof p.attention === 'boolean') form.attention = p.attention;
+  form.steering = p.steering ?? null;
   if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
   const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];
   form.mods = mods.map((m) => (typeof m === 'string' ? { name: m, config: '' } : { name: m.name, config: m.config ? JSON.stringify(m.config) : '' }));
@@ -140,6 +141,7 @@ function displayedValues(form) {
     'stop strings': text(form.stop),
     mods: (form.mods ?? []).map(({ name, config }) => `${name}${config?.trim() ? ` ${json(config)}` : ''}`).join(', '),
     attention: form.attention ? 'captured' : '',
+    steering: form.steering ? form.steering.map(({ name, scale, layers }) => `${name} ${scale}, layers ${layers.join('–')}`).join('; ') || 'off' : '',
     tools: json(text(form.tools)),
     'JSON schema': json(text(form.schema)),
     'additional fields': json(text(form.extra)),

@@ -5,6 +5,7 @@ import { requestDelay } from './events.js';
 import { removal, stageList } from './funnel.js';
 import { NEVER } from './rows.js';
 import { show } from './glyphs.js';
+import { SteeringField } from '../steering.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 
 const MAX_CANDIDATES = 12;
@@ -29,21 +30,27 @@ export class Panel {
   #timer = null;
   /** Delays the first request, so that the text is usually shown before it is sent. */
   #delay = requestDelay(performance.now());
+  /** Field for the control vectors of forks, or null if the server has none. */
+  #steering = null;
   /** Reason why the run cannot be forked, or null. */
   refusal = null;
   /** Values of the form that starts several forks. */
   ways = { n: '4', seed: '' };
 
-  /** `go(n)` moves the cursor; `fork(n, text)` returns a URL of the playground or null; `branch(n, change, text)` starts forks of the run, and is null in an exported page. */
-  constructor(root, run, events, { go, fork, branch }) {
+  /** `go(n)` moves the cursor; `fork(n, text)` returns a URL of the playground or null; `branch(n, change, text)` starts forks of the run, and is null in an exported page. `vectors` are the server's control vectors, or null. */
+  constructor(root, run, events, { go, fork, branch, vectors }) {
     this.#run = run;
     this.#events = events;
     this.#go = go;
     this.#fork = fork;
     this.#branch = branch;
+    if (vectors) this.#steering = new SteeringField(vectors, 'Change steering');
     this.#root = root;
     root.replaceChildren(this.#token, this.#alts, this.#mods, this.#record);
   }
+
+  /** Offers the run's control vectors for its forks. */
+  offer(vectors) { this.#steering?.offer(vectors); }
 
   /** Adds a section of another module below the token. */
   put(section) { this.#token.after(section); }
@@ -180,24 +187,33 @@ export class Panel {
         cell(r.model, '·'), hasMods ? cell(r.mods, '–') : null, hasSampler ? cell(r.sampler, '–') : null,
         h('td', { class: r.byMod ? 'reason mod' : 'reason' }, removal(r, stages, '✓'), ' ', r.chosen ? null : h('span', { class: 'fork' }, forkButton(r), tryLink(r)))))));
     this.#alts.replaceChildren(h('h2', {}, 'Alternatives'), table,
-      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and draw the others with new seeds')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
+      h('p', { class: 'links' }, forward === undefined || !this.#branch ? '' : this.#regenerate(start, disabled, title('Start runs that keep the tokens before this one and generate the others again')), rows.length > shown.length || this.#all ? h('button', { type: 'button', onclick: () => { this.#all = !this.#all; this.#drawAlternatives(entries); } }, this.#all ? 'Fewer' : `All ${rows.length}`) : ''),
       ...stageList(candidates),
       draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, show(draft.text)), draft.right ? ' matched, so this token needed no decode.' : ' did not match.') : '');
   }
 
-  /** Draws the form that starts several forks with new seeds. */
+  /** Draws the form that starts forks with new seeds or other control vectors. */
   #regenerate(start, disabled, title) {
     const { ways } = this;
+    const steering = this.#steering;
     const field = (name, props) => h('input', { type: 'number', step: '1', ...props, value: ways[name], oninput: (event) => { ways[name] = event.target.value; } });
+    const seedField = field('seed', { min: '0', max: '4294967295' });
+    // The random numbers of a single branch with other control vectors are those of the run, so that only the vectors differ.
+    const isContinued = () => Boolean(steering?.value) && Number(ways.n) === 1;
+    const showDefault = () => { seedField.placeholder = isContinued() ? 'continue' : 'random'; };
+    showDefault();
     return h('form', {
-      class: 'ways', title, onsubmit: (event) => {
+      class: 'ways', title, oninput: showDefault, onsubmit: (event) => {
         event.preventDefault();
         const n = Number(ways.n) || 1;
         const seed = ways.seed === '' ? null : Number(ways.seed);
-        start({ ...(n > 1 && { n }), ...(seed !== null ? { seed } : n > 1 ? {} : { seed: crypto.getRandomValues(new Uint32Array(1))[0] }) });
+        start({
+          ...(n > 1 && { n }), ...(steering?.value && { steering: steering.value }),
+          ...(seed !== null ? { seed } : n > 1 || isContinued() ? {} : { seed: crypto.getRandomValues(new Uint32Array(1))[0] }),
+        });
       },
     }, h('button', { 'aria-disabled': disabled }, 'Regenerate'), h('label', {}, field('n', { min: '1', max: '64', required: true, 'aria-label': 'Number of branches' }), ' ways from here'),
-    h('label', {}, 'seed ', field('seed', { min: '0', max: '4294967295', placeholder: 'random' })));
+    h('label', {}, 'seed ', seedField), steering?.element);
   }
 
   #drawMods(e, entries) {

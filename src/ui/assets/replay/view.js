@@ -92,6 +92,7 @@ export class Replay {
     const prompt = event?.details?.prompt;
     if (!prompt) return;
     this.#parts.text.label(prompt, event.sequence_order);
+    this.#parts.panel.offer(prompt.parameters?.steering ?? []);
     this.#hooks.prompt?.(prompt);
     if (prompt.images?.length) this.#showImages(prompt);
   }
@@ -153,7 +154,7 @@ export class Replay {
       attention: null,
       overview: new Overview(this.#el('overview'), run, this.#closed.signal),
       lanes: new Lanes(this.#el('lanes'), run, go, this.#closed.signal),
-      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork) }),
+      panel: new Panel(this.#el('panel'), run, this.#events, { go, fork: (n, next) => this.fork(n, next), branch: this.#isLocal ? null : (...fork) => this.#branch(...fork), vectors: JSON.parse(this.#root.dataset.vectors ?? 'null') }),
       player: new Player(run, { at: () => this.n, go: (n) => this.go(n, { playing: true }), changed: (playing) => this.#onPlayingChanged(playing) }),
     };
     this.#prefilled(prefilled);
