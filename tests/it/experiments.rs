@@ -189,7 +189,7 @@ async fn python_scores_answers_and_errors_are_kept_per_cell() {
     )
     .await;
     assert_eq!(code, Some(1), "{out}{err}");
-    assert!(err.contains("thunder: cell 0 could not be scored: ZeroDivisionError: division by zero (line 2)"), "{err}");
+    assert!(err.contains("thunder: cell 1 could not be scored: ZeroDivisionError: division by zero (line 2)"), "{err}");
     assert!(err.contains("2 cells: 2 done; mean score 1.00"), "{err}");
 }
 
@@ -447,7 +447,9 @@ async fn command_runs_definition_and_prints_cells() {
     assert_eq!(head, ["CELL", "MODS", "SEED", "STATE", "TOKENS", "SCORE", "ANSWER"]);
     assert!(lines[3].contains("force-prefix {\"text\":\"{} \"}") && lines[3].contains("done"), "{out}");
     assert!(err.contains("4 cells: 4 done; mean score"), "{err}");
-    assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 5);
+    let csv = std::fs::read_to_string(csv).unwrap();
+    assert_eq!(csv.lines().count(), 5);
+    assert!(csv.lines().nth(1).unwrap().starts_with("0,"), "the fields of the API count from 0: {csv}");
     let (_, list) = server.get(ROUTE).await;
     assert_eq!(list["experiments"][0]["name"], "greetings");
 
@@ -461,6 +463,7 @@ async fn command_runs_definition_and_prints_cells() {
         ("seeds = [1]", "prompts"),
     ] {
         let (code, _, err) = command(server, definition, &[]).await;
+    assert!(lines[1].starts_with("1 ") && lines[4].starts_with("4 "), "{out}");
         assert!(code == Some(1) && err.contains(message), "{code:?} {err}");
     }
 }
