@@ -245,6 +245,21 @@ async fn export_has_whole_answers_and_no_formulas() {
     assert_eq!(missing.0, 404);
 }
 
+/// A file is written in parts of 200 cells.
+#[tokio::test]
+async fn export_of_large_experiment_has_all_cells() {
+    let server = server().await;
+    let seeds: Vec<u32> = (1..=450).collect();
+    let definition = json!({"name": "large", "prompts": ["Hello"], "seeds": seeds, "parameters": [{"max_tokens": 1}]});
+    let id = start(server, &definition).await;
+    action(server, &id, "cancel").await;
+    let csv =
+        server.request(Method::GET, &format!("{ROUTE}/{id}/cells.csv")).send().await.unwrap().text().await.unwrap();
+    let rows = csv.lines().filter_map(|line| line.split_once(",Hello,"));
+    let numbers: Vec<&str> = rows.map(|(number, _)| number).collect();
+    assert_eq!(numbers, (0..450).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
 #[tokio::test]
 async fn invalid_experiment_starts_nothing() {
     let server = server().await;
@@ -446,6 +461,7 @@ async fn command_runs_definition_and_prints_cells() {
     let head: Vec<&str> = lines[0].split_whitespace().collect();
     assert_eq!(head, ["CELL", "MODS", "SEED", "STATE", "TOKENS", "SCORE", "ANSWER"]);
     assert!(lines[3].contains("force-prefix {\"text\":\"{} \"}") && lines[3].contains("done"), "{out}");
+    assert!(lines[1].starts_with("1 ") && lines[4].starts_with("4 "), "{out}");
     assert!(err.contains("4 cells: 4 done; mean score"), "{err}");
     let csv = std::fs::read_to_string(csv).unwrap();
     assert_eq!(csv.lines().count(), 5);
@@ -463,7 +479,6 @@ async fn command_runs_definition_and_prints_cells() {
         ("seeds = [1]", "prompts"),
     ] {
         let (code, _, err) = command(server, definition, &[]).await;
-    assert!(lines[1].starts_with("1 ") && lines[4].starts_with("4 "), "{out}");
         assert!(code == Some(1) && err.contains(message), "{code:?} {err}");
     }
 }
