@@ -9,7 +9,7 @@ const MAX_ROWS = 500;
 /** Returns the displayed text of a reply. */
 const replyText = (reply) => (reply === 'Noop' ? 'nothing' : reply);
 
-/** Returns the table of a report. `go(line)` moves the editor to a line. */
+/** Returns the table of a report. `go(reply)` moves the editor to the file and line of a failed reply. */
 function table(report, id, go) {
   const rows = report.events.slice(0, MAX_ROWS).map((reply) => {
     const isFirst = reply.sequence_order === report.difference?.sequence_order;
@@ -18,7 +18,7 @@ function table(report, id, go) {
       h('td', {}, reply.event, isFirst ? h('b', {}, ' first difference') : ''),
       h('td', {}, replyText(reply.recorded)),
       h('td', {}, replyText(reply.now),
-        reply.line ? [' ', h('button', { type: 'button', class: 'link', onclick: () => go(reply.line) }, `Line ${reply.line}`)] : '',
+        reply.line ? [' ', h('button', { type: 'button', class: 'link', onclick: () => go(reply) }, reply.file ? `${reply.file}, line ${reply.line}` : `Line ${reply.line}`)] : '',
         reply.logs.map((line) => h('div', { class: 'hint' }, line))));
   });
   return h('div', { class: 'table-box', tabindex: '0', role: 'region', 'aria-label': 'Replies of the mod' }, h('table', { class: 'table dry-table' },
@@ -35,8 +35,8 @@ function summary(report) {
 }
 
 /**
- * Sets up the section. `upload()` returns the edited mod, `show(problems)` shows problems at their lines, `go(line)` moves
- * the editor, and `save()` saves the mod.
+ * Sets up the section. `upload()` returns the edited mod, `show(problems)` shows problems at their lines, `go({file, line})`
+ * moves the editor, and `save()` saves the mod.
  */
 export function dryRun(section, { upload, show, go, save }) {
   const form = section.querySelector('form');
@@ -63,7 +63,7 @@ export function dryRun(section, { upload, show, go, save }) {
         method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ mod: upload(), run: id }),
       });
       const { problems, report } = await response.json();
-      show(report ? report.events.filter((reply) => reply.line).map(({ line, exception }) => ({ line, message: exception, traceback: null })).slice(0, 1) : problems);
+      show(report ? report.events.filter((reply) => reply.line).map(({ file, line, exception }) => ({ file, line, message: exception, traceback: null })).slice(0, 1) : problems);
       state.textContent = report ? summary(report) : 'The mod could not be called.';
       if (!report) state.className = 'filter-error';
       const real = h('a', { class: 'button', href: `${base}/playground?${new URLSearchParams({ from: id, mod: upload().name })}`, onclick: async (click) => {

@@ -228,7 +228,7 @@ function setUp() {
   const dry = document.querySelector('[data-dry-run]');
   if (dry && canSave) {
     import('./dry-run.js').then(({ dryRun }) => {
-      dryRun(dry, { upload, show: showProblems, go: (line) => mod.go({ line }), save: async () => !isChanged() || save() });
+      dryRun(dry, { upload, show: showProblems, go: (place) => mod.go(place), save: async () => !isChanged() || save() });
       dry.hidden = false;
     });
   }
