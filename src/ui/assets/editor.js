@@ -238,7 +238,7 @@ function setUp() {
   diff?.addEventListener('toggle', async () => {
     const { showDifferences } = await import('./mod-diff.js');
     const versions = [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
-    updateDiff = showDifferences(diff, { name, hash: form.dataset.hash, versions, editor, canSave });
+    updateDiff = showDifferences(diff, { name, hash: form.dataset.hash, versions, mod, canSave });
   }, { once: true });
   diff?.toggleAttribute('hidden', false);
 

@@ -1,4 +1,4 @@
-// Differences between a version of a mod and the text in its editor. A button restores the lines of the version.
+// Differences between a version of a mod and the texts in its editor. A button restores the lines of the version.
 import { fetchApi, h } from './dom.js';
 import { align } from './diff.js';
 
@@ -41,6 +41,22 @@ export function diffRows(a, b) {
   });
 }
 
+/** Returns the texts of a source by path; a source that is one text has the path `''`. */
+const filesOf = (source) => (typeof source === 'string' ? { '': source } : source);
+
+/**
+ * Returns the differences between two sources as the rows of `diffRows`, each with its `path`, and `{kind: 'file', path, note}`
+ * before those of each file of a package. Pure.
+ */
+export function sourceRows(version, edited) {
+  const [a, b] = [filesOf(version), filesOf(edited)];
+  return [...new Set([...Object.keys(a), ...Object.keys(b)])].sort().flatMap((path) => {
+    const note = !(path in a) ? 'only in the editor' : !(path in b) ? 'only in the version' : '';
+    const rows = diffRows(a[path] ?? '', b[path] ?? '').map((row) => ({ ...row, path }));
+    return path && (rows.length || note) ? [{ kind: 'file', path, note }, ...rows] : rows;
+  });
+}
+
 const SIGNS = { same: ' ', removed: '−', added: '+' };
 const NAMES = { removed: 'only in the version: ', added: 'only in the editor: ' };
 
@@ -51,10 +67,10 @@ function line({ kind, a, b, text }) {
 }
 
 /**
- * Fills the section. `versions` are `{hash, label}`, newest first; `editor.text` is compared with the selected one. Buttons that
+ * Fills the section. `versions` are `{hash, label}`, newest first; `mod.value` is compared with the selected one. Buttons that
  * restore lines are only shown if `canSave` is true. Returns a function to call after each change of the text.
  */
-export function showDifferences(section, { name, hash, versions, editor, canSave }) {
+export function showDifferences(section, { name, hash, versions, mod, canSave }) {
   const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
   const select = h('select', {}, versions.map((one) => h('option', { value: one.hash, selected: one === selected }, one.label)));
   const state = h('span', { class: 'hint', role: 'status' });
@@ -62,26 +78,30 @@ export function showDifferences(section, { name, hash, versions, editor, canSave
   const box = h('div', { class: 'table-box code', tabindex: '0', role: 'region', 'aria-label': 'Differences' }, h('table', { class: 'diff' },
     h('thead', { class: 'vh' }, h('tr', {}, ['Line of the version', 'Line in the editor', 'Difference', 'Text'].map((title) => h('th', { scope: 'col' }, title)))), body));
   section.append(h('p', { class: 'diff-bar' }, h('label', {}, 'Version ', select), ' ', state), box);
-  const texts = new Map();
+  const sources = new Map();
   let timer = 0;
 
-  function restoreRow(version, block) {
+  function restoreRow(version, { path, block }) {
     const restore = () => {
-      editor.text = restoreBlock(version, editor.text, block);
+      mod.replace(path, restoreBlock(filesOf(version)[path] ?? '', filesOf(mod.value)[path] ?? '', block));
       draw(version);
       (body.querySelector('button') ?? select).focus();
     };
-    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canSave ? h('button', { type: 'button', onclick: restore }, 'Restore these lines') : ''));
+    // A package has no text without a path, and a text has no files.
+    const canRestore = canSave && (path === '') === (typeof mod.value === 'string');
+    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canRestore ? h('button', { type: 'button', onclick: restore }, 'Restore these lines') : ''));
   }
 
   function draw(version) {
     clearTimeout(timer);
-    const all = diffRows(version, editor.text);
-    const count = all.filter(({ kind }) => kind === 'block').length;
+    const all = sourceRows(version, mod.value);
+    // An empty file that only one side has is a difference without lines.
+    const count = all.filter(({ kind }) => kind === 'block').length || all.length;
     state.textContent = count ? `${count} difference${count === 1 ? '' : 's'} from the editor` : 'The editor has the same text';
     box.hidden = !count;
     body.replaceChildren(...all.map((row) => {
-      if (row.kind === 'block') return restoreRow(version, row.block);
+      if (row.kind === 'block') return restoreRow(version, row);
+      if (row.kind === 'file') return h('tr', { class: 'block' }, h('th', { colspan: '4', scope: 'rowgroup' }, row.path, row.note ? h('span', { class: 'hint' }, ` ${row.note}`) : ''));
       if (row.kind === 'skipped') return h('tr', { class: 'block hint' }, h('td', { colspan: '4' }, `${row.count} equal lines`));
       return line(row);
     }));
@@ -90,8 +110,12 @@ export function showDifferences(section, { name, hash, versions, editor, canSave
   async function compare() {
     const version = select.value;
     try {
-      if (!texts.has(version)) texts.set(version, await (await fetchApi(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`)).text());
-      if (select.value === version) draw(texts.get(version));
+      if (!sources.has(version)) {
+        const response = await fetchApi(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`);
+        const isPackage = response.headers.get('content-type').includes('json');
+        sources.set(version, await (isPackage ? response.json() : response.text()));
+      }
+      if (select.value === version) draw(sources.get(version));
     } catch (error) {
       state.textContent = `The version could not be loaded: ${error.message}`;
     }

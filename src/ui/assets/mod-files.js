@@ -6,6 +6,7 @@ export function singleFile(editor) {
   return {
     get value() { return editor.text; },
     set value(text) { editor.text = text; },
+    replace: (_, text) => { editor.text = text; },
     mark: (problems) => editor.mark(problems),
     go: ({ line }) => editor.go(line),
   };
@@ -75,6 +76,15 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
       list();
       show(select.value);
       changed();
+    },
+    /** Shows a file with another text; adds the file if it is missing. */
+    replace(name, text) {
+      if (!texts.has(name)) {
+        texts.set(name, '');
+        list();
+      }
+      show(name);
+      editor.text = text;
     },
     mark(found) {
       problems = found;
