@@ -179,6 +179,46 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   expectNoErrors();
 });
 
+test('error of a package in a dry run is linked to its file', { skip }, async () => {
+  const mod = `${name}-broken`;
+  const files = {
+    'helpers/text.py': 'def word():\n    return missing\n',
+    'answers.py': 'from thunder_mods import Prefilled, mod\nfrom helpers.text import word\n\n\n@mod(events=[Prefilled])\ndef answers(event, actions, tokenizer):\n    return actions.force_output(tokenizer.encode(word()))\n',
+  };
+  const send = (path, body) => fetch(EDITOR_URL + path, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body: JSON.stringify(body) });
+  assert.equal((await send('/v1/mods', { name: mod, language: 'python', module: 'answers', source: files })).status, 200);
+  const id = `package-${Date.now()}`;
+  assert.equal((await send('/v1/completions', { prompt: 'Hello', max_tokens: 3, request_id: id })).status, 200);
+  const page = await open(`/mods/${mod}`);
+  await page.waitForSelector('[data-dry-run]:not([hidden])');
+  await page.waitForFunction(async (run) => (await (await fetch(`/api/v1/runs?q=request:${run}`)).json()).runs.length === 1, id);
+  await page.fill('[data-dry-run] [name=run]', id);
+  await page.keyboard.press('Enter');
+  await page.click('.dry-table button:has-text("helpers/text.py, line 2")');
+  assert.equal(await page.inputValue('[data-files] select'), 'helpers/text.py');
+  assert.equal(await page.textContent('.cm-activeLineGutter'), '2');
+  assert.equal(await page.locator('.cm-lint-marker-error').count(), 1);
+  await page.context().close();
+  expectNoErrors();
+});
+
+test('mod is disabled on its page and enabled in the list', { skip }, async () => {
+  const page = await open('/mods/log-top');
+  const status = () => page.evaluate(async () => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 1, mods: ['log-top'] }) })).status);
+  assert.equal(await status(), 200);
+  await Promise.all([page.waitForNavigation(), page.click('button:has-text("Disable")')]);
+  assert.match(await page.textContent('.facts'), /disabled/);
+  assert.equal(await status(), 400);
+  assert.match(problems.pop(), /400/);
+  await page.goto(`${EDITOR_URL}/mods`);
+  await page.getByRole('button', { name: 'Enable log-top' }).focus();
+  await Promise.all([page.waitForNavigation(), page.keyboard.press('Enter')]);
+  await page.getByRole('button', { name: 'Disable log-top' }).waitFor();
+  assert.equal(await status(), 200);
+  await page.context().close();
+  expectNoErrors();
+});
+
 test('editor receives the shortcut keys of the page, and Tab leaves it after Escape', { skip }, async () => {
   const page = await open('/mods/-new');
   await page.click('.cm-content');
