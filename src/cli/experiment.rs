@@ -143,11 +143,16 @@ fn outcome(experiment: &Value) -> String {
     format!("{} cells: {}{score}", experiment["cells"], counts.join(", "))
 }
 
+/// Returns the number of a cell as text. The API counts cells from 0, the dashboard and this program from 1.
+fn displayed_number(cell: &Value) -> String {
+    cell["cell"].as_u64().map(|number| (number + 1).to_string()).unwrap_or_default()
+}
+
 /// Returns the errors of the scorer.
 fn score_errors(experiment: &Value) -> Vec<String> {
     let error = |cell: &Value| {
         let message = escape_control_characters(cell["score_error"].as_str()?);
-        Some(format!("cell {} could not be scored: {message}", cell["cell"]))
+        Some(format!("cell {} could not be scored: {message}", displayed_number(cell)))
     };
     experiment["grid"].as_array().into_iter().flatten().filter_map(error).collect()
 }
@@ -185,7 +190,7 @@ fn row(definition: &Value, cell: &Value) -> [String; COLUMNS.len()] {
     let number = |value: &Value| if value.is_null() { String::new() } else { value.to_string() };
     let answer = cell["error"].as_str().or(cell["output_preview"].as_str()).unwrap_or_default();
     [
-        cell["cell"].to_string(),
+        displayed_number(cell),
         short(definition["prompts"][index("prompt")].as_str().unwrap_or_default()),
         short(&mods(&definition["mods"][index("mods")])),
         short(&parameters(&definition["parameters"][index("parameters")])),
@@ -253,8 +258,8 @@ mod tests {
     #[test]
     fn table_has_columns_that_differ() {
         let expected = "CELL  MODS          STATE   TOKENS  SCORE  ANSWER\n\
-                        0     none          done    6       1.0    a b ␛[31m\n\
-                        1     a {\"x\":1}, b  failed  6              a b ␛[31m\n";
+                        1     none          done    6       1.0    a b ␛[31m\n\
+                        2     a {\"x\":1}, b  failed  6              a b ␛[31m\n";
         assert_eq!(table(&experiment()), expected);
         assert_eq!(outcome(&experiment()), "2 cells: 1 done, 1 failed; mean score 0.50");
     }

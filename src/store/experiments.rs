@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Maximum experiments of a list.
-const MAX_EXPERIMENTS: i64 = 200;
+pub const MAX_LISTED_EXPERIMENTS: usize = 200;
 
 /// State of an experiment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
@@ -148,7 +148,11 @@ impl Store {
     /// The database failed.
     pub async fn experiments(&self, scope: &Scope) -> Result<Vec<Experiment>, Error> {
         let read = select_experiments!("''", " order by experiment_id desc limit $2");
-        Ok(sqlx::query_as(read).bind(owners(scope)).bind(MAX_EXPERIMENTS).fetch_all(&self.inner.pool).await?)
+        Ok(sqlx::query_as(read)
+            .bind(owners(scope))
+            .bind(MAX_LISTED_EXPERIMENTS as i64)
+            .fetch_all(&self.inner.pool)
+            .await?)
     }
 
     /// Returns an experiment in the scope.

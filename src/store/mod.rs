@@ -54,7 +54,10 @@ pub use attention::{AttentionParts, HeadRowsPart, ValueRow};
 pub use connect::Database;
 pub use deletions::Deletion;
 pub use error::{BadFilter, EmbeddedError, Error, ErrorCounts, IngestError};
-pub use experiments::{CellOutcome, CellRecord, CellState, Experiment, ExperimentCell, ExperimentState, NewExperiment};
+pub use experiments::{
+    CellOutcome, CellRecord, CellState, Experiment, ExperimentCell, ExperimentState, MAX_LISTED_EXPERIMENTS,
+    NewExperiment,
+};
 pub use extras::Reported;
 pub use family::{Family, FamilyRun};
 pub use feedback::{Feedback, NewFeedback};

@@ -68,6 +68,8 @@ struct EditorPage {
     is_current: bool,
     files: Vec<FileView>,
     may_save: bool,
+    /// True if the caller may disable and enable the mod.
+    may_switch: bool,
     /// Other fields of the last upload, as JSON.
     previous: String,
     /// Documentation of a built-in mod.
@@ -274,6 +276,7 @@ impl EditorPage {
             page.new_name = format!("{name}-2");
         }
         page.enabled = info.as_ref().is_none_or(|info| info.enabled);
+        page.may_switch = info.is_some() && caller.rights.mods;
         if let Some(known) = info.map(|info| info.description) {
             page.fields = fields(&known.schema);
             (page.description, page.documentation) = (known.description, known.documentation);
@@ -334,6 +337,7 @@ impl EditorPage {
             is_current: true,
             files: Vec::new(),
             may_save: refused.is_none(),
+            may_switch: false,
             previous: "{}".to_owned(),
             documentation: String::new(),
             fields: Vec::new(),

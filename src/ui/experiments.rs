@@ -4,7 +4,7 @@ use super::error::{self, show};
 use super::shell::{Shell, format_timestamp, machine_time};
 use crate::events::Scope;
 use crate::server::{ApiError, App};
-use crate::store::{Experiment, ExperimentState};
+use crate::store::{Experiment, ExperimentState, MAX_LISTED_EXPERIMENTS};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -15,6 +15,8 @@ use axum::response::Response;
 struct ExperimentsPage {
     shell: Shell,
     rows: Vec<ExperimentView>,
+    /// True if older experiments may be missing.
+    is_truncated: bool,
 }
 
 /// The fields of an experiment as texts for the templates.
@@ -77,7 +79,11 @@ async fn experiments(app: &App, scope: &Scope) -> Result<Vec<Experiment>, ApiErr
 
 impl ExperimentsPage {
     fn new(headers: &HeaderMap, found: &[Experiment]) -> Self {
-        Self { shell: Shell::new(headers, "experiments"), rows: found.iter().map(ExperimentView::from).collect() }
+        Self {
+            shell: Shell::new(headers, "experiments"),
+            rows: found.iter().map(ExperimentView::from).collect(),
+            is_truncated: found.len() >= MAX_LISTED_EXPERIMENTS,
+        }
     }
 }
 
@@ -110,5 +116,9 @@ mod tests {
         let empty = ExperimentsPage::new(&HeaderMap::new(), &[]).render().unwrap();
         crate::ui::checks::page(&empty);
         assert!(empty.contains("No experiments yet"));
+        let many: Vec<Experiment> = (0..MAX_LISTED_EXPERIMENTS).map(|_| sample()).collect();
+        let truncated = "Only the newest 200 experiments are listed.";
+        assert!(ExperimentsPage::new(&HeaderMap::new(), &many).render().unwrap().contains(truncated));
+        assert!(!html.contains(truncated));
     }
 }

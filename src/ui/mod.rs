@@ -27,6 +27,7 @@ mod run;
 mod runs;
 mod shell;
 mod stats;
+mod steering;
 
 use crate::server::mods::MAX_BODY_BYTES;
 use crate::server::{Access, App, Pages, Protocol};

@@ -3,7 +3,7 @@
 use super::error::show;
 use super::shell::{Shell, encoded, machine_time, runs_href};
 use crate::mods::{ModInfo, ModOrigin, ModProblem};
-use crate::server::App;
+use crate::server::{App, Caller};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -16,6 +16,8 @@ use serde_json::Value;
 struct ModsPage {
     shell: Shell,
     mods: Vec<ModRow>,
+    /// True if the caller may disable and enable mods.
+    may_switch: bool,
     problems: Vec<ProblemView>,
 }
 
@@ -84,15 +86,17 @@ impl Timestamp {
 }
 
 /// `GET /mods`: renders the list.
-pub(super) async fn page(State(app): State<App>, headers: HeaderMap) -> Response {
-    show(StatusCode::OK, &ModsPage::new(&headers, app.registry().list_info(), app.registry().problems()))
+pub(super) async fn page(State(app): State<App>, caller: Caller, headers: HeaderMap) -> Response {
+    let (mods, problems) = (app.registry().list_info(), app.registry().problems());
+    show(StatusCode::OK, &ModsPage::new(&headers, mods, problems, caller.rights.mods))
 }
 
 impl ModsPage {
-    fn new(headers: &HeaderMap, mods: Vec<ModInfo>, problems: Vec<ModProblem>) -> Self {
+    fn new(headers: &HeaderMap, mods: Vec<ModInfo>, problems: Vec<ModProblem>, may_switch: bool) -> Self {
         Self {
             shell: Shell::new(headers, "mods"),
             mods: mods.into_iter().map(ModRow::from).collect(),
+            may_switch,
             problems: problems.into_iter().map(ProblemView::from).collect(),
         }
     }
@@ -176,7 +180,7 @@ mod tests {
             at: system::now(),
         };
         let count = shown.len();
-        let html = ModsPage::new(&HeaderMap::new(), shown, vec![problem]).render().unwrap();
+        let html = ModsPage::new(&HeaderMap::new(), shown, vec![problem], true).render().unwrap();
         crate::ui::checks::page(&html);
         assert_eq!(html.matches("<tr").count(), count + 1);
         assert!(html.contains("href=\"/playground?mod=ban-phrases\"") && html.contains("max_retries"));

@@ -4,6 +4,7 @@ use super::assets;
 use super::error::show;
 use super::replay::Pane;
 use super::shell::{Shell, curl_chat};
+use super::steering::control_vectors;
 use crate::events::Scope;
 use crate::mods::ModDescription;
 use crate::server::App;
@@ -65,7 +66,7 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
         attention: app.engine().is_ok_and(|engine| engine.attention().is_ok()),
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         curl_chat: curl_chat(&headers),
-        pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
+        pane: Pane { modules: MODULES.clone(), vectors: control_vectors(&app, None), ..Pane::idle() },
         is_empty: super::runs::is_empty(&app, &scope).await,
     };
     show(StatusCode::OK, &page)

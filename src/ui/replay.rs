@@ -8,6 +8,7 @@ use super::replay_text;
 use super::reported::{self, ReportedView};
 use super::run::{Banner, RunPageView, banners};
 use super::shell::{Shell, encoded, runs_href};
+use super::steering::control_vectors;
 use crate::events::{RunStatus, Scope};
 use crate::server::{ApiError, App, ErrorKind};
 use crate::store::{RunQuery, RunSummary};
@@ -55,6 +56,8 @@ pub(super) struct Pane {
     pub(super) run_id: String,
     pub(super) status: &'static str,
     pub(super) attention: bool,
+    /// Control vectors that forks can select, as JSON; empty if there are none.
+    pub(super) vectors: String,
     /// URLs of the page's modules, for preloading.
     pub(super) modules: Vec<String>,
     /// URLs that the component requests first, for preloading.
@@ -64,7 +67,14 @@ pub(super) struct Pane {
 impl Pane {
     /// Returns a component whose run is set by a script.
     pub(super) fn idle() -> Self {
-        Self { run_id: String::new(), status: "", attention: false, modules: Vec::new(), requests: Vec::new() }
+        Self {
+            run_id: String::new(),
+            status: "",
+            attention: false,
+            vectors: String::new(),
+            modules: Vec::new(),
+            requests: Vec::new(),
+        }
     }
 }
 
@@ -111,7 +121,8 @@ pub(super) async fn page(
         notes::list(&app, &scope, &run),
         forks(&app, &scope, &run)
     );
-    let page = ReplayPage { feedback, notes, ..ReplayPage::new(&run, reported, forks, &params.q, &headers) };
+    let mut page = ReplayPage { feedback, notes, ..ReplayPage::new(&run, reported, forks, &params.q, &headers) };
+    page.pane.vectors = control_vectors(&app, run.model.as_deref());
     show(StatusCode::OK, &page)
 }
 
@@ -169,6 +180,7 @@ impl ReplayPage {
                 run_id: id.to_string(),
                 status: run.status.as_str(),
                 attention: run.has_attention,
+                vectors: String::new(),
                 modules: MODULES.clone(),
                 requests: first_requests(run),
             },

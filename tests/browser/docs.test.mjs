@@ -60,7 +60,7 @@ test('API link opens the reference with all protocols', async () => {
   await page.click('.bar nav a:has-text("API")');
   await page.waitForURL('**/docs/reference');
   const headings = await page.locator('.docs-text h2').allTextContents();
-  for (const protocol of ['OpenAI', 'Anthropic', 'llama-server', 'KoboldCPP', 'Attention', 'Ingest', 'Runs', 'Mods', 'Types']) {
+  for (const protocol of ['OpenAI', 'Anthropic', 'Ollama', 'llama-server', 'KoboldCPP', 'Attention', 'Ingest', 'Runs', 'Experiments', 'Mods', 'Health', 'Types']) {
     assert.ok(headings.some((heading) => heading.startsWith(protocol)), `${protocol} in ${headings}`);
   }
   assert.ok(await page.locator('h3:has-text("POST /v1/chat/completions")').count());

@@ -159,9 +159,62 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   await page.waitForSelector('.cm-editor');
   await select.selectOption('helpers/text.py');
   assert.match(await page.textContent('.cm-content'), /second/);
+  await page.click('[data-diff] summary');
+  await page.waitForSelector('.diff .removed');
+  assert.deepEqual(await page.locator('.diff th[scope=rowgroup]').allTextContents(), ['helpers/text.py']);
+  assert.match(await page.textContent('.diff .removed'), /"first"/);
+  assert.match(await page.textContent('.diff .added'), /"second"/);
+  await select.selectOption('answers.py');
+  await page.click('.diff button:has-text("Restore")');
+  assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
+  assert.equal(await select.inputValue(), 'helpers/text.py', 'the restored file is shown');
+  assert.match(await page.textContent('.cm-content'), /"first"/);
+  await page.click('.cm-content');
+  await page.keyboard.press('Control+z');
+  await page.waitForFunction(() => document.querySelector('.cm-content').textContent.includes('second'));
   const answer = await page.evaluate(async (used) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, mods: [used] }) })).json(), mod);
   assert.equal(answer.choices[0].text, 'second');
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+  await page.context().close();
+  expectNoErrors();
+});
+
+test('error of a package in a dry run is linked to its file', { skip }, async () => {
+  const mod = `${name}-broken`;
+  const files = {
+    'helpers/text.py': 'def word():\n    return missing\n',
+    'answers.py': 'from thunder_mods import Prefilled, mod\nfrom helpers.text import word\n\n\n@mod(events=[Prefilled])\ndef answers(event, actions, tokenizer):\n    return actions.force_output(tokenizer.encode(word()))\n',
+  };
+  const send = (path, body) => fetch(EDITOR_URL + path, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body: JSON.stringify(body) });
+  assert.equal((await send('/v1/mods', { name: mod, language: 'python', module: 'answers', source: files })).status, 200);
+  const id = `package-${Date.now()}`;
+  assert.equal((await send('/v1/completions', { prompt: 'Hello', max_tokens: 3, request_id: id })).status, 200);
+  const page = await open(`/mods/${mod}`);
+  await page.waitForSelector('[data-dry-run]:not([hidden])');
+  await page.waitForFunction(async (run) => (await (await fetch(`/api/v1/runs?q=request:${run}`)).json()).runs.length === 1, id);
+  await page.fill('[data-dry-run] [name=run]', id);
+  await page.keyboard.press('Enter');
+  await page.click('.dry-table button:has-text("helpers/text.py, line 2")');
+  assert.equal(await page.inputValue('[data-files] select'), 'helpers/text.py');
+  assert.equal(await page.textContent('.cm-activeLineGutter'), '2');
+  assert.equal(await page.locator('.cm-lint-marker-error').count(), 1);
+  await page.context().close();
+  expectNoErrors();
+});
+
+test('mod is disabled on its page and enabled in the list', { skip }, async () => {
+  const page = await open('/mods/log-top');
+  const status = () => page.evaluate(async () => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 1, mods: ['log-top'] }) })).status);
+  assert.equal(await status(), 200);
+  await Promise.all([page.waitForNavigation(), page.click('button:has-text("Disable")')]);
+  assert.match(await page.textContent('.facts'), /disabled/);
+  assert.equal(await status(), 400);
+  assert.match(problems.pop(), /400/);
+  await page.goto(`${EDITOR_URL}/mods`);
+  await page.getByRole('button', { name: 'Enable log-top' }).focus();
+  await Promise.all([page.waitForNavigation(), page.keyboard.press('Enter')]);
+  await page.getByRole('button', { name: 'Disable log-top' }).waitFor();
+  assert.equal(await status(), 200);
   await page.context().close();
   expectNoErrors();
 });

@@ -26,7 +26,12 @@ async fn dashboard_works_in_browser() {
     let demo = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/demo.gguf");
     let server = Server::start(&["--model", demo, "--attention", "on"]);
     server.wait_ready().await;
-    let editor = Server::start(&["--mod-key", "browser-key", "--allow-mod-upload"]);
+    let editor = super::steering::start(&[
+        "--control-vector-init-without-apply",
+        "--mod-key",
+        "browser-key",
+        "--allow-mod-upload",
+    ]);
     editor.wait_ready().await;
     let projector = super::images::PROJECTOR;
     let images = Server::start(&[

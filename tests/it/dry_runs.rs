@@ -78,6 +78,15 @@ async fn edited_mod_is_compared_with_recorded_run() {
         dry_run(&server, "from thunder_mods import mod\n\n@mod\ndef stamp(event, actions)\n    pass\n", "dry").await;
     assert_eq!((&broken["report"], &broken["problems"][0]["line"]), (&Value::Null, &json!(4)), "{broken}");
 
+    let helper = "def check(count):\n    return 1 / (count - 2)\n";
+    let files = json!({"stamp.py": format!("from helpers.check import check\n{}", stamp("check(count)")), "helpers/check.py": helper});
+    let body = json!({"mod": {"name": "stamp", "module": "stamp", "source": files}, "run": "dry"});
+    let (status, package) = server.send(MOD_KEY, Method::POST, ROUTE, Some(&body)).await;
+    assert_eq!(status, 200, "{package}");
+    let events = package["report"]["events"].as_array().unwrap();
+    let error = events.iter().find(|reply| !reply["exception"].is_null()).unwrap();
+    assert_eq!((&error["file"], &error["line"], &error["step"]), (&json!("helpers/check.py"), &json!(2), &json!(3)));
+
     // Nothing was registered or recorded.
     let (_, list) = server.send(MOD_KEY, Method::GET, "/api/v1/runs", None).await;
     assert_eq!(list["runs"].as_array().unwrap().len(), 1, "{list}");

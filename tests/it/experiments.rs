@@ -189,7 +189,7 @@ async fn python_scores_answers_and_errors_are_kept_per_cell() {
     )
     .await;
     assert_eq!(code, Some(1), "{out}{err}");
-    assert!(err.contains("thunder: cell 0 could not be scored: ZeroDivisionError: division by zero (line 2)"), "{err}");
+    assert!(err.contains("thunder: cell 1 could not be scored: ZeroDivisionError: division by zero (line 2)"), "{err}");
     assert!(err.contains("2 cells: 2 done; mean score 1.00"), "{err}");
 }
 
@@ -243,6 +243,21 @@ async fn export_has_whole_answers_and_no_formulas() {
     assert!(parquet.starts_with(b"PAR1") && parquet.ends_with(b"PAR1"));
     let missing = server.get(&format!("{ROUTE}/{}/cells.parquet", uuid::Uuid::nil())).await;
     assert_eq!(missing.0, 404);
+}
+
+/// A file is written in parts of 200 cells.
+#[tokio::test]
+async fn export_of_large_experiment_has_all_cells() {
+    let server = server().await;
+    let seeds: Vec<u32> = (1..=450).collect();
+    let definition = json!({"name": "large", "prompts": ["Hello"], "seeds": seeds, "parameters": [{"max_tokens": 1}]});
+    let id = start(server, &definition).await;
+    action(server, &id, "cancel").await;
+    let csv =
+        server.request(Method::GET, &format!("{ROUTE}/{id}/cells.csv")).send().await.unwrap().text().await.unwrap();
+    let rows = csv.lines().filter_map(|line| line.split_once(",Hello,"));
+    let numbers: Vec<&str> = rows.map(|(number, _)| number).collect();
+    assert_eq!(numbers, (0..450).map(|number| number.to_string()).collect::<Vec<_>>());
 }
 
 #[tokio::test]
@@ -446,8 +461,11 @@ async fn command_runs_definition_and_prints_cells() {
     let head: Vec<&str> = lines[0].split_whitespace().collect();
     assert_eq!(head, ["CELL", "MODS", "SEED", "STATE", "TOKENS", "SCORE", "ANSWER"]);
     assert!(lines[3].contains("force-prefix {\"text\":\"{} \"}") && lines[3].contains("done"), "{out}");
+    assert!(lines[1].starts_with("1 ") && lines[4].starts_with("4 "), "{out}");
     assert!(err.contains("4 cells: 4 done; mean score"), "{err}");
-    assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 5);
+    let csv = std::fs::read_to_string(csv).unwrap();
+    assert_eq!(csv.lines().count(), 5);
+    assert!(csv.lines().nth(1).unwrap().starts_with("0,"), "the fields of the API count from 0: {csv}");
     let (_, list) = server.get(ROUTE).await;
     assert_eq!(list["experiments"][0]["name"], "greetings");
 

@@ -3,6 +3,7 @@
 use super::architectures;
 use super::exact::gguf::Writer;
 use super::harness::{ErrorTable, Server, folder, model, thunder, with_fields};
+use super::stream::Client;
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ fn vector(path: &Path, seed: usize) -> PathBuf {
 
 /// Starts a server with the vectors `calm`, `joy` and `calm-2`, a copy of `calm`. Their default scale is 1 unless a flag
 /// changes it.
-fn start(flags: &[&str]) -> Server {
+pub fn start(flags: &[&str]) -> Server {
     let folder = folder();
     std::fs::create_dir(folder.join("copy")).unwrap();
     let files = [("calm.gguf", 0), ("joy.gguf", 1), ("copy/calm.gguf", 0)];
@@ -232,6 +233,57 @@ async fn steering_of_a_fork_applies_to_the_kept_tokens_too() {
     let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
     let from_command = server.finished(shown["runs"][0]["run_id"].as_str().unwrap()).await;
     assert_eq!(generated(&from_command), generated(&forked));
+}
+
+/// Starts a run on the streaming protocol and waits for its end or an error.
+async fn stream(server: &Server, config: &Value) -> Value {
+    let mut client = Client::connect(server).await;
+    client.send(config).await;
+    let messages = client.until(|message| message["type"] == "completion" || message["type"] == "error").await;
+    messages.last().unwrap().clone()
+}
+
+#[tokio::test]
+async fn every_protocol_takes_steering_and_lora() {
+    let server = server().await;
+    let steering = json!([{"name": "calm", "scale": 6, "layers": [1, 3]}]);
+    let expected = tokens(server, &steering).await;
+    assert_ne!(expected, tokens(server, &json!([])).await);
+    let ids = server.answer("/tokenize", &json!({"content": PROMPT, "add_special": true})).await["tokens"].clone();
+    let common = json!({"temperature": 0, "ignore_eos": true, "output_attentions": false});
+    let text = with_fields(common.clone(), &json!({"prompt": PROMPT, "max_length": 24}));
+    let input = with_fields(common, &json!({"input_ids": ids, "max_new_tokens": 24, "max_length": 24}));
+    let config = json!({"type": "config", "prompt": PROMPT, "parameters": {"temperature": 0, "max_tokens": 24, "ignore_eos": true}});
+    let routes = [
+        ("/api/v1/generate", &text),
+        ("/api/v1/generate", &input),
+        ("/api/extra/generate/stream", &text),
+        ("/api/extra/generate/stream", &input),
+        ("/generate", &config),
+    ];
+    for (number, (path, body)) in routes.into_iter().enumerate() {
+        let id = format!("steering-{number}");
+        let steered = with_fields(body.clone(), &json!({"steering": steering, "request_id": id}));
+        let unknown = with_fields(body.clone(), &json!({"steering": [{"name": "angry"}]}));
+        let adapter = with_fields(body.clone(), &json!({"lora": [{"id": 7, "scale": 1}]}));
+        let rejections = if path == "/generate" {
+            assert_eq!(stream(server, &steered).await["type"], "completion");
+            [stream(server, &unknown).await, stream(server, &adapter).await]
+        } else {
+            let response = server.request(Method::POST, path).json(&steered).send().await.unwrap();
+            assert_eq!(response.status(), 200, "{path}");
+            response.bytes().await.unwrap();
+            let (unknown, adapter) = (server.post(path, &unknown).await, server.post(path, &adapter).await);
+            assert_eq!((unknown.0, adapter.0), (400, 400), "{path}");
+            [unknown.1, adapter.1]
+        };
+        let run = server.finished(&id).await;
+        assert_eq!(json!(generated(&run)), expected, "{path} {body}");
+        assert_eq!(prompt(&run)["parameters"]["steering"][0]["scale"], 6.0, "{path} {body}");
+        let [unknown, adapter] = rejections.map(|answer| answer.to_string());
+        assert!(unknown.contains("known names: calm, joy, calm-2"), "{path}: {unknown}");
+        assert!(adapter.contains("the server has no LoRA adapters"), "{path}: {adapter}");
+    }
 }
 
 #[tokio::test]

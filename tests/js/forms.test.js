@@ -67,7 +67,7 @@ test('curl command quotes its arguments', () => {
 
 test('recorded run fills the form', () => {
   const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'] });
-  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], tools: '', schema: '', extra: '' });
+  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], tools: '', schema: '', extra: '', steering: null });
   assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
   assert.equal(formOf(undefined).tab, undefined);
 });
@@ -86,8 +86,14 @@ test('tools, format and biases of a recorded run are restored', () => {
   assert.deepEqual(body, {
     model: 'm', messages: [{ role: 'user', content: 'a\nb' }, ...conversation.slice(1)], tools, ...request, stream: true,
   });
-  const adapters = { lora: [{ id: 0, scale: 1 }], steering: [{ name: 'calm', scale: 2, layers: [1, 3] }] };
-  assert.deepEqual(JSON.parse(extraFields({ parameters: adapters })), adapters);
+  const adapters = { lora: [{ id: 0, scale: 1 }] };
+  const steering = [{ name: 'calm', scale: 2, layers: [1, 3] }];
+  const steered = formOf({ parameters: { ...adapters, steering } });
+  assert.deepEqual([JSON.parse(steered.extra), steered.steering], [adapters, steering]);
+  assert.deepEqual(requestOf({ ...form, steering }).body.steering, steering);
+  assert.deepEqual(requestOf({ ...form, steering: [] }).body.steering, [], 'no control vectors');
+  assert.equal('steering' in requestOf({ ...form, steering: null }).body, false, 'the default of the server');
+  assert.deepEqual(differences({ ...form, steering: [] }, { ...form, steering }), [{ name: 'steering', before: 'off', after: 'calm 2, layers 1–3' }]);
   assert.deepEqual(JSON.parse(extraFields({ parameters: { ...adapters, request } }, true)), { ...adapters, logit_bias: { 5: -3 } });
   const older = { parameters: { sampling: { logit_bias: [[7, 2], [8, null]] }, limits: {} } };
   assert.deepEqual(JSON.parse(extraFields(older)), { logit_bias: [[7, 2], [8, false]] });

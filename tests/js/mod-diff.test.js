@@ -1,7 +1,7 @@
 // Differences between a version of a mod and the text in its editor.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { diffRows, restoreBlock } from '../../src/ui/assets/mod-diff.js';
+import { diffRows, restoreBlock, sourceRows } from '../../src/ui/assets/mod-diff.js';
 import { randomIntegers } from './random.js';
 
 const text = (from, to, changed = {}) => Array.from({ length: to - from }, (_, i) => changed[from + i] ?? `line ${from + i}`).join('\n');
@@ -21,6 +21,19 @@ test('rows show each difference with three equal lines around it', () => {
 test('equal texts have no rows', () => {
   assert.deepEqual(diffRows('a\nb', 'a\nb'), []);
   assert.deepEqual(diffRows('', ''), []);
+});
+
+test('files of a package are compared by path', () => {
+  const version = { 'a.py': 'x', 'b.py': 'same', 'c.py': 'gone' };
+  const edited = { 'a.py': 'y', 'b.py': 'same', 'd/__init__.py': '' };
+  const rows = sourceRows(version, edited).map(({ kind, path, note, text: line }) => [kind, path, note ?? line]);
+  assert.deepEqual(rows, [
+    ['file', 'a.py', ''], ['block', 'a.py', undefined], ['removed', 'a.py', 'x'], ['added', 'a.py', 'y'],
+    ['file', 'c.py', 'only in the version'], ['block', 'c.py', undefined], ['removed', 'c.py', 'gone'], ['added', 'c.py', ''],
+    ['file', 'd/__init__.py', 'only in the editor'],
+  ]);
+  assert.deepEqual(sourceRows(version, version), []);
+  assert.deepEqual(sourceRows('x', 'y').map(({ kind, path }) => [kind, path]), [['block', ''], ['removed', ''], ['added', '']]);
 });
 
 test('restoring every block gives the text of the version', () => {

@@ -1,5 +1,6 @@
 //! Descriptions of the attention API's requests. Requests are read field by field, so that every error names the field.
 
+use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -69,6 +70,10 @@ pub(crate) struct GenerateAttention {
     /// Mods in the order in which they are called: names, or objects with `name` and `config`.
     #[schema(value_type = Option<Vec<Object>>)]
     mods: Option<Vec<Value>>,
+    /// Scales of LoRA adapters; adapters that are not listed are not applied.
+    lora: Option<Vec<AdapterScaleBody>>,
+    /// Control vectors, in place of those with a default scale; up to 64.
+    steering: Option<Vec<ControlVectorBody>>,
     /// Record the run.
     #[schema(default = true)]
     record: Option<bool>,

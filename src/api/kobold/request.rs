@@ -1,6 +1,7 @@
 //! Parses a body with a `prompt` into an engine request.
 
 use crate::api::shared::attention::{apply_aliases, restore_client_names};
+use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::images::{ImageReader, RequestImages};
 use crate::api::shared::{Fields, base_request, parameters};
@@ -59,6 +60,10 @@ pub(super) struct KoboldStreamRequest {
     /// every head of every layer.
     #[schema(default = "aggregated")]
     attention_format: Option<String>,
+    /// Scales of LoRA adapters; adapters that are not listed are not applied.
+    lora: Option<Vec<AdapterScaleBody>>,
+    /// Control vectors, in place of those with a default scale; up to 64.
+    steering: Option<Vec<ControlVectorBody>>,
     /// Key for `/api/extra/generate/check` and `/api/extra/abort`.
     genkey: Option<String>,
     /// The client's id of the request.

@@ -1,6 +1,6 @@
 //! Validates an upload without registering it.
 
-use crate::mods::python::{LoadError, PythonMods, line_in};
+use crate::mods::python::{LoadError, PythonMods, last_location};
 use crate::mods::{ModFactory, ModOrigin, ModSource, ModUpload};
 use crate::server::extract::Json;
 use crate::server::mods::{require_upload_rights, try_import, validate_upload};
@@ -82,19 +82,12 @@ pub(super) async fn validate_and_import(
         Ok(factory) => Ok(Ok(factory)),
         Err(error) => match (error.line(), error.traceback().map(str::to_owned), error) {
             (line, traceback, LoadError::Failed { message, .. }) => {
-                let location = traceback.as_deref().and_then(|traceback| last_location(files, traceback));
-                let (file, line) = location.map_or((None, line), |(file, line)| (Some(file), Some(line)));
+                let paths = files.iter().map(String::as_str);
+                let location = traceback.as_deref().and_then(|traceback| last_location(paths, traceback));
+                let (file, line) = location.map_or((None, line), |(file, line)| (Some(file.to_owned()), Some(line)));
                 Ok(Err(CheckProblem { file, line, message, traceback, pointer: "source".into() }))
             }
             (_, _, error) => Err(ApiError::unavailable(error.to_string())),
         },
     }
-}
-
-/// Returns the file and line of a package that a traceback names last.
-fn last_location(files: Vec<String>, traceback: &str) -> Option<(String, u32)> {
-    let named = |file: &String| traceback.rfind(&format!("File \"{file}\", line "));
-    let (_, file) = files.into_iter().filter_map(|file| Some((named(&file)?, file))).max()?;
-    let line = line_in(&file, traceback)?;
-    Some((file, line))
 }

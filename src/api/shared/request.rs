@@ -32,17 +32,15 @@ pub(crate) fn engine_request(
     prompt: Vec<TokenId>,
     surface: Surface,
 ) -> Result<Request, ApiError> {
-    let known = loaded.model().adapters();
     Ok(Request {
         metadata: parameters::metadata(fields)?,
-        adapters: Some(adapters::requested_adapters(fields, known, known.default_set())?),
         answer_fields: fields.present_fields(&RECORDED_FIELDS),
         ..base_request(app, loaded, fields, prompt, surface, 0)?
     })
 }
 
-/// Builds a request from the fields that all protocols share: ids, sampling, constraint, limits, mods, recording, slot
-/// and cache. `min_tokens` is the minimum length of the answer that a client can request.
+/// Builds a request from the fields that all protocols share: ids, sampling, constraint, limits, mods, adapters, recording,
+/// slot and cache. `min_tokens` is the minimum length of the answer that a client can request.
 ///
 /// # Errors
 /// A field has an invalid value.
@@ -55,6 +53,7 @@ pub(crate) fn base_request(
     min_tokens: u32,
 ) -> Result<Request, ApiError> {
     let vocabulary = loaded.vocabulary();
+    let known = loaded.model().adapters();
     let (attention, stored_heads) = recorded_attention(fields)?;
     let placement = parameters::placement(fields)?;
     let room = placement.room(loaded.engine().context_per_slot(), prompt.len());
@@ -65,6 +64,7 @@ pub(crate) fn base_request(
         constraint: parse_constraint(fields, false)?,
         limits: parameters::limits_with_min(min_tokens, fields, vocabulary, room)?,
         mods: mods::requested_mods(fields, loaded, app.registry())?,
+        adapters: Some(adapters::requested_adapters(fields, known, known.default_set())?),
         attention,
         stored_heads,
         record: parameters::record(fields)?,

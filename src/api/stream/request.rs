@@ -1,6 +1,7 @@
 //! Descriptions of the client messages of the streaming protocol. Messages are read field by field, so that every error
 //! names the field.
 
+use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -21,6 +22,10 @@ pub(super) struct ConfigMessage {
     /// Names of mods, or objects with `name` and `config`.
     #[schema(value_type = Option<Vec<Object>>)]
     mods: Option<Vec<Value>>,
+    /// Scales of LoRA adapters; adapters that are not listed are not applied.
+    lora: Option<Vec<AdapterScaleBody>>,
+    /// Control vectors, in place of those with a default scale; up to 64.
+    steering: Option<Vec<ControlVectorBody>>,
 }
 
 fn prompt_schema() -> Object {

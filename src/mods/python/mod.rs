@@ -166,6 +166,14 @@ pub fn line_in(file: &str, traceback: &str) -> Option<u32> {
     digits.parse().ok()
 }
 
+/// Returns the last of these files that a traceback names, with its line, from 1.
+#[must_use]
+pub fn last_location<'f>(files: impl IntoIterator<Item = &'f str>, traceback: &str) -> Option<(&'f str, u32)> {
+    let position = |file: &str| traceback.rfind(&format!("File \"{file}\", line "));
+    let (_, file) = files.into_iter().filter_map(|file| Some((position(file)?, file))).max()?;
+    Some((file, line_in(file, traceback)?))
+}
+
 /// Source file of a mod.
 pub(crate) struct Source {
     /// Name in tracebacks.

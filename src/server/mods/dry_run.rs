@@ -6,7 +6,7 @@ use crate::engine::recorded_parameter;
 use crate::events::{ActionRecord, ActionType, Event, ModCall, PromptRecord, RequestedAction, RunId, TraceItem};
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::{Model, Vocabulary};
-use crate::mods::python::line_in;
+use crate::mods::python::{last_location, line_in};
 use crate::mods::{ModFactory, ModInstance, PromptImage, RecordedSequence, ReplayedReply, RunView};
 use crate::trace::document::Document;
 use serde::Serialize;
@@ -46,7 +46,10 @@ pub struct ModReplyReport {
     pub action: Option<RequestedAction>,
     /// Message of a failed call.
     pub exception: Option<String>,
-    /// Line of the source that failed, from 1, if known.
+    /// The file of the package that failed, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Line of the source or of the file that failed, from 1, if known.
     pub line: Option<u32>,
     /// Lines that the mod printed and logged, each with its level.
     pub logs: Vec<String>,
@@ -129,10 +132,13 @@ pub fn dry_run(
     });
     let instance = factory.start(&config, &view).map_err(|message| format!("mod '{mod_name}': {message}"))?;
     let recorded = run.mod_calls.iter().any(|call| call.mod_name == mod_name);
+    let source = factory.source_text().unwrap_or_default();
+    let files = source.as_object().into_iter().flat_map(|files| files.keys().cloned()).collect();
     let mut dry_run = DryRun {
         view,
         instance,
         mod_name,
+        files,
         sequence: RecordedSequence::default(),
         caller: String::new(),
         pending: None,
@@ -185,6 +191,8 @@ struct DryRun {
     view: Arc<RunView>,
     instance: Box<dyn ModInstance>,
     mod_name: String,
+    /// Paths of the files, if the mod is a package.
+    files: Vec<String>,
     sequence: RecordedSequence,
     /// Name of the mod of the newest recorded call.
     caller: String,
@@ -203,7 +211,7 @@ impl DryRun {
         let Some(ReplayedReply { action, exception, traceback, logs }) = reply else { return Ok(()) };
         let (sequence_order, step) = (event.sequence_order, event.step);
         let event = event.event_type.as_str();
-        let line = traceback.and_then(|traceback| line_in(&format!("{}.py", self.mod_name), &traceback));
+        let (file, line) = self.location(&traceback.unwrap_or_default());
         self.report.calls += 1;
         self.pending = Some(ModReplyReport {
             sequence_order,
@@ -211,11 +219,20 @@ impl DryRun {
             event,
             action,
             exception,
+            file,
             line,
             logs,
             ..ModReplyReport::default()
         });
         Ok(())
+    }
+
+    /// Returns the file of a package and the line of the source that a traceback names last.
+    fn location(&self, traceback: &str) -> (Option<String>, Option<u32>) {
+        match last_location(self.files.iter().map(String::as_str), traceback) {
+            Some((file, line)) => (Some(file.to_owned()), Some(line)),
+            None => (None, line_in(&format!("{}.py", self.mod_name), traceback)),
+        }
     }
 
     fn recorded_call(&mut self, call: &ModCall) {

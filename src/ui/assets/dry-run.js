@@ -10,7 +10,7 @@ const MAX_ROWS = 500;
 /** Returns the text of an action in the table. */
 const actionText = (action) => (action === 'Noop' ? 'nothing' : action);
 
-/** Returns the table of a report on the run `id`. `go(line)` moves the editor to a line. */
+/** Returns the table of a report on the run `id`. `go({file, line})` moves the editor to a line. */
 function table(report, id, go) {
   const rows = report.events.slice(0, MAX_ROWS).map((event) => {
     const isFirstDifference = event.sequence_order === report.difference?.sequence_order;
@@ -19,7 +19,7 @@ function table(report, id, go) {
       h('td', {}, event.event, isFirstDifference ? h('b', {}, ' first difference') : ''),
       h('td', {}, actionText(event.recorded)),
       h('td', {}, actionText(event.now),
-        event.line ? [' ', h('button', { type: 'button', class: 'link', onclick: () => go(event.line) }, `Line ${event.line}`)] : '',
+        event.line ? [' ', h('button', { type: 'button', class: 'link', onclick: () => go(event) }, event.file ? `${event.file}, line ${event.line}` : `Line ${event.line}`)] : '',
         event.logs.map((line) => h('div', { class: 'hint' }, line))));
   });
   return h('div', { class: 'table-box', tabindex: '0', role: 'region', 'aria-label': 'Replies of the mod' }, h('table', { class: 'table dry-table' },
@@ -30,7 +30,7 @@ function table(report, id, go) {
 /** Returns the first problem of a report at a line of the source, for the editor, as a list. */
 function firstProblem({ events }) {
   const failed = events.find((event) => event.line);
-  return failed ? [{ line: failed.line, message: failed.exception, traceback: null }] : [];
+  return failed ? [{ file: failed.file, line: failed.line, message: failed.exception, traceback: null }] : [];
 }
 
 /** Returns the summary of a report. */
@@ -43,7 +43,7 @@ function summary(report) {
 
 /**
  * Sets up the section of the dry run. `upload()` returns the edited mod, `showProblems(problems)` shows problems at their
- * lines, `go(line)` moves the editor to a line, and `save()` saves the mod and returns true if that succeeded.
+ * lines, `go({file, line})` moves the editor to a line, and `save()` saves the mod and returns true if that succeeded.
  */
 export function setUpDryRun(section, { upload, showProblems, go, save }) {
   const form = section.querySelector('form');

@@ -234,7 +234,7 @@ document.querySelector('[data-try]')?.addEventListener('click', async (event) =>
 const dryRun = document.querySelector('[data-dry-run]');
 if (dryRun && canSave) {
   import('./dry-run.js').then(({ setUpDryRun }) => {
-    setUpDryRun(dryRun, { upload, showProblems, go: (line) => source.go({ line }), save: async () => !isChanged() || save() });
+    setUpDryRun(dryRun, { upload, showProblems, go: (place) => source.go(place), save: async () => !isChanged() || save() });
     dryRun.hidden = false;
   });
 }
@@ -245,7 +245,7 @@ if (diff) {
   diff.addEventListener('toggle', async () => {
     const { showDifferences } = await import('./mod-diff.js');
     const versions = [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
-    updateDiff = showDifferences(diff, { name, hash: form.dataset.hash, versions, editor, canSave });
+    updateDiff = showDifferences(diff, { name, hash: form.dataset.hash, versions, source, canSave });
   }, { once: true });
   diff.hidden = false;
 }

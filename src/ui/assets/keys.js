@@ -119,7 +119,7 @@ const isTextField = (el) => el instanceof HTMLElement && (el.isContentEditable |
 /** Returns true if an element that is not a text field uses a key itself. */
 function usesKey(el, key) {
   if (!(el instanceof Element)) return false;
-  if (el.matches('button, a, summary, [role=tab]') && [' ', 'Enter'].includes(key)) return true;
+  if (el.matches('button, a, summary, [role=tab], input[type=checkbox]') && [' ', 'Enter'].includes(key)) return true;
   if (el.matches('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return true;
   return el.matches('input[type=range]:not([data-slider])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key));
 }

@@ -42,6 +42,22 @@ export function diffRows(a, b) {
   });
 }
 
+/** Returns the texts of a source by path; a source that is one text has the path `''`. */
+const filesOf = (source) => (typeof source === 'string' ? { '': source } : source);
+
+/**
+ * Returns the differences between two sources as the rows of `diffRows`, each with its `path`. In a package, a row
+ * `{kind: 'file', path, note}` comes before those of each file. Pure.
+ */
+export function sourceRows(version, edited) {
+  const [filesA, filesB] = [filesOf(version), filesOf(edited)];
+  return [...new Set([...Object.keys(filesA), ...Object.keys(filesB)])].sort().flatMap((path) => {
+    const note = !(path in filesA) ? 'only in the editor' : !(path in filesB) ? 'only in the version' : '';
+    const rows = diffRows(filesA[path] ?? '', filesB[path] ?? '').map((row) => ({ ...row, path }));
+    return path && (rows.length || note) ? [{ kind: 'file', path, note }, ...rows] : rows;
+  });
+}
+
 const SIGNS = { same: ' ', removed: '−', added: '+' };
 const NAMES = { removed: 'only in the version: ', added: 'only in the editor: ' };
 
@@ -52,12 +68,17 @@ function lineRow({ kind, a, b, text }) {
     h('td', {}, h('code', {}, text)));
 }
 
+/** Returns the table row before the differences of a file. */
+function fileRow({ path, note }) {
+  return h('tr', { class: 'block' }, h('th', { colspan: '4', scope: 'rowgroup' }, path, note ? h('span', { class: 'hint' }, ` ${note}`) : ''));
+}
+
 /**
  * Fills the section with a list of `versions` (`{hash, label}`, newest first) and the differences between the selected one
- * and the text of the editor. Buttons that restore lines are only shown if `canSave` is true. Returns a function that must be
- * called after each change of the text.
+ * and `source`, the one in the editor (see `mod-files.js`). Buttons that restore lines are only shown if `canSave` is true.
+ * Returns a function that must be called after each change of the source.
  */
-export function showDifferences(section, { name, hash, versions, editor, canSave }) {
+export function showDifferences(section, { name, hash, versions, source, canSave }) {
   const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
   const select = h('select', {}, versions.map((one) => h('option', { value: one.hash, selected: one === selected }, one.label)));
   const state = h('span', { class: 'hint', role: 'status' });
@@ -65,42 +86,47 @@ export function showDifferences(section, { name, hash, versions, editor, canSave
   const box = h('div', { class: 'table-box code', tabindex: '0', role: 'region', 'aria-label': 'Differences' }, h('table', { class: 'diff' },
     h('thead', { class: 'visually-hidden' }, h('tr', {}, ['Line of the version', 'Line in the editor', 'Difference', 'Text'].map((title) => h('th', { scope: 'col' }, title)))), body));
   section.append(h('p', { class: 'diff-bar' }, h('label', {}, 'Version ', select), ' ', state), box);
-  /** Loaded texts of versions by hash. */
-  const texts = new Map();
+  /** Loaded sources of versions by hash. */
+  const sources = new Map();
   let timer = 0;
 
   /** Returns the table row before a difference, with the button that restores the lines of the version. */
-  function blockRow(versionText, block) {
+  function blockRow(versionSource, { path, block }) {
     const restore = () => {
-      editor.text = restoreBlock(versionText, editor.text, block);
-      draw(versionText);
+      source.replace(path, restoreBlock(filesOf(versionSource)[path] ?? '', filesOf(source.value)[path] ?? '', block));
+      draw(versionSource);
       (body.querySelector('button') ?? select).focus();
     };
-    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canSave ? h('button', { type: 'button', onclick: restore }, 'Restore these lines') : ''));
+    // A package has no text without a path, and a text has no files.
+    const canRestore = canSave && (path === '') === (typeof source.value === 'string');
+    return h('tr', { class: 'block' }, h('td', { colspan: '4' }, canRestore ? h('button', { type: 'button', onclick: restore }, 'Restore these lines') : ''));
   }
 
-  function draw(versionText) {
+  function draw(versionSource) {
     clearTimeout(timer);
-    const rows = diffRows(versionText, editor.text);
-    const count = rows.filter(({ kind }) => kind === 'block').length;
+    const rows = sourceRows(versionSource, source.value);
+    // An empty file that only one side has is a difference without lines.
+    const count = rows.filter(({ kind }) => kind === 'block').length || rows.length;
     state.textContent = count ? `${count} difference${count === 1 ? '' : 's'} from the editor` : 'The editor has the same text';
     box.hidden = !count;
     body.replaceChildren(...rows.map((row) => {
-      if (row.kind === 'block') return blockRow(versionText, row.block);
+      if (row.kind === 'block') return blockRow(versionSource, row);
+      if (row.kind === 'file') return fileRow(row);
       if (row.kind === 'skipped') return h('tr', { class: 'block hint' }, h('td', { colspan: '4' }, `${row.count} equal lines`));
       return lineRow(row);
     }));
   }
 
-  /** Shows the differences from the selected version, whose text is loaded on first use. */
+  /** Shows the differences from the selected version, whose source is loaded on first use. */
   async function compare() {
     const version = select.value;
     try {
-      if (!texts.has(version)) {
+      if (!sources.has(version)) {
         const response = await fetchApi(`/v1/mods/${encodeURIComponent(name)}/source?${new URLSearchParams({ version })}`);
-        texts.set(version, await response.text());
+        const isPackage = response.headers.get('content-type').includes('json');
+        sources.set(version, await (isPackage ? response.json() : response.text()));
       }
-      if (select.value === version) draw(texts.get(version));
+      if (select.value === version) draw(sources.get(version));
     } catch (error) {
       state.textContent = `The version could not be loaded: ${error.message}`;
     }

@@ -1,5 +1,5 @@
 // The source of a mod in its editor: one text, or the files of a package, of which the editor shows one. Both are objects with
-// the property `value` and the methods `mark(problems)` and `go({file, line})`.
+// the property `value` and the methods `replace(path, text)`, `mark(problems)` and `go({file, line})`.
 import { h } from './dom.js';
 
 /** Returns the source of a mod that is one text. */
@@ -7,6 +7,7 @@ export function singleFile(editor) {
   return {
     get value() { return editor.text; },
     set value(text) { editor.text = text; },
+    replace: (_, text) => { editor.text = text; },
     mark: (problems) => editor.mark(problems),
     go: ({ line }) => editor.go(line),
   };
@@ -81,6 +82,15 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
       updateList();
       showFile(select.value);
       changed();
+    },
+    /** Shows a file with another text; adds the file if it is missing. */
+    replace(replaced, text) {
+      if (!texts.has(replaced)) {
+        texts.set(replaced, '');
+        updateList();
+      }
+      showFile(replaced);
+      editor.text = text;
     },
     mark(found) {
       problems = found;

@@ -6,6 +6,7 @@ import { Run } from './replay/run.js';
 import { Replay } from './replay/replay.js';
 import { registerRunNavigation } from './shell.js';
 import { starterButtons } from './starters.js';
+import { SteeringField } from './steering.js';
 import { curlOf, differences, extraFields, formOf, missingInput, requestOf } from './request.js';
 
 /** Key of the form's values in `localStorage`. */
@@ -25,6 +26,10 @@ const stopButton = form.querySelector('[data-action=stop]');
 const tabs = [...form.querySelectorAll('[role=tab]')];
 const changedFields = document.querySelector('[data-changed-fields]');
 const nextTokenBox = document.querySelector('[data-next]');
+/** The control vectors of the server, or null. */
+const vectors = JSON.parse(replayBox.dataset.vectors ?? 'null');
+const steering = new SteeringField(vectors ?? { names: [], layers: 0 }, 'Select control vectors', () => save());
+form.elements.attention.closest('label').after(steering.element);
 
 /** The shown replay, or null. */
 let replay = null;
@@ -118,6 +123,7 @@ function readForm() {
     extra: field('extra').value,
     mods: [...mods.children].map((row) => ({ name: row.dataset.mod, config: row.querySelector('textarea').value })),
     attention: field('attention').checked,
+    steering: steering.value,
     model: form.dataset.model,
   };
 }
@@ -130,7 +136,10 @@ function writeForm(data) {
   for (const [name, value] of Object.entries(data.numbers ?? {})) if (form.elements[name]) form.elements[name].value = value;
   form.elements.stop.value = data.stop ?? '';
   for (const name of ['tools', 'schema', 'extra']) form.elements[name].value = data[name] ?? '';
-  if (data.tools || data.schema || data.extra) form.elements.extra.closest('details').open = true;
+  steering.value = data.steering ?? null;
+  // Without control vectors on the server, the field only shows those of the run.
+  steering.element.hidden = !vectors && !data.steering;
+  if (data.tools || data.schema || data.extra || data.steering) form.elements.extra.closest('details').open = true;
   mods.replaceChildren();
   for (const m of data.mods ?? []) addMod(m);
   form.elements.attention.checked = Boolean(data.attention) && !form.elements.attention.disabled;

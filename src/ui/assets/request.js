@@ -1,5 +1,6 @@
 // Conversion between the playground's form, requests of the API and recorded runs. A form is plain data:
-// `{tab, messages, raw, numbers, stop, mods, attention, tools, schema, extra, model}`; `raw` is text or token ids. Pure.
+// `{tab, messages, raw, numbers, stop, mods, attention, steering, tools, schema, extra, model}`; `raw` is text or token ids, and
+// `steering` is null or a list of control vectors. Pure.
 
 /** Name of the schema in requests. The API requires one, but the server does not use it. */
 const SCHEMA_NAME = 'answer';
@@ -34,6 +35,7 @@ export function requestOf(form) {
     });
   }
   if (form.attention) body.attention = true;
+  if (form.steering) body.steering = form.steering;
   const tools = jsonOf(form.tools, 'The tools');
   if (tools !== null) {
     if (!Array.isArray(tools)) throw new Error('The tools must be a JSON array.');
@@ -105,11 +107,10 @@ export function extraFields(prompt, isFork = false) {
     // A ban is -Infinity, which JSON cannot represent.
     ...(biases.length && { logit_bias: biases.map(([token, bias]) => [token, bias ?? false]) }),
     ...(p.lora && { lora: p.lora }),
-    ...(p.steering && { steering: p.steering }),
     ...p.request,
   };
   if (schemaOf(all.response_format)) delete all.response_format;
-  const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos', 'lora', 'steering'].includes(name));
+  const kept = Object.entries(all).filter(([name]) => !isFork || ['logit_bias', 'ignore_eos', 'lora'].includes(name));
   return kept.length ? JSON.stringify(Object.fromEntries(kept), null, 2) : '';
 }
 
@@ -127,6 +128,7 @@ export function formOf(prompt, run) {
     if (Number.isFinite(value)) form.numbers[name] = name === 'seed' ? value : Number(value.toPrecision(6));
   }
   if (typeof p.attention === 'boolean') form.attention = p.attention;
+  form.steering = p.steering ?? null;
   if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
   const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];
   form.mods = mods.map((m) => (typeof m === 'string' ? { name: m, config: '' } : { name: m.name, config: m.config ? JSON.stringify(m.config) : '' }));
@@ -150,6 +152,7 @@ function displayedValues(form) {
     'stop strings': text(form.stop),
     mods: (form.mods ?? []).map(({ name, config }) => `${name}${config?.trim() ? ` ${json(config)}` : ''}`).join(', '),
     attention: form.attention ? 'captured' : '',
+    steering: form.steering ? form.steering.map(({ name, scale, layers }) => `${name} ${scale}, layers ${layers.join('–')}`).join('; ') || 'off' : '',
     tools: json(text(form.tools)),
     'JSON schema': json(text(form.schema)),
     'additional fields': json(text(form.extra)),

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 /// Names of protocols, in the order of the page; tags that are not here follow under their own name.
-const PROTOCOLS: [(&str, &str); 10] = [
+const PROTOCOLS: [(&str, &str); 13] = [
     ("openai", "OpenAI"),
     ("anthropic", "Anthropic"),
+    ("ollama", "Ollama"),
     ("llama-server", "llama-server"),
     ("models", "Models"),
     ("KoboldCPP", "KoboldCPP"),
@@ -15,7 +16,9 @@ const PROTOCOLS: [(&str, &str); 10] = [
     ("streaming", "Streaming"),
     ("ingest", "Ingest"),
     ("runs", "Runs"),
+    ("experiments", "Experiments"),
     ("mods", "Mods"),
+    ("health", "Health"),
 ];
 
 /// Writes the routes of a document, one section per protocol.

@@ -14,7 +14,7 @@ use std::io;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// Number of cells in a part of the file, whose answers are all in memory at the same time.
+/// Number of cells in a part of the file, whose answers are all in memory at the same time. A file has all cells.
 const CELLS_PER_PART: i32 = 200;
 /// Maximum answers read at the same time.
 const MAX_CONCURRENT_READS: usize = 4;

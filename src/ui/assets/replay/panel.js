@@ -1,5 +1,6 @@
 // The panel with the details of the current event: its token, alternatives, sampling stages, mod calls, and the record itself.
 import { h, toast } from '../dom.js';
+import { SteeringField } from '../steering.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 import { surprise } from './color.js';
 import { requestDelay } from './events.js';
@@ -36,20 +37,27 @@ export class Panel {
   notForkable = null;
   /** Values of the form that starts several forks, which is drawn again for each event. */
   #regenerateValues = { n: '4', seed: '' };
+  /** Field for the control vectors of forks, or null if the server has none. */
+  #steering = null;
 
   /**
    * `go(n)` moves the cursor. `playgroundUrl(n, text)` returns the URL of the playground that continues the run at event `n`, or null.
-   * `startForks(n, change, text)` starts forks of the run; it is null in an exported page.
+   * `startForks(n, change, text)` starts forks of the run; it is null in an exported page. `vectors` are the server's control
+   * vectors, or null.
    */
-  constructor(root, run, events, { go, playgroundUrl, startForks }) {
+  constructor(root, run, events, { go, playgroundUrl, startForks, vectors }) {
     this.#run = run;
     this.#events = events;
     this.#go = go;
     this.#playgroundUrl = playgroundUrl;
     this.#startForks = startForks;
+    if (vectors) this.#steering = new SteeringField(vectors, 'Change steering');
     this.#root = root;
     root.replaceChildren(this.#tokenSection, this.#alternatives, this.#modSection, this.#recordSection);
   }
+
+  /** Offers the run's control vectors for its forks. */
+  offerVectors(vectors) { this.#steering?.offer(vectors); }
 
   /** Adds a section of another part below the token. */
   addSection(section) { this.#tokenSection.after(section); }
@@ -217,24 +225,32 @@ export class Panel {
     else this.#startForks(...args);
   }
 
-  /** Returns the form that starts several forks with new seeds at a ForwardPass. */
+  /** Returns the form that starts forks with new seeds or other control vectors at a ForwardPass. */
   #regenerateForm(forward) {
     const values = this.#regenerateValues;
+    const steering = this.#steering;
     const field = (name, props) => h('input', { type: 'number', step: '1', ...props, value: values[name], oninput: (event) => { values[name] = event.target.value; } });
-    const { title, ...disabled } = this.#forkAttributes('Start runs that keep the tokens before this one and draw the others with new seeds');
+    const { title, ...disabled } = this.#forkAttributes('Start runs that keep the tokens before this one and generate the others again');
+    const seedField = field('seed', { min: '0', max: '4294967295' });
+    // A single fork with other control vectors continues the random numbers of the run, so that only the vectors differ.
+    const continuesSeed = () => Boolean(steering?.value) && Number(values.n) === 1;
+    const showDefaultSeed = () => { seedField.placeholder = continuesSeed() ? 'continue' : 'random'; };
+    showDefaultSeed();
     const onsubmit = (event) => {
       event.preventDefault();
       const n = Number(values.n) || 1;
       const change = n > 1 ? { n } : {};
+      if (steering?.value) change.steering = steering.value;
       if (values.seed !== '') change.seed = Number(values.seed);
       // Without a seed, a single fork would repeat the run, and several forks get random seeds from the server.
-      else if (n === 1) [change.seed] = crypto.getRandomValues(new Uint32Array(1));
+      else if (n === 1 && !continuesSeed()) [change.seed] = crypto.getRandomValues(new Uint32Array(1));
       this.#fork(forward, change);
     };
-    return h('form', { class: 'regenerate', title, onsubmit },
+    return h('form', { class: 'regenerate', title, oninput: showDefaultSeed, onsubmit },
       h('button', disabled, 'Regenerate'),
       h('label', {}, field('n', { min: '1', max: '64', required: true, 'aria-label': 'Number of branches' }), ' branches from here'),
-      h('label', {}, 'seed ', field('seed', { min: '0', max: '4294967295', placeholder: 'random' })));
+      h('label', {}, 'seed ', seedField),
+      steering?.element);
   }
 
   /** Draws the mod calls at event `e`, and those with an effect at other events of its step. */

@@ -108,6 +108,7 @@ export class Replay {
     const prompt = event?.details?.prompt;
     if (!prompt) return;
     this.#parts.text.setPrompt(prompt, event.sequence_order);
+    this.#parts.panel.offerVectors(prompt.parameters?.steering ?? []);
     this.#hooks.prompt?.(prompt);
     if (prompt.images?.length) this.#showImages(prompt);
   }
@@ -170,6 +171,7 @@ export class Replay {
         go,
         playgroundUrl: (n, next) => this.playgroundUrl(n, next),
         startForks: this.#isLocal ? null : (...args) => this.#startForks(...args),
+        vectors: JSON.parse(this.#root.dataset.vectors ?? 'null'),
       }),
       player: new Player(run, {
         at: () => this.n,

@@ -1,0 +1,129 @@
+// Control vectors in the form of forks and in the playground. EDITOR_URL is a server with the control vectors calm, joy and
+// calm-2 and the key MOD_KEY; the one at THUNDER_URL has none.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+
+const { EDITOR_URL: server, MOD_KEY: key } = process.env;
+const skip = server && key ? false : 'set EDITOR_URL and MOD_KEY to a server with control vectors';
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+
+let browser;
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+const call = async (path, body, base = server) => {
+  const response = await fetch(base + path, {
+    method: body ? 'POST' : 'GET', headers: { 'content-type': 'application/json', authorization: `Bearer ${key}` }, ...(body && { body: JSON.stringify(body) }),
+  });
+  return response.json();
+};
+
+async function stored(id, base = server) {
+  for (;;) {
+    const found = await call(`/api/v1/runs/${id}`, null, base);
+    if (found.run && found.run.status !== 'running') return found;
+    await new Promise((resolve) => setTimeout(resolve, 30));
+  }
+}
+
+/** Generates a run and returns it as recorded. */
+async function generate(fields, base = server) {
+  const answer = await call('/v1/completions', { prompt: 'Once there was a small red fox.', seed: 3, temperature: 0.7, max_tokens: 16, ignore_eos: true, ...fields }, base);
+  return stored(answer.thunder.run_id, base);
+}
+
+const sampledAt = ({ events }, step) => events.find((event) => event.event_type === 'Sampled' && event.step === step).sequence_order;
+const recorded = ({ events }) => events[0].details.prompt.parameters.steering.map(({ name, scale, layers }) => ({ name, scale, layers }));
+const overflow = (page, selector) => page.evaluate((s) => { const { scrollWidth, clientWidth } = document.querySelector(s); return scrollWidth - clientWidth; }, selector);
+
+async function expectAccessible(page, selector) {
+  await page.evaluate(axe);
+  const { violations } = await page.evaluate((s) => window.axe.run(s, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }), selector);
+  assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).join(' | ')}`), []);
+}
+
+for (const [width, scheme] of [[1280, 'light'], [375, 'dark']]) {
+  test(`run is forked with other control vectors by keyboard (${width} px, ${scheme})`, { skip }, async () => {
+    const original = await generate({});
+    const { run_id: id } = original.run;
+    const page = await open(`/runs/${id}?at=${sampledAt(original, 6)}`, { server, key, width, scheme });
+    await ready(page);
+    await page.fill('.regenerate [aria-label="Number of branches"]', '1');
+    assert.equal(await page.isVisible('.steering fieldset'), false);
+    await page.getByLabel('Change steering').focus();
+    await page.keyboard.press('Space');
+    const row = page.locator('.steering [role=group]');
+    assert.equal(await row.count(), 1, 'the first control vector is offered');
+    assert.equal(await page.getAttribute('.regenerate [placeholder=continue]', 'type'), 'number');
+    await page.keyboard.press('Tab');
+    await page.keyboard.type('joy');
+    await page.keyboard.press('Tab');
+    await page.keyboard.type('6');
+    assert.equal(await row.getAttribute('aria-label'), 'joy');
+    assert.deepEqual(await row.locator('input').evaluateAll((inputs) => inputs.map((input) => input.value)), ['6', '1', '3']);
+    await expectAccessible(page, '.regenerate');
+    assert.deepEqual([await overflow(page, 'html'), await overflow(page, '.panel')], [0, 0]);
+    if (process.env.SCREENSHOTS) await page.screenshot({ path: `${process.env.SCREENSHOTS}/fork-${width}-${scheme}.png`, fullPage: true });
+    await page.keyboard.press('Enter');
+    await page.waitForSelector('.branches [data-branch]:not([aria-current])[data-status=done]');
+    assert.match(await page.textContent('.branches [data-branch]:not([aria-current]) .branch-change'), /^steering joy 6 at step 6$/);
+    const branch = await stored(await page.getAttribute('.branches [data-branch]:not([aria-current])', 'data-branch'));
+    const steering = [{ name: 'joy', scale: 6, layers: [1, 3] }];
+    assert.deepEqual([branch.run.parent.change, recorded(branch), branch.run.seed], [{ steering }, steering, 3]);
+    assert.notEqual(branch.run.output_preview, original.run.output_preview);
+
+    // The form of the fork begins with its control vectors, and turns steering off.
+    await page.goto(`${server}/runs/${branch.run.run_id}?at=${sampledAt(branch, 6)}`);
+    await ready(page);
+    assert.match(await page.textContent('.facts [data-steering]'), /steering joy 6/);
+    await page.fill('.regenerate [aria-label="Number of branches"]', '1');
+    await page.getByLabel('Change steering').check();
+    assert.deepEqual(await row.locator('select, input').evaluateAll((fields) => fields.map((field) => field.value)), ['joy', '6', '1', '3']);
+    await row.getByRole('button', { name: 'Remove control vector' }).click();
+    await page.click('.regenerate button:has-text("Regenerate")');
+    await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 3);
+    assert.match(await page.textContent('.branch-list'), /no steering at step 6/);
+    const { runs } = await call(`/api/v1/runs/${id}/family`);
+    const restored = runs.find((run) => run.parent?.change.steering?.length === 0);
+    assert.equal(restored.output_preview, original.run.output_preview);
+    await page.context().close();
+    await expectNoErrors();
+  });
+
+  test(`playground sends control vectors and keeps those of a run (${width} px, ${scheme})`, { skip }, async () => {
+    const steering = [{ name: 'joy', scale: -2.5, layers: [2, 3] }];
+    const { run } = await generate({ steering });
+    const page = await open(`/playground?from=${run.run_id}`, { server, key, width, scheme });
+    await page.waitForSelector('.steering [role=group]');
+    assert.doesNotMatch(await page.inputValue('[name=extra]'), /steering/);
+    await page.getByRole('button', { name: 'Add control vector' }).focus();
+    await page.keyboard.press('Enter');
+    assert.match(await page.textContent('[data-changed-fields] ul'), /steering joy -2.5, layers 2–3 → joy -2.5, layers 2–3; calm 1, layers 1–3/);
+    await expectAccessible(page, '.steering');
+    assert.equal(await overflow(page, 'html'), 0);
+    if (process.env.SCREENSHOTS) await page.screenshot({ path: `${process.env.SCREENSHOTS}/playground-${width}-${scheme}.png`, fullPage: true });
+    const response = page.waitForResponse((answer) => answer.url().endsWith('/v1/completions'));
+    await page.click('[data-action=generate]');
+    const again = await stored((await response).headers()['x-thunder-run-id']);
+    assert.deepEqual(recorded(again), [...steering, { name: 'calm', scale: 1, layers: [1, 3] }]);
+    await page.getByLabel('Select control vectors').uncheck();
+    assert.match(await page.textContent('[data-changed-fields] ul'), /steering joy -2.5, layers 2–3 → not set/);
+    await page.context().close();
+    await expectNoErrors();
+  });
+}
+
+test('server without control vectors offers none', { skip }, async () => {
+  const run = await generate({}, URL_);
+  const page = await open(`/runs/${run.run.run_id}?at=${sampledAt(run, 6)}`);
+  await page.waitForSelector('.regenerate');
+  assert.equal(await page.locator('.steering').count(), 0);
+  await page.goto(`${URL_}/playground`);
+  await page.waitForSelector('[data-messages] textarea');
+  assert.equal(await page.locator('.steering:not([hidden])').count(), 0);
+  await page.context().close();
+  await expectNoErrors();
+});
