@@ -61,6 +61,17 @@ pub enum SubmitError {
         "the prompt contains an image that is neither cached nor recorded; send the conversation with the image again, or start the server with --record-images"
     )]
     MissingImage,
+    /// An image exceeds the physical batch, and must be decoded as a whole.
+    #[error(
+        "an image has {tokens} tokens, which this model decodes together, but a physical batch has {max}; start the server with \
+         --batch-size {tokens} --ubatch-size {tokens}, or with a lower --image-max-tokens"
+    )]
+    UndividedImage {
+        /// Tokens of the image.
+        tokens: usize,
+        /// Maximum tokens of a physical batch.
+        max: usize,
+    },
     /// An image could not be encoded.
     #[error(transparent)]
     Image(#[from] ImageError),

@@ -17,6 +17,17 @@ impl Engine {
         if images.complete(&mut request.images, &request.prompt) { Ok(()) } else { Err(SubmitError::MissingImage) }
     }
 
+    /// Checks that images whose tokens must be decoded together fit into a physical batch.
+    pub(super) fn validate_images(&self, request: &Request) -> Result<(), SubmitError> {
+        let options = &self.inner.options;
+        let max = options.ubatch_size.min(options.batch_size) as usize;
+        let largest = request.images.iter().map(|image| image.undivided_tokens()).max();
+        match largest.filter(|&tokens| tokens > max) {
+            Some(tokens) => Err(SubmitError::UndividedImage { tokens, max }),
+            None => Ok(()),
+        }
+    }
+
     /// Encodes the images that were not encoded before, one at a time, on a blocking thread.
     pub(super) async fn encode_images(&self, request_images: &[Arc<Image>]) -> Result<(), SubmitError> {
         let Inner { model, image_encoding, .. } = &*self.inner;

@@ -23,6 +23,7 @@ impl Engine {
             return Err(SubmitError::NoSuchSlot { slot, slots: options.parallel });
         }
         self.complete_images(request)?;
+        self.validate_images(request)?;
         self.validate_prompt(request)?;
         self.validate_attention(request)?;
         request.limits.apply_server_limit(options.max_tokens)?;

@@ -1,6 +1,8 @@
 //! Images in prompts, with the demo model and a projector of random weights: answers have no meaning, but their
 //! probabilities depend on the image.
 
+mod undivided;
+
 use super::harness::{Server, folder};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -45,16 +47,20 @@ async fn server() -> &'static Server {
 
 /// Returns a BMP image of a pattern.
 pub fn bmp(seed: u32) -> Vec<u8> {
-    const EDGE: u32 = 40;
+    sized_bmp(40, 40, seed)
+}
+
+/// Returns a BMP image of a pattern. The width must be a multiple of 4.
+pub fn sized_bmp(width: u32, height: u32, seed: u32) -> Vec<u8> {
     let mut image = b"BM".to_vec();
-    let size = 54 + EDGE * EDGE * 3;
+    let size = 54 + width * height * 3;
     image.extend(
-        [size, 0, 54, 40, EDGE, EDGE, 1 | 24 << 16, 0, EDGE * EDGE * 3, 2835, 2835, 0, 0]
+        [size, 0, 54, 40, width, height, 1 | 24 << 16, 0, width * height * 3, 2835, 2835, 0, 0]
             .map(u32::to_le_bytes)
             .concat(),
     );
-    for index in 0..EDGE * EDGE {
-        let (x, y) = (index % EDGE, index / EDGE);
+    for index in 0..width * height {
+        let (x, y) = (index % width, index / width);
         image.extend([(x * 6 * seed) as u8, (y * 5 + 40 * seed) as u8, ((x ^ y) * seed * 3) as u8]);
     }
     assert_eq!(image.len() as u32, size);
@@ -195,9 +201,14 @@ async fn capabilities_name_images() {
 
 /// Returns the log-probabilities of the most probable tokens at each step of an answer, computed with llama.cpp's own
 /// evaluation of images.
-fn reference(prompt: &str, image: &[u8], answer: &[(String, f64)]) -> Vec<(String, f64)> {
+fn reference(
+    (model, projector): (&str, &str),
+    prompt: &str,
+    image: &[u8],
+    answer: &[(String, f64)],
+) -> Vec<(String, f64)> {
     let backend = thunder::model::llama::backend().unwrap();
-    let model = LlamaModel::load_from_file(backend, DEMO, &LlamaModelParams::default()).unwrap();
+    let model = LlamaModel::load_from_file(backend, model, &LlamaModelParams::default()).unwrap();
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(1024))
         .with_n_threads(1)
@@ -207,7 +218,7 @@ fn reference(prompt: &str, image: &[u8], answer: &[(String, f64)]) -> Vec<(Strin
         .with_flash_attention_policy(llama_cpp_sys_2::LLAMA_FLASH_ATTN_TYPE_DISABLED);
     let mut context = model.new_context(backend, params).unwrap();
     let params = MtmdContextParams { use_gpu: false, n_threads: 1, ..MtmdContextParams::default() };
-    let mut projector = MtmdContext::init_from_file(PROJECTOR, &model, &params).unwrap();
+    let mut projector = MtmdContext::init_from_file(projector, &model, &params).unwrap();
     let bitmap = MtmdBitmap::from_buffer(&projector, image, false).unwrap();
     let text = MtmdInputText { text: prompt.to_owned(), add_special: true, parse_special: true };
     let chunks = projector.tokenize(text, &[&bitmap]).unwrap();
@@ -242,7 +253,7 @@ async fn log_probabilities_equal_those_of_llama_cpp() {
     let found = logprobs(&server.answer("/v1/chat/completions", &body).await);
     let expected = tokio::task::spawn_blocking({
         let found = found.clone();
-        move || reference(&prompt, &bmp(5), &found)
+        move || reference((DEMO, PROJECTOR), &prompt, &bmp(5), &found)
     });
     assert_close(&found, &expected.await.unwrap(), 1e-3);
     let other =

@@ -3,7 +3,7 @@
 use super::conversation::SlotHistory;
 use crate::events::TokenId;
 use crate::model::common_prefix;
-use crate::model::llama::{AdapterSet, Checkpoints};
+use crate::model::llama::{AdapterSet, SequenceMetadata};
 use std::collections::VecDeque;
 
 /// Minimum number of tokens of a cached state. Decoding fewer tokens again is as fast as copying a state.
@@ -15,8 +15,7 @@ pub struct CachedState {
     /// Adapters that the state was computed with.
     pub adapters: Option<AdapterSet>,
     pub state: Vec<u8>,
-    /// Checkpoints of the sequence.
-    pub checkpoints: Checkpoints,
+    pub metadata: SequenceMetadata,
     pub history: SlotHistory,
 }
 
@@ -113,7 +112,7 @@ impl CachedState {
     }
 
     fn size(&self) -> usize {
-        self.state.len() + self.checkpoints.bytes() + size_of_val(self.tokens.as_slice())
+        self.state.len() + self.metadata.checkpoints.bytes() + size_of_val(self.tokens.as_slice())
     }
 }
 
@@ -136,7 +135,7 @@ mod tests {
             tokens,
             adapters: None,
             state,
-            checkpoints: Checkpoints::default(),
+            metadata: SequenceMetadata::default(),
             history: SlotHistory::default(),
         }
     }

@@ -133,7 +133,7 @@ pub fn write(
     identity: &ModelIdentity,
     saved: &Snapshot,
 ) -> Result<Vec<u8>, Ses1Error> {
-    let Snapshot { tokens, adapters, history, state } = saved;
+    let Snapshot { tokens, adapters, history, state, .. } = saved;
     let layout = snapshot_format.layout.as_ref().ok_or(Ses1Error::NoLayout)?;
     let mut kv = Vec::new();
     let version = match (adapters.loras().is_empty(), adapters.steering().is_empty(), history.is_empty()) {
@@ -243,12 +243,12 @@ pub fn read(snapshot_format: &SnapshotFormat, identity: &ModelIdentity, block: &
     } else {
         SlotHistory::default()
     };
-    let state = match (tokens.is_empty(), kv.is_empty()) {
-        (true, true) => Vec::new(),
+    let (state, images) = match (tokens.is_empty(), kv.is_empty()) {
+        (true, true) => Default::default(),
         (true, false) => return Err(StateError::TooLong(kv.len()).into()),
         (false, _) => layout.unpack(kv, &tokens)?,
     };
-    Ok(Snapshot { tokens, adapters, history, state })
+    Ok(Snapshot { tokens, adapters, history, state, images })
 }
 
 fn checksum(head: &[u8], kv: &[u8]) -> u64 {
@@ -275,7 +275,7 @@ fn field<const N: usize>(bytes: &[u8], range: Range<usize>) -> Result<[u8; N], S
 mod tests {
     use super::super::snapshot::VectorIdentity;
     use super::*;
-    use crate::model::llama::{ScaledAdapter, ScaledVector};
+    use crate::model::llama::{ImageSpans, ScaledAdapter, ScaledVector};
     use proptest::prelude::*;
 
     /// Position of the checksum in a block of `count` tokens.
@@ -321,6 +321,7 @@ mod tests {
                 .with_steering(Vec::from_iter(steered.then_some(vector))),
             history: SlotHistory::default(),
             state: state(count),
+            images: ImageSpans::default(),
         };
         let block = write(&format(), &identity, &snapshot).unwrap();
         (identity, block)

@@ -2,11 +2,12 @@
 
 use super::conversation::history::SlotHistory;
 use crate::events::TokenId;
-use crate::model::llama::AdapterSet;
+use crate::model::llama::{AdapterSet, ImageSpans};
 use bytes::Bytes;
 use std::sync::Arc;
 
 /// Saved state of a slot.
+#[derive(Default)]
 pub struct Snapshot {
     pub tokens: Vec<TokenId>,
     /// Adapters that it was computed with.
@@ -15,6 +16,8 @@ pub struct Snapshot {
     pub history: SlotHistory,
     /// State as llama.cpp saves it; empty if there are no tokens.
     pub state: Vec<u8>,
+    /// Images within which the sequence cannot be cut.
+    pub images: ImageSpans,
 }
 
 /// Tokens whose KV state a slot holds.

@@ -1,13 +1,11 @@
 //! Commands to the decode thread.
 
-use crate::engine::kv::conversation::SlotHistory;
 use crate::engine::kv::error::SlotError;
 use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
 use crate::engine::output::{EndReasoningOutcome, Output, RunProgress};
 use crate::engine::run::Run;
 use crate::engine::run::schedule::ParameterChange;
 use crate::events::{EndCause, RunId, Scope, Signal, Tenant};
-use crate::model::llama::AdapterSet;
 use crate::mods::Reply;
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
@@ -62,8 +60,7 @@ impl SlotTask {
             Self::Tokens(response) => drop(response.send(SlotTokens::default())),
             Self::Erase(response) => drop(response.send(0)),
             Self::Save(response) => {
-                let (tokens, adapters, history) = (Vec::new(), AdapterSet::default(), SlotHistory::default());
-                drop(response.send(Ok(Snapshot { tokens, adapters, history, state: Vec::new() })));
+                drop(response.send(Ok(Snapshot::default())));
             }
             Self::Restore(_, _, response) => drop(response.send(Err(SlotError::Rejected))),
             Self::Shift { keep, discard, response } => {

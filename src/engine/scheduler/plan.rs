@@ -103,9 +103,9 @@ impl BatchPlanner {
         if let Some(run) = self.take_image(&mut ready) {
             let others = ready.iter().any(ReadyRun::is_short);
             let budget = if others { self.ubatch_size } else { self.batch_size };
-            let tokens = even_chunk(run.tokens, budget.min(policy.max_chunk_tokens));
-            self.prefill_phase.plan(tokens);
-            return add_image(kv, slots, run.slot, tokens).into_iter().collect();
+            let part = add_image(kv, slots, run.slot, budget.min(policy.max_chunk_tokens));
+            self.prefill_phase.plan(part.as_ref().map_or(0, |part| part.end - part.from));
+            return part.into_iter().collect();
         }
         let parts = self.select_tokens(ready, policy);
         let drafts = drafter.draft(&parts, slots, recording, captures);
@@ -250,13 +250,20 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     }
 }
 
-/// Makes the next `tokens` embeddings of a run the next decode. Returns its only part.
-fn add_image(kv: &mut KvSlots<'_>, slots: &ActiveSlots, slot: usize, tokens: usize) -> Option<BatchPart> {
+/// Makes the next embeddings of a run the next decode: up to `budget`, or a whole image that cannot be divided. Returns
+/// its only part. Ends the run if llama.cpp cannot decode the embeddings.
+fn add_image(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, slot: usize, budget: usize) -> Option<BatchPart> {
     let run = &slots.get(slot)?.run;
     let outputs_from = run.logits_from()?;
     let from = run.sequence().kv_len();
+    let embeddings = run.next_embeddings()?;
+    let max = run.max_decode_len();
+    let tokens = if embeddings.is_undivided() { embeddings.count() } else { even_chunk(max, budget) };
     let outputs: Vec<bool> = (from..from + tokens).map(|position| position >= outputs_from).collect();
-    kv.set_embeddings(slot, run.next_embeddings()?.first(tokens), from, &outputs);
+    if let Err(error) = kv.set_embeddings(slot, embeddings.first(tokens), from, &outputs) {
+        slots.get_mut(slot)?.run.abort(EndCause::DecodeFailed, error.to_string());
+        return None;
+    }
     let outputs = (0..tokens).zip(from..).filter(|&(_, position)| position >= outputs_from).collect();
     Some(BatchPart { slot, from, end: from + tokens, outputs, draft: Vec::new() })
 }

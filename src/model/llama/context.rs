@@ -8,10 +8,12 @@ use super::adapters::{Adapters, ContextAdapters};
 use super::attention_capture::AttentionCapture;
 use super::attention_support::{AttentionSupport, UnsupportedAttention};
 use super::cache_type::CacheType;
-use super::checkpoints::Checkpoints;
 use super::devices::Placement;
+use super::ffi::images::Embeddings;
 use super::ffi::threads::ThreadPool;
 use super::ffi::{self, CapturedRow, EvalCallback, RowRequest, StateExtent};
+use super::image_spans::{ImageSpan, MROPE_SECTIONS};
+use super::images::EmbeddingRows;
 use super::memory::{self, MemoryCapabilities};
 use super::state::StateLayout;
 use super::tuning::Tuning;
@@ -22,8 +24,9 @@ use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
 use llama_cpp_2::llama_batch::LlamaBatch;
-use llama_cpp_2::model::LlamaModel;
+use llama_cpp_2::model::{LlamaModel, RopeType};
 use llama_cpp_2::token::LlamaToken;
+pub use sequences::SequenceMetadata;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 
@@ -35,7 +38,7 @@ const DECODE_OUT_OF_MEMORY: i32 = -2;
 pub struct ContextOptions {
     /// Tokens per sequence.
     pub context_per_sequence: u32,
-    /// Number of sequences. Each has its own stream of the KV cache, in which the cell of a token is its position.
+    /// Number of sequences. Each has its own stream of the KV cache, in which the cell of a token is its index.
     pub sequences: u32,
     /// Maximum tokens per decode.
     pub batch_size: u32,
@@ -51,15 +54,16 @@ pub struct ContextOptions {
     pub cache_type_k: CacheType,
     /// Data type of values; quantized types need flash attention, which [`AttentionCapture::On`] excludes.
     pub cache_type_v: CacheType,
-    /// Memory in bytes for the [`Checkpoints`] of all sequences, 0 for none; models with only a KV cache need none.
+    /// Memory in bytes for the checkpoints of all sequences, 0 for none; models with only a KV cache need none.
     pub checkpoint_bytes: usize,
 }
 
 /// A context of llama.cpp and its current batch.
 ///
-/// Positions of a sequence are contiguous from 0. With one stream per sequence the cell of a token equals its position,
-/// so index `i` of an attention row is token `i`: tokens are added and removed at the end, and a removal from the
-/// middle also closes the gap in the cells.
+/// Callers identify tokens by their index in the sequence. It is also the token's position in the model, except during
+/// and after an image with M-RoPE, whose positions [`ImageSpans`](super::ImageSpans) gives. With one stream per sequence
+/// the cell of a token equals its index, so index `i` of an attention row is token `i`: tokens are added and removed at
+/// the end, and a removal from the middle also closes the gap in the cells.
 pub struct Context<'model> {
     // Dropped before `callback` and `pool`, whose addresses llama.cpp holds.
     llama: LlamaContext<'model>,
@@ -78,21 +82,27 @@ pub struct Context<'model> {
     /// Maximum tokens of a sequence.
     max_sequence_tokens: u32,
     memory: MemoryCapabilities,
-    checkpoints: Vec<Checkpoints>,
+    /// Positions of each embedding.
+    position_sections: usize,
+    metadata: Vec<SequenceMetadata>,
     checkpoint_bytes: usize,
     layout: Option<StateLayout>,
     architecture: String,
     attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
 }
 
-/// Embeddings of consecutive positions of a sequence, which are decoded without other tokens.
+/// Embeddings of consecutive tokens of a sequence, which are decoded without other tokens.
 struct EmbeddingBatch {
     width: usize,
     rows: Vec<f32>,
+    /// Positions, one section after the other.
+    positions: Vec<i32>,
     sequence: i32,
-    position: u32,
-    /// Nonzero for each position whose logits are requested.
+    /// Nonzero for each token whose logits are requested.
     outputs: Vec<i8>,
+    non_causal: bool,
+    /// The image, if the sequence cannot be cut within it.
+    span: Option<ImageSpan>,
 }
 
 /// A captured attention row.
@@ -157,6 +167,7 @@ impl<'model> Context<'model> {
         if let (Some(callback), Some(pool)) = (&mut callback, &pool) {
             pool.compute_rows(callback, options.threads);
         }
+        let has_mrope = matches!(model.rope_type(), Some(RopeType::MRope | RopeType::IMRope));
         Ok(Self {
             batch: LlamaBatch::new(options.batch_size as usize, 1),
             embeddings: None,
@@ -170,7 +181,8 @@ impl<'model> Context<'model> {
             has_multiple_streams: options.sequences > 1,
             max_sequence_tokens: options.context_per_sequence,
             memory,
-            checkpoints: vec![Checkpoints::default(); options.sequences as usize],
+            position_sections: if has_mrope { MROPE_SECTIONS } else { 1 },
+            metadata: vec![SequenceMetadata::default(); options.sequences as usize],
             checkpoint_bytes: options.checkpoint_bytes,
             architecture: model.meta_val_str("general.architecture").unwrap_or_default(),
             layout: None,
@@ -191,39 +203,61 @@ impl<'model> Context<'model> {
         self.has_gpu
     }
 
-    /// Adds a token to the batch and returns its index. `output` requests its logits, `capture` its attention row.
+    /// Adds the token at `index` of a sequence to the batch, and returns its index in the batch. `output` requests its
+    /// logits, `capture` its attention row.
     ///
     /// # Errors
     /// [`ModelError::Decode`] if the batch is full.
     pub fn add(
         &mut self,
         token: TokenId,
-        position: u32,
+        index: u32,
         sequence: i32,
         output: bool,
         capture: bool,
     ) -> Result<usize, ModelError> {
+        let position = self.position(sequence, index);
         self.batch
             .add(LlamaToken::new(token), position as i32, &[sequence], output)
             .map_err(|error| ModelError::Decode(error.to_string()))?;
-        let index = self.sequences.len();
+        let in_batch = self.sequences.len();
         self.sequences.push(sequence);
         if capture {
-            self.requested.push((index, position + 1));
+            self.requested.push((in_batch, index + 1));
         }
-        Ok(index)
+        Ok(in_batch)
     }
 
-    /// Sets embeddings that the next decode processes in place of the batch, which must be empty. `outputs` has one
-    /// entry per position: true requests its logits. Attention is not captured.
-    pub fn set_embeddings(&mut self, rows: &[f32], position: u32, sequence: i32, outputs: &[bool]) {
-        self.embeddings = (!outputs.is_empty()).then(|| EmbeddingBatch {
-            width: rows.len() / outputs.len(),
-            rows: rows.to_vec(),
+    /// Sets embeddings, of the tokens from `index` of a sequence on, that the next decode processes in place of the
+    /// batch, which must be empty. `outputs` has one entry per token: true requests its logits. Attention is not
+    /// captured.
+    ///
+    /// # Errors
+    /// [`ModelError::Decode`] for a part of an image that must be decoded as a whole.
+    pub fn set_embeddings(
+        &mut self,
+        rows: EmbeddingRows<'_>,
+        index: u32,
+        sequence: i32,
+        outputs: &[bool],
+    ) -> Result<(), ModelError> {
+        if rows.is_divided() || outputs.len() != rows.count() || outputs.is_empty() {
+            return Err(ModelError::Decode("the tokens of an image must be decoded together".into()));
+        }
+        let start = index - rows.offset() as u32;
+        let base = self.position(sequence, start);
+        let by_token: Vec<_> = rows.positions(base).collect();
+        let section = |section: usize| by_token.iter().map(move |sections| sections[section] as i32);
+        self.embeddings = Some(EmbeddingBatch {
+            width: rows.values().len() / rows.count(),
+            rows: rows.values().to_vec(),
+            positions: (0..self.position_sections).flat_map(section).collect(),
             sequence,
-            position,
             outputs: outputs.iter().copied().map(i8::from).collect(),
+            non_causal: rows.is_undivided(),
+            span: rows.span(start),
         });
+        Ok(())
     }
 
     /// Decodes the batch and empties it. Returns the requested attention rows in the order of their tokens.
@@ -285,12 +319,25 @@ impl<'model> Context<'model> {
     }
 
     fn decode_embeddings(&mut self, batch: EmbeddingBatch) -> Result<Vec<AttentionRow>, ModelError> {
-        let EmbeddingBatch { width, mut rows, sequence, position, mut outputs } = batch;
+        let EmbeddingBatch { width, mut rows, mut positions, sequence, mut outputs, non_causal, span } = batch;
         if let Some(callback) = &mut self.callback {
             callback.request_rows(Vec::new());
         }
-        match ffi::images::decode_embeddings(&mut self.llama, width, &mut rows, (sequence, position), &mut outputs) {
-            0 => Ok(Vec::new()),
+        let embeddings = Embeddings {
+            width,
+            rows: &mut rows,
+            positions: &mut positions,
+            sequence,
+            outputs: &mut outputs,
+            non_causal,
+        };
+        match ffi::images::decode_embeddings(&mut self.llama, self.position_sections, embeddings) {
+            0 => {
+                if let Some(span) = span {
+                    self.metadata[sequence as usize].images.record(span);
+                }
+                Ok(Vec::new())
+            }
             DECODE_OUT_OF_MEMORY => Err(ModelError::OutOfMemory),
             code => Err(ModelError::Decode(format!("the embeddings of an image were rejected with code {code}"))),
         }

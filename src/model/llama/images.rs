@@ -7,6 +7,7 @@
 use super::ffi::images::{ImagePart, ImageParts, Projector, ProjectorParams};
 use super::image_header::ImageHeader;
 use super::image_placeholders::Placeholders;
+use super::image_spans::{ImageLayout, ImageSpan, MROPE_SECTIONS};
 use super::{Model, fingerprint, image_grid, image_header, reason};
 use crate::events::{ImageRecord, ImageTile, TokenId, hex, is_image_token};
 use crate::model::{ModelError, Vocabulary};
@@ -22,6 +23,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 const MAX_CACHE_BYTES: usize = 256 << 20;
 /// Maximum number of these images.
 const MAX_CACHED: usize = 256;
+
+/// Architecture whose images are preceded by padding, which depends on the number of tokens before them.
+const PADDED_ARCHITECTURE: &str = "deepseek4";
+
+/// Sizes of images, in pixels, for which projectors with a limit of tokens give about the maximum.
+const LARGE_SIZES: [(u32, u32); 5] = [(4096, 4096), (4096, 3072), (3072, 4096), (4096, 2304), (2304, 4096)];
 
 /// Settings of the image encoder.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +90,9 @@ pub enum ImageError {
         "the projector (--mmproj) needs tokens that the model lacks; start the server with the model's own projector"
     )]
     Vocabulary,
+    /// The tokens of the image have unknown positions.
+    #[error("the projector (--mmproj) gives the tokens of the image positions that are not supported")]
+    Positions,
     /// llama.cpp cannot encode it.
     #[error("llama.cpp cannot encode the image; see llama.cpp's log")]
     Encode,
@@ -95,6 +105,10 @@ pub struct Images {
     vocabulary: Arc<Vocabulary>,
     /// Hash of the projector and of the settings that change embeddings.
     fingerprint: u128,
+    /// True if tokens of an image attend to later tokens of the same image.
+    non_causal: bool,
+    /// Maximum tokens of an image that are decoded together; 0 if images can be divided.
+    max_undivided: u32,
     /// Recent images, the most recently used last.
     recent: Mutex<Vec<Arc<Image>>>,
 }
@@ -113,6 +127,10 @@ pub struct Image {
     chunks: Vec<Range<usize>>,
     /// Columns and rows of patches of each chunk.
     grids: Vec<(u32, u32)>,
+    /// Positions of the tokens of each chunk.
+    layouts: Vec<ImageLayout>,
+    /// True if tokens of a chunk attend to later tokens of the same chunk.
+    non_causal: bool,
     /// Values per embedding.
     width: usize,
     /// Preprocessed pixels, until they are encoded.
@@ -121,24 +139,66 @@ pub struct Image {
     embeddings: OnceLock<Vec<f32>>,
 }
 
-/// Embeddings of consecutive positions.
+/// Embeddings of consecutive tokens of an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmbeddingRows<'a> {
     values: &'a [f32],
     count: usize,
+    /// Tokens of the chunk before these.
+    offset: usize,
+    /// Tokens of the whole chunk.
+    chunk: usize,
+    /// Positions of the chunk's tokens.
+    layout: ImageLayout,
+    /// True if tokens of the chunk attend to later ones.
+    non_causal: bool,
 }
 
 impl<'a> EmbeddingRows<'a> {
-    /// Returns the number of positions.
+    /// Returns the number of tokens.
     #[must_use]
     pub fn count(self) -> usize {
         self.count
     }
 
-    /// Returns the values of the first `count` positions.
+    /// Returns true if all tokens must be decoded together, because they attend to each other.
     #[must_use]
-    pub fn first(self, count: usize) -> &'a [f32] {
-        &self.values[..self.values.len() / self.count.max(1) * count.min(self.count)]
+    pub fn is_undivided(self) -> bool {
+        self.non_causal
+    }
+
+    /// Returns the first `count` tokens.
+    #[must_use]
+    pub fn first(self, count: usize) -> Self {
+        let count = count.min(self.count);
+        Self { values: &self.values[..self.values.len() / self.count.max(1) * count], count, ..self }
+    }
+
+    /// Returns the values.
+    pub(super) fn values(self) -> &'a [f32] {
+        self.values
+    }
+
+    /// Returns the number of tokens of the chunk before these.
+    pub(super) fn offset(self) -> usize {
+        self.offset
+    }
+
+    /// Returns the positions of the tokens in all sections of M-RoPE, if the chunk is at the position `base`.
+    pub(super) fn positions(self, base: u32) -> impl Iterator<Item = [u32; MROPE_SECTIONS]> {
+        (self.offset..self.offset + self.count).map(move |index| self.layout.sections(base, index as u32))
+    }
+
+    /// Returns true if a decode of these tokens alone would give other results than one of the whole chunk.
+    pub(super) fn is_divided(self) -> bool {
+        self.non_causal && self.count != self.chunk
+    }
+
+    /// Returns the span of the chunk in a sequence in which it begins at `start`; `None` if the sequence can be cut
+    /// anywhere within it.
+    pub(super) fn span(self, start: u32) -> Option<ImageSpan> {
+        let is_separable = !self.non_causal && self.layout == ImageLayout::Line;
+        (!is_separable).then_some(ImageSpan { start, tokens: self.chunk as u32, layout: self.layout })
     }
 }
 
@@ -170,15 +230,36 @@ impl Images {
         if !projector.has_vision() {
             return Err(error("it has no image encoder; sound is not supported".into()));
         }
-        if projector.has_mrope() {
-            return Err(error("the model needs M-RoPE positions for images, which are not supported".into()));
+        if llama.meta_val_str("general.architecture").is_ok_and(|name| name == PADDED_ARCHITECTURE) {
+            return Err(error("it pads images depending on the text before them, which is not supported".into()));
         }
-        if projector.is_non_causal() {
-            return Err(error("its images need non-causal attention, which is not supported".into()));
+        let non_causal = projector.is_non_causal();
+        let mut max_undivided = 0;
+        if projector.has_mrope() || non_causal {
+            let parts: Vec<ImagePart> = LARGE_SIZES
+                .iter()
+                .filter_map(|&(width, height)| projector.tokenize_size(width, height))
+                .flat_map(|parts| parts.list())
+                .collect();
+            for part in parts {
+                match part {
+                    ImagePart::Pixels { layout: None, .. } => return Err(error(ImageError::Positions.to_string())),
+                    ImagePart::Pixels { count, .. } if non_causal => max_undivided = max_undivided.max(count as u32),
+                    _ => {}
+                }
+            }
         }
         let settings = format!("{:?} {:?}", options.min_tokens, options.max_tokens);
         let fingerprint = hash ^ fingerprint::hash_text(&settings);
-        Ok(Self { projector, vocabulary: Arc::clone(vocabulary), fingerprint, recent: Mutex::default() })
+        let vocabulary = Arc::clone(vocabulary);
+        Ok(Self { projector, vocabulary, fingerprint, non_causal, max_undivided, recent: Mutex::default() })
+    }
+
+    /// Returns the number of tokens up to which an image must fit into a physical batch, because its tokens attend to
+    /// each other; 0 if images can be divided.
+    #[must_use]
+    pub fn max_undivided_tokens(&self) -> u32 {
+        self.max_undivided
     }
 
     /// Decodes an image file and splits it into tokens, unless it was encoded recently. Takes up to a second for a
@@ -197,18 +278,20 @@ impl Images {
         seed.update(sha256);
         seed.update(self.fingerprint.to_le_bytes());
         let mut placeholders = Placeholders::new(seed.finalize().into());
-        let (mut tokens, mut chunks, mut grids) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut tokens, mut chunks, mut grids, mut layouts) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for part in parts.list() {
             match part {
                 ImagePart::Text(text) if text.iter().all(|&token| self.vocabulary.contains(token)) => {
                     tokens.extend(text);
                 }
                 ImagePart::Text(_) | ImagePart::Other => return Err(ImageError::Vocabulary),
-                ImagePart::Pixels { count, grid } => {
+                ImagePart::Pixels { layout: None, .. } => return Err(ImageError::Positions),
+                ImagePart::Pixels { count, grid, layout: Some(layout) } => {
                     let start = tokens.len();
                     tokens.extend(placeholders.by_ref().take(count));
                     chunks.push(start..tokens.len());
                     grids.push(image_grid::grid(count, grid, (header.width, header.height)));
+                    layouts.push(layout);
                 }
             }
         }
@@ -219,6 +302,8 @@ impl Images {
             tokens,
             chunks,
             grids,
+            layouts,
+            non_causal: self.non_causal,
             width: self.projector.width(),
             parts: Mutex::new(Some(parts)),
             embeddings: OnceLock::new(),
@@ -304,9 +389,22 @@ impl Image {
     /// token at `position` is not a placeholder of this image, or if the image is not encoded.
     #[must_use]
     pub fn embeddings_at(&self, sequence: &[TokenId], position: usize) -> Option<EmbeddingRows<'_>> {
-        let rows = self.chunk_at(sequence, position)?;
+        let ChunkRows { chunk, offset, rows } = self.chunk_at(sequence, position)?;
         let values = self.embeddings.get()?.get(rows.start * self.width..rows.end * self.width)?;
-        Some(EmbeddingRows { values, count: rows.len() })
+        Some(EmbeddingRows {
+            values,
+            count: rows.len(),
+            offset,
+            chunk: self.chunks[chunk].len(),
+            layout: self.layouts[chunk],
+            non_causal: self.non_causal,
+        })
+    }
+
+    /// Returns the number of tokens of the largest chunk that is decoded as a whole; 0 if chunks can be divided.
+    #[must_use]
+    pub fn undivided_tokens(&self) -> usize {
+        if self.non_causal { self.chunks.iter().map(Range::len).max().unwrap_or(0) } else { 0 }
     }
 
     /// Returns the record of the image, without its positions in a prompt.
@@ -337,23 +435,33 @@ impl Image {
         self.placeholders() * self.width * size_of::<f32>()
     }
 
-    /// Returns the indexes of the embeddings for the placeholders from `position` on, up to the end of their chunk. The
-    /// sequence must have the whole chunk.
-    fn chunk_at(&self, sequence: &[TokenId], position: usize) -> Option<Range<usize>> {
+    /// Finds the embeddings for the placeholders from `position` on, up to the end of their chunk. The sequence must
+    /// have the whole chunk.
+    fn chunk_at(&self, sequence: &[TokenId], position: usize) -> Option<ChunkRows> {
         let token = *sequence.get(position)?;
         let mut first_row = 0;
-        for chunk in &self.chunks {
-            let ids = &self.tokens[chunk.clone()];
-            for (index, _) in ids.iter().enumerate().filter(|&(_, &id)| id == token) {
-                let whole = position.checked_sub(index).and_then(|start| sequence.get(start..start + ids.len()));
+        for (chunk, range) in self.chunks.iter().enumerate() {
+            let ids = &self.tokens[range.clone()];
+            for (offset, _) in ids.iter().enumerate().filter(|&(_, &id)| id == token) {
+                let whole = position.checked_sub(offset).and_then(|start| sequence.get(start..start + ids.len()));
                 if whole == Some(ids) {
-                    return Some(first_row + index..first_row + ids.len());
+                    return Some(ChunkRows { chunk, offset, rows: first_row + offset..first_row + ids.len() });
                 }
             }
             first_row += ids.len();
         }
         None
     }
+}
+
+/// Embeddings of a chunk from one of its tokens on.
+struct ChunkRows {
+    /// Index of the chunk.
+    chunk: usize,
+    /// Tokens of the chunk before these.
+    offset: usize,
+    /// Indexes of the embeddings in those of the image.
+    rows: Range<usize>,
 }
 
 /// Returns the position of the first placeholder in a prompt that belongs to none of the images.
@@ -364,7 +472,7 @@ pub fn first_unknown(images: &[Arc<Image>], prompt: &[TokenId]) -> Option<usize>
         if is_image_token(token) {
             let chunk = images.iter().find_map(|image| image.chunk_at(prompt, at));
             let Some(chunk) = chunk else { return Some(at) };
-            at += chunk.len();
+            at += chunk.rows.len();
         } else {
             at += 1;
         }
@@ -425,6 +533,8 @@ mod tests {
             tokens,
             chunks: vec![1..4, 6..8],
             grids: vec![(3, 1), (2, 1)],
+            layouts: vec![ImageLayout::Line; 2],
+            non_causal: false,
             width: 2,
             parts,
             embeddings,
@@ -440,7 +550,7 @@ mod tests {
         assert_eq!(values(&one, 4).unwrap(), [2.0, 3.0, 4.0, 5.0]);
         assert_eq!(values(&one, 8).unwrap(), [6.0, 7.0, 8.0, 9.0]);
         assert_eq!(values(&other, 12).unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
-        assert_eq!(one.embeddings_at(&sequence, 3).unwrap().first(1), [0.0, 1.0]);
+        assert_eq!(one.embeddings_at(&sequence, 3).unwrap().first(1).values(), [0.0, 1.0]);
         assert_eq!(values(&one, 12), None, "a placeholder of the other image");
         assert_eq!(values(&one, 2), None, "text of the image");
         assert_eq!(values(&one, 99), None);

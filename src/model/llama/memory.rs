@@ -14,6 +14,9 @@ const BLOCK: u32 = 32;
 pub(super) const RECURRENT: &str = "tokens cannot be removed from the state of a recurrent model";
 /// Reason why a part of a state is unusable: window layers have dropped tokens that it needs.
 pub(super) const OUT_OF_WINDOW: &str = "layers with an attention window have dropped the tokens that would re-enter it";
+/// Reason why a part of an image cannot be removed.
+pub(super) const WITHIN_IMAGE: &str =
+    "the tokens of an image cannot be separated in this model; remove the whole image";
 
 /// Capabilities of a context's memory.
 #[derive(Debug, Clone, Copy)]
@@ -41,7 +44,7 @@ impl MemoryCapabilities {
         if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
     }
 
-    /// Returns true if the first `keep` tokens of a saved state of `length` tokens are usable. For layers with a
+    /// Returns true if the first `keep` positions of a saved state of `length` positions are usable. For layers with a
     /// window, a saved state contains only the last window.
     pub fn is_prefix_usable(&self, length: u32, keep: u32) -> bool {
         let first = if self.window == 0 { 0 } else { length.saturating_sub(self.window) };

@@ -18,6 +18,7 @@ mod head;
 mod image_grid;
 mod image_header;
 mod image_placeholders;
+mod image_spans;
 mod images;
 mod memory;
 mod numa;
@@ -37,7 +38,7 @@ pub use attention_support::{AttentionSupport, UnsupportedAttention};
 pub use backend::backend;
 pub use cache_type::CacheType;
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
-pub use context::{AttentionRow, Context, ContextOptions};
+pub use context::{AttentionRow, Context, ContextOptions, SequenceMetadata};
 pub use control_vectors::{ControlVector, ControlVectorList, ControlVectors, ScaledVector};
 pub use devices::{Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason};
 pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};
@@ -46,6 +47,7 @@ pub use ffi::threads::ThreadOptions;
 pub use gguf::GgufHeader;
 pub use head::{Activation, Head, HeadError};
 pub use image_header::MAX_BYTES as MAX_IMAGE_BYTES;
+pub use image_spans::ImageSpans;
 pub use images::{
     EmbeddingRows, Image, ImageError, ImageOptions, Images, first_unknown as first_unknown_image,
     records as image_records,

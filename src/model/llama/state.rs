@@ -6,6 +6,7 @@
 //! `llama_memory_hybrid::state_write` of the pinned llama-cpp-sys-2. A model with another kind of memory has no layout;
 //! its states are not saved outside the process.
 
+mod cells;
 mod detect;
 mod reader;
 mod recurrent;
@@ -13,7 +14,9 @@ mod recurrent;
 mod tests;
 
 use super::cache_type::CacheType;
+use super::image_spans::ImageSpans;
 use crate::events::TokenId;
+use cells::read_cells;
 use detect::detect_sections;
 use reader::{Reader, check_equal};
 use recurrent::Recurrent;
@@ -101,6 +104,9 @@ pub enum StateError {
     /// A key, value or recurrent state with an invalid number.
     #[error("the KV data has values that are NaN or too large")]
     Number,
+    /// A cell of an image at an impossible row or column.
+    #[error("cell {0} of the KV data is not at its place in an image")]
+    Image(usize),
     /// A cell holds a different token than the token list.
     #[error("cell {0} of the KV data does not belong to the token in the list")]
     Token(usize),
@@ -166,40 +172,43 @@ impl StateLayout {
     pub fn pack(&self, state: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(state, HEADER_BYTES);
         let mut packed = Vec::with_capacity(state.len());
+        let mut images = None;
         for cache in &self.caches {
-            let body = Self::cache(&mut reader, cache, tokens, self.streams)?;
+            let body = Self::cache(&mut reader, cache, tokens, &mut images, self.streams)?;
             packed.extend_from_slice(&state[body]);
         }
-        packed.extend_from_slice(&state[self.recurrent_states(&mut reader, tokens)?]);
+        packed.extend_from_slice(&state[self.recurrent_states(&mut reader, tokens, images.as_ref())?]);
         reader.expect_end()?;
         Ok(packed)
     }
 
     /// Validates the output of [`StateLayout::pack`], from this or another process, and converts it to a state of this
-    /// context.
+    /// context. Returns the state and its images.
     ///
     /// # Errors
     /// [`StateError`] for the first number that does not match.
-    pub fn unpack(&self, packed: &[u8], tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
+    pub fn unpack(&self, packed: &[u8], tokens: &[TokenId]) -> Result<(Vec<u8>, ImageSpans), StateError> {
         let mut reader = Reader::new(packed, 0);
         // Each of the other streams has only its number of cells, which is 0.
         let other_streams = 4 * (self.streams as usize - 1);
         let mut state = Vec::with_capacity(HEADER_BYTES + packed.len() + self.caches.len() * (4 + other_streams));
         state.extend_from_slice(&self.magic);
         state.extend_from_slice(&0i32.to_le_bytes());
+        let mut images = None;
         for cache in &self.caches {
-            let body = Self::cache(&mut reader, cache, tokens, 0)?;
+            let body = Self::cache(&mut reader, cache, tokens, &mut images, 0)?;
             state.extend_from_slice(&self.streams.to_le_bytes());
             state.extend_from_slice(&packed[body]);
             state.resize(state.len() + other_streams, 0);
         }
-        state.extend_from_slice(&packed[self.recurrent_states(&mut reader, tokens)?]);
+        state.extend_from_slice(&packed[self.recurrent_states(&mut reader, tokens, images.as_ref())?]);
         reader.expect_end()?;
         // Free cells are masked but still read, so a NaN would make later runs of the slot invalid.
         let is_valid = |(kind, rows): &(i32, Range<usize>)| {
             CacheType::from_ggml(*kind).is_some_and(|kind| kind.has_valid_numbers(&packed[rows.clone()]))
         };
-        if reader.rows.iter().all(is_valid) { Ok(state) } else { Err(StateError::Number) }
+        let images = images.unwrap_or_else(|| ImageSpans::from_placeholders(tokens));
+        if reader.rows.iter().all(is_valid) { Ok((state, images)) } else { Err(StateError::Number) }
     }
 
     /// Returns a state written by this context with zeroed keys, values and recurrent states.
@@ -208,10 +217,11 @@ impl StateLayout {
     /// [`StateError`] if `state` was not written by this context.
     pub fn zeroed(&self, mut state: Vec<u8>, tokens: &[TokenId]) -> Result<Vec<u8>, StateError> {
         let mut reader = Reader::new(&state, HEADER_BYTES);
+        let mut images = None;
         for cache in &self.caches {
-            Self::cache(&mut reader, cache, tokens, self.streams)?;
+            Self::cache(&mut reader, cache, tokens, &mut images, self.streams)?;
         }
-        self.recurrent_states(&mut reader, tokens)?;
+        self.recurrent_states(&mut reader, tokens, images.as_ref())?;
         for (_, rows) in std::mem::take(&mut reader.rows) {
             state[rows].fill(0);
         }
@@ -219,20 +229,29 @@ impl StateLayout {
     }
 
     /// Reads the recurrent states and returns their range.
-    fn recurrent_states(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
-        self.recurrent.as_ref().map_or(Ok(reader.at..reader.at), |recurrent| recurrent.read(reader, tokens))
+    fn recurrent_states(
+        &self,
+        reader: &mut Reader<'_>,
+        tokens: &[TokenId],
+        images: Option<&ImageSpans>,
+    ) -> Result<Range<usize>, StateError> {
+        let len = tokens.len() as u32;
+        let last = images.map_or(len.checked_sub(1), |images| images.last_position(len));
+        self.recurrent.as_ref().map_or(Ok(reader.at..reader.at), |recurrent| recurrent.read(reader, last))
     }
 
-    /// Reads one cache and returns the range of its only stream. `streams` is 0 for a packed state.
+    /// Reads one cache and returns the range of its only stream. `images` are those of the caches before it, and are
+    /// set by the first. `streams` is 0 for a packed state.
     fn cache(
         reader: &mut Reader<'_>,
         cache: &Cache,
         tokens: &[TokenId],
+        images: &mut Option<ImageSpans>,
         streams: u32,
     ) -> Result<Range<usize>, StateError> {
         if streams == 0 {
             let start = reader.at;
-            Self::stream(reader, cache, tokens)?;
+            Self::stream(reader, cache, tokens, images)?;
             return Ok(start..reader.at);
         }
         check_equal("the number of sequences", reader.u32()?, streams)?;
@@ -241,35 +260,20 @@ impl StateLayout {
             let start = reader.at;
             if reader.u32()? != 0 && body.is_none() {
                 reader.at = start;
-                Self::stream(reader, cache, tokens)?;
+                Self::stream(reader, cache, tokens, images)?;
                 body = Some(start..reader.at);
             }
         }
         body.ok_or(StateError::Cells { cells: 0, tokens: tokens.len() })
     }
 
-    fn stream(reader: &mut Reader<'_>, cache: &Cache, tokens: &[TokenId]) -> Result<(), StateError> {
-        let cells = reader.u32()? as usize;
-        // Cells outside the attention window are left out.
-        let min_cells = if cache.window == 0 { tokens.len() } else { tokens.len().min(cache.window) };
-        if cells > tokens.len() || cells < min_cells {
-            return Err(StateError::Cells { cells, tokens: tokens.len() });
-        }
-        let first = tokens.len() - cells;
-        for index in 0..cells {
-            let position = reader.i32()?;
-            if usize::try_from(position) != Ok(first + index) {
-                return Err(StateError::Position { cell: index, position });
-            }
-            check_equal("the number of sequences of a cell", reader.u32()?, 1)?;
-            if cache.has_mrope {
-                reader.take(8)?;
-                if reader.i32()? != tokens[first + index] {
-                    return Err(StateError::Token(index));
-                }
-            }
-            reader.take(4)?;
-        }
+    fn stream(
+        reader: &mut Reader<'_>,
+        cache: &Cache,
+        tokens: &[TokenId],
+        images: &mut Option<ImageSpans>,
+    ) -> Result<(), StateError> {
+        let cells = read_cells(reader, cache, tokens, images)?;
         check_equal("the order of values (flash attention on or off)", reader.u32()?, u32::from(cache.transposed))?;
         check_equal("the number of layers", reader.u32()?, cache.keys.len() as u32)?;
         check_equal("the rotation of keys", reader.u32()?, cache.rotations[0])?;

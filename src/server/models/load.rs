@@ -274,13 +274,18 @@ fn engine_options(
     draft_model: Option<DraftModel>,
     clock: Clock,
 ) -> EngineOptions {
+    // llama.cpp decodes an image within one physical batch if its tokens attend to each other.
+    let undivided = model.images().map_or(0, |images| images.max_undivided_tokens());
+    if undivided > engine.ubatch_size {
+        tracing::info!(model = model.name(), ubatch_size = undivided, "physical batch enlarged for whole images");
+    }
     EngineOptions {
         ctx_size: engine.slot_context(model.card().context_train),
         parallel: engine.parallel,
         threads: engine.threads,
         threads_batch: engine.threads_batch,
-        batch_size: engine.batch_size,
-        ubatch_size: engine.ubatch_size,
+        batch_size: engine.batch_size.max(undivided),
+        ubatch_size: engine.ubatch_size.max(undivided),
         attention: attention_capture(engine),
         cache_type_k: cache_type(engine.cache.type_k),
         cache_type_v: cache_type(engine.cache.type_v),

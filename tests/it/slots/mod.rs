@@ -9,6 +9,7 @@ mod restore;
 mod reuse;
 mod shared_prefix;
 mod shift;
+mod undivided_images;
 
 use crate::engine::{CompletedRun, TestEngine, request_tokens, test_engine};
 use thunder::engine::Request;

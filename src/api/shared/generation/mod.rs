@@ -95,7 +95,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::NoGeneration { .. } => Self::not_supported(message),
             SubmitError::TooManyTokens { .. } => Self::invalid("max_tokens", message),
             SubmitError::EmptyPrompt | SubmitError::UnknownToken { .. } => Self::invalid("prompt", message),
-            SubmitError::MissingImage => Self::bad_request(message),
+            SubmitError::MissingImage | SubmitError::UndividedImage { .. } => Self::bad_request(message),
             SubmitError::Image(_) => Self::new(ErrorKind::Internal, message),
             SubmitError::AttentionOff | SubmitError::AttentionUnsupported { .. } => {
                 Self::invalid("attention", message).code(ErrorCode::AttentionUnavailable)

@@ -10,7 +10,7 @@ use super::conversation::SlotHistory;
 use super::host_cache::HostCache;
 use super::removal::KvRemoval;
 use crate::events::{Scope, Tenant, TokenId};
-use crate::model::llama::{AdapterSet, AttentionRow, CheckpointPurpose, Context};
+use crate::model::llama::{AdapterSet, AttentionRow, CheckpointPurpose, Context, EmbeddingRows};
 use crate::model::{ModelError, ShiftError};
 
 /// KV state of all slots.
@@ -165,8 +165,17 @@ impl<'model> KvSlots<'model> {
 
     /// Sets embeddings of an image that the next decode processes in place of the batch, which must be empty. `outputs`
     /// has one entry per position: true requests its logits.
-    pub fn set_embeddings(&mut self, index: usize, rows: &[f32], position: usize, outputs: &[bool]) {
-        self.context.set_embeddings(rows, position as u32, index as i32, outputs);
+    ///
+    /// # Errors
+    /// The embeddings are a part of an image that must be decoded as a whole.
+    pub fn set_embeddings(
+        &mut self,
+        index: usize,
+        rows: EmbeddingRows<'_>,
+        position: usize,
+        outputs: &[bool],
+    ) -> Result<(), ModelError> {
+        self.context.set_embeddings(rows, position as u32, index as i32, outputs)
     }
 
     /// Decodes the batch. Returns the captured attention. The caller then adds the decoded tokens with

@@ -58,8 +58,7 @@ impl KvSlots<'_> {
                 )
             })?;
         let entries = self.host_cache.iter().map(|entry| {
-            let usable_prefix =
-                |keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.checkpoints, keep);
+            let usable_prefix = |keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.metadata, keep);
             (entry, self.match_prefix(prompt, &entry.tokens, entry.adapters.as_ref(), &entry.history, usable_prefix))
         });
         let best_entry = entries
@@ -159,7 +158,7 @@ impl KvSlots<'_> {
         let usable = |source: usize| {
             let cached = &self.slots[source].tokens;
             let keep = common_prefix(cached, &prompt.tokens[..outputs_from]);
-            self.context.usable_prefix_of_saved(cached.len(), self.context.checkpoints(source as i32), keep)
+            self.context.usable_prefix_of_saved(cached.len(), self.context.metadata(source as i32), keep)
         };
         (0..self.slots.len())
             .filter(|&source| {
@@ -172,9 +171,8 @@ impl KvSlots<'_> {
 
     /// Returns the state in the host cache with the most usable tokens for the prompt, if there are more than `known`.
     fn find_in_host_cache(&self, prompt: PromptView<'_>, outputs_from: usize, known: usize) -> Option<usize> {
-        let usable_prefix = |entry: &CachedState, keep| {
-            self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.checkpoints, keep)
-        };
+        let usable_prefix =
+            |entry: &CachedState, keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.metadata, keep);
         let tokens = &prompt.tokens[..outputs_from];
         prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.adapters, known, usable_prefix)).flatten()
     }
@@ -185,15 +183,14 @@ impl KvSlots<'_> {
     /// position. llama.cpp's copy between sequences would copy the whole KV stream.
     fn copy_state(&mut self, source: usize, index: usize) -> bool {
         let tokens = self.slots[source].tokens.clone();
-        let checkpoints = self.context.checkpoints(source as i32).clone();
+        let metadata = self.context.metadata(source as i32).clone();
         let copied = self
             .context
             .save(source as i32)
-            .and_then(|state| self.context.restore(index as i32, &state, tokens.len() as u32));
+            .and_then(|state| self.context.restore(index as i32, &state, tokens.len() as u32, metadata));
         match copied {
             Ok(()) => {
                 self.slots[index].tokens = tokens;
-                self.context.set_checkpoints(index as i32, checkpoints);
                 true
             }
             Err(error) => {
@@ -277,7 +274,7 @@ impl KvSlots<'_> {
                 tokens: tokens.clone(),
                 adapters: adapters.clone(),
                 state,
-                checkpoints: self.context.checkpoints(index as i32).clone(),
+                metadata: self.context.metadata(index as i32).clone(),
                 history: history.clone(),
             }),
             Err(error) => tracing::warn!(%error, slot = index, "slot state not cached"),
@@ -287,10 +284,9 @@ impl KvSlots<'_> {
     /// Restores a cached state into a slot. Returns `false` and leaves the slot empty if that fails.
     fn load_from_host_cache(&mut self, index: usize, entry: &CachedState) -> bool {
         let tokens = &mut self.slots[index].tokens;
-        match self.context.restore(index as i32, &entry.state, entry.tokens.len() as u32) {
+        match self.context.restore(index as i32, &entry.state, entry.tokens.len() as u32, entry.metadata.clone()) {
             Ok(()) => {
                 tokens.clone_from(&entry.tokens);
-                self.context.set_checkpoints(index as i32, entry.checkpoints.clone());
                 true
             }
             Err(error) => {

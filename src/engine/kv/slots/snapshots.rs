@@ -6,7 +6,7 @@ use crate::engine::kv::error::SlotError;
 use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
 use crate::events::{Tenant, TokenId};
 use crate::model::ShiftError;
-use crate::model::llama::AdapterSet;
+use crate::model::llama::{AdapterSet, ImageSpans, SequenceMetadata};
 
 impl KvSlots<'_> {
     /// Returns the tokens of a slot.
@@ -39,6 +39,7 @@ impl KvSlots<'_> {
             adapters: slot.adapters.clone().unwrap_or_default(),
             history: slot.history.clone(),
             state,
+            images: self.context.metadata(index as i32).images.clone(),
         })
     }
 
@@ -54,11 +55,11 @@ impl KvSlots<'_> {
         owner: Option<Tenant>,
         arrival: u64,
     ) -> Result<(), SlotError> {
-        let Snapshot { tokens, adapters, history, state } = saved;
+        let Snapshot { tokens, adapters, history, state, images } = saved;
         if tokens.is_empty() {
             self.erase(index);
         } else {
-            self.load(index, &state, tokens.len())?;
+            self.load(index, &state, tokens.len(), images)?;
             self.replace(index, tokens, adapters);
             self.slots[index].history = history;
             self.slots[index].last_used = arrival;
@@ -93,22 +94,22 @@ impl KvSlots<'_> {
     }
 
     /// Loads a state of `tokens` tokens into the context. If that fails, restores the previous state.
-    fn load(&mut self, index: usize, state: &[u8], tokens: usize) -> Result<(), SlotError> {
+    fn load(&mut self, index: usize, state: &[u8], tokens: usize, images: ImageSpans) -> Result<(), SlotError> {
         let sequence = index as i32;
         let old_len = self.slots[index].tokens.len();
-        let checkpoints = self.context.checkpoints(sequence).clone();
+        let old_metadata = self.context.metadata(sequence).clone();
         let old = match old_len {
             0 => None,
             _ => Some(self.context.save(sequence).map_err(|_| SlotError::Rejected)?),
         };
-        let Err(error) = self.context.restore(sequence, state, tokens as u32) else { return Ok(()) };
+        let metadata = SequenceMetadata { images, ..SequenceMetadata::default() };
+        let Err(error) = self.context.restore(sequence, state, tokens as u32, metadata) else { return Ok(()) };
         tracing::error!(%error, slot = index, "validated slot state rejected by llama.cpp");
-        if let Some(old) = old {
-            if self.context.restore(sequence, &old, old_len as u32).is_err() {
-                self.erase(index);
-                return Err(SlotError::Failed("llama.cpp accepted neither the new state nor the old one".into()));
-            }
-            self.context.set_checkpoints(sequence, checkpoints);
+        if let Some(old) = old
+            && self.context.restore(sequence, &old, old_len as u32, old_metadata).is_err()
+        {
+            self.erase(index);
+            return Err(SlotError::Failed("llama.cpp accepted neither the new state nor the old one".into()));
         }
         Err(SlotError::Rejected)
     }

@@ -5,21 +5,41 @@ use super::Context;
 use crate::events::TokenId;
 use crate::model::llama::checkpoints::{CheckpointPurpose, Checkpoints};
 use crate::model::llama::ffi::{self, StateExtent};
-use crate::model::llama::memory::{OUT_OF_WINDOW, RECURRENT};
+use crate::model::llama::image_spans::ImageSpans;
+use crate::model::llama::memory::{OUT_OF_WINDOW, RECURRENT, WITHIN_IMAGE};
 use crate::model::{ModelError, ShiftError};
 use std::ops::Range;
 
+/// Data about a sequence besides llama.cpp's state.
+#[derive(Debug, Clone, Default)]
+pub struct SequenceMetadata {
+    /// Checkpoints of the sequence.
+    pub checkpoints: Checkpoints,
+    /// Images within which the sequence cannot be cut.
+    pub images: ImageSpans,
+}
+
+impl SequenceMetadata {
+    fn truncate(&mut self, length: u32) {
+        self.checkpoints.truncate(length);
+        self.images.truncate(length);
+    }
+}
+
 impl Context<'_> {
-    /// Removes the tokens of a sequence from position `from` on. Falls back to the last checkpoint before `from`, or to
-    /// an empty sequence, if the cache cannot remove a part or lacks tokens that a token at `from` attends to. Returns
-    /// the number of remaining tokens.
+    /// Removes the tokens of a sequence from index `from` on. Removes a whole image if `from` is within one whose
+    /// tokens cannot be separated. Falls back to the last checkpoint before `from`, or to an empty sequence, if the
+    /// cache cannot remove a part or lacks tokens that a token at `from` attends to. Returns the number of remaining
+    /// tokens.
     #[must_use]
     pub fn truncate(&mut self, sequence: i32, from: u32) -> u32 {
-        if self.can_truncate(sequence, from) && self.llama.kv_cache_seq_rm(sequence, Some(from), None).is_ok() {
-            self.checkpoints[sequence as usize].truncate(from);
+        let from = self.metadata(sequence).images.undivided_prefix(from);
+        let position = self.position(sequence, from);
+        if self.can_truncate(sequence, from) && self.llama.kv_cache_seq_rm(sequence, Some(position), None).is_ok() {
+            self.metadata[sequence as usize].truncate(from);
             return from;
         }
-        if let Some((length, state)) = self.checkpoints[sequence as usize].state_within(from)
+        if let Some((length, state)) = self.metadata(sequence).checkpoints.state_within(from)
             && self.restore_checkpoint(sequence, length, &state)
         {
             return length;
@@ -31,39 +51,55 @@ impl Context<'_> {
     /// Returns the number of tokens that [`Context::truncate`] would leave if called with `keep`.
     #[must_use]
     pub fn usable_prefix(&self, sequence: i32, keep: usize) -> usize {
-        let within = keep as u32;
-        if self.can_truncate(sequence, within) {
-            return keep;
-        }
-        self.checkpoints[sequence as usize].last_within(within) as usize
+        let SequenceMetadata { checkpoints, images } = self.metadata(sequence);
+        let within = images.undivided_prefix(keep as u32);
+        let usable = if self.can_truncate(sequence, within) { within } else { checkpoints.last_within(within) };
+        usable as usize
     }
 
-    /// Returns the number of usable tokens among the first `keep` of a saved state, which has `length` tokens and these
-    /// checkpoints.
+    /// Returns the number of usable tokens among the first `keep` of a saved state of `length` tokens.
     #[must_use]
-    pub fn usable_prefix_of_saved(&self, length: usize, checkpoints: &Checkpoints, keep: usize) -> usize {
-        if self.memory.is_prefix_usable(length as u32, keep as u32) {
+    pub fn usable_prefix_of_saved(&self, length: usize, metadata: &SequenceMetadata, keep: usize) -> usize {
+        let SequenceMetadata { checkpoints, images } = metadata;
+        if keep == length {
             return keep;
         }
-        checkpoints.last_within(keep as u32) as usize
+        let within = images.undivided_prefix(keep as u32);
+        let end = images.last_position(length as u32).map_or(0, |last| last + 1);
+        let is_usable = self.memory.is_prefix_usable(end, images.position(within));
+        let usable = if is_usable { within } else { checkpoints.last_within(within) };
+        usable as usize
     }
 
     fn can_truncate(&self, sequence: i32, from: u32) -> bool {
-        from == 0 || (!self.memory.recurrent && self.first_position(sequence) <= self.memory.first_attended(from))
+        let first_attended = self.memory.first_attended(self.position(sequence, from));
+        from == 0 || (!self.memory.recurrent && self.first_position(sequence) <= first_attended)
+    }
+
+    /// Returns the position of the token at `index` of a sequence.
+    pub(super) fn position(&self, sequence: i32, index: u32) -> u32 {
+        self.metadata(sequence).images.position(index)
     }
 
     /// Restores the state of a checkpoint, and removes later tokens from the model's KV cache if it has one.
     /// Returns false if llama.cpp fails.
     fn restore_checkpoint(&mut self, sequence: i32, length: u32, state: &[u8]) -> bool {
+        let position = self.position(sequence, length);
         let restored = ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Partial)
-            && self.llama.kv_cache_seq_rm(sequence, Some(length), None).is_ok()
-            && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == i64::from(length) - 1;
+            && self.llama.kv_cache_seq_rm(sequence, Some(position), None).is_ok()
+            && self.ends_after(sequence, length, &self.metadata(sequence).images);
         if restored {
-            self.checkpoints[sequence as usize].truncate(length);
+            self.metadata[sequence as usize].truncate(length);
         } else {
             tracing::error!(sequence, length, "llama.cpp cannot restore a checkpoint");
         }
         restored
+    }
+
+    /// Returns true if the last token of a sequence is that of `length` tokens with these images.
+    fn ends_after(&self, sequence: i32, length: u32, images: &ImageSpans) -> bool {
+        let last = images.last_position(length).map_or(-1, i64::from);
+        i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == last
     }
 
     /// Returns true if sequences need checkpoints to be truncated, and memory for checkpoints is configured.
@@ -75,8 +111,10 @@ impl Context<'_> {
 
     /// Saves the current state of a sequence of `length` tokens as a checkpoint.
     pub fn save_checkpoint(&mut self, sequence: i32, length: usize, purpose: CheckpointPurpose) {
-        let index = sequence as usize;
-        if !self.uses_checkpoints() || self.checkpoints[index].reaches(length as u32) {
+        let SequenceMetadata { checkpoints, images } = self.metadata(sequence);
+        let length = length as u32;
+        let is_divided = images.undivided_prefix(length) != length;
+        if !self.uses_checkpoints() || checkpoints.reaches(length) || is_divided {
             return;
         }
         let Some(state) = ffi::sequence_state(&self.llama, sequence, StateExtent::Partial) else {
@@ -84,27 +122,23 @@ impl Context<'_> {
             return;
         };
         let room = self.checkpoint_bytes.saturating_sub(state.len());
-        while self.checkpoints.iter().map(Checkpoints::bytes).sum::<usize>() > room {
+        while self.metadata.iter().map(|metadata| metadata.checkpoints.bytes()).sum::<usize>() > room {
             // Drop from the sequence with the largest checkpoints first.
-            let largest = self.checkpoints.iter_mut().max_by_key(|checkpoints| checkpoints.bytes());
+            let all = self.metadata.iter_mut().map(|metadata| &mut metadata.checkpoints);
+            let largest = all.max_by_key(|checkpoints| checkpoints.bytes());
             if !largest.is_some_and(Checkpoints::drop_oldest) {
                 break;
             }
         }
         if state.len() <= self.checkpoint_bytes {
-            self.checkpoints[index].add(length as u32, purpose, state);
+            self.metadata[sequence as usize].checkpoints.add(length, purpose, state);
         }
     }
 
-    /// Returns the checkpoints of a sequence.
+    /// Returns the data about a sequence besides its state.
     #[must_use]
-    pub fn checkpoints(&self, sequence: i32) -> &Checkpoints {
-        &self.checkpoints[sequence as usize]
-    }
-
-    /// Sets the checkpoints of a restored sequence.
-    pub fn set_checkpoints(&mut self, sequence: i32, checkpoints: Checkpoints) {
-        self.checkpoints[sequence as usize] = checkpoints;
+    pub fn metadata(&self, sequence: i32) -> &SequenceMetadata {
+        &self.metadata[sequence as usize]
     }
 
     /// Returns true if every prefix of every saved state is usable.
@@ -117,7 +151,7 @@ impl Context<'_> {
     pub fn clear(&mut self, sequence: i32) {
         // Removing a whole sequence cannot fail: some caches only reject partial removal.
         let _ = self.llama.kv_cache_seq_rm(sequence, None, None);
-        self.checkpoints[sequence as usize] = Checkpoints::default();
+        self.metadata[sequence as usize] = SequenceMetadata::default();
     }
 
     /// Returns the state of a sequence for [`Context::restore`].
@@ -128,25 +162,31 @@ impl Context<'_> {
         ffi::sequence_state(&self.llama, sequence, StateExtent::Full).ok_or(ModelError::State { operation: "write" })
     }
 
-    /// Replaces a sequence and its checkpoints with a state of `tokens` tokens, which [`Context::save`] wrote or which
-    /// was validated with [`StateLayout::unpack`](crate::model::llama::state::StateLayout::unpack).
+    /// Replaces a sequence with a state of `tokens` tokens, which [`Context::save`] wrote or which was validated with
+    /// [`StateLayout::unpack`](crate::model::llama::state::StateLayout::unpack), and its metadata.
     ///
     /// # Errors
     /// [`ModelError::State`]; the sequence is then empty.
-    pub fn restore(&mut self, sequence: i32, state: &[u8], tokens: u32) -> Result<(), ModelError> {
-        // An empty sequence is filled from the first cell on, in the order of the positions.
+    pub fn restore(
+        &mut self,
+        sequence: i32,
+        state: &[u8],
+        tokens: u32,
+        metadata: SequenceMetadata,
+    ) -> Result<(), ModelError> {
+        // An empty sequence is filled from the first cell on, in the order of the tokens.
         self.clear(sequence);
-        let last = i64::from(tokens) - 1;
         if ffi::set_sequence_state(&mut self.llama, sequence, state, StateExtent::Full)
-            && i64::from(self.llama.kv_cache_seq_pos_max(sequence)) == last
+            && self.ends_after(sequence, tokens, &metadata.images)
         {
+            self.metadata[sequence as usize] = metadata;
             return Ok(());
         }
         self.clear(sequence);
         Err(ModelError::State { operation: "read" })
     }
 
-    /// Removes ranges of positions from a sequence of `length` tokens, and shifts the later tokens to close the gaps.
+    /// Removes ranges of tokens from a sequence of `length` tokens, and shifts the later tokens to close the gaps.
     /// Ranges must be sorted and must neither overlap nor adjoin. Keys and values of the remaining tokens are not
     /// computed again. Returns the new length.
     ///
@@ -155,6 +195,11 @@ impl Context<'_> {
     pub fn remove_ranges(&mut self, sequence: i32, length: u32, ranges: &[Range<u32>]) -> Result<u32, ShiftError> {
         let left = length - ranges.iter().map(|range| range.end - range.start).sum::<u32>();
         let Some(last) = ranges.last() else { return Ok(length) };
+        let images = &self.metadata(sequence).images;
+        let divides = |index: u32| index < length && images.undivided_prefix(index) < index;
+        if ranges.iter().any(|range| divides(range.start) || divides(range.end)) {
+            return Err(ShiftError::NotRemovable(WITHIN_IMAGE));
+        }
         if ranges.len() == 1 && last.end == length {
             if self.usable_prefix(sequence, last.start as usize) < last.start as usize {
                 return Err(ShiftError::NotRemovable(if self.memory.recurrent { RECURRENT } else { OUT_OF_WINDOW }));
@@ -188,6 +233,7 @@ impl Context<'_> {
             let by = (range.end - range.start) as i32;
             self.llama.kv_cache_seq_add(sequence, Some(range.end), None, -by).map_err(refused)?;
         }
+        self.metadata[sequence as usize].images.remove_ranges(ranges);
         // llama.cpp rotates the keys to their new positions at the next decode of any sequence.
         self.add(0, left, sequence, false, false)?;
         self.decode()?;
@@ -195,7 +241,8 @@ impl Context<'_> {
         // The positions have moved, but not the cells. Saving a state sorts the cells, and restoring fills an empty
         // stream from the first cell on.
         let state = self.save(sequence)?;
-        self.restore(sequence, &state, left)
+        let images = self.metadata(sequence).images.clone();
+        self.restore(sequence, &state, left, SequenceMetadata { images, ..SequenceMetadata::default() })
     }
 
     /// Removes a sequence of these tokens and overwrites its keys and values. Free cells are masked but still read, so

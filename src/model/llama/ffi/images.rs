@@ -4,11 +4,12 @@
 use super::loading::with_error_lines;
 use super::raw;
 use crate::events::TokenId;
+use crate::model::llama::image_spans::ImageLayout;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::model::LlamaModel;
 use llama_cpp_sys_2 as sys;
 use std::ffi::CStr;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, null, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Parameters of a projector.
@@ -100,7 +101,19 @@ impl Projector {
             options.video_params.ffmpeg_bin_dir = c"/dev/null".as_ptr();
             sys::mtmd_helper_bitmap_init_from_buf(context, image.as_ptr(), image.len(), false, options)
         };
-        let bitmap = Bitmap(NonNull::new(bitmap.bitmap)?);
+        self.split(&Bitmap(NonNull::new(bitmap.bitmap)?))
+    }
+
+    /// Splits an image of this size, without pixels, into parts, which cannot be encoded. Returns `None` if llama.cpp
+    /// rejects the size.
+    pub fn tokenize_size(&self, width: u32, height: u32) -> Option<ImageParts> {
+        // SAFETY: without pixels, libmtmd only keeps the size.
+        let bitmap = unsafe { sys::mtmd_bitmap_init(width, height, null()) };
+        self.split(&Bitmap(NonNull::new(bitmap)?))
+    }
+
+    fn split(&self, bitmap: &Bitmap) -> Option<ImageParts> {
+        let context = self.context.as_ptr();
         // SAFETY: a plain function without preconditions.
         let parts = ImageParts(NonNull::new(unsafe { sys::mtmd_input_chunks_init() })?);
         // SAFETY: the marker is a constant of libmtmd; everything that the arguments point to outlives the call.
@@ -175,6 +188,8 @@ pub enum ImagePart {
         count: usize,
         /// Columns and rows of patches, which libmtmd knows for few projectors; others have one row.
         grid: (usize, usize),
+        /// Positions of the embeddings; `None` for positions that are not supported.
+        layout: Option<ImageLayout>,
     },
     /// Anything else.
     Other,
@@ -198,7 +213,17 @@ impl ImageParts {
                 sys::MTMD_INPUT_CHUNK_TYPE_IMAGE => {
                     let image = sys::mtmd_input_chunk_get_tokens_image(chunk);
                     let grid = (sys::mtmd_image_tokens_get_nx(image), sys::mtmd_image_tokens_get_ny(image));
-                    ImagePart::Pixels { count: sys::mtmd_input_chunk_get_n_tokens(chunk), grid }
+                    let count = sys::mtmd_input_chunk_get_n_tokens(chunk);
+                    let sections = |index| {
+                        let position = sys::mtmd_image_tokens_get_decoder_pos(image, 1, index);
+                        // The order of `decode_embd_batch::set_position_mrope_2d` in libmtmd.
+                        [position.t, position.y, position.x, position.z]
+                    };
+                    let layout = ImageLayout::from_sections(&(0..count).map(sections).collect::<Vec<_>>());
+                    let positions = sys::mtmd_input_chunk_get_n_pos(chunk);
+                    let has_length =
+                        |layout: &ImageLayout| i64::from(layout.positions(count as u32)) == i64::from(positions);
+                    ImagePart::Pixels { count, grid, layout: layout.filter(has_length) }
                 }
                 sys::MTMD_INPUT_CHUNK_TYPE_TEXT => {
                     let mut len = 0;
@@ -222,19 +247,31 @@ impl Drop for ImageParts {
     }
 }
 
-/// Decodes embeddings of `width` values at consecutive positions of a sequence. `outputs` is nonzero for each position
-/// whose logits are requested. Returns the result of llama.cpp: 0 for success.
-pub fn decode_embeddings(
-    context: &mut LlamaContext<'_>,
-    width: usize,
-    rows: &mut [f32],
-    (sequence, position): (i32, u32),
-    outputs: &mut [i8],
-) -> i32 {
+/// Embeddings of consecutive tokens of a sequence.
+pub struct Embeddings<'a> {
+    /// Values per embedding.
+    pub width: usize,
+    /// The values.
+    pub rows: &'a mut [f32],
+    /// Positions of the embeddings, one section of M-RoPE after the other.
+    pub positions: &'a mut [i32],
+    /// The sequence.
+    pub sequence: i32,
+    /// Nonzero for each embedding whose logits are requested.
+    pub outputs: &'a mut [i8],
+    /// True if the embeddings attend to each other in both directions. They must then fit into a physical batch.
+    pub non_causal: bool,
+}
+
+/// Decodes embeddings. `sections` is the number of positions of each. Returns the result of llama.cpp: 0 for success.
+pub fn decode_embeddings(context: &mut LlamaContext<'_>, sections: usize, embeddings: Embeddings<'_>) -> i32 {
     const INVALID: i32 = -1;
+    let Embeddings { width, rows, positions, sequence, outputs, non_causal } = embeddings;
     let count = outputs.len();
-    let Some(context) = raw(context).filter(|_| count > 0 && rows.len() == count * width) else { return INVALID };
-    let mut positions: Vec<i32> = (position as i32..).take(count).collect();
+    let is_complete = count > 0 && rows.len() == count * width && positions.len() == count * sections;
+    // llama.cpp aborts the process if the embeddings exceed a physical batch without causal attention.
+    let fits = !non_causal || count <= context.n_ubatch() as usize;
+    let Some(context) = raw(context).filter(|_| is_complete && fits) else { return INVALID };
     let mut sequence = sequence;
     let mut sequences = vec![&raw mut sequence; count];
     let mut sequence_counts = vec![1; count];
@@ -248,6 +285,14 @@ pub fn decode_embeddings(
         logits: outputs.as_mut_ptr(),
     };
     // SAFETY: `context` is the context's own pointer; all arrays have `count` entries, `rows` has `count` rows of the
-    // model's width, and they outlive the call.
-    unsafe { sys::llama_decode(context, batch) }
+    // model's width, `positions` has one entry per section and embedding, and they outlive the call.
+    unsafe {
+        if !non_causal {
+            return sys::llama_decode(context, batch);
+        }
+        sys::llama_set_causal_attn(context, false);
+        let result = sys::llama_decode(context, batch);
+        sys::llama_set_causal_attn(context, true);
+        result
+    }
 }

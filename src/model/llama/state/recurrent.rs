@@ -3,7 +3,6 @@
 
 use super::reader::{Reader, check_equal};
 use super::{CacheType, StateError};
-use crate::events::TokenId;
 use std::ops::Range;
 
 /// Maximum rows of a layer.
@@ -32,15 +31,15 @@ impl Recurrent {
     /// Derives the layout from the rest of the state of one token at position 0.
     pub fn detect(state: &[u8], from: usize) -> Option<Self> {
         let mut reader = Reader::new(state, from);
-        let layers = Self::head(&mut reader, 1).ok()?;
+        let layers = Self::head(&mut reader, Some(0)).ok()?;
         let max = MAX_ROWS * (layers as usize).min(MAX_LAYERS);
         rows(state, reader.at, None, max).map(|rows| Self { layers, rows })
     }
 
-    /// Reads the state after `tokens`, compares it with the layout, and returns its range.
-    pub fn read(&self, reader: &mut Reader<'_>, tokens: &[TokenId]) -> Result<Range<usize>, StateError> {
+    /// Reads the state after a token at the position `last`, compares it with the layout, and returns its range.
+    pub fn read(&self, reader: &mut Reader<'_>, last: Option<u32>) -> Result<Range<usize>, StateError> {
         let start = reader.at;
-        check_equal("the number of layers", Self::head(reader, tokens.len())?, self.layers)?;
+        check_equal("the number of layers", Self::head(reader, last)?, self.layers)?;
         for row in &self.rows {
             if row.has_type {
                 let kind = CacheType::name_of(reader.i32()?);
@@ -64,13 +63,13 @@ impl Recurrent {
     }
 
     /// Reads the header before the rows. Returns the number of layers.
-    fn head(reader: &mut Reader<'_>, tokens: usize) -> Result<u32, StateError> {
+    fn head(reader: &mut Reader<'_>, last: Option<u32>) -> Result<u32, StateError> {
         let cells = reader.u32()? as usize;
         if cells != 1 {
             return Err(StateError::RecurrentStates(cells));
         }
         let position = reader.i32()?;
-        if usize::try_from(position).map(|position| position + 1) != Ok(tokens) {
+        if last.is_none() || u32::try_from(position).ok() != last {
             return Err(StateError::Position { cell: 0, position });
         }
         check_equal("the number of sequences of a cell", reader.u32()?, 0)?;

@@ -53,7 +53,7 @@ fn state_transfers_between_contexts_of_other_sizes() {
     for (transposed, has_mrope) in [(false, false), (true, false), (false, true), (true, true)] {
         let packed =
             layout(3, transposed, has_mrope).pack(&written(&tokens, 2, 3, transposed, has_mrope), &tokens).unwrap();
-        let state = layout(2, transposed, has_mrope).unpack(&packed, &tokens).unwrap();
+        let (state, _) = layout(2, transposed, has_mrope).unpack(&packed, &tokens).unwrap();
         let mut expected = written(&tokens, 0, 2, transposed, has_mrope);
         // The id inside a cell is that of the original sequence; llama.cpp ignores it.
         let (cell, first) = (CELL_BYTES + if has_mrope { MROPE_BYTES } else { 0 }, HEADER_BYTES + 8);
@@ -83,13 +83,48 @@ fn only_window_layers_may_lack_old_tokens() {
     assert_eq!((layout.caches.len(), layout.caches[0].window, layout.caches[1].window), (2, 0, 4));
     let tokens: Vec<TokenId> = (0..10).collect();
     let packed = layout.pack(&both(&tokens, &tokens[6..]), &tokens).unwrap();
-    assert_eq!(layout.unpack(&packed, &tokens).unwrap(), both(&tokens, &tokens[6..]));
+    assert_eq!(layout.unpack(&packed, &tokens).unwrap().0, both(&tokens, &tokens[6..]));
     let too_few = layout.pack(&both(&tokens, &tokens[7..]), &tokens).unwrap_err();
     assert_eq!(too_few, StateError::Cells { cells: 3, tokens: 10 });
     let plain = StateLayout::from_state(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
     let mut short = vec![0; 8];
     short.extend_from_slice(&both(&tokens, &tokens[6..])[written(&tokens, 0, 1, false, false).len()..]);
     assert_eq!(plain.pack(&short, &tokens).unwrap_err(), StateError::Cells { cells: 4, tokens: 10 });
+}
+
+/// Returns the offset of the position of a cell in a packed state with M-RoPE data.
+fn mrope_cell(index: usize) -> usize {
+    4 + index * (CELL_BYTES + MROPE_BYTES)
+}
+
+#[test]
+fn cells_of_an_image_share_a_position() {
+    let tokens = [1, 2, -7, -8, -9, -10, -11, -12, 3, 4];
+    let layout = layout(1, false, true);
+    let mut state = written(&tokens, 0, 1, false, true);
+    // Two rows of three columns at position 2; the text continues after three positions.
+    let cells: Vec<[i32; 4]> = (0..6).map(|index| [2, 2 + index % 3, 2 + index / 3, -1]).collect();
+    let after = [[5, 5, 5, 3], [6, 6, 6, 4]];
+    for (index, [position, x, y, token]) in (2..).zip(cells.into_iter().chain(after)) {
+        let at = HEADER_BYTES + 4 + mrope_cell(index);
+        state[at..at + 4].copy_from_slice(&position.to_le_bytes());
+        state[at + 8..at + 20].copy_from_slice(&[x, y, token].map(i32::to_le_bytes).concat());
+    }
+    let packed = layout.pack(&state, &tokens).unwrap();
+    let (unpacked, images) = layout.unpack(&packed, &tokens).unwrap();
+    assert_eq!(unpacked, state);
+    assert_eq!((images.positions(10), images.undivided_prefix(7)), (vec![0, 1, 2, 2, 2, 2, 2, 2, 5, 6], 2));
+    let error = |index: usize, field: usize, number: i32| {
+        let mut hostile = packed.clone();
+        let at = mrope_cell(index) + field;
+        hostile[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        layout.unpack(&hostile, &tokens).unwrap_err()
+    };
+    assert_eq!(error(4, 8, 9), StateError::Image(2), "another column");
+    assert_eq!(error(4, 16, -9), StateError::Token(4), "a token");
+    assert_eq!(error(8, 0, 8), StateError::Position { cell: 8, position: 8 });
+    assert_eq!(error(8, 0, -1), StateError::Position { cell: 8, position: -1 });
+    assert_eq!(error(2, 0, 3), StateError::Position { cell: 2, position: 3 });
 }
 
 #[test]
@@ -140,7 +175,7 @@ proptest! {
         if let Some(cut) = cut {
             hostile.truncate(cut.index(hostile.len()));
         }
-        if let Ok(state) = layout.unpack(&hostile, &tokens) {
+        if let Ok((state, _)) = layout.unpack(&hostile, &tokens) {
             prop_assert_eq!(hostile.len(), packed.len());
             // Only keys, values, and numbers that llama.cpp ignores may differ from the written state.
             prop_assert_eq!(layout.pack(&state, &tokens).unwrap(), hostile);
