@@ -169,9 +169,9 @@ async fn tool_results_are_accepted_and_tokens_counted() {
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1}}]},
         {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "3"}]}]}));
     let count = server.answer("/v1/messages/count_tokens", &body).await["input_tokens"].as_u64().unwrap();
-    let mut run = body.clone();
-    run["mods"] = forced_answer("Three.");
-    let answer = server.answer(MESSAGES, &run).await;
+    let mut request = body.clone();
+    request["mods"] = forced_answer("Three.");
+    let answer = server.answer(MESSAGES, &request).await;
     assert_eq!(answer["content"], json!([{"type": "text", "text": "Three."}]));
     let usage = &answer["usage"];
     let reported = usage["input_tokens"].as_u64().unwrap() + usage["cache_read_input_tokens"].as_u64().unwrap();

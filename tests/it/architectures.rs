@@ -1,12 +1,12 @@
 //! Models of the architectures that llama.cpp implements, with random weights: generation and attention.
 //!
 //! `fixtures/architectures.json` contains the metadata keys and the tensors of a small model of each architecture. The keys
-//! are those of llama.cpp's test of architectures, and llama.cpp creates these tensors from them. `V` is the size of the
-//! vocabulary.
+//! come from llama.cpp's own test of its architectures; the tensors are those that llama.cpp creates for these keys. `V`
+//! is the size of the vocabulary.
 
 use super::exact::gguf::Writer;
 use super::exact::variant::write_vocabulary;
-use super::harness::{Server, folder};
+use super::harness::{Server, folder, message_of};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -140,11 +140,8 @@ async fn architectures_of_llama_cpp_generate_as_the_handbook_says() {
         Server::start(&["--models-dir", folder.to_str().unwrap(), "--models-max", "2", "-c", "128", "-np", "1"]);
     server.wait_ready().await;
     let (status, answer) = server.post("/v1/completions", &json!({"model": "wide-rope", "prompt": "Once"})).await;
-    let message = answer["error"]["message"].as_str().unwrap();
-    assert!(
-        status == 503 && message.contains("`rope.dimension_count` must be at most 32, the size of a head, got 64"),
-        "{answer}"
-    );
+    let reason = "`rope.dimension_count` must be at most 32, the size of a head, got 64";
+    assert!(status == 503 && message_of(&answer).contains(reason), "{answer}");
     let mut supported: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
     for name in architectures.keys() {
         supported.entry(support(&server, name).await).or_default().push(name);

@@ -12,7 +12,7 @@ fn stamp(condition: &str) -> String {
     format!(
         "from thunder_mods import Added, ForwardPass, mod\n\n\n@mod(events=[ForwardPass, Added], config={{\"every\": 3}})\n\
          def stamp(event, actions, tokenizer):\n    count = len(event.context_info.generated)\n    \
-         if isinstance(event, ForwardPass) and {condition}:\n        print(\"now\")\n        \
+         if isinstance(event, ForwardPass) and {condition}:\n        print(\"forced\")\n        \
          return actions.force_tokens(tokenizer.encode(\"stop\"))\n"
     )
 }
@@ -54,7 +54,7 @@ async fn edited_mod_is_compared_with_recorded_run() {
         events[0],
         json!({"sequence_order": events[0]["sequence_order"], "step": 6, "event": "ForwardPass",
             "action": {"action": "ForceTokens", "tokens": tokens}, "exception": null, "line": null,
-            "logs": ["INFO: now"], "recorded": text, "now": text, "differs": false})
+            "logs": ["INFO: forced"], "recorded": text, "now": text, "differs": false})
     );
 
     let earlier = dry_run(&server, &stamp("count + 1 == event.config[\"every\"]"), "dry").await;

@@ -33,7 +33,7 @@ fn panicking_clock() -> DateTime<Utc> {
 }
 
 async fn response_of(request: reqwest::RequestBuilder) -> (u16, Value) {
-    let response = request.timeout(Duration::from_mins(1)).send().await.unwrap();
+    let response = request.timeout(Duration::from_mins(3)).send().await.unwrap();
     let status = response.status().as_u16();
     (status, response.json().await.unwrap_or_default())
 }
@@ -110,7 +110,7 @@ async fn run_with_required_recording_fails_without_recorder() {
     let base = format!("http://127.0.0.1:{port}");
     let begun = Instant::now();
     while !http.get(format!("{base}/healthz")).send().await.is_ok_and(|answer| answer.status() == 200) {
-        assert!(begun.elapsed() < Duration::from_mins(1), "the server is not ready");
+        assert!(begun.elapsed() < Duration::from_mins(3), "the server is not ready");
         assert!(server.try_wait().unwrap().is_none(), "the server process has ended");
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
@@ -138,13 +138,13 @@ async fn run_with_required_recording_fails_without_recorder() {
     let database = Store::open(Database::Embedded { data_dir: database_dir }, |_| {}).await.unwrap();
     let (mut status, mut answer) = complete("required").await;
     while status != 200 {
-        assert!(database_end.elapsed() < Duration::from_mins(1), "{answer}");
+        assert!(database_end.elapsed() < Duration::from_mins(3), "{answer}");
         (status, answer) = complete("required").await;
     }
     // Runs that were kept in memory are stored completely.
     while database.find(&Scope::All, &delayed_run).await.unwrap().is_none_or(|run| run.status != RunStatus::Done) {
         assert!(
-            database_end.elapsed() < Duration::from_mins(1),
+            database_end.elapsed() < Duration::from_mins(3),
             "{:?}",
             database.find(&Scope::All, &delayed_run).await
         );

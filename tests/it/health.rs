@@ -17,7 +17,7 @@ async fn starting_server_responds_with_reason() {
     let begun = Instant::now();
     let mut reasons = Vec::new();
     loop {
-        assert!(begun.elapsed() < Duration::from_mins(1), "{}", server.log());
+        assert!(begun.elapsed() < Duration::from_mins(3), "{}", server.log());
         let Ok(response) = server.request(reqwest::Method::GET, "/health").send().await else {
             tokio::time::sleep(Duration::from_millis(2)).await;
             continue;
@@ -38,14 +38,11 @@ async fn starting_server_responds_with_reason() {
     }
     assert!(!reasons.is_empty(), "the server was never seen loading");
     assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
-    let entries = std::fs::read_dir(&server.data_dir).unwrap().flatten().map(|entry| entry.path());
-    for path in entries.filter(|path| path.is_dir()) {
-        assert!(!path.join("postmaster.pid").exists(), "PostgreSQL still runs in {}", path.display());
-    }
+    assert_no_postgres(&server.data_dir, &server.log());
 }
 
 #[tokio::test]
-async fn signal_while_starting_leaves_no_postgres_behind() {
+async fn signal_while_starting_also_ends_postgres() {
     for (signal, stage, code) in [
         ("TERM", "creating the database", 143),
         ("INT", "starting the database", 130),
@@ -58,7 +55,7 @@ async fn signal_while_starting_leaves_no_postgres_behind() {
         let server = Server::start_embedded(&[]);
         let begun = Instant::now();
         while !server.log().contains(stage) {
-            assert!(begun.elapsed() < Duration::from_mins(2), "{}", server.log());
+            assert!(begun.elapsed() < Duration::from_mins(3), "{}", server.log());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         let ended = server.stop(signal).await;
@@ -75,11 +72,12 @@ async fn data_directory_is_readable_by_its_owner_only() {
     let mut seen = 0;
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
-            // The harness creates server.log, and files of runs are temporary.
-            let Ok(found) = entry.metadata() else { continue };
             if entry.file_name() == "server.log" {
+                // The harness creates this file.
                 continue;
             }
+            // A temporary file of a run may have been removed in the meantime.
+            let Ok(found) = entry.metadata() else { continue };
             let mode = found.permissions().mode() & 0o777;
             assert_eq!(mode & 0o077, 0, "{} has mode {mode:o}", entry.path().display());
             seen += 1;
@@ -88,11 +86,11 @@ async fn data_directory_is_readable_by_its_owner_only() {
             }
         }
     }
-    assert!(seen >= 4, "spool, lock, log and database exist");
+    assert!(seen >= 4, "spool, lock, log and database must exist, but only {seen} files were found");
 }
 
 #[tokio::test]
-async fn health_routes_are_equal() {
+async fn every_health_route_responds() {
     let server = server().await;
     for path in ["/health", "/healthz", "/v1/health"] {
         assert_eq!(server.get(path).await.0, 200, "{path}");
@@ -101,7 +99,7 @@ async fn health_routes_are_equal() {
 
 #[tokio::test]
 async fn active_answer_is_completed_within_shutdown_grace() {
-    let server = Server::start(&["--shutdown-grace", "30"]);
+    let server = Server::start(&["--shutdown-grace", "120"]);
     server.wait_ready().await;
     let body = serde_json::json!({"prompt": "Once", "max_tokens": 64, "ignore_eos": true, "stream": true});
     let mut stream = server.sse("/v1/completions", &body).await;

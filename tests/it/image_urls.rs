@@ -1,6 +1,6 @@
 //! Images that the server fetches by URL.
 
-use super::harness::{Server, message_of};
+use super::harness::{ErrorTable, Server, message_of};
 use super::images::{arguments, bmp, part};
 use axum::Router;
 use axum::body::Body;
@@ -59,28 +59,30 @@ async fn images_are_fetched_from_permitted_addresses_only() {
     let body = json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, source]}],
                       "max_tokens": 4, "temperature": 0, "ignore_eos": true});
     assert_eq!(server.answer("/v1/messages", &body).await["content"][0]["text"], expected);
-    for (url, reason) in [
-        (url("/circle"), "more than 5 redirects"),
-        (url("/inside"), "the host 127.0.0.2 is unknown or has no public address"),
-        (url("/file"), "must begin with http: or https:, got file:"),
-        (url("/page"), "the server sent text/html, not an image"),
-        (url("/text"), "not an image in a supported format"),
-        (url("/none"), "the server answered 404"),
-        (url("/endless"), "has more than 33554432 bytes"),
-        (format!("http://localhost:{port}/a.bmp"), "the host localhost is unknown or has no public address"),
-        (format!("http://[::ffff:127.0.0.1]:{port}/a.bmp"), "is unknown or has no public address"),
-        (format!("http://2130706433:{port}/b.bmp"), "the server answered 404"),
-        ("http://169.254.169.254/latest/meta-data".into(), "is unknown or has no public address"),
-        ("http://[::1]/a.png".into(), "is unknown or has no public address"),
-        ("http://10.0.0.1/a.png".into(), "is unknown or has no public address"),
-        ("http://ann:secret@example.org/a.png".into(), "must have no user name"),
-        ("file:///etc/passwd".into(), "must be a data URL or an http: or https: URL"),
+    let mut errors = ErrorTable::default();
+    for url in [
+        url("/circle"),
+        url("/inside"),
+        url("/file"),
+        url("/page"),
+        url("/text"),
+        url("/none"),
+        url("/endless"),
+        format!("http://localhost:{port}/a.bmp"),
+        format!("http://[::ffff:127.0.0.1]:{port}/a.bmp"),
+        format!("http://2130706433:{port}/b.bmp"),
+        "http://169.254.169.254/latest/meta-data".into(),
+        "http://[::1]/a.png".into(),
+        "http://10.0.0.1/a.png".into(),
+        "http://ann:secret@example.org/a.png".into(),
+        "file:///etc/passwd".into(),
     ] {
         let (status, answer) = server.post("/v1/chat/completions", &image_request(&url)).await;
-        let message = message_of(&answer);
-        assert!(status == 400 && message.contains(reason), "{url}: {answer}");
-        assert!(message.contains("messages[0].content[1].image_url"), "{url}: {answer}");
+        assert_eq!(status, 400, "{url}: {answer}");
+        let without_port = |text: &str| text.replace(&port.to_string(), "[port]");
+        errors.add_text(without_port(&url), &without_port(message_of(&answer)));
     }
+    insta::assert_snapshot!("image_url_errors", errors);
 }
 
 #[tokio::test]

@@ -220,7 +220,7 @@ async fn expect_continue_is_answered() {
     let lines = tokio::task::spawn_blocking(move || {
         let send_head = |length: usize| {
             let mut stream = TcpStream::connect(&address).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
             let head = format!(
                 "POST /ingest HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\nexpect: 100-continue\r\n\
                  connection: close\r\n\r\n"

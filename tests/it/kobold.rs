@@ -1,4 +1,4 @@
-//! `KoboldCPP`'s API as its clients use it, including the newest Halo Weave.
+//! `KoboldCPP`'s API as its clients use it, for example later versions of Halo Weave.
 
 use crate::harness::{Server, SseReader, message_of, server};
 use base64::Engine;
@@ -22,7 +22,7 @@ async fn events(server: &Server, body: &Value) -> Vec<(String, Value)> {
 }
 
 #[tokio::test]
-async fn newest_version_of_halo_weave_works() {
+async fn requests_of_halo_weave_are_answered() {
     let server = server().await;
     let (_, model) = server.get("/api/v1/model").await;
     assert_eq!((&model["result"], &model["model_name"]), (&json!("thunder/tiny"), &json!("tiny")));
@@ -186,7 +186,7 @@ async fn socket_generation_ends_on_abort_and_disconnect() {
             };
             assert_eq!(done["finish_reason"], "cancelled");
         }
-        // Its key is no longer in use.
+        // The key of the ended generation can be used again.
         let until_key_is_free = async {
             while server.answer("/api/extra/generate/check", &json!({"genkey": key})).await["results"][0]["text"] != ""
             {

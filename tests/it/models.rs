@@ -32,10 +32,10 @@ async fn wait_for_status(server: &Server, name: &str, value: &str) -> Value {
     let begun = Instant::now();
     loop {
         let status = status(server, name).await;
-        if status["value"] == value && (value != "unloaded" || begun.elapsed() > Duration::from_millis(50)) {
+        if status["value"] == value {
             return status;
         }
-        assert!(begun.elapsed() < Duration::from_secs(30), "{name} is {status}, not {value}:\n{}", server.log());
+        assert!(begun.elapsed() < Duration::from_mins(1), "{name} is {status}, not {value}:\n{}", server.log());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -64,7 +64,7 @@ async fn request_replaces_least_recently_used_model() {
     assert_eq!(server.answer("/v1/completions", &completion_request("pear")).await["model"], "pear");
     assert_eq!(status(&server, "apple").await["value"], "unloaded");
     assert_eq!(status(&server, "tiny").await["value"], "loaded", "the default model is unloaded last");
-    // Two requests at once for two models, of which one fits: they run one after the other.
+    // Only one more model fits beside tiny, so these two requests run one after the other.
     let (apple, pear) = (completion_request("apple"), completion_request("pear"));
     let (apple, pear) = tokio::join!(server.answer("/v1/completions", &apple), server.answer("/v1/completions", &pear));
     assert_eq!((apple["model"].as_str(), pear["model"].as_str()), (Some("apple"), Some("pear")));
@@ -86,7 +86,8 @@ async fn request_replaces_least_recently_used_model() {
     }
 }
 
-/// Returns a folder with two models that differ in one bit, which a checksum of samples of the file would miss.
+/// Returns a folder with two models that differ in one bit of a weight, so that only a checksum of the whole file can
+/// tell them apart.
 fn models_with_one_different_bit() -> PathBuf {
     let folder = folder();
     let mut bytes = std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/demo.gguf")).unwrap();
@@ -154,7 +155,7 @@ async fn models_are_loaded_and_unloaded_on_request() {
 #[tokio::test]
 async fn model_is_unloaded_after_its_runs() {
     let dir = models(&["apple"]);
-    let server = start(&dir, &["--shutdown-grace", "30"]).await;
+    let server = start(&dir, &["--shutdown-grace", "120"]).await;
     server.answer("/v1/completions", &completion_request("apple")).await;
     let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 300, "ignore_eos": true, "stream": true});
     let mut stream = server.sse("/v1/completions", &body).await;
@@ -318,7 +319,7 @@ async fn damaged_files_never_end_the_server() {
         let sent =
             server.request(reqwest::Method::POST, "/v1/completions").json(&completion_request(&name)).send().await;
         let Ok(response) = sent else { panic!("seed {seed} ended the server:\n{}", server.log()) };
-        // Some changes only affect weights, or produce NaN.
+        // A change of a weight does not prevent loading: the request succeeds, or fails when the model computes NaN.
         let code = response.status().as_u16();
         assert!(matches!(code, 200 | 400 | 422 | 503), "seed {seed}: {code} {}", response.text().await.unwrap());
         if code == 200 {

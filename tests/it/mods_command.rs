@@ -164,7 +164,7 @@ async fn ingested_run_with_mod_source_can_be_rerun() {
     let (code, _, stderr) = run(&["replay", "--verify", &id, "--server", &other.base]).await;
     assert!(code == 2 && stderr.contains("which is not stored here"), "{stderr}");
 
-    // `thunder run` stores the source of a mod there for the local server.
+    // `thunder run` stores the sources of mods in this folder for the local server.
     let stored_sources = other.data_dir.join("mod-sources");
     std::fs::create_dir(&stored_sources).unwrap();
     let source = std::fs::read_to_string(Path::new(MODS).join("replace_start.py")).unwrap();

@@ -245,8 +245,7 @@ async fn configuration_is_checked_against_the_annotations_of_its_mod() {
     ] {
         let (status, answer) = server.post(CHAT, &body(config)).await;
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some("mods")), "{answer}");
-        let output = answer["error"]["message"].as_str().unwrap();
-        assert!(output.contains("typed_config") && output.contains(message), "{output}");
+        assert_eq!(message_of(&answer), format!("mod 'typed_config': {message}"));
     }
     let (_, shown) = server.get("/v1/mods/typed_config").await;
     assert_eq!(shown["schema"]["properties"]["every"], json!({"type": "integer"}));

@@ -1,12 +1,13 @@
 //! Files of images that are recorded with their runs.
 
-use super::harness::{Server, folder, psql};
+use super::harness::{Server, folder, message_of, psql};
 use super::images::{IMAGE_TOKENS, arguments, bmp, image_request, part};
 use reqwest::{Method, header};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-const COUNT: &str = "select (select count(*) from images) || ' ' || (select count(*) from run_images)";
+/// SQL that returns the number of images, and the number of their uses by runs.
+const COUNTS: &str = "select (select count(*) from images) || ' ' || (select count(*) from run_images)";
 
 fn hash(image: &[u8]) -> String {
     thunder::events::hex(&Sha256::digest(image))
@@ -37,7 +38,7 @@ async fn image_files_are_stored_once_and_removed_with_their_last_run() {
     let (second, _) = generate(&server, &image).await;
     assert_eq!(psql(&url, "select xmin::text from images").await, written, "a known image is not written again");
     let (other, _) = generate(&server, &bmp(42)).await;
-    assert_eq!(psql(&url, COUNT).await, "2 3");
+    assert_eq!(psql(&url, COUNTS).await, "2 3");
     let path = |id: &str| format!("/api/v1/runs/{id}/images/{}", hash(&image));
     let response = server.request(Method::GET, &path(&first)).send().await.unwrap();
     assert_eq!(response.status(), 200);
@@ -61,7 +62,7 @@ async fn image_files_are_stored_once_and_removed_with_their_last_run() {
     for (id, left) in [(&first, "2 2"), (&second, "1 1"), (&other, "0 0")] {
         let deleted = server.request(Method::DELETE, &format!("/api/v1/runs/{id}")).send().await.unwrap();
         assert_eq!(deleted.status(), 204);
-        assert_eq!(psql(&url, COUNT).await, left);
+        assert_eq!(psql(&url, COUNTS).await, left);
         assert_eq!(server.get(&path(id)).await.0, 404);
     }
 }
@@ -84,7 +85,7 @@ async fn recorded_images_are_forked_and_repeated_after_a_restart() {
     let rerun = rerun["run_id"].as_str().unwrap();
     server.finished(rerun).await;
     // The new runs keep the image when the first one is removed.
-    assert_eq!(psql(&server.database_url(), COUNT).await, "1 3");
+    assert_eq!(psql(&server.database_url(), COUNTS).await, "1 3");
     let deleted = server.request(Method::DELETE, &format!("/api/v1/runs/{id}")).send().await.unwrap();
     assert_eq!(deleted.status(), 204);
     let path = format!("/api/v1/runs/{rerun}/images/{}", hash(&bmp(43)));
@@ -106,12 +107,12 @@ async fn size_of_recorded_images_is_limited() {
         images.iter().map(|image| image["recorded"].as_bool().unwrap()).collect::<Vec<_>>(),
         [true, false, true]
     );
-    assert_eq!(psql(&server.database_url(), COUNT).await, "1 1");
+    assert_eq!(psql(&server.database_url(), COUNTS).await, "1 1");
     // Runs that are not recorded leave no image.
     let mut body = image_request(&bmp(46), &json!({"record": false}));
     body["max_tokens"] = 1.into();
     server.answer("/v1/chat/completions", &body).await;
-    assert_eq!(psql(&server.database_url(), COUNT).await, "1 1");
+    assert_eq!(psql(&server.database_url(), COUNTS).await, "1 1");
 }
 
 #[tokio::test]
@@ -140,7 +141,7 @@ async fn images_belong_to_the_tenant_of_their_run() {
         ids.push(answer["thunder"]["run_id"].as_str().unwrap().to_owned());
     }
     // Each tenant has its own copy, so the size of the database does not reveal that another tenant has the same image.
-    assert_eq!(psql(&server.database_url(), COUNT).await, "2 2");
+    assert_eq!(psql(&server.database_url(), COUNTS).await, "2 2");
     let path = format!("/api/v1/runs/{}/images/{}", ids[0], hash(&image));
     assert_eq!(send(&server, "ann-key", Method::GET, &path, None).await.0, 200);
     assert_eq!(send(&server, "bob-key", Method::GET, &path, None).await.0, 404);
@@ -154,7 +155,9 @@ async fn images_belong_to_the_tenant_of_their_run() {
     server.wait_ready().await;
     let rerun = json!({"prompt": run["events"][0]["details"]["prompt"]});
     let (status, answer) = send(&server, "bob-key", Method::POST, "/api/v1/reruns", Some(&rerun)).await;
-    let answer = String::from_utf8_lossy(&answer).into_owned();
-    assert!(status == 400 && answer.contains("neither cached nor recorded"), "{status} {answer}");
+    let answer: Value = serde_json::from_slice(&answer).unwrap();
+    let message = "the prompt contains an image that is neither cached nor recorded; send the conversation with the image \
+                   again, or start the server with --record-images";
+    assert_eq!((status, message_of(&answer)), (400, message));
     assert_eq!(send(&server, "ann-key", Method::POST, "/api/v1/reruns", Some(&rerun)).await.0, 200);
 }

@@ -196,7 +196,7 @@ async fn uploads_are_rejected_by_default() {
     assert_eq!(known("log-top").unwrap()["origin"], "builtin");
 }
 
-/// Waits until a mod has the expected state, as a key sees it; returns the mod.
+/// Reads a mod with a key until it has the expected state; returns the mod.
 async fn wait_for_mod(server: &Server, key: &str, name: &str, is_expected: impl Fn(u16, &Value) -> bool) -> Value {
     let begun = Instant::now();
     loop {
@@ -247,7 +247,7 @@ async fn mods_directory_is_watched() {
 }
 
 #[tokio::test]
-async fn disabled_mod_is_not_called_from_next_token_on() {
+async fn mod_disabled_during_a_run_is_no_longer_called() {
     let mods = folder();
     let slow = "import time\nfrom thunder_mods import Added, mod\n\n\n@mod(events=[Added])\ndef slow(event, actions):\n    \
                 time.sleep(0.1)\n";
@@ -273,7 +273,7 @@ async fn disabled_mod_is_not_called_from_next_token_on() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn servers_on_one_database_follow_each_other() {
+async fn mod_changes_reach_other_servers_on_the_database() {
     let first = Server::start(&UPLOAD_FLAGS);
     first.wait_ready().await;
     let second = first.start_beside(&UPLOAD_FLAGS);

@@ -78,7 +78,7 @@ impl Schemas {
         Ok(())
     }
 
-    /// Collects the declared members; false if others are allowed.
+    /// Collects the names of the declared members. Returns false if the schema also permits others.
     fn collect_names<'s>(&'s self, schema: &'s Value, names: &mut BTreeSet<&'s str>) -> bool {
         let schema = self.resolve(schema);
         names.extend(schema["properties"].as_object().map(Map::keys).into_iter().flatten().map(String::as_str));

@@ -135,9 +135,9 @@ async fn items_are_accepted_as_input_and_tokens_counted() {
         {"type": "function_call_output", "call_id": "c1", "output": "3"}]}));
     let count = server.answer("/v1/responses/input_tokens", &body).await;
     assert_eq!(count["object"], "response.input_tokens");
-    let mut run = body.clone();
-    run["mods"] = forced_answer("Three.");
-    let response = server.answer(RESPONSES, &run).await;
+    let mut request = body.clone();
+    request["mods"] = forced_answer("Three.");
+    let response = server.answer(RESPONSES, &request).await;
     assert_eq!(response["output"][0]["content"][0]["text"], "Three.");
     assert_eq!(response["usage"]["input_tokens"], count["input_tokens"]);
     assert_eq!(server.answer("/responses/input_tokens", &body).await, count);
@@ -232,14 +232,15 @@ async fn response_survives_restart_and_belongs_to_owner() {
     let stored = first.answer(RESPONSES, &body).await;
     let path = format!("/v1/responses/{}", stored["id"].as_str().unwrap());
     first.stop("TERM").await;
-    let again = first.start_again(&["--api-key", "one", "--api-key", "two"]);
-    again.wait_ready().await;
-    assert_eq!(again.get(&path).await, (200, stored.clone()));
+    let restarted = first.start_again(&["--api-key", "one", "--api-key", "two"]);
+    restarted.wait_ready().await;
+    assert_eq!(restarted.get(&path).await, (200, stored.clone()));
     let continuation =
         response_request(json!({"previous_response_id": stored["id"], "input": "And now?", "max_output_tokens": 4}));
-    let continued = again.answer(RESPONSES, &continuation).await;
+    let continued = restarted.answer(RESPONSES, &continuation).await;
     assert!(continued["usage"]["input_tokens"].as_u64() > stored["usage"]["input_tokens"].as_u64());
-    let other = crate::harness::http().get(format!("{}{path}", again.base)).bearer_auth("two").send().await.unwrap();
+    let other =
+        crate::harness::http().get(format!("{}{path}", restarted.base)).bearer_auth("two").send().await.unwrap();
     assert_eq!(other.status(), 404, "the response belongs to another key");
 }
 

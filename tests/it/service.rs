@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Maximum wait for an expected event.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 fn send_hangup(server: &Server) {
     let sent = Command::new("kill").args(["-s", "HUP", &server.pid().to_string()]).status().unwrap();

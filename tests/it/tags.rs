@@ -40,7 +40,7 @@ async fn tags_are_added_removed_and_found() {
     let page = server.request(reqwest::Method::GET, "/runs?q=tag:T-é").send().await.unwrap().text().await.unwrap();
     assert_eq!(page.matches("data-q=\"tag:&#34;to check&#34;\"").count(), 2, "{page}");
 
-    // A tag that is added again becomes the last one. A removed tag may be absent.
+    // A tag that is added again becomes the last one. A tag to remove may be absent.
     let (_, body) = server.post(ROUTE, &json!({"runs": [first], "add": ["to check"], "remove": ["absent"]})).await;
     assert_eq!(body, json!({"runs": [{"run_id": first, "tags": ["T-é", "to check"]}]}));
     let (_, body) = server.post(ROUTE, &json!({"runs": [first], "remove": ["T-é", "to check"]})).await;

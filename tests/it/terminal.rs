@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Maximum wait for an expected output.
-const WAIT_TIMEOUT: Duration = Duration::from_secs(40);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Runs `thunder chat` on a server with these lines in a pipe.
 async fn piped(server: &Server, arguments: &[&str], lines: &str) -> Output {

@@ -94,7 +94,7 @@ async fn invalid_filter_is_explained_on_page() {
 }
 
 #[tokio::test]
-async fn page_of_unknown_run_has_links() {
+async fn not_found_pages_link_to_the_run_list() {
     for path in ["/runs/nothing-has-this-id", "/nowhere"] {
         let found = page(server().await, path).await;
         assert_eq!(found.status, 404);

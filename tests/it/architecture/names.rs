@@ -55,7 +55,7 @@ const QUESTION_WORDS: &[&str] = &["How", "What", "When", "Where", "Whether", "Wh
 const LIMIT_PREFIXES: &[(&str, &str)] =
     &[("MOST_", "MAX_"), ("LONGEST_", "MAX_"), ("LARGEST_", "MAX_"), ("LEAST_", "MIN_"), ("FEWEST_", "MIN_")];
 
-/// The parts of the source that the checks use.
+/// The public types and the problems found in the source.
 #[derive(Default)]
 struct Names {
     path: String,
@@ -257,7 +257,7 @@ fn public_type_names_are_unique() {
 }
 
 #[test]
-fn case_styles_of_a_name_are_equal() {
+fn every_case_style_is_converted_to_snake_case() {
     for (given, expected) in [("AtWork", "at_work"), ("AT_WORK", "at_work"), ("at_work", "at_work"), ("Said", "said")] {
         assert_eq!(snake_case(given), expected);
     }

@@ -83,7 +83,7 @@ async fn errors_have_code_and_message() {
     let (status, error) = server.get("/api/v1/generate").await;
     assert_eq!((status, &error["error_code"]), (405, &json!("METHOD_NOT_ALLOWED")));
     let (status, error) = server.get(PATH).await;
-    assert_eq!((status, &error["type"]), (400, &json!("error")), "the request is no WebSocket handshake");
+    assert_eq!((status, &error["type"]), (400, &json!("error")), "the request is not a WebSocket handshake");
 }
 
 #[tokio::test]

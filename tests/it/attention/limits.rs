@@ -13,16 +13,22 @@ async fn attention_above_its_limit_ends_the_run_as_out_of_memory() {
     let server = Server::start(&["--max-attention", "16K"]);
     server.wait_ready().await;
     let prompt = tokens_of(&server, "The sky is").await;
-    let context_of_oom_error = |error: &Value| -> usize {
+    let context_of_oom_error = |error: &Value, subject: &str| -> usize {
         assert_eq!((&error["type"], &error["error_code"]), (&json!("error"), &json!("OOM")), "{error}");
-        assert!(error["error"].as_str().unwrap().contains("--max-attention"), "{error}");
-        error["context_length"].as_u64().unwrap() as usize
+        let context = error["context_length"].as_u64().unwrap() as usize;
+        let message = format!(
+            "out of memory: at a context of {context} tokens, the attention of {subject} exceeds 16384 bytes \
+             (--max-attention); request fewer tokens, another attention_format or float16; on the WebSocket the limit \
+             applies to each token"
+        );
+        assert_eq!(error["error"], message);
+        context
     };
     // Over HTTP, the limit applies to the attention of all tokens.
     let body = generate_request(&prompt, &json!({"request_id": "complete", "max_new_tokens": 300}));
     let (status, error) = server.post("/api/v1/generate", &body).await;
     assert_eq!(status, 507, "{error}");
-    let context = context_of_oom_error(&error);
+    let context = context_of_oom_error(&error, "this answer");
     let sent: usize = (prompt.len()..=context).map(|row_len| row_len * ROW_BYTES).sum();
     assert!(context > prompt.len() && sent > 15 << 10 && sent < 20 << 10, "{context}");
     assert_eq!(server.finished("complete").await["run"]["status"], "cancelled");
@@ -30,7 +36,7 @@ async fn attention_above_its_limit_ends_the_run_as_out_of_memory() {
     let mut socket = connect(&server, PATH, Options::default()).await;
     send(&mut socket, &generate_request(&prompt, &json!({"request_id": "tokens", "max_new_tokens": 300}))).await;
     let messages = until_done(&mut socket).await;
-    let context = context_of_oom_error(&messages.last().unwrap().0);
+    let context = context_of_oom_error(&messages.last().unwrap().0, "this token");
     assert!(context * ROW_BYTES > 15 << 10 && messages.len() == context - prompt.len() + 1, "{context}");
     assert_eq!(server.finished("tokens").await["run"]["status"], "cancelled");
     // Smaller formats are not limited.

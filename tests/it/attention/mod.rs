@@ -1,5 +1,5 @@
-//! The attention API as its clients use it: the first version of Halo Weave over the WebSocket, and the examples. The
-//! newest version of Halo Weave is tested in `kobold`, and the values of rows in `exact`.
+//! The attention API as its clients use it: the first version of Halo Weave over the WebSocket, and the examples. `kobold`
+//! tests later versions of Halo Weave, and `exact` tests the values of rows.
 
 mod errors;
 mod examples;

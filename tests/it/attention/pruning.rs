@@ -36,7 +36,7 @@ async fn sentences_with_little_attention_are_suggested() {
     // An empty answer attends to no token, so there are no suggestions.
     let first = &server.answer("/api/v1/generate", &generate_request(&prompt, &json!({"request_id": null}))).await;
     let empty_answer = json!({"suggest_pruning": true, "prune_below": 1.0, "request_id": null,
-                         "stop_tokens": [first["generated_tokens"][0]["token_id"]]});
+                              "stop_tokens": [first["generated_tokens"][0]["token_id"]]});
     let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &empty_answer)).await;
     assert_eq!((&answer["generated_tokens"], &answer["pruning_suggestion"]), (&json!([]), &json!([])));
 }

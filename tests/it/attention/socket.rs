@@ -8,8 +8,9 @@ use futures::{SinkExt, StreamExt};
 use serde_json::json;
 use yawc::{Frame, OpCode, Options};
 
+/// Sends the messages that the first version of Halo Weave sends, a web page that displays attention.
 #[tokio::test]
-async fn first_version_of_halo_weave_works() {
+async fn requests_of_halo_weave_are_answered() {
     let server = server().await;
     let prompt = tokens_of(server, "The sky is blue, and the sea is").await;
     let mut socket = connect(server, PATH, Options::default()).await;
@@ -45,7 +46,7 @@ async fn first_version_of_halo_weave_works() {
         let done = &messages[4].0;
         assert_eq!((&done["finish_reason"], &done["total_tokens"]), (&json!("length"), &json!(4)));
         assert!(done["generation_time_ms"].is_u64());
-        // The next request omits a sentence, so the tokens after it have new positions.
+        // The next request omits two tokens, so the tokens after them have new positions.
         request["input_ids"].as_array_mut().unwrap().drain(2..4);
         request["input_ids"].as_array_mut().unwrap().extend([json!(40), json!(41)]);
     }

@@ -94,7 +94,7 @@ async fn tool_calls_are_separated_from_text() {
 }
 
 #[tokio::test]
-async fn arguments_are_streamed_while_they_are_written() {
+async fn arguments_are_streamed_while_they_are_generated() {
     // Every token is sampled, because forced tokens are sent together.
     let body = chat(json!({"tools": tools(), "tool_choice": "required", "temperature": 2.0}));
     let chunks = chunks(&body).await;
@@ -103,7 +103,7 @@ async fn arguments_are_streamed_while_they_are_written() {
 }
 
 #[tokio::test]
-async fn text_that_is_no_call_is_returned_unchanged() {
+async fn text_that_is_not_a_call_is_returned_unchanged() {
     for text in [
         "<tool_call>\n{\"name\": \"get_weather\", \"arguments\": {\"city\": Zürich}}\n</tool_call>",
         "a <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1",

@@ -120,7 +120,10 @@ async fn reasoning_can_be_ended_by_client() {
     let end = |id: &str| json!({"id": id, "action": "reasoning_end"});
     let forced_start = json!([{"name": "force-prefix", "config": {"text": "<think>"}}]);
     let tokens = [token("<think>").await, token("</think>").await];
-    for (controlled, expected) in [(true, "true"), (false, "reasoning_control")] {
+    for (controlled, expected) in [
+        (true, json!({"success": true})),
+        (false, json!({"success": false, "message": "the request did not set \"reasoning_control\": true"})),
+    ] {
         // Long enough to receive a control request during generation.
         let body = chat(json!({"mods": forced_start, "max_tokens": 400, "ignore_eos": true, "banned_tokens": tokens,
                                "reasoning_control": controlled, "stream": true}));
@@ -133,7 +136,7 @@ async fn reasoning_can_be_ended_by_client() {
                 break done;
             }
         };
-        assert!(done.to_string().contains(expected), "{done}");
+        assert_eq!(done, expected);
         let text = response.text().await.unwrap();
         assert_eq!(text.contains("\"content\":\""), controlled, "the answer begins at the end of the reasoning");
         let after_end = server.answer(CONTROL, &end(&id)).await;

@@ -70,7 +70,7 @@ async fn control_tokens_in_messages_are_text_on_every_route() {
     assert_eq!(added_tokens(CHAT, continued).await, expected);
 }
 
-/// A template that writes BOS and keeps the text of an earlier answer after its reasoning.
+/// A template that writes BOS and omits the reasoning of earlier answers.
 const THINKING: &str = "{{ bos_token }}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}\
     {{ m.content.split('</think>')[-1].lstrip() if m.role == 'assistant' else m.content }}{{ '<|im_end|>\\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}\

@@ -57,7 +57,7 @@ async fn every_check_passes_over_tls() {
 }
 
 #[tokio::test]
-async fn every_check_passes_through_pgbouncer_by_session() {
+async fn every_check_passes_through_pgbouncer_in_session_mode() {
     let postgres = Postgres::shared();
     let Some(pooler) = Pooler::start(postgres, "session") else { return };
     let test_url = postgres.empty_database("sessions");
@@ -65,7 +65,7 @@ async fn every_check_passes_through_pgbouncer_by_session() {
 }
 
 #[tokio::test]
-async fn every_check_passes_through_pgbouncer_by_transaction() {
+async fn every_check_passes_through_pgbouncer_in_transaction_mode() {
     let postgres = Postgres::shared();
     let Some(pooler) = Pooler::start(postgres, "transaction") else { return };
     let test_url = postgres.empty_database("transactions");
@@ -134,21 +134,21 @@ async fn heartbeats_continue_after_a_lookup_that_never_ends() {
     let url = postgres.empty_database("hung");
     let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let proxy_url = format!("postgres://postgres@{}/hung?sslmode=disable", proxy.local_addr().unwrap());
-    let (hangs, port) = (Arc::new(AtomicBool::new(false)), postgres.port);
-    let is_hung = Arc::clone(&hangs);
+    let (is_lookup_hung, port) = (Arc::new(AtomicBool::new(false)), postgres.port);
+    let is_hung = Arc::clone(&is_lookup_hung);
     tokio::spawn(async move {
         while let Ok((client, _)) = proxy.accept().await {
             let server = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
             let (mut from_client, mut to_client) = client.into_split();
             let (mut from_server, mut to_server) = server.into_split();
             tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_client).await });
-            let hangs = Arc::clone(&hangs);
+            let is_hung = Arc::clone(&is_hung);
             tokio::spawn(async move {
                 let mut bytes = vec![0; 64 * 1024];
                 while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
                     // The first lookup of missed changes gets no answer.
                     let is_lookup = String::from_utf8_lossy(&bytes[..count]).contains("select clock_timestamp()");
-                    if is_lookup && !hangs.swap(true, Ordering::Relaxed) {
+                    if is_lookup && !is_hung.swap(true, Ordering::Relaxed) {
                         std::future::pending::<()>().await;
                     }
                     if to_server.write_all(&bytes[..count]).await.is_err() {
@@ -168,7 +168,7 @@ async fn heartbeats_continue_after_a_lookup_that_never_ends() {
         assert!(begun.elapsed() < WAIT_TIMEOUT, "the server sends no heartbeats");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(is_hung.load(Ordering::Relaxed), "no lookup hung");
+    assert!(is_lookup_hung.load(Ordering::Relaxed), "no lookup hung");
     store.close().await;
 }
 

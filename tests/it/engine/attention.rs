@@ -1,7 +1,6 @@
 //! Captured rows are distributions and belong to their own run.
 
-use super::{CompletedRun, added_at, request, test_engine, test_engine_with, with_mod};
-use std::sync::Mutex;
+use super::{CompletedRun, act_once, added_at, request, test_engine, test_engine_with, with_mod};
 use std::time::Duration;
 use thunder::engine::{EngineOptions, Request};
 use thunder::events::{Signal, TraceItem};
@@ -70,16 +69,8 @@ async fn attention_of_a_run_is_independent_of_concurrent_runs() {
         assert!(deviation < 2e-3, "rows differ by {deviation}");
     }
     drop(others);
-    let has_acted = Mutex::new(false);
-    let result = alone
-        .run(with_mod(with_attention("The sky is blue"), false, move |call| {
-            if added_at(call, 4) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
-                Action::Backtrack { n: 3, tokens: vec![] }
-            } else {
-                Action::Noop
-            }
-        }))
-        .await;
+    let backtrack = act_once(|call| added_at(call, 4), Action::Backtrack { n: 3, tokens: vec![] });
+    let result = alone.run(with_mod(with_attention("The sky is blue"), false, backtrack)).await;
     let after: Vec<Vec<f32>> = rows(&result).split_off(4);
     for (a, b) in expected[1..].iter().zip(&after) {
         assert_eq!(a.len(), b.len());

@@ -3,7 +3,7 @@
 
 use super::exact_model::{load, widened_model};
 use super::speculation::{self, compare};
-use super::{TestEngine, follow, model, options, request, request_tokens, test_engine_of, with_mod};
+use super::{TestEngine, act_once, follow, is_at, model, options, request, request_tokens, test_engine_of, with_mod};
 use proptest::prelude::*;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,7 +14,7 @@ use thunder::engine::{
 };
 use thunder::events::{EventType, TokenId, TraceItem};
 use thunder::model::Model;
-use thunder::mods::{Action, Call};
+use thunder::mods::Action;
 use tokio::sync::mpsc;
 
 /// The main model, which is also a draft model that is always right.
@@ -98,29 +98,26 @@ async fn prompt_longer_than_a_physical_batch_is_decoded_in_parts() {
 }
 
 /// The name and the action of a mod that acts once.
-type ModCase = (&'static str, fn() -> Action);
+type ModCase = (&'static str, Action);
 
 #[tokio::test]
-async fn mods_see_and_change_the_same_run_with_a_draft_model() {
+async fn mods_have_the_same_effect_with_a_draft_model() {
     let mut engines = (plain_engine(1).await, drafting_engine(1, &MAIN).await);
     let cases: [ModCase; 5] = [
-        ("nothing", || Action::Noop),
-        ("force", || Action::ForceTokens(vec![40, 41, 40, 41, 42, 43])),
-        ("backtrack", || Action::Backtrack { n: 2, tokens: vec![44] }),
-        ("retract", || Action::Backtrack { n: 7, tokens: vec![] }),
-        ("output", || Action::ForceOutput(vec![50, 51])),
+        ("nothing", Action::Noop),
+        ("force", Action::ForceTokens(vec![40, 41, 40, 41, 42, 43])),
+        ("backtrack", Action::Backtrack { n: 2, tokens: vec![44] }),
+        ("retract", Action::Backtrack { n: 7, tokens: vec![] }),
+        ("output", Action::ForceOutput(vec![50, 51])),
     ];
     for asynchronous in [false, true] {
         for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
-            for (name, act) in cases {
+            for (name, action) in &cases {
                 for generated in [9, 12, 13] {
                     let case = format!("{name} at {event:?} {generated}, asynchronous {asynchronous}");
                     let accepted = compare(&mut engines, &case, || {
-                        let calls = AtomicU32::new(0);
-                        with_mod(request("a b c", 40), asynchronous, move |call: &Call<'_>| {
-                            let now = call.event_type() == event && call.generated().len() == generated;
-                            if now && calls.fetch_add(1, Ordering::Relaxed) == 0 { act() } else { Action::Noop }
-                        })
+                        let handler = act_once(move |call| is_at(call, event, generated), action.clone());
+                        with_mod(request("a b c", 40), asynchronous, handler)
                     })
                     .await;
                     assert!(accepted > 3, "{case}: {accepted}");
@@ -131,7 +128,7 @@ async fn mods_see_and_change_the_same_run_with_a_draft_model() {
 }
 
 #[test]
-fn random_mods_see_and_change_the_same_run_with_a_draft_model() {
+fn random_mods_have_the_same_effect_with_a_draft_model() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let engines = runtime.block_on(async { (plain_engine(2).await, drafting_engine(2, &SIMILAR).await) });
     let engines = std::cell::RefCell::new(engines);

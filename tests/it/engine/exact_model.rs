@@ -1,5 +1,5 @@
 //! The test model with 32-bit weights and a 32-bit cache. With 16-bit values, some processors round products
-//! differently for batches of different sizes, and a random model then exchanges two almost equally probable tokens.
+//! differently for batches of different sizes, and the order of two almost equally probable tokens can change.
 //! Tests that compare the texts of differently batched runs use this model.
 
 use super::{TestEngine, test_engine_of};
@@ -33,7 +33,7 @@ pub fn exact_model() -> Arc<Model> {
     Arc::clone(model.get_or_insert_with(|| widened_model(0.0)))
 }
 
-/// Loads a copy of the test model with 32-bit weights, to each of which noise of this relative size is added.
+/// Loads a copy of the test model with 32-bit weights. `noise` is the maximum relative change of each weight.
 pub fn widened_model(noise: f32) -> Arc<Model> {
     let path = crate::harness::folder().join(format!("tiny-f32-{noise}.gguf"));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/models/tiny.gguf");
@@ -41,7 +41,7 @@ pub fn widened_model(noise: f32) -> Arc<Model> {
     load(&path)
 }
 
-/// Loads a model.
+/// Loads a model without mapping its file into memory.
 pub fn load(path: &Path) -> Arc<Model> {
     let options = ModelOptions { no_mmap: true, ..ModelOptions::default() };
     Arc::new(Model::load(path, &options, |_| true).unwrap())
@@ -50,15 +50,15 @@ pub fn load(path: &Path) -> Arc<Model> {
 /// Returns a GGUF file with the same metadata, and the weights with 32 bits and noise.
 fn with_32_bit_weights(source: &Path, noise: f32) -> Vec<u8> {
     let (header, bytes) = (GgufHeader::read(source).unwrap(), std::fs::read(source).unwrap());
-    let name_of = |name: &str| [&(name.len() as u64).to_le_bytes()[..], name.as_bytes()].concat();
-    let first = name_of(&header.tensors[0].name);
+    let encoded_name = |name: &str| [&(name.len() as u64).to_le_bytes()[..], name.as_bytes()].concat();
+    let first = encoded_name(&header.tensors[0].name);
     // The list of tensors follows the metadata.
     let metadata_end = bytes.windows(first.len()).position(|window| window == first).unwrap();
     let mut random = StdRng::seed_from_u64(3);
     let (mut file, mut data) = (bytes[..metadata_end].to_vec(), Vec::new());
     for tensor in &header.tensors {
         let stored = &bytes[tensor.offset as usize..][..tensor.size_bytes as usize];
-        file.extend(name_of(&tensor.name));
+        file.extend(encoded_name(&tensor.name));
         file.extend((tensor.extents.len() as u32).to_le_bytes());
         tensor.extents.iter().for_each(|extent| file.extend(extent.to_le_bytes()));
         file.extend(F32.to_le_bytes());

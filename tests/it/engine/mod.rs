@@ -14,6 +14,7 @@ mod slow_clients;
 pub mod speculation;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams, SpeculationOptions};
 use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem, system};
@@ -244,7 +245,23 @@ pub fn with_mod(
     request
 }
 
+/// Returns a mod's handler that returns the action at the first call that meets the condition, and does nothing at others.
+pub fn act_once(
+    condition: impl Fn(&Call<'_>) -> bool + Clone + Send + Sync + 'static,
+    action: Action,
+) -> impl Fn(&Call<'_>) -> Action + Clone + Send + Sync + 'static {
+    let has_acted = Arc::new(AtomicBool::new(false));
+    move |call| {
+        if condition(call) && !has_acted.swap(true, Ordering::Relaxed) { action.clone() } else { Action::Noop }
+    }
+}
+
+/// Returns true for this event if the answer has this number of tokens.
+pub fn is_at(call: &Call<'_>, event: EventType, generated: usize) -> bool {
+    call.event_type() == event && call.generated().len() == generated
+}
+
 /// Returns true for the `Added` event after which the answer has this number of tokens.
 pub fn added_at(call: &Call<'_>, generated: usize) -> bool {
-    call.event_type() == EventType::Added && call.generated().len() == generated
+    is_at(call, EventType::Added, generated)
 }

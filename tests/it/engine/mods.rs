@@ -1,7 +1,7 @@
 //! Text, KV state and trace agree after actions of mods.
 
-use super::{added_at, model, request, request_tokens, test_engine, with_mod};
-use std::sync::{Arc, Mutex};
+use super::{act_once, added_at, is_at, model, request, request_tokens, test_engine, with_mod};
+use std::sync::Mutex;
 use thunder::engine::Output;
 use thunder::events::{EventType, FinishReason, TokenId, TraceItem};
 use thunder::mods::{Action, Call};
@@ -26,73 +26,25 @@ async fn assert_continues_as_after_a_prompt(
 
 #[tokio::test]
 async fn backtrack_on_added_replaces_tokens() {
-    let has_acted = Arc::new(Mutex::new(false));
     for asynchronous in [false, true] {
-        *has_acted.lock().unwrap() = false;
-        let has_acted = Arc::clone(&has_acted);
-        assert_continues_as_after_a_prompt(
-            move |call| {
-                if added_at(call, 6) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
-                    return Action::Backtrack { n: 3, tokens: vec![40, 41] };
-                }
-                Action::Noop
-            },
-            asynchronous,
-        )
-        .await;
+        let backtrack = act_once(|call| added_at(call, 6), Action::Backtrack { n: 3, tokens: vec![40, 41] });
+        assert_continues_as_after_a_prompt(backtrack, asynchronous).await;
     }
 }
 
 #[tokio::test]
 async fn backtrack_without_tokens_samples_from_the_shortened_sequence() {
-    let has_acted = Arc::new(Mutex::new(false));
-    assert_continues_as_after_a_prompt(
-        move |call| {
-            if call.event_type() == EventType::ForwardPass
-                && call.generated().len() == 5
-                && !std::mem::replace(&mut *has_acted.lock().unwrap(), true)
-            {
-                return Action::Backtrack { n: 2, tokens: vec![] };
-            }
-            Action::Noop
-        },
-        false,
-    )
-    .await;
+    let backtrack = act_once(|call| is_at(call, EventType::ForwardPass, 5), Action::Backtrack { n: 2, tokens: vec![] });
+    assert_continues_as_after_a_prompt(backtrack, false).await;
 }
 
 #[tokio::test]
 async fn forced_tokens_take_one_decode_and_have_probabilities() {
     for event in [EventType::ForwardPass, EventType::Sampled, EventType::Added] {
-        let has_acted = Arc::new(Mutex::new(false));
-        let has_acted_asynchronously = Arc::clone(&has_acted);
-        assert_continues_as_after_a_prompt(
-            move |call| {
-                if call.event_type() == event
-                    && call.generated().len() == 4
-                    && !std::mem::replace(&mut *has_acted_asynchronously.lock().unwrap(), true)
-                {
-                    return Action::ForceTokens(vec![50, 51, 52]);
-                }
-                Action::Noop
-            },
-            true,
-        )
-        .await;
-        *has_acted.lock().unwrap() = false;
+        let force = || act_once(move |call| is_at(call, event, 4), Action::ForceTokens(vec![50, 51, 52]));
+        assert_continues_as_after_a_prompt(force(), true).await;
         let mut test_engine = test_engine(1, false).await;
-        let has_acted_directly = Arc::clone(&has_acted);
-        let result = test_engine
-            .run(with_mod(request("The sky is", 16), false, move |call| {
-                if call.event_type() == event
-                    && call.generated().len() == 4
-                    && !std::mem::replace(&mut *has_acted_directly.lock().unwrap(), true)
-                {
-                    return Action::ForceTokens(vec![50, 51, 52]);
-                }
-                Action::Noop
-            }))
-            .await;
+        let result = test_engine.run(with_mod(request("The sky is", 16), false, force())).await;
         let forced: Vec<_> = result
             .items
             .iter()
@@ -114,20 +66,10 @@ async fn forced_tokens_take_one_decode_and_have_probabilities() {
 #[tokio::test]
 async fn backtrack_on_sampled_has_its_own_step() {
     let mut test_engine = test_engine(1, false).await;
-    let has_acted = Arc::new(Mutex::new(false));
-    let mut modified = request("The sky is", 8);
-    modified.sampling.temperature = 1.5;
-    let result = test_engine
-        .run(with_mod(modified, false, move |call| {
-            if call.event_type() == EventType::Sampled
-                && call.generated().len() == 3
-                && !std::mem::replace(&mut *has_acted.lock().unwrap(), true)
-            {
-                return Action::Backtrack { n: 1, tokens: vec![] };
-            }
-            Action::Noop
-        }))
-        .await;
+    let mut sampled = request("The sky is", 8);
+    sampled.sampling.temperature = 1.5;
+    let backtrack = act_once(|call| is_at(call, EventType::Sampled, 3), Action::Backtrack { n: 1, tokens: vec![] });
+    let result = test_engine.run(with_mod(sampled, false, backtrack)).await;
     assert_eq!(result.generated().len(), 8);
     let steps: Vec<i32> =
         result.events().iter().filter(|(kind, _)| *kind == EventType::ForwardPass).map(|&(_, step)| step).collect();
@@ -212,7 +154,10 @@ async fn endless_backtracks_of_a_mod_end_the_run() {
     modified.limits.max_steps = 20;
     let result = test_engine.run(modified).await;
     assert_eq!(result.end.finish.reason, FinishReason::Length);
-    assert!(result.end.finish.message.as_ref().unwrap().contains("20 steps"), "{:?}", result.end.finish.message);
+    assert_eq!(
+        result.end.finish.message.as_deref(),
+        Some("the limit of 20 steps was reached with 0 tokens in the answer; a mod may backtrack endlessly")
+    );
     assert_eq!(result.text, "");
 }
 

@@ -68,7 +68,7 @@ async fn cancelled_runs_do_not_block_the_engine_while_the_recorder_is_full() {
     for _ in 0..CANCELLED {
         drop(engine.submit(with_attention(request_tokens(vec![6; 4], 3))).await.unwrap());
     }
-    let wait_timeout = Duration::from_secs(30);
+    let wait_timeout = Duration::from_mins(1);
     while engine.runs() > 1 {
         timeout(wait_timeout, first.control.progress())
             .await
@@ -95,7 +95,7 @@ async fn start_of_a_run_is_signaled_before_submit_returns() {
 #[tokio::test]
 async fn slow_recorder_receives_everything_in_order() {
     let (engine, mut signals) = start_engine(1).await;
-    let listener = tokio::spawn(async move {
+    let recorder = tokio::spawn(async move {
         let mut received = ReceivedSignals::default();
         while let Some(signal) = signals.recv().await {
             received.add(&signal);
@@ -108,7 +108,7 @@ async fn slow_recorder_receives_everything_in_order() {
         follow(run.output).await;
     }
     engine.stop().await;
-    let received = listener.await.unwrap();
+    let received = recorder.await.unwrap();
     assert!(received.is_complete(3), "{:?}", received.0);
     for state in received.0.values() {
         assert_eq!(state.passes, state.rows, "every step has a row");

@@ -75,15 +75,14 @@ async fn disconnected_client_ends_its_run_and_frees_the_slot() {
     endless.limits.max_steps = 4000;
     let generation = test_engine.engine.submit(endless).await.unwrap();
     drop(generation.output);
-    let result =
-        tokio::time::timeout(Duration::from_secs(20), test_engine.run(request("The sky is", 3))).await.unwrap();
+    let result = tokio::time::timeout(Duration::from_mins(1), test_engine.run(request("The sky is", 3))).await.unwrap();
     assert_eq!(result.generated().len(), 3);
 }
 
 #[tokio::test]
 async fn only_evaluated_prompt_tokens_are_counted() {
     let test_engine = test_engine_with(1, false, |options| options.batch_size = 64).await;
-    // Both runs are stopped after the first has evaluated at most one batch, and the second nothing.
+    // The first run is stopped after at most one batch of its prompt, and the second before any token.
     let (release, released) = std::sync::mpsc::channel();
     let (called, mut calls) = tokio::sync::mpsc::unbounded_channel();
     let released = Mutex::new(released);

@@ -3,8 +3,7 @@
 use super::reference::Reference;
 use super::variant::{Kind, Variant};
 use super::{F32_CACHE, FLASH, assert_row_near, attention_request, test_engine, tokens};
-use crate::engine::{TestEngine, added_at, request_tokens, test_engine_of, with_mod};
-use std::sync::Mutex;
+use crate::engine::{TestEngine, act_once, added_at, request_tokens, test_engine_of, with_mod};
 use thunder::engine::{DrafterKind, EngineOptions, Output, ReportOptions, Request, SamplingParams, SpeculationOptions};
 use thunder::events::{Alternative, EventType, TokenId, TraceItem};
 use thunder::model::llama::AttentionCapture;
@@ -36,15 +35,8 @@ async fn client_receives_a_row_for_every_token() {
     let mut reference = Reference::new(&variant);
     let test_engine = test_engine(&variant, 1, F32_CACHE).await;
     let prompt = tokens(3, 40);
-    let backtracks = Mutex::new(0);
-    let request = with_mod(attention_request(prompt.clone(), 12), false, move |call| {
-        let mut backtracks = backtracks.lock().unwrap();
-        if added_at(call, 4) && *backtracks == 0 {
-            *backtracks += 1;
-            return Action::Backtrack { n: 2, tokens: vec![90, 91, 92] };
-        }
-        Action::Noop
-    });
+    let backtrack = act_once(|call| added_at(call, 4), Action::Backtrack { n: 2, tokens: vec![90, 91, 92] });
+    let request = with_mod(attention_request(prompt.clone(), 12), false, backtrack);
     let result = client_tokens(&test_engine, request).await;
     assert_eq!(result.len(), 12);
     assert_eq!(result[2..5].iter().map(|(token, _)| *token).collect::<Vec<_>>(), [90, 91, 92]);

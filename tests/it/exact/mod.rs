@@ -9,10 +9,9 @@ pub mod recurrent;
 mod reference;
 pub mod variant;
 
-use crate::engine::{CompletedRun, TestEngine, added_at, request_tokens, test_engine_of, with_mod};
+use crate::engine::{CompletedRun, TestEngine, act_once, added_at, request_tokens, test_engine_of, with_mod};
 use reference::{Reference, Rounding};
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use thunder::engine::{EngineOptions, Overflow, Request};
 use thunder::events::{EventType, StoredHeads, TokenId, TraceItem};
 use thunder::model::llama::{AttentionCapture, CacheType};
@@ -259,15 +258,9 @@ async fn rows_are_exact_with_concurrent_runs_and_after_a_backtrack() {
             for other in others {
                 running.push(test_engine.engine.submit(other).await.unwrap());
             }
-            let has_acted = Mutex::new(false);
             let prompt = tokens(3, 70);
-            let request = with_mod(attention_request(prompt.clone(), 14), false, move |call| {
-                if added_at(call, 5) && !std::mem::replace(&mut *has_acted.lock().unwrap(), true) {
-                    Action::Backtrack { n: 3, tokens: vec![90, 91] }
-                } else {
-                    Action::Noop
-                }
-            });
+            let backtrack = act_once(|call| added_at(call, 5), Action::Backtrack { n: 3, tokens: vec![90, 91] });
+            let request = with_mod(attention_request(prompt.clone(), 14), false, backtrack);
             let result = test_engine.run(request).await;
             assert!(compare(&result, &prompt, &mut reference, mode.tolerance, false) >= 14, "{kind:?}");
             drop(running);
@@ -299,7 +292,7 @@ async fn rows_are_exact_after_a_context_shift() {
 }
 
 #[tokio::test]
-async fn rows_are_exact_after_a_restored_state() {
+async fn rows_are_exact_after_restoring_a_state() {
     for kind in Kind::ALL {
         let variant = Variant::new(kind);
         for &mode in MODES {

@@ -73,7 +73,7 @@ pub fn mamba() -> PathBuf {
 }
 
 #[tokio::test]
-async fn model_without_attention_runs_and_reports_none() {
+async fn model_without_attention_runs_but_rejects_requests_for_rows() {
     let model = Arc::new(Model::load(&mamba(), &ModelOptions::default(), |_| true).unwrap());
     let mut test_engine = test_engine_of(model, 1, true, |_| {}).await;
     // The run is recorded without attention.

@@ -12,7 +12,7 @@ use thunder::events::TokenId;
 pub struct Rounding {
     /// Keys and values in the cache, and the queries that are multiplied with such keys.
     pub cache: bool,
-    /// Argument and result of GELU, which is a table.
+    /// Argument and result of GELU, which llama.cpp looks up in a table.
     pub gelu: bool,
 }
 
@@ -97,11 +97,11 @@ impl Reference {
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        self.linear_of(name, 0, 1, x)
+        self.linear_part(name, 0, 1, x)
     }
 
     /// Multiplies with one of `parts` equal parts of a matrix, and adds the same part of its bias.
-    fn linear_of(&self, name: &str, part: usize, parts: usize, x: &[f64]) -> Vec<f64> {
+    fn linear_part(&self, name: &str, part: usize, parts: usize, x: &[f64]) -> Vec<f64> {
         let (inputs, matrix) = self.weight(&format!("{name}.weight"));
         let outputs = matrix.len() / inputs / parts;
         let rows = matrix.chunks_exact(*inputs).skip(part * outputs).take(outputs);
@@ -248,10 +248,10 @@ impl Reference {
         let sum: f64 = exp.iter().sum();
         let mut mixed = vec![0.0; WIDTH];
         for (expert, share) in exp.iter().map(|exp| exp / sum).enumerate() {
-            let gate = self.linear_of(&tensor("ffn_gate_exps"), expert, EXPERTS, y);
-            let up = self.linear_of(&tensor("ffn_up_exps"), expert, EXPERTS, y);
+            let gate = self.linear_part(&tensor("ffn_gate_exps"), expert, EXPERTS, y);
+            let up = self.linear_part(&tensor("ffn_up_exps"), expert, EXPERTS, y);
             let hidden: Vec<f64> = gate.iter().zip(&up).map(|(gate, up)| clamped_swiglu(*gate, *up)).collect();
-            let down = self.linear_of(&tensor("ffn_down_exps"), expert, EXPERTS, &hidden);
+            let down = self.linear_part(&tensor("ffn_down_exps"), expert, EXPERTS, &hidden);
             mixed.iter_mut().zip(&down).for_each(|(mixed, down)| *mixed += share * down);
         }
         mixed
@@ -259,9 +259,9 @@ impl Reference {
 
     fn activated(&self, x: f64) -> f64 {
         if self.kind.is_gemma() {
-            let half = |x: f64| if self.rounding.gelu { f64::from(f16::from_f64(x)) } else { x };
-            let x = half(x);
-            half(0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh()))
+            let rounded = |x: f64| if self.rounding.gelu { f64::from(f16::from_f64(x)) } else { x };
+            let x = rounded(x);
+            rounded(0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x)).tanh()))
         } else {
             x / (1.0 + (-x).exp())
         }

@@ -16,7 +16,7 @@ const TOKENS: usize = 8;
 
 fn start(flags: &[&str]) -> Server {
     // The import of a worker has its own timeout; the timeout of a call is long enough for a busy machine.
-    let arguments = ["--mods-dir", FAULTS, "--mod-timeout", "5000", "--mod-memory", "256M", "--ctx-size", "2048"];
+    let arguments = ["--mods-dir", FAULTS, "--mod-timeout", "10000", "--mod-memory", "256M", "--ctx-size", "2048"];
     Server::start(&[&arguments, flags].concat())
 }
 
@@ -66,14 +66,14 @@ async fn text_without_mods(server: &Server) -> String {
 /// Runs the mod while other runs are active, and asserts that they are not affected.
 async fn run_with_others(server: &Server, name: &str) -> FaultyRun {
     let expected = text_without_mods(server).await;
-    let (result, beside) = tokio::join!(run_mod(server, name, TOKENS), async {
+    let (result, other_texts) = tokio::join!(run_mod(server, name, TOKENS), async {
         let mut texts = Vec::new();
         for _ in 0..4 {
             texts.push(text_without_mods(server).await);
         }
         texts
     });
-    assert!(beside.iter().all(|text| *text == expected), "{name} affects other runs");
+    assert!(other_texts.iter().all(|text| *text == expected), "{name} affects other runs");
     assert_eq!(server.get("/health").await.0, 200, "{name}");
     result
 }
@@ -86,7 +86,7 @@ fn exception(result: &FaultyRun) -> &str {
 
 async fn assert_faults_are_contained(server: &Server) {
     let assert_timed_out = |result: &FaultyRun| {
-        assert!(exception(result).starts_with("deadline of 5000 ms exceeded"), "{:?}", result.exceptions);
+        assert!(exception(result).starts_with("deadline of 10000 ms exceeded"), "{:?}", result.exceptions);
     };
     let both = tokio::join!(run_with_others(server, "endless"), run_with_others(server, "stops"));
     assert_timed_out(&both.0);
@@ -183,15 +183,15 @@ async fn repeatedly_failing_mod_is_disabled_and_reported() {
     let result = run_with_others(unrestricted_server().await, "always_raises").await;
     let count = result.exceptions.len();
     assert!((5..=15).contains(&count) && result.exceptions.iter().all(|text| text == "ValueError: never"), "{count}");
-    let output = "the mod 'always_raises' was disabled at step 5 for the rest of this run: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
-    assert_eq!(result.logs, [output]);
-    assert_eq!(result.answer["timings"]["message"], output, "{}", result.answer);
+    let message = "the mod 'always_raises' was disabled at step 5 for the rest of this run: 5 consecutive calls for ForwardPass failed; last failure: ValueError: never";
+    assert_eq!(result.logs, [message]);
+    assert_eq!(result.answer["timings"]["message"], message, "{}", result.answer);
     let (_, run) = unrestricted_server()
         .await
         .get(&format!("/api/v1/runs/{}", result.answer["thunder"]["run_id"].as_str().unwrap()))
         .await;
-    assert_eq!((&run["run"]["message"], &run["run"]["status"]), (&json!(output), &json!("done")));
-    unrestricted_server().await.wait_for_log(output).await;
+    assert_eq!((&run["run"]["message"], &run["run"]["status"]), (&json!(message), &json!("done")));
+    unrestricted_server().await.wait_for_log(message).await;
 }
 
 #[tokio::test]
@@ -199,7 +199,7 @@ async fn hanging_mod_recovers_for_other_runs() {
     let server = unrestricted_server().await;
     let (hanging, good) = tokio::join!(run_mod(server, "hangs_for_some", 2), run_mod(server, "hangs_for_some", TOKENS));
     assert!(
-        hanging.exceptions.iter().any(|text| text.starts_with("deadline of 5000 ms exceeded")),
+        hanging.exceptions.iter().any(|text| text.starts_with("deadline of 10000 ms exceeded")),
         "{:?}",
         hanging.exceptions
     );
@@ -211,8 +211,8 @@ async fn hanging_mod_recovers_for_other_runs() {
 #[tokio::test]
 async fn slow_mod_delays_only_its_own_run() {
     let server = unrestricted_server().await;
-    let slow = run_mod(server, "sleeps", TOKENS);
-    // Each of these runs has three times as many tokens: if they waited for the mod, they would end last.
+    let slow = run_mod(server, "sleeps", 40);
+    // These runs have 48 tokens. If each waited for the mod, the slow run would end first.
     let others = async {
         for _ in 0..2 {
             text_without_mods(server).await;

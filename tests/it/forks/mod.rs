@@ -135,16 +135,17 @@ async fn changes_apply_from_the_forked_step() {
     assert_eq!(by_event["run"]["parent"]["change"]["token"], 99);
     let with_text = fork(server, &run, json!({"at": {"step": 5}, "text": "hello"})).await.remove(0);
     assert!(with_text["run"]["output_preview"].as_str().unwrap().contains("hello"), "{}", with_text["run"]);
-    let cold = fork(server, &run, json!({"at": {"step": 5}, "sampling": {"temperature": 0.0}})).await.remove(0);
-    let greedy =
+    let greedy = fork(server, &run, json!({"at": {"step": 5}, "sampling": {"temperature": 0.0}})).await.remove(0);
+    let greedy_with_seed =
         fork(server, &run, json!({"at": {"step": 5}, "sampling": {"temperature": 0.0}, "seed": 8})).await.remove(0);
-    assert_eq!((&generated(&cold)[..4], generated(&cold)), (&tokens[..4], generated(&greedy)));
-    assert_ne!(generated(&cold), tokens);
+    assert_eq!((&generated(&greedy)[..4], generated(&greedy)), (&tokens[..4], generated(&greedy_with_seed)));
+    assert_ne!(generated(&greedy), tokens);
     // A fork of a fork repeats it, too, with its parameters.
-    let again = fork(server, &cold, json!({"at": {"step": 9}})).await.remove(0);
-    assert_eq!(events(&again), events(&cold));
-    let (status, reason) = rejection(server, id(&cold), json!({"at": {"step": 3}})).await;
-    assert_eq!(status, 409, "{reason}");
+    let again = fork(server, &greedy, json!({"at": {"step": 9}})).await.remove(0);
+    assert_eq!(events(&again), events(&greedy));
+    let rejected = rejection(server, id(&greedy), json!({"at": {"step": 3}})).await;
+    let reason = "step 3 belongs to the run that this one was forked from at step 5; fork that run instead";
+    assert_eq!(rejected, (409, reason.to_owned()));
     let several = fork(server, &run, json!({"at": {"step": 5}, "n": 3})).await;
     assert_eq!(several.len(), 3);
     let answers: std::collections::BTreeSet<String> =
@@ -160,7 +161,8 @@ async fn changes_apply_from_the_forked_step() {
     assert!(found["runs"].as_array().unwrap().iter().all(|fork| fork["parent"]["run_id"] == run["run"]["run_id"]));
     let page = server.request(Method::GET, &format!("/runs/{}", id(&run))).send().await.unwrap().text().await.unwrap();
     assert!(page.contains("data-fork") && page.contains("step 5: “hello”"), "{page}");
-    let page = server.request(Method::GET, &format!("/runs/{}", id(&cold))).send().await.unwrap().text().await.unwrap();
+    let page =
+        server.request(Method::GET, &format!("/runs/{}", id(&greedy))).send().await.unwrap().text().await.unwrap();
     assert!(
         page.contains(&format!("/runs/{}\" data-parent", id(&run))) && page.contains("step 5: temperature 0.0"),
         "{page}"

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Reads lines `start PID` and `end PID` until the test process ends. Then it ends each process without an `end` line and
 /// removes the folder. A process has 10 seconds for its own cleanup.
@@ -40,8 +41,8 @@ static SHELL: LazyLock<Mutex<ChildStdin>> = LazyLock::new(|| {
 
 /// Returns the folder of everything that this test process writes.
 ///
-/// Its path is short, because Unix sockets are below it. It is not in a home directory, which may be private, because
-/// PostgreSQL runs as another user if the tests run as root.
+/// Its path is short, because Unix sockets are below it. It is outside of home directories, because PostgreSQL runs as
+/// another user if the tests run as root, and that user cannot enter a private home directory.
 fn root() -> PathBuf {
     std::env::temp_dir().join(format!("thunder-it-{}", std::process::id()))
 }
@@ -79,11 +80,12 @@ fn send_line(word: &str, pid: Pid) {
 /// Asserts that no process of PostgreSQL runs on a data directory.
 pub fn assert_no_postgres(data_dir: &Path, log: &str) {
     // The processes end shortly after the program that started them.
-    for _ in 0..200 {
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_mins(1) {
         if postgres_processes(data_dir).is_empty() {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     panic!("still running: {:?}\n{log}", postgres_processes(data_dir));
 }
@@ -91,9 +93,9 @@ pub fn assert_no_postgres(data_dir: &Path, log: &str) {
 /// Returns the command lines of PostgreSQL's processes on a data directory.
 fn postgres_processes(data_dir: &Path) -> Vec<String> {
     let folder = data_dir.to_str().unwrap();
-    let lines = std::fs::read_dir("/proc").unwrap().flatten();
-    lines
-        .filter_map(|entry| String::from_utf8(std::fs::read(entry.path().join("cmdline")).ok()?).ok())
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|process| String::from_utf8(std::fs::read(process.path().join("cmdline")).ok()?).ok())
         .filter(|line| {
             let program = Path::new(line.split('\0').next().unwrap_or_default()).file_name().unwrap_or_default();
             (program == "postgres" || program == "initdb") && line.contains(folder)

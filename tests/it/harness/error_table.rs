@@ -1,10 +1,10 @@
-//! Snapshots of many requests and the error messages of their responses.
+//! Snapshots of the error messages of many requests.
 
 use super::redaction::redact_text;
 use serde_json::Value;
 use std::fmt::{self, Display, Write};
 
-/// Maximum characters of a request in the table.
+/// Maximum number of characters of a request in the table.
 const MAX_REQUEST: usize = 140;
 
 /// A table of rejected requests with the statuses and messages of their responses.
@@ -12,14 +12,19 @@ const MAX_REQUEST: usize = 140;
 pub struct ErrorTable(String);
 
 impl ErrorTable {
-    /// Adds a response to a request.
+    /// Adds a request with the status and message of its response.
     pub fn add(&mut self, request: impl Display, (status, answer): &(u16, Value)) {
         self.row(&request, &format!("{status}: {}", message_of(answer)));
     }
 
-    /// Adds a WebSocket message that answers another one.
+    /// Adds a request with the message of the error that a WebSocket received.
     pub fn add_message(&mut self, request: impl Display, answer: &Value) {
         self.row(&request, message_of(answer));
+    }
+
+    /// Adds a request, such as the flags of a command, with its error as text.
+    pub fn add_text(&mut self, request: impl Display, error: &str) {
+        self.row(&request, &error.trim_end().replace('\n', "\n    "));
     }
 
     fn row(&mut self, request: &dyn Display, answer: &str) {

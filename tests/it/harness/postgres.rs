@@ -211,11 +211,11 @@ fn psql_command(url: &str, sql: &str) -> Command {
 
 /// Returns the path of a program of PostgreSQL.
 fn program(name: &str) -> PathBuf {
-    let named = std::env::var("THUNDER_PG_BIN").ok().map(PathBuf::from);
+    let configured = std::env::var("THUNDER_PG_BIN").ok().map(PathBuf::from);
     let versions = (14..=30).rev().map(|version| PathBuf::from(format!("/usr/lib/postgresql/{version}/bin")));
     let path = std::env::var("PATH").unwrap_or_default();
     let paths = path.split(':').map(PathBuf::from).collect::<Vec<_>>();
-    let all = named.into_iter().chain(versions).chain(paths).map(|folder| folder.join(name));
+    let all = configured.into_iter().chain(versions).chain(paths).map(|folder| folder.join(name));
     all.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("{name} is not installed"))
 }
 

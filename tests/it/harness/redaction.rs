@@ -29,19 +29,20 @@ fn event_json(event: &super::SseEvent) -> Value {
     if event.name.is_empty() { json!({"data": data}) } else { json!({"event": event.name, "data": data}) }
 }
 
-/// Replaces ids, times, addresses, and lists of mods and models, which grow with the tests.
+/// Replaces ids, times, addresses, folders, and lists of mods and models, which grow with the tests.
 pub fn redact_text(text: &str) -> String {
-    static PATTERNS: LazyLock<[(Regex, &str); 5]> = LazyLock::new(|| {
+    static PATTERNS: LazyLock<[(Regex, &str); 6]> = LazyLock::new(|| {
         [
             (r"[0-9a-f]{8}-?[0-9a-f]{4}-?7[0-9a-f]{3}-?[89ab][0-9a-f]{3}-?[0-9a-f]{12}(_\d+)?", "[id]"),
             (r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*Z", "[time]"),
             (r"127\.0\.0\.1:\d+", "[address]"),
+            (r"/[\w./-]*thunder-it-\d+/\d+", "[folder]"),
             (r"known mods: [\w, -]+", "known mods: [mods]"),
             (r"known models: [\w, -]+", "known models: [models]"),
         ]
         .map(|(pattern, replacement)| (Regex::new(pattern).unwrap(), replacement))
     });
-    let mut text = text.to_owned();
+    let mut text = text.replace(env!("CARGO_MANIFEST_DIR"), "[root]");
     for (pattern, replacement) in &*PATTERNS {
         text = pattern.replace_all(&text, *replacement).into_owned();
     }

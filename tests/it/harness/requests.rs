@@ -1,7 +1,7 @@
 //! Requests: JSON bodies, keys, and connections without a client library.
 
-use super::{Server, status_and_json};
-use reqwest::Method;
+use super::Server;
+use reqwest::{Method, RequestBuilder};
 use serde_json::Value;
 use std::io::{ErrorKind, Read};
 
@@ -23,6 +23,14 @@ impl Server {
         }
         status_and_json(request).await
     }
+}
+
+/// Sends a request; returns status and JSON, or the text as a JSON string if it is not JSON.
+pub(super) async fn status_and_json(request: RequestBuilder) -> (u16, Value) {
+    let response = request.send().await.unwrap();
+    let status = response.status().as_u16();
+    let text = response.text().await.unwrap();
+    (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
 }
 
 /// Returns the request that opens a WebSocket at this path; `headers` are complete lines.

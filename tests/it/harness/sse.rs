@@ -99,7 +99,7 @@ impl SseReader {
     pub async fn until(&mut self, fits: impl Fn(&str, &Value) -> bool) -> Value {
         let search = async {
             loop {
-                let event = self.next().await.expect("the stream ended before");
+                let event = self.next().await.expect("the stream ended before the event");
                 let data = event.json();
                 if fits(&event.name, &data) {
                     return data;

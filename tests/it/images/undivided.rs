@@ -1,6 +1,7 @@
 //! Images whose tokens share a position (M-RoPE) or attend to each other, through the API.
 
-use super::{assert_close, image_request, logprobs, reference, sized_bmp};
+use super::reference::reference;
+use super::{assert_close, image_request, logprobs, sized_bmp};
 use crate::harness::Server;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Control vectors of the command line: answers change, and states saved with other vectors are not used.
 
 use crate::exact::gguf::Writer;
-use crate::harness::{Server, folder, model, server, thunder};
+use crate::harness::{Server, folder, model, server, text, thunder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use thunder::model::llama::GgufHeader;
@@ -40,10 +40,10 @@ async fn control_vector_changes_answers_and_identifies_states() {
     assert!(changed.is_array() && changed != plain, "{changed}");
     assert_eq!(probabilities(&with_vector).await, changed);
     let foreign = {
-        let unscaled = Server::start(&["--control-vector-scaled", &format!("{path}:0")]);
-        unscaled.wait_ready().await;
-        assert_eq!(probabilities(&unscaled).await, plain);
-        save_state(&unscaled).await
+        let with_zero_scale = Server::start(&["--control-vector-scaled", &format!("{path}:0")]);
+        with_zero_scale.wait_ready().await;
+        assert_eq!(probabilities(&with_zero_scale).await, plain);
+        save_state(&with_zero_scale).await
     };
     let own = save_state(&with_vector).await;
     // A state without control vectors is accepted, but only runs without them use it.
@@ -58,7 +58,8 @@ fn invalid_control_vector_ends_start() {
     let mut command = thunder();
     command.args(["serve", "--port", "0", "--data-dir"]).arg(folder()).arg("--model").arg(model());
     let output = command.arg("--control-vector").arg(model()).output().unwrap();
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && printed.contains("cannot load the control vector"), "{printed}");
+    assert!(!output.status.success());
+    let printed = text(&output.stderr);
+    assert!(printed.contains("cannot load the control vector"), "{printed}");
     assert!(printed.contains("tiny.gguf") && printed.contains("direction.N"), "{printed}");
 }

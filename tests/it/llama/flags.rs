@@ -1,6 +1,6 @@
 //! A command line and an environment written for llama-server.
 
-use crate::harness::{Server, folder, server, thunder};
+use crate::harness::{ErrorTable, Server, folder, server, thunder};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -63,56 +63,58 @@ fn start_error(arguments: &[&str], variables: &[(&str, &str)]) -> String {
 
 #[test]
 fn invalid_flags_are_rejected_with_the_valid_values() {
-    for (arguments, expected) in [
-        (&["--metrisc"][..], "--metrics"),
-        (&["--slot-save-path", "/nowhere"], "--slot-save-path must be an existing folder"),
-        (&["-fa", "on", "--attention", "on"], "mutually exclusive"),
-        (&["-ctv", "q8_0", "--attention", "on"], "--attention auto"),
-        (&["-ctk", "q3"], "is not a KV cache type"),
-        (&["--strict-model-names", "--any-model-name"], "cannot be used with"),
-        (&["-sps", "2"], "--slot-prompt-similarity must be between 0 and 1"),
-        (&["--chat-template", "llama33"], "the names are: bailing"),
-        (&["--chat-template-file", "/nowhere"], "cannot read /nowhere"),
-        (&["--parameter", "xtc"], "NAME=JSON"),
-        (
-            &["-dr", "someone/model"],
-            "-dr is a flag of llama-server that Thunder does not support; download the model with --hf-repo",
-        ),
-        (&["--ssl-key-file", "x"], "set both"),
-        (&["--api-prefix", "llm"], "--api-prefix must be a path"),
-        (&["--api-prefix", "/llm/../x"], "--api-prefix must be a path"),
-        (&["--api-prefix", "/a//b"], "--api-prefix must be a path"),
-        (&["-ot", "ffn"], "PATTERN=BUFFER"),
-        (&["--control-vector", "/nowhere.gguf"], "no control vector at /nowhere.gguf"),
-        (&["--control-vector-layer-range", "3", "1"], "FIRST <= LAST, got 3 1"),
-        (&["-mm", "/nowhere.gguf"], "no projector at /nowhere.gguf"),
-        (&["--image-min-tokens", "9", "--image-max-tokens", "8"], "got 9 and 8"),
-        (&["--override-kv", "a=b"], "KEY=TYPE:VALUE"),
-        (&["--rope-scale", "0"], "above 0"),
-        (&["--rope-scale", "2", "--rope-freq-scale", "0.5"], "cannot be used with"),
-        (&["--cpu-mask", "xyz"], "hexadecimal"),
-        (&["--poll", "101"], "0..=100"),
-        (&["-l", "5"], "15043+1"),
-        (&["--log-file", "/nowhere/log"], "--log-file"),
-        (&["-md", "/nowhere.gguf"], "no draft model file at /nowhere.gguf"),
-        (&["--spec-type", "draft-simple"], "needs a draft model; set --spec-draft-model"),
-        (&["--draft-p-min", "2"], "--spec-draft-p-min must be between 0 and 1, got 2"),
-        (&["-ctkd", "q3"], "is not a KV cache type"),
-        (&["-ngld", "most"], "neither a number of layers nor auto or all"),
+    let mut errors = ErrorTable::default();
+    for arguments in [
+        &["--metrisc"][..],
+        &["--slot-save-path", "/nowhere"],
+        &["-fa", "on", "--attention", "on"],
+        &["-ctv", "q8_0", "--attention", "on"],
+        &["-ctk", "q3"],
+        &["--strict-model-names", "--any-model-name"],
+        &["-sps", "2"],
+        &["--chat-template", "llama33"],
+        &["--chat-template-file", "/nowhere"],
+        &["--parameter", "xtc"],
+        &["-dr", "someone/model"],
+        &["--ssl-key-file", "x"],
+        &["--api-prefix", "llm"],
+        &["--api-prefix", "/llm/../x"],
+        &["--api-prefix", "/a//b"],
+        &["-ot", "ffn"],
+        &["--control-vector", "/nowhere.gguf"],
+        &["--control-vector-layer-range", "3", "1"],
+        &["-mm", "/nowhere.gguf"],
+        &["--image-min-tokens", "9", "--image-max-tokens", "8"],
+        &["--override-kv", "a=b"],
+        &["--rope-scale", "0"],
+        &["--rope-scale", "2", "--rope-freq-scale", "0.5"],
+        &["--cpu-mask", "xyz"],
+        &["--poll", "101"],
+        &["-l", "5"],
+        &["--log-file", "/nowhere/log"],
+        &["-md", "/nowhere.gguf"],
+        &["--spec-type", "draft-simple"],
+        &["--draft-p-min", "2"],
+        &["-ctkd", "q3"],
+        &["-ngld", "most"],
     ] {
-        let error = start_error(arguments, &[]);
-        assert!(error.contains(expected), "{arguments:?}: {error}");
+        errors.add_text(arguments.join(" "), &start_error(arguments, &[]));
     }
+    insta::assert_snapshot!("flag_errors", errors);
 }
 
 #[test]
 fn llama_server_variables_are_read_after_thunder_variables() {
-    let error = start_error(&[], &[("LLAMA_ARG_N_PARALLEL", "0")]);
-    assert!(error.contains("--parallel must be between 1 and 256, got 0"), "{error}");
-    let error = start_error(&[], &[("LLAMA_ARG_N_PARALLEL", "4"), ("THUNDER_PARALLEL", "0")]);
-    assert!(error.contains("got 0"), "{error}");
-    let error = start_error(&[], &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")]);
-    assert!(error.contains("/nowhere.gguf"), "{error}");
+    let mut errors = ErrorTable::default();
+    for variables in [
+        &[("LLAMA_ARG_N_PARALLEL", "0")][..],
+        &[("LLAMA_ARG_N_PARALLEL", "4"), ("THUNDER_PARALLEL", "0")],
+        &[("LLAMA_ARG_MODEL", "/nowhere.gguf"), ("LLAMA_ARG_ENDPOINT_METRICS", "1")],
+    ] {
+        let shown = variables.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ");
+        errors.add_text(shown, &start_error(&[], variables));
+    }
+    insta::assert_snapshot!("variable_errors", errors);
 }
 
 /// Returns the most probable answer to a prompt.

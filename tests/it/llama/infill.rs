@@ -23,7 +23,7 @@ fn infill_model() -> PathBuf {
     for (name, token) in [("pre", PREFIX), ("suf", SUFFIX), ("mid", MIDDLE)] {
         entry(&format!("tokenizer.ggml.fim_{name}_token_id"), 4, &token.to_le_bytes());
     }
-    // The entries have a multiple of 32 bytes, so the tensors remain aligned.
+    // The size of the entries is a multiple of 32 bytes, so the tensors remain aligned.
     entry("pad.ab", 0, &[0]);
     assert_eq!(entries.len() % 32, 0);
     let count = u64::from_le_bytes(bytes[16..HEADER].try_into().unwrap()) + 4;
@@ -51,14 +51,14 @@ async fn infill_generates_text_between_two_texts() {
     let infill_tokens =
         |prefix: &[Vec<Value>]| [vec![json!(PREFIX)], prefix.concat(), suffix.clone(), vec![json!(MIDDLE)]].concat();
     let prompt = infill_tokens(&[prefix.clone(), line]);
-    let parts = infill_tokens(&[prefix]);
+    let prompt_without_line = infill_tokens(&[prefix]);
     let plain = json!({"prompt": prompt, "n_predict": 4, "temperature": 0, "ignore_eos": true});
     assert_eq!(answer["content"], server.answer("/completion", &plain).await["content"]);
     assert_eq!(answer["tokens_evaluated"], prompt.len());
 
     let suffix = json!({"prompt": before, "suffix": after, "max_tokens": 4, "temperature": 0, "ignore_eos": true});
     let completed = server.answer("/v1/completions", &suffix).await;
-    assert_eq!(completed["usage"]["prompt_tokens"], parts.len());
+    assert_eq!(completed["usage"]["prompt_tokens"], prompt_without_line.len());
 
     let extra = json!([{"filename": "a.py", "text": "x = 1\n"}]);
     let longer = json!({"input_prefix": before, "input_suffix": after, "input_extra": extra, "n_predict": 1});

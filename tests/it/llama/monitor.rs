@@ -6,6 +6,9 @@ use reqwest::Method;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
+/// Maximum wait for a state while other tests use all cores.
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
+
 #[tokio::test]
 async fn slots_report_state() {
     let server = Server::start(&["--parallel", "2"]);
@@ -21,18 +24,19 @@ async fn slots_report_state() {
         streams.push(stream);
     }
     // Slots are updated after each decode.
-    let mut busy = Value::Null;
-    for _ in 0..200 {
-        busy = server.get("/slots").await.1;
-        if busy.as_array().unwrap().iter().all(|slot| slot["next_token"][0]["n_decoded"].as_u64() > Some(0)) {
-            break;
+    let has_decoded = |slot: &Value| slot["next_token"][0]["n_decoded"].as_u64() > Some(0);
+    let begun = Instant::now();
+    let busy = loop {
+        let (_, slots) = server.get("/slots").await;
+        if slots.as_array().unwrap().iter().all(has_decoded) {
+            break slots;
         }
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "not every slot has decoded: {slots}");
         tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    };
     for slot in busy.as_array().unwrap() {
         assert_eq!(slot["is_processing"], true, "{slot}");
         assert_eq!(slot["params"]["temperature"], 0.3);
-        assert!(slot["next_token"][0]["n_decoded"].as_u64().unwrap() > 0);
         assert_eq!(slot["next_token"][0]["has_next_token"], true);
         assert!(slot["n_prompt_tokens"].as_u64().unwrap() > 0);
         assert!(slot.get("prompt").is_none() && slot.get("generated").is_none());
@@ -41,7 +45,8 @@ async fn slots_report_state() {
     let (status, full) = server.get("/slots?fail_on_no_slot=1").await;
     assert_eq!((status, &full["error"]["type"]), (503, &json!("unavailable_error")));
     drop(streams);
-    for _ in 0..200 {
+    let begun = Instant::now();
+    loop {
         let (status, slots) = server.get("/slots?fail_on_no_slot=1").await;
         if status == 200 {
             let free = slots.as_array().unwrap().iter().find(|slot| slot["is_processing"] == false).unwrap();
@@ -50,9 +55,9 @@ async fn slots_report_state() {
             assert_eq!(free["n_prompt_tokens"], processed + cached, "{free}");
             return;
         }
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "the slots are still in use: {slots}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    panic!("the slots are still in use");
 }
 
 /// Returns the value of a metric, which must have a help line and a type line.
@@ -89,7 +94,7 @@ async fn metrics_are_cumulative() {
         if metric(&text, "tokens_predicted_total") == 40.0 && metric(&text, "requests_processing") == 0.0 {
             break text;
         }
-        assert!(begun.elapsed() < Duration::from_mins(1), "{text}");
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "{text}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     let prompt = answer["tokens_evaluated"].as_f64().unwrap();

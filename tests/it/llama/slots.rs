@@ -107,7 +107,9 @@ async fn incompatible_state_is_rejected_with_reason() {
     let large = server.request(Method::POST, path).header("content-type", OCTETS).body(too_large).send().await;
     let large = large.unwrap();
     assert_eq!(large.status(), StatusCode::BAD_REQUEST);
-    assert!(large.text().await.unwrap().contains("the snapshot is too large"));
+    let error: Value = large.json().await.unwrap();
+    let expected = "the snapshot is too large: snapshots of this server's slots have at most ";
+    assert!(message_of(&error).starts_with(expected), "{error}");
     // The command `base64` writes lines of 76 characters.
     let text = STANDARD.encode(&snapshot);
     let lines: Vec<&str> = text.as_bytes().chunks(76).map(|line| std::str::from_utf8(line).unwrap()).collect();

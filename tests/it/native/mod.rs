@@ -72,7 +72,7 @@ async fn list_is_paged() {
 }
 
 #[tokio::test]
-async fn invalid_query_is_named() {
+async fn invalid_query_error_names_the_field() {
     let server = ingest("queries").await;
     let mut problems = Vec::new();
     for path in [

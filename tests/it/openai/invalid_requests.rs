@@ -5,7 +5,7 @@ use crate::harness::{ErrorTable, Server, server};
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn invalid_field_is_named() {
+async fn invalid_field_error_names_the_field() {
     let server = server().await;
     let mut errors = ErrorTable::default();
     for (fields, param) in [

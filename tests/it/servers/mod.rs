@@ -18,22 +18,22 @@ const KEY: &str = "the key of all";
 /// The header with [`KEY`].
 const BEARER: (&str, &str) = ("authorization", "Bearer the key of all");
 
-/// Two servers with a model, and one without, whose database they use.
+/// Two servers with a model, on the database of a third one that has no model.
 pub struct Cluster {
-    pub database: Server,
+    pub without_model: Server,
     pub a: Server,
     pub b: Server,
 }
 
 impl Cluster {
     async fn start() -> Self {
-        let database = Server::start(&["--no-model", "--api-key", KEY]);
-        database.wait_ready().await;
-        let server = || database.start_beside(&["--api-key", KEY]);
+        let without_model = Server::start(&["--no-model", "--api-key", KEY]);
+        without_model.wait_ready().await;
+        let server = || without_model.start_beside(&["--api-key", KEY]);
         let (a, b) = (server(), server());
         a.wait_ready().await;
         b.wait_ready().await;
-        Self { database, a, b }
+        Self { without_model, a, b }
     }
 }
 
@@ -55,8 +55,9 @@ async fn run_on(server: &Server) -> String {
 
 #[tokio::test]
 async fn run_of_one_server_appears_in_the_live_list_of_the_others() {
-    let Cluster { a, b, database } = cluster().await;
-    let mut lists = [SseReader::get(b, "/api/v1/runs/live").await, SseReader::get(database, "/api/v1/runs/live").await];
+    let Cluster { a, b, without_model } = cluster().await;
+    let mut lists =
+        [SseReader::get(b, "/api/v1/runs/live").await, SseReader::get(without_model, "/api/v1/runs/live").await];
     let run_id = run_on(a).await;
     for list in &mut lists {
         list.until(|name, data| name == "change" && data["run_id"] == run_id && data["status"] == "done").await;
@@ -66,22 +67,22 @@ async fn run_of_one_server_appears_in_the_live_list_of_the_others() {
 
 #[tokio::test]
 async fn ingested_run_appears_in_the_live_list_of_the_others() {
-    let Cluster { a, database, .. } = cluster().await;
+    let Cluster { a, without_model, .. } = cluster().await;
     let mut list = SseReader::get(a, "/api/v1/runs/live").await;
     let document = json!({"request": {"request_id": "from-elsewhere", "created_at": "2025-12-01T18:30:00Z"},
                           "events": [], "mod_calls": [], "mod_logs": [], "actions": []});
-    let (status, answer) = database.post("/ingest", &document).await;
+    let (status, answer) = without_model.post("/ingest", &document).await;
     assert_eq!(status, 201, "{answer}");
-    let run_id = database.get("/api/v1/runs/from-elsewhere").await.1["run"]["run_id"].clone();
+    let run_id = without_model.get("/api/v1/runs/from-elsewhere").await.1["run"]["run_id"].clone();
     list.until(|name, data| name == "change" && data["run_id"] == run_id).await;
 }
 
 #[tokio::test]
 async fn notifications_of_an_interrupted_connection_are_recovered() {
-    let Cluster { a, b, database } = cluster().await;
+    let Cluster { a, b, without_model } = cluster().await;
     let mut list = SseReader::get(b, "/api/v1/runs/live").await;
     for _ in 0..3 {
-        assert_ne!(kill_listeners(&database.database_url()).await, "0");
+        assert_ne!(kill_listeners(&without_model.database_url()).await, "0");
         let run_id = run_on(a).await;
         list.until(|name, data| name == "change" && data["run_id"] == run_id && data["status"] == "done").await;
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 #[tokio::test]
 async fn server_without_model_names_other_servers() {
-    let Cluster { a, database, .. } = cluster().await;
+    let Cluster { a, without_model, .. } = cluster().await;
     let is_expected = |message: &Value| {
         let message = message.as_str().unwrap();
         message.starts_with("this server was started with --no-model and has no models; ")
@@ -28,23 +28,23 @@ async fn server_without_model_names_other_servers() {
         ("/api/v1/generate", "/detail/msg"),
     ] {
         let body = if path == "/v1/responses" { json!({"input": "Once"}) } else { prompt.clone() };
-        let (status, answer) = database.post(path, &body).await;
+        let (status, answer) = without_model.post(path, &body).await;
         assert_eq!(status, 503, "{path}: {answer}");
         assert!(is_expected(answer.pointer(pointer).unwrap()), "{path}: {answer}");
     }
-    let mut client = Client::connect_with(database, &[BEARER]).await.unwrap();
+    let mut client = Client::connect_with(without_model, &[BEARER]).await.unwrap();
     let error = client.run(&json!({"type": "config", "prompt": "Once"})).await.pop().unwrap();
     assert!(is_expected(&error["message"]), "{error}");
 }
 
 #[tokio::test]
 async fn server_without_model_serves_pages_and_lists() {
-    let Cluster { database, .. } = cluster().await;
-    assert_eq!(database.get("/healthz").await.0, 200);
-    let (status, models) = database.get("/v1/models").await;
+    let Cluster { without_model, .. } = cluster().await;
+    assert_eq!(without_model.get("/healthz").await.0, 200);
+    let (status, models) = without_model.get("/v1/models").await;
     assert_eq!((status, models["data"].as_array().unwrap().len()), (200, 0));
     for page in ["/runs", "/mods", "/playground"] {
-        let answer = database.request(Method::GET, page).header("accept", "text/html").send().await.unwrap();
+        let answer = without_model.request(Method::GET, page).header("accept", "text/html").send().await.unwrap();
         assert_eq!(answer.status(), 200, "{page}");
     }
 }
@@ -59,6 +59,6 @@ async fn model_and_no_model_flags_conflict() {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("--no-model") && text.contains("cannot be used with"), "{text}");
     let invalid = Server::start(&["--no-model", "--server-url", "10.0.0.5:6767"]);
-    assert_ne!(invalid.exited().await, Some(0));
+    assert_ne!(invalid.wait_for_exit().await, Some(0));
     assert!(invalid.log().contains("--server-url must be a URL"), "{}", invalid.log());
 }

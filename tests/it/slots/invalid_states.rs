@@ -2,6 +2,7 @@
 
 use super::{in_slot, irregular_tokens, state_of};
 use crate::engine::{request, request_tokens, test_engine, test_engine_of, test_engine_with};
+use crate::harness::ErrorTable;
 use bytes::Bytes;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,44 +37,48 @@ async fn incompatible_state_is_rejected_without_side_effects() {
     let state_at = kv_at + 56;
     let cells_at = state_at + 4;
     let numbers_at = cells_at + 12 * tokens;
-    let invalid_states = [
-        (Bytes::new(), "does not begin with 'SES1'"),
-        (changed(&|snapshot| snapshot[0] = b'X'), "does not begin with 'SES1'"),
-        (changed(&|snapshot| snapshot.truncate(6)), "it has 6 bytes"),
-        (changed(&|snapshot| snapshot.truncate(100)), "its header requires"),
-        (changed(&|snapshot| snapshot.truncate(kv_at + 20)), "its header requires"),
-        (changed(&|snapshot| snapshot.truncate(snapshot.len() - 1)), "its header requires"),
-        (changed(&|snapshot| snapshot.push(0)), "1 unexpected bytes after its end"),
-        (changed(&set_number(4, u32::MAX)), "4294967295 tokens, but the context of a slot holds 512"),
-        (changed(&set_number(4, 513)), "513 tokens"),
-        (changed(&set_number(4, tokens as u32 - 1)), "THKV"),
-        (changed(&set_number(8, 640)), "token 0 of the state is 640"),
-        (changed(&set_number(12, u32::MAX)), "token 1 of the state is -1"),
-        (changed(&set_number(8, 41)), "checksum"),
-        (changed(&|snapshot| snapshot[kv_at] = b'X'), "THKV"),
-        (changed(&set_number(kv_at + 4, 9)), "version 9"),
-        (changed(&|snapshot| snapshot[kv_at + 8] ^= 1), "another model"),
-        (changed(&|snapshot| snapshot[kv_at + 24..kv_at + 32].copy_from_slice(b"q8_0\0\0\0\0")), "q8_0 keys"),
-        (changed(&set_number(kv_at + 40, 7)), "unexpected bytes after its end"),
-        (changed(&set_number(kv_at + 44, 7)), "its header requires"),
-        (changed(&|snapshot| *snapshot.last_mut().unwrap() ^= 1), "checksum"),
-        (forged(&set_number(state_at, 3)), "3 cells for"),
-        (forged(&set_number(state_at, u32::MAX)), "cells for"),
-        (forged(&set_number(cells_at, 5)), "cell 0 of the KV data has position 5"),
-        (forged(&set_number(cells_at + 12, u32::MAX)), "cell 1 of the KV data has position -1"),
-        (forged(&set_number(cells_at + 4, 2)), "the number of sequences of a cell is 2"),
-        (forged(&set_number(numbers_at, 0)), "flash attention"),
-        (forged(&set_number(numbers_at + 4, u32::MAX)), "the number of layers"),
-        (forged(&set_number(numbers_at + 8, 64)), "the rotation of keys"),
-        (forged(&set_number(numbers_at + 16, 8)), "the type of keys is q8_0, expected f16"),
-        (forged(&set_number(numbers_at + 20, 8)), "the size of a key"),
-        (forged(&set_number(numbers_at + 24, 1)), "the size of a key"),
-    ];
-    for (snapshot, reason) in invalid_states {
-        let error = test_engine.engine.restore_slot(None, 1, snapshot).await.unwrap_err();
-        assert!(matches!(error, SlotError::State(_)), "{error:?}");
-        assert!(error.to_string().contains(reason), "{error} does not contain {reason:?}");
+    let mut errors = ErrorTable::default();
+    for (name, state) in [
+        ("an empty state", Bytes::new()),
+        ("a changed first byte", changed(&|snapshot| snapshot[0] = b'X')),
+        ("6 bytes", changed(&|snapshot| snapshot.truncate(6))),
+        ("100 bytes", changed(&|snapshot| snapshot.truncate(100))),
+        ("20 bytes of the KV header", changed(&|snapshot| snapshot.truncate(kv_at + 20))),
+        ("all bytes but the last", changed(&|snapshot| snapshot.truncate(snapshot.len() - 1))),
+        ("an additional byte", changed(&|snapshot| snapshot.push(0))),
+        ("4294967295 tokens", changed(&set_number(4, u32::MAX))),
+        ("513 tokens", changed(&set_number(4, 513))),
+        ("one token less", changed(&set_number(4, tokens as u32 - 1))),
+        ("token 640", changed(&set_number(8, 640))),
+        ("token -1", changed(&set_number(12, u32::MAX))),
+        ("another token", changed(&set_number(8, 41))),
+        ("KV data with another magic", changed(&|snapshot| snapshot[kv_at] = b'X')),
+        ("version 9", changed(&set_number(kv_at + 4, 9))),
+        ("another model", changed(&|snapshot| snapshot[kv_at + 8] ^= 1)),
+        (
+            "another type of keys",
+            changed(&|snapshot| snapshot[kv_at + 24..kv_at + 32].copy_from_slice(b"q8_0\0\0\0\0")),
+        ),
+        ("a KV length of 7 bytes", changed(&set_number(kv_at + 40, 7))),
+        ("a KV length above 28 GiB", changed(&set_number(kv_at + 44, 7))),
+        ("a changed last byte", changed(&|snapshot| *snapshot.last_mut().unwrap() ^= 1)),
+        ("3 cells", forged(&set_number(state_at, 3))),
+        ("4294967295 cells", forged(&set_number(state_at, u32::MAX))),
+        ("a first cell with position 5", forged(&set_number(cells_at, 5))),
+        ("a second cell with position -1", forged(&set_number(cells_at + 12, u32::MAX))),
+        ("a cell of 2 sequences", forged(&set_number(cells_at + 4, 2))),
+        ("without flash attention", forged(&set_number(numbers_at, 0))),
+        ("4294967295 layers", forged(&set_number(numbers_at + 4, u32::MAX))),
+        ("another rotation of keys", forged(&set_number(numbers_at + 8, 64))),
+        ("another type of keys in a layer", forged(&set_number(numbers_at + 16, 8))),
+        ("another size of a key", forged(&set_number(numbers_at + 20, 8))),
+        ("a size of a key above 4 GiB", forged(&set_number(numbers_at + 24, 1))),
+    ] {
+        let error = test_engine.engine.restore_slot(None, 1, state).await.unwrap_err();
+        assert!(matches!(error, SlotError::State(_)), "{name}: {error:?}");
+        errors.add_text(name, &error.to_string());
     }
+    insta::assert_snapshot!("invalid_state_errors", errors);
     let mut after = state_of(&mut test_engine, 1).await;
     // The failed requests did not change the tokens of the slot.
     after.0.truncate(before.0.len());

@@ -3,13 +3,13 @@
 
 use super::{in_slot, irregular_tokens, max_difference, rows, with_attention};
 use crate::engine::{
-    CompletedRun, TestEngine, follow, options, request_tokens, test_engine, test_engine_of, test_engine_with, with_mod,
+    CompletedRun, TestEngine, act_once, added_at, follow, options, request_tokens, test_engine, test_engine_of,
+    test_engine_with, with_mod,
 };
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use thunder::engine::{Engine, Overflow, Ses1Error, SlotError, SubmitError, UnsupportedAttention};
-use thunder::events::{EventType, FinishReason, Scope, TokenId};
+use thunder::events::{FinishReason, Scope, TokenId};
 use thunder::model::Model;
 use thunder::model::llama::{CacheType, ModelOptions};
 use thunder::mods::Action;
@@ -38,17 +38,9 @@ async fn assert_equals_fresh_run(test_engine: &mut TestEngine, prompt: &[TokenId
 
 /// Runs a prompt with a mod that replaces the last five of ten generated tokens by two others.
 async fn run_with_backtrack(test_engine: &mut TestEngine, prompt: &[TokenId]) -> CompletedRun {
-    let has_backtracked = AtomicBool::new(false);
     let request = in_slot(request_tokens(prompt.to_vec(), 20), 0);
-    let result = test_engine
-        .run(with_mod(request, false, move |call| {
-            let has_ten_tokens = call.event_type() == EventType::Added && call.generated().len() == 10;
-            if has_ten_tokens && !has_backtracked.swap(true, Ordering::Relaxed) {
-                return Action::Backtrack { n: 5, tokens: vec![60, 61] };
-            }
-            Action::Noop
-        }))
-        .await;
+    let backtrack = act_once(|call| added_at(call, 10), Action::Backtrack { n: 5, tokens: vec![60, 61] });
+    let result = test_engine.run(with_mod(request, false, backtrack)).await;
     assert_eq!((result.generated().len(), &result.generated()[5..7]), (20, &[60, 61][..]));
     result
 }

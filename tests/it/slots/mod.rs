@@ -45,7 +45,7 @@ pub fn rows(result: &CompletedRun) -> Vec<(usize, Vec<f32>)> {
         .collect()
 }
 
-/// Returns the largest difference of two vectors.
+/// Returns the largest difference between the elements of two vectors.
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0f32, f32::max)

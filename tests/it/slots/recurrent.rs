@@ -3,7 +3,8 @@
 use super::invalid_states::{small_state, with_checksum};
 use super::memory_types::{RECURRENT, generate_uncached, load};
 use super::{alternatives, in_slot, irregular_tokens, max_difference, state_of};
-use crate::engine::{added_at, follow, request_tokens, test_engine, test_engine_of, with_mod};
+use crate::engine::{act_once, added_at, follow, request_tokens, test_engine, test_engine_of, with_mod};
+use crate::harness::ErrorTable;
 use bytes::Bytes;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use thunder::engine::{Ses1Error, SlotError};
@@ -12,7 +13,7 @@ use thunder::model::llama::CacheType;
 use thunder::mods::Action;
 
 #[tokio::test]
-async fn restored_recurrent_slot_continues_as_the_original() {
+async fn restored_recurrent_slot_continues_like_the_original() {
     for name in RECURRENT {
         let mut first = test_engine_of(load(name), 2, false, |_| {}).await;
         let first_answer = first.run(in_slot(request_tokens(irregular_tokens(1, 60), 8), 0)).await;
@@ -102,26 +103,28 @@ async fn forged_values_of_a_recurrent_state_are_reported() {
     // The recurrent state follows the magic, the count, three tokens and the header of the KV data.
     let state_at = 8 + 12 + 56;
     let nan = f32::NAN.to_bits();
-    for (at, value, reason) in [
-        (state_at, 0, "has 0 recurrent states"),
-        (state_at, u32::MAX, "4294967295 recurrent states"),
-        (state_at + 4, 1, "position 1"),
-        (state_at + 4, u32::MAX, "position -1"),
-        (state_at + 8, 1, "the number of sequences of a cell is 1"),
-        (state_at + 12, 1, "the order of recurrent states is 1"),
-        (state_at + 16, 9, "the number of layers is 9"),
-        (state_at + 20, 1, "the type of a recurrent state is f16, expected f32"),
-        (state_at + 24, 0, "the size of a recurrent state is 0"),
-        (state_at + 28, 7, "the size of a recurrent state is"),
-        (state_at + 40, nan, "NaN"),
-        (snapshot.len() - 4, f32::INFINITY.to_bits(), "NaN"),
+    let mut errors = ErrorTable::default();
+    for (name, at, value) in [
+        ("0 states", state_at, 0),
+        ("4294967295 states", state_at, u32::MAX),
+        ("position 1", state_at + 4, 1),
+        ("position -1", state_at + 4, u32::MAX),
+        ("a cell of 1 sequence", state_at + 8, 1),
+        ("another order of states", state_at + 12, 1),
+        ("9 layers", state_at + 16, 9),
+        ("16-bit states", state_at + 20, 1),
+        ("states of 0 bytes", state_at + 24, 0),
+        ("states above 28 GiB", state_at + 28, 7),
+        ("a first value of NaN", state_at + 40, nan),
+        ("an infinite last value", snapshot.len() - 4, f32::INFINITY.to_bits()),
     ] {
         let mut forged = snapshot.clone();
         forged[at..at + 4].copy_from_slice(&value.to_le_bytes());
         let error = test_engine.engine.restore_slot(None, 0, with_checksum(forged)).await.unwrap_err();
-        assert!(matches!(error, SlotError::State(_)), "{error:?}");
-        assert!(error.to_string().contains(reason), "{error} does not contain {reason:?}");
+        assert!(matches!(error, SlotError::State(_)), "{name}: {error:?}");
+        errors.add_text(name, &error.to_string());
     }
+    insta::assert_snapshot!("recurrent_state_errors", errors);
     assert_eq!(test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap(), before);
     let other = test_engine_of(load(RECURRENT[1]), 1, false, |_| {}).await;
     let error = other.engine.restore_slot(None, 0, snapshot.clone().into()).await.unwrap_err();
@@ -223,13 +226,8 @@ async fn long_backtrack_is_exact_within_any_checkpoint_budget() {
         let mut test_engine =
             test_engine_of(load(RECURRENT[0]), 2, false, |options| options.cache_ram_bytes = bytes).await;
         let prompt = irregular_tokens(1, 50);
-        let backtracks = AtomicUsize::new(0);
-        let request = with_mod(in_slot(request_tokens(prompt.clone(), 400), 0), false, move |call| {
-            if added_at(call, 390) && backtracks.fetch_add(1, Ordering::Relaxed) == 0 {
-                return Action::Backtrack { n: 300, tokens: vec![60, 61] };
-            }
-            Action::Noop
-        });
+        let backtrack = act_once(|call| added_at(call, 390), Action::Backtrack { n: 300, tokens: vec![60, 61] });
+        let request = with_mod(in_slot(request_tokens(prompt.clone(), 400), 0), false, backtrack);
         let generated = test_engine.run(request).await.generated();
         let sequence = [prompt.as_slice(), &generated[..92]].concat();
         assert_eq!(generated[92..], generate_uncached(&mut test_engine, &sequence, 308).await);

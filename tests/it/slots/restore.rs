@@ -7,7 +7,7 @@ use thunder::events::Scope;
 use thunder::model::llama::CacheType;
 
 #[tokio::test]
-async fn restored_slot_continues_as_the_original() {
+async fn restored_slot_continues_like_the_original() {
     for attention in [false, true] {
         let mut first = test_engine(2, attention).await;
         let with_mode = |request| if attention { with_attention(request) } else { request };

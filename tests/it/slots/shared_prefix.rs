@@ -112,8 +112,9 @@ async fn four_branches_with_shared_prefix_take_less_than_half_the_time() {
         options.ubatch_size = 512;
     })
     .await;
+    // Other programs can only make a round slower, so the shortest times of several rounds are compared.
     let mut times = [Duration::MAX; 2];
-    for round in 0..3 {
+    for round in 0..12 {
         for (time, shares) in times.iter_mut().zip([true, false]) {
             // Each round has other tokens, so that no slot has any of them.
             let prefix = irregular_tokens(100 * round + i32::from(shares) * 17, 3900);
@@ -126,6 +127,9 @@ async fn four_branches_with_shared_prefix_take_less_than_half_the_time() {
             let expected = if shares { [0, 3900, 3900, 3900] } else { [0; 4] };
             assert_eq!(cached(&results), expected);
         }
+        if round >= 2 && 2 * times[0] < times[1] {
+            return;
+        }
     }
-    assert!(2 * times[0] < times[1], "shared {:?}, each computed {:?}", times[0], times[1]);
+    panic!("shared {:?}, each computed {:?}", times[0], times[1]);
 }

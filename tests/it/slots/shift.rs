@@ -1,11 +1,11 @@
 //! Tokens removed from the middle of a sequence, on request or because the context is full.
 
 use super::{assert_first_layer_equals, in_slot, irregular_tokens, rows, with_attention};
-use crate::engine::{CONTEXT, follow, model, request, request_tokens, test_engine, with_mod};
+use crate::engine::{CONTEXT, act_once, follow, model, request, request_tokens, test_engine, with_mod};
 use std::time::Duration;
 use thunder::engine::{Overflow, SlotError};
 use thunder::events::{EventType, FinishReason, Scope, TraceItem};
-use thunder::mods::Action;
+use thunder::mods::{Action, Call};
 
 #[tokio::test]
 async fn shifted_slot_has_its_tokens_in_order() {
@@ -119,19 +119,11 @@ async fn backtrack_after_a_shift_removes_the_right_tokens() {
     let mut request = request_tokens(irregular_tokens(1, 100), 700);
     request.limits.max_steps = 10_000;
     request.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
-    let has_backtracked = std::sync::atomic::AtomicBool::new(false);
-    let result = test_engine
-        .run(with_mod(request, false, move |call| {
-            if call.event_type() == EventType::Added
-                && call.sequence.len() == 400
-                && call.generated().len() > 300
-                && !has_backtracked.swap(true, std::sync::atomic::Ordering::Relaxed)
-            {
-                return Action::Backtrack { n: 5, tokens: vec![60, 61] };
-            }
-            Action::Noop
-        }))
-        .await;
+    let is_after_shift = |call: &Call<'_>| {
+        call.event_type() == EventType::Added && call.sequence.len() == 400 && call.generated().len() > 300
+    };
+    let backtrack = act_once(is_after_shift, Action::Backtrack { n: 5, tokens: vec![60, 61] });
+    let result = test_engine.run(with_mod(request, false, backtrack)).await;
     assert_eq!(result.end.finish.usage.completion_tokens, 700);
     assert_eq!(result.text, result.end.finish.text);
     assert_eq!(result.text, model().vocabulary().decode(&result.generated()));

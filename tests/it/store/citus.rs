@@ -37,7 +37,10 @@ async fn node_lost_within_transaction_rejects_documents_and_spools_runs() {
         psql(&url, &format!("update message set text = '{text}'")).await;
     }
     let error = store.ingest(&Scope::All, None, document("lost", 3)).await.unwrap_err();
-    assert!(matches!(error, IngestError::Database(_)), "an internal error of another kind is no lost node: {error}");
+    assert!(
+        matches!(error, IngestError::Database(_)),
+        "an internal error of another kind does not mean that a node is lost: {error}"
+    );
     psql(&url, "update message set text = 'server closed the connection unexpectedly'").await;
     let mut run = LiveRun::new("spooled");
     let (Recorder { signals, .. }, _) = store.recorder();

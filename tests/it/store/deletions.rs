@@ -66,7 +66,7 @@ async fn deletion_is_completed_after_a_crash() {
     let store = data.open().await;
     let begun = Instant::now();
     while psql(&data.url(), "select count(*) from runs").await != "0" {
-        assert!(begun.elapsed() < Duration::from_secs(20), "the run is not removed");
+        assert!(begun.elapsed() < Duration::from_mins(1), "the run is not removed");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     store.close().await;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use thunder::events::{RunId, Scope};
 use thunder::store::{Database, RunPage, RunQuery, Store};
 
-/// Number of runs without the variable; more than one window of the search.
+/// Number of runs without the variable. The search needs more than one window of run ids for them.
 const RUNS: u32 = 30_000;
 /// Number of runs that one statement inserts.
 const BATCH: u32 = 50_000;
@@ -117,8 +117,7 @@ const FILTERS: [(&str, &str); 64] = [
 /// A filter that no run matches and that no index supports.
 const NO_SURFACE: &str = "-surface:openai -surface:llama_server -surface:attention -surface:websocket -surface:ingest";
 
-/// Inserts runs.
-async fn fill(url: &str, count: u32) {
+async fn insert_runs(url: &str, count: u32) {
     for first in (1..=count).step_by(BATCH as usize) {
         let last = (first + BATCH - 1).min(count);
         let numbers = [("runs_to_make", count), ("first_run", first), ("last_run", last)];
@@ -141,7 +140,7 @@ async fn every_filter_finds_its_runs_without_reading_all() {
     let many = format!("{}/many", url.strip_suffix("/thunder").unwrap());
     let database = || Database::Url { url: many.clone(), direct_url: None, data_dir: data.0.join("many") };
     Store::open(database(), |_| {}).await.unwrap().close().await;
-    fill(&many, count.unwrap_or(RUNS)).await;
+    insert_runs(&many, count.unwrap_or(RUNS)).await;
     // From here on, PostgreSQL logs the plans of queries.
     psql(
         &many,
@@ -190,8 +189,8 @@ async fn every_filter_finds_its_runs_without_reading_all() {
     store.close().await;
     first.close().await;
     let log = std::fs::read_to_string(data.0.join("postgres.log")).unwrap();
-    let is_of_list = |plan: &&str| plan.contains("with candidates as materialized");
-    let plans: Vec<&str> = log.split("Query Text:").skip(1).filter(is_of_list).collect();
+    let lists_runs = |plan: &&str| plan.contains("with candidates as materialized");
+    let plans: Vec<&str> = log.split("Query Text:").skip(1).filter(lists_runs).collect();
     assert!(plans.len() >= FILTERS.len(), "{} plans are in the log", plans.len());
     for plan in plans {
         let loops = |line: &str| -> u64 {

@@ -36,7 +36,7 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     store.save_used_mod(&version("calm", "older but used", true), ago(5)).await.unwrap();
     store.save_mod(&version("other", "sent", false)).await.unwrap();
     assert_eq!(hashes(&store, "calm").await.len(), 2);
-    assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "a mod of a file is no uploaded mod");
+    assert!(store.uploaded_mod("calm").await.unwrap().is_none(), "the version comes from a file, not from an upload");
     assert_eq!(store.uploaded_mod("other").await.unwrap().unwrap().hash, "sent");
 
     let mut run = LiveRun::new("now");
@@ -69,7 +69,7 @@ async fn listeners_are_notified_even_after_a_database_outage() {
     let store = data.open().await;
     let mut changes = store.mod_changes();
     changes.next().await;
-    let wait_timeout = Duration::from_secs(20);
+    let wait_timeout = Duration::from_mins(1);
     store.save_mod(&version("calm", "one", false)).await.unwrap();
     timeout(wait_timeout, changes.next()).await.expect("no notification of an upload");
     store.set_mod_enabled("calm", false, system::now(), None).await.unwrap();

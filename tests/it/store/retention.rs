@@ -187,7 +187,7 @@ async fn day_with_active_run_is_kept_until_its_end() {
     store.set_retention(retention);
     let begun = Instant::now();
     while store.find(&Scope::All, "old").await.unwrap().is_some() {
-        assert!(begun.elapsed() < Duration::from_secs(20), "the old run was not removed");
+        assert!(begun.elapsed() < Duration::from_mins(1), "the old run was not removed");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     store.close().await;

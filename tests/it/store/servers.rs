@@ -43,7 +43,7 @@ async fn runs_of_another_server_appear_and_end_in_the_list() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lost_listening_connection_misses_no_run() {
+async fn no_run_is_missed_after_listening_connections_are_lost() {
     let data = Data::new();
     let (first, second) = open_two_stores(&data).await;
     let mut run = LiveRun::new("long");

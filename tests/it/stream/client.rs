@@ -9,7 +9,7 @@ use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 /// Maximum wait for a message while other tests use all cores.
 const WAIT_TIMEOUT: Duration = Duration::from_mins(3);
 
-/// Header with which a test connects with compression.
+/// Header that makes [`Client::connect_with`] compress messages.
 pub const COMPRESSED: (&str, &str) = ("x-test", "compressed");
 
 /// A connection.

@@ -1,4 +1,4 @@
-//! Keys, origins, limits of tokens, sizes, times and rates, status messages, and the end of the server.
+//! Keys and origins, limits (tokens, sizes, times, rates), status messages, and the stop of the server.
 
 use super::Client;
 use super::client::Next;
@@ -95,8 +95,8 @@ async fn maximum_of_server_limits_tokens_on_every_route() {
         assert_eq!(status, 200, "{path}: {answer}");
     }
     let tokens = |answer: &Value| answer["usage"]["completion_tokens"].clone();
-    let unlimited = server.answer("/v1/generate", &json!({"prompt": "Once", "ignore_eos": true})).await;
-    assert_eq!((tokens(&unlimited), &unlimited["finish_reason"]), (json!(12), &json!("length")));
+    let without_max_tokens = server.answer("/v1/generate", &json!({"prompt": "Once", "ignore_eos": true})).await;
+    assert_eq!((tokens(&without_max_tokens), &without_max_tokens["finish_reason"]), (json!(12), &json!("length")));
     let kobold = server.answer("/api/v1/generate", &json!({"prompt": "Once", "bypass_eos": true})).await;
     assert!(kobold["results"][0]["text"].is_string(), "{kobold}");
     assert_eq!(server.get("/api/v1/config/max_length").await.1["value"], 12);
@@ -116,7 +116,7 @@ async fn too_large_message_is_rejected_with_reason() {
 
 #[tokio::test]
 async fn only_idle_connections_are_closed() {
-    let server = Server::start(&["--socket-idle", "1", "--run-timeout", "3"]);
+    let server = Server::start(&["--socket-idle", "1", "--run-timeout", "20"]);
     server.wait_ready().await;
     let (mut idle, mut generating) = (Client::connect(&server).await, Client::connect(&server).await);
     generating.send(&super::endless()).await;
@@ -226,7 +226,7 @@ async fn config_loads_another_model_or_fails_for_a_damaged_one() {
 
 #[tokio::test]
 async fn stopping_server_completes_runs_and_closes_sockets() {
-    let server = Server::start(&["--shutdown-grace", "20"]);
+    let server = Server::start(&["--shutdown-grace", "120"]);
     server.wait_ready().await;
     let (mut generating, mut idle) = (Client::connect(&server).await, Client::connect(&server).await);
     idle.run(&short_run()).await;

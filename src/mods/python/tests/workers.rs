@@ -104,7 +104,7 @@ def halts(event, actions):
     if isinstance(event, Sampled): halt()
     if isinstance(event, ForwardPass): threading.Timer(0.1, halt).start()
 ";
-    let factory = with_call_limit(source, Duration::from_millis(2000));
+    let factory = with_call_limit(source, Duration::from_secs(2));
     let mut harness = harness(&factory);
     let reply = sampled(&mut harness, b'a');
     let (message, traceback) = raised(&reply);

@@ -176,7 +176,7 @@ impl Reader<'_> {
     }
 
     /// Reads the paths in a macro's arguments.
-    fn tokens(&mut self, tokens: TokenStream) {
+    fn read_tokens(&mut self, tokens: TokenStream) {
         let mut path: Vec<String> = Vec::new();
         let (mut line, mut colons) = (0, 0);
         for token in tokens {
@@ -194,7 +194,7 @@ impl Reader<'_> {
                     self.add_path(&std::mem::take(&mut path), line);
                     colons = 0;
                     if let TokenTree::Group(group) = other {
-                        self.tokens(group.stream());
+                        self.read_tokens(group.stream());
                     }
                 }
             }
@@ -255,6 +255,6 @@ impl<'ast> Visit<'ast> for Reader<'_> {
 
     fn visit_macro(&mut self, called: &'ast syn::Macro) {
         self.visit_path(&called.path);
-        self.tokens(called.tokens.clone());
+        self.read_tokens(called.tokens.clone());
     }
 }

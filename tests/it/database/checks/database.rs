@@ -1,18 +1,19 @@
 //! The schema, other programs on the database, and retention.
 
+use crate::database::WAIT_TIMEOUT;
 use crate::database::target::Target;
 use crate::harness::run_start;
 use chrono::Days;
 use serde_json::Value;
 use sqlx::{Connection, Row};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use thunder::events::{RunId, RunStatus, Scope, Signal, system};
 use thunder::store::Retention;
 use tokio::time::sleep;
 use uuid::{NoContext, Timestamp, Uuid};
 
-/// Returns the number that a query selects. A simple query works with every pooler.
+/// Returns the number that a query selects. It uses the simple query protocol, which works with every pooler.
 async fn number(target: &Target, sql: &'static str) -> i64 {
     let mut connection = target.connect().await;
     let row = sqlx::raw_sql(sql).fetch_one(&mut connection).await.unwrap();
@@ -49,7 +50,8 @@ fn start(target: &Target, name: &str, run_id: RunId) -> Signal {
 }
 
 async fn wait_until_stored(target: &Target, name: &str) -> Value {
-    for _ in 0..400 {
+    let begun = Instant::now();
+    while begun.elapsed() < WAIT_TIMEOUT {
         let (status, run) = target.server.get(&format!("/api/v1/runs/{}", target.name(name))).await;
         if status == 200 {
             return run;
@@ -63,9 +65,10 @@ pub async fn run_of_dead_program_is_interrupted(target: &Target) {
     let dead = target.store("dead").await;
     dead.recorder().0.signals.send(start(target, "dead", RunId::now())).await.unwrap();
     wait_until_stored(target, "dead").await;
-    // The program closes its connections without the end of its run.
+    // The program closes its connections before its run ends.
     dead.close().await;
-    for _ in 0..400 {
+    let begun = Instant::now();
+    while begun.elapsed() < WAIT_TIMEOUT {
         let other = target.store("survivor").await;
         let status = other.find(&Scope::All, &target.name("dead")).await.unwrap().unwrap().status;
         other.close().await;

@@ -39,4 +39,6 @@ pub async fn document_with_nul_is_stored(target: &Target) {
     let body = json!({"request": {"request_id": target.name("nul"), "model": "a\0b", "mod_text": "\0"}, "events": []});
     let (status, problem) = target.server.post("/ingest", &body).await;
     assert_eq!(status, 201, "{problem}");
+    let (_, run) = target.server.get(&format!("/api/v1/runs/{}", target.name("nul"))).await;
+    assert_eq!(run["request"]["mod_text"], "\u{fffd}", "{run}");
 }

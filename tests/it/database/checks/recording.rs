@@ -69,6 +69,7 @@ pub async fn backtrack_is_recorded(target: &Target) {
     let mods = json!([{"name": "ban-phrases", "config": {"phrases": ["e", "a", "t", "o"]}}]);
     let run = target.generate(json!({"mods": mods, "max_tokens": 24, "request_id": target.name("back")})).await;
     assert_eq!(run["run"]["status"], "done");
+    assert!(run["run"]["backtracked"].as_i64() > Some(0), "{}", run["run"]);
 }
 
 pub async fn mod_of_a_file_is_recorded(target: &Target) {

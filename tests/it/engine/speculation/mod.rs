@@ -24,8 +24,8 @@ const DRAFT_ALWAYS: SpeculationOptions = SpeculationOptions {
     adaptive: false,
 };
 
-/// Maximum difference of two measurements of one position with different batch sizes: weights and the values multiplied
-/// with them have 16 bits.
+/// Maximum difference between measurements of one position in batches of different sizes, in which products of 16-bit
+/// values are rounded differently.
 const TOLERANCE: f32 = 0.02;
 
 /// Sets a 32-bit cache without saved states, so that results depend little on the size of a batch.
@@ -294,7 +294,7 @@ async fn paused_run_continues_with_the_same_text() {
 }
 
 #[tokio::test]
-async fn unprofitable_drafts_stop_and_are_counted() {
+async fn drafts_are_counted_and_marked_in_the_trace() {
     let mut test_engine = test_engine_with(1, false, |options| {
         options.speculation = SpeculationOptions { drafter: DrafterKind::Ngram, ..SpeculationOptions::default() };
     })
