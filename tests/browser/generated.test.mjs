@@ -86,9 +86,9 @@ for (const width of [1280, 375]) {
 test('comparison shows the effect of mods and sampler on each candidate', async () => {
   const [a, b] = [await generate({ mods: banned('the', 'and') }), await generate({})];
   const page = await open(`/compare?a=${a}&b=${b}`, { width: 375 });
-  await page.waitForSelector('.candidates.both');
-  assert.deepEqual(await page.locator('.candidates.both thead th').allTextContents(), ['token', 'run', 'model', 'after mods', 'drawn from']);
-  const chosen = await page.locator('.candidates.both tr.chosen').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent)));
+  await page.waitForSelector('.candidates.two-sides');
+  assert.deepEqual(await page.locator('.candidates.two-sides thead th').allTextContents(), ['token', 'run', 'model', 'after mods', 'drawn from']);
+  const chosen = await page.locator('.candidates.two-sides tr.chosen').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent)));
   assert.equal(chosen.length, 2, JSON.stringify(chosen));
   const [ofA, ofB] = ['A ✓', 'B ✓'].map((name) => chosen.find(([side]) => side === name));
   assert.match(ofA.join(' '), /%.*%.*%/, 'a mod changed what A was drawn from');
