@@ -108,7 +108,7 @@ for (const [width, scheme] of [[1280, 'light'], [375, 'dark']]) {
     const response = page.waitForResponse((answer) => answer.url().endsWith('/v1/completions'));
     await page.click('[data-action=generate]');
     const again = await stored((await response).headers()['x-thunder-run-id']);
-    assert.deepEqual(recorded(again), [...steering, { name: 'calm', scale: 1, layers: [1, 3] }]);
+    assert.deepEqual(recorded(again), [{ name: 'calm', scale: 1, layers: [1, 3] }, ...steering], 'in the order of the server');
     await page.getByLabel('Select control vectors').uncheck();
     assert.match(await page.textContent('[data-changed-fields] ul'), /steering joy -2.5, layers 2–3 → not set/);
     await page.context().close();
