@@ -72,7 +72,7 @@ async fn deleted_runs_disappear_until_deletion_is_undone() {
 async fn invalid_deletion_deletes_nothing() {
     let server = server().await;
     ingest(server, "kept-1").await;
-    let body = json!({"prompt": "Hello", "max_tokens": 300, "stream": true, "ignore_eos": true});
+    let body = json!({"prompt": "Hello", "max_tokens": 1500, "stream": true, "ignore_eos": true});
     let response = server.request(Method::POST, "/v1/completions").json(&body).send().await.unwrap();
     let running = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
     let still_running =
@@ -86,5 +86,6 @@ async fn invalid_deletion_deletes_nothing() {
         assert_eq!((found, message_of(&problem)), (status, message), "{runs}");
     }
     assert_eq!(listed(server, "request:kept-").await, ["kept-1"]);
+    server.post(&format!("/api/v1/runs/{running}/cancel"), &json!({})).await;
     response.bytes().await.unwrap();
 }

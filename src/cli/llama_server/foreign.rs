@@ -53,7 +53,7 @@ const DOWNLOAD: FlagTreatment =
     Refused("download the model with --hf-repo or --model-url, or set --model to the path of its GGUF file");
 const DRAFT: FlagTreatment = NoEffect(
     "speculative decoding drafts from the text of the run (--spec-type ngram-simple) or with a draft model \
-     (--spec-draft-model), whose other settings are those of the main model; answers do not depend on drafts",
+     (--spec-draft-model), whose other settings are those of the main model; except for rounding, answers do not depend on drafts",
 );
 const BATCH: FlagTreatment =
     NoEffect("the same threads process prompts and generate tokens; --poll, --prio and --cpu-mask configure them");
