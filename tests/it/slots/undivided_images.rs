@@ -360,7 +360,7 @@ async fn full_context_drops_whole_images() {
             // The context is decoded again, because positions with rows and columns cannot be shifted.
             let sequence = [prompt.tokens.as_slice(), &result.generated()].concat();
             let is_image = |at: usize| sequence[at] < -1;
-            let end = (4 + discard..).find(|&at| !(is_image(at - 1) && is_image(at))).unwrap();
+            let end = (4 + discard..CONTEXT).find(|&at| !(is_image(at - 1) && is_image(at))).unwrap();
             let remaining = Prompt { tokens: [&sequence[..4], &sequence[end..CONTEXT]].concat(), ..prompt };
             let count = (end - 4).min(sequence.len() - CONTEXT);
             let expected = generate_uncached(&mut test_engine, &remaining, count as u32).await;
