@@ -5,24 +5,30 @@ use crate::harness::{Server, SseReader};
 use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 async fn connect(server: &Server) -> Client {
     Client::connect_with(server, &[BEARER]).await.unwrap()
 }
 
-/// Starts a run that does not end by itself; returns its client, its id, and the messages up to token 5.
-async fn start_run(server: &Server) -> (Client, String, Vec<Value>) {
+/// Starts a run that does not end by itself, and waits until the other server can read it. Returns its client, its id, and the
+/// messages up to token 5.
+async fn start_run(server: &Server, other: &Server) -> (Client, String, Vec<Value>) {
     let mut client = connect(server).await;
     client.send(&endless()).await;
     let messages = client.until(|message| message["index"] == 5).await;
     let run_id = messages[0]["run_id"].as_str().unwrap().to_owned();
+    // The recorder stores the run a moment after its start.
+    while other.get(&format!("/api/v1/runs/{run_id}")).await.0 != 200 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     (client, run_id, messages)
 }
 
 #[tokio::test]
 async fn run_is_followed_and_cancelled_from_another_server() {
     let Cluster { a, b, .. } = cluster().await;
-    let (mut client, run_id, _) = start_run(a).await;
+    let (mut client, run_id, _) = start_run(a, b).await;
     let path = format!("/api/v1/runs/{run_id}");
     let mut events = SseReader::get(b, &format!("{path}/events")).await;
     let mut items = Vec::new();
@@ -53,7 +59,7 @@ async fn run_is_followed_and_cancelled_from_another_server() {
 #[tokio::test]
 async fn stream_is_resumed_and_controlled_through_another_server() {
     let Cluster { a, b, .. } = cluster().await;
-    let (first, run_id, messages) = start_run(a).await;
+    let (first, run_id, messages) = start_run(a, b).await;
     let id = messages[0]["request_id"].as_str().unwrap().to_owned();
     drop(first);
     // The key is in the first message, where browsers send it.
@@ -83,7 +89,7 @@ async fn stream_is_resumed_and_controlled_through_another_server() {
 #[tokio::test]
 async fn forwarded_request_is_not_forwarded_again() {
     let Cluster { a, b, .. } = cluster().await;
-    let (mut client, run_id, messages) = start_run(a).await;
+    let (mut client, run_id, messages) = start_run(a, b).await;
     let forwarded = ("x-thunder-forwarded-by", "another-server");
     let cancel = b.request(Method::POST, &format!("/api/v1/runs/{run_id}/cancel")).header(forwarded.0, forwarded.1);
     assert_eq!(cancel.send().await.unwrap().status(), 409);
@@ -100,7 +106,7 @@ async fn forwarded_request_is_not_forwarded_again() {
 #[tokio::test]
 async fn reasoning_is_ended_through_another_server() {
     let Cluster { a, b, .. } = cluster().await;
-    let (mut client, run_id, _) = start_run(a).await;
+    let (mut client, run_id, _) = start_run(a, b).await;
     let body = json!({"id": format!("chatcmpl-{run_id}"), "action": "reasoning_end"});
     let (status, direct) = a.post("/v1/chat/completions/control", &body).await;
     let (forwarded, response) = b.post("/v1/chat/completions/control", &body).await;
