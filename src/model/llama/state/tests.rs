@@ -124,7 +124,7 @@ fn cells_of_an_image_share_a_position() {
     assert_eq!(error(4, 16, -9), StateError::Token(4), "a token");
     assert_eq!(error(8, 0, 8), StateError::Position { cell: 8, position: 8 });
     assert_eq!(error(8, 0, -1), StateError::Position { cell: 8, position: -1 });
-    assert_eq!(error(2, 0, 3), StateError::Position { cell: 2, position: 3 });
+    assert_eq!(error(2, 0, 3), StateError::Image(3), "the first cell is no longer part of the image");
 }
 
 #[test]
