@@ -1,11 +1,10 @@
 //! Requests for runs that another server generates.
 
-use super::{BEARER, Cluster, KEY, cluster};
+use super::{BEARER, Cluster, KEY, cluster, wait_until_stored};
 use crate::harness::{Server, SseReader};
 use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
 use serde_json::{Value, json};
-use std::time::Duration;
 
 async fn connect(server: &Server) -> Client {
     Client::connect_with(server, &[BEARER]).await.unwrap()
@@ -18,10 +17,7 @@ async fn start_run(server: &Server, other: &Server) -> (Client, String, Vec<Valu
     client.send(&endless()).await;
     let messages = client.until(|message| message["index"] == 5).await;
     let run_id = messages[0]["run_id"].as_str().unwrap().to_owned();
-    // The recorder stores the run a moment after its start.
-    while other.get(&format!("/api/v1/runs/{run_id}")).await.0 != 200 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    wait_until_stored(other, &run_id).await;
     (client, run_id, messages)
 }
 

@@ -1,6 +1,6 @@
 //! The example of a load balancer in the documentation, in front of two servers.
 
-use super::{BEARER, Cluster, KEY, cluster, run_on};
+use super::{BEARER, Cluster, KEY, cluster, run_on, wait_until_stored};
 use crate::harness::{Server, SseReader, folder, free_port};
 use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
@@ -77,6 +77,9 @@ async fn load_balancer_of_the_handbook_distributes_and_forwards_requests() {
     client.send(&endless()).await;
     let messages = client.until(|message| message["index"].as_u64() >= Some(5)).await;
     let (run_id, id) = (messages[0]["run_id"].as_str().unwrap(), &messages[0]["request_id"]);
+    for server in [a, b] {
+        wait_until_stored(server, run_id).await;
+    }
     for _ in 0..2 {
         let mut events = SseReader::get(&both, &format!("/api/v1/runs/{run_id}/events")).await;
         events.until(|name, _| name == "item").await;

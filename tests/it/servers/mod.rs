@@ -37,6 +37,13 @@ impl Cluster {
     }
 }
 
+/// Waits until the recorder has stored a run, so that every server can read it.
+async fn wait_until_stored(server: &Server, run_id: &str) {
+    while server.get(&format!("/api/v1/runs/{run_id}")).await.0 != 200 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Returns the cluster shared by all tests that do not change it.
 async fn cluster() -> &'static Cluster {
     static CLUSTER: LazyLock<Cluster> = LazyLock::new(|| {
