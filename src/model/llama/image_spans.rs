@@ -132,7 +132,7 @@ impl ImageSpans {
         self.0.push(span);
     }
 
-    /// Appends a token with a position of its own to the last image, or begins a new one.
+    /// Appends a token to the last image, whose tokens have one position each, or begins a new image.
     pub(super) fn extend_line(&mut self, index: u32) {
         match self.0.last_mut().filter(|last| last.layout == ImageLayout::Line && last.end() == index) {
             Some(last) => last.tokens += 1,

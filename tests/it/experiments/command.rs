@@ -34,8 +34,8 @@ async fn command_runs_definition_and_prints_cells() {
     assert_eq!(csv.lines().count(), 5);
     assert!(csv.lines().nth(1).unwrap().starts_with("0,"), "the fields of the API count from 0: {csv}");
     let (_, list) = server.get(ROUTE).await;
-    let experiments = list["experiments"].as_array().unwrap();
-    assert!(experiments.iter().any(|experiment| experiment["name"] == "greetings"), "{list}");
+    let names = list["experiments"].as_array().unwrap().iter().map(|experiment| &experiment["name"]);
+    assert_eq!(names.filter(|&name| name == "greetings").count(), 1, "{list}");
 
     let (code, out, _) = command(server, definition, &["--json"]).await;
     assert_eq!(code, Some(0));

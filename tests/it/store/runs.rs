@@ -130,6 +130,12 @@ async fn rare_values_are_found_without_reading_all_runs() {
     psql(&url, "alter table runs set (autovacuum_enabled = off)").await;
     psql(&url, &insert_runs(COUNT)).await;
     psql(&url, "vacuum runs").await;
+    // PostgreSQL counts the reads of a connection when it closes, which can be after psql has ended.
+    let writers = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+        and application_name = 'psql'";
+    while psql(&url, writers).await != "0" {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
     let before_lists: u32 = psql(&url, READ).await.parse().unwrap();
     let runs_with = |remainder: u32, modulus: u32| -> Vec<String> {
         (1..=COUNT).rev().filter(|i| i % modulus == remainder).map(|i| format!("req-{i:06}")).collect()
@@ -178,7 +184,6 @@ async fn rare_values_are_found_without_reading_all_runs() {
     }
     assert_eq!(ids, runs_with_either(7, 8, 1000));
 
-    // PostgreSQL counts the reads of a connection when it closes.
     store.close().await;
     let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
         and backend_type = 'client backend'";
@@ -186,7 +191,7 @@ async fn rare_values_are_found_without_reading_all_runs() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let rows = psql(&url, READ).await.parse::<u32>().unwrap() - before_lists;
-    assert!(rows / lists < COUNT / 4, "{rows} rows were read for {lists} short lists");
+    assert!(rows / lists < COUNT / 10, "{rows} rows were read for {lists} short lists");
 }
 
 #[tokio::test]
