@@ -4,7 +4,6 @@ use super::reference;
 use crate::harness::{ErrorTable, Server, folder, thunder};
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use std::sync::LazyLock;
 
 fn adapter() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/tiny-lora.gguf"))
@@ -14,12 +13,6 @@ fn adapter() -> PathBuf {
 fn start() -> Server {
     let path = adapter().display().to_string();
     Server::start(&["--lora", &path, "--lora-scaled", &format!("{path}:0"), "-np", "2"])
-}
-
-/// Returns the server shared by the tests that use any slot.
-async fn server() -> &'static Server {
-    static SERVER: LazyLock<Server> = LazyLock::new(start);
-    tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
 const PROMPT: &str = "Once there was a small red fox who lived under the old bridge.";
@@ -43,11 +36,13 @@ async fn expected(server: &Server, scales: &[f32]) -> Vec<Vec<i32>> {
 
 #[tokio::test]
 async fn answer_with_adapter_equals_llama_cpp() {
-    let server = server().await;
-    let references = expected(server, &[0.0, 1.0, 0.5]).await;
+    let server = start();
+    server.wait_ready().await;
+    let references = expected(&server, &[0.0, 1.0, 0.5]).await;
     assert!(references[0] != references[1] && references[1] != references[2], "the adapter must change the answer");
     // The second round fails if a request reuses the state of another set of adapters.
     for _ in 0..2 {
+        let server = &server;
         let answer_with = |lora: Value| async move { tokens(&server.answer("/completion", &body(&lora)).await) };
         assert_eq!(answer_with(json!([])).await, references[0]);
         assert_eq!(
@@ -70,8 +65,9 @@ async fn answer_with_adapter_equals_llama_cpp() {
 
 #[tokio::test]
 async fn runs_with_different_adapters_are_concurrent() {
-    let server = server().await;
-    let references = expected(server, &[0.0, 1.0]).await;
+    let server = start();
+    server.wait_ready().await;
+    let references = expected(&server, &[0.0, 1.0]).await;
     let (none, one) = (body(&json!([])), body(&json!([{"id": 0, "scale": 1}])));
     let (first, second, third) = tokio::join!(
         server.answer("/completion", &none),
