@@ -60,7 +60,7 @@ async fn errors_have_code_and_message() {
         }
         send(&mut socket, &body).await;
         let (error, _) = next(&mut socket).await;
-        assert_eq!((&error["error_code"], &error["request_id"]), (&json!(code), &json!("uuid-1234-5678")), "{error}");
+        assert_eq!((&error["error_code"], &error["request_id"]), (&json!(code), &body["request_id"]), "{error}");
     }
     insta::assert_snapshot!("attention_errors", errors);
     for (text, code) in [("{", "INVALID_JSON"), ("[]", "INVALID_REQUEST"), ("{\"type\": \"dance\"}", "INVALID_REQUEST")]

@@ -88,7 +88,7 @@ async fn messages_support_message_pack() {
     let packed = rmp_serde::to_vec_named(&generate_request(&prompt, &json!({}))).unwrap();
     socket.send(Frame::binary(packed)).await.unwrap();
     let mut kinds = Vec::new();
-    while kinds.last().is_none_or(|kind| kind != "done") {
+    while kinds.last().is_none_or(|kind| kind == "token") {
         let frame = tokio::time::timeout(WAIT_TIMEOUT, socket.next()).await.unwrap().unwrap();
         if frame.opcode() != OpCode::Binary {
             continue;

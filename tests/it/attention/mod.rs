@@ -75,13 +75,16 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 }
 
 fn base64_floats(attention: &Value) -> Vec<f32> {
-    floats(&STANDARD.decode(attention["data"].as_str().unwrap()).unwrap())
+    let data = attention["data"].as_str().unwrap_or_else(|| panic!("no data in {attention}"));
+    floats(&STANDARD.decode(data).unwrap())
 }
 
-/// Returns a small deterministic request.
+/// Returns a small deterministic request. Its `request_id` is unique to the calling test, because active runs of other tests on
+/// the same server must not have it.
 fn generate_request(input_ids: &[i64], fields: &Value) -> Value {
+    let id = std::thread::current().name().unwrap().to_owned();
     let message = json!({
-        "type": "generate", "request_id": "uuid-1234-5678", "input_ids": input_ids, "max_new_tokens": 4, "temperature": 0.0,
+        "type": "generate", "request_id": id, "input_ids": input_ids, "max_new_tokens": 4, "temperature": 0.0,
         "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.0, "stop_tokens": [], "return_attention": true, "ignore_eos": true,
     });
     with_fields(message, fields)

@@ -25,7 +25,7 @@ async fn requests_of_halo_weave_are_answered() {
         assert_eq!(messages.len(), 5, "{messages:?}");
         let mut text = String::new();
         for (index, (message, _)) in messages[..4].iter().enumerate() {
-            assert_eq!((&message["type"], &message["request_id"]), (&json!("token"), &json!("uuid-1234-5678")));
+            assert_eq!((&message["type"], &message["request_id"]), (&json!("token"), &request["request_id"]));
             let (token, attention) = (&message["token"], &message["attention"]);
             text.push_str(token["text"].as_str().unwrap());
             let top = token["top_logprobs"].as_array().unwrap();
