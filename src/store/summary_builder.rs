@@ -133,6 +133,11 @@ impl RunSummaryBuilder {
         }
     }
 
+    /// Sets whether the run has stored attention, for items that were read without it.
+    pub fn set_has_attention(&mut self, has_attention: bool) {
+        self.summary.has_attention = has_attention;
+    }
+
     /// Applies the next item.
     pub fn apply(&mut self, item: &TraceItem) {
         self.fold.apply(item);

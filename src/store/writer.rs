@@ -204,6 +204,9 @@ async fn recompute_row(
     for item in read::items(connection, run_id, 0..i32::MAX).await?.1 {
         summary.apply(&item);
     }
+    // The items read above have no attention.
+    let attention = sqlx::query_scalar("select exists (select 1 from attention where run_id = $1)");
+    summary.set_has_attention(attention.bind(run_id.0).fetch_one(&mut *connection).await?);
     change(&mut summary);
     Ok(save(connection, &summary.row()).await?)
 }

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Nice value of workers, added to that of the server.
+pub const EXTRA_NICE: i32 = 5;
+
 /// Maximum threads of a worker.
 pub const MAX_THREADS: u64 = 512;
 

@@ -1,7 +1,7 @@
 //! One worker process: start, communication and end.
 
 use super::frame::{self, Decoder, Frame, FrameTooLong};
-use super::limits::MAX_THREADS;
+use super::limits::{EXTRA_NICE, MAX_THREADS};
 use super::sandbox::{SandboxLauncher, library_path};
 use super::worker_dir::WorkerDir;
 use super::{WorkerLimits, shared_memory::SharedMemory};
@@ -20,10 +20,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Nice value of workers, added to that of this thread.
-const EXTRA_NICE: i32 = 5;
 /// Maximum time for a worker to dump its stack before it is killed.
-const STACK_DUMP_TIMEOUT: Duration = Duration::from_millis(200);
+const STACK_DUMP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time for a worker to end by itself once it is no longer needed.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Interval at which the threads of a worker are counted during a call.
@@ -221,16 +219,15 @@ impl WorkerProcess {
         // A stopped process must be continued to handle the signal.
         kill(self.pid(), Signal::SIGCONT).ok()?;
         let until = Instant::now() + STACK_DUMP_TIMEOUT;
-        let mut seen = before;
-        loop {
-            thread::sleep(Duration::from_millis(10));
-            let now = self.stray_output().total;
-            if (now > before && now == seen) || Instant::now() > until {
-                break;
+        let text = loop {
+            thread::sleep(Duration::from_millis(5));
+            let text = self.stray_output().since(before);
+            // The outermost call is that of a module; longer stacks end with dots.
+            let is_complete = [" in <module>", "  ..."].iter().any(|end| text.ends_with(end));
+            if is_complete || Instant::now() > until {
+                break text;
             }
-            seen = now;
-        }
-        let text = self.stray_output().since(before);
+        };
         let sdk = self.home.path().join("sdk").display().to_string();
         let lines: Vec<&str> = text.lines().filter(|line| !line.contains(&sdk) && !line.contains("<frozen")).collect();
         (lines.len() > 1).then(|| lines.join("\n"))

@@ -143,7 +143,8 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
             store.attention_range(&Scope::All, run.run_id(), 0..i32::MAX, AttentionParts::default()).await.unwrap();
         assert_eq!(steps.len(), sent.len() - 3);
     }
-    assert_eq!(store.find(&Scope::All, "during").await.unwrap().unwrap().completion_tokens, 3);
+    let run = store.find(&Scope::All, "during").await.unwrap().unwrap();
+    assert_eq!((run.completion_tokens, run.has_attention), (3, true));
     store.close().await;
     assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
     database.close().await;
@@ -167,7 +168,7 @@ async fn read_of_a_spooled_run_fails_until_it_is_stored() {
     assert!(matches!(error, Error::NotStored(run_id) if run_id == run.run_id()), "{error}");
     let database = server.open().await;
     let found = store.find_recorded(&Scope::All, "spooled").await.unwrap().unwrap();
-    assert_eq!((found.status, found.completion_tokens), (RunStatus::Done, 2));
+    assert_eq!((found.status, found.completion_tokens, found.has_attention), (RunStatus::Done, 2, true));
     assert!(store.unstored(&Scope::All, run.run_id()).is_none());
     store.close().await;
     database.close().await;
@@ -196,11 +197,12 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
     let database = server.open().await;
     let store = Store::open(url, |_| {}).await.unwrap();
     let run = store.find(&Scope::All, "complete").await.unwrap().unwrap();
-    assert_eq!((run.status, run.completion_tokens), (RunStatus::Done, 2));
+    assert_eq!((run.status, run.completion_tokens, run.has_attention), (RunStatus::Done, 2, true));
     let stored = store.items(&Scope::All, complete.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), expected_items(&complete_sent));
     let run = store.find(&Scope::All, "incomplete").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens, run.events), (RunStatus::Interrupted, 2, 7));
+    assert!(run.has_attention);
     store.close().await;
     database.close().await;
 }

@@ -160,11 +160,10 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     use nix::sys::prctl;
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     use nix::sys::signal::Signal;
-    use nix::unistd::{getppid, setsid};
+    use nix::unistd::getppid;
     use std::os::unix::process::CommandExt;
 
-    // Fails only if a user starts the command in a shell, where the process already leads its group.
-    let _ = setsid();
+    start_session();
     // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
     let needed: Vec<PathBuf> = needed.cloned().collect();
@@ -197,6 +196,22 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     }
     restrict(&profile.read, &profile.execute)?;
     Err(Command::new(&profile.python).args(&profile.arguments).exec())
+}
+
+/// Starts a session with a lower priority than that of the server. If the kernel groups processes by session, the priority of
+/// a process counts only inside its session.
+#[cfg(target_os = "linux")]
+fn start_session() {
+    const AUTOGROUP: &str = "/proc/self/autogroup";
+    let servers = std::fs::read_to_string(AUTOGROUP).ok();
+    let nice = servers.as_deref().and_then(|text| text.trim_end().rsplit_once("nice ")?.1.parse::<i32>().ok());
+    // Fails only if a user starts the command in a shell, where the process already leads its group.
+    if nix::unistd::setsid().is_ok()
+        && let Some(nice) = nice
+    {
+        // The kernel may reject it if another worker has just started.
+        let _ = std::fs::write(AUTOGROUP, (nice + super::limits::EXTRA_NICE).min(19).to_string());
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
