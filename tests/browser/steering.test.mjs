@@ -75,6 +75,13 @@ for (const [width, scheme] of [[1280, 'light'], [375, 'dark']]) {
     assert.deepEqual([branch.run.parent.change, recorded(branch), branch.run.seed], [{ steering }, steering, 3]);
     assert.notEqual(branch.run.output_preview, original.run.output_preview);
 
+    // A fork with another candidate takes the control vectors of the form, too.
+    await page.getByRole('button', { name: /^Fork this run with/ }).nth(1).click();
+    await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 3);
+    const family = () => call(`/api/v1/runs/${id}/family`);
+    const withToken = (await family()).runs.map((run) => run.parent?.change).filter((change) => change?.token !== undefined);
+    assert.deepEqual(withToken.map((change) => change.steering), [steering]);
+
     // The form of the fork begins with its control vectors, and turns steering off.
     await page.goto(`${server}/runs/${branch.run.run_id}?at=${sampledAt(branch, 6)}`);
     await ready(page);
@@ -84,9 +91,9 @@ for (const [width, scheme] of [[1280, 'light'], [375, 'dark']]) {
     assert.deepEqual(await row.locator('select, input').evaluateAll((fields) => fields.map((field) => field.value)), ['joy', '6', '1', '3']);
     await row.getByRole('button', { name: 'Remove control vector' }).click();
     await page.click('.regenerate button:has-text("Regenerate")');
-    await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 3);
+    await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 4);
     assert.match(await page.textContent('.branch-list'), /no steering at step 6/);
-    const { runs } = await call(`/api/v1/runs/${id}/family`);
+    const { runs } = await family();
     const restored = runs.find((run) => run.parent?.change.steering?.length === 0);
     assert.equal(restored.output_preview, original.run.output_preview);
     await page.context().close();

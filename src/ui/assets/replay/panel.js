@@ -204,7 +204,7 @@ export class Panel {
   #forkButton(row, forward) {
     if (!this.#startForks) return null;
     const label = `Fork this run with ${displayText(row.text)} here`;
-    const onclick = () => this.#fork(forward, { token: row.token }, row.text);
+    const onclick = () => this.#fork(forward, this.#withSteering({ token: row.token }), row.text);
     return h('button', { type: 'button', ...this.#forkAttributes(label), 'aria-label': label, onclick }, 'fork');
   }
 
@@ -218,6 +218,12 @@ export class Panel {
   /** Returns the attributes of an element that forks the run: its title, or the reason why the run cannot be forked. */
   #forkAttributes(title) {
     return this.notForkable ? { title: `Cannot be forked: ${this.notForkable}`, 'aria-disabled': 'true' } : { title };
+  }
+
+  /** Adds the selected control vectors to a change of the run, if they differ from the run's. */
+  #withSteering(change) {
+    const steering = this.#steering?.value;
+    return steering ? { ...change, steering } : change;
   }
 
   #fork(...args) {
@@ -239,8 +245,7 @@ export class Panel {
     const onsubmit = (event) => {
       event.preventDefault();
       const n = Number(values.n) || 1;
-      const change = n > 1 ? { n } : {};
-      if (steering?.value) change.steering = steering.value;
+      const change = this.#withSteering(n > 1 ? { n } : {});
       if (values.seed !== '') change.seed = Number(values.seed);
       // Without a seed, a single fork would repeat the run, and several forks get random seeds from the server.
       else if (n === 1 && !continuesSeed()) [change.seed] = crypto.getRandomValues(new Uint32Array(1));
