@@ -3,12 +3,14 @@
 //! The editor saves with the same request as any client, and the form calls the same function, so that validation and
 //! rights are implemented once.
 
+mod templates;
+mod versions;
+
 use super::error::{self, sentence, show};
 use super::mods::{Field, fields};
-use super::shell::{Shell, encoded, machine_time, runs_href};
+use super::shell::{Shell, encoded, runs_href};
 use crate::events::system;
-use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
-use crate::mods::{ModOrigin, ModSource, ModUpload, RegisteredVersion};
+use crate::mods::{ModOrigin, ModSource, ModUpload};
 use crate::server::mods::{register_upload, require_upload_rights, source_of, versions_of};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use askama::Template;
@@ -17,28 +19,8 @@ use axum::extract::{Form, Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
-
-/// Number of displayed digits of a version's hash.
-const SHORT_HASH_CHARS: usize = 12;
-
-/// Templates of new mods: name, description, source, and the text in it that is replaced by the name.
-const TEMPLATES: [(&str, &str, &str, &str); 5] = [
-    ("calm", "Changes the ends of sentences", TEMPLATE, TEMPLATE_NAME),
-    (
-        "ban-phrase",
-        "Removes a phrase as soon as it is complete",
-        include_str!("../../fixtures/mods/ban_phrase.py"),
-        "ban_phrase",
-    ),
-    ("json-prefix", "Forces the start of an answer", include_str!("../../fixtures/mods/json_prefix.py"), "json_prefix"),
-    (
-        "temperature",
-        "Samples conservatively when the model is certain",
-        include_str!("../../fixtures/mods/temperature_by_entropy.py"),
-        "temperature_by_entropy_py",
-    ),
-    ("log-top5", "Logs the model's top candidates", include_str!("../../fixtures/mods/log_top5.py"), "log_top5"),
-];
+use templates::{ModTemplate, TEMPLATES};
+use versions::{VersionView, short_hash};
 
 #[derive(Template)]
 #[template(path = "editor.html")]
@@ -82,17 +64,6 @@ struct EditorPage {
     traceback: String,
     try_href: String,
     runs_href: String,
-}
-
-struct VersionView {
-    short: String,
-    hash: String,
-    href: String,
-    at: String,
-    at_text: String,
-    by: String,
-    current: bool,
-    displayed: bool,
 }
 
 struct TemplateView {
@@ -291,27 +262,24 @@ impl EditorPage {
         page.runs_href = runs_href(&format!("mod:{name}"));
         page.href = format!("/mods/{}", encoded(name));
         name.clone_into(&mut page.name);
-        page.short = hash.chars().take(SHORT_HASH_CHARS).collect();
+        page.short = short_hash(&hash);
         page.hash = hash;
         Ok(page)
     }
 
     /// Returns the page of a new mod.
     fn for_new_mod(app: &App, caller: &Caller, template: Option<&str>, headers: &HeaderMap) -> Self {
-        let chosen = template.and_then(|name| TEMPLATES.iter().position(|one| one.0 == name)).unwrap_or(0);
-        let (name, _, source, placeholder) = TEMPLATES[chosen];
-        let new_name = format!("my-{name}");
+        let chosen = ModTemplate::find(template);
         let mut page = Self::empty(app, caller, headers);
-        page.source = source.replace(placeholder, &new_name.replace('-', "_"));
+        page.new_name = format!("my-{}", chosen.name);
+        page.source = chosen.source_of(&page.new_name);
         page.has_source = true;
-        page.new_name = new_name;
         page.templates = TEMPLATES
             .iter()
-            .enumerate()
-            .map(|(number, (name, description, ..))| TemplateView {
-                description,
-                href: format!("/mods/-new?template={name}"),
-                chosen: number == chosen,
+            .map(|template| TemplateView {
+                description: template.description,
+                href: format!("/mods/-new?template={}", template.name),
+                chosen: template.name == chosen.name,
             })
             .collect();
         page
@@ -366,26 +334,6 @@ impl EditorPage {
     }
 }
 
-impl VersionView {
-    fn new(version: RegisteredVersion, name: &str, displayed: &str, current: Option<&str>) -> Self {
-        let current = current == Some(version.hash.as_str());
-        Self {
-            short: version.hash.chars().take(SHORT_HASH_CHARS).collect(),
-            href: if current {
-                format!("/mods/{}", encoded(name))
-            } else {
-                format!("/mods/{}?version={}", encoded(name), version.hash)
-            },
-            at: version.registered_at.map(machine_time).unwrap_or_default(),
-            at_text: version.registered_at.map(|at| at.format("%-d %b %Y, %H:%M UTC").to_string()).unwrap_or_default(),
-            by: version.registered_by.unwrap_or_default(),
-            current,
-            displayed: version.hash == displayed,
-            hash: version.hash,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -395,7 +343,7 @@ mod tests {
     #[test]
     fn new_mod_template_has_its_name() {
         let app = checks::app();
-        for (name, ..) in TEMPLATES {
+        for ModTemplate { name, .. } in &TEMPLATES {
             let page = EditorPage::for_new_mod(
                 &app,
                 &Caller::new(&SecurityConfig::default(), None),

@@ -15,9 +15,6 @@ mod ffi;
 mod fingerprint;
 mod gguf;
 mod head;
-mod image_grid;
-mod image_header;
-mod image_placeholders;
 mod image_spans;
 mod images;
 mod memory;
@@ -46,10 +43,9 @@ pub use ffi::templates::{apply_chat_template, chat_template_names};
 pub use ffi::threads::ThreadOptions;
 pub use gguf::GgufHeader;
 pub use head::{Activation, Head, HeadError};
-pub use image_header::MAX_BYTES as MAX_IMAGE_BYTES;
 pub use image_spans::ImageSpans;
 pub use images::{
-    EmbeddingRows, Image, ImageError, ImageOptions, Images, first_unknown as first_unknown_image,
+    EmbeddingRows, Image, ImageError, ImageOptions, Images, MAX_IMAGE_BYTES, first_unknown as first_unknown_image,
     records as image_records,
 };
 pub use numa::Numa;

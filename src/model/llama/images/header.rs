@@ -1,7 +1,7 @@
 //! Format and size of an image, read from its first bytes. Images are checked before llama.cpp decodes them, because a
 //! small file can claim a size that exhausts the memory.
 
-use super::images::ImageError;
+use super::error::ImageError;
 
 /// Maximum bytes of an encoded image.
 pub const MAX_BYTES: usize = 32 << 20;
