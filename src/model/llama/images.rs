@@ -20,7 +20,7 @@ use super::ffi::images::{ImagePart, Projector, ProjectorParams};
 use super::{Model, fingerprint, reason};
 use crate::events::TokenId;
 use crate::model::{ModelError, Vocabulary};
-use image::{EmbeddingTraits, ImageFile};
+use image::{EmbeddingTraits, ImageFileInfo};
 use llama_cpp_2::model::LlamaModel;
 use placeholders::Placeholders;
 use sha2::{Digest, Sha256};
@@ -146,7 +146,7 @@ impl Images {
         seed.update(sha256);
         seed.update(self.fingerprint.to_le_bytes());
         let placeholders = Placeholders::new(seed.finalize().into());
-        let file = ImageFile { sha256, header, bytes: file.len() };
+        let file = ImageFileInfo { sha256, header, bytes: file.len() };
         let traits = EmbeddingTraits { width: self.projector.width(), non_causal: self.non_causal };
         Ok(Arc::new(Image::new(file, parts, placeholders, traits, &self.vocabulary)?))
     }

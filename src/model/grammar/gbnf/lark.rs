@@ -8,9 +8,12 @@ use std::fmt::Write;
 /// Maximum nesting of groups in Lark; a deeper part becomes a separate rule.
 const MAX_DEPTH: usize = 12;
 
+/// Maximum nodes of a part that is written as one literal.
+const MAX_LITERAL_NODES: usize = 1000;
+
 /// Returns the grammar as Lark. `rules` are those that its terminals refer to.
 pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
-    let mut writer = Writer { text: String::new(), needed: BTreeSet::new(), deep: Vec::new(), named: 0 };
+    let mut writer = Writer { rules, text: String::new(), needed: BTreeSet::new(), deep: Vec::new(), named: 0 };
     for (index, alternatives) in grammar.rules.iter().enumerate().filter(|(_, alternatives)| !alternatives.is_empty()) {
         let name = if index == 0 { "start".to_owned() } else { format!("r{index}") };
         let alternatives: Vec<String> = alternatives.iter().map(|items| sequence(items)).collect();
@@ -36,7 +39,8 @@ pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
     writer.text
 }
 
-struct Writer {
+struct Writer<'g> {
+    rules: &'g [Node],
     text: String,
     needed: BTreeSet<usize>,
     /// Parts that were nested too deeply, with the number in their name.
@@ -44,7 +48,7 @@ struct Writer {
     named: usize,
 }
 
-impl Writer {
+impl Writer<'_> {
     fn terminal(&mut self, node: &Node, depth: usize) -> String {
         if depth > MAX_DEPTH {
             self.named += 1;
@@ -54,6 +58,9 @@ impl Writer {
         if is_empty(node) {
             return "\"\"".into();
         }
+        if let Some(literal) = self.literal(node) {
+            return quoted(&literal);
+        }
         match node {
             Node::Text(text) => quoted(text),
             Node::Class(ranges) => class(ranges),
@@ -61,7 +68,7 @@ impl Writer {
                 self.needed.insert(*index);
                 format!("R{index}")
             }
-            Node::Sequence(nodes) => nodes.iter().map(|node| self.grouped(node, depth)).collect::<Vec<_>>().join(" "),
+            Node::Sequence(nodes) => self.sequence(nodes, depth),
             Node::Either(nodes) => {
                 nodes.iter().map(|node| self.terminal(node, depth + 1)).collect::<Vec<_>>().join(" | ")
             }
@@ -69,6 +76,52 @@ impl Writer {
             // Terminals are regular and contain no tokens.
             Node::Token { .. } => String::new(),
         }
+    }
+
+    /// Writes a sequence with as few literals as possible: derivre 0.3.13 panics if two alternatives are the same literal,
+    /// divided differently.
+    fn sequence(&mut self, nodes: &[Node], depth: usize) -> String {
+        let (mut parts, mut literal) = (Vec::new(), String::new());
+        for node in nodes {
+            if let Some(text) = self.literal(node) {
+                literal.push_str(&text);
+                continue;
+            }
+            if !literal.is_empty() {
+                parts.push(quoted(&std::mem::take(&mut literal)));
+            }
+            parts.push(self.grouped(node, depth));
+        }
+        if !literal.is_empty() {
+            parts.push(quoted(&literal));
+        }
+        parts.join(" ")
+    }
+
+    /// Returns the only text that a node matches; `None` if it matches several or is too large.
+    fn literal(&self, node: &Node) -> Option<String> {
+        let (mut text, mut nodes_left) = (String::new(), MAX_LITERAL_NODES);
+        self.add_literal(node, &mut text, &mut nodes_left).then_some(text)
+    }
+
+    /// Appends the only text that a node matches. Returns false if it matches several or has more than `nodes_left` nodes.
+    fn add_literal(&self, node: &Node, text: &mut String, nodes_left: &mut usize) -> bool {
+        let Some(left) = nodes_left.checked_sub(1) else { return false };
+        *nodes_left = left;
+        match node {
+            Node::Text(literal) => text.push_str(literal),
+            Node::Class(ranges) => match ranges.as_slice() {
+                [(first, last)] if first == last => text.extend(char::from_u32(*first)),
+                _ => return false,
+            },
+            Node::Rule(index) => return self.add_literal(&self.rules[*index], text, nodes_left),
+            Node::Sequence(nodes) => return nodes.iter().all(|node| self.add_literal(node, text, nodes_left)),
+            Node::Repeat(inner, min, Some(max)) if min == max => {
+                return (0..*min).all(|_| self.add_literal(inner, text, nodes_left));
+            }
+            Node::Token { .. } | Node::Either(_) | Node::Repeat(..) => return false,
+        }
+        true
     }
 
     fn grouped(&mut self, node: &Node, depth: usize) -> String {

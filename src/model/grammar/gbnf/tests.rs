@@ -218,3 +218,20 @@ fn token_ids_outside_the_vocabulary_are_rejected() {
     assert!(lark(&format!("root ::= <[{}]>", count - 1)).is_ok());
     assert!(lark(&format!("root ::= <[{count}]>")).is_err());
 }
+
+/// llguidance panics on these if their literals are not joined.
+#[test]
+fn equal_alternatives_may_be_divided_differently() {
+    for alternatives in [
+        r#""abab" | "ab" "ab""#,
+        r#""a" "b" "ab" | "aba" y """#,
+        r#""a" "b" "ab" | "a" "bab""#,
+        r#""abab" | ("ab"){2}"#,
+        r#""abab" | ("a" y){2}"#,
+        r#""abab" | "ab" "a" [b]"#,
+    ] {
+        let source = format!("root ::= ({alternatives})\ny ::= \"b\"\n");
+        let mut matcher = start_matcher(GrammarSource::Gbnf(source.clone()));
+        assert!(accepts(&mut matcher, "abab") && !accepts(&mut matcher, "aba"), "{source}");
+    }
+}

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// File of an image.
 #[derive(Debug)]
-pub(super) struct ImageFile {
+pub(super) struct ImageFileInfo {
     pub sha256: [u8; 32],
     pub header: ImageHeader,
     /// Size in bytes.
@@ -33,7 +33,7 @@ pub(super) struct EmbeddingTraits {
 /// An image that was split into tokens and is encoded when a run needs it.
 #[derive(Debug)]
 pub struct Image {
-    file: ImageFile,
+    file: ImageFileInfo,
     traits: EmbeddingTraits,
     /// Tokens of the image: placeholders, and the text that the projector puts around them.
     tokens: Vec<TokenId>,
@@ -61,7 +61,7 @@ impl Image {
     /// # Errors
     /// [`ImageError::Vocabulary`] or [`ImageError::Positions`].
     pub(super) fn new(
-        file: ImageFile,
+        file: ImageFileInfo,
         parts: ImageParts,
         mut placeholders: Placeholders,
         traits: EmbeddingTraits,
@@ -265,7 +265,7 @@ mod tests {
             Chunk { range, grid, layout: ImageLayout::Line }
         };
         Image {
-            file: ImageFile {
+            file: ImageFileInfo {
                 sha256: [seed; 32],
                 header: ImageHeader { media_type: "image/png", width: 9, height: 6 },
                 bytes: 100,
