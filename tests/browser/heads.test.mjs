@@ -123,14 +123,20 @@ test('exported page shows the run from disk without a network, and hostile text 
 
 test('documents are imported by the file chooser, and others are named with the reason', async () => {
   const id = `import-${Date.now()}`;
-  const [good, bad] = [join(folder, 'good.json'), join(folder, 'bad.json')];
+  const [good, bad, partial] = ['good.json', 'bad.json', 'partial.jsonl'].map((name) => join(folder, name));
   await writeFile(good, JSON.stringify(trace(id)));
   await writeFile(bad, '{"events": []}');
+  await writeFile(partial, `${JSON.stringify(trace(`${id}-first`))}\n{"events": []}\n`);
   const page = await open('/runs');
-  await page.setInputFiles('input[type=file]', [good, bad]);
+  await page.setInputFiles('input[type=file]', [good, bad, partial]);
   await page.waitForFunction(() => document.querySelector('[data-imported]').getAttribute('aria-busy') === 'false');
-  assert.deepEqual(await page.locator('[data-imported] div').allTextContents(), ['good.json: imported', 'bad.json was not imported: it is not an exported run: the field "request" is missing']);
-  assert.equal((await fetch(`${URL_}/api/v1/runs/${id}`)).status, 200);
+  const problem = 'it is not an exported run: the field "request" is missing';
+  assert.deepEqual(await page.locator('[data-imported] div').allTextContents(), [
+    'good.json: imported',
+    `bad.json was not imported: ${problem}`,
+    `partial.jsonl: only the first 1 of 2 runs were imported: line 2: ${problem}`,
+  ]);
+  for (const stored of [id, `${id}-first`]) assert.equal((await fetch(`${URL_}/api/v1/runs/${stored}`)).status, 200);
   await page.context().close();
   await expectNoErrors();
 });

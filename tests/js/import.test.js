@@ -1,6 +1,6 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { documentsIn, importProblem } from '../../src/ui/assets/import.js';
+import { documentsIn, importProblem, resultText } from '../../src/ui/assets/import.js';
 
 test('only documents of a run are sent', () => {
   assert.equal(importProblem('{"request": {}, "events": []}'), '');
@@ -12,4 +12,11 @@ test('only documents of a run are sent', () => {
 test('file of JSON lines has one document per line', () => {
   assert.deepEqual(documentsIn('runs.jsonl', '{"a": 1}\n\n{"b": 2}\n'), ['{"a": 1}', '{"b": 2}']);
   assert.deepEqual(documentsIn('run.json', '{\n}\n'), ['{\n}\n']);
+});
+
+test('result of a file names the imported runs and the first problem', () => {
+  assert.equal(resultText('one.json', 1, 1, ''), 'one.json: imported');
+  assert.equal(resultText('two.jsonl', 2, 2, ''), 'two.jsonl: 2 runs imported');
+  assert.equal(resultText('one.json', 0, 1, 'it is not JSON'), 'one.json was not imported: it is not JSON');
+  assert.equal(resultText('five.jsonl', 3, 5, 'line 4: it is not JSON'), 'five.jsonl: only the first 3 of 5 runs were imported: line 4: it is not JSON');
 });

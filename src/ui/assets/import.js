@@ -17,26 +17,35 @@ export function documentsIn(name, text) {
   return name.endsWith('.jsonl') ? text.split('\n').filter((line) => line.trim()) : [text];
 }
 
+/** Describes the result for a file of `total` runs, of which the first `stored` were imported. `problem` is '' or the error of the next one. Pure. */
+export function resultText(name, stored, total, problem) {
+  if (!problem) return `${name}: ${total > 1 ? `${total} runs ` : ''}imported`;
+  return stored ? `${name}: only the first ${stored} of ${total} runs were imported: ${problem}` : `${name} was not imported: ${problem}`;
+}
+
 /** Posts the documents of files. `show(lines, isDone)` is called with one line of text per file. Returns the number of imported runs. */
 async function importFiles(files, show) {
   const lines = [];
   let stored = 0;
   for (const file of files) {
     show([...lines, `${file.name}: importing…`], false);
+    let [total, storedOfFile, problem] = [1, 0, ''];
     try {
       const texts = documentsIn(file.name, await file.text());
-      for (const [index, text] of texts.entries()) {
-        const prefix = texts.length > 1 ? `line ${index + 1}: ` : '';
-        const problem = importProblem(text);
-        if (problem) throw new Error(prefix + problem);
-        await fetchApi('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text })
-          .catch((error) => { throw new Error(prefix + error.message); });
-        stored += 1;
+      total = texts.length;
+      if (!total) problem = 'it has no lines';
+      for (const text of texts) {
+        problem = importProblem(text);
+        if (problem) break;
+        await fetchApi('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text });
+        storedOfFile += 1;
       }
-      lines.push(`${file.name}: ${texts.length > 1 ? `${texts.length} runs ` : ''}imported`);
     } catch (error) {
-      lines.push(`${file.name} was not imported: ${error.message}`);
+      problem = error.message;
     }
+    if (problem && total > 1) problem = `line ${storedOfFile + 1}: ${problem}`;
+    lines.push(resultText(file.name, storedOfFile, total, problem));
+    stored += storedOfFile;
   }
   show(lines, true);
   return stored;
