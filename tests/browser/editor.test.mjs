@@ -169,6 +169,15 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
   assert.equal(await select.inputValue(), 'helpers/text.py', 'the restored file is shown');
   assert.match(await page.textContent('.cm-content'), /"first"/);
+  // A file that the version lacks is removed.
+  await page.fill('[data-files] input', 'more.py');
+  await page.keyboard.press('Enter');
+  await write(page, 'WORD = 3\n');
+  await page.waitForFunction(() => document.querySelector('.diff th[scope=rowgroup]')?.textContent.startsWith('more.py'));
+  await page.click('.diff button:has-text("Restore")');
+  assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
+  assert.deepEqual(await select.locator('option').allTextContents(), ['answers.py', 'helpers/text.py']);
+  await select.selectOption('helpers/text.py');
   await page.click('.cm-content');
   await page.keyboard.press('Control+z');
   await page.waitForFunction(() => document.querySelector('.cm-content').textContent.includes('second'));

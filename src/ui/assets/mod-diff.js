@@ -93,7 +93,11 @@ export function showDifferences(section, { name, hash, versions, source, canSave
   /** Returns the table row before a difference, with the button that restores the lines of the version. */
   function blockRow(versionSource, { path, block }) {
     const restore = () => {
-      source.replace(path, restoreBlock(filesOf(versionSource)[path] ?? '', filesOf(source.value)[path] ?? '', block));
+      const [files, edited] = [filesOf(versionSource), filesOf(source.value)];
+      const text = restoreBlock(files[path] ?? '', edited[path] ?? '', block);
+      // A package has at least one file.
+      if (text || path in files || Object.keys(edited).length < 2) source.replace(path, text);
+      else source.remove(path);
       draw(versionSource);
       (body.querySelector('button') ?? select).focus();
     };

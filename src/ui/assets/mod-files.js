@@ -1,5 +1,6 @@
 // The source of a mod in its editor: one text, or the files of a package, of which the editor shows one. Both are objects with
-// the property `value` and the methods `replace(path, text)`, `mark(problems)` and `go({file, line})`.
+// the property `value` and the methods `replace(path, text)`, `mark(problems)` and `go({file, line})`; those of a package have
+// `remove(path)`, too.
 import { h } from './dom.js';
 
 /** Returns the source of a mod that is one text. */
@@ -24,13 +25,7 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
   let problems = [];
   const select = h('select', { onchange: () => showFile(select.value) });
   const newPathField = h('input', { placeholder: 'folder/name.py', 'aria-label': 'Path of the new file', pattern: '([A-Za-z_][A-Za-z0-9_]*/)*[A-Za-z_][A-Za-z0-9_]*\\.py', title: 'Python identifiers separated by /, and .py', maxlength: '200', autocomplete: 'off', spellcheck: 'false', autocapitalize: 'off' });
-  const remove = h('button', { type: 'button', onclick: () => {
-    texts.delete(path);
-    path = null;
-    updateList();
-    showFile([...texts.keys()].sort()[0]);
-    changed();
-  } }, 'Remove file');
+  const remove = h('button', { type: 'button', onclick: () => removeFile(path) }, 'Remove file');
   const add = h('button', { type: 'button', onclick: () => {
     const added = newPathField.value.trim();
     if (!added || !newPathField.reportValidity()) return newPathField.focus();
@@ -51,6 +46,15 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
   function updateList() {
     select.replaceChildren(...[...texts.keys()].sort().map((name) => h('option', { value: name }, name)));
     remove.disabled = texts.size < 2;
+  }
+
+  function removeFile(removed) {
+    readText();
+    texts.delete(removed);
+    if (path === removed) path = null;
+    updateList();
+    showFile(path ?? [...texts.keys()].sort()[0]);
+    changed();
   }
 
   /** Reads the text of the shown file from the editor. */
@@ -92,6 +96,8 @@ export function packageFiles(bar, files, editor, { canSave, changed }) {
       showFile(replaced);
       editor.text = text;
     },
+    /** Removes a file that only the editor has. */
+    remove: removeFile,
     mark(found) {
       problems = found;
       markProblems();
