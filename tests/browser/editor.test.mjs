@@ -169,11 +169,16 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
   assert.equal(await select.inputValue(), 'helpers/text.py', 'the restored file is shown');
   assert.match(await page.textContent('.cm-content'), /"first"/);
-  // A file that the version lacks is removed.
+  // A file that the version lacks is removed. A saved version is in the list.
   await page.fill('[data-files] input', 'more.py');
   await page.keyboard.press('Enter');
   await write(page, 'WORD = 3\n');
   await page.waitForFunction(() => document.querySelector('.diff th[scope=rowgroup]')?.textContent.startsWith('more.py'));
+  const compared = page.locator('[data-diff] select');
+  const selected = await compared.inputValue();
+  await page.keyboard.press('Control+s');
+  await page.waitForFunction(() => document.querySelectorAll('[data-diff] select option').length === 3);
+  assert.equal(await compared.inputValue(), selected);
   await page.click('.diff button:has-text("Restore")');
   assert.match(await page.textContent('[data-diff] [role=status]'), /the same text/);
   assert.deepEqual(await select.locator('option').allTextContents(), ['answers.py', 'helpers/text.py']);
@@ -182,7 +187,7 @@ test('package of two files is edited, with errors at their file', { skip }, asyn
   await page.keyboard.press('Control+z');
   await page.waitForFunction(() => document.querySelector('.cm-content').textContent.includes('second'));
   const answer = await page.evaluate(async (used) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, mods: [used] }) })).json(), mod);
-  assert.equal(answer.choices[0].text, 'second');
+  assert.equal(answer.choices[0].text, 'first', 'the saved version is used');
   assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   await page.context().close();
   expectNoErrors();

@@ -138,13 +138,13 @@ async function check() {
   }
 }
 
-/** Updates the comparison with a version; null until the user opens it. */
-let updateDiff = null;
+/** The comparison with a version; null until the user opens it. */
+let differences = null;
 
 /** Reacts to a change of the source or the name. */
 function changed() {
   if (textarea) textarea.value = editor.text;
-  updateDiff?.();
+  differences?.sourceChanged();
   clearTimeout(draftTimer);
   draftTimer = setTimeout(storeDraft, 250);
   setState('Changed');
@@ -212,6 +212,7 @@ function addVersion(newHash) {
   form.dataset.hash = newHash;
   history.replaceState(null, '', href);
   document.querySelector('[data-earlier]')?.remove();
+  differences?.versionsChanged();
 }
 
 form.addEventListener('submit', (event) => {
@@ -244,8 +245,8 @@ const diff = document.querySelector('[data-diff]');
 if (diff) {
   diff.addEventListener('toggle', async () => {
     const { showDifferences } = await import('./mod-diff.js');
-    const versions = [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
-    updateDiff = showDifferences(diff, { name, hash: form.dataset.hash, versions, source, canSave });
+    const versions = () => [...document.querySelectorAll('[data-versions] li')].map((item) => ({ hash: item.querySelector('a').title, label: item.textContent.trim().replace(/\s+/g, ' ') }));
+    differences = showDifferences(diff, { name, hash: form.dataset.hash, versions, source, canSave });
   }, { once: true });
   diff.hidden = false;
 }

@@ -74,13 +74,16 @@ function fileRow({ path, note }) {
 }
 
 /**
- * Fills the section with a list of `versions` (`{hash, label}`, newest first) and the differences between the selected one
- * and `source`, the one in the editor (see `mod-files.js`). Buttons that restore lines are only shown if `canSave` is true.
- * Returns a function that must be called after each change of the source.
+ * Fills the section with the list of versions that `versions()` returns (`{hash, label}`, newest first), and the differences
+ * between the selected one and `source`, the one in the editor (see `mod-files.js`). Buttons that restore lines are only shown
+ * if `canSave` is true. Returns `{sourceChanged(), versionsChanged()}`, to be called after each such change.
  */
 export function showDifferences(section, { name, hash, versions, source, canSave }) {
-  const selected = versions.find((one) => one.hash !== hash) ?? versions[0];
-  const select = h('select', {}, versions.map((one) => h('option', { value: one.hash, selected: one === selected }, one.label)));
+  const select = h('select');
+  const listVersions = (selected) => {
+    select.replaceChildren(...versions().map((one) => h('option', { value: one.hash, selected: one.hash === selected }, one.label)));
+  };
+  listVersions((versions().find((one) => one.hash !== hash) ?? versions()[0]).hash);
   const state = h('span', { class: 'hint', role: 'status' });
   const body = h('tbody');
   const box = h('div', { class: 'table-box code', tabindex: '0', role: 'region', 'aria-label': 'Differences' }, h('table', { class: 'diff' },
@@ -137,8 +140,11 @@ export function showDifferences(section, { name, hash, versions, source, canSave
   }
   select.addEventListener('change', compare);
   compare();
-  return () => {
-    clearTimeout(timer);
-    timer = setTimeout(compare, DELAY_MS);
+  return {
+    sourceChanged() {
+      clearTimeout(timer);
+      timer = setTimeout(compare, DELAY_MS);
+    },
+    versionsChanged: () => listVersions(select.value),
   };
 }
