@@ -134,7 +134,7 @@ test('documents are imported by the file chooser, and others are named with the 
   assert.deepEqual(await page.locator('[data-imported] div').allTextContents(), [
     'good.json: imported',
     `bad.json was not imported: ${problem}`,
-    `partial.jsonl: only the first 1 of 2 runs were imported: line 2: ${problem}`,
+    `partial.jsonl: only 1 of 2 runs imported: line 2: ${problem}`,
   ]);
   for (const stored of [id, `${id}-first`]) assert.equal((await fetch(`${URL_}/api/v1/runs/${stored}`)).status, 200);
   await page.context().close();

@@ -18,5 +18,5 @@ test('result of a file names the imported runs and the first problem', () => {
   assert.equal(resultText('one.json', 1, 1, ''), 'one.json: imported');
   assert.equal(resultText('two.jsonl', 2, 2, ''), 'two.jsonl: 2 runs imported');
   assert.equal(resultText('one.json', 0, 1, 'it is not JSON'), 'one.json was not imported: it is not JSON');
-  assert.equal(resultText('five.jsonl', 3, 5, 'line 4: it is not JSON'), 'five.jsonl: only the first 3 of 5 runs were imported: line 4: it is not JSON');
+  assert.equal(resultText('five.jsonl', 3, 5, 'line 4: it is not JSON'), 'five.jsonl: only 3 of 5 runs imported: line 4: it is not JSON');
 });

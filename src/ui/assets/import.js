@@ -17,10 +17,10 @@ export function documentsIn(name, text) {
   return name.endsWith('.jsonl') ? text.split('\n').filter((line) => line.trim()) : [text];
 }
 
-/** Describes the result for a file of `total` runs, of which the first `stored` were imported. `problem` is '' or the error of the next one. Pure. */
+/** Describes the result for a file of `total` runs, of which `stored` were imported. `problem` is an empty text or the error of the next run. Pure. */
 export function resultText(name, stored, total, problem) {
   if (!problem) return `${name}: ${total > 1 ? `${total} runs ` : ''}imported`;
-  return stored ? `${name}: only the first ${stored} of ${total} runs were imported: ${problem}` : `${name} was not imported: ${problem}`;
+  return stored ? `${name}: only ${stored} of ${total} runs imported: ${problem}` : `${name} was not imported: ${problem}`;
 }
 
 /** Posts the documents of files. `show(lines, isDone)` is called with one line of text per file. Returns the number of imported runs. */
