@@ -34,6 +34,7 @@ mod startup;
 mod trust;
 
 use crate::config::flags::OnOffAuto;
+use crate::model::llama::wait_for_end_of_use;
 use crate::store::Store;
 use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -41,8 +42,12 @@ use config_file::ConfigFile;
 use signals::EndSignals;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::writer::BoxMakeWriter;
+
+/// Maximum time for the load of a model to be cancelled at the end of the program.
+const LLAMA_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An LLM engine with mods at every token, recording and replay
 #[derive(Debug, Parser)]
@@ -145,10 +150,12 @@ pub fn main() -> ExitCode {
     });
     // The exit does not wait for blocking tasks, such as a read of standard input.
     runtime.shutdown_background();
-    match result {
+    let code = match result {
         Ok(code) => code,
         Err(error) => failed(&error),
-    }
+    };
+    wait_for_end_of_use(LLAMA_TIMEOUT);
+    code
 }
 
 /// Returns the definition of the command line, which includes llama-server's environment variables.

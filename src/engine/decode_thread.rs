@@ -11,7 +11,7 @@ use super::speculation::draft_context::{DraftContext, MainContextSettings};
 use super::status::EngineStatus;
 use crate::events::Signal;
 use crate::model::llama::{
-    AttentionCapture, AttentionSupport, Context, ContextOptions, StateLayout, UnsupportedAttention,
+    AttentionCapture, AttentionSupport, Context, ContextOptions, LlamaUse, StateLayout, UnsupportedAttention,
 };
 use crate::model::{Model, ModelError};
 use std::sync::Arc;
@@ -60,9 +60,10 @@ impl DecodeThread {
     /// llama.cpp could not create the context, or a thread could not be started.
     pub async fn spawn(self) -> Result<(ContextProperties, JoinHandle<()>), ModelError> {
         let (ready, started) = oneshot::channel();
+        let starting = LlamaUse::begin();
         let thread = std::thread::Builder::new()
             .name("thunder-decode".into())
-            .spawn(move || self.run(ready))
+            .spawn(move || self.run(ready, starting))
             .map_err(|error| ModelError::Decode(error.to_string()))?;
         let started = started.await;
         let properties =
@@ -70,7 +71,7 @@ impl DecodeThread {
         Ok((properties, thread))
     }
 
-    fn run(self, ready: oneshot::Sender<Result<ContextProperties, ModelError>>) {
+    fn run(self, ready: oneshot::Sender<Result<ContextProperties, ModelError>>, starting: LlamaUse) {
         let Self { model, options, inbox, commands, recorder, waiting, status } = self;
         let (mut context, attention_encoder, layout) = match create_context(&model, &options, &recorder) {
             Ok(created) => created,
@@ -90,6 +91,7 @@ impl DecodeThread {
             speculates: options.speculation.is_enabled() && prefixes_usable,
         };
         if ready.send(Ok(properties)).is_ok() {
+            drop(starting);
             let host_cache = HostCache::new(options.cache_ram_bytes, state_bytes, prefixes_usable);
             let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
             let recording = Recording::new(recorder, attention_encoder);

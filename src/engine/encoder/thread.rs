@@ -3,7 +3,7 @@
 use super::EncodeError;
 use crate::engine::status::EngineStatus;
 use crate::events::TokenId;
-use crate::model::llama::{EncoderContext, EncoderOptions, EncoderOutput, Head};
+use crate::model::llama::{EncoderContext, EncoderOptions, EncoderOutput, Head, LlamaUse};
 use crate::model::{Model, ModelError};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -72,14 +72,19 @@ pub(super) async fn spawn(
 ) -> Result<(Sender<EncoderCommand>, JoinHandle<()>), ModelError> {
     let (commands, inbox) = channel();
     let (ready, started) = oneshot::channel();
-    let thread = move || match model.encoder(&options, head) {
-        Ok(context) => {
-            if ready.send(Ok(())).is_ok() {
-                run(context, &inbox, &status);
+    let starting = LlamaUse::begin();
+    let thread = move || {
+        let starting = starting;
+        match model.encoder(&options, head) {
+            Ok(context) => {
+                if ready.send(Ok(())).is_ok() {
+                    drop(starting);
+                    run(context, &inbox, &status);
+                }
             }
+            // The receiver is dropped only if the start was cancelled.
+            Err(error) => drop(ready.send(Err(error))),
         }
-        // The receiver is dropped only if the start was cancelled.
-        Err(error) => drop(ready.send(Err(error))),
     };
     let thread = std::thread::Builder::new()
         .name("thunder-encode".into())

@@ -27,6 +27,7 @@ mod sampler;
 mod state;
 mod tuning;
 mod ubatch;
+mod usage;
 mod weights;
 
 pub use adapters::{Adapter, AdapterSet, Adapters, ScaledAdapter};
@@ -55,6 +56,7 @@ pub use rerank_template::RerankTemplate;
 pub use sampler::{Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};
 pub use state::{StateError, StateLayout};
 pub use tuning::{MetadataValue, RopeOptions, RopeScaling, Tuning};
+pub use usage::{LlamaUse, wait_for_end_of_use};
 pub use weights::WeightFile;
 
 use super::grammar::GrammarCompiler;
@@ -132,7 +134,8 @@ pub struct ModelCard {
 }
 
 impl Model {
-    /// Loads a GGUF file. `progress` is called with 0 … 1 and cancels the load by returning false.
+    /// Loads a GGUF file. `progress` is called with 0 … 1 and cancels the load by returning false. The end of the program
+    /// cancels it, too.
     ///
     /// # Errors
     /// [`ModelError::Backend`], [`ModelError::Unreadable`], [`ModelError::Placement`], [`ModelError::NoMemory`],
@@ -140,8 +143,10 @@ impl Model {
     pub fn load(
         path: &Path,
         options: &ModelOptions,
-        progress: impl FnMut(f32) -> bool + 'static,
+        mut progress: impl FnMut(f32) -> bool + 'static,
     ) -> Result<Self, ModelError> {
+        let _use = LlamaUse::begin();
+        let progress = move |done| progress(done) && !usage::is_ending();
         let display_path = path.display().to_string();
         backend()?;
         let load_error = |reason| ModelError::Load { path: display_path.clone(), reason };

@@ -1,113 +1,20 @@
 //! Images whose tokens share a position (M-RoPE) or attend to each other: runs equal llama.cpp's own evaluation, and
 //! continued runs equal fresh ones, token for token.
 
+mod prompt;
+mod reference;
+
 use super::{in_slot, max_difference, rows, with_attention};
-use crate::engine::{CompletedRun, TestEngine, added_at, follow, request_tokens, test_engine_of, with_mod};
-use crate::images::sized_bmp;
-use llama_cpp_2::context::params::LlamaContextParams;
-use llama_cpp_2::llama_batch::LlamaBatch;
-use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::model::params::LlamaModelParams;
-use llama_cpp_2::mtmd::{MtmdBitmap, MtmdContext, MtmdContextParams, MtmdInputText};
-use llama_cpp_2::token::LlamaToken;
-use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use crate::engine::{CompletedRun, TestEngine, added_at, follow, test_engine_of, with_mod};
+use prompt::Part::{Image as Picture, Text};
+use prompt::{ALL, END, Files, HYBRID, MROPE, NON_CAUSAL, Prompt, QUESTION, TALL, WIDE, load};
+use reference::reference;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use thunder::engine::{Overflow, Request, SlotError, SubmitError};
 use thunder::events::{FinishReason, Scope, TokenId};
 use thunder::model::Model;
-use thunder::model::llama::{Image, ImageOptions, ModelOptions};
 use thunder::mods::Action;
-
-/// Files of a model and of its projector.
-type Files = (&'static str, &'static str);
-
-const MROPE: Files = ("vision/qwen2vl", "vision/qwen2vl-mmproj");
-/// M-RoPE, and layers with a recurrent state.
-const HYBRID: Files = ("vision/qwen35", "vision/qwen2vl-mmproj");
-/// Layers with a window, and images with non-causal attention.
-const NON_CAUSAL: Files = ("memories/window", "vision/gemma3-mmproj");
-const ALL: [Files; 3] = [MROPE, HYBRID, NON_CAUSAL];
-
-/// A part of a prompt.
-#[derive(Clone, Copy)]
-enum Part {
-    Text(&'static str),
-    /// Width, height and pattern.
-    Image(u32, u32, u32),
-}
-
-use Part::{Image as Picture, Text};
-
-const QUESTION: Part = Text("<|im_start|>user\nWhat is the weather like in the valley, and what is this?");
-const END: Part = Text("Answer in one short sentence.<|im_end|>\n<|im_start|>assistant\n");
-const WIDE: Part = Picture(140, 84, 3);
-const TALL: Part = Picture(84, 196, 5);
-
-/// A prompt with images.
-#[derive(Clone)]
-struct Prompt {
-    tokens: Vec<TokenId>,
-    images: Vec<Arc<Image>>,
-    /// Text with a marker for each image.
-    text: String,
-    files: Vec<Vec<u8>>,
-}
-
-impl Prompt {
-    fn new(model: &Model, parts: &[Part]) -> Self {
-        let mut prompt = Self { tokens: Vec::new(), images: Vec::new(), text: String::new(), files: Vec::new() };
-        for &part in parts {
-            match part {
-                Text(text) => {
-                    prompt.tokens.extend(model.vocabulary().encode(text, false, true));
-                    prompt.text += text;
-                }
-                Picture(width, height, seed) => {
-                    let file = sized_bmp(width, height, seed);
-                    let image = model.images().unwrap().tokenize(&file).unwrap();
-                    prompt.tokens.extend(image.tokens());
-                    prompt.text += "<__media__>";
-                    prompt.images.push(image);
-                    prompt.files.push(file);
-                }
-            }
-        }
-        prompt
-    }
-
-    /// Returns the first `len` tokens, followed by `more`.
-    fn then(&self, len: usize, more: &[TokenId]) -> Self {
-        Self { tokens: [&self.tokens[..len], more].concat(), ..self.clone() }
-    }
-
-    /// Returns the prompt without the text after the last token of an image.
-    fn until_image_end(&self) -> Self {
-        let last = self.tokens.iter().rposition(|&token| token < -1).unwrap();
-        self.then(last + 1, &[])
-    }
-
-    /// Returns the index of the first token of the first image.
-    fn image_start(&self) -> usize {
-        self.tokens.iter().position(|&token| token < -1).unwrap()
-    }
-
-    fn request(&self, count: u32) -> Request {
-        Request { images: self.images.clone(), ..request_tokens(self.tokens.clone(), count) }
-    }
-}
-
-fn path(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(format!("{name}.gguf"))
-}
-
-fn load((model, projector): Files) -> Arc<Model> {
-    let images =
-        ImageOptions { projector: path(projector), gpu: false, threads: 1, min_tokens: None, max_tokens: None };
-    let options = ModelOptions { images: Some(images), ..ModelOptions::default() };
-    Arc::new(Model::load(&path(model), &options, |_| true).unwrap())
-}
 
 async fn engine(files: Files, parallel: u32) -> (Arc<Model>, TestEngine) {
     let model = load(files);
@@ -125,36 +32,6 @@ async fn assert_equals_fresh_run(test_engine: &mut TestEngine, prompt: &Prompt) 
     let result = test_engine.run(in_slot(prompt.request(10), 0)).await;
     assert_eq!(result.generated(), generate_uncached(test_engine, prompt, 10).await);
     result.end.finish.usage.cached_tokens as usize
-}
-
-/// Returns the greedy answer, without tokens that end it, that llama.cpp generates with its own evaluation of images.
-fn reference((model, projector): Files, prompt: &Prompt, count: usize) -> Vec<TokenId> {
-    let backend = thunder::model::llama::backend().unwrap();
-    let model = LlamaModel::load_from_file(backend, path(model), &LlamaModelParams::default()).unwrap();
-    let params =
-        LlamaContextParams::default().with_n_ctx(NonZeroU32::new(1024)).with_n_threads(1).with_n_threads_batch(1);
-    let mut context = model.new_context(backend, params).unwrap();
-    let params = MtmdContextParams { use_gpu: false, n_threads: 1, ..MtmdContextParams::default() };
-    let mut projector = MtmdContext::init_from_file(path(projector).to_str().unwrap(), &model, &params).unwrap();
-    let bitmaps: Vec<MtmdBitmap> =
-        prompt.files.iter().map(|file| MtmdBitmap::from_buffer(&projector, file, false).unwrap()).collect();
-    let text = MtmdInputText { text: prompt.text.clone(), add_special: false, parse_special: true };
-    let chunks = projector.tokenize(text, &bitmaps.iter().collect::<Vec<_>>()).unwrap();
-    assert_eq!(chunks.total_tokens(), prompt.tokens.len());
-    let past = chunks.eval_chunks(&mut projector, &mut context, 0, 0, 512, true).unwrap();
-    let mut batch = LlamaBatch::new(1, 1);
-    let mut logits = context.get_logits().to_vec();
-    let mut answer = Vec::new();
-    for position in (past..).take(count) {
-        let candidates = (0..logits.len()).filter(|&id| !model.vocab().is_eog(LlamaToken::new(id as TokenId)));
-        let token = candidates.max_by(|&a, &b| logits[a].total_cmp(&logits[b])).unwrap() as TokenId;
-        answer.push(token);
-        batch.clear();
-        batch.add(LlamaToken::new(token), position, &[0], true).unwrap();
-        context.decode(&mut batch).unwrap();
-        logits = context.get_logits_ith(0).to_vec();
-    }
-    answer
 }
 
 #[tokio::test]
