@@ -8,8 +8,9 @@ use std::fmt::Write;
 /// Maximum nesting of groups in Lark; a deeper part becomes a separate rule.
 const MAX_DEPTH: usize = 12;
 
-/// Maximum nodes of a part that is written as one literal.
-const MAX_LITERAL_NODES: usize = 1000;
+/// Maximum nodes and bytes of a part with rules or repetitions that is written as one literal, so that many references to a
+/// rule do not repeat a long text.
+const MAX_EXPANSION: usize = 32;
 
 /// Returns the grammar as Lark. `rules` are those that its terminals refer to.
 pub(super) fn write(grammar: &Productions, rules: &[Node]) -> String {
@@ -83,16 +84,18 @@ impl Writer<'_> {
     fn sequence(&mut self, nodes: &[Node], depth: usize) -> String {
         let (mut parts, mut literal) = (Vec::new(), String::new());
         for node in nodes {
-            if let Some(text) = self.literal(node) {
+            if let Node::Text(text) = node {
+                literal.push_str(text);
+            } else if let Some(text) = self.literal(node) {
                 literal.push_str(&text);
-                continue;
+            } else {
+                if !literal.is_empty() {
+                    parts.push(quoted(&std::mem::take(&mut literal)));
+                }
+                parts.push(self.grouped(node, depth));
             }
-            if !literal.is_empty() {
-                parts.push(quoted(&std::mem::take(&mut literal)));
-            }
-            parts.push(self.grouped(node, depth));
         }
-        if !literal.is_empty() {
+        if !literal.is_empty() || parts.is_empty() {
             parts.push(quoted(&literal));
         }
         parts.join(" ")
@@ -100,24 +103,25 @@ impl Writer<'_> {
 
     /// Returns the only text that a node matches; `None` if it matches several or is too large.
     fn literal(&self, node: &Node) -> Option<String> {
-        let (mut text, mut nodes_left) = (String::new(), MAX_LITERAL_NODES);
-        self.add_literal(node, &mut text, &mut nodes_left).then_some(text)
+        let (mut text, mut left) = (String::new(), MAX_EXPANSION);
+        self.add_literal(node, &mut text, &mut left).then_some(text)
     }
 
-    /// Appends the only text that a node matches. Returns false if it matches several or has more than `nodes_left` nodes.
-    fn add_literal(&self, node: &Node, text: &mut String, nodes_left: &mut usize) -> bool {
-        let Some(left) = nodes_left.checked_sub(1) else { return false };
-        *nodes_left = left;
+    /// Appends the only text that a node matches. Returns false if it matches several or is larger than `left`.
+    fn add_literal(&self, node: &Node, text: &mut String, left: &mut usize) -> bool {
+        let bytes = if let Node::Text(literal) = node { literal.len() } else { 0 };
+        let Some(rest) = left.checked_sub(1 + bytes) else { return false };
+        *left = rest;
         match node {
             Node::Text(literal) => text.push_str(literal),
             Node::Class(ranges) => match ranges.as_slice() {
                 [(first, last)] if first == last => text.extend(char::from_u32(*first)),
                 _ => return false,
             },
-            Node::Rule(index) => return self.add_literal(&self.rules[*index], text, nodes_left),
-            Node::Sequence(nodes) => return nodes.iter().all(|node| self.add_literal(node, text, nodes_left)),
+            Node::Rule(index) => return self.add_literal(&self.rules[*index], text, left),
+            Node::Sequence(nodes) => return nodes.iter().all(|node| self.add_literal(node, text, left)),
             Node::Repeat(inner, min, Some(max)) if min == max => {
-                return (0..*min).all(|_| self.add_literal(inner, text, nodes_left));
+                return (0..*min).all(|_| self.add_literal(inner, text, left));
             }
             Node::Token { .. } | Node::Either(_) | Node::Repeat(..) => return false,
         }

@@ -229,8 +229,10 @@ fn equal_alternatives_may_be_divided_differently() {
         r#""abab" | ("ab"){2}"#,
         r#""abab" | ("a" y){2}"#,
         r#""abab" | "ab" "a" [b]"#,
+        &format!(r#""abab" | {}"#, "e ".repeat(40)),
+        &format!(r#"[a]{{60}} | "ab" {}"ab""#, "e ".repeat(40)),
     ] {
-        let source = format!("root ::= ({alternatives})\ny ::= \"b\"\n");
+        let source = format!("root ::= ({alternatives})\ny ::= \"b\"\ne ::= \"\"\n");
         let mut matcher = start_matcher(GrammarSource::Gbnf(source.clone()));
         assert!(accepts(&mut matcher, "abab") && !accepts(&mut matcher, "aba"), "{source}");
     }
