@@ -98,7 +98,7 @@ export function showDifferences(section, { name, hash, versions, source, canSave
     const restore = () => {
       const [files, edited] = [filesOf(versionSource), filesOf(source.value)];
       const text = restoreBlock(files[path] ?? '', edited[path] ?? '', block);
-      // A package has at least one file.
+      // The last file of a package is not removed.
       if (text || path in files || Object.keys(edited).length < 2) source.replace(path, text);
       else source.remove(path);
       draw(versionSource);

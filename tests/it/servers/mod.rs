@@ -10,7 +10,7 @@ use crate::harness::{Server, SseReader};
 use reqwest::Method;
 use serde_json::json;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Maximum time for an event, also while other tests use all cores.
 const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
@@ -39,7 +39,9 @@ impl Cluster {
 
 /// Waits until the recorder has stored a run, so that every server can read it.
 async fn wait_until_stored(server: &Server, run_id: &str) {
+    let begun = Instant::now();
     while server.get(&format!("/api/v1/runs/{run_id}")).await.0 != 200 {
+        assert!(begun.elapsed() < WAIT_TIMEOUT, "run {run_id} is not stored");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
