@@ -4,6 +4,8 @@ use super::parse::Node;
 
 /// Maximum states; larger parts are not analyzed.
 const MAX_STATES: usize = 4000;
+/// Maximum nodes that are visited to build an automaton. Empty parts add no states, but rules can multiply them.
+const MAX_VISITED_NODES: usize = 100_000;
 /// Maximum pairs of edges to examine when comparing two parts.
 const MAX_PAIRS: usize = 400_000;
 
@@ -22,12 +24,14 @@ pub(super) struct Nfa {
     /// States reachable from the start by epsilon transitions.
     start: Vec<usize>,
     accepts: Vec<bool>,
+    visited_nodes: usize,
 }
 
 impl Nfa {
     /// Builds the automaton; `None` if it would be too large.
     pub(super) fn from_node(node: &Node, rules: &[Node]) -> Option<Self> {
-        let mut nfa = Self { edges: Vec::new(), epsilon: Vec::new(), start: Vec::new(), accepts: Vec::new() };
+        let mut nfa =
+            Self { edges: Vec::new(), epsilon: Vec::new(), start: Vec::new(), accepts: Vec::new(), visited_nodes: 0 };
         let first = nfa.add_state()?;
         let last = nfa.add_node(node, rules, first)?;
         nfa.start = nfa.closure(first);
@@ -120,6 +124,10 @@ impl Nfa {
 
     /// Adds the states of `node` after `from`, and returns the final state.
     fn add_node(&mut self, node: &Node, rules: &[Node], from: usize) -> Option<usize> {
+        self.visited_nodes += 1;
+        if self.visited_nodes > MAX_VISITED_NODES {
+            return None;
+        }
         match node {
             Node::Text(text) => text.chars().try_fold(from, |from, character| {
                 let to = self.add_state()?;
