@@ -1,5 +1,5 @@
 // The playground: a form for a request of the public API, and the replay of the run that it starts.
-import { base, copyText, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
+import { base, copyText, errorOf, fetchApi, fetchUrl, h, sendJson, toast } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
@@ -317,7 +317,7 @@ async function showNextToken() {
   try {
     if (data.tab === 'chat') {
       const { body } = requestOf(data);
-      const response = await fetchApi('/apply-template', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+      const response = await sendJson('/apply-template', body);
       raw.value = (await response.json()).prompt;
       selectTab(1);
       save();

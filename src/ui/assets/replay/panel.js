@@ -1,5 +1,5 @@
 // The panel with the details of the current event: its token, alternatives, sampling stages, mod calls, and the record itself.
-import { h, toast } from '../dom.js';
+import { fact, h, toast } from '../dom.js';
 import { SteeringField } from '../steering.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 import { surprise } from './color.js';
@@ -114,7 +114,6 @@ export class Panel {
     const logprob = run.logprob(row);
     const bits = surprise(run, row);
     const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
-    const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
     this.#tokenSection.replaceChildren(eventButtons ?? '',
       h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, displayText(run.text(row))), h('span', {}, origin)),
       h('dl', { class: 'token-facts' },
@@ -147,8 +146,9 @@ export class Panel {
       : event?.event_type === 'ForwardPass' && event.input_text ? [['input', displayText(event.input_text), '']] : [];
     const recorded = facts.filter(([, value]) => value !== undefined && value !== null);
     if (!recorded.length) return;
-    this.#tokenSection.append(h('dl', { class: 'token-facts event-facts' }, recorded.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole-row' },
-      h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
+    this.#tokenSection.append(h('dl', { class: 'token-facts event-facts' }, recorded.map(([name, value, unit]) => (unit
+      ? fact(name, `${value} ${unit}`)
+      : fact(name, h('code', {}, `…${value}`), { class: 'whole-row' })))));
   }
 
   /** Draws the recorded JSON of the event and its calls, which is formatted when the user opens it. */
