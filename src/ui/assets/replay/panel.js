@@ -6,6 +6,7 @@ import { surprise } from './color.js';
 import { requestDelay } from './events.js';
 import { outcome, probabilityCell, stageList } from './funnel.js';
 import { displayText } from './glyphs.js';
+import { Lens } from './lens.js';
 import { NEVER } from './rows.js';
 
 const MAX_CANDIDATES = 12;
@@ -24,6 +25,7 @@ export class Panel {
   #startForks;
   #tokenSection = h('section');
   #alternatives = h('section', { hidden: true });
+  #lens = new Lens();
   #modSection = h('section');
   #recordSection = h('section', { hidden: true });
   /** True if all candidates are listed. */
@@ -53,7 +55,7 @@ export class Panel {
     this.#startForks = startForks;
     if (vectors) this.#steering = new SteeringField(vectors, 'Change steering');
     this.#root = root;
-    root.replaceChildren(this.#tokenSection, this.#alternatives, this.#modSection, this.#recordSection);
+    root.replaceChildren(this.#tokenSection, this.#alternatives, this.#lens.section, this.#modSection, this.#recordSection);
   }
 
   /** Offers the run's control vectors for its forks. */
@@ -68,7 +70,7 @@ export class Panel {
     this.#loadId += 1;
     clearTimeout(this.#timer);
     if (e === null) {
-      this.#alternatives.hidden = true;
+      this.#drawAlternatives([]);
       this.#modSection.hidden = true;
       this.#recordSection.hidden = true;
       return;
@@ -86,7 +88,7 @@ export class Panel {
         if (loadId === this.#loadId) this.#drawEvent(e, entries);
       } catch (error) {
         if (loadId !== this.#loadId) return;
-        this.#alternatives.hidden = true;
+        this.#drawAlternatives([]);
         this.#recordSection.hidden = true;
         this.#modSection.hidden = false;
         this.#modSection.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
@@ -165,14 +167,16 @@ export class Panel {
     this.#recordSection.replaceChildren(details);
   }
 
-  /** Draws the candidates of the step, with links and buttons that continue with another one. */
+  /** Draws the candidates of the step, with links and buttons that continue with another one, and their logits by layer. */
   #drawAlternatives(entries) {
     const table = candidateTable(entries);
     const { rows, draft } = table;
+    const shown = this.#showsAll ? rows : rows.filter((row, i) => i < MAX_CANDIDATES || row.chosen);
+    const event = entries.findLast((entry) => entry.event.event_type === 'ForwardPass')?.event;
+    this.#lens.show(event, shown);
     this.#alternatives.hidden = rows.length === 0;
     if (!rows.length) return;
-    const shown = this.#showsAll ? rows : rows.filter((row, i) => i < MAX_CANDIDATES || row.chosen);
-    const forward = entries.findLast(({ event }) => event.event_type === 'ForwardPass')?.event.sequence_order;
+    const forward = event?.sequence_order;
     const toggle = () => { this.#showsAll = !this.#showsAll; this.#drawAlternatives(entries); };
     this.#alternatives.replaceChildren(
       h('h2', {}, 'Alternatives'),
