@@ -33,7 +33,8 @@ export class Grid {
     this.#onSelect = onSelect;
     this.el.addEventListener('keydown', (event) => this.#onKey(event));
     this.el.addEventListener('click', (event) => this.#select(event.target));
-    for (const type of ['focusin', 'pointerover']) this.el.addEventListener(type, (event) => this.#showFacts(event.target));
+    this.el.addEventListener('focusin', (event) => this.#onFocus(event.target));
+    this.el.addEventListener('pointerover', (event) => this.#showFacts(event.target));
     this.el.addEventListener('pointerleave', () => this.#showFacts(this.#cells[this.#tabStop]));
   }
 
@@ -72,6 +73,12 @@ export class Grid {
     this.#cells[i].ariaLabel = this.#describe(i);
   }
 
+  #onFocus(cell) {
+    if (!this.#cells.includes(cell)) return;
+    this.#setTabStop(this.#cells.indexOf(cell));
+    this.#showFacts(cell);
+  }
+
   #onKey(event) {
     if (event.ctrlKey || event.metaKey || event.altKey || event.target.role !== 'gridcell') return;
     if (event.key === 'Enter' || event.key === ' ') this.#select(event.target);
@@ -79,17 +86,14 @@ export class Grid {
       const columns = this.#columns;
       const next = cellAfterKey(event.key, [Math.floor(this.#tabStop / columns), this.#tabStop % columns], this.#rows.length, columns);
       if (!next) return;
-      this.#setTabStop(next[0] * columns + next[1]);
-      this.#cells[this.#tabStop].focus();
+      this.#cells[next[0] * columns + next[1]].focus();
     }
     event.preventDefault();
   }
 
   #select(target) {
     const i = this.#cells.indexOf(target);
-    if (i < 0) return;
-    this.#setTabStop(i);
-    this.#onSelect(i);
+    if (i >= 0) this.#onSelect(i);
   }
 
   #showFacts(cell) {
