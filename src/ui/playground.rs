@@ -25,6 +25,8 @@ struct PlaygroundPage {
     model: String,
     /// True if the server can capture attention.
     attention: bool,
+    /// Reason why the server cannot record the logit lens; empty if it can.
+    lens_problem: String,
     mods: Vec<ModView>,
     curl_chat: String,
     pane: Pane,
@@ -59,10 +61,15 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
         Ok(engine) => (engine.model().name().to_owned(), encoder_sentence(engine.model().name())),
         Err(error) => (String::new(), super::error::sentence(&error.problem().detail)),
     };
+    let lens_problem = match app.engine() {
+        Ok(engine) => engine.attention().err().map(|error| error.to_string()).unwrap_or_default(),
+        Err(_) => not_ready.clone(),
+    };
     let page = PlaygroundPage {
         shell: Shell::new(&headers, "playground"),
         not_ready,
         model,
+        lens_problem,
         attention: app.engine().is_ok_and(|engine| engine.attention().is_ok()),
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         curl_chat: curl_chat(&headers),
@@ -98,6 +105,7 @@ mod tests {
             not_ready: String::new(),
             model: "demo".into(),
             attention: false,
+            lens_problem: "the model has <no> head".into(),
             mods: vec![known.into()],
             curl_chat: String::new(),
             pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
@@ -105,7 +113,8 @@ mod tests {
         };
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);
-        assert!(html.contains("--attention off") && html.contains("Open a sample run"));
+        assert!(html.contains("--attention off") && html.contains("(the model has &#60;no&#62; head)"));
+        assert!( html.contains("Open a sample run"));
         assert!(!html.contains("<x>"));
     }
 }

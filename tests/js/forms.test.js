@@ -55,6 +55,7 @@ test('form is converted to a request of the public API', () => {
     mods: [{ name: 'x', config: { a: 1 } }, { name: 'y' }], attention: true, stream: true,
   });
   assert.equal(requestOf({ ...form, tab: 'raw', raw: 'Once' }).body.prompt, 'Once');
+  assert.equal(requestOf({ ...form, ...formOf({ parameters: { lens: true } }), messages: form.messages, stop: '' }).body.lens, true);
   assert.throws(() => requestOf({ ...form, mods: [{ name: 'x', config: '{' }] }), /configuration of x/);
   assert.equal(missingInput({ ...form, messages: [] }), 'Write a message first.');
   assert.equal(missingInput(form), null);
@@ -67,7 +68,7 @@ test('curl command quotes its arguments', () => {
 
 test('recorded run fills the form', () => {
   const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'] });
-  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], tools: '', schema: '', extra: '', steering: null });
+  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], tools: '', schema: '', extra: '', steering: null, lens: false });
   assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
   assert.equal(formOf(undefined).tab, undefined);
 });
@@ -121,10 +122,11 @@ test('schema of the form is sent as response format, and read back', () => {
 test('differences name the fields that differ from the original form', () => {
   const same = { ...form, numbers: { temperature: 0.50, seed: '' }, mods: [{ name: 'x', config: '{"a":1}' }, { name: 'y', config: '' }] };
   assert.deepEqual(differences(form, same), [], 'other spellings of the same values');
-  assert.deepEqual(differences(form, { ...form, numbers: { temperature: '1', seed: '4' }, mods: form.mods.slice(1), messages: [{ role: 'user', content: 'ho' }] }), [
+  assert.deepEqual(differences(form, { ...form, numbers: { temperature: '1', seed: '4' }, mods: form.mods.slice(1), messages: [{ role: 'user', content: 'ho' }], lens: true }), [
     { name: 'temperature', before: '0.5', after: '1' },
     { name: 'seed', before: '', after: '4' },
     { name: 'mods', before: 'x {"a":1}, y', after: 'y' },
+    { name: 'logit lens', before: '', after: 'recorded' },
     { name: 'prompt', before: 'user: hi', after: 'user: ho' },
   ]);
 });

@@ -1,7 +1,8 @@
 import test from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
-import { bucketOfStatistic, cellAfterKey, describe } from '../../src/ui/assets/replay/heads.js';
+import { cellAfterKey } from '../../src/ui/assets/replay/grid.js';
+import { bucketOfStatistic, describe } from '../../src/ui/assets/replay/heads.js';
 import { viewQuery } from '../../src/ui/assets/replay/attention.js';
 
 const head = { layer: 3, head: 5, entropy: 2, sink_mass: 0.5, peak: 0.25, peak_position: 7 };

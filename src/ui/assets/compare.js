@@ -3,7 +3,7 @@
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
 import { Alignment, Coalescer, numberTokens } from './diff.js';
 import { candidatesByStep, differences, divergence, modsOf } from './divergence.js';
-import { base, fetchApi, h, nextFrame, palette, prepareCanvas, scheduleDrawing } from './dom.js';
+import { base, fact, fetchApi, h, nextFrame, palette, prepareCanvas, scheduleDrawing } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { candidateTable } from './replay/candidates.js';
 import { surprise } from './replay/color.js';
@@ -236,10 +236,10 @@ const OPTIONAL_COLUMNS = [['mods', 'after mods', 'hasMods'], ['sampler', 'drawn 
 
 /** Returns the token of a side, with a link to its event and its surprise. */
 function tokenFact({ id, run, row }, name) {
-  if (row === null) return h('div', {}, h('dt', {}, name), h('dd', {}, 'ended before'));
+  if (row === null) return fact(name, 'ended before');
   const bits = surprise(run, row);
   const link = h('a', { href: `${base}/runs/${encodeURIComponent(id)}?at=${run.addedAt(row)}` }, displayText(run.text(row)));
-  return h('div', {}, h('dt', {}, name), h('dd', {}, link, bits === null ? '' : ` ${bits.toFixed(2)} bit`));
+  return fact(name, [link, bits === null ? '' : ` ${bits.toFixed(2)} bit`]);
 }
 
 /** Shows the candidates of both sides in the panel; `a` and `b` are results of `loadStep`. */

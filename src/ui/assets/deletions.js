@@ -1,5 +1,5 @@
 // Deletions that can still be undone: a line for each above the run list, also after a reload of the page.
-import { fetchApi, h, toast } from './dom.js';
+import { fetchApi, h, sendJson, toast } from './dom.js';
 
 const PATH = '/api/v1/deletions';
 const runCount = (count) => `${count} run${count === 1 ? '' : 's'}`;
@@ -23,7 +23,7 @@ export class Deletions {
   /** Deletes runs. */
   async add(ids) {
     try {
-      const response = await fetchApi(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: ids }) });
+      const response = await sendJson(PATH, { runs: ids });
       this.#show(await response.json());
       this.#changed();
     } catch (error) {

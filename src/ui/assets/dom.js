@@ -19,6 +19,9 @@ export function h(tag, props, ...children) {
   return el;
 }
 
+/** Returns an entry of a list of facts, a `dl`. */
+export const fact = (name, value, props) => h('div', props, h('dt', {}, name), h('dd', {}, value));
+
 let toastTimer = 0;
 
 /** Shows a short notification, also to screen readers. */
@@ -55,6 +58,32 @@ export async function fetchApi(path, options = {}) {
   const response = await fetchUrl(base + path, { ...options, headers: { 'X-Requested-By': 'dashboard', ...options.headers } });
   if (response.ok || response.status === 304) return response;
   throw await errorOf(response);
+}
+
+/** Sends a body as JSON to a path of this server, like `fetchApi`. */
+export const sendJson = (path, body, options) => fetchApi(path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body), ...options });
+
+/**
+ * Calls `save()` when the form in a dialog is submitted, except by its button `cancel`, and closes the dialog. If `save` throws
+ * an error, the form shows it and stays open.
+ */
+export function saveOnSubmit(form, save) {
+  const button = form.querySelector('.primary');
+  const problem = form.querySelector('[role=alert]');
+  form.addEventListener('submit', async (event) => {
+    if (event.submitter?.value === 'cancel') return;
+    event.preventDefault();
+    button.disabled = true;
+    problem.textContent = '';
+    try {
+      await save();
+      form.closest('dialog').close();
+    } catch (error) {
+      problem.textContent = `Not saved: ${error.message}`;
+    } finally {
+      button.disabled = false;
+    }
+  });
 }
 
 /** Waits until the browser has painted a frame. */

@@ -1,6 +1,6 @@
 // The dry run of a mod in its editor: the server calls the edited mod with the events of a recorded run, and compares its
 // actions with the recorded ones.
-import { base, fetchApi, h } from './dom.js';
+import { base, fetchApi, h, sendJson } from './dom.js';
 
 /** Maximum number of runs that the field suggests. */
 const MAX_SUGGESTED = 20;
@@ -91,9 +91,7 @@ export function setUpDryRun(section, { upload, showProblems, go, save }) {
     status.textContent = 'Calling the mod…';
     result.replaceChildren();
     try {
-      const response = await fetchApi('/api/v1/mods/dry-runs', {
-        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ mod: upload(), run: id }),
-      });
+      const response = await sendJson('/api/v1/mods/dry-runs', { mod: upload(), run: id });
       const { problems, report } = await response.json();
       showProblems(report ? firstProblem(report) : problems);
       if (report) showReport(report, id);

@@ -1,6 +1,6 @@
 // The page of a mod: its source in an editor, which the server checks, and which is saved as a new version. Uses the public
 // API: `POST /api/v1/mods/check` and `POST /v1/mods`.
-import { base, fetchApi, h, toast } from './dom.js';
+import { base, h, sendJson, toast } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { packageFiles, singleFile } from './mod-files.js';
 import { uploadOf } from './mod-source.js';
@@ -124,9 +124,7 @@ async function check() {
   pendingCheck = controller;
   setState('Checking…');
   try {
-    const response = await fetchApi('/api/v1/mods/check', {
-      method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()), signal: controller.signal,
-    });
+    const response = await sendJson('/api/v1/mods/check', upload(), { signal: controller.signal });
     const { problems } = await response.json();
     if (pendingCheck === controller) showProblems(problems);
     return problems;
@@ -164,7 +162,7 @@ async function save() {
   setState('Saving…');
   showError('');
   try {
-    const response = await fetchApi('/v1/mods', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(upload()) });
+    const response = await sendJson('/v1/mods', upload());
     const version = await response.json();
     savedSource = sent;
     storeDraft();

@@ -1,5 +1,5 @@
 // The form that starts an experiment.
-import { base, fetchApi, h } from './dom.js';
+import { base, fetchApi, h, sendJson } from './dom.js';
 import { cellsOf, definitionOf, fieldOf, formOf } from './experiment-definition.js';
 import { listenForShortcuts } from './keys.js';
 
@@ -76,7 +76,7 @@ async function start() {
   }
   startButton.disabled = true;
   try {
-    const response = await fetchApi('/api/v1/experiments', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(definition) });
+    const response = await sendJson('/api/v1/experiments', definition);
     location.assign(`${base}/experiments/${(await response.json()).experiment_id}`);
   } catch (error) {
     showError(`Not started: ${error.message}`, fieldOf(error.pointer));

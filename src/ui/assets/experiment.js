@@ -1,5 +1,5 @@
 // The page of an experiment: its progress, buttons that cancel, resume and remove it, scores, and the comparison of cells.
-import { base, fetchApi, toast } from './dom.js';
+import { base, fetchApi, sendJson, toast } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { moveFocus, refresh, refreshWhile } from './refresh.js';
 
@@ -55,7 +55,7 @@ grid.addEventListener('change', (event) => {
   attempt('Not scored', async () => {
     if (!field.validity.valid) throw new Error('a score is a number from 0 to 1');
     const score = field.value === '' ? null : Number(field.value);
-    await fetchApi(`${path}/cells/${Number(field.dataset.score) - 1}`, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ score }) });
+    await sendJson(`${path}/cells/${Number(field.dataset.score) - 1}`, { score }, { method: 'PUT' });
     await refresh(grid, 'grid');
   });
 });

@@ -1,5 +1,5 @@
 // Saved filters of the run list: the dialog that saves a filter under a name, and their removal.
-import { base, fetchApi, h, toast } from './dom.js';
+import { base, fetchApi, h, saveOnSubmit, sendJson, toast } from './dom.js';
 
 const PATH = '/api/v1/filters';
 
@@ -13,32 +13,18 @@ function filterElement({ name, q }) {
 /** Opens the dialog that saves the filter `q`. `list` is the element with the saved filters. */
 export function saveFilter(q, list) {
   const field = h('input', { type: 'text', required: true, maxlength: '64', autocomplete: 'off', spellcheck: 'false' });
-  const problem = h('p', { class: 'form-error', role: 'alert' });
-  const save = h('button', { value: 'save', class: 'primary' }, 'Save');
   const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'filter-title' }, 'Save this filter'),
     h('p', {}, h('code', {}, q)),
     h('label', {}, 'Name', field),
-    problem,
-    h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
+    h('p', { class: 'form-error', role: 'alert' }),
+    h('p', { class: 'links' }, h('button', { value: 'save', class: 'primary' }, 'Save'), ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
   const dialog = h('dialog', { class: 'dialog', 'data-filter-dialog': true, 'aria-labelledby': 'filter-title' }, form);
-  form.addEventListener('submit', async (event) => {
-    if (event.submitter?.value === 'cancel') return;
-    event.preventDefault();
-    save.disabled = true;
-    problem.textContent = '';
-    try {
-      const response = await fetchApi(PATH, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ name: field.value, q }) });
-      const saved = await response.json();
-      list.querySelector(`[data-saved="${CSS.escape(saved.name)}"]`)?.remove();
-      list.append(filterElement(saved));
-      dialog.close();
-      toast('Filter saved');
-    } catch (error) {
-      problem.textContent = `Not saved: ${error.message}`;
-    } finally {
-      save.disabled = false;
-    }
+  saveOnSubmit(form, async () => {
+    const saved = await (await sendJson(PATH, { name: field.value, q })).json();
+    list.querySelector(`[data-saved="${CSS.escape(saved.name)}"]`)?.remove();
+    list.append(filterElement(saved));
+    toast('Filter saved');
   });
   dialog.addEventListener('close', () => dialog.remove());
   document.body.append(dialog);

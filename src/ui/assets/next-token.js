@@ -1,5 +1,5 @@
 // The next-token mode of the playground: computes one token, shows its candidates, and appends the one that the user chooses.
-import { base, fetchApi, h } from './dom.js';
+import { base, fetchApi, h, sendJson } from './dom.js';
 import { outcome, probabilityCell, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
 import { displayText } from './replay/glyphs.js';
@@ -80,13 +80,13 @@ export class NextToken {
     try {
       const text = this.#textarea.value;
       if (!this.#chain.idsOf(text)) {
-        const { tokens } = await this.#post('/tokenize', { content: text, add_special: true });
+        const { tokens } = await (await sendJson('/tokenize', { content: text, add_special: true })).json();
         this.#chain.start(text, tokens);
         this.#sessionId = `next-token ${crypto.getRandomValues(new Uint32Array(2)).join('')}`;
       }
       const ids = this.#chain.idsOf(text);
       const { path, body } = this.#hooks.request(ids);
-      const response = await this.#send(path, { ...body, session_id: this.#sessionId, max_tokens: 1, stream: false });
+      const response = await sendJson(path, { ...body, session_id: this.#sessionId, max_tokens: 1, stream: false });
       await response.text();
       const id = response.headers.get('x-thunder-run-id');
       const entries = await entriesOf(id);
@@ -102,12 +102,6 @@ export class NextToken {
     this.#box.removeAttribute('aria-busy');
     this.#box.replaceChildren();
   }
-
-  #send(path, body) {
-    return fetchApi(path, { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
-  }
-
-  async #post(path, body) { return (await this.#send(path, body)).json(); }
 
   #setText(text) {
     this.#textarea.value = text;

@@ -1,5 +1,5 @@
 // The playground: a form for a request of the public API, and the replay of the run that it starts.
-import { base, copyText, errorOf, fetchApi, fetchUrl, h, toast } from './dom.js';
+import { base, copyText, errorOf, fetchApi, fetchUrl, h, sendJson, toast } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { NextToken } from './next-token.js';
 import { Run } from './replay/run.js';
@@ -29,7 +29,7 @@ const nextTokenBox = document.querySelector('[data-next]');
 /** The control vectors of the server, or null. */
 const vectors = JSON.parse(replayBox.dataset.vectors ?? 'null');
 const steering = new SteeringField(vectors ?? { names: [], layers: 0 }, 'Select control vectors', () => save());
-form.elements.attention.closest('label').after(steering.element);
+form.elements.lens.closest('label').after(steering.element);
 
 /** The shown replay, or null. */
 let replay = null;
@@ -123,6 +123,7 @@ function readForm() {
     extra: field('extra').value,
     mods: [...mods.children].map((row) => ({ name: row.dataset.mod, config: row.querySelector('textarea').value })),
     attention: field('attention').checked,
+    lens: field('lens').checked,
     steering: steering.value,
     model: form.dataset.model,
   };
@@ -142,7 +143,7 @@ function writeForm(data) {
   if (data.tools || data.schema || data.extra || data.steering) form.elements.extra.closest('details').open = true;
   mods.replaceChildren();
   for (const m of data.mods ?? []) addMod(m);
-  form.elements.attention.checked = Boolean(data.attention) && !form.elements.attention.disabled;
+  for (const name of ['attention', 'lens']) form.elements[name].checked = Boolean(data[name]) && !form.elements[name].disabled;
   selectTab(data.tab === 'raw' ? 1 : 0);
 }
 
@@ -317,7 +318,7 @@ async function showNextToken() {
   try {
     if (data.tab === 'chat') {
       const { body } = requestOf(data);
-      const response = await fetchApi('/apply-template', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(body) });
+      const response = await sendJson('/apply-template', body);
       raw.value = (await response.json()).prompt;
       selectTab(1);
       save();

@@ -1,5 +1,5 @@
 // Conversion between the playground's form, requests of the API and recorded runs. A form is plain data:
-// `{tab, messages, raw, numbers, stop, mods, attention, steering, tools, schema, extra, model}`; `raw` is text or token ids, and
+// `{tab, messages, raw, numbers, stop, mods, attention, lens, steering, tools, schema, extra, model}`; `raw` is text or token ids, and
 // `steering` is null or a list of control vectors. Pure.
 
 /** Name of the schema in requests. The API requires one, but the server does not use it. */
@@ -35,6 +35,7 @@ export function requestOf(form) {
     });
   }
   if (form.attention) body.attention = true;
+  if (form.lens) body.lens = true;
   if (form.steering) body.steering = form.steering;
   const tools = jsonOf(form.tools, 'The tools');
   if (tools !== null) {
@@ -128,6 +129,7 @@ export function formOf(prompt, run) {
     if (Number.isFinite(value)) form.numbers[name] = name === 'seed' ? value : Number(value.toPrecision(6));
   }
   if (typeof p.attention === 'boolean') form.attention = p.attention;
+  form.lens = p.lens === true;
   form.steering = p.steering ?? null;
   if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
   const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];
@@ -152,6 +154,7 @@ function displayedValues(form) {
     'stop strings': text(form.stop),
     mods: (form.mods ?? []).map(({ name, config }) => `${name}${config?.trim() ? ` ${json(config)}` : ''}`).join(', '),
     attention: form.attention ? 'captured' : '',
+    'logit lens': form.lens ? 'recorded' : '',
     steering: form.steering ? form.steering.map(({ name, scale, layers }) => `${name} ${scale}, layers ${layers.join('–')}`).join('; ') || 'off' : '',
     tools: json(text(form.tools)),
     'JSON schema': json(text(form.schema)),

@@ -1,5 +1,5 @@
 // The bundled sample run, which the demo model generated with a mod. It is stored by `/ingest`, like a run of another engine.
-import { base, fetchApi, fetchUrl, toast } from './dom.js';
+import { base, fetchUrl, sendJson, toast } from './dom.js';
 
 /** Returns the document with a new id and with times as if the run had just started. Pure. */
 export function asNewRun(text, id, now) {
@@ -18,7 +18,7 @@ export async function openSample(button) {
     if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
     const id = `sample-${Date.now().toString(36)}`;
     const document = asNewRun(await response.text(), id, Date.now());
-    await fetchApi('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(document) });
+    await sendJson('/ingest', document);
     location.assign(`${base}/runs/${id}`);
   } catch (error) {
     toast(`The sample run was not stored: ${error.message}`);

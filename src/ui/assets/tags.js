@@ -1,5 +1,5 @@
 // Tags of runs: their links, and the dialog that changes them.
-import { base, fetchApi, h, toast } from './dom.js';
+import { base, h, saveOnSubmit, sendJson, toast } from './dom.js';
 
 /** Returns the filter of the run list for the runs with a tag. */
 const filter = (tag) => (/\s/.test(tag) ? `tag:"${tag}"` : `tag:${tag}`);
@@ -16,7 +16,6 @@ export function editTags(runs, changed) {
   const counts = new Map();
   for (const tag of runs.flatMap((run) => run.tags)) counts.set(tag, (counts.get(tag) ?? 0) + 1);
   const field = h('input', { type: 'text', autocomplete: 'off', spellcheck: 'false', maxlength: '400', placeholder: 'interesting, to check' });
-  const problem = h('p', { class: 'form-error', role: 'alert' });
   const currentTags = [...counts].map(([tag, count]) => {
     const checkbox = h('input', { type: 'checkbox', value: tag });
     checkbox.checked = true;
@@ -24,17 +23,14 @@ export function editTags(runs, changed) {
     checkbox.indeterminate = count < runs.length;
     return h('label', { class: 'check' }, checkbox, tag);
   });
-  const save = h('button', { value: 'save', class: 'primary' }, 'Save');
   const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'tags-title' }, runs.length === 1 ? 'Tags of this run' : `Tags of ${runs.length} runs`),
     currentTags.length ? h('fieldset', {}, h('legend', {}, 'Keep'), currentTags) : '',
     h('label', {}, 'Add, separated by commas', field),
-    problem,
-    h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
+    h('p', { class: 'form-error', role: 'alert' }),
+    h('p', { class: 'links' }, h('button', { value: 'save', class: 'primary' }, 'Save'), ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
   const dialog = h('dialog', { class: 'dialog', 'data-tags-dialog': true, 'aria-labelledby': 'tags-title' }, form);
-  form.addEventListener('submit', async (event) => {
-    if (event.submitter?.value === 'cancel') return;
-    event.preventDefault();
+  saveOnSubmit(form, async () => {
     const checkboxes = [...form.querySelectorAll('[type=checkbox]')].filter((checkbox) => !checkbox.indeterminate);
     const missing = checkboxes.filter((checkbox) => checkbox.checked && counts.get(checkbox.value) < runs.length);
     const change = {
@@ -42,18 +38,9 @@ export function editTags(runs, changed) {
       add: [...field.value.split(',').map((tag) => tag.trim()).filter(Boolean), ...missing.map((checkbox) => checkbox.value)],
       remove: checkboxes.filter((checkbox) => !checkbox.checked).map((checkbox) => checkbox.value),
     };
-    save.disabled = true;
-    problem.textContent = '';
-    try {
-      const response = await fetchApi('/api/v1/runs/tags', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(change) });
-      changed((await response.json()).runs);
-      dialog.close();
-      toast('Tags saved');
-    } catch (error) {
-      problem.textContent = `Not saved: ${error.message}`;
-    } finally {
-      save.disabled = false;
-    }
+    const response = await sendJson('/api/v1/runs/tags', change);
+    changed((await response.json()).runs);
+    toast('Tags saved');
   });
   dialog.addEventListener('close', () => dialog.remove());
   document.body.append(dialog);

@@ -9,39 +9,28 @@ function bucketOf(edges, value) {
   return bucket;
 }
 
-/** Edges of the buckets of each metric. */
-const SURPRISE = [0.1, 0.5, 1, 2, 4, 6, 9];
-const ENTROPY = [0.1, 0.5, 1, 2, 3, 5, 7];
-const RANK = [2, 3, 4, 6, 11, 51, 501];
-const TIME = [10, 20, 40, 80, 160, 320, 1000];
+/** Returns the surprise of a row in bits, or null if it was not measured. */
+export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BITS_PER_NAT));
+
+/** Returns a mode. `edges` are those of its buckets, and `value(run, row)` returns a number, or null for no color. */
+const mode = (name, unit, edges, value) => ({
+  id: name.toLowerCase(), name, unit, edges,
+  bucket: (run, i) => (value(run, i) === null ? -1 : bucketOf(edges, value(run, i))),
+});
+const none = () => null;
 
 /** The modes, in the order of the keys 1 to 6. `bucket(run, row)` returns 0–7, or -1 for no color. `mods` has no buckets: it marks the tokens that mods touched. */
 export const MODES = [
-  {
-    id: 'surprise', name: 'Surprise', unit: 'bit', edges: SURPRISE,
-    bucket: (run, i) => (run.logprob(i) === null ? -1 : bucketOf(SURPRISE, -run.logprob(i) * BITS_PER_NAT)),
-  },
-  {
-    id: 'entropy', name: 'Entropy', unit: 'bit', edges: ENTROPY,
-    bucket: (run, i) => (run.entropy(i) === null ? -1 : bucketOf(ENTROPY, run.entropy(i))),
-  },
-  {
-    id: 'rank', name: 'Rank', unit: '', edges: RANK,
-    bucket: (run, i) => (run.rank(i) === null ? -1 : bucketOf(RANK, run.rank(i))),
-  },
-  {
-    id: 'time', name: 'Time', unit: 'ms', edges: TIME,
-    bucket: (run, i) => (run.isPrompt(i) ? -1 : bucketOf(TIME, run.dt(i))),
-  },
-  { id: 'mods', name: 'Mods', unit: '', edges: [], bucket: () => -1 },
-  { id: 'plain', name: 'Plain', unit: '', edges: [], bucket: () => -1 },
+  mode('Surprise', 'bit', [0.1, 0.5, 1, 2, 4, 6, 9], surprise),
+  mode('Entropy', 'bit', [0.1, 0.5, 1, 2, 3, 5, 7], (run, i) => run.entropy(i)),
+  mode('Rank', '', [2, 3, 4, 6, 11, 51, 501], (run, i) => run.rank(i)),
+  mode('Time', 'ms', [10, 20, 40, 80, 160, 320, 1000], (run, i) => (run.isPrompt(i) ? null : run.dt(i))),
+  mode('Mods', '', [], none),
+  mode('Plain', '', [], none),
 ];
 
 /** Returns the bucket 0–7 of a value on a square-root scale from 0 to `peak`. */
 export const bucketOfShare = (value, peak) => (peak > 0 ? Math.min(7, Math.floor(Math.sqrt(Math.max(0, value) / peak) * 7.999)) : 0);
-
-/** Returns the surprise of a row in bits, or null if it was not measured. */
-export const surprise = (run, i) => (run.logprob(i) === null ? null : Math.max(0, -run.logprob(i) * BITS_PER_NAT));
 
 /** Minimum surprise, in bits, of a token to which the keys `s` and `S` move. */
 export const MIN_SURPRISE = 4;

@@ -1,28 +1,16 @@
 // Reads the columns of a stored run, which `src/trace/columns.rs` writes, without copying them. Pure.
-import { Rows } from './rows.js';
+import { COLUMNS, EVENT_COLUMNS, Rows } from './rows.js';
 
 const MAGIC = 0x434e5552; // "RUNC", little-endian
 const VERSION = 1;
 const HEADER_BYTES = 20;
 const ENTRY_BYTES = 12;
 
-/** Ids of the sections with the columns of rows, and types of their values. */
-const ROW_SECTIONS = {
-  textIndex: [1, Uint32Array],
-  token: [2, Int32Array],
-  pos: [3, Uint32Array],
-  addedAt: [4, Uint32Array],
-  removedAt: [5, Uint32Array],
-  logprobs: [6, Uint16Array],
-  entropies: [7, Uint16Array],
-  rank: [8, Uint16Array],
-  flags: [9, Uint8Array],
-  dt: [10, Uint16Array],
-};
+/** Ids of the first sections with columns of rows and of events; those of the other columns follow, in the order of `COLUMNS` and `EVENT_COLUMNS`. */
+const ROWS_SECTION = 1;
 const STRINGS_SECTION = 11;
 const MARKS_SECTION = 12;
-/** Ids of the sections with the columns of events, and types of their values. */
-const EVENT_SECTIONS = { kinds: [13, Uint8Array], steps: [14, Uint32Array], times: [15, Uint32Array] };
+const EVENTS_SECTION = 13;
 
 /** Parses a run's columns. Throws an Error that describes invalid bytes. */
 export function parseColumns(buffer) {
@@ -42,16 +30,16 @@ export function parseColumns(buffer) {
     if (offset === undefined || offset + length > buffer.byteLength) throw new Error(`section ${id} is missing`);
     return [offset, length];
   };
-  const columns = (ids, entries) => Object.fromEntries(Object.entries(ids).map(([name, [id, Type]]) => {
-    const [offset, length] = section(id);
-    if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${id} has ${length} bytes`);
+  const columns = (types, entries, first) => Object.fromEntries(Object.entries(types).map(([name, Type], i) => {
+    const [offset, length] = section(first + i);
+    if (length !== entries * Type.BYTES_PER_ELEMENT) throw new Error(`section ${first + i} has ${length} bytes`);
     return [name, new Type(buffer, offset, entries)];
   }));
   return Rows.of({
     count,
     eventCount,
-    rows: columns(ROW_SECTIONS, count),
-    events: columns(EVENT_SECTIONS, eventCount),
+    rows: columns(COLUMNS, count, ROWS_SECTION),
+    events: columns(EVENT_COLUMNS, eventCount, EVENTS_SECTION),
     strings: strings(view, buffer, ...section(STRINGS_SECTION)),
     marks: JSON.parse(decoder.decode(new Uint8Array(buffer, ...section(MARKS_SECTION)))),
   });

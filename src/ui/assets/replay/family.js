@@ -1,6 +1,6 @@
 // The section below the text of a run: a tree of the branches in its family, which is updated while some are active, and
 // statistics of the run. The family of a run is its forks, the runs from which it was forked, and their forks.
-import { base, fetchApi, h, toast } from '../dom.js';
+import { base, fact, fetchApi, h, toast } from '../dom.js';
 import { MODES } from './color.js';
 import { appendText } from './glyphs.js';
 import { Run } from './run.js';
@@ -51,10 +51,12 @@ export class Family {
 
   get isLoaded() { return this.#members.length > 0; }
 
+  async #fetch() { return (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json(); }
+
   /** Loads the family and shows it. */
   async load() {
     try {
-      const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+      const family = await this.#fetch();
       this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
       this.#members = order([...family.runs, ...this.#started]);
       this.#hooks.notForkable(family.not_forkable);
@@ -90,7 +92,6 @@ export class Family {
   summarize(run) {
     const stats = statistics(run, rowsSince(run));
     const answerRows = Array.from({ length: run.count }, (_, i) => i).filter((i) => !run.isPrompt(i));
-    const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
     const { msPerToken, mostSurprising } = stats;
     this.#stats.replaceChildren(
       fact('tokens', String(stats.tokens)),
@@ -180,7 +181,7 @@ export class Family {
     if (!this.#members.some((m) => m.status === 'running')) return;
     this.#timer = setTimeout(async () => {
       try {
-        const family = await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json();
+        const family = await this.#fetch();
         for (const fresh of family.runs) {
           const m = this.#members.find((other) => other.run_id === fresh.run_id);
           if (m) Object.assign(m, fresh);

@@ -1,5 +1,5 @@
 // The feedback form of a run. A new entry is added to the list without a reload.
-import { fetchApi, h, toast } from '../dom.js';
+import { h, saveOnSubmit, sendJson, toast } from '../dom.js';
 
 /** Returns the line of a feedback entry, like those that the server renders by `feedback.html`. */
 function entryLine({ rating, text, position, user_label: user, created_at: at }) {
@@ -29,33 +29,17 @@ export function setUpFeedbackForm(id, onAdded) {
   const dialog = document.querySelector('[data-feedback-dialog]');
   const section = document.querySelector('[data-feedback]');
   const form = dialog.querySelector('form');
-  const problem = dialog.querySelector('[role=alert]');
-  const send = form.querySelector('[value=send]');
-
-  form.addEventListener('submit', async (event) => {
-    if (event.submitter?.value === 'cancel') return;
-    event.preventDefault();
-    send.disabled = true;
-    problem.textContent = '';
-    try {
-      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, {
-        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify(bodyOf(form)),
-      });
-      section.querySelector('ul').append(entryLine(await response.json()));
-      section.hidden = false;
-      onAdded();
-      form.reset();
-      dialog.close();
-      toast('Feedback saved');
-    } catch (error) {
-      problem.textContent = `Not saved: ${error.message}`;
-    } finally {
-      send.disabled = false;
-    }
+  saveOnSubmit(form, async () => {
+    const response = await sendJson(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, bodyOf(form));
+    section.querySelector('ul').append(entryLine(await response.json()));
+    section.hidden = false;
+    onAdded();
+    form.reset();
+    toast('Feedback saved');
   });
 
   return (token) => {
-    problem.textContent = '';
+    form.querySelector('[role=alert]').textContent = '';
     if (token !== null) form.elements.position.value = token;
     dialog.showModal();
   };

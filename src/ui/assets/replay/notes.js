@@ -1,5 +1,5 @@
 // The dialog for the notes on a run and on tokens of its answer. The list of notes is updated without a reload.
-import { fetchApi, h, toast } from '../dom.js';
+import { fetchApi, h, saveOnSubmit, sendJson, toast } from '../dom.js';
 
 /** Returns the line of a note, like those that the server renders by `notes.html`. */
 const noteLine = ({ position, text, updated_at: at, user_label: user }) => h('li', { 'data-position': position, 'data-tone': 'remark' },
@@ -18,37 +18,25 @@ export async function editNote(id, token, onChanged) {
   const showNote = () => { field.value = notes.find((note) => String(note.position ?? '') === place.value)?.text ?? ''; };
   place.addEventListener('change', showNote);
   showNote();
-  const problem = h('p', { class: 'form-error', role: 'alert' });
   const save = h('button', { value: 'save', class: 'primary', title: 'Ctrl+Enter' }, 'Save');
   const form = h('form', { method: 'dialog', class: 'dialog-form' },
     h('h2', { id: 'note-title' }, 'Note'),
     h('label', {}, 'On', place),
     h('label', {}, 'Text; empty to remove the note', field),
-    problem,
+    h('p', { class: 'form-error', role: 'alert' }),
     h('p', { class: 'links' }, save, ' ', h('button', { value: 'cancel', formnovalidate: true }, 'Cancel')));
   const dialog = h('dialog', { class: 'dialog', 'data-note-dialog': true, 'aria-labelledby': 'note-title' }, form);
   field.addEventListener('keydown', (event) => {
     if (event.key === 'Enter' && (event.ctrlKey || event.metaKey)) form.requestSubmit(save);
   });
-  form.addEventListener('submit', async (event) => {
-    if (event.submitter?.value === 'cancel') return;
-    event.preventDefault();
-    save.disabled = true;
-    problem.textContent = '';
-    const body = JSON.stringify({ text: field.value, position: place.value === '' ? null : Number(place.value) });
-    try {
-      ({ notes } = await (await fetchApi(path, { method: 'PUT', headers: { 'Content-Type': 'application/json' }, body })).json());
-      const section = document.querySelector('[data-notes]');
-      section.querySelector('ul').replaceChildren(...notes.map(noteLine));
-      section.hidden = notes.length === 0;
-      onChanged();
-      dialog.close();
-      toast(field.value.trim() ? 'Note saved' : 'Note removed');
-    } catch (error) {
-      problem.textContent = `Not saved: ${error.message}`;
-    } finally {
-      save.disabled = false;
-    }
+  saveOnSubmit(form, async () => {
+    const note = { text: field.value, position: place.value === '' ? null : Number(place.value) };
+    ({ notes } = await (await sendJson(path, note, { method: 'PUT' })).json());
+    const section = document.querySelector('[data-notes]');
+    section.querySelector('ul').replaceChildren(...notes.map(noteLine));
+    section.hidden = notes.length === 0;
+    onChanged();
+    toast(field.value.trim() ? 'Note saved' : 'Note removed');
   });
   dialog.addEventListener('close', () => dialog.remove());
   document.body.append(dialog);

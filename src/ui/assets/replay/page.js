@@ -1,5 +1,5 @@
 // The page of a run: the replay, whose state the URL contains, and the actions on the run.
-import { base, copyText, fetchApi, h, nextFrame, toast } from '../dom.js';
+import { base, copyText, h, nextFrame, sendJson, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
 import { Replay } from './replay.js';
@@ -141,7 +141,7 @@ const deleteDialog = document.querySelector('[data-delete-dialog]');
 deleteDialog.addEventListener('close', async () => {
   if (deleteDialog.returnValue !== 'delete') return;
   try {
-    await fetchApi('/api/v1/deletions', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ runs: [id] }) });
+    await sendJson('/api/v1/deletions', { runs: [id] });
     location.assign(`${base}/runs${params.has('q') ? `?${new URLSearchParams({ q: params.get('q') })}` : ''}`);
   } catch (error) {
     toast(`Not deleted: ${error.message}`);

@@ -1,11 +1,12 @@
 // The panel with the details of the current event: its token, alternatives, sampling stages, mod calls, and the record itself.
-import { h, toast } from '../dom.js';
+import { fact, h, toast } from '../dom.js';
 import { SteeringField } from '../steering.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 import { surprise } from './color.js';
 import { requestDelay } from './events.js';
 import { outcome, probabilityCell, stageList } from './funnel.js';
 import { displayText } from './glyphs.js';
+import { Lens } from './lens.js';
 import { NEVER } from './rows.js';
 
 const MAX_CANDIDATES = 12;
@@ -24,6 +25,7 @@ export class Panel {
   #startForks;
   #tokenSection = h('section');
   #alternatives = h('section', { hidden: true });
+  #lens = new Lens();
   #modSection = h('section');
   #recordSection = h('section', { hidden: true });
   /** True if all candidates are listed. */
@@ -53,7 +55,7 @@ export class Panel {
     this.#startForks = startForks;
     if (vectors) this.#steering = new SteeringField(vectors, 'Change steering');
     this.#root = root;
-    root.replaceChildren(this.#tokenSection, this.#alternatives, this.#modSection, this.#recordSection);
+    root.replaceChildren(this.#tokenSection, this.#alternatives, this.#lens.section, this.#modSection, this.#recordSection);
   }
 
   /** Offers the run's control vectors for its forks. */
@@ -68,7 +70,7 @@ export class Panel {
     this.#loadId += 1;
     clearTimeout(this.#timer);
     if (e === null) {
-      this.#alternatives.hidden = true;
+      this.#drawAlternatives([]);
       this.#modSection.hidden = true;
       this.#recordSection.hidden = true;
       return;
@@ -86,7 +88,7 @@ export class Panel {
         if (loadId === this.#loadId) this.#drawEvent(e, entries);
       } catch (error) {
         if (loadId !== this.#loadId) return;
-        this.#alternatives.hidden = true;
+        this.#drawAlternatives([]);
         this.#recordSection.hidden = true;
         this.#modSection.hidden = false;
         this.#modSection.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
@@ -114,7 +116,6 @@ export class Panel {
     const logprob = run.logprob(row);
     const bits = surprise(run, row);
     const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
-    const fact = (name, value) => h('div', {}, h('dt', {}, name), h('dd', {}, value));
     this.#tokenSection.replaceChildren(eventButtons ?? '',
       h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, displayText(run.text(row))), h('span', {}, origin)),
       h('dl', { class: 'token-facts' },
@@ -147,8 +148,9 @@ export class Panel {
       : event?.event_type === 'ForwardPass' && event.input_text ? [['input', displayText(event.input_text), '']] : [];
     const recorded = facts.filter(([, value]) => value !== undefined && value !== null);
     if (!recorded.length) return;
-    this.#tokenSection.append(h('dl', { class: 'token-facts event-facts' }, recorded.map(([name, value, unit]) => h('div', { class: unit ? null : 'whole-row' },
-      h('dt', {}, name), h('dd', {}, unit ? `${value} ${unit}` : h('code', {}, `…${value}`))))));
+    this.#tokenSection.append(h('dl', { class: 'token-facts event-facts' }, recorded.map(([name, value, unit]) => (unit
+      ? fact(name, `${value} ${unit}`)
+      : fact(name, h('code', {}, `…${value}`), { class: 'whole-row' })))));
   }
 
   /** Draws the recorded JSON of the event and its calls, which is formatted when the user opens it. */
@@ -165,14 +167,16 @@ export class Panel {
     this.#recordSection.replaceChildren(details);
   }
 
-  /** Draws the candidates of the step, with links and buttons that continue with another one. */
+  /** Draws the candidates of the step, with links and buttons that continue with another one, and their logits by layer. */
   #drawAlternatives(entries) {
     const table = candidateTable(entries);
     const { rows, draft } = table;
+    const shown = this.#showsAll ? rows : rows.filter((row, i) => i < MAX_CANDIDATES || row.chosen);
+    const event = entries.findLast((entry) => entry.event.event_type === 'ForwardPass')?.event;
+    this.#lens.show(event, shown);
     this.#alternatives.hidden = rows.length === 0;
     if (!rows.length) return;
-    const shown = this.#showsAll ? rows : rows.filter((row, i) => i < MAX_CANDIDATES || row.chosen);
-    const forward = entries.findLast(({ event }) => event.event_type === 'ForwardPass')?.event.sequence_order;
+    const forward = event?.sequence_order;
     const toggle = () => { this.#showsAll = !this.#showsAll; this.#drawAlternatives(entries); };
     this.#alternatives.replaceChildren(
       h('h2', {}, 'Alternatives'),

@@ -1,6 +1,6 @@
 // The replay: one cursor over the events of a run, and all parts that follow it. The page of a run, the playground and
 // exported pages use it. A run is live while its events are arriving.
-import { base, fetchApi, h, toast } from '../dom.js';
+import { base, fetchApi, h, sendJson, toast } from '../dom.js';
 import { MIN_SURPRISE, MODES, legend, surprise } from './color.js';
 import { Events } from './events.js';
 import { find } from './find.js';
@@ -515,9 +515,7 @@ export class Replay {
   /** Starts forks of the run at the step of event `n`. Opens the first one, unless the page shows them. `text` is that of a changed token. */
   async #startForks(n, change, text) {
     try {
-      const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, {
-        method: 'POST', headers: { 'Content-Type': 'application/json' }, body: JSON.stringify({ at: { event: n }, ...change }),
-      });
+      const response = await sendJson(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, { at: { event: n }, ...change });
       const forks = await response.json();
       if (this.#hooks.forked) this.#hooks.forked(forks, { ...change, ...(text !== undefined && { text }) });
       else location.assign(`${base}/runs/${encodeURIComponent(forks.runs[0].run_id)}`);

@@ -1,0 +1,180 @@
+// The logit lens of ingested runs in the replay. THUNDER_URL is a server with the demo model and --attention on.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { readFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
+import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+import { document as trace } from './document.mjs';
+
+const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
+const OTHERS = [' one', '\n', ' <b>bold</b>', '\u202eevil', ' extraordinarily', '!', ' 日本', ' two', ' three'];
+let browser;
+
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+/** Returns the lens of a step: the model's logarithms of probabilities in the last layer, and before it more and more of other numbers. */
+function lensOf(model, step, layerCount) {
+  const logits = Array.from({ length: layerCount }, (_, layer) => model.map(({ prob }, i) => {
+    const depth = (layer + 1) / layerCount;
+    return Number((depth ** 2 * Math.log(prob) + (1 - depth) * 4 * Math.sin(step + 3 * i)).toFixed(3));
+  }));
+  return { layers: logits.map((_, layer) => layer), logits };
+}
+
+/** Ingests a run with 12 candidates per step and returns its id. `lens(model, step)` returns the `lens` of a step. */
+async function ingest(lens) {
+  const id = `lens-${Date.now()}-${Math.random()}`;
+  const document = trace(id, 12);
+  for (const { details, step } of document.events.filter((event) => event.event_type === 'ForwardPass')) {
+    details.model.push(...OTHERS.map((text, i) => ({ token: 900 + i, text, prob: 0.002 / (i + 1) })));
+    details.lens = lens(details.model, step);
+  }
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(document) });
+  assert.equal(response.status, 201, await response.text());
+  return { id, document };
+}
+
+const section = (page) => page.locator('.panel section', { has: page.locator('h2:text-is("Layers")') });
+const facts = (page) => page.textContent('.lens + .hint');
+const cell = (page, row, layer) => page.locator('.lens [role=row]:has(span)').nth(row).locator('[role=gridcell]').nth(layer);
+
+/** Returns the expected description of a cell. */
+function description({ model, lens: { logits } }, index, layer, name) {
+  const row = logits[layer];
+  const share = Math.exp(row[index]) / row.reduce((sum, logit) => sum + Math.exp(logit), 0);
+  const percent = share >= 0.1 ? (share * 100).toFixed(1) : share >= 0.0001 ? (share * 100).toFixed(2) : '< 0.01';
+  return `${name} · layer ${layer}: logit ${row[index].toFixed(2)}, share ${percent}%, rank ${1 + row.filter((logit) => logit > row[index]).length} of ${model.length}`;
+}
+
+for (const [scheme, width, layerCount] of [['light', 1280, 12], ['dark', 1280, 100], ['light', 375, 12], ['dark', 375, 100]]) {
+  test(`lens is a grid of candidates and layers (${scheme}, ${width} px, ${layerCount} layers)`, async () => {
+    const { id, document } = await ingest((model, step) => lensOf(model, step, layerCount));
+    const page = await open(`/runs/${id}?at=4`, { scheme, width });
+    await ready(page);
+    await section(page).waitFor();
+    const names = await page.locator('.panel .candidates tbody th').allTextContents();
+    const headers = await page.locator('.lens [role=rowheader]').allTextContents();
+    assert.deepEqual(headers.map((text) => text.replace(' ✓', '')), names);
+    assert.deepEqual(headers.map((text) => text.endsWith(' ✓')), names.map((_, i) => i === 0));
+    assert.equal(await page.locator('.lens [role=gridcell]').count(), names.length * layerCount);
+    const { details } = document.events[4];
+    // Each layer has one frame, and the shade of a cell grows with its share.
+    const classes = await page.locator('.lens [role=row]:has(span)').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('span')].map((span) => span.className)));
+    const order = names.map((name) => details.model.findIndex(({ text }) => text.trim() && name.replace('␣', ' ') === text));
+    for (let layer = 0; layer < layerCount; layer += 1) {
+      const framed = classes.map((row) => row[layer]).flatMap((value, i) => (value.endsWith(' framed') ? [i] : []));
+      assert.equal(framed.length, 1, `layer ${layer}`);
+      const highest = details.lens.logits[layer].indexOf(Math.max(...details.lens.logits[layer]));
+      if (order.includes(highest)) assert.equal(order[framed[0]], highest, `layer ${layer}`);
+    }
+    assert.equal(classes[0].at(-1), 'b7 framed', 'the drawn token is by far the highest in the last layer');
+    assert.match(await section(page).locator('p').first().textContent(), /^␣sky is the highest candidate from layer \d+ on\.$/);
+    await cell(page, 0, 7).hover();
+    assert.equal(await facts(page), description(details, 0, 7, '␣sky ✓'));
+    // The grid scrolls in its own box, and headers stay in it.
+    const { scrolls, page: pageScrolls, panel } = await page.evaluate(() => {
+      const excess = (el) => el.scrollWidth - el.clientWidth;
+      return { scrolls: excess(document.querySelector('.lens')) > 0, page: excess(document.documentElement), panel: excess(document.querySelector('.panel')) };
+    });
+    assert.deepEqual([scrolls, pageScrolls, panel], [layerCount === 100, 0, 0]);
+    await cell(page, 3, layerCount - 1).scrollIntoViewIfNeeded();
+    const header = await page.locator('.lens [role=rowheader]').nth(3).boundingBox();
+    const box = await page.locator('.lens').boundingBox();
+    assert.ok(Math.abs(header.x - box.x) < 4, `the header is at ${header.x}, the grid at ${box.x}`);
+    await page.evaluate(axe);
+    const violations = await page.evaluate(() => axe.run('.panel', { runOnly: ['wcag2a', 'wcag2aa'] }).then((result) => result.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)));
+    assert.deepEqual(violations, []);
+    if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/lens-${scheme}-${width}-${layerCount}.png` });
+    await page.context().close();
+    await expectNoErrors();
+  });
+}
+
+test('keys move in the grid, and the numbers follow the step', async () => {
+  const { id, document } = await ingest((model, step) => lensOf(model, step, 6));
+  const page = await open(`/runs/${id}?at=4`);
+  await ready(page);
+  await cell(page, 0, 0).focus();
+  for (const key of ['End', 'ArrowLeft', 'ArrowDown']) await page.keyboard.press(key);
+  const step = document.events[4].details;
+  assert.equal(await facts(page), description(step, 1, 4, '␣sea'));
+  assert.equal(await page.evaluate(() => document.activeElement.ariaLabel), await facts(page));
+  await page.keyboard.press('PageUp');
+  assert.match(await facts(page), /^␣sky ✓ · layer 4: /);
+  assert.match(await page.textContent('[data-where]'), /event 4 /, 'the cursor of the replay stays');
+  assert.equal(await page.locator('.lens [tabindex="0"]').count(), 1);
+  // All rows of the table are rows of the grid, too.
+  const rows = page.locator('.lens [role=row]:has(span)');
+  const count = await rows.count();
+  await page.click('.panel button:has-text("All ")').catch(() => {});
+  assert.equal(await rows.count(), Math.max(count, await page.locator('.panel .candidates tbody tr').count()));
+  // A later step, in which the drawn token is not the most probable one.
+  await page.goto(`${URL_}/runs/${id}?at=7`);
+  await ready(page);
+  await section(page).waitFor();
+  const next = document.events[7].details;
+  assert.equal(next.model.findIndex(({ text }) => text === ' is') > 0, true);
+  assert.match(await section(page).locator('p').first().textContent(), /^␣is has rank \d+ in the last layer, and is the highest candidate in (none|\d) of the layers before it\.$/);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('lens of another form is not shown, and hostile numbers do no harm', async () => {
+  const forms = [
+    () => undefined, () => null, () => 'lens', () => [], () => ({ layers: [0, 1] }),
+    (model) => ({ layers: [0], logits: [model.map(() => '5')] }), (model) => ({ layers: [0, 1], logits: [model.map(() => 1)] }),
+    (model) => ({ layers: [0], logits: [model.slice(1).map(() => 1)] }),
+    (model) => ({ layers: [0, 1], logits: [model.map(() => 1e308), model.map((_, i) => -1e308 * (i % 2))] }),
+  ];
+  const { id, document } = await ingest((model, step) => (forms[step - 1] ?? forms[0])(model));
+  const page = await open(`/runs/${id}?at=1`);
+  await ready(page);
+  for (const { step, sequence_order: event } of document.events.filter(({ event_type: type }) => type === 'ForwardPass').slice(0, forms.length)) {
+    await page.keyboard.press('Control+k');
+    await page.keyboard.type(`event ${event}`);
+    await page.keyboard.press('Enter');
+    await page.waitForFunction((n) => document.querySelector('[data-where]').textContent.includes(`event ${n} `) && !document.querySelector('.panel[aria-busy]'), event);
+    await page.waitForFunction((n) => document.querySelectorAll('.panel .candidates tbody tr').length > n, 3);
+    assert.equal(await section(page).isVisible(), step === forms.length, `step ${step}`);
+  }
+  assert.match(await facts(page), /layer 0: logit 1e\+308, share \d+\.\d+%, rank 1 of/);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('exported page shows the lens', async () => {
+  const { id, document } = await ingest((model, step) => lensOf(model, step, 12));
+  const html = await (await fetch(`${URL_}/runs/${id}/export.html`)).text();
+  const context = await browser.newContext({ viewport: { width: 1280, height: 860 } });
+  const page = await context.newPage();
+  const problems = [];
+  page.on('console', (message) => problems.push(message.text()));
+  page.on('pageerror', (error) => problems.push(error.stack));
+  await page.setContent(html);
+  await ready(page);
+  await page.keyboard.press('Home');
+  await page.keyboard.press('ArrowRight');
+  await page.keyboard.press('Shift+ArrowRight');
+  await section(page).waitFor();
+  await cell(page, 0, 11).focus();
+  assert.equal(await facts(page), description(document.events[4].details, 0, 11, '␣sky ✓'));
+  assert.deepEqual(problems, []);
+  await context.close();
+});
+
+test('playground requests the lens', async () => {
+  const page = await open('/playground');
+  await page.click('summary:text-is("More")');
+  await page.check('input[name=lens]');
+  await page.fill('[aria-label="Message 1"]', 'Tell me a story.');
+  await page.fill('input[name=max_tokens]', '4');
+  const sent = page.waitForRequest((request) => request.method() === 'POST' && request.url().endsWith('/v1/chat/completions'));
+  await page.keyboard.press('Control+Enter');
+  assert.equal((await sent).postDataJSON().lens, true);
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
+  await page.reload();
+  assert.equal(await page.isChecked('input[name=lens]'), true, 'the form is kept');
+  await page.context().close();
+  await expectNoErrors();
+});
