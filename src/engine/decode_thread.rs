@@ -12,6 +12,7 @@ use super::status::EngineStatus;
 use crate::events::Signal;
 use crate::model::llama::{
     AttentionCapture, AttentionSupport, Context, ContextOptions, LlamaUse, StateLayout, UnsupportedAttention,
+    UnsupportedLens,
 };
 use crate::model::{Model, ModelError};
 use std::sync::Arc;
@@ -43,13 +44,21 @@ pub struct ContextProperties {
     pub attention_capture: AttentionCapture,
     /// Attention that can be captured from the model; `None` if capture is off.
     pub attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
+    /// The reason if the model has no logit lens; `None` if capture is off.
+    pub lens_support: Option<Result<(), UnsupportedLens>>,
     /// True if runs draft tokens.
     pub speculates: bool,
 }
 
 impl Default for ContextProperties {
     fn default() -> Self {
-        Self { layout: None, attention_capture: AttentionCapture::Off, attention_support: None, speculates: false }
+        Self {
+            layout: None,
+            attention_capture: AttentionCapture::Off,
+            attention_support: None,
+            lens_support: None,
+            speculates: false,
+        }
     }
 }
 
@@ -88,6 +97,7 @@ impl DecodeThread {
             layout,
             attention_capture: context.attention_capture(),
             attention_support: context.attention_support().cloned(),
+            lens_support: context.lens_support(),
             speculates: options.speculation.is_enabled() && prefixes_usable,
         };
         if ready.send(Ok(properties)).is_ok() {

@@ -2,7 +2,7 @@
 
 use crate::events::TokenId;
 use crate::model::grammar;
-use crate::model::llama::{ImageError, UnsupportedAttention};
+use crate::model::llama::{ImageError, UnsupportedAttention, UnsupportedLens};
 
 /// Reason why a request was rejected.
 #[derive(Debug, thiserror::Error)]
@@ -85,6 +85,17 @@ pub enum SubmitError {
         model: String,
         /// The reason.
         reason: UnsupportedAttention,
+    },
+    /// The logit lens is turned off on this server.
+    #[error("`lens` was requested, but the server runs with --attention off; start it with --attention auto or on")]
+    LensOff,
+    /// The model has no logit lens.
+    #[error("`lens` was requested, but the model '{model}' has no logit lens: {reason}")]
+    LensUnsupported {
+        /// Name of the model.
+        model: String,
+        /// The reason.
+        reason: UnsupportedLens,
     },
     /// The request selects an attention head that the model does not have.
     #[error("layer {layer}, head {head} does not exist; heads are 0 to {last}, and layers with attention are {layers:?}", last = heads.saturating_sub(1))]

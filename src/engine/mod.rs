@@ -6,6 +6,7 @@
 //! runs. Results leave the thread through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to
 //! the API that submitted the run. The decode thread never waits for a database, a disk or a socket.
 
+mod captures;
 mod control;
 mod decode_thread;
 pub mod encoder;
@@ -30,6 +31,7 @@ mod validate;
 
 pub use crate::model::llama::{
     AttentionCapture, AttentionRow, AttentionSupport, SamplerStage, SamplingParams, UnsupportedAttention,
+    UnsupportedLens,
 };
 pub use control::{Generation, RunControl};
 pub use error::{RunOver, SubmitError};
@@ -76,6 +78,8 @@ struct Inner {
     attention_capture: AttentionCapture,
     /// Attention that can be captured from the model; `None` if capture is off.
     attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
+    /// The reason if the model has no logit lens; `None` if capture is off.
+    lens_support: Option<Result<(), UnsupportedLens>>,
     status: Arc<EngineStatus>,
     /// True if runs draft tokens.
     speculates: bool,
@@ -127,13 +131,14 @@ impl Engine {
         } else {
             (ContextProperties::default(), None)
         };
-        let ContextProperties { layout, attention_capture, attention_support, speculates } = properties;
+        let ContextProperties { layout, attention_capture, attention_support, lens_support, speculates } = properties;
         Ok(Self {
             inner: Arc::new(Inner {
                 snapshot_format: Arc::new(SnapshotFormat { vocabulary: model.vocabulary().len(), layout }),
                 identity_watch: IdentityWatch::start(&model, options.hash_cache.clone()),
                 attention_capture,
                 attention_support,
+                lens_support,
                 model,
                 options,
                 commands,
@@ -202,6 +207,20 @@ impl Engine {
             Some(Ok(attention_support)) => Ok(attention_support),
             Some(Err(reason)) => {
                 Err(SubmitError::AttentionUnsupported { model: self.inner.model.name().to_owned(), reason: *reason })
+            }
+        }
+    }
+
+    /// Checks that the model has a logit lens.
+    ///
+    /// # Errors
+    /// The error that a request with `lens` gets.
+    pub fn lens(&self) -> Result<(), SubmitError> {
+        match &self.inner.lens_support {
+            None => Err(SubmitError::LensOff),
+            Some(Ok(())) => Ok(()),
+            Some(Err(reason)) => {
+                Err(SubmitError::LensUnsupported { model: self.inner.model.name().to_owned(), reason: reason.clone() })
             }
         }
     }

@@ -17,6 +17,8 @@ struct RecordedParameters<'a> {
     limits: &'a Limits,
     mods: Vec<Value>,
     attention: bool,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    lens: bool,
     visible_tokens: &'a [TokenId],
     overflow: Overflow,
     alternatives: usize,
@@ -54,6 +56,7 @@ pub fn record_parameters(request: &Request, fork: Option<&ForkPoint>, model: &Mo
         limits: &request.limits,
         mods: request.mods.iter().map(SelectedMod::to_record).collect(),
         attention: request.attention,
+        lens: request.lens,
         visible_tokens: &request.visible_tokens,
         overflow: request.overflow,
         alternatives: request.alternatives,

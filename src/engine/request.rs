@@ -72,6 +72,8 @@ pub struct Request {
     pub attention: bool,
     /// Heads whose attention rows are recorded, in addition to the reductions over heads.
     pub stored_heads: StoredHeads,
+    /// True if the logits of the most probable tokens after each layer are recorded.
+    pub lens: bool,
     /// Number of most probable tokens recorded per generated token.
     pub alternatives: usize,
     /// Effect of a recording failure on the run.
@@ -125,6 +127,7 @@ impl Request {
             mods: Vec::new(),
             attention: false,
             stored_heads: StoredHeads::None,
+            lens: false,
             alternatives: Self::ALTERNATIVES,
             record: RecordPolicy::default(),
             report: ReportOptions::default(),

@@ -26,6 +26,9 @@ impl Engine {
         self.validate_images(request)?;
         self.validate_prompt(request)?;
         self.validate_attention(request)?;
+        if request.lens {
+            self.lens()?;
+        }
         request.limits.apply_server_limit(options.max_tokens)?;
         let queued = waiting.load(Ordering::Acquire);
         if queued >= MAX_QUEUED_RUNS {

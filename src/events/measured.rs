@@ -1,4 +1,5 @@
 use super::{EvictedMessage, ImageRecord, RawJson, TokenId};
+use half::f16;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -23,6 +24,9 @@ pub struct Measurements {
     /// `ForwardPass`: most probable next tokens of the model at temperature 1, before mods, highest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub model: Vec<Alternative>,
+    /// `ForwardPass`: the logits of the tokens of `model` after each layer, if the request had `lens`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lens: Option<Box<LogitLens>>,
     /// `Sampled`: the most probable tokens after mods edited the logits; empty when no mod did.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub after_mods: Vec<Alternative>,
@@ -133,6 +137,23 @@ pub struct Alternative {
     pub prob: f32,
 }
 
+/// Logits that the output head gives for the hidden states after each layer, for some tokens.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct LogitLens {
+    /// The layers, in order.
+    pub layers: Vec<u16>,
+    /// A list for each layer, with the logit of each token.
+    pub logits: Vec<Vec<f32>>,
+}
+
+impl LogitLens {
+    /// Rounds a logit to a finite 16-bit float, as it is stored.
+    #[must_use]
+    pub fn round(logit: f32) -> f16 {
+        f16::from_f32(logit.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()))
+    }
+}
+
 /// The number of candidates after one stage of the sampler chain.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StageCount {
@@ -159,6 +180,7 @@ impl Measurements {
             tokens,
             entropy,
             model,
+            lens,
             after_mods,
             after_sampler,
             stages,
@@ -174,6 +196,7 @@ impl Measurements {
             && tokens.is_empty()
             && entropy.is_none()
             && model.is_empty()
+            && lens.is_none()
             && after_mods.is_empty()
             && after_sampler.is_empty()
             && stages.is_empty()

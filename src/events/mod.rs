@@ -27,7 +27,7 @@ pub use event::{Event, EventType};
 pub use finish::{DraftUsage, EndCause, EvictedMessage, Fault, Finish, FinishReason, RunEnd, Usage};
 pub use histogram::{Histogram, HistogramCounts};
 pub use image::{ImageFile, ImageRecord, ImageTile, hex};
-pub use measured::{Alternative, Eviction, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
+pub use measured::{Alternative, Eviction, LogitLens, Measurements, PromptRecord, Span, StageCount, TokenMeasurement};
 pub use recorder::{DurabilityAck, DurabilityAcks, NotStored, Recorder, UnstoredRun, UnstoredRuns};
 pub use requested::RequestedAction;
 pub use run::{RunId, RunMetadata, RunParent, RunStart, RunStatus, Surface};

@@ -25,6 +25,9 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 /// Logged route of requests to unknown paths.
 const NO_ROUTE: &str = "other";
 
+/// Routes of health checks.
+const HEALTH: [&str; 3] = ["/healthz", "/health", "/v1/health"];
+
 /// Label of the caller's key; an extension of the response.
 #[derive(Debug, Clone)]
 pub(super) struct KeyLabel(pub(super) String);
@@ -101,18 +104,24 @@ impl Drop for AccessRecord {
         let elapsed = self.started_at.elapsed();
         let status = self.status.unwrap_or(CLIENT_CLOSED_REQUEST);
         self.app.requests().add(&self.route, self.method, status, elapsed);
-        tracing::info!(
-            target: "thunder::access",
-            method = self.method,
-            route = self.route,
-            status,
-            elapsed_ms = elapsed.as_micros() as f64 / 1000.0,
-            key = self.key.as_deref(),
-            run_id = self.run_id.as_deref(),
-            request_id = self.request_id,
-            complete = self.is_complete,
-            "request"
-        );
+        macro_rules! log {
+            ($level:ident) => {
+                tracing::$level!(
+                    target: "thunder::access",
+                    method = self.method,
+                    route = self.route,
+                    status,
+                    elapsed_ms = elapsed.as_micros() as f64 / 1000.0,
+                    key = self.key.as_deref(),
+                    run_id = self.run_id.as_deref(),
+                    request_id = self.request_id,
+                    complete = self.is_complete,
+                    "request"
+                )
+            };
+        }
+        // Monitors request the health every few seconds.
+        if HEALTH.contains(&&*self.route) && status == 200 { log!(debug) } else { log!(info) }
     }
 }
 

@@ -62,7 +62,7 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
         Err(error) => (String::new(), super::error::sentence(&error.problem().detail)),
     };
     let lens_problem = match app.engine() {
-        Ok(engine) => engine.attention().err().map(|error| error.to_string()).unwrap_or_default(),
+        Ok(engine) => engine.lens().err().map(|error| error.to_string()).unwrap_or_default(),
         Err(_) => not_ready.clone(),
     };
     let page = PlaygroundPage {
@@ -114,7 +114,7 @@ mod tests {
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);
         assert!(html.contains("--attention off") && html.contains("(the model has &#60;no&#62; head)"));
-        assert!( html.contains("Open a sample run"));
+        assert!(html.contains("Open a sample run"));
         assert!(!html.contains("<x>"));
     }
 }

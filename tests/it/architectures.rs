@@ -1,4 +1,4 @@
-//! Models of the architectures that llama.cpp implements, with random weights: generation and attention.
+//! Models of the architectures that llama.cpp implements, with random weights: generation, attention and logit lens.
 //!
 //! `fixtures/architectures.json` contains the metadata keys and the tensors of a small model of each architecture. The keys
 //! come from llama.cpp's own test of its architectures; the tensors are those that llama.cpp creates for these keys. `V`
@@ -106,22 +106,36 @@ fn reason(answer: &Value) -> String {
     message.rsplit(": ").next().unwrap().split(';').next().unwrap().to_owned()
 }
 
-/// Returns the support of a model for generation and for attention: "yes", or "no" with the reason.
-async fn support(server: &Server, name: &str) -> (String, String) {
+/// Support of a model: "yes", or "no" with the reason.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Support {
+    generation: String,
+    attention: String,
+    lens: String,
+}
+
+/// Returns the support of a model.
+async fn support(server: &Server, name: &str) -> Support {
+    let no = || "no".to_owned();
     let body = json!({"model": name, "prompt": "Once upon", "max_tokens": 4, "ignore_eos": true, "seed": 1});
     let (status, answer) = server.post("/v1/completions", &body).await;
     if status != 200 {
-        return (format!("no: {}", reason(&answer)), "no".to_owned());
+        return Support { generation: format!("no: {}", reason(&answer)), attention: no(), lens: no() };
     }
     assert_eq!(answer["usage"]["completion_tokens"], 4, "{name}: {answer}");
     let body = json!({"model": name, "input_ids": [10, 11, 12], "max_new_tokens": 2, "return_attention": true,
                       "ignore_eos": true});
     let (status, answer) = server.post("/api/v1/generate", &body).await;
-    if status != 200 {
-        return ("yes".to_owned(), format!("no: {}", reason(&answer)));
-    }
-    assert_eq!(answer["attention_data"].as_array().map(Vec::len), Some(2), "{name}: {answer}");
-    ("yes".to_owned(), "yes".to_owned())
+    let attention = if status == 200 {
+        assert_eq!(answer["attention_data"].as_array().map(Vec::len), Some(2), "{name}: {answer}");
+        "yes".to_owned()
+    } else {
+        format!("no: {}", reason(&answer))
+    };
+    let body = json!({"model": name, "prompt": "Once upon", "max_tokens": 2, "lens": true, "ignore_eos": true});
+    let (status, answer) = server.post("/v1/completions", &body).await;
+    let lens = if status == 200 { "yes".to_owned() } else { format!("no: {}", reason(&answer)) };
+    Support { generation: "yes".to_owned(), attention, lens }
 }
 
 #[tokio::test]
@@ -142,13 +156,13 @@ async fn architectures_of_llama_cpp_generate_as_the_handbook_says() {
     let (status, answer) = server.post("/v1/completions", &json!({"model": "wide-rope", "prompt": "Once"})).await;
     let reason = "`rope.dimension_count` must be at most 32, the size of a head, got 64";
     assert!(status == 503 && message_of(&answer).contains(reason), "{answer}");
-    let mut supported: BTreeMap<(String, String), Vec<&str>> = BTreeMap::new();
+    let mut supported: BTreeMap<Support, Vec<&str>> = BTreeMap::new();
     for name in architectures.keys() {
         supported.entry(support(&server, name).await).or_default().push(name);
     }
-    let mut table = String::from("| Generation | Attention | Architectures |\n|---|---|---|\n");
-    for ((generation, attention), names) in supported.iter().rev() {
-        writeln!(table, "| {generation} | {attention} | `{}` |", names.join("`, `")).unwrap();
+    let mut table = String::from("| Generation | Attention | Logit lens | Architectures |\n|---|---|---|---|\n");
+    for (Support { generation, attention, lens }, names) in supported.iter().rev() {
+        writeln!(table, "| {generation} | {attention} | {lens} | `{}` |", names.join("`, `")).unwrap();
     }
     super::handbook::assert_generated("models.md", "architectures", &table);
 }

@@ -34,7 +34,7 @@ async fn access_log(server: &Server, count: usize) -> Vec<Value> {
         let lines = complete.lines().filter(|line| line.starts_with('{'));
         let lines = lines.map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}")));
         let found: Vec<Value> =
-            lines.filter(|line: &Value| line["target"] == "thunder::access" && line["route"] != "/healthz").collect();
+            lines.filter(|line: &Value| line["target"] == "thunder::access" && line["status"] != 503).collect();
         if found.len() >= count {
             return found;
         }

@@ -10,8 +10,9 @@ test('only documents of a run are sent', () => {
 });
 
 test('file of JSON lines has one document per line', () => {
-  assert.deepEqual(documentsIn('runs.jsonl', '{"a": 1}\n\n{"b": 2}\n'), ['{"a": 1}', '{"b": 2}']);
-  assert.deepEqual(documentsIn('run.json', '{\n}\n'), ['{\n}\n']);
+  assert.deepEqual(documentsIn('runs.jsonl', '{"a": 1}\n\n{"b": 2}\n'), [{ text: '{"a": 1}', line: 1 }, { text: '{"b": 2}', line: 3 }]);
+  assert.deepEqual(documentsIn('run.json', '{\n}\n'), [{ text: '{\n}\n', line: 1 }]);
+  assert.deepEqual(documentsIn('run.json', ' \n'), []);
 });
 
 test('result of a file names the imported runs and the first problem', () => {

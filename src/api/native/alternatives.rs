@@ -1,7 +1,9 @@
 //! `/api/v1/runs/{id}/alternatives`: the candidates of every step.
 
 use super::event_range;
-use crate::events::{Alternative, Event, EventType, Measurements, RawJson, Scope, StageCount, TokenId, TraceItem};
+use crate::events::{
+    Alternative, Event, EventType, LogitLens, Measurements, RawJson, Scope, StageCount, TokenId, TraceItem,
+};
 use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App, Problem};
 use axum::Json;
@@ -44,6 +46,8 @@ pub struct StepAlternatives {
     chosen: Option<TokenId>,
     /// The model's most probable tokens, `[{token, text, prob}]`; for an ingested run its `top_tokens`.
     model: Value,
+    /// Logits of the tokens of `model` after each layer; `null` if the request did not have `lens`.
+    lens: Option<Box<LogitLens>>,
     /// Candidates after mods edited the logits; empty if none did.
     after_mods: Vec<Alternative>,
     /// The candidates after the sampling stages, from which the token was sampled.
@@ -105,6 +109,7 @@ impl StepAlternatives {
             position: measured.position,
             chosen: None,
             model,
+            lens: measured.lens,
             after_mods: Vec::new(),
             after_sampler: Vec::new(),
             stages: Vec::new(),

@@ -278,6 +278,7 @@ impl ForkSource {
             request.stored_heads =
                 stored_heads(&self.recorded["attention_heads"], "prompt.parameters.attention_heads")?;
         }
+        request.lens = self.recorded["lens"] == true && loaded.engine().lens().is_ok();
         // The forks of one step share its KV state.
         request.cache_prompt = true;
         request.surface = self.surface;

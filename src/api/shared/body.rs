@@ -120,6 +120,9 @@ pub(crate) struct GenerationFields {
     /// the rows of individual heads too.
     #[schema(value_type = Option<Value>)]
     attention: Option<Value>,
+    /// Record the logits of the most probable tokens after each layer (logit lens).
+    #[schema(default = false)]
+    lens: Option<bool>,
     /// Slot to run in; -1 for any.
     #[schema(default = -1)]
     id_slot: Option<i32>,

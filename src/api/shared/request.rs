@@ -67,6 +67,7 @@ pub(crate) fn base_request(
         adapters: Some(adapters::requested_adapters(fields, known, known.default_set())?),
         attention,
         stored_heads,
+        lens: fields.flag("lens")?.unwrap_or(false),
         record: parameters::record(fields)?,
         slot: placement.slot,
         cache_prompt: placement.cache_prompt,

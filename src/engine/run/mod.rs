@@ -274,7 +274,7 @@ impl Run {
             }
         }
         let top = self.measurer.top(logits, distribution);
-        self.step_logits.set_logits(distribution, top);
+        self.step_logits.set_logits(logits, distribution, top);
         if let Some(forced) = self.forced.take() {
             // The next step starts with these logits, after the `Added` event of the forced tokens.
             self.step_logits.save(Some(logits));

@@ -4,13 +4,14 @@ use super::outbox::Outbox;
 use super::reasoning::ReasoningTracker;
 use super::sequence::Sequence;
 use super::{Run, RunState};
+use crate::engine::captures::TokenCaptures;
 use crate::engine::kv::prompt::PromptView;
 use crate::engine::kv::slots::ReleasedState;
 use crate::engine::output::{EndReasoningOutcome, Output, PromptProgress, RunMetrics};
 use crate::engine::request::{Limits, Overflow, Request};
 use crate::engine::status::{SlotProgress, SlotRun};
 use crate::events::{FinishReason, RunEnd, RunId, TokenId};
-use crate::model::llama::{AttentionRow, CheckpointPurpose, EmbeddingRows, Sampler, SamplingParams};
+use crate::model::llama::{CheckpointPurpose, EmbeddingRows, Sampler, SamplingParams, TokenOutputs};
 use crate::mods::ModInstance;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -223,9 +224,20 @@ impl Run {
         self.sequence.take_due_checkpoint(!self.dispatch.is_empty())
     }
 
-    /// Returns true if the attention of the token at `position` is captured in its decode.
-    pub fn captures(&self, position: usize, output: bool) -> bool {
-        self.attention.captures(position, output, self.sequence.len(), self.sequence.prompt_len())
+    /// Returns what the decode of the token at `position` gives; `logits` is true if its logits are needed.
+    pub fn token_outputs(&self, position: usize, logits: bool) -> TokenOutputs {
+        let len = self.sequence.len();
+        TokenOutputs {
+            logits,
+            attention: self.attention.captures(position, logits, len, self.sequence.prompt_len()),
+            // Only the logits at the end of the sequence begin a step.
+            hidden_states: self.request.lens && position + 1 == len,
+        }
+    }
+
+    /// Returns what the decode of a drafted token gives.
+    pub fn draft_outputs(&self) -> TokenOutputs {
+        TokenOutputs { logits: true, attention: self.request.attention, hidden_states: self.request.lens }
     }
 
     /// Returns the progress that the status of the slot shows.
@@ -270,9 +282,12 @@ impl Run {
         self.dispatch.instance(index)
     }
 
-    /// Sets the attention row of the next logits, before these are passed.
-    pub fn set_attention(&mut self, row: Arc<AttentionRow>) {
-        self.attention.set_current(row);
+    /// Sets what was captured with the next logits, before these are passed.
+    pub fn set_captures(&mut self, captures: TokenCaptures) {
+        if let Some(row) = captures.attention {
+            self.attention.set_current(row);
+        }
+        self.step_logits.set_hidden_states(captures.hidden_states);
     }
 
     /// Ends the current reasoning, as if its budget were used up.

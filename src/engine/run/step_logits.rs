@@ -2,8 +2,9 @@
 //!
 //! The model's logits are copied only if a mod edits them or if they are needed after the next decode overwrites them.
 
-use crate::events::{Alternative, TokenId, TokenMeasurement};
+use crate::events::{Alternative, LogitLens, TokenId, TokenMeasurement};
 use crate::model::distribution::{self, TokenDistribution};
+use crate::model::llama::HiddenStates;
 use crate::mods::LogitEdit;
 
 /// Maximum tokens whose change of probability is recorded for an edit of the logits.
@@ -23,6 +24,10 @@ pub struct StepLogits {
     temperature: Option<f32>,
     distribution: Option<TokenDistribution>,
     top: Vec<Alternative>,
+    /// Hidden states of the decode that produced the next logits.
+    hidden_states: Option<HiddenStates>,
+    /// Logits of the most probable tokens after each layer.
+    lens: Option<LogitLens>,
     drawn: Option<TokenMeasurement>,
     /// Token that speculative decoding drafted for the step.
     drafted: Option<TokenId>,
@@ -38,8 +43,14 @@ pub struct EditEffect {
 }
 
 impl StepLogits {
+    /// Sets the hidden states of the decode that produced the next logits.
+    pub fn set_hidden_states(&mut self, hidden_states: Option<HiddenStates>) {
+        self.hidden_states = hidden_states;
+    }
+
     /// Sets the distribution and the most probable tokens of new logits.
-    pub fn set_logits(&mut self, distribution: TokenDistribution, top: Vec<Alternative>) {
+    pub fn set_logits(&mut self, logits: &[f32], distribution: TokenDistribution, top: Vec<Alternative>) {
+        self.lens = self.hidden_states.take().and_then(|states| read_lens(&states, &top, logits));
         self.top = top;
         self.distribution = Some(distribution);
         self.is_saved = false;
@@ -141,6 +152,11 @@ impl StepLogits {
         &self.top
     }
 
+    /// Returns the logits of the most probable tokens after each layer.
+    pub fn lens(&self) -> Option<&LogitLens> {
+        self.lens.as_ref()
+    }
+
     /// Replaces the most probable tokens with those after the sampler, for a client that requested them.
     pub fn set_top(&mut self, top: Vec<Alternative>) {
         self.top = top;
@@ -175,6 +191,14 @@ impl StepLogits {
     pub fn take_drawn(&mut self) -> Option<TokenMeasurement> {
         self.drawn.take()
     }
+}
+
+/// Returns the logits of the most probable tokens after each layer.
+fn read_lens(states: &HiddenStates, top: &[Alternative], logits: &[f32]) -> Option<LogitLens> {
+    let tokens: Vec<TokenId> = top.iter().map(|alternative| alternative.token).collect();
+    let last = tokens.iter().map(|&token| logits[token as usize]).collect();
+    let lens = states.lens(&tokens, last);
+    lens.inspect_err(|error| tracing::error!(%error, "logit lens not recorded: the model's file cannot be read")).ok()
 }
 
 fn apply_edit(logits: &mut [f32], edit: &LogitEdit) {

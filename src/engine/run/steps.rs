@@ -71,6 +71,7 @@ impl Run {
                 entropy: step_logits.distribution().map(|distribution| distribution.entropy),
                 evicted: sequence.take_unreported_eviction(),
                 model: step_logits.top().to_vec(),
+                lens: step_logits.lens().cloned().map(Box::new),
                 note: note.take(),
                 ..Measurements::default()
             }));

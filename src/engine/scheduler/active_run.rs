@@ -144,16 +144,14 @@ impl ActiveRun {
     /// Passes the logits after a drafted token to the run. Returns `false` if the token is rejected: the run has not
     /// sampled it.
     pub fn deliver_drafted(&mut self, drafted: DraftedToken, logits: &[f32], resources: &mut RunResources) -> bool {
-        let DraftedToken { position, token, next, attention } = drafted;
+        let DraftedToken { position, token, next, captures } = drafted;
         if !self.run.continues_with(position, token) {
             return false;
         }
         self.run.count_accepted();
         self.speculation.account.add_accepted();
         self.run.sequence_mut().set_kv_len(position + 1);
-        if let Some(row) = attention {
-            self.run.set_attention(row);
-        }
+        self.run.set_captures(captures);
         self.run.set_drafted(next);
         self.run.on_logits(position, logits, resources);
         true

@@ -3,13 +3,12 @@
 use super::batch::BatchPart;
 use super::drafts::Drafter;
 use super::slots::ActiveSlots;
+use crate::engine::captures::BatchCaptures;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::run::RunResources;
 use crate::engine::speculation::run_speculation::DraftedToken;
 use crate::events::EndCause;
 use crate::model::ModelError;
-use crate::model::llama::AttentionRow;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Decodes the batch and passes the logits to its runs. If the decode fails, ends these runs and returns `false`.
@@ -21,20 +20,14 @@ pub fn decode(
     resources: &mut RunResources,
 ) -> bool {
     let start = Instant::now();
-    let captured = match kv.decode() {
-        Ok(captured) => captured,
+    let mut captures = match kv.decode() {
+        Ok(decoded) => BatchCaptures::new(decoded),
         Err(error) => {
             fail(&parts, kv, slots, &error);
             return false;
         }
     };
     drafter.charge(&parts, slots, kv, start);
-    let mut captured = captured.into_iter().peekable();
-    // Rows are in the order of the tokens; those of rejected tokens are skipped.
-    let mut take_row = |index| {
-        while captured.next_if(|row| row.index < index).is_some() {}
-        captured.next_if(|row| row.index == index).map(Arc::new)
-    };
     for part in parts {
         let Some(active) = slots.get_mut(part.slot) else { continue };
         active.run.sequence_mut().set_kv_len(part.end);
@@ -43,31 +36,28 @@ pub fn decode(
         active.run.report_progress();
         active.run.set_drafted(part.draft.first().map(|&(_, token)| token));
         for &(index, position) in &part.outputs {
-            if let Some(row) = take_row(index) {
-                active.run.set_attention(row);
-            }
+            active.run.set_captures(captures.take(index));
             active.run.on_logits(position, kv.logits(index), resources);
         }
-        deliver_draft(&part, kv, slots, resources, &mut take_row);
+        deliver_draft(&part, kv, slots, resources, &mut captures);
         wipe_invalid_state(part.slot, kv, slots);
     }
     true
 }
 
-/// Passes the logits after the drafted tokens of a part to its run. `take_row` returns the captured attention of a
-/// token of the batch.
+/// Passes the logits after the drafted tokens of a part to its run.
 fn deliver_draft(
     part: &BatchPart,
     kv: &mut KvSlots<'_>,
     slots: &mut ActiveSlots,
     resources: &mut RunResources,
-    take_row: &mut impl FnMut(usize) -> Option<Arc<AttentionRow>>,
+    captures: &mut BatchCaptures,
 ) {
     let Some(active) = slots.get_mut(part.slot).filter(|_| !part.draft.is_empty()) else { return };
     kv.extend(part.slot, &part.draft.iter().map(|&(_, token)| token).collect::<Vec<_>>(), None);
     for (offset, &(index, token)) in part.draft.iter().enumerate() {
         let next = part.draft.get(offset + 1).map(|&(_, token)| token);
-        let drafted = DraftedToken { position: part.end + offset, token, next, attention: take_row(index) };
+        let drafted = DraftedToken { position: part.end + offset, token, next, captures: captures.take(index) };
         if active.run.awaited_mod().is_some() {
             // The next decode overwrites the logits before the mod replies.
             active.speculation.pending_draft.push_back((drafted, kv.logits(index).to_vec()));

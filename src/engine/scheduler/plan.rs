@@ -283,7 +283,7 @@ fn add_part(
     let mut part = BatchPart { slot, from, end, outputs: Vec::new(), draft: Vec::new() };
     for (position, &token) in run.sequence().tokens().iter().enumerate().take(end).skip(from) {
         let output = position >= outputs_from;
-        match kv.add(slot, token, position, output, run.captures(position, output)) {
+        match kv.add(slot, token, position, run.token_outputs(position, output)) {
             Ok(at) if output => part.outputs.push((at, position)),
             Ok(_) => {}
             Err(error) => {
@@ -295,7 +295,7 @@ fn add_part(
     }
     for (position, &token) in (end..).zip(draft) {
         // If the batch is full, the draft is shortened.
-        let Ok(at) = kv.add(slot, token, position, true, run.request().attention) else { break };
+        let Ok(at) = kv.add(slot, token, position, run.draft_outputs()) else { break };
         part.draft.push((at, token));
     }
     Some(part)

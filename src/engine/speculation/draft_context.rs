@@ -6,7 +6,7 @@
 
 use super::DraftModel;
 use crate::events::TokenId;
-use crate::model::llama::{AttentionCapture, Context, ContextOptions};
+use crate::model::llama::{AttentionCapture, Context, ContextOptions, TokenOutputs};
 use crate::model::{Model, ModelError, Vocabulary, common_prefix};
 use std::sync::Arc;
 
@@ -204,7 +204,8 @@ impl<'model> DraftContext<'model> {
 
     fn push(&mut self, slot: usize, token: TokenId, output: bool) -> Result<usize, ModelError> {
         let sequence = &mut self.sequences[slot];
-        let index = self.context.add(token, sequence.len() as u32, slot as i32, output, false)?;
+        let outputs = TokenOutputs { logits: output, ..TokenOutputs::default() };
+        let index = self.context.add(token, sequence.len() as u32, slot as i32, outputs)?;
         sequence.push(token);
         Ok(index)
     }

@@ -3,10 +3,9 @@
 
 use super::account::DraftAccount;
 use super::ngram::NgramIndex;
+use crate::engine::captures::TokenCaptures;
 use crate::events::TokenId;
-use crate::model::llama::AttentionRow;
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 /// A decoded token of a draft. It is accepted if the run samples the same token.
 pub struct DraftedToken {
@@ -16,8 +15,8 @@ pub struct DraftedToken {
     pub token: TokenId,
     /// Next token of the draft.
     pub next: Option<TokenId>,
-    /// Attention of the token, if it was captured.
-    pub attention: Option<Arc<AttentionRow>>,
+    /// Captures of the token.
+    pub captures: TokenCaptures,
 }
 
 /// State of speculative decoding for one run.

@@ -1,6 +1,7 @@
-//! A context of llama.cpp: its batch, and the capture of attention.
+//! A context of llama.cpp: its batch, and the capture of attention and hidden states.
 
 mod adapters;
+mod capture;
 mod embeddings;
 mod sequences;
 
@@ -9,14 +10,16 @@ use super::adapters::{Adapters, ContextAdapters};
 use super::attention_capture::AttentionCapture;
 use super::attention_support::{AttentionSupport, UnsupportedAttention};
 use super::cache_type::CacheType;
+use super::captures::{Decoded, TokenOutputs};
 use super::devices::Placement;
 use super::ffi::threads::ThreadPool;
-use super::ffi::{self, CapturedRow, EvalCallback, RowRequest, StateExtent};
+use super::ffi::{self, EvalCallback};
 use super::image_spans::MROPE_SECTIONS;
+use super::lens::{OutputHead, UnsupportedLens};
 use super::memory::{self, MemoryCapabilities};
 use super::state::StateLayout;
 use super::tuning::Tuning;
-use super::ubatch;
+use super::weights::WeightFile;
 use crate::events::TokenId;
 use embeddings::EmbeddingBatch;
 use llama_cpp_2::DecodeError;
@@ -29,6 +32,7 @@ use llama_cpp_2::token::LlamaToken;
 pub use sequences::SequenceMetadata;
 use std::num::NonZeroU32;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Return value of `llama_decode` when the memory for a graph is not available.
 const DECODE_OUT_OF_MEMORY: i32 = -2;
@@ -78,6 +82,12 @@ pub struct Context<'model> {
     sequences: Vec<i32>,
     /// Index and length of each requested attention row.
     requested: Vec<(usize, u32)>,
+    /// Indexes of the tokens whose hidden states are requested.
+    requested_states: Vec<usize>,
+    /// Files of the model.
+    files: &'model [WeightFile],
+    /// The output head that the logit lens applies; `None` if capture is off or not probed.
+    output_head: Option<Result<Arc<OutputHead>, UnsupportedLens>>,
     has_multiple_streams: bool,
     /// Maximum tokens of a sequence.
     max_sequence_tokens: u32,
@@ -91,24 +101,10 @@ pub struct Context<'model> {
     attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
 }
 
-/// A captured attention row.
-#[derive(Debug, Clone)]
-pub struct AttentionRow {
-    /// Index of the query token in the batch.
-    pub index: usize,
-    /// Number of positions attended to.
-    pub row_len: u32,
-    /// Layers with scores, in order.
-    pub layer_ids: Vec<u16>,
-    /// Heads per layer.
-    pub heads: u16,
-    /// `[layer][head][row_len]` probabilities.
-    pub values: Vec<f32>,
-}
-
 impl<'model> Context<'model> {
     pub(super) fn new(
         model: &'model LlamaModel,
+        files: &'model [WeightFile],
         adapters: &'model Adapters,
         placement: &Placement,
         backend: &LlamaBackend,
@@ -164,6 +160,9 @@ impl<'model> Context<'model> {
             callback,
             sequences: Vec::new(),
             requested: Vec::new(),
+            requested_states: Vec::new(),
+            files,
+            output_head: None,
             has_multiple_streams: options.sequences > 1,
             max_sequence_tokens: options.context_per_sequence,
             memory,
@@ -189,8 +188,7 @@ impl<'model> Context<'model> {
         self.has_gpu
     }
 
-    /// Adds the token at `index` of a sequence to the batch, and returns its index in the batch. `output` requests its
-    /// logits, `capture` its attention row.
+    /// Adds the token at `index` of a sequence to the batch, and returns its index in the batch.
     ///
     /// # Errors
     /// [`ModelError::Decode`] if the batch is full.
@@ -199,77 +197,41 @@ impl<'model> Context<'model> {
         token: TokenId,
         index: u32,
         sequence: i32,
-        output: bool,
-        capture: bool,
+        outputs: TokenOutputs,
     ) -> Result<usize, ModelError> {
         let position = self.position(sequence, index);
         self.batch
-            .add(LlamaToken::new(token), position as i32, &[sequence], output)
+            .add(LlamaToken::new(token), position as i32, &[sequence], outputs.logits)
             .map_err(|error| ModelError::Decode(error.to_string()))?;
         let in_batch = self.sequences.len();
         self.sequences.push(sequence);
-        if capture {
+        if outputs.attention {
             self.requested.push((in_batch, index + 1));
+        }
+        if outputs.hidden_states {
+            self.requested_states.push(in_batch);
         }
         Ok(in_batch)
     }
 
-    /// Decodes the batch and empties it. Returns the requested attention rows in the order of their tokens.
+    /// Decodes the batch and empties it. Returns the requested captures.
     ///
     /// # Errors
     /// [`ModelError::Decode`]; the sequences of the batch are then undefined and must be cleared.
-    pub fn decode(&mut self) -> Result<Vec<AttentionRow>, ModelError> {
+    pub fn decode(&mut self) -> Result<Decoded, ModelError> {
         if let Some(embeddings) = self.embeddings.take() {
-            return self.decode_embeddings(embeddings);
+            return self.decode_embeddings(embeddings).map(|()| Decoded::default());
         }
-        if let Some(callback) = &mut self.callback {
-            let rows = if self.requested.is_empty() {
-                Vec::new()
-            } else {
-                let ubatch_positions = ubatch::ubatch_positions(
-                    &self.sequences,
-                    self.llama.n_ubatch() as usize,
-                    self.has_multiple_streams,
-                );
-                self.requested
-                    .iter()
-                    .map(|&(index, row_len)| {
-                        let position = ubatch_positions[index];
-                        RowRequest { ubatch: position.ubatch, token: position.token, stream: position.stream, row_len }
-                    })
-                    .collect()
-            };
-            callback.request_rows(rows);
-        }
+        self.request_captures();
         let result = self.llama.decode(&mut self.batch);
         self.batch.clear();
         self.sequences.clear();
-        let requested = std::mem::take(&mut self.requested);
-        let rows = self.callback.as_mut().map(|callback| callback.take()).unwrap_or_default();
+        let decoded = self.take_captures();
         result.map_err(|error| match error {
             DecodeError::Unknown(DECODE_OUT_OF_MEMORY) => ModelError::OutOfMemory,
             other => ModelError::Decode(other.to_string()),
         })?;
-        let support = self.attention_support.as_ref().and_then(|support| support.as_ref().ok());
-        let is_complete = |row: &CapturedRow| {
-            let complete = support.is_none_or(|support| support.is_complete(row));
-            if !complete {
-                tracing::error!(layers = ?row.layer_ids, row.heads, "incomplete attention row dropped");
-            }
-            complete
-        };
-        Ok(requested
-            .into_iter()
-            .zip(rows)
-            .filter(|(_, row)| is_complete(row))
-            .map(|((index, row_len), CapturedRow { layer_ids, heads, values })| AttentionRow {
-                index,
-                row_len,
-                layer_ids,
-                heads,
-                values,
-            })
-            .collect())
+        Ok(decoded)
     }
 
     /// Parks the decoding threads to free their cores until the next decode.
@@ -284,51 +246,5 @@ impl<'model> Context<'model> {
     #[must_use]
     pub fn logits(&self, index: usize) -> &[f32] {
         self.llama.get_logits_ith(index as i32)
-    }
-
-    /// Determines the layout of sequence states and the attention support by decoding a token in sequence 0, which must
-    /// be empty. Returns `None` for a model whose states cannot be validated.
-    ///
-    /// # Errors
-    /// [`ModelError::Decode`].
-    pub fn detect_layout(&mut self) -> Result<Option<StateLayout>, ModelError> {
-        let captures = self.callback.is_some();
-        self.add(0, 0, 0, captures, captures)?;
-        let rows = self.decode()?;
-        if let Some(callback) = &mut self.callback {
-            self.attention_support = Some(AttentionSupport::from_first_row(
-                &self.architecture,
-                rows.first(),
-                callback.passes(),
-                callback.has_uneven_heads(),
-            ));
-        }
-        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full).and_then(|state| {
-            StateLayout::from_state(&state, self.max_sequence_tokens as usize, self.memory.window as usize)
-        });
-        self.clear(0);
-        self.layout.clone_from(&layout);
-        Ok(layout)
-    }
-
-    /// Returns the capture mode that [`Context::detect_layout`] observed.
-    #[must_use]
-    pub fn attention_capture(&mut self) -> AttentionCapture {
-        match &mut self.callback {
-            None => AttentionCapture::Off,
-            Some(callback) => {
-                if callback.used_flash_attention() {
-                    AttentionCapture::Flash
-                } else {
-                    AttentionCapture::On
-                }
-            }
-        }
-    }
-
-    /// Returns the attention support; `None` if capture is off or [`Context::detect_layout`] was not called.
-    #[must_use]
-    pub fn attention_support(&self) -> Option<&Result<AttentionSupport, UnsupportedAttention>> {
-        self.attention_support.as_ref()
     }
 }

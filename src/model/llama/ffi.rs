@@ -1,6 +1,6 @@
-//! The only unsafe code: the evaluation callback that captures attention while a graph runs, the state of a sequence as
-//! bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`images`], [`loading`], [`memory`], [`templates`],
-//! [`tensors`], [`threads`] and [`types`].
+//! The only unsafe code: the evaluation callback that captures attention and hidden states while a graph runs, the state
+//! of a sequence as bytes, [`attention_rows`], [`adapters`], [`cpu`], [`devices`], [`hidden_states`], [`images`],
+//! [`loading`], [`memory`], [`output_head`], [`templates`], [`tensors`], [`threads`] and [`types`].
 //!
 //! llama-cpp-2 has no setter for `llama_context_params.cb_eval` since 0.1.140, so the parameters are cast once to the
 //! raw structure; a compile-time assertion checks their size. Its safe functions for sequence states do not expose the
@@ -12,19 +12,24 @@ mod attention_rows;
 pub(super) mod cpu;
 pub(super) mod devices;
 mod gpu_backend;
+mod hidden_states;
 pub(super) mod images;
 pub(super) mod loading;
 pub(super) mod memory;
+pub(super) mod output_head;
 pub(super) mod templates;
 pub(super) mod tensors;
 pub(super) mod threads;
 pub(super) mod types;
 
 use attention_rows::{Extents, RowGraph, RowTarget};
+use hidden_states::HiddenCapture;
+pub use hidden_states::{CapturedHiddenStates, HiddenRequest};
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::context::session::LlamaStateSeqFlags;
 use llama_cpp_sys_2 as sys;
+use output_head::HeadOperations;
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -83,6 +88,20 @@ struct State {
     /// True if a layer ran with flash attention.
     flash: bool,
     graph: Option<RowGraph>,
+    hidden: HiddenCapture,
+    output_head: OutputHeadProbe,
+}
+
+/// The operations of the output head; they are read from one graph.
+#[derive(Debug, Default)]
+enum OutputHeadProbe {
+    /// They are not read.
+    #[default]
+    Off,
+    /// They are read from the next graph with logits.
+    Requested,
+    /// They were read, or the named operation is not supported.
+    Read(Result<HeadOperations, String>),
 }
 
 /// A node from which attention is captured.
@@ -94,8 +113,8 @@ enum AttentionNode {
     Flash,
 }
 
-/// Evaluation callback that captures attention rows while llama.cpp decodes. llama.cpp holds its address, so it must
-/// outlive the context.
+/// Evaluation callback that captures attention rows and hidden states while llama.cpp decodes. llama.cpp holds its
+/// address, so it must outlive the context.
 #[derive(Debug, Default)]
 pub struct EvalCallback(UnsafeCell<State>);
 
@@ -130,6 +149,30 @@ impl EvalCallback {
         state.layer = None;
         state.last_layer = None;
         state.has_uneven_heads = false;
+    }
+
+    /// Sets the tokens whose hidden states after the first `layers` layers the next decode captures.
+    pub fn request_hidden_states(&mut self, requested: Vec<HiddenRequest>, layers: u16) {
+        self.0.get_mut().hidden.request(requested, layers);
+    }
+
+    /// Makes the next decode that captures something read the operations of the output head.
+    pub fn request_output_head(&mut self) {
+        self.0.get_mut().output_head = OutputHeadProbe::Requested;
+    }
+
+    /// Removes and returns the operations of the output head, or the name of an operation that is not supported. Returns
+    /// `None` if no graph had logits.
+    pub fn take_output_head(&mut self) -> Option<Result<HeadOperations, String>> {
+        match std::mem::take(&mut self.0.get_mut().output_head) {
+            OutputHeadProbe::Read(result) => Some(result),
+            OutputHeadProbe::Off | OutputHeadProbe::Requested => None,
+        }
+    }
+
+    /// Removes and returns the captured hidden states, in the order of their requests.
+    pub fn take_hidden_states(&mut self) -> Vec<CapturedHiddenStates> {
+        self.0.get_mut().hidden.take()
     }
 
     /// Returns the number of passes of the decode through the layers.
@@ -227,11 +270,18 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
     let state = unsafe { &mut *user_data.cast::<State>() };
     // SAFETY: the scheduler passes a live node.
     let tensor_ref = unsafe { &*tensor };
-    if state.requested.is_empty() {
+    if state.requested.is_empty() && state.hidden.is_idle() {
         return !ask;
     }
     let node = AttentionNode::from_tensor(tensor_ref);
     if ask {
+        if matches!(state.output_head, OutputHeadProbe::Requested) && output_head::has_logits(tensor_ref) {
+            // SAFETY: the graph lives as long as its nodes.
+            state.output_head = OutputHeadProbe::Read(unsafe { output_head::read(tensor_ref) });
+        }
+        if state.hidden.needs(tensor_ref) {
+            return true;
+        }
         if let Some(layer) = parse_layer(tensor_ref) {
             state.layer = Some(layer);
         }
@@ -243,6 +293,7 @@ unsafe extern "C" fn on_node(tensor: *mut sys::ggml_tensor, ask: bool, user_data
         state.flash |= matches!(node, AttentionNode::Flash);
         return state.requested.iter().any(|row| row.ubatch == state.ubatch);
     }
+    state.hidden.capture(tensor_ref);
     let extents = match node {
         Some(AttentionNode::Probabilities) => probability_extents(tensor_ref),
         Some(AttentionNode::Flash) => RowGraph::extents(tensor_ref),

@@ -5,6 +5,7 @@ mod attention_capture;
 mod attention_support;
 mod backend;
 mod cache_type;
+mod captures;
 mod checkpoints;
 mod context;
 mod control_vectors;
@@ -17,6 +18,7 @@ mod gguf;
 mod head;
 mod image_spans;
 mod images;
+mod lens;
 mod memory;
 mod numa;
 mod options;
@@ -35,8 +37,9 @@ pub use attention_capture::AttentionCapture;
 pub use attention_support::{AttentionSupport, UnsupportedAttention};
 pub use backend::backend;
 pub use cache_type::CacheType;
+pub use captures::{AttentionRow, Decoded, TokenOutputs};
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
-pub use context::{AttentionRow, Context, ContextOptions, SequenceMetadata};
+pub use context::{Context, ContextOptions, SequenceMetadata};
 pub use control_vectors::{ControlVector, ControlVectorList, ControlVectors, ScaledVector};
 pub use devices::{Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason};
 pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};
@@ -49,6 +52,7 @@ pub use images::{
     EmbeddingRows, Image, ImageError, ImageOptions, Images, MAX_IMAGE_BYTES, first_unknown as first_unknown_image,
     records as image_records,
 };
+pub use lens::{HiddenStates, UnsupportedLens};
 pub use numa::Numa;
 pub use options::{ContextRequirements, GpuLayers, ModelOptions, SplitMode};
 pub use probe::probe;
@@ -292,7 +296,8 @@ impl Model {
     /// [`ModelError::QuantizedHeads`] for cache types that do not fit.
     pub fn context(&self, options: &ContextOptions) -> Result<Context<'_>, ModelError> {
         let _one_at_a_time = self.context_creation.lock().unwrap_or_else(PoisonError::into_inner);
-        Context::new(&self.llama, &self.adapters, &self.placement, backend()?, options, &self.tuning)
+        let files = &self.weights;
+        Context::new(&self.llama, files, &self.adapters, &self.placement, backend()?, options, &self.tuning)
     }
 }
 

@@ -4,6 +4,8 @@
 //! pinned llama-cpp-sys-2: one stream is split in order, several streams (one sequence each) are split into equal parts
 //! of sequences with consecutive ids.
 
+use std::collections::HashMap;
+
 /// The position of a batch's token in the physical batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UbatchPosition {
@@ -19,6 +21,17 @@ pub struct UbatchPosition {
 #[must_use]
 pub fn ubatch_positions(sequences: &[i32], n_ubatch: usize, has_multiple_streams: bool) -> Vec<UbatchPosition> {
     if has_multiple_streams { split_equal(sequences, n_ubatch) } else { split_simple(sequences.len(), n_ubatch) }
+}
+
+/// Returns the index of each token within its physical batch, in which the parts of the sequences follow each other.
+#[must_use]
+pub fn columns(positions: &[UbatchPosition]) -> Vec<u32> {
+    let mut tokens_per_stream: HashMap<u32, u32> = HashMap::new();
+    for position in positions {
+        let tokens = tokens_per_stream.entry(position.ubatch).or_default();
+        *tokens = (*tokens).max(position.token + 1);
+    }
+    positions.iter().map(|position| position.stream * tokens_per_stream[&position.ubatch] + position.token).collect()
 }
 
 fn split_simple(n_tokens: usize, n_ubatch: usize) -> Vec<UbatchPosition> {

@@ -59,6 +59,12 @@ impl WeightFile {
         Ok(Self { path, attributes })
     }
 
+    /// Returns the path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the file's length.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -12,9 +12,10 @@ export function importProblem(text) {
   }
 }
 
-/** Returns the documents of a file: one, or one per line of a file of JSON lines. Pure. */
+/** Returns the documents of a file, one, or one per line of a file of JSON lines, as `{text, line}` with the number of the line. Pure. */
 export function documentsIn(name, text) {
-  return name.endsWith('.jsonl') ? text.split('\n').filter((line) => line.trim()) : [text];
+  const texts = name.endsWith('.jsonl') ? text.split('\n') : [text];
+  return texts.map((text, i) => ({ text, line: i + 1 })).filter(({ text }) => text.trim());
 }
 
 /** Describes the result for a file of `total` runs, of which `stored` were imported. `problem` is an empty text or the error of the next run. Pure. */
@@ -29,12 +30,13 @@ async function importFiles(files, show) {
   let stored = 0;
   for (const file of files) {
     show([...lines, `${file.name}: importing…`], false);
-    let [total, storedOfFile, problem] = [1, 0, ''];
+    let [total, storedOfFile, line, problem] = [1, 0, 1, ''];
     try {
-      const texts = documentsIn(file.name, await file.text());
-      total = texts.length;
-      if (!total) problem = 'it has no lines';
-      for (const text of texts) {
+      const documents = documentsIn(file.name, await file.text());
+      total = documents.length;
+      if (!total) problem = 'it is empty';
+      for (const { text, line: number } of documents) {
+        line = number;
         problem = importProblem(text);
         if (problem) break;
         await fetchApi('/ingest', { method: 'POST', headers: { 'Content-Type': 'application/json' }, body: text });
@@ -43,7 +45,7 @@ async function importFiles(files, show) {
     } catch (error) {
       problem = error.message;
     }
-    if (problem && total > 1) problem = `line ${storedOfFile + 1}: ${problem}`;
+    if (problem && total > 1) problem = `line ${line}: ${problem}`;
     lines.push(resultText(file.name, storedOfFile, total, problem));
     stored += storedOfFile;
   }

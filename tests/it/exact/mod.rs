@@ -1,9 +1,10 @@
-//! Captured attention equals an independent forward pass in 64-bit floats: every row, head and layer, for every way in
-//! which tokens enter the cache. Rows are indexed by the tokens of the sequence, not by the cells of the cache.
+//! Captured attention and the logit lens equal an independent forward pass in 64-bit floats: every row, head and layer, for
+//! every way in which tokens enter the cache. Rows are indexed by the tokens of the sequence, not by the cells of the cache.
 
 mod client;
 mod control;
 pub mod gguf;
+mod lens;
 mod quantized;
 pub mod recurrent;
 mod reference;
@@ -62,7 +63,7 @@ fn tokens(seed: i32, len: usize) -> Vec<TokenId> {
 }
 
 fn attention_request(prompt: Vec<TokenId>, max_tokens: u32) -> Request {
-    Request { attention: true, ..request_tokens(prompt, max_tokens) }
+    Request { attention: true, lens: true, ..request_tokens(prompt, max_tokens) }
 }
 
 async fn test_engine(variant: &Variant, parallel: u32, mode: Mode) -> TestEngine {
@@ -121,6 +122,7 @@ fn compare(
                 {
                     assert_row_near(&row, reference, &sequence, tolerance);
                     assert_heads_near(head_rows[&event.sequence_order], reference, &sequence, tolerance);
+                    lens::assert_near(event, reference, tolerance);
                 }
                 sequence.extend(event.added_tokens.iter().flatten());
             }

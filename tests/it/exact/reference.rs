@@ -1,7 +1,9 @@
 //! A forward pass in 64-bit floats that shares only the weights with llama.cpp. Keys are stored before their rotation
 //! to a position, so that a token can move. On request it rounds the values that llama.cpp rounds to 16 bits.
 
-use super::variant::{CAP, EPS, EXPERTS, HEADS, HIDDEN, KERNEL, KV_HEADS, Kind, LAYERS, RotationPairs, Variant, WIDTH};
+use super::variant::{
+    CAP, EPS, EXPERTS, FINAL_CAP, HEADS, HIDDEN, KERNEL, KV_HEADS, Kind, LAYERS, RotationPairs, Variant, WIDTH,
+};
 use half::f16;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,6 +26,8 @@ pub struct Reference {
     /// For each layer and token.
     cache: Vec<Vec<CachedToken>>,
     last: Vec<f64>,
+    /// Hidden state of the last token after each layer.
+    states: Vec<Vec<f64>>,
     /// Control vectors added to the outputs of layers, by layer.
     pub control: BTreeMap<usize, Vec<f64>>,
 }
@@ -50,6 +54,7 @@ impl Reference {
             tokens: Vec::new(),
             cache: vec![Vec::new(); LAYERS],
             last: Vec::new(),
+            states: Vec::new(),
             control: BTreeMap::new(),
         }
     }
@@ -82,6 +87,17 @@ impl Reference {
             self.feed(token);
         }
         &self.last
+    }
+
+    /// Returns the logits that the output head gives for the hidden state of the last token after a layer.
+    pub fn lens(&self, layer: usize) -> Vec<f64> {
+        let norm = if self.kind == Kind::Lfm2 { "token_embd_norm" } else { "output_norm" };
+        let head = if self.weights.contains_key("output.weight") { "output" } else { "token_embd" };
+        let mut logits = self.linear(head, &self.norm(norm, &self.states[layer]));
+        if self.kind == Kind::Gemma2 {
+            logits.iter_mut().for_each(|logit| *logit = FINAL_CAP * (*logit / FINAL_CAP).tanh());
+        }
+        logits
     }
 
     /// Removes tokens. The keys and values of later tokens remain those that were computed with the removed ones.
@@ -153,6 +169,7 @@ impl Reference {
             x.iter_mut().for_each(|x| *x *= (WIDTH as f64).sqrt());
         }
         let mut rows = Vec::new();
+        self.states.clear();
         for layer in 0..LAYERS {
             let tensor = |name: &str| format!("blk.{layer}.{name}");
             let y = self.norm(&tensor("attn_norm"), &x);
@@ -169,6 +186,7 @@ impl Reference {
             x.iter_mut().zip(&y).for_each(|(x, y)| *x += y);
             let added = self.control.get(&layer).into_iter().flatten();
             x.iter_mut().zip(added).for_each(|(x, y)| *x += y);
+            self.states.push(x.clone());
         }
         self.tokens.push(token);
         self.last = rows;

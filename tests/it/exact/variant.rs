@@ -23,6 +23,8 @@ pub const EXPERTS: usize = 3;
 pub const KERNEL: usize = 3;
 /// Limit of capped scores.
 pub const CAP: f32 = 2.0;
+/// Limit of capped logits.
+pub const FINAL_CAP: f64 = 30.0;
 const CONTROL: [&str; 3] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"];
 
 /// A kind of attention.
@@ -298,7 +300,7 @@ fn gguf(kind: Kind, weights: &Weights) -> Vec<u8> {
     }
     if kind == Kind::Gemma2 {
         w.float(&key("attn_logit_softcapping"), CAP);
-        w.float(&key("final_logit_softcapping"), 30.0);
+        w.float(&key("final_logit_softcapping"), FINAL_CAP as f32);
     }
     if kind == Kind::GptOss {
         w.number(&key("expert_count"), EXPERTS as u32);

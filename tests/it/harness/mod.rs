@@ -16,7 +16,7 @@ mod sse;
 pub use cleanup::{assert_no_postgres, folder};
 pub use commands::{output_of, text};
 pub use error_table::{ErrorTable, message_of};
-pub use postgres::psql;
+pub use postgres::{psql, wait_for_psql};
 pub use requests::{read_until_closed, websocket_handshake, with_fields};
 pub use runs::{recorded_items, run_start};
 pub use server::{Server, server};

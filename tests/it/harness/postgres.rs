@@ -196,6 +196,19 @@ pub async fn psql(url: &str, sql: &str) -> String {
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }
 
+/// Waits until the query returns `expected`, for up to a minute.
+pub async fn wait_for_psql(url: &str, sql: &str, expected: &str) {
+    let begun = Instant::now();
+    loop {
+        let found = psql(url, sql).await;
+        if found == expected {
+            return;
+        }
+        assert!(begun.elapsed() < Duration::from_mins(1), "{sql}: {found} instead of {expected}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Ends the connections of a database on which servers listen for notifications, and returns their number.
 pub async fn kill_listeners(url: &str) -> String {
     let sql = "select count(pg_terminate_backend(pid)) from pg_stat_activity

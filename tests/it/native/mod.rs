@@ -1,6 +1,7 @@
 //! The native routes on the real server: runs that the engine made and runs that were ingested.
 
 mod attention;
+mod lens;
 
 use super::harness::{Server, SseReader, model, server, with_fields};
 use bytes::Bytes;
@@ -227,6 +228,7 @@ async fn alternatives_of_generated_and_ingested_runs_are_listed() {
               "prob": 0.1
             }
           ],
+          "lens": null,
           "after_mods": [],
           "after_sampler": [],
           "stages": [],

@@ -1,9 +1,8 @@
 //! Deletions that can be undone for a limited time: across servers, after a crash, and with concurrent locks.
 
-use super::{Data, document, psql};
+use super::{Data, document, psql, wait_for_psql};
 use chrono::TimeDelta;
 use sqlx::{Connection, PgConnection};
-use std::time::{Duration, Instant};
 use thunder::events::{RunId, Scope, system};
 use thunder::store::{IngestError, RunQuery, Store};
 
@@ -64,11 +63,7 @@ async fn deletion_is_completed_after_a_crash() {
     psql(&data.url(), "update runs set deletion = '01900000-0000-7000-8000-000000000000'").await;
     store.close().await;
     let store = data.open().await;
-    let begun = Instant::now();
-    while psql(&data.url(), "select count(*) from runs").await != "0" {
-        assert!(begun.elapsed() < Duration::from_mins(1), "the run is not removed");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    wait_for_psql(&data.url(), "select count(*) from runs", "0").await;
     store.close().await;
 }
 
@@ -84,9 +79,7 @@ async fn deletion_locks_runs_in_order_of_their_ids() {
     let deletion = tokio::spawn(async move { other.schedule_deletion(&Scope::All, &reversed, system::now()).await });
     let waiting =
         "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'select status%'";
-    while psql(&data.url(), waiting).await != "1" {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    wait_for_psql(&data.url(), waiting, "1").await;
     // The deletion waits for the first run and has not locked the second one.
     let free = format!("select 1 from runs where run_id = '{}' for no key update nowait", ids[1]);
     assert_eq!(psql(&data.url(), &free).await, "1");

@@ -13,7 +13,7 @@ mod servers;
 mod statistics;
 
 use crate::harness::postgres::{TestDatabase, kill_listeners};
-use crate::harness::{folder, psql, run_start};
+use crate::harness::{folder, psql, run_start, wait_for_psql};
 use chrono::Utc;
 use serde_json::json;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! Lists of runs: filters, pages, migrations, and locks.
 
-use super::{Data, LiveRun, document, psql};
+use super::{Data, LiveRun, document, psql, wait_for_psql};
 use sqlx::{Connection, PgConnection};
 use std::time::{Duration, Instant};
 use thunder::events::Scope;
@@ -133,9 +133,7 @@ async fn rare_values_are_found_without_reading_all_runs() {
     // PostgreSQL counts the reads of a connection when it closes, which can be after psql has ended.
     let writers = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
         and application_name = 'psql'";
-    while psql(&url, writers).await != "0" {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    wait_for_psql(&url, writers, "0").await;
     let before_lists: u32 = psql(&url, READ).await.parse().unwrap();
     let runs_with = |remainder: u32, modulus: u32| -> Vec<String> {
         (1..=COUNT).rev().filter(|i| i % modulus == remainder).map(|i| format!("req-{i:06}")).collect()
@@ -187,9 +185,7 @@ async fn rare_values_are_found_without_reading_all_runs() {
     store.close().await;
     let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
         and backend_type = 'client backend'";
-    while psql(&url, others).await != "0" {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    wait_for_psql(&url, others, "0").await;
     let rows = psql(&url, READ).await.parse::<u32>().unwrap() - before_lists;
     assert!(rows / lists < COUNT / 10, "{rows} rows were read for {lists} short lists");
 }
@@ -300,9 +296,7 @@ async fn tags_lock_runs_in_order_of_their_ids() {
     let reversed = [ids[1], ids[0]];
     let change = tokio::spawn(async move { other.change_tags(&Scope::All, &reversed, &tags, &[]).await.unwrap() });
     let waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like 'update runs%'";
-    while psql(&data.url(), waiting).await != "1" {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    wait_for_psql(&data.url(), waiting, "1").await;
     // The change waits for the first run and has not locked the second one.
     let free = format!("select 1 from runs where run_id = '{}' for no key update nowait", ids[1]);
     assert_eq!(psql(&data.url(), &free).await, "1");

@@ -1,6 +1,6 @@
 //! Several stores on one database.
 
-use super::{Data, LiveRun, document, kill_listeners, next_change, psql, wait_for_status};
+use super::{Data, LiveRun, document, kill_listeners, next_change, psql, wait_for_psql, wait_for_status};
 use std::time::{Duration, Instant};
 use thunder::events::{EventType, Recorder, RunStatus, Scope, Signal, TraceItem};
 use thunder::store::{Announcement, Database, RunChange, Store};
@@ -83,7 +83,7 @@ async fn runs_of_a_dead_server_are_interrupted() {
     {}
     wait_for_status(&first, &alive.run_id().to_string(), RunStatus::Running).await;
     // The dead server is removed after its runs are marked.
-    while psql(&data.url(), "select count(*) from servers").await != "1" {}
+    wait_for_psql(&data.url(), "select count(*) from servers", "1").await;
     first.close().await;
 }
 

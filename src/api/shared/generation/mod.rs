@@ -100,6 +100,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::AttentionOff | SubmitError::AttentionUnsupported { .. } => {
                 Self::invalid("attention", message).code(ErrorCode::AttentionUnavailable)
             }
+            SubmitError::LensOff | SubmitError::LensUnsupported { .. } => Self::invalid("lens", message),
             SubmitError::NoSuchHead { .. } | SubmitError::HeadRowsTooLarge { .. } => {
                 Self::invalid("attention.heads", message)
             }

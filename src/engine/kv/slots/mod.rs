@@ -10,7 +10,7 @@ use super::conversation::SlotHistory;
 use super::host_cache::HostCache;
 use super::removal::KvRemoval;
 use crate::events::{Scope, Tenant, TokenId};
-use crate::model::llama::{AdapterSet, AttentionRow, CheckpointPurpose, Context, EmbeddingRows};
+use crate::model::llama::{AdapterSet, CheckpointPurpose, Context, Decoded, EmbeddingRows, TokenOutputs};
 use crate::model::{ModelError, ShiftError};
 
 /// KV state of all slots.
@@ -157,10 +157,9 @@ impl<'model> KvSlots<'model> {
         index: usize,
         token: TokenId,
         position: usize,
-        output: bool,
-        capture: bool,
+        outputs: TokenOutputs,
     ) -> Result<usize, ModelError> {
-        self.context.add(token, position as u32, index as i32, output, capture)
+        self.context.add(token, position as u32, index as i32, outputs)
     }
 
     /// Sets embeddings of an image that the next decode processes in place of the batch, which must be empty. `outputs`
@@ -178,12 +177,12 @@ impl<'model> KvSlots<'model> {
         self.context.set_embeddings(rows, position as u32, index as i32, outputs)
     }
 
-    /// Decodes the batch. Returns the captured attention. The caller then adds the decoded tokens with
+    /// Decodes the batch. Returns the requested captures. The caller then adds the decoded tokens with
     /// [`KvSlots::extend`], or discards the slots.
     ///
     /// # Errors
     /// llama.cpp could not decode the batch.
-    pub fn decode(&mut self) -> Result<Vec<AttentionRow>, ModelError> {
+    pub fn decode(&mut self) -> Result<Decoded, ModelError> {
         self.context.decode()
     }
 

@@ -2,7 +2,7 @@
 
 use super::Context;
 use crate::model::ModelError;
-use crate::model::llama::{AdapterSet, Adapters};
+use crate::model::llama::{AdapterSet, Adapters, TokenOutputs};
 
 impl Context<'_> {
     /// Returns the model's LoRA adapters and control vectors.
@@ -39,7 +39,7 @@ impl Context<'_> {
 
     /// Returns the logits after token 0, decoded in the empty sequence 0.
     fn probe_logits(&mut self) -> Result<Vec<f32>, ModelError> {
-        let index = self.add(0, 0, 0, true, false)?;
+        let index = self.add(0, 0, 0, TokenOutputs { logits: true, ..TokenOutputs::default() })?;
         self.decode()?;
         let logits = self.logits(index).to_vec();
         self.clear(0);

@@ -2,7 +2,6 @@
 
 use super::{Context, DECODE_OUT_OF_MEMORY};
 use crate::model::ModelError;
-use crate::model::llama::AttentionRow;
 use crate::model::llama::ffi::images::{self, Embeddings};
 use crate::model::llama::image_spans::ImageSpan;
 use crate::model::llama::images::EmbeddingRows;
@@ -54,10 +53,11 @@ impl Context<'_> {
         Ok(())
     }
 
-    pub(super) fn decode_embeddings(&mut self, batch: EmbeddingBatch) -> Result<Vec<AttentionRow>, ModelError> {
+    pub(super) fn decode_embeddings(&mut self, batch: EmbeddingBatch) -> Result<(), ModelError> {
         let EmbeddingBatch { width, mut rows, mut positions, sequence, mut outputs, non_causal, span } = batch;
         if let Some(callback) = &mut self.callback {
             callback.request_rows(Vec::new());
+            callback.request_hidden_states(Vec::new(), 0);
         }
         let embeddings = Embeddings {
             width,
@@ -72,7 +72,7 @@ impl Context<'_> {
                 if let Some(span) = span {
                     self.metadata[sequence as usize].images.record(span);
                 }
-                Ok(Vec::new())
+                Ok(())
             }
             DECODE_OUT_OF_MEMORY => Err(ModelError::OutOfMemory),
             code => Err(ModelError::Decode(format!("the embeddings of an image were rejected with code {code}"))),

@@ -3,6 +3,7 @@
 
 use super::Context;
 use crate::events::TokenId;
+use crate::model::llama::captures::TokenOutputs;
 use crate::model::llama::checkpoints::{CheckpointPurpose, Checkpoints};
 use crate::model::llama::ffi::{self, StateExtent};
 use crate::model::llama::image_spans::ImageSpans;
@@ -235,7 +236,7 @@ impl Context<'_> {
         }
         self.metadata[sequence as usize].images.remove_ranges(ranges);
         // llama.cpp rotates the keys to their new positions at the next decode of any sequence.
-        self.add(0, left, sequence, false, false)?;
+        self.add(0, left, sequence, TokenOutputs::default())?;
         self.decode()?;
         self.llama.kv_cache_seq_rm(sequence, Some(left), None).map_err(refused)?;
         // The positions have moved, but not the cells. Saving a state sorts the cells, and restoring fills an empty

@@ -1,4 +1,4 @@
-//! Reads single tensors and string arrays from a GGUF file.
+//! Reads single tensors, rows of tensors, and string arrays from a GGUF file.
 
 use llama_cpp_sys_2 as sys;
 use std::ffi::{CStr, CString};
@@ -64,7 +64,25 @@ impl Gguf {
     /// # Errors
     /// The file ends before the tensor does, the tensor has more than `max` values, or its type is unknown.
     pub fn tensor(&self, name: &str, max: usize) -> Result<Option<Matrix>, Error> {
-        let invalid = |reason: &str| Error::new(ErrorKind::InvalidData, format!("tensor {name}: {reason}"));
+        let Some(place) = self.find(name)? else { return Ok(None) };
+        let count = place.columns.checked_mul(place.rows).filter(|&count| count <= max);
+        count.ok_or_else(|| invalid(name, "it is too large"))?;
+        let values = place
+            .read(&self.file, 0, place.rows)
+            .map_err(|error| Error::new(error.kind(), format!("tensor {name}: {error}")))?;
+        Ok(Some(Matrix { columns: place.columns, values }))
+    }
+
+    /// Returns a reader of a tensor's rows; `None` if the file has no tensor with this name.
+    ///
+    /// # Errors
+    /// The type of the tensor is unknown, or the file cannot be opened again.
+    pub fn rows(&self, name: &str) -> Result<Option<RowReader>, Error> {
+        let Some(place) = self.find(name)? else { return Ok(None) };
+        Ok(Some(RowReader { file: self.file.try_clone()?, place }))
+    }
+
+    fn find(&self, name: &str) -> Result<Option<TensorPlace>, Error> {
         let c_name = CString::new(name)?;
         let header = self.header.as_ptr();
         // SAFETY: `header` lives as long as `self`, and `id` is one of its tensors if it is not negative; `ne` has four
@@ -78,29 +96,86 @@ impl Gguf {
             let start = sys::gguf_get_data_offset(header) + sys::gguf_get_tensor_offset(header, id);
             (sys::gguf_get_tensor_type(header, id), extents, sys::gguf_get_tensor_size(header, id), start)
         };
-        let count =
-            extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?));
-        let count = count.filter(|&count| count <= max).ok_or_else(|| invalid("it is too large"))?;
-        let columns = usize::try_from(extents[0]).unwrap_or(0);
-        let mut stored = vec![0_u8; bytes];
-        self.file.read_exact_at(&mut stored, start as u64)?;
-        let mut values = vec![0.0_f32; count];
-        if kind == sys::GGML_TYPE_F32 {
+        let product = |extents: &[i64]| {
+            extents.iter().try_fold(1_usize, |product, &extent| product.checked_mul(usize::try_from(extent).ok()?))
+        };
+        let (columns, rows) = (product(&extents[..1]), product(&extents[1..]));
+        let (columns, rows) = columns.zip(rows).ok_or_else(|| invalid(name, "it is too large"))?;
+        // SAFETY: ggml rejected unknown types when it read the header.
+        let row_bytes = unsafe { sys::ggml_row_size(kind, extents[0]) };
+        if row_bytes.checked_mul(rows) != Some(bytes) {
+            return Err(invalid(name, "its type cannot be read"));
+        }
+        Ok(Some(TensorPlace { start: start as u64, kind, columns, rows, row_bytes }))
+    }
+}
+
+fn invalid(name: &str, reason: &str) -> Error {
+    Error::new(ErrorKind::InvalidData, format!("tensor {name}: {reason}"))
+}
+
+/// Place and shape of a tensor in a file.
+#[derive(Debug, Clone, Copy)]
+struct TensorPlace {
+    start: u64,
+    kind: sys::ggml_type,
+    columns: usize,
+    rows: usize,
+    row_bytes: usize,
+}
+
+impl TensorPlace {
+    /// Reads `count` rows from `first` on, which the tensor must have, as 32-bit floats.
+    fn read(&self, file: &File, first: usize, count: usize) -> Result<Vec<f32>, Error> {
+        let mut stored = vec![0_u8; self.row_bytes * count];
+        file.read_exact_at(&mut stored, self.start + (self.row_bytes * first) as u64)?;
+        let mut values = vec![0.0_f32; self.columns * count];
+        if self.kind == sys::GGML_TYPE_F32 {
             for (value, bytes) in values.iter_mut().zip(stored.as_chunks::<4>().0) {
                 *value = f32::from_le_bytes(*bytes);
             }
-            return Ok(Some(Matrix { columns, values }));
+            return Ok(values);
         }
         // SAFETY: ggml rejected unknown types when it read the header.
-        let (traits, needed) = unsafe {
-            let traits = &*sys::ggml_get_type_traits(kind);
-            (traits, sys::ggml_row_size(kind, extents[0]) * (count / columns.max(1)))
-        };
-        let convert = traits.to_float.filter(|_| needed == bytes).ok_or_else(|| invalid("its type cannot be read"))?;
-        // SAFETY: `stored` has the bytes of `count` values of that type, as just checked, and `values` has room for
-        // them.
-        unsafe { convert(stored.as_ptr().cast(), values.as_mut_ptr(), count as i64) };
-        Ok(Some(Matrix { columns, values }))
+        let convert = unsafe { (*sys::ggml_get_type_traits(self.kind)).to_float };
+        let convert = convert.ok_or_else(|| Error::new(ErrorKind::InvalidData, "its type cannot be read"))?;
+        // SAFETY: `stored` has the bytes of these rows, whose size ggml computed from type and width, and `values` has
+        // room for them.
+        unsafe { convert(stored.as_ptr().cast(), values.as_mut_ptr(), values.len() as i64) };
+        Ok(values)
+    }
+}
+
+/// Reader of single rows of a tensor.
+#[derive(Debug)]
+pub struct RowReader {
+    file: File,
+    place: TensorPlace,
+}
+
+impl RowReader {
+    /// Returns the number of values per row.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.place.columns
+    }
+
+    /// Returns the number of rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.place.rows
+    }
+
+    /// Reads a row as 32-bit floats.
+    ///
+    /// # Errors
+    /// There is no such row, or the file cannot be read.
+    pub fn row(&self, index: usize) -> Result<Vec<f32>, Error> {
+        if index >= self.place.rows {
+            let message = format!("row {index} of a tensor with {} rows", self.place.rows);
+            return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        self.place.read(&self.file, index, 1)
     }
 }
 
