@@ -68,7 +68,7 @@ export class Lens {
       text: `${nameOf(row)} · layer ${layers[i]}: logit ${logit.toFixed(2)}, share ${percent(share)}, rank ${rank} of ${cells.size}`,
     })));
     this.#grid.setRows(shown.map((row) => h('div', { role: 'rowheader', class: row.chosen && 'chosen' }, nameOf(row))), layers.length);
-    const interval = layers.length > 20 ? 5 : 2;
+    const interval = [1, 2, 5].find((every) => layers.length <= 10 * every) ?? 10;
     this.#axis.replaceChildren(...['', ...layers.map((layer, i) => (i % interval ? '' : layer))].map((label) => h('div', { role: 'columnheader' }, label)));
     this.#grid.el.prepend(this.#axis);
     this.#grid.update((i) => this.#cells[i].classes);
