@@ -1,4 +1,4 @@
-// The logit lens of ingested runs in the replay. THUNDER_URL is a server with the demo model and --attention on.
+// The logit lens in the replay and in the playground. THUNDER_URL is a server with the demo model and --attention on.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -170,7 +170,7 @@ test('exported page shows the lens', async () => {
   await context.close();
 });
 
-test('playground requests the lens', async () => {
+test('playground requests the lens, and shows it in the live run', async () => {
   const page = await open('/playground');
   await page.click('summary:text-is("More")');
   await page.check('input[name=lens]');
@@ -179,7 +179,13 @@ test('playground requests the lens', async () => {
   const sent = page.waitForRequest((request) => request.method() === 'POST' && request.url().endsWith('/v1/chat/completions'));
   await page.keyboard.press('Control+Enter');
   assert.equal((await sent).postDataJSON().lens, true);
+  await section(page).waitFor();
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
+  const id = await page.textContent('[data-run-line] a');
+  let last;
+  while (!last) last = (await (await fetch(`${URL_}/api/v1/runs/${id}/alternatives`)).json()).alternatives?.at(-1);
+  await cell(page, 1, last.lens.layers.length - 1).hover();
+  assert.equal(await facts(page), description(last, 1, last.lens.layers.length - 1, await page.locator('.lens [role=rowheader]').nth(1).textContent()));
   await page.reload();
   assert.equal(await page.isChecked('input[name=lens]'), true, 'the form is kept');
   await page.context().close();
