@@ -87,10 +87,10 @@ pub enum SubmitError {
         reason: UnsupportedAttention,
     },
     /// The logit lens is turned off on this server.
-    #[error("`lens` was requested, but the server runs with --attention off; start it with --attention auto or on")]
+    #[error("--attention off excludes the logit lens; start the server with --attention auto or on")]
     LensOff,
     /// The model has no logit lens.
-    #[error("`lens` was requested, but the model '{model}' has no logit lens: {reason}")]
+    #[error("the model '{model}' has no logit lens: {reason}")]
     LensUnsupported {
         /// Name of the model.
         model: String,

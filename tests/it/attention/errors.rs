@@ -99,8 +99,7 @@ async fn server_without_attention_rejects_attention_request() {
     assert_eq!((status, &error["error_code"]), (400, &json!("ATTENTION_UNAVAILABLE")), "{error}");
     assert_eq!(error["field"], "return_attention");
     let (status, error) = server.post("/v1/completions", &json!({"prompt": "x", "lens": true})).await;
-    let message =
-        "`lens` was requested, but the server runs with --attention off; start it with --attention auto or on";
+    let message = "--attention off excludes the logit lens; start the server with --attention auto or on";
     assert_eq!((status, message_of(&error), &error["error"]["param"]), (400, message, &json!("lens")));
     assert_eq!(server.get("/api/v1/model/info").await.1["attention_available"], false);
     let body = json!({"input_ids": [40, 41], "max_new_tokens": 2, "ignore_eos": true});
