@@ -10,6 +10,9 @@ use std::ffi::c_void;
 /// Prefix of the name of a layer's output, before the layer's number.
 const LAYER_OUTPUT: &[u8] = b"l_out-";
 
+/// Maximum columns that are copied for each requested one, to copy all of them at once.
+const MAX_COLUMNS_PER_TOKEN: usize = 8;
+
 /// A token whose hidden states are captured in the current decode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HiddenRequest {
@@ -38,6 +41,8 @@ pub(super) struct HiddenCapture {
     last_layer: Option<u16>,
     /// Number of the layers that are captured, from the first on.
     layers: u16,
+    /// Columns of the current node.
+    buffer: Vec<f32>,
 }
 
 impl HiddenCapture {
@@ -71,18 +76,24 @@ impl HiddenCapture {
         let Some(layer) = layer_of_output(node) else { return };
         let [width, columns, ..] = node.ne.map(|extent| usize::try_from(extent).unwrap_or(0));
         let is_plain = node.type_ == sys::GGML_TYPE_F32 && node.nb[0] == size_of::<f32>();
-        for (token, captured) in self.requested.iter().zip(&mut self.captured) {
-            let column = token.column as usize;
-            if token.ubatch != self.ubatch || column >= columns || !is_plain {
-                continue;
+        let Self { requested, captured, ubatch, buffer, .. } = self;
+        let is_captured =
+            |token: &HiddenRequest| is_plain && token.ubatch == *ubatch && (token.column as usize) < columns;
+        let wanted = || requested.iter().filter(|token| is_captured(token)).map(|token| token.column as usize);
+        let (Some(first), Some(last)) = (wanted().min(), wanted().max()) else { return };
+        let is_dense = last - first < MAX_COLUMNS_PER_TOKEN * wanted().count();
+        let is_contiguous = node.nb[1] == width * size_of::<f32>();
+        // Each copy from a GPU takes as long as one of some hundred kilobytes.
+        let at_once = if is_dense && is_contiguous { last - first + 1 } else { 1 };
+        let mut read = usize::MAX;
+        for (token, captured) in requested.iter().zip(captured).filter(|(token, _)| is_captured(token)) {
+            let start = if at_once == 1 { token.column as usize } else { first };
+            if start != read {
+                read_columns(node, start, at_once, width, buffer);
+                read = start;
             }
             captured.layer_ids.push(layer);
-            let start = captured.values.len();
-            captured.values.resize(start + width, 0.0);
-            let target = captured.values[start..].as_mut_ptr().cast::<c_void>();
-            // SAFETY: the column lies within the tensor, whose values are contiguous 32-bit floats; `target` has room
-            // for `width` of them. The node was computed before this call.
-            unsafe { sys::ggml_backend_tensor_get(node, target, column * node.nb[1], width * size_of::<f32>()) };
+            captured.values.extend_from_slice(&buffer[(token.column as usize - start) * width..][..width]);
         }
     }
 
@@ -91,6 +102,16 @@ impl HiddenCapture {
         self.requested.clear();
         std::mem::take(&mut self.captured)
     }
+}
+
+/// Copies columns of a computed node with plain 32-bit floats. The node has them, and they are contiguous if there are
+/// several.
+fn read_columns(node: &sys::ggml_tensor, first: usize, count: usize, width: usize, buffer: &mut Vec<f32>) {
+    buffer.resize(count * width, 0.0);
+    let target = buffer.as_mut_ptr().cast::<c_void>();
+    // SAFETY: the columns lie within the tensor, and the buffer has room for them. The node was computed before this
+    // call.
+    unsafe { sys::ggml_backend_tensor_get(node, target, first * node.nb[1], size_of_val(buffer.as_slice())) };
 }
 
 /// Returns the name of a tensor, or of the original if ggml's scheduler has copied it to another device: the name of a
