@@ -24,7 +24,7 @@ pub struct Measurements {
     /// `ForwardPass`: most probable next tokens of the model at temperature 1, before mods, highest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub model: Vec<Alternative>,
-    /// `ForwardPass`: the logits of the tokens of `model` after each layer, if the request had `lens`.
+    /// `ForwardPass`: the logits of the first tokens of `model`, up to 64, after each layer, if the request had `lens`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lens: Option<Box<LogitLens>>,
     /// `Sampled`: the most probable tokens after mods edited the logits; empty when no mod did.

@@ -20,6 +20,11 @@ test('shares of huge logits are finite', () => {
   assert.deepEqual([7, 8, 9].map((token) => cells.get(token)[0].share), [0.5, 0, 0.5]);
 });
 
+test('lens may have the first candidates only', () => {
+  const { cells } = lensOf(event({ lens: { layers: [0, 1], logits: [[0, 2], [3, 2]] } }));
+  assert.deepEqual([...cells].map(([token, [, { rank }]]) => [token, rank]), [[7, 1], [8, 2]]);
+});
+
 test('lens of a trace with top_tokens refers to these', () => {
   const { cells } = lensOf({ event_type: 'ForwardPass', top_tokens: model, details: { lens } });
   assert.deepEqual([...cells.keys()], [7, 8, 9]);
@@ -31,7 +36,7 @@ test('lens with an invalid form is not shown', () => {
   const invalid = [
     null, 'x', 5, [], {}, { layers }, { logits }, { layers: [], logits: [] }, { layers: 3, logits }, { layers: [0, 1], logits },
     { layers: [0, 1, 2.5], logits }, { layers: [0, 1, '2'], logits }, { layers, logits: 'abc' }, { layers, logits: [1, 2, 3] },
-    { layers, logits: [[0, 2], [3, 3], [5, 4]] }, { layers, logits: [...logits.slice(1), [1, 2]] }, { layers, logits: [...logits.slice(1), null] },
+    { layers, logits: logits.map((row) => [...row, 1]) }, { layers, logits: [...logits.slice(1), [1, 2]] }, { layers, logits: [...logits.slice(1), null] },
     { layers, logits: [...logits.slice(1), [1, 2, null]] }, { layers, logits: [...logits.slice(1), [1, 2, JSON.parse('1e999')]] },
     { layers: long, logits: long.map(() => [1, 2, 3]) },
   ];

@@ -46,7 +46,7 @@ pub struct StepAlternatives {
     chosen: Option<TokenId>,
     /// The model's most probable tokens, `[{token, text, prob}]`; for an ingested run its `top_tokens`.
     model: Value,
-    /// Logits of the tokens of `model` after each layer; `null` if the request did not have `lens`.
+    /// Logits of the first tokens of `model`, up to 64, after each layer; `null` if the request did not have `lens`.
     lens: Option<Box<LogitLens>>,
     /// Candidates after mods edited the logits; empty if none did.
     after_mods: Vec<Alternative>,

@@ -10,6 +10,9 @@ use crate::mods::LogitEdit;
 /// Maximum tokens whose change of probability is recorded for an edit of the logits.
 const MAX_SHIFTED_TOKENS: usize = 8;
 
+/// Maximum tokens of the logit lens. A client can request 1000 alternatives, which would delay other runs.
+const MAX_LENS_TOKENS: usize = 64;
+
 /// Logits, edits and drawn token of the step at the end of the sequence.
 #[derive(Default)]
 pub struct StepLogits {
@@ -26,7 +29,7 @@ pub struct StepLogits {
     top: Vec<Alternative>,
     /// Hidden states of the decode that produced the next logits.
     hidden_states: Option<HiddenStates>,
-    /// Logits of the most probable tokens after each layer.
+    /// Logits of up to [`MAX_LENS_TOKENS`] most probable tokens after each layer.
     lens: Option<LogitLens>,
     drawn: Option<TokenMeasurement>,
     /// Token that speculative decoding drafted for the step.
@@ -195,7 +198,7 @@ impl StepLogits {
 
 /// Returns the logits of the most probable tokens after each layer.
 fn read_lens(states: &HiddenStates, top: &[Alternative], logits: &[f32]) -> Option<LogitLens> {
-    let tokens: Vec<TokenId> = top.iter().map(|alternative| alternative.token).collect();
+    let tokens: Vec<TokenId> = top.iter().take(MAX_LENS_TOKENS).map(|alternative| alternative.token).collect();
     let last = tokens.iter().map(|&token| logits[token as usize]).collect();
     let lens = states.lens(&tokens, last);
     lens.inspect_err(|error| tracing::error!(%error, "logit lens not recorded: the model's file cannot be read")).ok()

@@ -71,6 +71,16 @@ async fn lens_is_the_same_without_attention_and_with_accepted_drafts() {
 }
 
 #[tokio::test]
+async fn lens_has_up_to_64_tokens() {
+    let mut test_engine = test_engine_of(Variant::new(Kind::Qwen2).model(), 1, true, |_| {}).await;
+    let request = Request { lens: true, alternatives: 100, ..request_tokens(tokens(1, 9), 2) };
+    let result = test_engine.run(request).await;
+    for lens in lenses(&result) {
+        assert!(lens.expect("every step has a lens").logits.iter().all(|layer| layer.len() == 64));
+    }
+}
+
+#[tokio::test]
 async fn lens_is_refused_without_capture() {
     let variant = Variant::new(Kind::Llama);
     let test_engine = test_engine_of(variant.model(), 1, true, |options| {

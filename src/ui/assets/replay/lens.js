@@ -17,15 +17,16 @@ const isList = (list, isValid) => Array.isArray(list) && list.length > 0 && list
 export function lensOf(event) {
   const { lens, model = event?.top_tokens } = eventDetails(event);
   const { layers, logits } = lens ?? {};
-  const isValid = isList(model, Boolean) && isList(layers, Number.isInteger) && isList(logits, (row) => isList(row, Number.isFinite) && row.length === model.length);
-  if (!isValid || logits.length !== layers.length) return null;
+  if (!isList(layers, Number.isInteger) || !isList(logits, (row) => isList(row, Number.isFinite) && row.length === logits[0].length)) return null;
+  const tokens = Array.isArray(model) ? model.slice(0, logits[0].length) : [];
+  if (!isList(tokens, Boolean) || tokens.length !== logits[0].length || logits.length !== layers.length) return null;
   const numbers = logits.map((row) => {
     const max = Math.max(...row);
     const weights = row.map((logit) => Math.exp(logit - max));
     const sum = weights.reduce((a, b) => a + b);
     return row.map((logit, i) => ({ logit, share: weights[i] / sum, rank: 1 + row.filter((other) => other > logit).length }));
   });
-  const cells = new Map(model.map(({ token }, i) => [token, numbers.map((layer) => layer[i])]));
+  const cells = new Map(tokens.map(({ token }, i) => [token, numbers.map((layer) => layer[i])]));
   return { layers, cells };
 }
 
