@@ -131,7 +131,7 @@ test('lens of another form is not shown, and hostile numbers do no harm', async 
   const forms = [
     () => undefined, () => null, () => 'lens', () => [], () => ({ layers: [0, 1] }),
     (model) => ({ layers: [0], logits: [model.map(() => '5')] }), (model) => ({ layers: [0, 1], logits: [model.map(() => 1)] }),
-    (model) => ({ layers: [0], logits: [model.slice(1).map(() => 1)] }),
+    (model) => ({ layers: [0], logits: [[...model, model[0]].map(() => 1)] }),
     (model) => ({ layers: [0, 1], logits: [model.map(() => 1e308), model.map((_, i) => -1e308 * (i % 2))] }),
   ];
   const { id, document } = await ingest((model, step) => (forms[step - 1] ?? forms[0])(model));
