@@ -2,9 +2,9 @@
 
 use super::reference::Reference;
 use super::variant::{Kind, LAYERS, Variant};
-use super::{attention_request, tokens};
+use super::{F32_CACHE, attention_request, tokens};
 use crate::engine::{CompletedRun, request_tokens, test_engine_of};
-use thunder::engine::{DrafterKind, Request, SubmitError};
+use thunder::engine::{DrafterKind, Request, SpeculationOptions, SubmitError};
 use thunder::events::{Event, EventType, LogitLens, TraceItem};
 use thunder::model::llama::AttentionCapture;
 
@@ -48,7 +48,7 @@ async fn lens_is_the_same_without_attention_and_with_accepted_drafts() {
     let variant = Variant::new(Kind::Llama);
     let prompt = tokens(1, 40).repeat(3);
     let request = || Request { lens: true, ..request_tokens(prompt.clone(), 40) };
-    let mut plain = test_engine_of(variant.model(), 1, true, |_| {}).await;
+    let mut plain = test_engine_of(variant.model(), 1, true, |options| F32_CACHE.set(options)).await;
     let expected = plain.run(request()).await;
     assert!(lenses(&expected).iter().all(Option::is_some));
     let with_attention = plain.run(attention_request(prompt.clone(), 40)).await;
@@ -56,7 +56,9 @@ async fn lens_is_the_same_without_attention_and_with_accepted_drafts() {
     let without = plain.run(request_tokens(prompt.clone(), 40)).await;
     assert!(lenses(&without).iter().all(Option::is_none), "no lens was requested");
     let mut drafting = test_engine_of(variant.model(), 1, true, |options| {
-        options.speculation.drafter = DrafterKind::Ngram;
+        F32_CACHE.set(options);
+        options.speculation =
+            SpeculationOptions { drafter: DrafterKind::Ngram, min_match: 1, adaptive: false, ..Default::default() };
     })
     .await;
     let drafted = drafting.run(request()).await;
