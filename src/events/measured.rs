@@ -147,7 +147,7 @@ pub struct LogitLens {
 }
 
 impl LogitLens {
-    /// Rounds a logit to a finite 16-bit float, as it is stored.
+    /// Rounds a logit to the nearest finite 16-bit float.
     #[must_use]
     pub fn round(logit: f32) -> f16 {
         f16::from_f32(logit.clamp(f16::MIN.to_f32(), f16::MAX.to_f32()))

@@ -201,7 +201,7 @@ fn read_lens(states: &HiddenStates, top: &[Alternative], logits: &[f32]) -> Opti
     let tokens: Vec<TokenId> = top.iter().take(MAX_LENS_TOKENS).map(|alternative| alternative.token).collect();
     let last = tokens.iter().map(|&token| logits[token as usize]).collect();
     let lens = states.lens(&tokens, last);
-    lens.inspect_err(|error| tracing::error!(%error, "logit lens not recorded: the model's file cannot be read")).ok()
+    lens.inspect_err(|error| tracing::error!(%error, "logit lens of a step not recorded")).ok()
 }
 
 fn apply_edit(logits: &mut [f32], edit: &LogitEdit) {

@@ -174,8 +174,9 @@ impl OutputHead {
         let computed = self.logits(last, &tokens, &rows);
         let expected = tokens.iter().map(|&token| logits[token as usize]);
         let largest = expected.clone().fold(1.0, |largest: f32, logit| largest.max(logit.abs()));
-        let difference =
-            computed.iter().zip(expected).map(|(computed, expected)| (computed - expected).abs()).fold(0.0, f32::max);
+        let differences = computed.iter().zip(expected).map(|(computed, expected)| (computed - expected).abs());
+        // A difference that is not a number is the largest.
+        let difference = differences.max_by(f32::total_cmp).unwrap_or(f32::NAN);
         if difference <= TOLERANCE * largest { Ok(()) } else { Err(UnsupportedLens::Inaccurate(difference)) }
     }
 
@@ -262,16 +263,20 @@ impl HiddenStates {
     /// Returns the logits of `tokens` after every layer; `last` are those after the last layer.
     ///
     /// # Errors
-    /// The model's file cannot be read.
+    /// The model's file cannot be read, a layer was not captured, or a logit is not a number.
     pub fn lens(&self, tokens: &[TokenId], last: Vec<f32>) -> io::Result<LogitLens> {
         let CapturedHiddenStates { layer_ids, values } = &self.states;
+        if !layer_ids.iter().copied().eq(0..self.head.layers - 1) {
+            return Err(io::Error::other(format!("only the layers {layer_ids:?} were captured")));
+        }
         let rows = self.head.rows(tokens)?;
         let width = self.head.projection.reader.columns();
         let before = values.chunks_exact(width).map(|state| self.head.logits(state, tokens, &rows));
-        let logits = before
-            .chain([last])
-            .map(|layer| layer.into_iter().map(|logit| LogitLens::round(logit).to_f32()).collect())
-            .collect();
+        let round = |layer: Vec<f32>| layer.into_iter().map(|logit| LogitLens::round(logit).to_f32()).collect();
+        let logits: Vec<Vec<f32>> = before.chain([last]).map(round).collect();
+        if logits.iter().flatten().any(|logit| logit.is_nan()) {
+            return Err(io::Error::other("a logit is not a number"));
+        }
         let layers = layer_ids.iter().copied().chain([self.head.layers - 1]).collect();
         Ok(LogitLens { layers, logits })
     }
