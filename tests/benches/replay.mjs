@@ -3,8 +3,10 @@
 //   (cd tests/browser && npm install); THUNDER_URL=http://127.0.0.1:6767 node tests/benches/replay.mjs [ROUNDS [TOKENS,…]]
 //
 // With BASELINE_URL, an earlier version on a second server is measured in alternating rounds. With SLOWDOWNS=1, the
-// rounds with a slower processor are omitted; PARTS names the parts to measure (replay,comparison,attention). All runs are stored by the script: traces of 2,000, 10,000 and 100,000
-// tokens, and if the server has a model, an answer of 2,000 tokens with attention.
+// rounds with a slower processor are omitted; PARTS names the parts to measure (replay,comparison,attention). With
+// VISITED=1, the tab has shown the same page of other runs before; otherwise the browser knows no file of the page. All
+// runs are stored by the script: traces of 2,000, 10,000 and 100,000 tokens, and if the server has a model, an answer of
+// 2,000 tokens with attention.
 //
 // Columns, in milliseconds, medians:
 // requested, response: request and end of the response with the columns, after the navigation;
@@ -50,11 +52,17 @@ function watch() {
   checkFrame();
 }
 
-async function open(server, slowdown) {
+/** Opens a tab. With VISITED, it has shown `visited`. */
+async function open(server, visited, slowdown) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 860 }, reducedMotion: 'reduce' });
   const page = await context.newPage();
   const session = await context.newCDPSession(page);
   await page.goto(`${server}/docs`); // connection and process are warm
+  if (process.env.VISITED) {
+    await page.goto(server + visited);
+    await page.waitForSelector('.text .token', { state: 'attached' });
+    await page.waitForTimeout(1000);
+  }
   await page.addInitScript(watch);
   await session.send('Performance.enable', { timeDomain: 'threadTicks' });
   await session.send('Emulation.setCPUThrottlingRate', { rate: slowdown });
@@ -63,7 +71,7 @@ async function open(server, slowdown) {
 }
 
 async function replay(server, path, slowdown) {
-  const { context, page, cpu } = await open(server, slowdown);
+  const { context, page, cpu } = await open(server, `/runs/${others[0]}`, slowdown);
   await page.goto(server + path, { waitUntil: 'commit' });
   await page.waitForFunction(() => measured.visible, null, { timeout: 120000, polling: 50 });
   const used = await cpu();
@@ -93,7 +101,7 @@ async function replay(server, path, slowdown) {
 }
 
 async function compare(server, path, tokens, slowdown) {
-  const { context, page, cpu } = await open(server, slowdown);
+  const { context, page, cpu } = await open(server, `/compare?${new URLSearchParams({ a: others[0], b: others[1] })}`, slowdown);
   await page.goto(server + path, { waitUntil: 'commit' });
   await page.waitForFunction(() => measured.visible && document.querySelector('.difference[aria-current] .token'), null, { timeout: 120000, polling: 50 });
   const used = await cpu();
@@ -109,7 +117,7 @@ async function compare(server, path, tokens, slowdown) {
 
 /** Returns the time from the choice of each view until the text is shaded by it. */
 async function attention(server, path, slowdown) {
-  const { context, page } = await open(server, slowdown);
+  const { context, page } = await open(server, `/runs/${others[0]}`, slowdown);
   await page.goto(`${server}${path}?at=5000`, { waitUntil: 'commit' });
   await page.waitForFunction(() => measured.visible, null, { timeout: 120000, polling: 50 });
   await page.waitForTimeout(1500 * slowdown);
@@ -178,6 +186,10 @@ async function store(document) {
 }
 
 const stamp = Date.now();
+/** Runs that are shown before the measured ones. */
+const others = ['a', 'b'].map((name) => `bench-other-${name}-${stamp}`);
+await store(trace(others[0], 300));
+await store(changed(others[1], 300, 100, words(3)));
 for (const tokens of sizes) {
   const id = `bench-${tokens}-${stamp}`;
   await store(trace(id, tokens));
