@@ -215,6 +215,32 @@ async fn slot_of_another_tenant_looks_empty() {
     assert_eq!((shown("ann-key-1").await, shown("bob-key").await, shown("admin-key").await), (true, false, true));
 }
 
+/// A run that ends before its first decode must not take over the state of another tenant.
+#[tokio::test]
+async fn cancelled_run_does_not_own_the_state_of_its_slot() {
+    let mods = folder();
+    let source = "import time\nfrom thunder import Prefilled, mod\n\n@mod(events=[Prefilled])\ndef waits(event, actions):\n    \
+                  time.sleep(3)\n";
+    std::fs::write(mods.join("waits.py"), source).unwrap();
+    let server = start(&["--parallel", "1", "--mods-dir", mods.to_str().unwrap()]).await;
+    post(&server, "ann-key-1", "/completion", json!({"prompt": MARK, "n_predict": 2})).await;
+    let slot = async |key: &str| get(&server, key, "/slots").await.1[0].clone();
+    let request = server.request(Method::POST, "/completion").bearer_auth("bob-key");
+    let request = request.json(&json!({"prompt": MARK, "n_predict": 2, "mods": ["waits"]})).send();
+    let run = tokio::spawn(request);
+    while slot("bob-key").await["is_processing"] != true {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    run.abort();
+    while slot("admin-key").await["is_processing"] == true {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let tokens =
+        async |key: &str| post(&server, key, "/slots/0?action=tokens", json!({})).await["n_tokens"].as_u64().unwrap();
+    assert_eq!(tokens("bob-key").await, 0);
+    assert!(tokens("ann-key-1").await > 0);
+}
+
 #[tokio::test]
 async fn changes_of_the_server_require_an_admin_key() {
     let server = start(&["--props"]).await;

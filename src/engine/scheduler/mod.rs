@@ -276,7 +276,7 @@ impl<'model> Scheduler<'model> {
             self.status.latencies().queue.observe_us(active.run.assign_slot(slot as u32));
             active.run.begin(&mut self.resources);
         }
-        self.kv.assign(slot, active.run.request().owner.as_ref(), self.arrivals);
+        self.kv.mark_used(slot, self.arrivals);
         self.runs.slots.put(slot, active);
     }
 

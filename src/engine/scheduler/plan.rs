@@ -231,7 +231,7 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     let Some(outputs_from) = active.run.logits_from() else { return };
     let is_first = active.begin_decode();
     if is_first {
-        let kv_len = kv.reuse(index, active.run.prompt_view(), outputs_from);
+        let kv_len = kv.reuse(index, active.run.request().owner.as_ref(), active.run.prompt_view(), outputs_from);
         active.run.sequence_mut().set_kv_len(kv_len);
         if kv.uses_checkpoints() {
             active.run.plan_checkpoints(outputs_from);

@@ -25,7 +25,7 @@ pub struct KvSlots<'model> {
 /// State of one slot.
 #[derive(Default)]
 struct SlotState {
-    /// Tenant of the newest run in the slot, or of the state that was restored.
+    /// Tenant of the newest run that decoded in the slot, or of the state that was restored.
     owner: Option<Tenant>,
     /// Tokens of the sequence in the KV cache.
     tokens: Vec<TokenId>,
@@ -61,9 +61,9 @@ impl<'model> KvSlots<'model> {
         Self { context, slots, host_cache, ctx_size: ctx_size as usize }
     }
 
-    /// Assigns a slot to a run of `owner`. `arrival` is the number of the last run or slot task that arrived.
-    pub fn assign(&mut self, index: usize, owner: Option<&Tenant>, arrival: u64) {
-        self.slots[index].owner = owner.cloned();
+    /// Marks a slot as used by a run. `arrival` is the number of the last run or slot task that arrived. The state still
+    /// belongs to its previous tenant, because the run may end before [`KvSlots::reuse`] takes it over.
+    pub fn mark_used(&mut self, index: usize, arrival: u64) {
         self.slots[index].last_used = arrival;
     }
 

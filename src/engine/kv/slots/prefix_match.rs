@@ -4,7 +4,7 @@ use super::{KvSlots, SlotState};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory, align};
 use crate::engine::kv::host_cache::CachedState;
 use crate::engine::kv::prompt::{PromptView, SlotChoice};
-use crate::events::TokenId;
+use crate::events::{Tenant, TokenId};
 use crate::model::llama::AdapterSet;
 use crate::model::{ShiftError, common_prefix};
 use std::cmp::Reverse;
@@ -70,10 +70,17 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the host cache,
-    /// or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no decode, up
-    /// to `outputs_from`.
-    pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
+    /// Prepares a slot's state for the first decode of a run of `owner`: uses the slot's own state, a state from the
+    /// host cache, or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no
+    /// decode, up to `outputs_from`. The caller truncates the state to them.
+    pub fn reuse(
+        &mut self,
+        index: usize,
+        owner: Option<&Tenant>,
+        prompt: PromptView<'_>,
+        outputs_from: usize,
+    ) -> usize {
+        self.slots[index].owner = owner.cloned();
         let slot = &self.slots[index];
         let same_adapters = slot.adapters.as_ref() == prompt.adapters;
         let usable = |cached: &[TokenId]| if prompt.cache_prompt { common_prefix(cached, prompt.tokens) } else { 0 };
