@@ -128,6 +128,8 @@ async fn unsupported_option_error_names_field() {
         (json!({"prompt": [{}]}), 400, "prompt"),
         (json!({"prompt": ["a", 5.5]}), 400, "prompt"),
         (json!({"top_p": 3}), 400, "top_p"),
+        (json!({"prompt": vec!["a"; 257]}), 400, "prompt"),
+        (json!({"prompt": ["a", "b", "c"], "n": 128}), 400, "prompt"),
     ] {
         let (found, answer) = server.post(PATH, &body(fields.clone())).await;
         assert_eq!((found, answer["error"]["param"].as_str()), (status, Some(param)), "{fields}: {answer}");

@@ -88,7 +88,9 @@ pub(super) fn parse(
     let fields = fields.with_defaults(&app.config().server.request_defaults).clamp_numbers();
     let mut options = response_options(app, fields)?;
     let count = answer_count(fields, loaded.engine().slots())?;
-    let mut requests = Vec::with_capacity(prompts.len() * count as usize);
+    let runs = prompts.len() * count as usize;
+    generation::check_run_count(runs)?;
+    let mut requests = Vec::with_capacity(runs);
     for LlamaPrompt { tokens, images } in prompts {
         let mut request = engine_request(app, loaded, fields, tokens, &options)?;
         images.move_to(&mut request);
@@ -164,6 +166,7 @@ pub(super) async fn parse_prompts(
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, value)),
         // As in llama-server, a list that contains a number is one prompt; any other list contains prompts.
         Value::Array(list) if !list.iter().any(Value::is_number) => {
+            generation::check_run_count(list.len())?;
             let images: usize =
                 list.iter().filter_map(|prompt| prompt.get("multimodal_data")?.as_array()).map(Vec::len).sum();
             if images > MAX_IMAGES {

@@ -95,7 +95,9 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Co
     };
     let verbose = fields.flag("verbose")?.unwrap_or(false);
     let (mut requests, mut prompts) = (Vec::new(), Vec::new());
-    for prompt in parse_prompts(fields, loaded)? {
+    let parsed = parse_prompts(fields, loaded)?;
+    generation::check_run_count(parsed.len() * count as usize)?;
+    for prompt in parsed {
         let first = engine_request(app, loaded, fields, &prompt, &options)?;
         if verbose && options.settings.is_none() {
             options.settings =
@@ -165,6 +167,7 @@ fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<CompletionPr
     match prompt {
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, prompt)),
         Value::Array(list) if !list.iter().any(Value::is_number) => {
+            generation::check_run_count(list.len())?;
             list.iter().map(|prompt| parse_prompt(prompt, suffix, loaded)).collect()
         }
         prompt => Ok(vec![parse_prompt(prompt, suffix, loaded)?]),

@@ -12,6 +12,18 @@ use tokio_stream::wrappers::ReceiverStream;
 /// Maximum runs of one request.
 pub(crate) const MAX_RUNS: usize = 256;
 
+/// Checks the number of runs that a request starts, before their prompts are encoded.
+///
+/// # Errors
+/// The request starts more than [`MAX_RUNS`].
+pub(crate) fn check_run_count(runs: usize) -> Result<(), ApiError> {
+    if runs > MAX_RUNS {
+        let message = format!("one request may start at most {MAX_RUNS} runs, got {runs}; send fewer prompts or answers");
+        return Err(ApiError::invalid("prompt", message));
+    }
+    Ok(())
+}
+
 /// Returns the requests for several answers to one prompt. Their seeds differ. Only the first uses the requested slot
 /// because the others would wait for it.
 pub(crate) fn repeat_request(first: Request, count: u32) -> impl Iterator<Item = Request> {
@@ -67,10 +79,7 @@ impl Runs {
         loaded: &Loaded,
         mut requests: Vec<Request>,
     ) -> Result<Self, ApiError> {
-        if requests.len() > MAX_RUNS {
-            let message = format!("one request may start at most {MAX_RUNS} runs, got {}", requests.len());
-            return Err(ApiError::invalid("prompt", message));
-        }
+        check_run_count(requests.len())?;
         if let ([_, _, ..], Some(_)) = (&requests[..], requests.iter().find_map(|request| request.request_id.as_ref()))
         {
             let message = format!("`request_id` identifies one run, but this request starts {}", requests.len());
