@@ -128,10 +128,10 @@ fn parse_fields(
 ) -> Result<KoboldRequest, ApiError> {
     let max_tokens = fields.integer("max_tokens", -1..=i64::from(i32::MAX))?.unwrap_or(DEFAULT_LENGTH);
     let prompt = prompt(loaded, fields, usize::try_from(max_tokens).unwrap_or(0), &images)?;
-    let trim_stop = fields.flag("trim_stop")?.unwrap_or(false);
+    let trim_stop = fields.flag("trim_stop")?.unwrap_or(true);
     let mut request = Request {
         prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
-        // The stop string is part of the text unless `trim_stop` is set.
+        // As in KoboldCPP, the stop string is part of the text only if `trim_stop` is false.
         report: ReportOptions { per_token: !trim_stop, ..ReportOptions::default() },
         ..base_request(app, loaded, fields, prompt, Surface::Kobold, 1)?
     };
