@@ -167,7 +167,7 @@ impl std::str::FromStr for TokenBias {
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "llama-server's routes")]
 pub struct RouteFlags {
-    /// GET /slots with the state of every slot [also: --no-slots]
+    /// GET /slots with the state of every slot, the actions on slots in memory, and /sessions [also: --no-slots]
     #[arg(long, env = "THUNDER_SLOTS", value_name = "on|off", default_value = "on", default_missing_value = "on",
           num_args = 0..=1, require_equals = true)]
     pub slots: OnOff,

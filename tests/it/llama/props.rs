@@ -50,8 +50,17 @@ async fn flags_enable_and_disable_routes() {
     ]);
     server.wait_ready().await;
     assert_eq!(server.answer("/props", &json!({})).await, json!({"success": true}));
-    let (status, answer) = server.get("/slots").await;
-    assert_eq!((status, &answer["error"]["type"]), (501, &json!("not_supported_error")));
+    let disabled = (501, json!("not_supported_error"));
+    for path in ["/slots", "/v1/slots/0/info", "/sessions"] {
+        let (status, answer) = server.get(path).await;
+        assert_eq!((status, answer["error"]["type"].clone()), disabled, "{path}");
+    }
+    for action in ["save-state", "restore-state", "tokens", "context-shift"] {
+        let (status, answer) = server.post(&format!("/slots/0?action={action}"), &json!({})).await;
+        assert_eq!((status, answer["error"]["type"].clone()), disabled, "{action}");
+    }
+    let (status, answer) = server.post("/sessions/1?action=save&slot=0", &json!({})).await;
+    assert_eq!((status, answer["error"]["type"].clone()), disabled);
     assert_eq!(server.get("/").await.0, 404, "there is no dashboard");
     let prompt = server.answer("/apply-template", &json!({"messages": [{"role": "user", "content": "Hi"}]})).await;
     assert_eq!(prompt["prompt"], "Hi!");

@@ -4,6 +4,7 @@
 use super::files;
 use super::request::{OCTET_STREAM, accepts, parse_small_body, read_snapshot, slot_number, unknown_action};
 use super::response::{SlotActionResponse, SlotInfoResponse, SlotMessageRange, SlotRestoreTimings, SlotSaveTimings};
+use super::require_slots;
 use crate::api::llama::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;
@@ -48,7 +49,7 @@ pub(super) struct SlotActionParams {
                   description = "Result of the action; `save-state` with `Accept: application/octet-stream` returns the snapshot"),
               (status = 400, description = "The slot, a field or the snapshot is invalid; the message names it"),
               (status = 404, description = "Unknown file"),
-              (status = 501, description = "The server was started without --slot-save-path, or this model's state cannot be saved or \
+              (status = 501, description = "The server was started with --no-slots or without --slot-save-path, or this model's state cannot be saved or \
                                             shifted; the message gives the reason")))]
 async fn slot_action(
     State(app): State<App>,
@@ -59,6 +60,9 @@ async fn slot_action(
     body: Body,
 ) -> Result<Response, LlamaError> {
     let query = query?.0;
+    if let Some("save-state" | "restore-state" | "tokens" | "context-shift") = query.action.as_deref() {
+        require_slots(&app)?;
+    }
     let loaded = app.loaded(query.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let engine = loaded.engine();
@@ -135,13 +139,15 @@ async fn slot_action(
 #[utoipa::path(get, path = "/v1/slots/{id_slot}/info", tag = "llama-server",
     params(("id_slot" = u32, Path, description = "Index of the slot, from 0")),
     responses((status = 200, body = SlotInfoResponse),
-              (status = 400, description = "Unknown slot")))]
+              (status = 400, description = "Unknown slot"),
+              (status = 501, description = "The server was started with --no-slots")))]
 async fn info(
     State(app): State<App>,
     scope: Scope,
     id: Result<Path<String>, PathRejection>,
     query: Result<Query<ModelParams>, QueryRejection>,
 ) -> Result<Json<SlotInfoResponse>, LlamaError> {
+    require_slots(&app)?;
     let loaded = app.loaded_now(query?.0.model.as_deref()).await?;
     let slot = slot_number("id_slot", &id?.0)?;
     let tokens = loaded.engine().slot_tokens(&scope, slot).await?.tokens;

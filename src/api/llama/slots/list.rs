@@ -1,5 +1,6 @@
 //! `GET /slots`, for monitoring. A request never delays the engine.
 
+use super::require_slots;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::generation::ThunderFields;
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
@@ -35,9 +36,7 @@ async fn slots(
     scope: Scope,
     Query(query): Query<SlotsParams>,
 ) -> Result<Json<Vec<SlotResponse>>, LlamaError> {
-    if !app.config().server.routes.slots {
-        return Err(ApiError::not_supported("GET /slots is disabled; start the server without --no-slots").into());
-    }
+    require_slots(&app)?;
     let loaded = app.loaded_now(query.model.as_deref()).await?;
     let engine = loaded.engine();
     let slots = engine.status().slots();

@@ -1,6 +1,6 @@
 //! Slot snapshots stored on the server by number.
 
-use super::files;
+use super::{files, require_slots};
 use super::request::{parse_small_body, slot_number, unknown_action};
 use super::response::SessionActionResponse;
 use crate::api::llama::request::ModelParams;
@@ -42,7 +42,7 @@ struct SessionActionParams {
     responses((status = 200, body = SessionActionResponse),
               (status = 400, description = "The slot, the file or the snapshot is invalid; the message names it"),
               (status = 404, description = "Unknown session or file"),
-              (status = 501, description = "The server was started without --slot-save-path"),
+              (status = 501, description = "The server was started with --no-slots or without --slot-save-path"),
               (status = 507, description = "Storage for sessions is full")))]
 async fn session_action(
     State(app): State<App>,
@@ -52,6 +52,7 @@ async fn session_action(
     body: Body,
 ) -> Result<Json<SessionActionResponse>, LlamaError> {
     let query = query?.0;
+    require_slots(&app)?;
     app.ready()?;
     let sessions = app.models().sessions();
     let client = SessionClient { tenant: caller.tenant.as_ref(), scope: &caller.scope };
@@ -141,12 +142,14 @@ struct StoredSessionResponse {
 
 /// Lists all stored sessions of a model by number.
 #[utoipa::path(get, path = "/sessions", tag = "llama-server",
-    responses((status = 200, body = Vec<StoredSessionResponse>)))]
+    responses((status = 200, body = Vec<StoredSessionResponse>),
+              (status = 501, description = "The server was started with --no-slots")))]
 async fn list(
     State(app): State<App>,
     scope: Scope,
     query: Result<Query<ModelParams>, QueryRejection>,
 ) -> Result<Json<Vec<StoredSessionResponse>>, LlamaError> {
+    require_slots(&app)?;
     app.ready()?;
     let model = app.models().find_entry(query?.0.model.as_deref())?.name;
     let sessions = app.models().sessions().list(&scope, &model);
