@@ -1,6 +1,6 @@
 //! `/api/v1/runs/{id}/columns`: the data with which a replay is first rendered, in binary form.
 
-use crate::events::{RunStatus, Scope};
+use crate::events::Scope;
 use crate::server::extract::Path;
 use crate::server::{ApiError, App, Problem};
 use axum::extract::State;
@@ -21,12 +21,8 @@ pub async fn show(
 ) -> Result<Response, ApiError> {
     let run = app.find_run(&scope, &id).await?;
     let etag = format!("\"{}-{}\"", run.run_id, run.version);
-    // A finished run never changes; an active one has a new version after every flush.
-    let caching = match run.status {
-        RunStatus::Running => "no-cache",
-        _ => "private, max-age=31536000, immutable",
-    };
-    let head = [(header::ETAG, etag.clone()), (header::CACHE_CONTROL, caching.to_owned())];
+    // Browsers ask again, because the run may have been deleted, or another key may have logged in.
+    let head = [(header::ETAG, etag.clone()), (header::CACHE_CONTROL, "private, no-cache".to_owned())];
     if is_current(&headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, head).into_response());
     }
