@@ -41,6 +41,10 @@ pub struct Measurements {
     /// token needed no separate decode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drafted: Option<TokenId>,
+    /// `Sampled`: number of draws before this one in the step. Their tokens contained the trigger of the request's
+    /// constraint and text after it that the constraint does not permit.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub redraws: u32,
     /// `Added`: the reason why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
@@ -57,6 +61,11 @@ pub struct Measurements {
     /// Microseconds since the run started.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub elapsed_us: Option<u64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Tokens evicted because the context was full. Positions of later events refer to the sequence after the eviction.
@@ -185,6 +194,7 @@ impl Measurements {
             after_sampler,
             stages,
             drafted,
+            redraws,
             stopped_by,
             evicted,
             note,
@@ -201,6 +211,7 @@ impl Measurements {
             && after_sampler.is_empty()
             && stages.is_empty()
             && drafted.is_none()
+            && *redraws == 0
             && stopped_by.is_none()
             && evicted.is_none()
             && note.is_none()

@@ -17,6 +17,7 @@ const ELAPSED: u8 = 4;
 const ENDS_GENERATION: u8 = 8;
 const DRAFTED: u8 = 16;
 const LENS: u8 = 32;
+const REDRAWS: u8 = 64;
 const LOGPROB: u8 = 1;
 const RANK: u8 = 2;
 const TOKEN_ENTROPY: u8 = 4;
@@ -26,18 +27,21 @@ pub fn encode(measured: &Measurements) -> Vec<u8> {
     let mut out = Writer(Vec::with_capacity(64 + 16 * (measured.model.len() + measured.after_sampler.len())));
     out.0.push(VERSION);
     let ends_generation = measured.ends_generation.then_some(());
+    let redraws = (measured.redraws > 0).then_some(measured.redraws);
     out.0.push(
         bit(measured.position, POSITION)
             | bit(measured.entropy, ENTROPY)
             | bit(measured.elapsed_us, ELAPSED)
             | bit(ends_generation, ENDS_GENERATION)
             | bit(measured.drafted, DRAFTED)
+            | bit(redraws, REDRAWS)
             | bit(measured.lens.as_ref().map(|_| ()), LENS),
     );
     measured.position.inspect(|position| out.number((*position).into()));
     measured.entropy.inspect(|entropy| out.float(*entropy));
     measured.elapsed_us.inspect(|elapsed_us| out.number(*elapsed_us));
     measured.drafted.inspect(|drafted| out.signed(*drafted));
+    redraws.inspect(|redraws| out.number((*redraws).into()));
     out.number(measured.tokens.len() as u64);
     for token in &measured.tokens {
         out.signed(token.token);
@@ -85,6 +89,8 @@ pub fn decode(bytes: &[u8]) -> Option<Measurements> {
     measured.entropy = input.optional(flags & ENTROPY != 0, Reader::float)?;
     measured.elapsed_us = input.optional(flags & ELAPSED != 0, Reader::number)?;
     measured.drafted = input.optional(flags & DRAFTED != 0, Reader::signed)?;
+    let redraws = input.optional(flags & REDRAWS != 0, |input| input.number()?.try_into().ok())?;
+    measured.redraws = redraws.unwrap_or(0);
     measured.tokens = input.list(Reader::token)?;
     measured.model = input.list(Reader::alternative)?;
     measured.after_mods = input.list(Reader::alternative)?;
@@ -232,12 +238,14 @@ mod tests {
             after_sampler in alternatives(),
             stages in vec(("[a-z-]{1,9}", any::<u32>()), 0..4),
             ends_generation: bool,
-            drafted in option::of(any::<i32>()),
+            draft in (option::of(any::<i32>()), any::<u32>()),
             layers in vec(any::<u16>(), 0..4),
             lens in option::of(vec(vec(-40f32..40.0, 0..4), 0..4)),
         ) -> Measurements {
             Measurements {
-                position, entropy, elapsed_us, ends_generation, drafted, model, after_mods, after_sampler,
+                position, entropy, elapsed_us, ends_generation, model, after_mods, after_sampler,
+                drafted: draft.0,
+                redraws: draft.1,
                 tokens: tokens.into_iter()
                     .map(|(token, text, logprob, rank, entropy)| TokenMeasurement { token, text, logprob, rank, entropy })
                     .collect(),

@@ -107,13 +107,13 @@ impl Run {
                 }
             }
             EventType::Sampled => {
-                if !self.sampler.can_repeat_draws() {
-                    return Err("the state of adaptive-p sampling is not recorded".into());
+                if !self.sampler.can_repeat_draw(measured.redraws) {
+                    return Err("the state of its adaptive sampling is not recorded".into());
                 }
                 let drawn = measured.tokens.first().ok_or("a drawn token lacks its measurement")?;
                 self.check_tokens(&[drawn.token])?;
                 let prob = measured.after_sampler.iter().find(|other| other.token == drawn.token).map(|it| it.prob);
-                self.sampler.repeat_draw(drawn, prob, &measured.stages);
+                self.sampler.repeat_draw(drawn, prob, &measured.stages, measured.redraws);
             }
             EventType::Added => {
                 let tokens = event.added_tokens.as_deref().unwrap_or_default();

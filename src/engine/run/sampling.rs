@@ -18,7 +18,8 @@ impl TokenSampler {
         Self { sampler, constraint }
     }
 
-    /// Draws a token that the constraint permits.
+    /// Draws a token that the constraint permits. Returns it with the number of draws before it, whose tokens the
+    /// constraint did not permit.
     ///
     /// # Errors
     /// No token can be drawn; the message gives the reason.
@@ -29,7 +30,7 @@ impl TokenSampler {
         temperature: Option<f32>,
         vocabulary: &Vocabulary,
         candidates: &mut Candidates,
-    ) -> Result<Draw, String> {
+    ) -> Result<(Draw, u32), String> {
         let Self { sampler, constraint } = self;
         let mask = match constraint {
             Some(constraint) => constraint.mask()?,
@@ -39,6 +40,7 @@ impl TokenSampler {
         // A token can contain the end of a trigger and text after it that the triggered constraint does not permit.
         // Such tokens are banned in this copy of the logits, and the draw is repeated.
         let mut masked: Vec<f32> = Vec::new();
+        let mut redraws = 0;
         loop {
             let logits = if masked.is_empty() { logits } else { &masked };
             let input = SamplerInput { logits, allowed, sequence, temperature };
@@ -52,12 +54,13 @@ impl TokenSampler {
             };
             let piece = vocabulary.piece(draw.token);
             if constraint.as_ref().is_none_or(|constraint| constraint.permits(draw.token, piece)) {
-                return Ok(draw);
+                return Ok((draw, redraws));
             }
             if masked.is_empty() {
                 masked = logits.to_vec();
             }
             masked[draw.token as usize] = f32::NEG_INFINITY;
+            redraws += 1;
         }
     }
 
@@ -66,14 +69,16 @@ impl TokenSampler {
         self.sampler = sampler;
     }
 
-    /// Returns true if the state of the sampler can be computed from recorded draws.
-    pub fn can_repeat_draws(&self) -> bool {
-        self.sampler.can_repeat_draws()
+    /// Returns true if the state of the sampler can be computed from a recorded draw after `redraws` others in its step.
+    pub fn can_repeat_draw(&self, redraws: u32) -> bool {
+        self.sampler.can_repeat_draw(redraws)
     }
 
-    /// Updates the state of the sampler as if it had made a recorded draw.
-    pub fn repeat_draw(&mut self, drawn: &TokenMeasurement, prob: Option<f32>, stages: &[StageCount]) {
-        self.sampler.repeat_draw(drawn.token, prob, stages);
+    /// Updates the state of the sampler as if it had made a recorded draw after `redraws` others in its step.
+    pub fn repeat_draw(&mut self, drawn: &TokenMeasurement, prob: Option<f32>, stages: &[StageCount], redraws: u32) {
+        for _ in 0..=redraws {
+            self.sampler.repeat_draw(drawn.token, prob, stages);
+        }
     }
 
     /// Updates sampler and constraint with an appended token; the answer then has `generated` tokens. Returns false if

@@ -26,7 +26,10 @@ pub struct StepLogits {
     edited_distribution: Option<TokenDistribution>,
     temperature: Option<f32>,
     distribution: Option<TokenDistribution>,
+    /// The most probable tokens of the model.
     top: Vec<Alternative>,
+    /// The most probable tokens after the sampler, for a client that requested them.
+    client_top: Option<Vec<Alternative>>,
     /// Hidden states of the decode that produced the next logits.
     hidden_states: Option<HiddenStates>,
     /// Logits of up to [`MAX_LENS_TOKENS`] most probable tokens after each layer.
@@ -55,6 +58,7 @@ impl StepLogits {
     pub fn set_logits(&mut self, logits: &[f32], distribution: TokenDistribution, top: Vec<Alternative>) {
         self.lens = self.hidden_states.take().and_then(|states| read_lens(&states, &top, logits));
         self.top = top;
+        self.client_top = None;
         self.distribution = Some(distribution);
         self.is_saved = false;
     }
@@ -150,7 +154,7 @@ impl StepLogits {
         EditEffect { shifted, edited: Some(new) }
     }
 
-    /// Returns the most probable tokens.
+    /// Returns the most probable tokens of the model.
     pub fn top(&self) -> &[Alternative] {
         &self.top
     }
@@ -160,14 +164,14 @@ impl StepLogits {
         self.lens.as_ref()
     }
 
-    /// Replaces the most probable tokens with those after the sampler, for a client that requested them.
-    pub fn set_top(&mut self, top: Vec<Alternative>) {
-        self.top = top;
+    /// Sets the most probable tokens after the sampler, for a client that requested them.
+    pub fn set_client_top(&mut self, top: Vec<Alternative>) {
+        self.client_top = Some(top);
     }
 
-    /// Takes the most probable tokens.
-    pub fn take_top(&mut self) -> Vec<Alternative> {
-        std::mem::take(&mut self.top)
+    /// Takes the most probable tokens that the client gets.
+    pub fn take_client_top(&mut self) -> Vec<Alternative> {
+        self.client_top.take().unwrap_or_else(|| std::mem::take(&mut self.top))
     }
 
     /// Sets the token that speculative decoding drafted for the step.

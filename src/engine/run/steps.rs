@@ -83,7 +83,7 @@ impl Run {
     fn sample(&mut self, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
         let Self { step_logits, sampler, sequence, view, .. } = self;
         let (logits, temperature) = (step_logits.logits(new_logits), step_logits.temperature());
-        let draw = match sampler.draw(logits, sequence.tokens(), temperature, &view.vocabulary, candidates) {
+        let (draw, redraws) = match sampler.draw(logits, sequence.tokens(), temperature, &view.vocabulary, candidates) {
             Ok(draw) => draw,
             Err(message) => {
                 self.fault = Some(Fault::Request);
@@ -100,7 +100,7 @@ impl Run {
         });
         let after_sampler = if recorded { self.measurer.after_sampler(candidates, &draw) } else { Vec::new() };
         if self.request.report.after_sampler {
-            self.step_logits.set_top(self.measurer.after_sampler(candidates, &draw));
+            self.step_logits.set_client_top(self.measurer.after_sampler(candidates, &draw));
         }
         let position = self.sequence.len() as u32;
         let drafted = self.step_logits.take_drafted();
@@ -114,6 +114,7 @@ impl Run {
                 after_sampler,
                 stages: draw.stages.iter().map(|&(name, left)| StageCount { name: name.to_owned(), left }).collect(),
                 drafted,
+                redraws,
                 ..Measurements::default()
             }));
         });
@@ -126,7 +127,7 @@ impl Run {
         self.step_logits.discard_saved();
         self.attention.push_drawn();
         self.sequence.push(drawn.token);
-        let top = self.step_logits.take_top();
+        let top = self.step_logits.take_client_top();
         self.record_added(vec![drawn], Some(top), false, self.step);
     }
 

@@ -225,7 +225,7 @@ async fn fork_of_unrecorded_state_is_rejected() {
     request.sampling.samplers.push(thunder::engine::SamplerStage::AdaptiveP);
     let run = test_engine.run(request.clone()).await;
     let error = submit_error(&test_engine, fork_of(&run, &request, 5)).await.to_string();
-    assert_eq!(error, "the run cannot be forked at step 5: the state of adaptive-p sampling is not recorded");
+    assert_eq!(error, "the run cannot be forked at step 5: the state of its adaptive sampling is not recorded");
     // A fork at the first step needs no state of the sampler.
     assert_eq!(events(&test_engine.run(fork_of(&run, &request, 1)).await), events(&run));
 }

@@ -1,7 +1,7 @@
 //! The logit lens over the native routes: recorded, listed, exported, ingested and forked.
 
 use super::generate;
-use crate::harness::{ErrorTable, Server, server};
+use crate::harness::{ErrorTable, Server, folder, server};
 use serde_json::{Value, json};
 
 /// Returns the steps of a run with their candidates.
@@ -69,6 +69,31 @@ async fn fork_has_the_lens_of_its_run() {
         let logits = |lens: &Value| lens["logits"].as_array().unwrap().iter().flat_map(floats).collect::<Vec<_>>();
         let deviations = logits(forked).into_iter().zip(logits(original)).map(|(a, b)| (a - b).abs());
         assert!(deviations.fold(0.0, f64::max) < 0.1, "{forked} {original}");
+    }
+}
+
+#[tokio::test]
+async fn refused_draw_leaves_the_candidates_of_the_model() {
+    let mods = folder();
+    let source = "from thunder import Sampled, mod\n\n@mod(events=[Sampled])\ndef refuses(event, actions):\n    \
+                  if event.step == 2:\n        return actions.backtrack(1)\n";
+    std::fs::write(mods.join("refuses.py"), source).unwrap();
+    let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
+    server.wait_ready().await;
+    // The client gets the candidates after the sampler, at temperature 0 only one.
+    let body = json!({"prompt": "Once upon a time", "n_predict": 3, "temperature": 0, "lens": true, "mods": ["refuses"],
+                      "n_probs": 3, "post_sampling_probs": true, "request_id": "refused"});
+    let answer = server.answer("/completion", &body).await;
+    let shown = answer["completion_probabilities"].as_array().unwrap();
+    assert!(shown.iter().all(|token| token["top_probs"].as_array().unwrap().len() == 1), "{answer}");
+    let run = server.finished("refused").await;
+    let events = run["events"].as_array().unwrap();
+    let passes: Vec<&Value> = events.iter().filter(|event| event["event_type"] == "ForwardPass").collect();
+    assert_eq!(passes.len(), 4, "three tokens and a refused draw");
+    let [refused, repeated] = [1, 2].map(|step| &passes[step]["details"]);
+    assert!(refused["model"].as_array().unwrap().len() > 1 && refused["lens"].is_object(), "{refused}");
+    for field in ["position", "entropy", "model", "lens"] {
+        assert_eq!(refused[field], repeated[field], "{field}");
     }
 }
 

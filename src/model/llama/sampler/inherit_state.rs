@@ -1,13 +1,20 @@
 //! Replacement of a run's sampler during the run.
 
-use super::{Sampler, SamplingParams};
+use super::{ActiveStage, Sampler, SamplingParams};
 
 impl Sampler {
-    /// Takes over the state of `previous`: the random number generator if both use the same seed, and the adaptive
-    /// state if both use the same adaptive sampler.
+    /// Takes over the state of `previous`: the random number generators if both use the same seed (that of XTC also
+    /// requires the same settings of XTC), and the adaptive state if both use the same adaptive sampler.
     pub fn inherit_state(&mut self, previous: &mut Self, previous_params: &SamplingParams, params: &SamplingParams) {
         if previous_params.seed == params.seed {
             std::mem::swap(&mut self.draw, &mut previous.draw);
+            let xtc_params =
+                |sampling: &SamplingParams| (sampling.xtc_probability, sampling.xtc_threshold, sampling.min_keep);
+            if xtc_params(previous_params) == xtc_params(params)
+                && let (Some(own), Some(previous)) = (xtc_stage(&mut self.chain), xtc_stage(&mut previous.chain))
+            {
+                std::mem::swap(own, previous);
+            }
         }
         let adaptive_params = |sampling: &SamplingParams| {
             let SamplingParams { mirostat, mirostat_tau, mirostat_eta, adaptive_target, adaptive_decay, .. } =
@@ -21,4 +28,8 @@ impl Sampler {
             std::mem::swap(&mut self.adaptive, &mut previous.adaptive);
         }
     }
+}
+
+fn xtc_stage(chain: &mut [ActiveStage]) -> Option<&mut ActiveStage> {
+    chain.iter_mut().find(|stage| matches!(stage, ActiveStage::Filter("xtc", _)))
 }

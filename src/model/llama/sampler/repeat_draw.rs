@@ -7,11 +7,11 @@ use llama_cpp_2::token::data::LlamaTokenData;
 use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
 impl Sampler {
-    /// Returns true if the state of the sampler can be computed from recorded draws. Adaptive-p depends on a
-    /// probability that is not recorded.
+    /// Returns true if the state of the sampler can be computed from a recorded draw after `redraws` others in its step.
+    /// Adaptive-p depends on a probability that is not recorded, and the adaptive state on the tokens of all draws.
     #[must_use]
-    pub fn can_repeat_draws(&self) -> bool {
-        self.adaptive.as_ref().is_none_or(super::Adaptive::is_mirostat)
+    pub fn can_repeat_draw(&self, redraws: u32) -> bool {
+        self.adaptive.as_ref().is_none_or(|adaptive| adaptive.is_mirostat() && redraws == 0)
     }
 
     /// Advances the random number generators and the adaptive state as a recorded draw of `token` did. `prob` is the

@@ -374,3 +374,21 @@ fn repeated_draws_leave_the_state_of_the_draws() {
         }
     }
 }
+
+#[test]
+fn new_sampler_continues_the_random_numbers_of_the_previous_one() {
+    let vocabulary = MODEL.vocabulary();
+    let params = SamplingParams { seed: 5, xtc_probability: 0.5, xtc_threshold: 0.05, ..SamplingParams::default() };
+    let logits: Vec<f32> = (0..vocabulary.len()).map(|token| ((token * 7919) % 101) as f32 / 9.0).collect();
+    let input = SamplerInput { logits: &logits, allowed: None, sequence: &[1], temperature: None };
+    let mut candidates = Candidates::default();
+    let (mut previous, mut same) = (Sampler::new(&params, vocabulary), Sampler::new(&params, vocabulary));
+    for _ in 0..11 {
+        assert_eq!(previous.sample(&input, &mut candidates), same.sample(&input, &mut candidates));
+    }
+    let mut new = Sampler::new(&params, vocabulary);
+    new.inherit_state(&mut previous, &params, &params);
+    for step in 0..20 {
+        assert_eq!(new.sample(&input, &mut candidates), same.sample(&input, &mut candidates), "{step}");
+    }
+}
