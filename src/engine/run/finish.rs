@@ -23,9 +23,9 @@ impl Run {
             let message = format!("a line has less than the minimum indentation of {}", limits.min_indent);
             return Some((FinishReason::Length, Some(message)));
         }
-        if let (Some(max), Some(first)) = (limits.max_time, self.timing.first_token_us())
+        if let (Some(max), Some(elapsed_us)) = (limits.max_time, self.timing.since_first_token_us())
             && text.has_new_line()
-            && self.timing.elapsed_us().saturating_sub(first) >= max.as_micros() as u64
+            && elapsed_us >= max.as_micros() as u64
         {
             let message = format!("the time limit of {} ms was reached", max.as_millis());
             return Some((FinishReason::Length, Some(message)));

@@ -10,13 +10,15 @@ pub struct Timing {
     /// Time from the slot assignment to the first logits.
     prompt_us: Option<u64>,
     first_token_us: Option<u64>,
+    /// Active time before the first token.
+    active_before_token_us: u64,
     paused: Duration,
 }
 
 impl Timing {
     /// Creates the times of a run that was created at `started`.
     pub fn new(started: Instant) -> Self {
-        Self { started, slot_us: 0, prompt_us: None, first_token_us: None, paused: Duration::ZERO }
+        Self { started, slot_us: 0, prompt_us: None, first_token_us: None, active_before_token_us: 0, paused: Duration::ZERO }
     }
 
     /// Returns the active time.
@@ -54,12 +56,18 @@ impl Timing {
     pub fn mark_token(&mut self) {
         if self.first_token_us.is_none() {
             self.first_token_us = Some(self.started.elapsed().as_micros() as u64);
+            self.active_before_token_us = self.elapsed_us();
         }
     }
 
     /// Returns the time of the first token.
     pub fn first_token_us(&self) -> Option<u64> {
         self.first_token_us
+    }
+
+    /// Returns the active time since the first token; `None` before it.
+    pub fn since_first_token_us(&self) -> Option<u64> {
+        self.first_token_us.map(|_| self.elapsed_us().saturating_sub(self.active_before_token_us))
     }
 
     /// Adds the length of a pause.
