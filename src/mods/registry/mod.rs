@@ -26,8 +26,8 @@ use super::python::PythonMods;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use toggle::{Toggle, ToggleState, ToggledMod};
 use tokio::sync::mpsc;
 use uses::UseTracker;
@@ -146,6 +146,8 @@ struct Entry {
 #[derive(Default)]
 pub struct ModRegistry {
     mods: RwLock<BTreeMap<String, Entry>>,
+    /// Names of disabled mods, also of those that are not registered. Locked only while `mods` is locked.
+    disabled: Mutex<BTreeSet<String>>,
     /// Problems by file, or by name for uploads.
     problems: RwLock<BTreeMap<String, ModProblem>>,
     python: RwLock<PythonMods>,
@@ -229,6 +231,9 @@ impl ModRegistry {
             Some(entry) => entry.factory.toggle().for_next_version(),
             None => Toggle::new(&name),
         };
+        if before.is_none() && self.disabled_names().contains(&name) {
+            toggle.set(ToggleState::Disabled);
+        }
         let mut earlier = Vec::new();
         let replaced = before.is_some();
         if let Some(before) = before {
@@ -244,18 +249,29 @@ impl ModRegistry {
         replaced
     }
 
-    /// Removes a mod. Returns true if it existed. Active runs stop calling it and continue.
+    /// Removes a mod. Returns true if it existed. Active runs stop calling it and continue. If it was disabled, a later mod of
+    /// that name is disabled, too, except after the removal of an uploaded mod.
     pub fn remove(&self, name: &str) -> bool {
-        let removed = self.write().remove(name);
+        let mut mods = self.write();
+        let removed = mods.remove(name);
         if let Some(entry) = &removed {
             entry.factory.toggle().set(ToggleState::Removed);
+            if entry.version.origin == ModOrigin::Uploaded {
+                self.disabled_names().remove(name);
+            }
         }
         removed.is_some()
     }
 
-    /// Enables or disables a mod, also for active runs at their next event. Returns true if the mod exists.
+    /// Enables or disables a mod, also for active runs at their next event. The state also applies to a mod of that name that is
+    /// registered later. Returns true if the mod exists.
     pub fn set_enabled(&self, name: &str, enabled: bool) -> bool {
         let mods = self.read();
+        if enabled {
+            self.disabled_names().remove(name);
+        } else {
+            self.disabled_names().insert(name.to_owned());
+        }
         let entry = mods.get(name);
         if let Some(entry) = entry {
             entry.factory.toggle().set(if enabled { ToggleState::Enabled } else { ToggleState::Disabled });
@@ -349,6 +365,10 @@ impl ModRegistry {
 
     fn write(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Entry>> {
         self.mods.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn disabled_names(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.disabled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -116,3 +116,38 @@ fn new_version_of_disabled_mod_is_disabled() {
     registry.insert(Arc::new(Named("one", ModOrigin::File)));
     assert!(!registry.info("one").unwrap().enabled);
 }
+
+#[test]
+fn disabled_mod_is_disabled_after_it_is_removed_and_registered_again() {
+    let registry = ModRegistry::default();
+    let insert = |name| registry.insert(Arc::new(Named(name, ModOrigin::File)));
+    let is_enabled = |name| registry.info(name).unwrap().enabled;
+    insert("one");
+    registry.set_enabled("one", false);
+    assert!(registry.remove("one"));
+    insert("one");
+    assert!(!is_enabled("one"));
+    assert_eq!(registry.select(refs("one")).unwrap_err().to_string(), "the mod 'one' is disabled; enabled mods: ");
+    registry.set_enabled("one", true);
+    registry.remove("one");
+    insert("one");
+    assert!(is_enabled("one"));
+
+    assert!(!registry.set_enabled("late", false), "the mod is not registered yet");
+    insert("late");
+    assert!(!is_enabled("late"));
+    registry.remove("late");
+    assert!(!registry.set_enabled("late", true));
+    insert("late");
+    assert!(is_enabled("late"));
+}
+
+#[test]
+fn upload_after_removal_of_disabled_upload_is_enabled() {
+    let registry = ModRegistry::default();
+    registry.insert(Arc::new(Named("sent", ModOrigin::Uploaded)));
+    registry.set_enabled("sent", false);
+    registry.remove("sent");
+    registry.insert(Arc::new(Named("sent", ModOrigin::Uploaded)));
+    assert!(registry.info("sent").unwrap().enabled);
+}

@@ -99,10 +99,15 @@ impl ModSync {
         }
         match state {
             None => {
-                self.0.remove(name);
+                // A mod that is not in the database is enabled.
+                if self.0.remove(name).is_some_and(|before| !before.enabled) {
+                    registry.set_enabled(name, true);
+                }
             }
             Some(state) => {
-                if self.0.get(name).is_none_or(|before| before.enabled != state.enabled) {
+                let is_changed = self.0.get(name).is_none_or(|before| before.enabled != state.enabled);
+                // The registry keeps the state of a name without a mod, for a mod of that name that is registered later.
+                if is_changed || registry.get(name).is_none() {
                     registry.set_enabled(name, state.enabled);
                 }
                 self.0.insert(state.name.clone(), state);
