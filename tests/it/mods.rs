@@ -1,6 +1,7 @@
 //! Built-in and Python mods in runs of the real engine. The weights of the model are random; no test depends on them.
 
 use super::engine::{model, options};
+use super::harness::folder;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::sync::Arc;
@@ -243,4 +244,41 @@ async fn flow_branches_on_the_answers() {
         *branches.entry(branch).or_insert(0) += 1;
     }
     assert!(branches.len() >= 3, "different seeds take several branches: {branches:?}");
+}
+
+#[tokio::test]
+async fn mod_that_moves_to_another_file_of_the_folder_stays_registered() {
+    let source = |names: &[&str]| {
+        let define = |name: &&str| format!("\n\n@mod(events=[Added])\ndef {name}(event, actions):\n    pass\n");
+        let mods: Vec<String> = names.iter().map(define).collect();
+        format!("from thunder_mods import Added, mod\n{}", mods.concat())
+    };
+    let (path, registry) = (folder(), ModRegistry::default());
+    let write = |file: &str, names: &[&str]| std::fs::write(path.join(file), source(names)).unwrap();
+    write("a.py", &["first"]);
+    write("b.py", &["calm", "second"]);
+    let mut mods = ModFolder::new(path.clone(), PythonMods::default());
+    mods.sync(&registry).unwrap();
+    assert!(registry.problems().is_empty(), "{:?}", registry.problems());
+    registry.set_enabled("calm", false);
+    let moves: [[&[&str]; 2]; 3] =
+        [[&["first", "calm"], &["second"]], [&["first"], &["second", "calm"]], [&["second"], &["first"]]];
+    for [a, b] in moves {
+        write("a.py", a);
+        write("b.py", b);
+        mods.sync(&registry).unwrap();
+        assert!(registry.problems().is_empty(), "{:?}", registry.problems());
+        let mut found = Vec::new();
+        for shown in registry.list_info() {
+            found.push((shown.current.registered_by.unwrap(), shown.description.name.clone()));
+            assert_eq!(shown.enabled, shown.description.name != "calm");
+        }
+        let mut expected = Vec::new();
+        for (file, names) in [("a.py", a), ("b.py", b)] {
+            expected.extend(names.iter().map(|name| (file.to_owned(), (*name).to_owned())));
+        }
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected);
+    }
 }

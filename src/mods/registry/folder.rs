@@ -35,6 +35,15 @@ struct FolderFile {
     names: Vec<String>,
 }
 
+/// Effects of the registration of files on other files.
+#[derive(Default)]
+struct Registration {
+    /// Files with a mod whose name was taken.
+    rejected: Vec<PathBuf>,
+    /// True if a file no longer has one of its mods, so that another file may use the name.
+    has_removed: bool,
+}
+
 impl ModFolder {
     /// Creates a folder that has not been read yet.
     #[must_use]
@@ -67,13 +76,25 @@ impl ModFolder {
                 changed.push((path, text));
             }
         }
-        // Imported in parallel, so that one import that hangs does not block all others.
-        for batch in changed.chunks(MAX_PARALLEL_IMPORTS) {
-            for ((path, text), found) in batch.iter().zip(self.import(batch)) {
-                self.register_file(path, text.as_ref().ok(), found, registry);
-            }
+        let first = self.register_files(&changed, registry);
+        if first.has_removed {
+            // A mod may have moved to a file that was registered before its previous file.
+            changed.retain(|(path, _)| first.rejected.contains(path));
+            self.register_files(&changed, registry);
         }
         Ok(())
+    }
+
+    /// Imports and registers files.
+    fn register_files(&mut self, files: &[(PathBuf, io::Result<String>)], registry: &ModRegistry) -> Registration {
+        let mut registration = Registration::default();
+        // Imported in parallel, so that one import that hangs does not block all others.
+        for batch in files.chunks(MAX_PARALLEL_IMPORTS) {
+            for ((path, text), found) in batch.iter().zip(self.import(batch)) {
+                self.register_file(path, text.as_ref().ok(), found, registry, &mut registration);
+            }
+        }
+        registration
     }
 
     /// Imports files in parallel.
@@ -98,6 +119,7 @@ impl ModFolder {
         text: Option<&String>,
         found: Result<Vec<Arc<dyn ModFactory>>, LoadError>,
         registry: &ModRegistry,
+        registration: &mut Registration,
     ) {
         let file = file_name(path);
         let source = ModSource::Text(text.cloned().unwrap_or_default());
@@ -139,10 +161,11 @@ impl ModFolder {
             }
         }
         for name in known.names.iter().filter(|name| !names.contains(name)) {
-            registry.remove(name);
+            registration.has_removed |= registry.remove(name);
         }
         known.names = names;
         if rejected.is_some() {
+            registration.rejected.push(path.to_owned());
             // The other mod of this name may be removed later, so the file is retried on every change.
             known.text = None;
         }
