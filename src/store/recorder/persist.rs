@@ -194,10 +194,10 @@ impl Failure {
     }
 }
 
-/// Returns the maximum duration of a write of these records. Images get a second per MiB more: a write that is always too slow
-/// would be repeated forever, and no later record would leave the spool file.
+/// Returns the maximum duration of a write of these records. Images and attention get a second per MiB more: a write that is
+/// always too slow would be repeated forever, and no later record would leave the spool file.
 fn write_timeout(records: &[Record]) -> Duration {
-    let bytes: usize = records.iter().map(Record::image_bytes).sum();
+    let bytes: usize = records.iter().map(Record::blob_bytes).sum();
     WRITE_TIMEOUT + Duration::from_secs(bytes as u64 >> 20)
 }
 
