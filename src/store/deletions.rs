@@ -5,7 +5,7 @@
 //! deletion survives a crash.
 
 use super::pool::PgPool;
-use super::runs::{lock_ended, remove};
+use super::runs::{lock_ended, remove, request_id_owner};
 use super::scope::{owned, owners};
 use super::{Error, Store};
 use crate::events::{RunId, Scope, system};
@@ -138,6 +138,23 @@ impl Store {
     pub async fn remove_deleted(&self, now: DateTime<Utc>) -> Result<u64, Error> {
         Ok(remove_deleted(&self.inner.pool, now).await?)
     }
+}
+
+/// Returns the seconds until the deleted run with a `request_id` is removed. Returns `None` if the scope has no such run, or if
+/// it is not deleted.
+pub(super) async fn seconds_until_removal(
+    pool: &PgPool,
+    scope: &Scope,
+    request_id: &str,
+    now: DateTime<Utc>,
+) -> Result<Option<u32>, sqlx::Error> {
+    let mut connection = pool.acquire().await?;
+    let Some((run_id, _)) = request_id_owner(&mut connection, request_id).await? else { return Ok(None) };
+    let select = concat!("select deletion from runs where run_id = $1 and deletion is not null and ", owned!(2));
+    let deletion: Option<Uuid> =
+        sqlx::query_scalar(select).bind(run_id.0).bind(owners(scope)).fetch_optional(&mut connection).await?;
+    let remaining = deletion.map(|id| time_of(id) + UNDO_TIME + REMOVAL_DELAY - now);
+    Ok(remaining.map(|time| u32::try_from((time.num_milliseconds() + 999) / 1000).unwrap_or(1).max(1)))
 }
 
 /// Removes the runs of all deletions that can no longer be undone; see [`Store::remove_deleted`].

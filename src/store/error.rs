@@ -264,8 +264,8 @@ pub enum IngestError {
         /// The id.
         request_id: String,
     },
-    /// The database is unavailable; nothing was stored.
-    #[error("the database cannot be reached; try again in {retry_after_s} seconds")]
+    /// The database is unavailable, or a deleted run still has this `request_id`; nothing was stored.
+    #[error("the document cannot be stored at the moment; try again in {retry_after_s} seconds")]
     Unavailable {
         /// Seconds after which a new attempt is useful.
         retry_after_s: u32,

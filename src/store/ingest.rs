@@ -1,6 +1,7 @@
 //! Storage of ingested trace documents.
 
 use super::copy::GuardedTransaction;
+use super::deletions::seconds_until_removal;
 use super::rows::{InsertMode, Rows};
 use super::runs::{request_id_owner, reserve_request_id, save};
 use super::scope::is_visible;
@@ -31,8 +32,8 @@ impl Store {
     /// stored, returns the existing run if `scope` covers it.
     ///
     /// # Errors
-    /// The `request_id` belongs to a run with other content or of another tenant, or the database is unavailable; see
-    /// [`IngestError`].
+    /// The `request_id` belongs to a run with other content, of another tenant or deleted but not removed yet, or the database
+    /// is unavailable; see [`IngestError`].
     pub async fn ingest(
         &self,
         scope: &Scope,
@@ -55,6 +56,12 @@ impl Store {
         let ingested = ingested.unwrap_or(Err(IngestError::Unavailable { retry_after_s: 30 }));
         let failed = matches!(ingested, Err(IngestError::Unavailable { .. })).then(Instant::now);
         *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
+        if let Err(IngestError::Conflict { request_id }) = &ingested
+            && let Some(retry_after_s) =
+                seconds_until_removal(&self.inner.pool, scope, request_id, system::now()).await?
+        {
+            return Err(IngestError::Unavailable { retry_after_s });
+        }
         let ingested = ingested?;
         if ingested.created {
             self.inner.live.report_change(run_id, owner.clone(), RunStatus::Done);

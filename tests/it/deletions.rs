@@ -89,3 +89,24 @@ async fn invalid_deletion_deletes_nothing() {
     server.post(&format!("/api/v1/runs/{running}/cancel"), &json!({})).await;
     response.bytes().await.unwrap();
 }
+
+#[tokio::test]
+async fn ingest_with_id_of_deleted_run_can_be_retried() {
+    let server = server().await;
+    let document = json!({"request": {"request_id": "retried"}, "events": [
+        {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 1}]});
+    assert_eq!(server.post("/ingest", &document).await.0, 201);
+    let (status, deletion) = server.post(ROUTE, &json!({"runs": ["retried"]})).await;
+    assert_eq!(status, 201, "{deletion}");
+    let response = server.request(Method::POST, "/ingest").json(&document).send().await.unwrap();
+    let (status, headers) = (response.status().as_u16(), response.headers().clone());
+    let problem: Value = response.json().await.unwrap();
+    assert_eq!(status, 503, "{problem}");
+    let retry_after: u32 = headers["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((10..=35).contains(&retry_after), "{retry_after}");
+    let expected = format!("the document cannot be stored at the moment; try again in {retry_after} seconds");
+    assert_eq!(message_of(&problem), expected);
+    let undo = format!("{ROUTE}/{}", deletion["deletion_id"].as_str().unwrap());
+    assert_eq!(server.send("", Method::DELETE, &undo, None).await.0, 200);
+    assert_eq!(server.post("/ingest", &document).await.0, 201, "the document is stored already");
+}
