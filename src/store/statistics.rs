@@ -16,11 +16,20 @@ macro_rules! stored {
     };
 }
 
+/// SQL of a name of a model or of a mod in the tables: its first [`MAX_NAME_CHARS`] characters. Names are parts of keys, and an
+/// ingested trace may contain any name.
+macro_rules! key_name {
+    ($name:literal) => {
+        concat!("left(", $name, ", 100)")
+    };
+}
+
 mod calls;
 mod days;
 mod groups;
 
 use super::pool::PgConnection;
+use super::rows::clean;
 use super::scope::owners;
 use super::{Error, Store};
 use crate::events::Scope;
@@ -42,6 +51,8 @@ pub(super) use days::{count_days, count_hours};
 pub const MAX_STATISTICS_DAYS: u32 = 3650;
 /// Maximum number of days with time steps of one hour.
 const MAX_HOURLY_DAYS: u32 = 7;
+/// Maximum characters of names of models and mods in statistics.
+const MAX_NAME_CHARS: usize = 100;
 
 /// Length of a time step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -292,12 +303,10 @@ impl Store {
         let measured = counted.iter().filter(|(_, measured)| *measured).map(|(day, _)| *day).collect();
         let counted = counted.iter().map(|(day, _)| *day).collect();
         let mut groups = Groups::default();
-        let selection = Selection {
-            owners: owners(scope),
-            model: query.model.as_deref(),
-            unit: query.unit,
-            used_mod: query.used_mod.as_deref().unwrap_or_default(),
-        };
+        let model = query.model.as_deref().map(key_name);
+        let used_mod = key_name(query.used_mod.as_deref().unwrap_or_default());
+        let selection =
+            Selection { owners: owners(scope), model: model.as_deref(), unit: query.unit, used_mod: &used_mod };
         let (counts, buckets) = days::read_counted(&mut snapshot, &selection, first).await?;
         groups.add(counts, buckets);
         for span in days::uncounted_spans(first, today, &counted, &hours) {
@@ -318,7 +327,7 @@ impl Store {
     /// added.
     ///
     /// # Errors
-    /// The database failed. Earlier hours stay counted.
+    /// The database failed. The other hours are counted if it can be reached.
     pub async fn count_hours(&self, now: DateTime<Utc>, again: bool) -> Result<(), Error> {
         Ok(days::count_hours(&self.inner.pool, now, again).await?)
     }
@@ -327,7 +336,7 @@ impl Store {
     /// counted yet.
     ///
     /// # Errors
-    /// The database failed. Earlier days stay counted.
+    /// The database failed. The other days are counted if it can be reached.
     pub async fn count_days(&self, today: NaiveDate) -> Result<(), Error> {
         while calls::measure_some(&self.inner.pool).await? {}
         Ok(days::count_days(&self.inner.pool, today).await?)
@@ -391,6 +400,11 @@ impl Selection<'_> {
             .fetch_all(connection)
             .await
     }
+}
+
+/// Returns a name of a model or of a mod as it is in the tables.
+fn key_name(name: &str) -> String {
+    clean(name).chars().take(MAX_NAME_CHARS).collect()
 }
 
 fn midnight(day: NaiveDate) -> DateTime<Utc> {

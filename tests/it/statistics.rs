@@ -51,6 +51,7 @@ async fn statistics_count_the_runs_of_the_tenant() {
     assert_eq!(stats(&server, "admin-key", "?unit=day").await["total"]["runs"], 3);
     assert_eq!(stats(&server, "ann-key", "?mod=force-prefix").await["total"]["runs"], 1);
     assert_eq!(stats(&server, "ann-key", "?model=absent").await["total"]["runs"], 0);
+    assert_eq!(stats(&server, "ann-key", "?model=%00&mod=a%00b").await["total"]["runs"], 0);
     let calls = &ann["mod_calls"][0];
     assert_eq!(ann["mod_calls"].as_array().map(Vec::len), Some(1), "{ann}");
     assert!(calls["mod"] == "force-prefix" && calls["calls"].as_i64() >= Some(5), "{calls}");

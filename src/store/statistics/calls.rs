@@ -53,7 +53,8 @@ macro_rules! measured {
     ($from:literal, $until:literal) => {
         concat!("
     select to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 3600000 * 3600) as hour,
-        coalesce(owner, '') as owner, coalesce(model, '') as model, call.mod, call.calls, call.total_us, call.max_us
+        coalesce(owner, '') as owner, coalesce(", key_name!("model"), ", '') as model, ", key_name!("call.mod"), " as mod,
+        call.calls, call.total_us, call.max_us
     from runs, unnest(mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us) as call (mod, calls, total_us, max_us)
     where run_id >= ", $from, "::uuid and run_id < ", $until, "::uuid
         and status <> 'running' and deletion is null")

@@ -3,9 +3,11 @@
 use super::calls;
 use super::groups::{BucketRow, CountRow};
 use super::{Selection, StatisticsUnit, midnight};
+use crate::store::error::is_transient;
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
 use std::collections::{HashMap, HashSet};
+use std::fmt::Display;
 use uuid::Uuid;
 
 /// Number of past days whose runs are counted again after runs were stored late.
@@ -17,11 +19,16 @@ const HOUR_DELAY: TimeDelta = TimeDelta::minutes(10);
 const MIN_HOUR_RUNS: i64 = 200;
 
 /// SQL of the ended runs from the id `$from` up to and without the id `$until`, each once with an empty mod and once per mod.
+/// Of several mods of a run whose names begin with the same 100 characters, only the first counts.
 macro_rules! ended {
     ($from:literal, $until:literal) => {
         concat!(
             "
-    select named.mod, coalesce(owner, '') as owner, coalesce(model, '') as model,
+    select ",
+            key_name!("named.mod"),
+            " as mod, coalesce(owner, '') as owner, coalesce(",
+            key_name!("model"),
+            ", '') as model,
         to_timestamp(('x' || left(replace(run_id::text, '-', ''), 12))::bit(48)::bigint / 3600000 * 3600) as hour,
         status, coalesce(finish_reason, '') as reason, prompt_tokens, completion_tokens, cached_tokens,
         coalesce(generation_us, 0) as generation_us, first_token_us, backtracked, forced, actions, errors
@@ -31,7 +38,9 @@ macro_rules! ended {
             "::uuid and run_id < ",
             $until,
             "::uuid and status <> 'running' and deletion is null
-        and array_position(array[''] || mods, named.mod) = named.place"
+        and array_position(array[''] || mods, named.mod) = named.place
+        and (length(named.mod) < 100 or position(E'\\x01' || left(named.mod, 100) in
+            E'\\x01' || array_to_string(mods[:named.place::integer - 2], E'\\x01')) = 0)"
         )
     };
 }
@@ -208,13 +217,33 @@ pub(in crate::store) async fn count_hours(pool: &PgPool, now: DateTime<Utc>, aga
         .collect();
     drop(connection);
     let is_past = |hour: &DateTime<Utc>| *hour + TimeDelta::hours(1) + HOUR_DELAY <= now;
+    let mut result = Ok(());
     for day in [now.date_naive(), yesterday].into_iter().filter(|day| !days.contains(day)) {
         for hour in hours_of(day).filter(is_past) {
             let before = counted.get(&hour).copied();
             if before.is_none() || again {
-                count_hour(pool, hour, before.unwrap_or(0)).await?;
+                let count = count_hour(pool, hour, before.unwrap_or(0)).await;
+                keep_first_error(&mut result, &hour, count)?;
             }
         }
+    }
+    result
+}
+
+/// Logs the error of a count and keeps the first one, so that the other times are counted. Returns a transient error, because
+/// the next counts would fail, too.
+fn keep_first_error(
+    first: &mut Result<(), sqlx::Error>,
+    time: &dyn Display,
+    count: Result<(), sqlx::Error>,
+) -> Result<(), sqlx::Error> {
+    let Err(error) = count else { return Ok(()) };
+    if is_transient(&error) {
+        return Err(error);
+    }
+    tracing::warn!(%time, %error, "cannot count the runs of an hour or day");
+    if first.is_ok() {
+        *first = Err(error);
     }
     Ok(())
 }
@@ -283,10 +312,12 @@ pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Res
     drop(connection);
     let days: Vec<NaiveDate> =
         first.iter_days().take_while(|day| *day < today).filter(|day| !counted.contains(day)).collect();
+    let mut result = Ok(());
     for day in days.into_iter().rev() {
-        count_day(pool, day).await?;
+        let count = count_day(pool, day).await;
+        keep_first_error(&mut result, &day, count)?;
     }
-    Ok(())
+    result
 }
 
 /// Counts the runs of a day and the durations of their mod calls, unless as many are already counted.

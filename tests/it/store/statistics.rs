@@ -232,3 +232,67 @@ async fn hours_with_many_runs_are_counted_before_their_day() {
     assert_eq!(read_all().await, all, "the day is counted");
     store.close().await;
 }
+
+/// Names with 4,000 random characters, which cannot be compressed to the maximum size of a key.
+const LONG_NAMES: &str = "
+    with random_name as materialized
+        (select string_agg(chr(33 + floor(random() * 90)::integer), '') as name from generate_series(1, 4000))
+    update runs set model = name, mods = array[name, name || 'x', 'x', name], mod_call_names = array[name, name || 'x'],
+        mod_call_counts = '{2,3}', mod_call_us = '{20,30}', mod_call_max_us = '{5,6}'
+    from random_name where request_id in ('r3', 'r5')";
+
+#[tokio::test]
+async fn runs_with_long_names_are_counted_with_shortened_names() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    psql(&url, RUNS).await;
+    psql(&url, LONG_NAMES).await;
+    let name = psql(&url, "select model from runs where request_id = 'r3'").await;
+    assert_eq!(name.len(), 4000);
+    let mut queries = queries();
+    queries.push(StatisticsQuery { model: Some(name.clone()), ..queries[0].clone() });
+    queries.push(StatisticsQuery { used_mod: Some(format!("{name}x")), ..queries[0].clone() });
+    let mut before = Vec::new();
+    for query in &queries {
+        before.push(read(&store, &Scope::All, query).await);
+    }
+    let short = &name[..100];
+    let (all, of_model, with_mod) = (&before[0], &before[6], &before[7]);
+    assert_eq!(all.total.counts.runs, 288);
+    assert_eq!(all.models.iter().find(|one| one.model == short).unwrap().statistics.counts.runs, 2);
+    let used = all.mods.iter().find(|one| one.name == short).unwrap();
+    assert_eq!(used.with.counts.runs, 2, "names with the same beginning are one mod of a run");
+    assert_eq!(calls(all, short).time.calls, 10);
+    assert_eq!((of_model.total.counts.runs, with_mod.total.counts.runs), (2, 2));
+    assert_eq!((calls(of_model, short).time.calls, calls(with_mod, short).time.calls), (10, 10));
+
+    store.count_days(today()).await.unwrap();
+    assert_eq!(psql(&url, "select count(*) from run_stats_days where has_mod_calls").await, "3");
+    let mut after = Vec::new();
+    for query in &queries {
+        after.push(read(&store, &Scope::All, query).await);
+    }
+    assert_eq!(before, after);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn day_that_cannot_be_counted_does_not_stop_the_others() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    psql(&url, RUNS).await;
+    let before = read(&store, &Scope::All, &queries()[0]).await;
+    let check = "alter table run_stats add constraint failing check (hour < '2026-01-02 00:00Z' or hour >= '2026-01-03 00:00Z')";
+    psql(&url, check).await;
+    let error = store.count_days(today()).await.unwrap_err().to_string();
+    assert!(error.contains("failing"), "{error}");
+    let counted = "select string_agg(day::text, ' ' order by day) from run_stats_days";
+    assert_eq!(psql(&url, counted).await, "2026-01-01 2026-01-03");
+    assert_eq!(read(&store, &Scope::All, &queries()[0]).await, before);
+    psql(&url, "alter table run_stats drop constraint failing").await;
+    store.count_days(today()).await.unwrap();
+    assert_eq!(psql(&url, counted).await, "2026-01-01 2026-01-02 2026-01-03");
+    store.close().await;
+}
