@@ -281,7 +281,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
   // The colors of both texts change together.
   await page.keyboard.press('3');
-  assert.equal(await page.isChecked('.beside input[value=rank]'), true);
+  assert.deepEqual(await page.locator('input[value=rank]').evaluateAll((all) => all.map((input) => input.checked)), [true, true]);
   await page.waitForFunction(() => location.search.includes('color=rank'));
   await page.reload();
   await page.waitForSelector('.beside .token:not(.prompt)');

@@ -35,6 +35,8 @@ export class Family {
   #timer = 0;
   /** Number of the newest load; earlier ones are not continued. */
   #loadId = 0;
+  /** Reason why the page's run cannot be forked, or null. */
+  #notForkable = null;
   /** Id of the branch beside the text, or null. */
   #besideId = null;
 
@@ -59,12 +61,13 @@ export class Family {
       const family = await this.#fetch();
       this.#started = this.#started.filter((m) => !family.runs.some((known) => known.run_id === m.run_id));
       this.#members = order([...family.runs, ...this.#started]);
-      this.#hooks.notForkable(family.not_forkable);
+      this.#notForkable = family.not_forkable;
+      this.#hooks.notForkable(this.#notForkable);
       const count = this.#members.length;
       this.section.classList.toggle('single', count < 2);
       this.#head.textContent = count < 2 ? 'Branches' : `Branches (${count}${family.truncated ? ', more in the list' : ''}); keys: ] next, [ previous`;
       this.#list.replaceChildren(...(count < 2
-        ? [h('li', { class: 'hint' }, family.not_forkable ? `This run cannot be forked: ${family.not_forkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
+        ? [h('li', { class: 'hint' }, this.#notForkable ? `This run cannot be forked: ${this.#notForkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
         : this.#members.map((member) => this.#branchRow(member))));
       this.section.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest' });
     } catch (error) {
@@ -142,7 +145,8 @@ export class Family {
   }
 
   #showFacts(member, tokens = member.completion_tokens, meanLogprob = member.mean_logprob) {
-    const { facts, row } = this.#elements.get(member.run_id);
+    const { facts, row } = this.#elements.get(member.run_id) ?? {};
+    if (!row) return; // a run without branches
     row.dataset.status = member.status;
     const state = member.status === 'running' ? 'running' : member.finish_reason ?? member.status;
     facts.textContent = [`${tokens} tok`, meanLogprob === null ? null : `ln p ${fixed(meanLogprob)}`, state].filter(Boolean).join(' · ');
@@ -182,6 +186,7 @@ export class Family {
     this.#timer = setTimeout(async () => {
       try {
         const family = await this.#fetch();
+        if (family.not_forkable !== this.#notForkable) return this.load();
         for (const fresh of family.runs) {
           const m = this.#members.find((other) => other.run_id === fresh.run_id);
           if (m) Object.assign(m, fresh);

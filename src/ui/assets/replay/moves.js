@@ -8,42 +8,26 @@ import { NEVER } from './rows.js';
  */
 export function targetOf(action, run, n, surprise, threshold) {
   const end = run.eventCount;
-  const nearestAdded = (step) => {
-    for (let e = n + step; e >= 0 && e < end; e += step) if (run.type(e) === 'Added') return e;
-    return step > 0 ? end : 0;
-  };
+  if (action === 'first') return 0;
+  if (action === 'last') return end;
+  const step = action.startsWith('next') ? 1 : -1;
   /** Returns the nearest one of these events after or before `n`, or a message with their name. */
-  const nearest = (events, step, name) => {
+  const nearest = (events, name) => {
     const candidates = events.filter((e) => (step > 0 ? e > n : e < n));
     if (!candidates.length) return events.length ? `No ${name} ${step > 0 ? 'after' : 'before'} this.` : `No ${name} in this run.`;
-    return step > 0 ? Math.min(...candidates) : Math.max(...candidates);
+    return candidates.reduce((a, b) => (Math.abs(b - n) < Math.abs(a - n) ? b : a));
   };
   const markEvents = (kind) => run.marks.filter((m) => m.kind === kind).map((m) => m.seq);
-  const removalEvents = () => {
-    const all = new Set();
-    for (let i = 0; i < run.count; i += 1) if (run.removedAt(i) !== NEVER) all.add(run.removedAt(i) - 1);
-    return [...all];
-  };
-  const surprisingEvents = () => {
-    const all = [];
-    for (let i = 0; i < run.count; i += 1) if (!run.isPrompt(i) && (surprise(i) ?? 0) >= threshold) all.push(run.addedAt(i));
-    return all;
-  };
-  switch (action) {
-    case 'first': return 0;
-    case 'last': return end;
-    case 'nextToken': return nearestAdded(1);
-    case 'prevToken': return nearestAdded(-1);
-    case 'nextEvent': return Math.min(end, n + 1);
-    case 'prevEvent': return Math.max(0, n - 1);
-    case 'nextAction': return nearest(markEvents('action'), 1, 'mod action');
-    case 'prevAction': return nearest(markEvents('action'), -1, 'mod action');
-    case 'nextError': return nearest(markEvents('error'), 1, 'error');
-    case 'prevError': return nearest(markEvents('error'), -1, 'error');
-    case 'nextBacktrack': return nearest(removalEvents(), 1, 'backtrack');
-    case 'prevBacktrack': return nearest(removalEvents(), -1, 'backtrack');
-    case 'nextSurprise': return nearest(surprisingEvents(), 1, 'surprising token');
-    case 'prevSurprise': return nearest(surprisingEvents(), -1, 'surprising token');
+  const rows = () => Array.from({ length: run.count }, (_, i) => i);
+  switch (/^(?:next|prev)(.*)/.exec(action)?.[1]) {
+    case 'Token':
+      for (let e = n + step; e >= 0 && e < end; e += step) if (run.type(e) === 'Added') return e;
+      return step > 0 ? end : 0;
+    case 'Event': return Math.max(0, Math.min(end, n + step));
+    case 'Action': return nearest(markEvents('action'), 'mod action');
+    case 'Error': return nearest(markEvents('error'), 'error');
+    case 'Backtrack': return nearest(rows().map((i) => run.removedAt(i)).filter((e) => e !== NEVER).map((e) => e - 1), 'backtrack');
+    case 'Surprise': return nearest(rows().filter((i) => !run.isPrompt(i) && (surprise(i) ?? 0) >= threshold).map((i) => run.addedAt(i)), 'surprising token');
     default: return undefined;
   }
 }

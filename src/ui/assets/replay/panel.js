@@ -13,7 +13,6 @@ const MAX_CANDIDATES = 12;
 const MAX_LOG_LINES = 60;
 /** Maximum tokens that are listed for an edit of logits. */
 const MAX_MOVED = 6;
-const fixed = (x, digits = 2) => (x === null || x === undefined ? '–' : x.toFixed(digits));
 const duration = (ms) => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`);
 
 export class Panel {
@@ -77,8 +76,9 @@ export class Panel {
     }
     const loadId = this.#loadId;
     const events = this.#run.stepEvents(e);
-    if (events.every((seq) => this.#events.peek(seq))) {
-      this.#drawEvent(e, events.map((seq) => this.#events.peek(seq)));
+    const loaded = events.map((seq) => this.#events.peek(seq));
+    if (loaded.every(Boolean)) {
+      this.#drawEvent(e, loaded);
       return;
     }
     this.#root.setAttribute('aria-busy', 'true');
@@ -120,8 +120,8 @@ export class Panel {
       h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, displayText(run.text(row))), h('span', {}, origin)),
       h('dl', { class: 'token-facts' },
         logprob === null ? null : fact('probability', percent(Math.exp(logprob))),
-        bits === null ? null : fact('surprise', `${fixed(bits)} bit`),
-        run.entropy(row) === null ? null : fact('entropy', `${fixed(run.entropy(row))} bit`),
+        bits === null ? null : fact('surprise', `${bits.toFixed(2)} bit`),
+        run.entropy(row) === null ? null : fact('entropy', `${run.entropy(row).toFixed(2)} bit`),
         run.rank(row) === null ? null : fact('rank', String(run.rank(row))),
         fact('position', String(run.pos(row))),
         fact('token id', String(run.token(row))),

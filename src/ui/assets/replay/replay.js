@@ -100,7 +100,7 @@ export class Replay {
   #showComplete(run, prefilled) {
     this.n = Math.min(run.eventCount, this.#state.at ?? run.eventCount);
     this.#build(run, prefilled);
-    this.go(this.n, { quiet: true });
+    this.go(this.n, { keepSelection: true });
   }
 
   /** Shows the recorded prompt of a Prefilled event: the roles of its messages, and its images. */
@@ -151,8 +151,10 @@ export class Replay {
   #build(run, prefilled) {
     this.#run = run;
     const signal = this.#closed.signal;
-    const go = (n) => { this.#parts.player.pause(); this.go(n); };
-    const textBox = replaceByCopy(this.#el('text'));
+    const go = (n) => this.#jump(n);
+    // The copy is empty and does not have the listeners of an earlier run.
+    const textBox = this.#el('text').cloneNode();
+    this.#el('text').replaceWith(textBox);
     const text = new Text(textBox, run, {
       n: this.n,
       options: { showLater: this.#state.showLater, showRemoved: this.#state.showRemoved },
@@ -175,7 +177,7 @@ export class Replay {
       }),
       player: new Player(run, {
         at: () => this.n,
-        go: (n) => this.go(n, { isPlaying: true }),
+        go: (n) => this.go(n),
         changed: (isPlaying) => this.#onPlayingChanged(isPlaying),
       }),
     };
@@ -204,7 +206,7 @@ export class Replay {
           attention.moveCursor(this.n);
         },
         valuesChanged: () => this.#updateColors(),
-        go: (n) => { parts.player.pause(); this.go(n); },
+        go: (n) => this.#jump(n),
         select: (row) => this.select(row),
       };
       const { attentionView: view, laterSteps: showsLaterSteps } = this.#state;
@@ -212,7 +214,7 @@ export class Replay {
       parts.panel.addSection(attention.section);
       parts.attention = attention;
       attention.isOn = this.#state.attention;
-      this.go(this.n, { keepSelection: true, quiet: true });
+      this.go(this.n, { keepSelection: true });
     } catch (error) {
       parts.isLoadingAttention = false;
       toast(`Attention could not be loaded: ${error.message}`);
@@ -222,7 +224,7 @@ export class Replay {
   /** Connects the controls above the text. */
   #setUpControls() {
     const slider = this.#el('slider');
-    this.#on(slider, 'input', () => { this.#parts.player.pause(); this.go(Number(slider.value)); });
+    this.#on(slider, 'input', () => this.#jump(Number(slider.value)));
     this.#on(this.#root, 'click', (event) => {
       const action = event.target.closest('[data-action]')?.dataset.action;
       if (action) this.act(action);
@@ -231,7 +233,7 @@ export class Replay {
     this.#on(speed, 'change', () => this.#parts.player.setSpeed(speed.value));
     this.#parts.player.setSpeed(speed.value);
     this.#el('colors').replaceChildren(h('legend', { class: 'visually-hidden' }, 'Color by'), ...MODES.map((mode, i) => {
-      const input = h('input', { type: 'radio', name: 'color', value: mode.id, onchange: () => this.colorBy(mode.id) });
+      const input = h('input', { type: 'radio', name: `color-${this.#id}`, value: mode.id, onchange: () => this.colorBy(mode.id) });
       return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
     }));
     const searchBox = this.#el('find');
@@ -291,28 +293,37 @@ export class Replay {
 
   /** Adds items of a live run. */
   #addItems(items) {
+    const run = this.#run;
+    const e = this.#eventAtCursor();
+    // The items of one step arrive before those of the next one.
+    const isComplete = run.step(e) !== run.step(run.eventCount - 1);
+    const row = this.#selectedRow ?? this.#rowAddedBy(e);
+    const removedAt = run.removedAt(row);
     for (const item of items) {
-      this.#run.apply(item);
+      run.apply(item);
       if (item.kind === 'event' && item.event_type === 'Prefilled') this.#showPrompt(item);
     }
     this.#events.push(items);
     this.#addNewRows();
-    this.go(this.#isFollowing ? this.#run.eventCount : this.#state.at ?? this.n, { quiet: this.#isFollowing, keepSelection: true });
+    const n = this.#isFollowing ? run.eventCount : this.#parts.player.isPlaying ? this.n : this.#state.at ?? this.n;
+    this.go(n, { keepSelection: true, keepPanel: isComplete && n === this.n && removedAt === run.removedAt(row) });
   }
 
   #onEnd(summary) {
+    const n = this.#isFollowing ? this.#run.eventCount : this.n;
     this.isLive = false;
+    this.#isFollowing = false;
     this.#addNewRows();
     this.#hasAttention = this.#hasAttention || Boolean(summary?.has_attention);
     this.#hooks.ended?.(summary);
-    this.go(this.#isFollowing ? this.#run.eventCount : this.n, { quiet: true });
+    this.go(n, { keepSelection: true });
   }
 
   /**
-   * Moves the cursor to event `n`; `run.eventCount` is the end. If `quiet`, the change of the state is not reported. The player
-   * sets `isPlaying`, and `keepSelection` keeps the selected row.
+   * Moves the cursor to event `n`; `run.eventCount` is the end. `keepSelection` keeps the selected row, and does not report a
+   * change of the state. `keepPanel` also keeps the panel and the mark of the cursor, if neither has changed.
    */
-  go(n, { quiet = false, isPlaying = false, keepSelection = false } = {}) {
+  go(n, { keepSelection = false, keepPanel = false } = {}) {
     const run = this.#run;
     if (!run) return;
     this.n = Math.max(0, Math.min(run.eventCount, Math.round(n)));
@@ -320,22 +331,30 @@ export class Replay {
       this.#selectedRow = null;
       if (this.isLive) this.#isFollowing = this.n === run.eventCount;
     }
-    const { text, overview, lanes, panel, attention } = this.#parts;
+    const { text, overview, lanes, panel, attention, player: { isPlaying } } = this.#parts;
     text.show(this.n, { showLater: this.#state.showLater && !isPlaying && !this.#isFollowing, showRemoved: this.#state.showRemoved });
     const e = this.#eventAtCursor();
     const row = this.#rowAddedBy(e);
-    text.setCursor(this.n === run.eventCount && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#isFollowing);
-    if (this.#isFollowing || (isPlaying && this.n === run.eventCount)) text.scrollToEnd();
+    if (!keepPanel) {
+      text.setCursor(this.atEnd && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#isFollowing);
+      panel.show(e, this.#selectedRow ?? row);
+    }
+    if (this.#isFollowing || (isPlaying && this.atEnd)) text.scrollToEnd();
     overview.moveCursor(this.n);
     lanes.moveCursor(this.n);
-    panel.show(e, this.#selectedRow ?? row);
     attention?.setSubject(this.#selectedRow ?? row);
     attention?.moveCursor(this.n);
     this.#showPosition(e, row);
-    if (!keepSelection && !isPlaying && !quiet) {
-      this.#state.at = this.n === run.eventCount ? null : this.n;
+    if (!keepSelection && !isPlaying) {
+      this.#state.at = this.atEnd ? null : this.n;
       this.#notify();
     }
+  }
+
+  /** Ends playback and moves the cursor to event `n`. */
+  #jump(n) {
+    this.#parts.player.pause();
+    this.go(n);
   }
 
   /** Returns the event at the cursor, or null if there are no events. While a live run is followed, it is the newest Added. */
@@ -352,9 +371,8 @@ export class Replay {
   visit({ event, token }) {
     const run = this.#run;
     if (!run) return;
-    this.#parts.player.pause();
     const rows = token === undefined ? [] : run.answer();
-    this.go(token === undefined ? event : rows.length ? run.addedAt(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
+    this.#jump(token === undefined ? event : rows.length ? run.addedAt(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
   }
 
   /** Selects a row. For a row of the answer, the cursor moves to the event that added it. */
@@ -362,10 +380,7 @@ export class Replay {
     this.#parts.player.pause();
     if (!this.#run.isPrompt(row)) this.go(this.#run.addedAt(row));
     this.#selectedRow = row;
-    const e = this.#eventAtCursor();
-    this.#parts.text.setCursor(this.#rowAddedBy(e), row);
-    this.#parts.panel.show(e, row);
-    this.#parts.attention?.setSubject(row);
+    this.go(this.n, { keepSelection: true });
   }
 
   /** Returns the row of the answer that an event, or a later event of its step, added, or null. */
@@ -380,9 +395,9 @@ export class Replay {
 
   /** Returns the number of tokens in the answer so far, or in the final answer. */
   #answerLength() {
-    if (this.isLive) return this.#run.answerLength(this.#run.eventCount);
-    this.#finalLength ??= this.#run.answerLength(this.#run.eventCount);
-    return this.#finalLength;
+    const length = this.#finalLength ?? this.#run.answerLength(this.#run.eventCount);
+    if (!this.isLive) this.#finalLength = length;
+    return length;
   }
 
   /** Shows the position of the cursor, also to screen readers. */
@@ -505,8 +520,10 @@ export class Replay {
 
   /** Sets the reason why the run cannot be forked, or null. The panel shows it. */
   set notForkable(reason) {
-    this.#parts.panel.notForkable = reason;
-    if (reason) this.go(this.n, { keepSelection: true });
+    const { panel } = this.#parts;
+    if (panel.notForkable === reason) return;
+    panel.notForkable = reason;
+    this.go(this.n, { keepSelection: true });
   }
 
   /** The run, or undefined before it is loaded. */
@@ -524,7 +541,7 @@ export class Replay {
     }
   }
 
-  #notify() { this.#hooks.changed?.({ ...this.#state }); }
+  #notify() { this.#hooks.changed?.(this.state); }
 
   /** Performs an action of a shortcut or button. Returns false if the replay has no such action. */
   act(action, key) {
@@ -561,11 +578,4 @@ export class Replay {
       default: return false;
     }
   }
-}
-
-/** Replaces an element by a copy, which does not have the listeners of an earlier run. Returns the copy. */
-function replaceByCopy(el) {
-  const copy = el.cloneNode(!el.matches('[data-text]'));
-  el.replaceWith(copy);
-  return copy;
 }

@@ -117,7 +117,8 @@ export class Text {
       rows += this.#blocks[b].end - this.#blocks[b].first;
     }
     for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
-    this.#updateVisibility();
+    // Rows may have been removed since the last call.
+    this.#updateStates();
     this.#schedule();
   }
 

@@ -1,0 +1,137 @@
+// The replay of a run that grows: a stored run, whose items the test sends to the page one after the other.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { URL_, launch, open, expectNoErrors } from './browser.mjs';
+import { document as sample } from './document.mjs';
+
+let browser;
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+/** Runs in the page before its scripts: `send(event, ...data)` sends events of the run. */
+function replaceStream() {
+  const { fetch } = globalThis;
+  const stream = new TransformStream();
+  const writer = stream.writable.getWriter();
+  globalThis.fetch = (url, options) => (String(url).endsWith('/events') ? Promise.resolve(new Response(stream.readable)) : fetch(url, options));
+  globalThis.send = (event, ...all) => all.forEach((data) => writer.write(new TextEncoder().encode(`event: ${event}\ndata: ${data}\n\n`)));
+}
+
+/**
+ * Stores a run and opens its page as if the run were active, after `prepare(page)`. `sendUntil(event)` sends the next items, up to
+ * an event without its calls, and `end()` the end.
+ */
+async function openLive(name, steps, prepare = () => {}) {
+  const id = `live-${name}-${process.pid}-${Date.now()}`;
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, steps)) });
+  assert.equal(response.status, 201);
+  const stored = await fetch(`${URL_}/api/v1/runs/${id}/events?from=0&to=9999`, { headers: { accept: 'application/x-ndjson' } });
+  const lines = (await stored.text()).split('\n').filter(Boolean);
+  const page = await open('/docs');
+  await page.addInitScript(replaceStream);
+  await prepare(page);
+  await page.route((url) => url.pathname === `/runs/${id}`, async (route) => {
+    const original = await route.fetch();
+    const html = (await original.text()).replaceAll(/<link rel="preload" as="fetch"[^>]*>/g, '');
+    await route.fulfill({ response: original, body: html.replace('data-status="done"', 'data-status="running"') });
+  });
+  await page.goto(`${URL_}/runs/${id}`);
+  await page.waitForSelector('.text[data-idle^=Waiting]');
+  let sent = 0;
+  const sendUntil = async (event = Infinity) => {
+    const last = lines.findIndex((line) => JSON.parse(line).sequence_order === event);
+    const next = lines.slice(sent, last < 0 ? lines.length : last + 1);
+    sent += next.length;
+    await page.evaluate((all) => globalThis.send('item', ...all), next);
+    const count = Math.max(...lines.slice(0, sent).map((line) => JSON.parse(line).sequence_order ?? 0)) + 1;
+    await page.waitForFunction((n) => document.querySelector('[data-where]').textContent.includes(`/ ${n}`), count);
+  };
+  const end = async () => {
+    await page.evaluate(() => globalThis.send('end', JSON.stringify({ status: 'done', completion_tokens: 1 })));
+    await page.waitForSelector('[data-run-status].status-done');
+  };
+  return { page, sendUntil, end, where: () => page.textContent('[data-where]') };
+}
+
+const later = (page) => page.locator('.token.later').allTextContents();
+
+test('run that has ended is navigated like a stored one', async () => {
+  const { page, sendUntil, end, where } = await openLive('end', 15);
+  await sendUntil();
+  assert.match(await where(), /event live/);
+  await page.locator('.token.prompt').nth(1).click();
+  await end();
+  assert.match(await where(), /event end/);
+  assert.equal(await page.locator('.token.selected').textContent(), ' is', 'the selected token is kept');
+  await page.focus('.text');
+  await page.keyboard.press('Home');
+  await page.keyboard.press('Shift+ArrowRight');
+  await page.keyboard.press('Shift+ArrowRight');
+  assert.equal(await page.locator('.panel .steps [aria-pressed=true]').textContent(), 'Sampled', 'the panel shows the event at the cursor');
+  assert.ok((await later(page)).length > 5);
+  await page.keyboard.press('v');
+  assert.deepEqual(await later(page), []);
+  await page.waitForFunction(() => document.querySelector('[data-announce]').textContent.startsWith('token '));
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('panel at a fixed cursor keeps the focus while the run grows, and removed tokens disappear', async () => {
+  const { page, sendUntil, where } = await openLive('fixed', 15);
+  // The calls at event 15 remove the newest two tokens.
+  await sendUntil(15);
+  await page.keyboard.press('Home');
+  await page.keyboard.press('ArrowRight');
+  assert.deepEqual((await later(page)).slice(-2), [' the', ' ocean']);
+  const field = page.locator('.regenerate [aria-label="Number of branches"]');
+  await field.fill('12');
+  await sendUntil(16);
+  assert.match(await where(), /token 1 .*event 3 /);
+  assert.deepEqual(await later(page), [' sky', ' is']);
+  await sendUntil();
+  await page.keyboard.type('3');
+  assert.equal(await field.inputValue(), '123', 'the field keeps its text and the focus');
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('playback of a growing run is not moved back by new events', async () => {
+  const { page, sendUntil } = await openLive('play', 60);
+  await sendUntil(60);
+  await page.keyboard.press('Home');
+  await page.selectOption('[data-speed]', '20');
+  await page.focus('.text');
+  await page.evaluate(() => {
+    globalThis.positions = [];
+    new MutationObserver(() => globalThis.positions.push(Number(document.querySelector('[data-slider]').value))).observe(document.querySelector('[data-where]'), { childList: true });
+  });
+  await page.keyboard.press(' ');
+  for (let event = 70; event <= 120; event += 10) {
+    await sendUntil(event);
+    await page.waitForTimeout(100);
+  }
+  await page.waitForFunction(() => document.querySelector('[data-slider]').value > 40);
+  const positions = await page.evaluate(() => globalThis.positions);
+  assert.deepEqual(positions, positions.toSorted((a, b) => a - b));
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('reason why a run cannot be forked is removed when it no longer applies', async () => {
+  let reason = 'it has not started';
+  const { page, sendUntil } = await openLive('reason', 15, (newPage) => newPage.route('**/family', async (route) => {
+    const response = await route.fetch();
+    const family = await response.json();
+    family.runs[0].status = reason ? 'running' : 'done';
+    family.not_forkable = reason;
+    await route.fulfill({ response, json: family });
+  }));
+  await sendUntil();
+  await page.waitForFunction(() => document.querySelector('.branch-list')?.textContent === 'This run cannot be forked: it has not started.');
+  await page.waitForSelector('.regenerate button[aria-disabled=true]');
+  reason = null;
+  await page.waitForFunction(() => document.querySelector('.branch-list').textContent.startsWith('None yet'));
+  await page.waitForSelector('.regenerate button:not([aria-disabled])');
+  await page.context().close();
+  await expectNoErrors();
+});
