@@ -52,6 +52,15 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.click('[data-action=feedback]');
     await page.waitForSelector('[data-feedback-dialog][open]');
     assert.equal(await page.inputValue('[name=position]'), '8');
+    // The token of a cancelled attempt is not kept.
+    await page.keyboard.press('Escape');
+    await page.keyboard.press('End');
+    await page.click('[data-action=feedback]');
+    assert.equal(await page.inputValue('[name=position]'), '');
+    await page.keyboard.press('Escape');
+    await place.click();
+    await page.keyboard.press('ArrowRight');
+    await page.click('[data-action=feedback]');
     await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });
     await page.click('[data-feedback-dialog] [value=send]');
     await page.waitForFunction(() => document.querySelectorAll('.token.note').length === 3);

@@ -40,7 +40,7 @@ export function setUpFeedbackForm(id, onAdded) {
 
   return (token) => {
     form.querySelector('[role=alert]').textContent = '';
-    if (token !== null) form.elements.position.value = token;
+    form.elements.position.value = token ?? '';
     dialog.showModal();
   };
 }
