@@ -44,6 +44,17 @@ test('run list is filtered by the server, and an invalid filter keeps the rows',
   await expectNoErrors();
 });
 
+test('run list is loaded again when Back restores it without its connection', async () => {
+  const page = await open('/runs');
+  await page.waitForSelector('.dot.on');
+  const loaded = page.waitForEvent('load');
+  await page.evaluate(() => { dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true })); });
+  await loaded;
+  await page.waitForSelector('.dot.on');
+  await page.context().close();
+  await expectNoErrors();
+});
+
 test('keyboard moves through the run list and opens a run', async () => {
   const page = await open(`/runs?q=request:${requestId}`);
   await page.keyboard.press('j');

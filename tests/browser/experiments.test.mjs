@@ -122,6 +122,14 @@ test('errors are shown at their fields', async () => {
   await page.fill('#regex', '(');
   await send();
   await error('score', /regular expression/);
+  // Back restores the page as it was when the experiment had started.
+  const canStart = await page.evaluate(() => {
+    const button = document.querySelector('[data-form] [type=submit]');
+    button.disabled = true;
+    dispatchEvent(new PageTransitionEvent('pageshow', { persisted: true }));
+    return !button.disabled;
+  });
+  assert.equal(canStart, true);
   await page.context().close();
   await expectNoErrors();
 });

@@ -84,6 +84,9 @@ async function start() {
   }
 }
 
+// The browser restored the page after Back, as it was when the experiment had started.
+addEventListener('pageshow', ({ persisted }) => { if (persisted) startButton.disabled = false; });
+
 form.addEventListener('submit', (event) => {
   event.preventDefault();
   start();

@@ -155,6 +155,8 @@ follow('/api/v1/runs/live', {
   },
 });
 addEventListener('pagehide', () => pageClosed.abort());
+// The browser restored the page after Back, without its connection.
+addEventListener('pageshow', ({ persisted }) => { if (persisted) location.reload(); });
 
 /** Fetches the list again. Returns its rows by the ids of their runs. */
 async function fetchRows() {
