@@ -18,7 +18,14 @@ pub struct Timing {
 impl Timing {
     /// Creates the times of a run that was created at `started`.
     pub fn new(started: Instant) -> Self {
-        Self { started, slot_us: 0, prompt_us: None, first_token_us: None, active_before_token_us: 0, paused: Duration::ZERO }
+        Self {
+            started,
+            slot_us: 0,
+            prompt_us: None,
+            first_token_us: None,
+            active_before_token_us: 0,
+            paused: Duration::ZERO,
+        }
     }
 
     /// Returns the active time.

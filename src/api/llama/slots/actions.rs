@@ -3,8 +3,8 @@
 
 use super::files;
 use super::request::{OCTET_STREAM, accepts, parse_small_body, read_snapshot, slot_number, unknown_action};
-use super::response::{SlotActionResponse, SlotInfoResponse, SlotMessageRange, SlotRestoreTimings, SlotSaveTimings};
 use super::require_slots;
+use super::response::{SlotActionResponse, SlotInfoResponse, SlotMessageRange, SlotRestoreTimings, SlotSaveTimings};
 use crate::api::llama::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;

@@ -1,8 +1,8 @@
 //! Slot snapshots stored on the server by number.
 
-use super::{files, require_slots};
 use super::request::{parse_small_body, slot_number, unknown_action};
 use super::response::SessionActionResponse;
+use super::{files, require_slots};
 use crate::api::llama::request::ModelParams;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::Fields;

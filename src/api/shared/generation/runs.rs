@@ -18,7 +18,8 @@ pub(crate) const MAX_RUNS: usize = 256;
 /// The request starts more than [`MAX_RUNS`].
 pub(crate) fn check_run_count(runs: usize) -> Result<(), ApiError> {
     if runs > MAX_RUNS {
-        let message = format!("one request may start at most {MAX_RUNS} runs, got {runs}; send fewer prompts or answers");
+        let message =
+            format!("one request may start at most {MAX_RUNS} runs, got {runs}; send fewer prompts or answers");
         return Err(ApiError::invalid("prompt", message));
     }
     Ok(())
