@@ -402,7 +402,7 @@ impl Selection<'_> {
     }
 }
 
-/// Returns a name of a model or of a mod as it is in the tables.
+/// Shortens a name of a model or of a mod to the form in the tables.
 fn key_name(name: &str) -> String {
     clean(name).chars().take(MAX_NAME_CHARS).collect()
 }

@@ -122,7 +122,7 @@ test('errors are shown at their fields', async () => {
   await page.fill('#regex', '(');
   await send();
   await error('score', /regular expression/);
-  // Back restores the page as it was when the experiment had started.
+  // After Back, the browser restores the page with the button disabled.
   const canStart = await page.evaluate(() => {
     const button = document.querySelector('[data-form] [type=submit]');
     button.disabled = true;

@@ -19,7 +19,7 @@ const HOUR_DELAY: TimeDelta = TimeDelta::minutes(10);
 const MIN_HOUR_RUNS: i64 = 200;
 
 /// SQL of the ended runs from the id `$from` up to and without the id `$until`, each once with an empty mod and once per mod.
-/// Of several mods of a run whose names begin with the same 100 characters, only the first counts.
+/// Only the first of several mods of a run counts if their names begin with the same 100 characters.
 macro_rules! ended {
     ($from:literal, $until:literal) => {
         concat!(

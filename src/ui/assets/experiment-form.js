@@ -84,7 +84,7 @@ async function start() {
   }
 }
 
-// The browser restored the page after Back, as it was when the experiment had started.
+// After Back, the browser restores the page with the button disabled.
 addEventListener('pageshow', ({ persisted }) => { if (persisted) startButton.disabled = false; });
 
 form.addEventListener('submit', (event) => {
