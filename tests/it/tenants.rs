@@ -241,6 +241,26 @@ async fn cancelled_run_does_not_own_the_state_of_its_slot() {
     assert!(tokens("ann-key-1").await > 0);
 }
 
+/// Reuse of the state of another tenant would disclose its prompt by the number of cached tokens, and a state that a tenant
+/// restores from changed bytes would change the answers of others.
+#[tokio::test]
+async fn kv_state_is_reused_only_by_its_tenant() {
+    for parallel in ["1", "2"] {
+        let server = start(&["--parallel", parallel]).await;
+        let prompt = "The quick brown fox jumps over the lazy dog. ".repeat(8);
+        let cached = async |key: &str| {
+            let answer = post(&server, key, "/completion", json!({"prompt": prompt, "n_predict": 2})).await;
+            answer["timings"]["cache_n"].as_u64().unwrap()
+        };
+        assert_eq!(cached("ann-key-1").await, 0);
+        assert!(cached("ann-key-2").await > 64, "the same tenant");
+        assert_eq!(cached("bob-key").await, 0);
+        assert!(cached("bob-key").await > 64);
+        assert!(cached("ann-key-1").await > 64, "from the other slot, or from the cache in host memory");
+        assert_eq!(cached("admin-key").await, 0);
+    }
+}
+
 #[tokio::test]
 async fn changes_of_the_server_require_an_admin_key() {
     let server = start(&["--props"]).await;

@@ -1,7 +1,8 @@
 //! Cache in host memory for states of sequences that would otherwise be discarded when their slot is needed.
 
 use super::conversation::SlotHistory;
-use crate::events::TokenId;
+use super::prompt::StateKey;
+use crate::events::{Tenant, TokenId};
 use crate::model::common_prefix;
 use crate::model::llama::{AdapterSet, SequenceMetadata};
 use std::collections::VecDeque;
@@ -12,6 +13,8 @@ const MIN_STATE_TOKENS: usize = 32;
 /// Cached state of a sequence.
 pub struct CachedState {
     pub tokens: Vec<TokenId>,
+    /// Tenant of the run that computed the state.
+    pub owner: Option<Tenant>,
     /// Adapters that the state was computed with.
     pub adapters: Option<AdapterSet>,
     pub state: Vec<u8>,
@@ -37,11 +40,11 @@ impl HostCache {
     }
 
     /// Returns true if a state of these tokens fits and no cached state covers it.
-    pub fn should_store(&self, tokens: &[TokenId], adapters: Option<&AdapterSet>) -> bool {
+    pub fn should_store(&self, tokens: &[TokenId], key: StateKey<'_>) -> bool {
         tokens.len() >= MIN_STATE_TOKENS
             && self.state_bytes.0 + tokens.len() * self.state_bytes.1 <= self.limit
             && !self.entries.iter().any(|entry| {
-                entry.adapters.as_ref() == adapters
+                entry.key() == key
                     && covers(self.prefixes_usable, &entry.tokens, tokens)
                     && entry.is_worth_copying(tokens.len())
             })
@@ -55,7 +58,7 @@ impl HostCache {
         let mut bytes = self.bytes;
         let prefixes_usable = self.prefixes_usable;
         self.entries.retain(|entry| {
-            let is_covered = state.adapters == entry.adapters && covers(prefixes_usable, &state.tokens, &entry.tokens);
+            let is_covered = state.key() == entry.key() && covers(prefixes_usable, &state.tokens, &entry.tokens);
             bytes -= if is_covered { entry.size() } else { 0 };
             !is_covered
         });
@@ -68,19 +71,19 @@ impl HostCache {
         }
     }
 
-    /// Finds the state with these adapters that has the most usable tokens for the prompt: more than `known`, and
+    /// Finds the state with this key that has the most usable tokens for the prompt: more than `known`, and
     /// enough that copying the state saves time. `usable_prefix` returns how many of the first tokens of a state can be
     /// used.
     pub fn find_best(
         &self,
         prompt: &[TokenId],
-        adapters: Option<&AdapterSet>,
+        key: StateKey<'_>,
         known: usize,
         usable_prefix: impl Fn(&CachedState, usize) -> usize,
     ) -> Option<usize> {
         let usable = |entry: &CachedState| usable_prefix(entry, common_prefix(&entry.tokens, prompt));
         (0..self.entries.len())
-            .filter(|&at| self.entries[at].adapters.as_ref() == adapters)
+            .filter(|&at| self.entries[at].key() == key)
             .map(|at| (usable(&self.entries[at]), at))
             .filter(|&(usable, at)| usable > known && self.entries[at].is_worth_copying(usable))
             .max()
@@ -106,6 +109,11 @@ fn covers(prefixes_usable: bool, tokens: &[TokenId], other: &[TokenId]) -> bool 
 }
 
 impl CachedState {
+    /// Returns the key of the state.
+    pub fn key(&self) -> StateKey<'_> {
+        StateKey { owner: self.owner.as_ref(), adapters: self.adapters.as_ref() }
+    }
+
     /// Returns true if copying the state takes less time than decoding its first `usable` tokens.
     pub fn is_worth_copying(&self, usable: usize) -> bool {
         4 * usable >= self.tokens.len()
@@ -120,6 +128,12 @@ impl CachedState {
 mod tests {
     use super::*;
 
+    const KEY: StateKey<'_> = StateKey { owner: None, adapters: None };
+
+    fn with(adapters: &AdapterSet) -> StateKey<'_> {
+        StateKey { adapters: Some(adapters), ..KEY }
+    }
+
     fn any_prefix(_: &CachedState, common: usize) -> usize {
         common
     }
@@ -133,6 +147,7 @@ mod tests {
         let state = vec![0; bytes - 4 * tokens.len()];
         CachedState {
             tokens,
+            owner: None,
             adapters: None,
             state,
             metadata: SequenceMetadata::default(),
@@ -147,10 +162,10 @@ mod tests {
         cache.insert(CachedState { adapters: Some(set.clone()), ..state(0..60, 1000) });
         let prompt: Vec<TokenId> = (0..60).collect();
         assert!(
-            cache.find_best(&prompt, None, 0, any_prefix).is_none()
-                && cache.find_best(&prompt, Some(&set), 0, any_prefix).is_some()
+            cache.find_best(&prompt, KEY, 0, any_prefix).is_none()
+                && cache.find_best(&prompt, with(&set), 0, any_prefix).is_some()
         );
-        assert!(cache.should_store(&prompt, None) && !cache.should_store(&prompt, Some(&set)));
+        assert!(cache.should_store(&prompt, KEY) && !cache.should_store(&prompt, with(&set)));
         cache.insert(state(0..70, 1000));
         assert_eq!(cache.iter().count(), 2);
     }
@@ -176,19 +191,19 @@ mod tests {
         cache.insert(state(0..60, 1000));
         assert_eq!(cache.iter().count(), 2, "a shorter state does not replace a longer one");
         let prompt: Vec<TokenId> = (0..200).collect();
-        let best = cache.find_best(&prompt, None, 0, any_prefix).unwrap();
+        let best = cache.find_best(&prompt, KEY, 0, any_prefix).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 100);
-        assert_eq!(cache.find_best(&prompt, None, 100, any_prefix), None);
+        assert_eq!(cache.find_best(&prompt, KEY, 100, any_prefix), None);
         let other: Vec<TokenId> = (0..70).chain(500..600).collect();
-        assert_eq!(cache.entries[cache.find_best(&other, None, 0, whole_state).unwrap()].tokens.len(), 60);
+        assert_eq!(cache.entries[cache.find_best(&other, KEY, 0, whole_state).unwrap()].tokens.len(), 60);
         let barely: Vec<TokenId> = (0..10).chain(500..600).collect();
-        assert_eq!(cache.find_best(&barely, None, 0, any_prefix), None);
+        assert_eq!(cache.find_best(&barely, KEY, 0, any_prefix), None);
         assert!(
-            !cache.should_store(&prompt[..50], None)
-                && cache.should_store(&prompt, None)
-                && !cache.should_store(&other[..20], None)
+            !cache.should_store(&prompt[..50], KEY)
+                && cache.should_store(&prompt, KEY)
+                && !cache.should_store(&other[..20], KEY)
         );
-        assert!(!HostCache::new(1999, (0, 10), true).should_store(&prompt, None));
+        assert!(!HostCache::new(1999, (0, 10), true).should_store(&prompt, KEY));
         let taken = cache.take(best).unwrap();
         assert_eq!((taken.tokens.len(), cache.bytes), (100, 1000));
     }
@@ -198,12 +213,12 @@ mod tests {
         let mut cache = HostCache::new(1 << 20, (0, 10), false);
         cache.insert(state(0..60, 1000));
         let prompt: Vec<TokenId> = (0..100).collect();
-        assert!(cache.should_store(&prompt, None) && !cache.should_store(&prompt[..60], None));
+        assert!(cache.should_store(&prompt, KEY) && !cache.should_store(&prompt[..60], KEY));
         cache.insert(state(0..100, 1000));
-        assert!(cache.should_store(&prompt[..50], None));
+        assert!(cache.should_store(&prompt[..50], KEY));
         cache.insert(state(0..100, 1000));
         assert_eq!(cache.iter().count(), 2);
-        let best = cache.find_best(&prompt[..80], None, 0, whole_state).unwrap();
+        let best = cache.find_best(&prompt[..80], KEY, 0, whole_state).unwrap();
         assert_eq!(cache.entries[best].tokens.len(), 60);
     }
 }

@@ -1,7 +1,7 @@
 //! Input and result of choosing a slot for a prompt: the prompt prefers the slot whose KV state it can reuse.
 
 use super::conversation::{Alignment, SlotHistory};
-use crate::events::{Span, TokenId};
+use crate::events::{Span, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::llama::AdapterSet;
 
@@ -14,8 +14,8 @@ pub struct PromptView<'a> {
     pub spans: &'a [Span],
     /// Vocabulary of the model.
     pub vocabulary: &'a Vocabulary,
-    /// Adapters of the run.
-    pub adapters: Option<&'a AdapterSet>,
+    /// Key of the states that the run can reuse.
+    pub key: StateKey<'a>,
     /// True if the state of a matching prefix is reused.
     pub cache_prompt: bool,
     /// Minimum tokens of a chunk that is shifted to a new position and reused; 0 disables this.
@@ -27,6 +27,16 @@ pub struct PromptView<'a> {
     /// True if the run captures attention, which requires that each token is in the KV cell with the index of its
     /// position.
     pub needs_cells_in_order: bool,
+}
+
+/// Tenant and adapters of a run, whose KV state only runs with the same ones reuse: adapters change the state, and the state
+/// of another tenant would disclose its tokens or change the answer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StateKey<'a> {
+    /// The tenant; `None` if the server has no keys.
+    pub owner: Option<&'a Tenant>,
+    /// The adapters; `None` before the first decode.
+    pub adapters: Option<&'a AdapterSet>,
 }
 
 /// The slot chosen for a run, and the alignment of the prompt with the state that the run will reuse.

@@ -5,7 +5,7 @@ use super::reasoning::ReasoningTracker;
 use super::sequence::Sequence;
 use super::{Run, RunState};
 use crate::engine::captures::TokenCaptures;
-use crate::engine::kv::prompt::PromptView;
+use crate::engine::kv::prompt::{PromptView, StateKey};
 use crate::engine::kv::slots::ReleasedState;
 use crate::engine::output::{EndReasoningOutcome, Output, PromptProgress, RunMetrics};
 use crate::engine::request::{Limits, Overflow, Request};
@@ -97,7 +97,7 @@ impl Run {
             tokens: sequence.tokens(),
             spans: sequence.spans(),
             vocabulary: &view.vocabulary,
-            adapters: request.adapters.as_ref(),
+            key: StateKey { owner: request.owner.as_ref(), adapters: request.adapters.as_ref() },
             cache_prompt: request.cache_prompt,
             cache_reuse: request.cache_reuse,
             evicts: request.overflow == Overflow::Evict,

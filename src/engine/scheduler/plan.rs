@@ -215,7 +215,7 @@ fn awaits_prefix(kv: &KvSlots<'_>, slots: &ActiveSlots, index: usize, min_saved:
             && source.arrival() < active.arrival()
             && source.is_ready()
             && !source.run.has_decoded_prompt()
-            && source.run.request().adapters == active.run.request().adapters;
+            && source.run.prompt_view().key == prompt.key;
         is_decoding_prompt && {
             let sequence = source.run.sequence();
             let expected = common_prefix(sequence.tokens(), prompt.tokens).min(outputs_from);
@@ -231,7 +231,7 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     let Some(outputs_from) = active.run.logits_from() else { return };
     let is_first = active.begin_decode();
     if is_first {
-        let kv_len = kv.reuse(index, active.run.request().owner.as_ref(), active.run.prompt_view(), outputs_from);
+        let kv_len = kv.reuse(index, active.run.prompt_view(), outputs_from);
         active.run.sequence_mut().set_kv_len(kv_len);
         if kv.uses_checkpoints() {
             active.run.plan_checkpoints(outputs_from);

@@ -8,6 +8,7 @@ mod snapshots;
 
 use super::conversation::SlotHistory;
 use super::host_cache::HostCache;
+use super::prompt::StateKey;
 use super::removal::KvRemoval;
 use crate::events::{Scope, Tenant, TokenId};
 use crate::model::llama::{AdapterSet, CheckpointPurpose, Context, Decoded, EmbeddingRows, TokenOutputs};
@@ -37,6 +38,13 @@ struct SlotState {
     processed: usize,
     /// Arrival number (of runs and slot tasks) at the last use of the slot.
     last_used: u64,
+}
+
+impl SlotState {
+    /// Returns the key of the state.
+    fn key(&self) -> StateKey<'_> {
+        StateKey { owner: self.owner.as_ref(), adapters: self.adapters.as_ref() }
+    }
 }
 
 /// State of a run that releases its slot.

@@ -3,9 +3,8 @@
 use super::{KvSlots, SlotState};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory, align};
 use crate::engine::kv::host_cache::CachedState;
-use crate::engine::kv::prompt::{PromptView, SlotChoice};
-use crate::events::{Tenant, TokenId};
-use crate::model::llama::AdapterSet;
+use crate::engine::kv::prompt::{PromptView, SlotChoice, StateKey};
+use crate::events::TokenId;
 use crate::model::{ShiftError, common_prefix};
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -41,9 +40,9 @@ impl KvSlots<'_> {
         let (slot, prefix) = (0..self.slots.len())
             .filter(|&index| is_free(index))
             .map(|index| {
-                let SlotState { tokens, adapters, history, .. } = &self.slots[index];
+                let slot = &self.slots[index];
                 let usable_prefix = |keep| self.context.usable_prefix(index as i32, keep);
-                (index, self.match_prefix(prompt, tokens, adapters.as_ref(), history, usable_prefix))
+                (index, self.match_prefix(prompt, &slot.tokens, slot.key(), &slot.history, usable_prefix))
             })
             .max_by_key(|(index, prefix)| {
                 let slot = &self.slots[*index];
@@ -59,7 +58,7 @@ impl KvSlots<'_> {
             })?;
         let entries = self.host_cache.iter().map(|entry| {
             let usable_prefix = |keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.metadata, keep);
-            (entry, self.match_prefix(prompt, &entry.tokens, entry.adapters.as_ref(), &entry.history, usable_prefix))
+            (entry, self.match_prefix(prompt, &entry.tokens, entry.key(), &entry.history, usable_prefix))
         });
         let best_entry = entries
             .filter(|(entry, other)| other.reusable > prefix.reusable && entry.is_worth_copying(other.reusable))
@@ -70,21 +69,14 @@ impl KvSlots<'_> {
         })
     }
 
-    /// Prepares a slot's state for the first decode of a run of `owner`: uses the slot's own state, a state from the
+    /// Prepares a slot's state for the first decode of a run: uses the slot's own state, a state from the
     /// host cache, or a copy of the state of another slot, which may be busy. Returns the number of tokens that need no
     /// decode, up to `outputs_from`. The caller truncates the state to them.
-    pub fn reuse(
-        &mut self,
-        index: usize,
-        owner: Option<&Tenant>,
-        prompt: PromptView<'_>,
-        outputs_from: usize,
-    ) -> usize {
-        self.slots[index].owner = owner.cloned();
+    pub fn reuse(&mut self, index: usize, prompt: PromptView<'_>, outputs_from: usize) -> usize {
         let slot = &self.slots[index];
-        let same_adapters = slot.adapters.as_ref() == prompt.adapters;
+        let same_key = slot.key() == prompt.key;
         let usable = |cached: &[TokenId]| if prompt.cache_prompt { common_prefix(cached, prompt.tokens) } else { 0 };
-        let mut matched = if same_adapters { usable(&slot.tokens) } else { 0 };
+        let mut matched = if same_key { usable(&slot.tokens) } else { 0 };
         let kept = matched.min(outputs_from);
         let usable_prefix =
             if kept < slot.tokens.len() { self.context.usable_prefix(index as i32, kept) } else { kept };
@@ -111,7 +103,8 @@ impl KvSlots<'_> {
                 }
             }
         }
-        self.slots[index].adapters = prompt.adapters.cloned();
+        let StateKey { owner, adapters } = prompt.key;
+        (self.slots[index].owner, self.slots[index].adapters) = (owner.cloned(), adapters.cloned());
         // Chunks after evicted messages are shifted, even if the client did not enable `cache_reuse`.
         let evicted = prompt.evicts && prompt.is_truncated;
         let min_len = if evicted && prompt.cache_reuse == 0 { MIN_CHUNK_TOKENS } else { prompt.cache_reuse };
@@ -139,8 +132,8 @@ impl KvSlots<'_> {
             return false;
         }
         let slot = &self.slots[index];
-        let same_adapters = slot.adapters.as_ref() == prompt.adapters;
-        let own = if same_adapters { common_prefix(&slot.tokens, prompt.tokens).min(outputs_from) } else { 0 };
+        let same_key = slot.key() == prompt.key;
+        let own = if same_key { common_prefix(&slot.tokens, prompt.tokens).min(outputs_from) } else { 0 };
         let own = if own < slot.tokens.len() { self.context.usable_prefix(index as i32, own) } else { own };
         let max_known = expected.saturating_sub(min_saved);
         let others = self.find_source(index, prompt, outputs_from, own, Some(source));
@@ -168,9 +161,7 @@ impl KvSlots<'_> {
             self.context.usable_prefix_of_saved(cached.len(), self.context.metadata(source as i32), keep)
         };
         (0..self.slots.len())
-            .filter(|&source| {
-                source != index && Some(source) != except && self.slots[source].adapters.as_ref() == prompt.adapters
-            })
+            .filter(|&source| source != index && Some(source) != except && self.slots[source].key() == prompt.key)
             .map(|source| (source, usable(source)))
             .filter(|&(source, usable)| is_worth_copying(usable, known, self.slots[source].tokens.len()))
             .max_by_key(|&(_, usable)| usable)
@@ -181,7 +172,7 @@ impl KvSlots<'_> {
         let usable_prefix =
             |entry: &CachedState, keep| self.context.usable_prefix_of_saved(entry.tokens.len(), &entry.metadata, keep);
         let tokens = &prompt.tokens[..outputs_from];
-        prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.adapters, known, usable_prefix)).flatten()
+        prompt.cache_prompt.then(|| self.host_cache.find_best(tokens, prompt.key, known, usable_prefix)).flatten()
     }
 
     /// Replaces a slot's state with a copy of another slot's. Returns `false` and leaves the slot empty if that fails.
@@ -214,11 +205,11 @@ impl KvSlots<'_> {
         &self,
         prompt: PromptView<'_>,
         cached: &[TokenId],
-        adapters: Option<&AdapterSet>,
+        key: StateKey<'_>,
         history: &SlotHistory,
         usable_prefix: impl Fn(usize) -> usize,
     ) -> PrefixMatch {
-        if !prompt.cache_prompt || adapters != prompt.adapters {
+        if !prompt.cache_prompt || key != prompt.key {
             return PrefixMatch { aligned: None, matched: 0, reusable: 0 };
         }
         let context = self.ctx_size;
@@ -272,13 +263,15 @@ impl KvSlots<'_> {
 
     /// Copies a slot's state to the host cache, if it fits and no cached state covers it.
     fn store_in_host_cache(&mut self, index: usize) {
-        let SlotState { tokens, adapters, history, .. } = &self.slots[index];
-        if !self.host_cache.should_store(tokens, adapters.as_ref()) {
+        let slot = &self.slots[index];
+        if !self.host_cache.should_store(&slot.tokens, slot.key()) {
             return;
         }
+        let SlotState { owner, tokens, adapters, history, .. } = slot;
         match self.context.save(index as i32) {
             Ok(state) => self.host_cache.insert(CachedState {
                 tokens: tokens.clone(),
+                owner: owner.clone(),
                 adapters: adapters.clone(),
                 state,
                 metadata: self.context.metadata(index as i32).clone(),
