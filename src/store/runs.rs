@@ -79,6 +79,12 @@ pub(super) async fn lock_ended(connection: &mut PgConnection, scope: &Scope, run
     }
 }
 
+/// Keeps a run from being removed until the transaction ends. Returns false if it does not exist.
+pub(super) async fn lock_existing(connection: &mut PgConnection, run_id: RunId) -> Result<bool, sqlx::Error> {
+    let lock = sqlx::query("select 1 from runs where run_id = $1 for key share");
+    Ok(lock.bind(run_id.0).fetch_optional(connection).await?.is_some())
+}
+
 /// Removes a run with all its data.
 pub(super) async fn remove(connection: &mut PgConnection, run_id: RunId) -> Result<(), sqlx::Error> {
     images::remove(connection, run_id.0, run_id.0).await?;

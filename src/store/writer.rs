@@ -3,14 +3,14 @@
 use super::pool::{PgConnection, PgPool};
 use super::read;
 use super::rows::{InsertMode, Rows, clean};
-use super::runs::{by_id, mark_interrupted, request_id_owner, reserve_request_id, save};
+use super::runs::{by_id, lock_existing, mark_interrupted, request_id_owner, reserve_request_id, save};
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{Error, images};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Scope, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use uuid::Uuid;
 
@@ -110,16 +110,43 @@ fn notifications(records: &[Record]) -> Vec<RunNotification> {
 }
 
 /// Writes records of a spool file, some or all of which may be stored already. Computes the runs' rows from the stored items.
+/// Skips the records of runs that were removed.
 pub async fn write_spooled(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
     let mut transaction = pool.begin().await?;
-    write_records(&mut transaction, records, Attempt::Retry).await?;
-    for record in records {
+    let removed = lock_runs(&mut transaction, records).await?;
+    let kept: Vec<Record> = records.iter().filter(|record| !removed.contains(&record.run_id())).cloned().collect();
+    write_records(&mut transaction, &kept, Attempt::Retry).await?;
+    for record in &kept {
         if let Record::Ended(run_id, end) = record {
             recompute_row(&mut transaction, *run_id, |summary| summary.end(end)).await?;
         }
     }
-    notify(&mut transaction, server, notifications(records)).await?;
-    Ok(transaction.commit().await?)
+    notify(&mut transaction, server, notifications(&kept)).await?;
+    transaction.commit().await?;
+    if !removed.is_empty() {
+        let skipped = records.len() - kept.len();
+        tracing::warn!(runs = removed.len(), records = skipped, "skipped spooled records of removed runs");
+    }
+    Ok(())
+}
+
+/// Keeps the runs of records from being removed until the transaction ends. Returns those that neither exist nor start with
+/// one of the records: another server marked such a run as interrupted, and then it was removed.
+async fn lock_runs(connection: &mut PgConnection, records: &[Record]) -> Result<BTreeSet<RunId>, sqlx::Error> {
+    // Other changes of runs lock them in order of their ids, too. Another order could cause a deadlock.
+    let mut runs: BTreeSet<RunId> = records.iter().map(Record::run_id).collect();
+    for record in records {
+        if let Record::Started(start, _) = record {
+            runs.remove(&start.run_id);
+        }
+    }
+    let mut removed = BTreeSet::new();
+    for run_id in runs {
+        if !lock_existing(connection, run_id).await? {
+            removed.insert(run_id);
+        }
+    }
+    Ok(removed)
 }
 
 /// Marks the run of a dead server as interrupted, and computes its row from the stored items if they can be read. Returns

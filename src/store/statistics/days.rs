@@ -178,15 +178,19 @@ pub(super) fn uncounted_spans(
     days: &HashSet<NaiveDate>,
     hours: &HashSet<DateTime<Utc>>,
 ) -> Vec<TimeSpan> {
-    let mut spans: Vec<TimeSpan> = Vec::new();
     // Ids contain times from the clocks of servers, which may be ahead.
-    for day in first.iter_days().take_while(|day| *day <= today + Days::new(1)).filter(|day| !days.contains(day)) {
-        for hour in hours_of(day).filter(|hour| !hours.contains(hour)) {
-            let until = hour + TimeDelta::hours(1);
-            match spans.last_mut() {
-                Some((_, last)) if *last == hour => *last = until,
-                _ => spans.push((hour, until)),
-            }
+    let days = first.iter_days().take_while(|day| *day <= today + Days::new(1)).filter(|day| !days.contains(day));
+    join_hours(days.flat_map(hours_of).filter(|hour| !hours.contains(hour)))
+}
+
+/// Returns the spans of ascending hours.
+fn join_hours(hours: impl Iterator<Item = DateTime<Utc>>) -> Vec<TimeSpan> {
+    let mut spans: Vec<TimeSpan> = Vec::new();
+    for hour in hours {
+        let until = hour + TimeDelta::hours(1);
+        match spans.last_mut() {
+            Some((_, last)) if *last == hour => *last = until,
+            _ => spans.push((hour, until)),
         }
     }
     spans
@@ -320,45 +324,98 @@ pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Res
     result
 }
 
-/// Counts the runs of a day and the durations of their mod calls, unless as many are already counted.
+/// The runs of an hour.
+struct HourRuns {
+    hour: DateTime<Utc>,
+    /// Ended runs that exist.
+    ended: i64,
+    /// Runs in the stored counts. Some may have been deleted since they were counted.
+    counted: i64,
+}
+
+impl HourRuns {
+    /// Returns true if runs were added to the counted ones.
+    fn has_added_runs(&self) -> bool {
+        self.ended > self.counted
+    }
+}
+
+/// Returns the runs of each hour of a day.
+async fn hour_runs(connection: &mut PgConnection, day: NaiveDate) -> Result<Vec<HourRuns>, sqlx::Error> {
+    let span = (midnight(day), midnight(day + Days::new(1)));
+    let first_ids: Vec<Uuid> = hours_of(day).map(first_run_id).collect();
+    let ended: HashMap<i32, i64> = sqlx::query_as(
+        "select width_bucket(run_id, $1::uuid[]), count(*) from runs
+        where run_id >= $2 and run_id < $3 and status <> 'running' and deletion is null group by 1",
+    )
+    .bind(first_ids)
+    .bind(first_run_id(span.0))
+    .bind(first_run_id(span.1))
+    .fetch_all(&mut *connection)
+    .await?
+    .into_iter()
+    .collect();
+    let counted: HashMap<DateTime<Utc>, i64> = sqlx::query_as(
+        "select hour, sum(runs)::bigint from run_stats where hour >= $1 and hour < $2 and mod = '' group by hour",
+    )
+    .bind(span.0)
+    .bind(span.1)
+    .fetch_all(connection)
+    .await?
+    .into_iter()
+    .collect();
+    // The first bucket is 1.
+    let hours = hours_of(day).zip(1..).map(|(hour, bucket)| HourRuns {
+        hour,
+        ended: ended.get(&bucket).copied().unwrap_or(0),
+        counted: counted.get(&hour).copied().unwrap_or(0),
+    });
+    Ok(hours.collect())
+}
+
+/// Counts the runs of a day and the durations of their mod calls, except those of the hours of which as many runs are already
+/// counted: the counts of deleted runs stay.
 async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
     lock(&mut transaction).await?;
-    let span = (midnight(day), midnight(day + Days::new(1)));
-    let mut runs: i64 = sqlx::query_scalar(
-        "select count(*) from runs where run_id >= $1 and run_id < $2 and status <> 'running' and deletion is null",
-    )
-    .bind(first_run_id(span.0))
-    .bind(first_run_id(span.1))
-    .fetch_one(&mut *transaction)
-    .await?;
-    let counted: Option<(i64, bool)> = sqlx::query_as("select runs, has_mod_calls from run_stats_days where day = $1")
+    let day_span = (midnight(day), midnight(day + Days::new(1)));
+    let hours = hour_runs(&mut transaction, day).await?;
+    let has_mod_calls: Option<bool> = sqlx::query_scalar("select has_mod_calls from run_stats_days where day = $1")
         .bind(day)
         .fetch_optional(&mut *transaction)
         .await?;
-    let is_measured = calls::is_measured(&mut transaction, span).await?;
-    match counted.filter(|(counted, _)| *counted >= runs) {
-        Some((_, has_mod_calls)) if has_mod_calls || !is_measured => {
-            // A server of an earlier version counts a day without its sums.
-            if !is_summed(&mut transaction, span.0).await? {
-                sum_day(&mut transaction, day).await?;
-            }
-            return transaction.commit().await;
+    let is_measured = calls::is_measured(&mut transaction, day_span).await?;
+    let is_counted = has_mod_calls.is_some_and(|has_mod_calls| has_mod_calls || !is_measured);
+    if is_counted && !hours.iter().any(HourRuns::has_added_runs) {
+        // A server of an earlier version counts a day without its sums.
+        if !is_summed(&mut transaction, day_span.0).await? {
+            sum_day(&mut transaction, day).await?;
         }
-        // An earlier version counted the day. Runs that were deleted since then keep their counts.
-        Some((counted, _)) => runs = counted,
-        None => count_runs(&mut transaction, span).await?,
+        return transaction.commit().await;
     }
-    calls::store(&mut transaction, span, is_measured).await?;
+    // Hours without counts are included, so that there are few spans.
+    let uncounted = hours.iter().filter(|hour| hour.counted == 0 || hour.has_added_runs());
+    let uncounted = join_hours(uncounted.map(|hour| hour.hour));
+    for span in &uncounted {
+        count_runs(&mut transaction, *span).await?;
+    }
+    if is_measured && has_mod_calls != Some(false) {
+        for span in uncounted {
+            calls::store(&mut transaction, span, true).await?;
+        }
+    } else {
+        // An earlier version counted the day without its mod calls, or some runs are not measured.
+        calls::store(&mut transaction, day_span, is_measured).await?;
+    }
     sum_day(&mut transaction, day).await?;
-    let hours = "delete from run_stats_hours where hour >= $1 and hour < $2";
-    sqlx::query(hours).bind(span.0).bind(span.1).execute(&mut *transaction).await?;
+    let delete = "delete from run_stats_hours where hour >= $1 and hour < $2";
+    sqlx::query(delete).bind(day_span.0).bind(day_span.1).execute(&mut *transaction).await?;
     sqlx::query(
         "insert into run_stats_days (day, runs, has_mod_calls) values ($1, $2, $3)
         on conflict (day) do update set runs = excluded.runs, has_mod_calls = excluded.has_mod_calls",
     )
     .bind(day)
-    .bind(runs)
+    .bind(hours.iter().map(|hour| hour.ended.max(hour.counted)).sum::<i64>())
     .bind(is_measured)
     .execute(&mut *transaction)
     .await?;

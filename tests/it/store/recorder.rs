@@ -207,6 +207,51 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
     database.close().await;
 }
 
+/// A server spools the end of a run during an outage. Another server marks the run as interrupted and removes it before the
+/// spool file is drained.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn spooled_records_of_removed_run_are_skipped() {
+    let (server, client) = (Data::embedded(), Data::folder());
+    let database = server.open().await;
+    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
+    let store = Store::open(url.clone(), |_| {}).await.unwrap();
+    let (Recorder { signals: recorder, .. }, live) = store.recorder();
+    let (mut removed, mut kept) = (LiveRun::new("removed"), LiveRun::new("kept"));
+    for signal in [removed.started(), removed.prefilled(), removed.token(" a")] {
+        recorder.send(signal).await.unwrap();
+    }
+    wait_for_status(&store, &removed.run_id().to_string(), RunStatus::Running).await;
+    let mut ends = live.runs(&Scope::All);
+    database.close().await;
+    // The records of the other run are drained in several batches, of which only the first one starts it.
+    let kept_sent = kept.all(150);
+    let (begin, end) = kept_sent.split_at(100);
+    for signal in begin.iter().chain(&[removed.token(" b"), removed.ended()]).chain(end) {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    for _ in 0..2 {
+        while next_change(&mut ends).await.status != RunStatus::Done {}
+    }
+    store.close().await;
+    assert_eq!(client.spool_files().len(), 1);
+
+    let database = server.open().await;
+    wait_for_status(&database, "removed", RunStatus::Interrupted).await;
+    assert!(database.delete(&Scope::All, removed.run_id()).await.unwrap());
+    let store = Store::open(url, |_| {}).await.unwrap();
+    for table in ["runs", "run_keys", "run_columns", "events", "mod_calls", "mod_logs", "actions", "attention"] {
+        let rows = format!("select count(*) from {table} where run_id = '{}'", removed.run_id());
+        assert_eq!(psql(&server.url(), &rows).await, "0", "{table}");
+    }
+    let run = store.find(&Scope::All, "kept").await.unwrap().unwrap();
+    assert_eq!((run.status, run.completion_tokens, run.has_attention), (RunStatus::Done, 150, true));
+    let stored = store.items(&Scope::All, kept.run_id(), 0..i32::MAX).await.unwrap();
+    assert_eq!(format!("{stored:#?}"), expected_items(&kept_sent));
+    store.close().await;
+    assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
+    database.close().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_database_recovers_during_run() {
     let data = Data::embedded();

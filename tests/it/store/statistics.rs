@@ -225,9 +225,23 @@ async fn hours_with_many_runs_are_counted_before_their_day() {
     assert_eq!(runs().await, 287, "counted once");
     store.count_hours(now, true).await.unwrap();
     assert_eq!(runs().await, 289, "runs that were stored late are added");
+
+    // The second hour has few runs, so only the first one is counted before the day.
+    psql(&url, &dense.replace("(0, 288) n", "(301, 310) n")).await;
+    psql(&url, end).await;
     let all = read_all().await;
-    store.count_days(day + Days::new(1)).await.unwrap();
+    assert_eq!(all[0].total.counts.runs, 299);
+    psql(&url, "delete from runs where request_id in ('r8', 'r9', 'r10')").await;
     assert_eq!(read_all().await, all);
+    store.count_days(day + Days::new(1)).await.unwrap();
+    assert_eq!(read_all().await, all, "the count of the day keeps deleted runs of the counted hour");
+    assert_eq!(psql(&url, "select runs from run_stats_days").await, "299");
+    assert_eq!(psql(&url, "select count(*) from run_stats_hours").await, "0");
+    psql(&url, &dense.replace("(0, 288) n", "(311, 311) n")).await;
+    psql(&url, end).await;
+    store.count_days(day + Days::new(1)).await.unwrap();
+    assert_eq!(runs().await, 300, "a run that was stored late is added to the deleted ones");
+    let all = read_all().await;
     psql(&url, "delete from runs").await;
     assert_eq!(read_all().await, all, "the day is counted");
     store.close().await;
