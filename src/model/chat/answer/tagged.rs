@@ -1,11 +1,17 @@
 //! Parser of a call with arguments in tags. Each complete argument becomes a member of the JSON arguments.
 
+mod value_type;
+
 use super::call::{CallProgress, MAX_NAME, PartialMatch, parse_name, skip_space};
 use super::literals::{self, emit_end, emit_member};
-use super::{AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, match_literal};
+use super::{
+    AnswerDelta, AnswerFormat, AnswerMessage, EndOfAnswer, Match, emit_arguments, emit_call, len_before_partial_marker,
+    match_literal,
+};
 use crate::model::chat::pattern::{PatternMatch, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value};
+use value_type::ValueType;
 
 /// Maximum nesting of values that are also written in tags.
 const MAX_DEPTH: usize = 60;
@@ -111,16 +117,18 @@ impl TaggedParser {
                 answer_end.is_some_and(|answer_end| !answer_end.cut) && (self.count > 0 || form.after.is_blank());
             return if complete { PartialMatch::Found(false) } else { PartialMatch::More };
         }
+        // A limit may have cut the answer within a tag.
+        let may_continue = answer_end.is_none_or(|answer_end| answer_end.cut);
         // Check for the end first, because it may start like another argument.
         let end = form.after.marker().unwrap_or_default();
         match match_literal(rest, end) {
             Match::Whole if !end.is_empty() => return PartialMatch::Found(false),
-            Match::Partial if answer_end.is_none() => return PartialMatch::More,
+            Match::Partial if may_continue => return PartialMatch::More,
             _ => {}
         }
         let from = match tags.before_key.match_whole(rest) {
             PatternMatch::Whole(len) => start + len,
-            PatternMatch::Partial if answer_end.is_none() => return PartialMatch::More,
+            PatternMatch::Partial if may_continue => return PartialMatch::More,
             _ => return if end.is_empty() { PartialMatch::Found(false) } else { PartialMatch::No },
         };
         let marker = tags.middle.marker().unwrap_or_default();
@@ -153,11 +161,12 @@ impl TaggedParser {
         message: &mut AnswerMessage,
     ) {
         let Some(argument) = self.open.take() else { return };
-        let written = strip_line_breaks(&text[argument.from..], tags);
-        let quoted = Value::from(written).to_string();
+        let value = &text[argument.from..];
+        let value = &value[..len_before_partial_marker(value, &[argument.close.as_str()])];
+        let written = strip_line_breaks(value, tags);
         let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
-        let is_text = is_text(tags, schema, argument.kind.as_deref()) == Some(true);
-        let unfinished = if is_text { quoted.trim_end_matches('"') } else { written.trim() };
+        let value_type = value_type(tags, schema, argument.kind.as_deref());
+        let unfinished = value_type.parse_start(written).unwrap_or_else(|| written.trim().to_owned());
         let before = if self.count == 0 { "{" } else { ", " };
         emit_arguments(deltas, message, &format!("{before}{}: {unfinished}", Value::from(argument.key)));
         self.at = text.len();
@@ -217,30 +226,32 @@ fn strip_line_breaks<'t>(value: &'t str, tags: &Tags) -> &'t str {
     value.strip_suffix('\n').unwrap_or(value)
 }
 
-fn argument_schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> &'r Value {
+/// Returns the schema of an argument, and the schema of all arguments, which has the definitions.
+fn argument_schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> (&'r Value, &'r Value) {
     let tool = answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
-    tool.map_or(&Value::Null, |tool| &tool.parameters["properties"][key])
+    let root = tool.map_or(&Value::Null, |tool| &tool.parameters);
+    (&root["properties"][key], root)
 }
 
-/// Returns true if the value is text according to its tag or the schema; `None` if neither has a type.
-fn is_text(tags: &Tags, schema: &Value, kind: Option<&str>) -> Option<bool> {
+/// Returns the type of a value according to its tag, or else to its schema.
+fn value_type(tags: &Tags, (schema, root): (&Value, &Value), kind: Option<&str>) -> ValueType {
     let text = tags.kinds.iter().find(|(json, _)| *json == "string");
     if let (Some(kind), Some((_, text))) = (kind, text) {
-        return Some(kind == text);
+        return if kind == text { ValueType::Text } else { ValueType::Other };
     }
-    schema["type"].as_str().map(|kind| kind == "string")
+    ValueType::from_schema(schema, root)
 }
 
 /// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like.
-fn parse_value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -> Value {
+fn parse_value(tags: &Tags, (schema, root): (&Value, &Value), kind: Option<&str>, written: &str) -> Value {
     if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
         return text.into();
     }
-    if is_text(tags, schema, kind) == Some(true) {
-        return written.into();
+    if let Some(value) = value_type(tags, (schema, root), kind).parse(written) {
+        return value;
     }
     if tags.after_value.contains(Placeholder::Key.mark())
-        && let Some(value) = parse_elements(tags, schema, written, 0)
+        && let Some(value) = parse_elements(tags, (schema, root), written, 0)
     {
         return value;
     }
@@ -248,7 +259,7 @@ fn parse_value(tags: &Tags, schema: &Value, kind: Option<&str>, written: &str) -
 }
 
 /// Parses a value written as elements, each with its key: an object, or a list of `item`s.
-fn parse_elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> Option<Value> {
+fn parse_elements(tags: &Tags, (schema, root): (&Value, &Value), written: &str, depth: usize) -> Option<Value> {
     let (before, middle) = (tags.before_key.marker()?, tags.middle.marker()?);
     let mut rest = written.trim();
     if depth > MAX_DEPTH || !rest.starts_with(before) {
@@ -268,9 +279,9 @@ fn parse_elements(tags: &Tags, schema: &Value, written: &str, depth: usize) -> O
             (property, _) => property,
         };
         let inner = &rest[from..end];
-        let value = match parse_elements(tags, member_schema, inner, depth + 1) {
+        let value = match parse_elements(tags, (member_schema, root), inner, depth + 1) {
             Some(value) => value,
-            None => parse_value(tags, member_schema, None, inner),
+            None => parse_value(tags, (member_schema, root), None, inner),
         };
         members.push((key, value));
         rest = rest[end + argument.close.len()..].trim_start();

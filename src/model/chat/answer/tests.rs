@@ -1,4 +1,5 @@
 mod properties;
+mod tagged;
 
 use super::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, ToolCall, ToolDefinition};
 use crate::model::chat::family::ModelFamily;

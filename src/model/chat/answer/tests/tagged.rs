@@ -1,0 +1,134 @@
+//! Tests of calls with arguments in tags.
+
+use super::{answer_format, apply, calls, read_in};
+use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
+use crate::model::chat::family::ModelFamily;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+const FAMILIES: [ModelFamily; 2] = [ModelFamily::QwenCoder, ModelFamily::Glm45];
+
+/// Returns the format for the tool `add`, which has the argument `value` with this schema.
+fn format_with(family: ModelFamily, schema: &Value) -> AnswerFormat {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"value": schema},
+        "$defs": {"Name": {"type": "string"}, "Unit": {"enum": ["C", "F"], "type": "string"}},
+    });
+    let tools = vec![ToolDefinition { name: "add".into(), parameters, strict: false }];
+    AnswerFormat { tools, ..answer_format(family) }
+}
+
+/// Returns a call up to the end of the argument's value, and the rest of the call.
+fn call_with(family: ModelFamily, value: &str) -> (String, &'static str) {
+    match family {
+        ModelFamily::QwenCoder => (
+            format!("<tool_call>\n<function=add>\n<parameter=value>\n{value}"),
+            "\n</parameter>\n</function>\n</tool_call>",
+        ),
+        _ => (format!("<tool_call>add\n<arg_key>value</arg_key>\n<arg_value>{value}"), "</arg_value>\n</tool_call>"),
+    }
+}
+
+#[test]
+fn text_argument_has_type_of_its_schema() {
+    let optional = json!({"anyOf": [{"type": "string"}, {"type": "null"}], "default": null});
+    let nullable = json!({"type": ["string", "null"]});
+    for (schema, written, value) in [
+        (&json!({"type": "string"}), "5551234", json!("5551234")),
+        (&json!({"type": "string"}), "\"a\"", json!("\"a\"")),
+        (&json!({"type": "string"}), "null", json!("null")),
+        (&optional, "5551234", json!("5551234")),
+        (&optional, "True", json!("True")),
+        (&optional, "{\"a\": 1}", json!("{\"a\": 1}")),
+        (&optional, "\"a\\nb\"", json!("a\nb")),
+        (&optional, "\"null\"", json!("null")),
+        (&optional, "null", Value::Null),
+        (&nullable, "[1]", json!("[1]")),
+        (&nullable, "null", Value::Null),
+        (&json!({"$ref": "#/$defs/Name"}), "1e3", json!("1e3")),
+        (&json!({"$ref": "#/$defs/Unit"}), "null", json!("null")),
+        (&json!({"allOf": [{"$ref": "#/$defs/Name"}]}), "\"1\"", json!("1")),
+        (&json!({"enum": ["1", "2"]}), "1", json!("1")),
+        (&json!({"enum": ["1", "2"]}), "\"1\"", json!("1")),
+        (&json!({"const": "5"}), "5", json!("5")),
+        (&json!({"anyOf": [{"type": "string"}, {"type": "integer"}]}), "5", json!(5)),
+        (&json!({"type": "integer"}), "5", json!(5)),
+        (&json!({}), "True", json!(true)),
+        (&json!({}), "Zürich", json!("Zürich")),
+    ] {
+        for family in FAMILIES {
+            let (start, end) = call_with(family, written);
+            let text = format!("{start}{end}");
+            let answer_format = format_with(family, schema);
+            let expected = [("add", json!({"value": value}))];
+            let message = read_in(&answer_format, [text.as_str()], false);
+            assert_eq!(calls(&message), expected, "{family:?} {schema} {written}");
+            let each: Vec<String> = text.chars().map(String::from).collect();
+            assert_eq!(
+                read_in(&answer_format, each.iter().map(String::as_str), false),
+                message,
+                "{family:?} {written}"
+            );
+        }
+    }
+}
+
+#[test]
+fn text_argument_that_was_cut_off_keeps_quotes() {
+    let text = json!({"type": "string"});
+    let optional = json!({"anyOf": [{"type": "string"}, {"type": "null"}]});
+    for (schema, written, arguments) in [
+        (&text, "say \"hi\"", r#"{"value": "say \"hi\""#),
+        (&text, "\"\"", r#"{"value": "\"\""#),
+        (&text, "C:\\", r#"{"value": "C:\\"#),
+        (&text, "", "{\"value\": \""),
+        (&optional, "say \"hi\"", r#"{"value": "say \"hi\""#),
+        (&optional, "\"say \\\"hi\\\"", r#"{"value": "say \"hi\""#),
+        (&optional, "\"hi\"", r#"{"value": "hi""#),
+        (&optional, "nul", "{\"value\": nul"),
+        (&optional, "555", "{\"value\": \"555"),
+        (&json!({"type": "integer"}), "55", "{\"value\": 55"),
+    ] {
+        for family in FAMILIES {
+            let (start, end) = call_with(family, written);
+            // All starts of the end marker, `</parameter>` or `</arg_value>`.
+            let close = end.find('>').unwrap();
+            for len in 0..=close {
+                let cut = format!("{start}{}", &end[..len]);
+                let message = read_in(&format_with(family, schema), [cut.as_str()], true);
+                let call = &message.calls[0];
+                assert_eq!((call.arguments.as_str(), call.complete), (arguments, false), "{family:?} {cut}");
+            }
+        }
+    }
+}
+
+#[test]
+fn arguments_that_were_cut_off_are_prefix_of_complete_arguments() {
+    let optional = json!({"anyOf": [{"type": "string"}, {"type": "null"}]});
+    for (schema, written) in [
+        (&json!({"type": "string"}), "a \"b\" \\ </par\n\"c\""),
+        (&json!({"$ref": "#/$defs/Name"}), "a \"b\" \\ </par\n\"c\""),
+        (&optional, "5551234 <\n\nx"),
+        (&optional, "\"a \\\"b\\\" \\n\\u00e9 \\ud83d\\ude00\""),
+        (&optional, "null"),
+    ] {
+        for family in FAMILIES {
+            let (start, end) = call_with(family, written);
+            let (text, answer_format) = (format!("{start}{end}"), Arc::new(format_with(family, schema)));
+            let complete = read_in(&answer_format, [text.as_str()], false);
+            // The tags after the value may also be incomplete.
+            for at in start.len() - written.len()..text.len() {
+                let mut parser = AnswerParser::new(Arc::clone(&answer_format));
+                let mut client = AnswerMessage::default();
+                apply(&mut client, parser.push(&text[..at]));
+                let sent = client.calls.first().map_or_else(String::new, |call| call.arguments.clone());
+                apply(&mut client, parser.finish(true));
+                let cut = client.calls.first().map_or_else(String::new, |call| call.arguments.clone());
+                assert!(cut.starts_with(&sent), "{family:?} {at} {sent} {cut}");
+                assert!(complete.calls[0].arguments.starts_with(&cut), "{family:?} {at} {cut} {complete:?}");
+            }
+        }
+    }
+}
