@@ -15,8 +15,8 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-/// Maximum length of a source in bytes.
-const MAX_SOURCE_BYTES: usize = 256 * 1024;
+/// Maximum length of a grammar's source in bytes.
+pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
 /// Maximum lines of a Lark grammar: each may be a rule that refers to the next, and the compiler recurses once per
 /// rule.
 const MAX_LINES: usize = 4000;

@@ -16,7 +16,7 @@ mod schema;
 mod tokens;
 mod trigger;
 
-pub use compile::GrammarCompiler;
+pub use compile::{GrammarCompiler, MAX_SOURCE_BYTES};
 pub use matcher::{AcceptResult, GrammarMatcher, TokenMask};
 
 use crate::events::TokenId;

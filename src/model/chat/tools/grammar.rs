@@ -3,6 +3,7 @@
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
+use crate::model::grammar::MAX_SOURCE_BYTES;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -23,9 +24,18 @@ impl<'a> GrammarWriter<'a> {
         Self { answer_format, vocabulary, rules: String::new() }
     }
 
+    /// Adds a rule. A grammar that is already too long stays as it is: the compiler rejects it with an error.
     pub(super) fn add_rule(&mut self, name: &str, body: &str) {
+        if self.is_full() {
+            return;
+        }
         // Writing to a string cannot fail.
         let _ = writeln!(self.rules, "{name}: {body}");
+    }
+
+    /// Returns true if the grammar is longer than the compiler accepts.
+    pub(super) fn is_full(&self) -> bool {
+        self.rules.len() > MAX_SOURCE_BYTES
     }
 
     pub(super) fn finish(self, start: &str) -> String {

@@ -2,10 +2,10 @@ use super::{ToolChoice, after_reasoning, constraint};
 use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
 use crate::model::chat::family::ModelFamily;
 use crate::model::chat::syntax::AnswerSyntax;
-use crate::model::grammar::{Constraint, GrammarCompiler, GrammarSource};
+use crate::model::grammar::{Constraint, GrammarCompiler, GrammarError, GrammarSource, MAX_SOURCE_BYTES};
 use crate::model::{SpecialTokens, Vocabulary};
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 const END: i32 = 256;
@@ -132,6 +132,50 @@ proptest! {
             }
         }
     }
+}
+
+/// Returns the constraint for a required call of one tool.
+fn required(format: &AnswerSyntax, parameters: Value, vocabulary: &Vocabulary) -> Constraint {
+    let tools = vec![ToolDefinition { name: "set".into(), parameters, strict: true }];
+    let answer_format = AnswerFormat { tools, ..answer_format(format) };
+    constraint(&answer_format, &ToolChoice::Required, None, false, vocabulary).unwrap()
+}
+
+#[test]
+fn grammar_contains_only_definitions_that_are_referenced() {
+    let vocabulary = vocabulary(&[]);
+    let numbers: Vec<Value> = (0..4000).map(Value::from).collect();
+    let definitions = json!({
+        "unused": {"enum": numbers},
+        "level": {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/list"}]},
+        "list": {"type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/level"}},
+    });
+    assert!(definitions.to_string().len() > 15_000);
+    let mut properties: Map<String, Value> =
+        (0..20).map(|index| (format!("flag_{index}"), json!({"type": "boolean"}))).collect();
+    properties.insert("level".into(), json!({"$ref": "#/$defs/level"}));
+    let parameters = json!({"type": "object", "properties": properties, "required": ["level"],
+                            "additionalProperties": false, "$defs": definitions});
+    for family in [ModelFamily::QwenCoder, ModelFamily::Glm45] {
+        let constraint = required(&family.syntax(), parameters.clone(), &vocabulary);
+        let GrammarSource::Lark(text) = &constraint.source else { panic!("the grammar is Lark") };
+        assert!(!text.contains("unused") && text.contains("\"list\""), "{family:?}: {text}");
+        GrammarCompiler::new(Arc::clone(&vocabulary)).start_matcher(&constraint).unwrap();
+    }
+}
+
+#[test]
+fn grammar_that_is_too_long_is_rejected() {
+    let vocabulary = vocabulary(&[]);
+    let numbers: Vec<Value> = (0..4000).map(Value::from).collect();
+    let properties: Map<String, Value> =
+        (0..2000).map(|index| (format!("level_{index}"), json!({"$ref": "#/$defs/level"}))).collect();
+    let parameters = json!({"type": "object", "properties": properties, "$defs": {"level": {"enum": numbers}}});
+    let constraint = required(&ModelFamily::QwenCoder.syntax(), parameters, &vocabulary);
+    let GrammarSource::Lark(text) = &constraint.source else { panic!("the grammar is Lark") };
+    assert!(text.len() < 2 * MAX_SOURCE_BYTES, "{}", text.len());
+    let error = GrammarCompiler::new(Arc::clone(&vocabulary)).start_matcher(&constraint).unwrap_err();
+    assert!(matches!(error, GrammarError::TooLong { .. }), "{error}");
 }
 
 #[test]

@@ -25,16 +25,28 @@ pub(super) fn find_terminals_to_split(grammar: &Productions) -> Vec<Node> {
         must_split[index] = terminal.nfa.is_none() && is_divisible(&terminal.node);
     }
     let sets = FollowSets::new(grammar);
-    let mut pairs = PairCache { grammar, results: HashMap::new() };
-    for (a, b) in sets.find_pairs(grammar, &mut pairs) {
-        if must_split[a] || must_split[b] || !have_common_byte(&sets.followers[a], &pairs.conflicts_with(a, b).0) {
-            continue;
+    let mut check = |a: usize, b: usize, conflicts_with: &mut dyn FnMut(usize, usize) -> (ByteSet, bool)| {
+        if must_split[a] || must_split[b] || !have_common_byte(&sets.followers[a], &conflicts_with(a, b).0) {
+            return;
         }
         // Split the longer terminal, because it is the one that matches too much.
         if is_divisible(&terminals[b].node) {
             must_split[b] = true;
         } else if is_divisible(&terminals[a].node) {
             must_split[a] = true;
+        }
+    };
+    if terminals.len() > MAX_ANALYZED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
+        // Every pair is compared once, so neither the pairs nor the results are stored.
+        for a in 0..terminals.len() {
+            for b in 0..terminals.len() {
+                check(a, b, &mut |a, b| compare(grammar, a, b));
+            }
+        }
+    } else {
+        let mut pairs = PairCache { grammar, results: HashMap::new() };
+        for (a, b) in sets.find_pairs(grammar, &mut pairs) {
+            check(a, b, &mut |a, b| pairs.conflicts_with(a, b));
         }
     }
     must_split
@@ -53,11 +65,17 @@ struct PairCache<'a> {
 
 impl PairCache<'_> {
     fn conflicts_with(&mut self, a: usize, b: usize) -> (ByteSet, bool) {
-        let terminals = &self.grammar.terminals;
-        *self.results.entry((a, b)).or_insert_with(|| match (&terminals[a].nfa, &terminals[b].nfa) {
-            (Some(a), Some(b)) => a.conflicts_with(b),
-            _ => (ALL_BYTES, true),
-        })
+        let grammar = self.grammar;
+        *self.results.entry((a, b)).or_insert_with(|| compare(grammar, a, b))
+    }
+}
+
+/// Returns the result of [`Nfa::conflicts_with`](super::nfa::Nfa::conflicts_with), or all bytes and true for a terminal
+/// that is too large to analyze.
+fn compare(grammar: &Productions, a: usize, b: usize) -> (ByteSet, bool) {
+    match (&grammar.terminals[a].nfa, &grammar.terminals[b].nfa) {
+        (Some(a), Some(b)) => a.conflicts_with(b),
+        _ => (ALL_BYTES, true),
     }
 }
 
@@ -144,12 +162,9 @@ impl FollowSets {
         Self { followers, next, start }
     }
 
-    /// Returns the pairs of terminals that are possible at the same position.
+    /// Returns the pairs of terminals that are possible at the same position in a grammar without tokens.
     fn find_pairs(&self, grammar: &Productions, pairs: &mut PairCache<'_>) -> Vec<(usize, usize)> {
         let count = grammar.terminals.len();
-        if count > MAX_ANALYZED_TERMINALS || grammar.rules.iter().flatten().any(|items| contains_token(items)) {
-            return (0..count).flat_map(|a| (0..count).map(move |b| (a, b))).collect();
-        }
         let mut coexisting: Vec<TerminalSet> = vec![vec![0; self.start.len()]; count];
         let mut todo = Vec::new();
         let mut add_pairs = |one: &TerminalSet, other: &TerminalSet, todo: &mut Vec<(usize, usize)>| {

@@ -1,9 +1,13 @@
 //! Conversion of rules to productions over terminals.
 
+use super::MAX_TERMINALS;
 use super::nfa::Nfa;
 use super::parse::{GbnfGrammar, Node};
 use crate::events::TokenId;
 use std::collections::{HashMap, HashSet};
+
+/// Maximum states and edges of the automata of all terminals; further terminals are not analyzed.
+const MAX_TOTAL_SIZE: usize = 1_000_000;
 
 /// A symbol on the right side of a production.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +95,7 @@ pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Nod
         by_node: HashMap::new(),
         todo: Vec::new(),
         terminals: Vec::new(),
+        size: 0,
     };
     lowering.rules[0] = lowering.alternatives(&Node::Rule(grammar.root));
     while let Some((at, rule)) = lowering.todo.pop() {
@@ -146,6 +151,8 @@ struct Lowering<'a> {
     by_node: HashMap<Node, usize>,
     todo: Vec<(usize, usize)>,
     terminals: Vec<Terminal>,
+    /// States and edges of the automata of all terminals.
+    size: usize,
 }
 
 impl Lowering<'_> {
@@ -218,7 +225,11 @@ impl Lowering<'_> {
             return Vec::new();
         }
         let index = self.by_node.get(node).copied().unwrap_or_else(|| {
-            self.terminals.push(Terminal { node: node.clone(), nfa: Nfa::from_node(node, &self.grammar.rules) });
+            // A grammar with more terminals is rejected.
+            let is_analyzed = self.terminals.len() < MAX_TERMINALS && self.size < MAX_TOTAL_SIZE;
+            let nfa = if is_analyzed { Nfa::from_node(node, &self.grammar.rules) } else { None };
+            self.size += nfa.as_ref().map_or(0, Nfa::size);
+            self.terminals.push(Terminal { node: node.clone(), nfa });
             self.by_node.insert(node.clone(), self.terminals.len() - 1);
             self.terminals.len() - 1
         });

@@ -18,11 +18,14 @@ use std::collections::HashSet;
 /// Maximum rounds of splitting terminals; a grammar that needs more is rejected.
 const MAX_ROUNDS: usize = 64;
 
+/// Maximum terminals of a grammar: every terminal is compared with every other.
+const MAX_TERMINALS: usize = 2000;
+
 /// Translates a grammar. `vocabulary` resolves token references, `<token>` or `<[id]>`.
 ///
 /// # Errors
 /// [`GrammarError::Syntax`] with line and column; [`GrammarError::Unsupported`] if no text matches the grammar or the
-/// grammar is too ambiguous.
+/// grammar is too ambiguous or has too many terminals.
 pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarError> {
     let token = |text: &str| {
         if let Some(id) = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>")) {
@@ -42,6 +45,12 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
             return Err(GrammarError::unsupported(
                 "no text matches the rule 'root': its rules refer to each other without end",
             ));
+        }
+        if productions.terminals.len() > MAX_TERMINALS {
+            return Err(GrammarError::unsupported(format!(
+                "the grammar has more than {MAX_TERMINALS} different literals and character classes; the maximum is \
+                 {MAX_TERMINALS}; move alternatives into rules without recursion, or remove some"
+            )));
         }
         // A single terminal has no following symbol.
         let must_split =

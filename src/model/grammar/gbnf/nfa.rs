@@ -4,6 +4,8 @@ use super::parse::Node;
 
 /// Maximum states; larger parts are not analyzed.
 const MAX_STATES: usize = 4000;
+/// Maximum edges; larger parts are not analyzed.
+const MAX_EDGES: usize = 50 * MAX_STATES;
 /// Maximum nodes that are visited to build an automaton. Empty parts add no states, but rules can multiply them.
 const MAX_VISITED_NODES: usize = 100_000;
 /// Maximum pairs of edges to examine when comparing two parts.
@@ -39,19 +41,26 @@ impl Nfa {
         // Replace every edge with edges to all states that it reaches without further characters.
         let edges = std::mem::take(&mut nfa.edges);
         let mut total = 0;
-        nfa.edges = edges
-            .iter()
-            .map(|outgoing| {
-                let reached: Vec<_> = outgoing
-                    .iter()
-                    .flat_map(|&(range, to)| nfa.closure(to).into_iter().map(move |to| (range, to)))
-                    .filter(|&(_, to)| !edges[to].is_empty() || nfa.accepts[to])
-                    .collect();
-                total += reached.len();
-                reached
-            })
-            .collect();
-        (total <= 50 * MAX_STATES).then_some(nfa)
+        for outgoing in &edges {
+            let mut reached = Vec::new();
+            for &(range, to) in outgoing {
+                let targets = nfa.closure(to).into_iter();
+                reached.extend(
+                    targets.filter(|&to| !edges[to].is_empty() || nfa.accepts[to]).map(|target| (range, target)),
+                );
+                if total + reached.len() > MAX_EDGES {
+                    return None;
+                }
+            }
+            total += reached.len();
+            nfa.edges.push(reached);
+        }
+        Some(nfa)
+    }
+
+    /// Returns the number of states and edges.
+    pub(super) fn size(&self) -> usize {
+        self.edges.len() + self.edges.iter().map(Vec::len).sum::<usize>()
     }
 
     /// Returns true if it matches the empty string.
@@ -184,10 +193,12 @@ impl Nfa {
 
     fn closure(&self, from: usize) -> Vec<usize> {
         let mut reached = vec![from];
+        let mut is_reached = vec![false; self.epsilon.len()];
+        is_reached[from] = true;
         let mut next = 0;
         while next < reached.len() {
             for &to in &self.epsilon[reached[next]] {
-                if !reached.contains(&to) {
+                if !std::mem::replace(&mut is_reached[to], true) {
                     reached.push(to);
                 }
             }

@@ -59,6 +59,17 @@ fn llama_cpp_syntax_is_accepted() {
 }
 
 #[test]
+fn grammar_with_too_many_terminals_is_rejected() {
+    let words = |count: usize| {
+        let words: Vec<String> = (0..count).map(|index| format!("\"{index:x}\"")).collect();
+        format!("root ::= \"(\" root \")\" | {}", words.join("|"))
+    };
+    let error = lark(&words(35_000)).unwrap_err().to_string();
+    assert!(error.contains("more than 2000 different literals") && error.contains("remove some"), "{error}");
+    assert!(lark(&words(500)).is_ok());
+}
+
+#[test]
 fn grammar_without_recursion_is_one_terminal() {
     let text = lark("root ::= (\"a\" | \"ab\") x{2,3}\nx ::= [bc]+").unwrap();
     assert!(text.starts_with("start: T0\nT0: R"), "{text}");
