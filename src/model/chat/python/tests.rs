@@ -51,6 +51,13 @@ fn python_constructs_render_like_in_python() {
 }
 
 #[test]
+fn text_of_a_template_has_a_maximum_length() {
+    let source = "{% set s = 'aaaaaaaa' * 1000000 %}{% for i in range(45) %}{{ s }}{% endfor %}";
+    let error = rendered(source, json!({})).unwrap_err().to_string();
+    assert!(error.contains("more than 67108864 bytes"), "{error}");
+}
+
+#[test]
 fn methods_change_lists_in_place() {
     for (source, expected) in [
         (
