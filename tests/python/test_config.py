@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Dict, List, Literal, NamedTuple, Optional, Tuple, TypedDict, Union
 
 from thunder_mods import mod
-from thunder_mods.config import parse_config
+from thunder_mods.config import fill_defaults, parse_config
 from thunder_mods.testing import run
+from thunder_mods.worker.serve import Run
 
 
 class Level(enum.Enum):
@@ -124,6 +125,55 @@ class Declarations(unittest.TestCase):
         self.assertEqual(seen[0], {"low": 1, "high": 5})
         with self.assertRaisesRegex(ValueError, "missing configuration field high"):
             run(look, model="x")
+
+    def test_defaults_of_nested_objects_are_filled(self):
+        @dataclass
+        class Nested:
+            limits: Limits
+            maybe: Optional[Limits] = None
+            many: List[Limits] = field(default_factory=list)
+            named: Dict[str, Limits] = field(default_factory=dict)
+            pair: Tuple[int, Limits] = field(default_factory=lambda: (1, {"high": 9}))
+            either: Union[str, List[int], List[Limits]] = ""
+
+        declared = parse_config(Nested)
+        given = {"limits": {"high": 5}, "maybe": {"high": 6, "low": 3}, "many": [{"high": 7}], "named": {"a": {"high": 8}}, "either": [{"high": 4}]}
+        filled = fill_defaults(given, declared.defaults, declared.schema)
+        self.assertEqual(filled["pair"], [1, {"high": 9, "low": 1}])
+        self.assertEqual(
+            {name: filled[name] for name in given},
+            {
+                "limits": {"high": 5, "low": 1},
+                "maybe": {"high": 6, "low": 3},
+                "many": [{"high": 7, "low": 1}],
+                "named": {"a": {"high": 8, "low": 1}},
+                "either": [{"high": 4, "low": 1}],
+            },
+        )
+        self.assertEqual(given["limits"], {"high": 5}, "the given configuration is unchanged")
+        filled = fill_defaults({"limits": {"high": 5}, "maybe": None, "pair": [2, {"high": 3}], "either": [4]}, declared.defaults, declared.schema)
+        self.assertEqual((filled["maybe"], filled["many"], filled["pair"], filled["either"]), (None, [], [2, {"high": 3, "low": 1}], [4]))
+        self.assertEqual(fill_defaults(None, None, None), {})
+        self.assertEqual(fill_defaults({"a": 1}, None, None), {"a": 1})
+
+    def test_changes_of_configuration_do_not_reach_other_runs(self):
+        seen = []
+
+        @mod(events=["Prefilled"], config={"words": ["a"], "deep": {"counts": [0]}})
+        def change(event, actions):
+            seen.append((list(event.config["words"]), list(event.config["deep"]["counts"])))
+            event.config["words"].append("b")
+            event.config["deep"]["counts"].append(1)
+
+        for _ in range(2):
+            run(change, model="x", max_tokens=1).check()
+        header = dict.fromkeys(("request_id", "model", "conversation", "tools", "images", "parameters", "seed", "config"))
+        for _ in range(2):
+            config = Run(header, None, change.__thunder_mod__).config
+            seen.append((list(config["words"]), list(config["deep"]["counts"])))
+            config["words"].append("c")
+            config["deep"]["counts"].append(2)
+        self.assertEqual(seen, [(["a"], [0])] * 4)
 
 
 if __name__ == "__main__":

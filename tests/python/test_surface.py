@@ -9,10 +9,15 @@ import sys
 import tempfile
 import textwrap
 import unittest
+from array import array
+from unittest import mock
 
 import thunder_mods
+import thunder_mods.logits
 from thunder_mods import last_message, serialize_mod, text_of, tool_call, tool_call_pairs
-from thunder_mods.logits import Logits, flat, top_k_logprob
+from thunder_mods.logits import Logits, flat, numpy, top_k_logprob
+from thunder_mods.testing.action_check import action_error
+from thunder_mods.worker.serve import Worker
 
 SDK = pathlib.Path(__file__).parents[2] / "src/mods/python/sdk"
 
@@ -123,6 +128,90 @@ class Numbers(unittest.TestCase):
         logits = Logits(memoryview(flat([1.0, 2.0, 3.0])))
         logits.keep_only([1])
         self.assertEqual(logits.tolist(), [[float("-inf"), 2.0, float("-inf")]])
+
+    def with_and_without_numpy(self):
+        """Yields once with numpy, if it is installed, and once without."""
+        for module in filter(None, [numpy(), "none"]):
+            with self.subTest(numpy=module), mock.patch.object(thunder_mods.logits, "_numpy", False if module == "none" else module):
+                yield
+
+    def test_keep_only_accepts_any_iterable(self):
+        for _ in self.with_and_without_numpy():
+            for tokens in ({0, 2}, [2, 0], (0, 2, 2), array("i", [0, 2]), (token for token in (0, 2)), {0: "", 2: ""}, range(0, 3, 2), [[0, 2]]):
+                logits = Logits(memoryview(flat([1.0, 2.0, 3.0])))
+                logits.keep_only(tokens, -9.0)
+                self.assertEqual(logits.tolist(), [[1.0, -9.0, 3.0]], tokens)
+            logits.keep_only([], -8.0)
+            self.assertEqual(logits.tolist(), [[-8.0] * 3])
+
+    def test_keep_only_rejects_other_ids(self):
+        for _ in self.with_and_without_numpy():
+            logits = Logits(memoryview(flat([1.0, 2.0, 3.0])))
+            for tokens, error in (([-1], IndexError), ([0, 3], IndexError), ([2**70], IndexError), ([1.0], TypeError), ("ab", TypeError), ([[0], [1, 2]], TypeError)):
+                with self.assertRaises(error):
+                    logits.keep_only(tokens)
+            with self.assertRaisesRegex(IndexError, "token 3 is not in the vocabulary; ids must be from 0 to 2"):
+                logits.keep_only({3})
+            self.assertEqual((logits.tolist(), logits.maybe_written), ([[1.0, 2.0, 3.0]], False))
+
+    def test_top_k_is_limited_to_vocabulary(self):
+        for _ in self.with_and_without_numpy():
+            for count, expected in ((-1, []), (0, []), (1, [2]), (9, [2, 1, 0])):
+                logprobs, tokens = top_k_logprob([1.0, 2.0, 3.0], count)
+                self.assertEqual((len(logprobs[0]), [int(token) for token in tokens[0]]), (len(expected), expected))
+
+
+class Actions(unittest.TestCase):
+    def test_max_steps_must_be_a_token_count(self):
+        event = thunder_mods.Prefilled("r", 0, 8)
+        worker = Worker(mock.Mock(), mock.Mock(), "")
+        valid = [(None, None), (0, None), (7, 7), (2**31 - 1, 2**31 - 1)]
+        np = numpy()
+        if np is not None:
+            valid.append((np.int64(5), 5))
+        for steps, encoded in valid:
+            action = thunder_mods.AdjustedPrefill([1], steps)
+            wire, _ = worker._encode_action(action, event)
+            self.assertEqual(json.loads(json.dumps(wire)), {"type": "AdjustedPrefill", "tokens": [1], "max_steps": encoded})
+            self.assertIsNone(action_error(action, 9, 9))
+            thunder_mods.for_event(event).adjust_prefill([1], max_steps=steps)
+        self.assertEqual(thunder_mods.for_event(event).adjust_prefill([1], max_steps=7.5).max_steps, 7)
+        for steps in (-1, 2**31, 2**40, True, "5", float("inf")):
+            message = "`max_steps` must be None or an integer from 0 to 2147483647, got %r" % (steps,)
+            action = thunder_mods.AdjustedPrefill([1], steps)
+            for send in (
+                lambda: worker._encode_action(action, event),
+                lambda: thunder_mods.for_event(event).adjust_prefill([1], max_steps=steps),
+            ):
+                with self.assertRaises(thunder_mods.InvalidActionError) as raised:
+                    send()
+                self.assertEqual(str(raised.exception), message)
+            self.assertEqual(action_error(action, 9, 9), message)
+
+    def test_tool_calls_have_limited_depth(self):
+        event = thunder_mods.Prefilled("r", 0, 8)
+        worker = Worker(mock.Mock(), mock.Mock(), "")
+
+        def nested(depth):
+            value = 1
+            for _ in range(depth - 1):
+                value = [value]
+            return {"name": "f", "arguments": value}
+
+        wire, _ = worker._encode_action(thunder_mods.ToolCalls(nested(100)), event)
+        self.assertEqual(wire["type"], "ToolCalls")
+        self.assertIsNone(action_error(thunder_mods.ToolCalls(nested(100)), 9, 9))
+        cyclic = []
+        cyclic.append([cyclic, cyclic])
+        for payload in (nested(101), cyclic):
+            message = "tool calls must not be nested more than 100 levels deep"
+            for send in (
+                lambda: worker._encode_action(thunder_mods.ToolCalls(payload), event),
+                lambda: thunder_mods.for_event(event).tool_calls(payload),
+            ):
+                with self.assertRaisesRegex(thunder_mods.InvalidActionError, message):
+                    send()
+            self.assertEqual(action_error(thunder_mods.ToolCalls(payload), 9, 9), message)
 
 
 class Serialization(unittest.TestCase):

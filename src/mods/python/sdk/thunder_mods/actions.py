@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
 from .events import Added, ForwardPass, ModEvent, Prefilled, Sampled
 from .logits import Logits, top_k_logprob
+
+
+#: Maximum of `max_steps`.
+_MAX_STEPS = 2**31 - 1
+#: Maximum depth of lists and dictionaries in tool calls.
+_MAX_NESTING = 100
 
 
 class InvalidActionError(ValueError):
@@ -123,6 +130,37 @@ def _token_ids(tokens: Iterable[int], method: str) -> List[int]:
         raise InvalidActionError("%s takes a list of token ids: %s" % (method, error)) from None
 
 
+def check_max_steps(max_steps: Any) -> Optional[int]:
+    """Returns `max_steps` of a prefill as an int or None. Raises InvalidActionError if it is not a limit of tokens."""
+    if max_steps is None:
+        return None
+    try:
+        steps = -1 if isinstance(max_steps, bool) else operator.index(max_steps)
+    except TypeError:
+        steps = -1
+    if not 0 <= steps <= _MAX_STEPS:
+        raise InvalidActionError("`max_steps` must be None or an integer from 0 to %d, got %.40r" % (_MAX_STEPS, max_steps))
+    return steps
+
+
+def check_nesting(tool_calls: Any) -> None:
+    """Raises InvalidActionError if the tool calls are nested too deeply for the server's JSON parser."""
+    level: List[Any] = [tool_calls]
+    for _ in range(_MAX_NESTING):
+        # A value that is referenced several times is visited once per level.
+        nested: Dict[int, Any] = {}
+        for value in level:
+            if isinstance(value, dict):
+                value = value.values()
+            elif not isinstance(value, (list, tuple)):
+                continue
+            nested.update((id(item), item) for item in value if isinstance(item, (dict, list, tuple)))
+        if not nested:
+            return
+        level = list(nested.values())
+    raise InvalidActionError("tool calls must not be nested more than %d levels deep" % _MAX_NESTING)
+
+
 class ActionBuilder:
     """Builder of actions for one event.
 
@@ -148,7 +186,9 @@ class ActionBuilder:
     def adjust_prefill(self, tokens: Iterable[int], *, max_steps: Optional[int] = None) -> AdjustedPrefill:
         """Prefilled: replaces the prompt with these tokens; `max_steps` is the new limit of generated tokens."""
         self._permit(AdjustedPrefill, "adjust_prefill")
-        return AdjustedPrefill(_token_ids(tokens, "adjust_prefill"), None if max_steps is None else int(max_steps))
+        if isinstance(max_steps, float) and math.isfinite(max_steps):
+            max_steps = int(max_steps)
+        return AdjustedPrefill(_token_ids(tokens, "adjust_prefill"), check_max_steps(max_steps))
 
     def adjust_logits(
         self,
@@ -197,6 +237,7 @@ class ActionBuilder:
     def tool_calls(self, payload: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]) -> ToolCalls:
         """Ends the run with these tool calls: one OpenAI tool call or a list of them; see `tool_call`."""
         self._permit(ToolCalls, "tool_calls")
+        check_nesting(payload)
         return ToolCalls(payload)
 
     def emit_error(self, err_str: str) -> EmitError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import enum
 import json
@@ -42,6 +43,58 @@ def parse_config(config: Union[None, Mapping[str, Any], type]) -> Optional[Decla
     except (TypeError, ValueError) as error:
         raise TypeError("the defaults of a configuration must be JSON: %s" % error) from None
     return DeclaredConfig(defaults, schema)
+
+
+def fill_defaults(config: Optional[Mapping[str, Any]], defaults: Optional[Mapping[str, Any]], schema: Optional[Schema]) -> Dict[str, Any]:
+    """Returns the configuration of one run: the given fields, and copies of the defaults of missing fields, also in nested
+    objects."""
+    filled = dict(copy.deepcopy(dict(defaults or {})), **(config or {}))
+    return filled if schema is None else _filled(filled, schema)  # type: ignore[no-any-return]
+
+
+def _filled(value: Any, schema: Schema) -> Any:
+    schema = next((form for form in schema.get("anyOf", ()) if _fits(value, form)), schema)
+    if isinstance(value, dict):
+        properties: Dict[str, Schema] = schema.get("properties", {})
+        values = schema.get("additionalProperties")
+        others: Schema = values if isinstance(values, dict) else {}
+        filled = {name: _filled(item, properties.get(name, others)) for name, item in value.items()}
+        for name, field in properties.items():
+            if name not in filled and "default" in field:
+                filled[name] = _filled(copy.deepcopy(field["default"]), field)
+        return filled
+    if isinstance(value, list) and ("items" in schema or "prefixItems" in schema):
+        return [_filled(item, form) for item, form in zip(value, _item_schemas(value, schema))]
+    return value
+
+
+def _fits(value: Any, schema: Schema) -> bool:
+    """Returns True if a valid value of a union may have this form of the union."""
+    if "anyOf" in schema:
+        return any(_fits(value, form) for form in schema["anyOf"])
+    if "enum" in schema:
+        return value in schema["enum"]
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    if isinstance(value, dict):
+        properties: Dict[str, Schema] = schema.get("properties", {})
+        others = schema.get("additionalProperties", {})
+        return (
+            (kind is None or "object" in kinds)
+            and all(name in value for name in schema.get("required", ()))
+            and all(name in properties or others is not False for name in value)
+            and all(_fits(item, properties.get(name, others or {})) for name, item in value.items())
+        )
+    if isinstance(value, list):
+        is_list = kind is None or "array" in kinds
+        return is_list and all(_fits(item, form) for item, form in zip(value, _item_schemas(value, schema)))
+    return kind is None or any(name not in ("object", "array") for name in kinds)
+
+
+def _item_schemas(value: List[Any], schema: Schema) -> List[Schema]:
+    """Returns the schema of each item of a list."""
+    forms: List[Schema] = schema.get("prefixItems", [])[: len(value)]
+    return forms + [schema.get("items", {})] * (len(value) - len(forms))
 
 
 def _is_mapping(config: type) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import importlib
 import math
+import operator
 from array import array
 from typing import Any, Iterator, List, Optional, Tuple
 
@@ -80,20 +81,48 @@ class Logits:
         return token
 
     def keep_only(self, tokens: Any, others: float = -math.inf) -> None:
-        """Sets all logits except those of these token ids to `others`, in place."""
+        """Sets all logits except those of these token ids to `others`, in place. `tokens` is any iterable. An id that is not
+        in the vocabulary raises IndexError."""
+        index = self._checked_ids(tokens)
         self.maybe_written = True
         np = numpy()
         if np is not None:
-            values, index = np.frombuffer(self._view, dtype=np.float32), np.asarray(tokens, dtype=np.int64)
+            values = np.frombuffer(self._view, dtype=np.float32)
             kept = values[index]
             values.fill(others)
             values[index] = kept
             return
         view = self._view
-        kept = [view[token] for token in tokens]
+        kept = [view[token] for token in index]
         view[:] = memoryview(array("f", [others]) * len(view))
-        for token, value in zip(tokens, kept):
+        for token, value in zip(index, kept):
             view[token] = value
+
+    def _checked_ids(self, tokens: Any) -> Any:
+        """Returns token ids, or a matrix of one row, as a numpy array, or as a list without numpy."""
+        np = numpy()
+        sequences = (list, tuple, array) if np is None else (list, tuple, array, np.ndarray)
+        if not isinstance(tokens, sequences):
+            tokens = list(tokens)
+        if len(tokens) == 1 and isinstance(tokens[0], sequences):
+            tokens = tokens[0]
+        if np is not None:
+            try:
+                index = np.asarray(tokens)
+            except ValueError:  # rows of different lengths
+                index = None
+            if index is not None and index.ndim == 1 and index.size and index.dtype.kind in "iu":
+                for token in (index.min(), index.max()):
+                    self._check_id(int(token))
+                return index.astype(np.int64)
+        ids = [operator.index(token) for token in tokens]
+        for token in ids:
+            self._check_id(token)
+        return ids if np is None else np.array(ids, dtype=np.int64)
+
+    def _check_id(self, token: int) -> None:
+        if not 0 <= token < len(self._view):
+            raise IndexError("token %d is not in the vocabulary; ids must be from 0 to %d" % (token, len(self._view) - 1))
 
     def to_numpy(self) -> Any:
         """Returns a writable view: a numpy array of shape (1, vocabulary), or a memoryview of that shape without numpy."""
@@ -144,6 +173,8 @@ class Logits:
 
     def _highest(self, k: int) -> List[Tuple[int, float]]:
         k = min(int(k), len(self._view))
+        if k <= 0:
+            return []
         np = numpy()
         if np is not None:
             values = np.frombuffer(self._view, dtype=np.float32)

@@ -5,11 +5,29 @@ from __future__ import annotations
 import math
 from typing import Any, Optional
 
-from ..actions import AdjustedLogits, AdjustedPrefill, Backtrack, ForceOutput, ForceTokens, ModAction, ToolCalls
+from ..actions import (
+    AdjustedLogits,
+    AdjustedPrefill,
+    Backtrack,
+    ForceOutput,
+    ForceTokens,
+    InvalidActionError,
+    ModAction,
+    ToolCalls,
+    check_max_steps,
+    check_nesting,
+)
 
 
 def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[str]:
     """Returns the error of an invalid action; None for a valid one."""
+    try:
+        if isinstance(action, AdjustedPrefill):
+            check_max_steps(action.max_steps)
+        elif isinstance(action, ToolCalls):
+            check_nesting(action.tool_calls)
+    except InvalidActionError as error:
+        return str(error)
     if isinstance(action, ForceTokens) and not action.tokens:
         return "ForceTokens needs at least one token"
     if isinstance(action, Backtrack) and action.n < 1:

@@ -23,6 +23,7 @@ from ..actions import (
     ToolCalls,
     validate_action,
 )
+from ..config import fill_defaults
 from ..decorator import mod as _decorate
 from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat
@@ -97,7 +98,7 @@ class _Mod:
         self.name = declaration["name"] or next((name for name, value in vars(module or self).items() if value is function), "mod")
         self.handles = declaration["handles"]
         self.static_holdback = self.holdback = declaration["holdback"]
-        self.config = dict(declaration["config"] or {}, **config)
+        self.config = fill_defaults(config, declaration["config"], declaration["schema"])
         known_fields = config if declaration["schema"] is None else declaration["schema"]["properties"]
         unknown = [name for name in config if name not in known_fields]
         if unknown:

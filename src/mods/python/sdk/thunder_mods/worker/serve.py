@@ -25,8 +25,11 @@ from ..actions import (
     ModAction,
     Noop,
     ToolCalls,
+    check_max_steps,
+    check_nesting,
     validate_action,
 )
+from ..config import fill_defaults
 from ..decorator import mod as decorate
 from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat, numpy
@@ -56,7 +59,7 @@ Header = Dict[str, Any]
 class Run:
     """Properties of a run that do not change."""
 
-    def __init__(self, header: Header, tokenizer: Tokenizer, defaults: Optional[Dict[str, Any]]) -> None:
+    def __init__(self, header: Header, tokenizer: Tokenizer, declaration: Dict[str, Any]) -> None:
         self.request_id = header["request_id"]
         self.model = header["model"]
         self.conversation = header["conversation"]
@@ -64,7 +67,7 @@ class Run:
         self.images = header["images"]
         self.parameters = header["parameters"]
         self.seed = header["seed"]
-        self.config = dict(defaults or {}, **(header["config"] or {}))
+        self.config = fill_defaults(header["config"], declaration["config"], declaration["schema"])
         self.tokenizer = tokenizer
 
 
@@ -78,7 +81,7 @@ class Worker:
         self.capture = Capture(channel)
         self.module: Any = None
         self.handler: Any = None
-        self.defaults: Optional[Dict[str, Any]] = None
+        self.declaration: Dict[str, Any] = {"config": None, "schema": None}
         self.holdback = 0
         self.is_quote = False
         self.runs: Dict[int, Run] = {}
@@ -126,7 +129,7 @@ class Worker:
             declaration = dict(function.__thunder_mod__, entrypoint=attribute)
             declaration["name"] = declaration["name"] or attribute
             declarations.append(declaration)
-        self.defaults, self.holdback = declarations[0]["config"], declarations[0]["holdback"]
+        self.declaration, self.holdback = declarations[0], declarations[0]["holdback"]
         self.capture.end_call()
         self.channel.send({"kind": "loaded", "handlers": declarations})
 
@@ -179,7 +182,7 @@ class Worker:
                 vocabulary["end_of_generation"],
             )
             self.tokenizers[number] = tokenizer
-        self.runs[header["run"]] = Run(header, tokenizer, self.defaults)
+        self.runs[header["run"]] = Run(header, tokenizer, self.declaration)
 
     def finish(self, header: Header, _: bytes) -> None:
         """Removes a run that has ended."""
@@ -287,8 +290,9 @@ class Worker:
             fields = {"tokens": _ids(action.tokens)}
         elif isinstance(action, AdjustedPrefill):
             # 0 means unchanged, as in Quote.
-            fields = {"tokens": _ids(action.tokens), "max_steps": action.max_steps or None}
+            fields = {"tokens": _ids(action.tokens), "max_steps": check_max_steps(action.max_steps) or None}
         elif isinstance(action, ToolCalls):
+            check_nesting(action.tool_calls)
             fields = {"tool_calls": action.tool_calls}
         elif isinstance(action, EmitError):
             fields = {"message": str(action.err_str), "is_quote": self.is_quote}
