@@ -130,6 +130,24 @@ async fn reasoning_budget_ends_the_reasoning() {
 }
 
 #[tokio::test]
+async fn prefix_is_forced_after_tokens_of_earlier_mods() {
+    let server = server().await;
+    let prefix = |text: &str| json!({"name": "force-prefix", "config": {"text": text}});
+    let mods = json!([prefix("The first beginning."), prefix("The second beginning.")]);
+    let answer = server.answer(COMPLETIONS, &body(1, mods)).await;
+    let first = text(&answer).find("The first beginning.");
+    let second = text(&answer).find("The second beginning.");
+    assert!(first.is_some() && second > first, "{answer}");
+
+    let budget = json!({"name": "think-budget", "config": {"tokens": 0, "begin": "((", "end": "))"}});
+    let mut request = body(1, json!([budget, prefix("The only beginning.")]));
+    request["prompt"] = json!("Once upon a time ((");
+    let answer = server.answer(COMPLETIONS, &request).await;
+    let (end, beginning) = (text(&answer).find("))"), text(&answer).find("The only beginning."));
+    assert!(end.is_some() && beginning > end, "{answer}");
+}
+
+#[tokio::test]
 async fn most_probable_choice_is_the_answer() {
     let server = server().await;
     let choices = ["a cat", "the bird", "an old dog", "x"];
