@@ -16,10 +16,11 @@ use crate::server::socket::{Close, Message, Outgoing, Socket};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
-use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 
 /// Maximum concurrent runs of a connection.
 const MAX_RUNS: usize = 16;
@@ -37,6 +38,10 @@ pub(super) struct StreamConnection {
     pub(super) headers: ForwardHeaders,
     pub(super) outgoing: Outgoing,
     pub(super) tasks: JoinSet<()>,
+    /// Permits of feedback messages that are being stored or answered.
+    pub(super) feedback_permits: Arc<Semaphore>,
+    /// Tasks that report the lost slot of a paused run, by `request_id`.
+    slot_watchers: HashMap<String, AbortHandle>,
     /// Runs by `request_id`, newest last.
     runs: Vec<(String, ConnectionRun)>,
 }
@@ -60,6 +65,29 @@ impl ConnectionRun {
             None => self.started.get().is_none_or(|run| !run.has_ended()),
         }
     }
+
+    /// Returns true if the run failed or was stopped before it started.
+    fn is_unstarted(&self) -> bool {
+        self.relay.is_none() && self.started.get().is_none() && self.task.is_finished()
+    }
+}
+
+/// A run that is replaced by a new one.
+pub(super) struct ReplacedRun {
+    pub(super) run: Arc<StreamedRun>,
+    /// The task that sends its messages.
+    pub(super) follower: AbortHandle,
+}
+
+impl ReplacedRun {
+    /// Stops the run. The client receives no last message of it; the new run's init message names it.
+    async fn stop(&self) {
+        self.follower.abort();
+        self.run.stop(EndCause::Regenerate).await;
+        while !self.follower.is_finished() {
+            yield_now().await;
+        }
+    }
 }
 
 /// Serves a connection.
@@ -73,6 +101,8 @@ pub(super) async fn serve(app: App, streamed_runs: StreamedRuns, socket: Socket)
         headers,
         outgoing,
         tasks: JoinSet::new(),
+        feedback_permits: Arc::new(Semaphore::new(feedback::MAX_CONCURRENT)),
+        slot_watchers: HashMap::new(),
         runs: Vec::new(),
     };
     let mut is_open = false;
@@ -133,7 +163,7 @@ impl StreamConnection {
                 Some(relay) => self.control_remote(&relay, message).await,
                 None => control::handle(self, fields).await,
             },
-            Some("feedback") => feedback::submit(self, fields),
+            Some("feedback") => feedback::submit(self, fields).await,
             Some("ping") => self.send_message(&status(StatusOperation::Ping, 100, "pong", None)).await,
             Some("auth") => Ok(()),
             Some(other) => Err(ApiError::invalid(
@@ -153,12 +183,12 @@ impl StreamConnection {
         self.start_run(config, request_id, None)
     }
 
-    /// Starts a run in a task that sends its messages.
+    /// Starts a run in a task that sends its messages. `replaced` continues if the new run does not start.
     pub(super) fn start_run(
         &mut self,
         config: RunConfig,
         request_id: String,
-        replaces: Option<String>,
+        replaced: Option<ReplacedRun>,
     ) -> Result<(), ApiError> {
         self.app.rate_limits().check(Some(&self.caller), self.address)?;
         self.check_count()?;
@@ -174,7 +204,7 @@ impl StreamConnection {
             caller: self.caller.clone(),
             streamed_runs: self.streamed_runs.clone(),
             surface: Surface::Websocket,
-            replaces,
+            replaces: replaced.as_ref().map(|replaced| replaced.run.request_id.clone()),
             grace_period: self.app.config().server.run_timeouts.disconnected,
         };
         let cancelled = Arc::new(watch::Sender::new(false));
@@ -192,6 +222,9 @@ impl StreamConnection {
             let message = match started {
                 Some(Ok(run)) => {
                     let follower = run.follow(0);
+                    if let Some(replaced) = &replaced {
+                        replaced.stop().await;
+                    }
                     let _ = entry.set(Arc::clone(&run));
                     // A stop may have arrived before `entry` was set.
                     if *stopped.borrow() {
@@ -201,8 +234,18 @@ impl StreamConnection {
                     follow(follower, first.into_iter().flatten(), &outgoing).await;
                     return;
                 }
-                Some(Err(error)) => to_json(&RunErrorMessage::new(&error, Some(&id))),
-                None => to_json(&stopped_before_start(&id)),
+                Some(Err(error)) => {
+                    // The client does not know the id of a run that was to replace another one.
+                    let known = replaced.as_ref().map_or(&id, |replaced| &replaced.run.request_id);
+                    to_json(&RunErrorMessage::new(&error, Some(known)))
+                }
+                None => {
+                    if let Some(replaced) = &replaced {
+                        // Its follower sends its end.
+                        replaced.run.stop(EndCause::ClientStop).await;
+                    }
+                    to_json(&stopped_before_start(&id))
+                }
             };
             // Sending fails only if the client has disconnected.
             let _ = outgoing.send(message).await;
@@ -252,6 +295,14 @@ impl StreamConnection {
         }
     }
 
+    /// Replaces the task that reports the lost slot of a paused run.
+    pub(super) fn replace_slot_watcher(&mut self, id: &str, watcher: AbortHandle) {
+        self.slot_watchers.retain(|_, watcher| !watcher.is_finished());
+        if let Some(previous) = self.slot_watchers.insert(id.to_owned(), watcher) {
+            previous.abort();
+        }
+    }
+
     fn check_count(&self) -> Result<(), ApiError> {
         let count = self.runs.iter().filter(|(_, connection_run)| !connection_run.task.is_finished()).count();
         if count < MAX_RUNS {
@@ -261,7 +312,8 @@ impl StreamConnection {
         Err(ApiError::new(ErrorKind::Busy, detail).retry_after(1))
     }
 
-    /// Returns the run of a message: the one with its `request_id`, or without it the newest.
+    /// Returns the run of a message: the one with its `request_id`, or without it the newest that has started or
+    /// is starting.
     ///
     /// # Errors
     /// This connection has no such run.
@@ -277,7 +329,9 @@ impl StreamConnection {
             }
             None => self
                 .runs
-                .last()
+                .iter()
+                .rfind(|(_, connection_run)| !connection_run.is_unstarted())
+                .or_else(|| self.runs.last())
                 .ok_or_else(|| ApiError::bad_request("this connection has no run; send a config message")),
         };
         found.cloned()

@@ -1,6 +1,6 @@
 //! Control messages for active runs.
 
-use super::connection::{ConnectionRun, StreamConnection};
+use super::connection::{ConnectionRun, ReplacedRun, StreamConnection};
 use super::request::ControlAction;
 use super::response::{RunErrorMessage, StreamMessage, status};
 use super::run::StreamedRun;
@@ -54,7 +54,7 @@ pub(super) async fn handle(connection: &mut StreamConnection, fields: Fields<'_>
                 ControlAction::Pause => pause(connection, &run).await,
                 ControlAction::Resume => resume(connection, &run).await,
                 ControlAction::Modify => modify(connection, &run, fields).await,
-                ControlAction::Regenerate => regenerate(connection, &run, &connection_run).await,
+                ControlAction::Regenerate => regenerate(connection, run, connection_run),
             }
         }
     };
@@ -99,7 +99,8 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
     .await?;
     if progress.activity == RunActivity::Paused {
         let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
-        connection.tasks.spawn(async move {
+        let id = run.request_id.clone();
+        let watcher = connection.tasks.spawn(async move {
             // Slightly longer than the engine's timeout, which the engine checks only when it is idle.
             tokio::time::sleep(slot_timeout + Duration::from_millis(200)).await;
             if run.control.progress().await.is_ok_and(|progress| progress.activity == RunActivity::Preempted) {
@@ -109,6 +110,7 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
                 let _ = outgoing.send(to_json(&preempted)).await;
             }
         });
+        connection.replace_slot_watcher(&id, watcher);
     }
     Ok(())
 }
@@ -145,16 +147,14 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     send_status(connection, run, StatusOperation::Modify, &text, Some(parameters)).await
 }
 
-async fn regenerate(
+fn regenerate(
     connection: &mut StreamConnection,
-    run: &Arc<StreamedRun>,
-    connection_run: &ConnectionRun,
+    run: Arc<StreamedRun>,
+    connection_run: ConnectionRun,
 ) -> Result<(), ApiError> {
-    connection.start_run(run.config().without_request_id(), new_id(), Some(run.request_id.clone()))?;
-    // The client receives no last message of the old run; the new run's init message names it.
-    connection_run.task.abort();
-    run.stop(EndCause::Regenerate).await;
-    Ok(())
+    let config = run.config().without_request_id();
+    let replaced = ReplacedRun { run, follower: connection_run.task };
+    connection.start_run(config, new_id(), Some(replaced))
 }
 
 async fn send_status(

@@ -40,11 +40,22 @@ impl Relay {
 struct MessageHead {
     r#type: String,
     operation: Option<String>,
+    /// Action of a control message.
+    action: Option<String>,
     request_id: Option<String>,
     run_id: Option<String>,
     replaces: Option<String>,
     /// Present in an error that ends a run.
     generated_text: Option<IgnoredAny>,
+}
+
+/// The runs that a relay waits for.
+#[derive(Default)]
+struct ActiveRuns {
+    ids: HashSet<String>,
+    /// Number of forwarded `regenerate` messages whose runs have neither started nor failed. The run that one of them
+    /// replaces may end first.
+    starting: usize,
 }
 
 /// The connection to the other server.
@@ -93,11 +104,12 @@ impl RelayConnection {
     /// # Errors
     /// The connection to the other server was lost.
     pub(crate) async fn run(mut self, outgoing: &Outgoing) -> Result<(), ApiError> {
-        let mut active = HashSet::new();
+        let mut active = ActiveRuns::default();
         loop {
             let frame = tokio::select! {
                 frame = self.socket.next() => frame,
                 Some(message) = self.messages.recv() => {
+                    active.add_forwarded(&message);
                     if let Err(error) = self.socket.send(Frame::text(message)).await {
                         return Err(self.peer.unreachable(&error.to_string()));
                     }
@@ -111,7 +123,10 @@ impl RelayConnection {
                 continue;
             }
             let text = frame.as_str().to_owned();
-            let is_last = self.update_active(&text, &mut active);
+            let is_last = serde_json::from_str::<MessageHead>(&text).is_ok_and(|head| {
+                self.add_ids(&head);
+                active.update(head)
+            });
             // Sending fails if the client has disconnected.
             if outgoing.send(text).await.is_err() || is_last {
                 return Ok(());
@@ -119,32 +134,88 @@ impl RelayConnection {
         }
     }
 
-    /// Updates the set of active runs after a message; returns true if the message ended the last one.
-    fn update_active(&self, message: &str, active: &mut HashSet<String>) -> bool {
-        let Ok(head) = serde_json::from_str::<MessageHead>(message) else { return false };
-        let Some(id) = head.request_id else { return head.r#type == "error" && active.is_empty() };
-        match (head.r#type.as_str(), head.operation.as_deref()) {
-            ("init", _) => {
-                let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
-                ids.extend(head.run_id);
-                ids.insert(id.clone());
+    /// Stores the ids of an init message.
+    fn add_ids(&self, head: &MessageHead) {
+        if head.r#type == "init" {
+            let mut ids = self.ids.lock().unwrap_or_else(PoisonError::into_inner);
+            ids.extend(head.request_id.iter().chain(&head.run_id).cloned());
+        }
+    }
+}
+
+impl ActiveRuns {
+    /// Adds the run that a message of the client starts.
+    fn add_forwarded(&mut self, message: &str) {
+        let Ok(head) = serde_json::from_str::<MessageHead>(message) else { return };
+        if head.r#type == "control" && head.action.as_deref() == Some("regenerate") {
+            self.starting += 1;
+        }
+    }
+
+    /// Updates the runs after a message of the other server; returns true if the message ended the last one.
+    fn update(&mut self, head: MessageHead) -> bool {
+        let ended = match (head.r#type.as_str(), head.operation.as_deref(), head.request_id) {
+            ("init", _, Some(id)) => {
                 if let Some(replaced) = head.replaces {
-                    active.remove(&replaced);
+                    self.ids.remove(&replaced);
+                    self.starting = self.starting.saturating_sub(1);
                 }
-                active.insert(id);
+                self.ids.insert(id);
                 false
             }
-            ("completion", _) | ("status", Some("moved")) => {
-                active.remove(&id);
-                active.is_empty()
-            }
-            ("error", _) => {
-                if head.generated_text.is_some() {
-                    active.remove(&id);
+            ("completion", _, Some(id)) => {
+                if !self.ids.remove(&id) {
+                    // The run was stopped before it started.
+                    self.starting = self.starting.saturating_sub(1);
                 }
-                active.is_empty()
+                true
+            }
+            ("status", Some("moved"), Some(id)) => {
+                self.ids.remove(&id);
+                true
+            }
+            ("error", _, Some(id)) if head.generated_text.is_some() => {
+                self.ids.remove(&id);
+                true
+            }
+            ("error", ..) => {
+                self.starting = self.starting.saturating_sub(1);
+                true
             }
             _ => false,
-        }
+        };
+        ended && self.ids.is_empty() && self.starting == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns true if the message of the other server ends the relay.
+    fn ends(active: &mut ActiveRuns, message: &str) -> bool {
+        active.update(serde_json::from_str(message).unwrap())
+    }
+
+    #[test]
+    fn relay_waits_for_a_regenerated_run() {
+        let mut active = ActiveRuns::default();
+        assert!(!ends(&mut active, r#"{"type":"init","request_id":"a"}"#));
+        active.add_forwarded(r#"{"type":"control","action":"regenerate"}"#);
+        assert!(!ends(&mut active, r#"{"type":"completion","request_id":"a"}"#));
+        assert!(!ends(&mut active, r#"{"type":"init","request_id":"b","replaces":"a"}"#));
+        assert!(ends(&mut active, r#"{"type":"completion","request_id":"b"}"#));
+    }
+
+    #[test]
+    fn relay_ends_after_a_failed_or_stopped_regenerate() {
+        let mut active = ActiveRuns::default();
+        assert!(!ends(&mut active, r#"{"type":"init","request_id":"a"}"#));
+        active.add_forwarded(r#"{"type":"control","action":"regenerate"}"#);
+        assert!(!ends(&mut active, r#"{"type":"error","request_id":"a"}"#));
+        active.add_forwarded(r#"{"type":"control","action":"regenerate"}"#);
+        assert!(!ends(&mut active, r#"{"type":"completion","request_id":"b"}"#));
+        assert!(ends(&mut active, r#"{"type":"completion","request_id":"a"}"#));
+        assert!(ends(&mut ActiveRuns::default(), r#"{"type":"error"}"#));
     }
 }

@@ -1,7 +1,7 @@
 //! Control messages and feedback.
 
 use super::{Client, assemble_text, endless, with_type};
-use crate::harness::{ErrorTable, Server, server};
+use crate::harness::{self, ErrorTable, Server, server};
 use serde_json::{Value, json};
 
 /// Returns a client with a run in progress, and the run's id.
@@ -168,6 +168,62 @@ async fn paused_run_releases_slot_and_resumes() {
 }
 
 #[tokio::test]
+async fn repeated_pause_reports_lost_slot_once() {
+    let server = Server::start(&["--parallel", "1", "--pause-timeout", "1"]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    client.send(&endless()).await;
+    client.until(|message| message["index"] == 3).await;
+    for _ in 0..3 {
+        client.send(&json!({"type": "control", "action": "pause"})).await;
+    }
+    for _ in 0..3 {
+        client.until_status("pause").await;
+    }
+    let is_lost = |message: &Value| {
+        message["message"].as_str().is_some_and(|text| text.contains("the slot was given to another"))
+    };
+    client.until(is_lost).await;
+    // Other reports would arrive at about the same time.
+    for _ in 0..10 {
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        client.send(&json!({"type": "ping"})).await;
+        let messages = client.until_status("ping").await;
+        assert!(!messages.iter().any(is_lost), "{messages:?}");
+    }
+}
+
+#[tokio::test]
+async fn run_continues_if_regenerate_cannot_start() {
+    let models = harness::folder();
+    std::fs::copy(harness::model(), models.join("apple.gguf")).unwrap();
+    let flags = ["--models-dir", models.to_str().unwrap(), "--no-models-autoload", "--shutdown-grace", "120"];
+    let server = Server::start(&flags);
+    server.wait_ready().await;
+    let apple = json!({"model": "apple"});
+    assert_eq!(server.post("/models/load", &apple).await.0, 200);
+    let mut client = Client::connect(&server).await;
+    let mut config = endless();
+    config["model"] = "apple".into();
+    client.send(&config).await;
+    let mut messages = client.until(|message| message["type"] == "init").await;
+    let id = messages.last().unwrap()["request_id"].clone();
+    messages.extend(client.until(|message| message["index"] == 3).await);
+    // A model that is being unloaded accepts no new runs.
+    assert_eq!(server.post("/models/unload", &apple).await.0, 200);
+    client.send(&json!({"type": "control", "action": "regenerate"})).await;
+    messages.extend(client.until_end().await);
+    let error = messages.last().unwrap();
+    assert_eq!((&error["type"], &error["request_id"]), (&json!("error"), &id), "{error}");
+    assert!(error.get("generated_text").is_none(), "the run continues: {error}");
+    client.send(&json!({"type": "control", "action": "stop", "request_id": id})).await;
+    messages.extend(client.until_end().await);
+    let completion = messages.last().unwrap();
+    assert_eq!((&completion["stopped_by"], &completion["request_id"]), (&json!("client"), &id), "{completion}");
+    assert_eq!(completion["generated_text"], assemble_text(&messages));
+}
+
+#[tokio::test]
 async fn regenerate_replaces_run() {
     let server = server().await;
     let mut client = Client::connect(server).await;
@@ -195,6 +251,20 @@ async fn regenerate_replaces_run() {
     // A run that has ended can be regenerated, too.
     client.send(&json!({"type": "control", "action": "regenerate"})).await;
     assert_eq!(client.message().await["replaces"], init["request_id"]);
+}
+
+#[tokio::test]
+async fn many_feedback_messages_are_all_answered() {
+    const COUNT: usize = 100;
+    let mut client = Client::connect(server().await).await;
+    client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    // More than the server handles concurrently, sent before the first reply is read.
+    for _ in 0..COUNT {
+        client.send(&json!({"type": "feedback", "rating": 1})).await;
+    }
+    for _ in 0..COUNT {
+        client.until_status("feedback").await;
+    }
 }
 
 #[tokio::test]
