@@ -112,6 +112,13 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
 /// Reloads API keys and certificate. Active requests and streams continue.
 fn reload(app: &App, flags: &ServerFlags) {
     match Credentials::read(flags) {
+        // Without a key, every client would have all rights.
+        Ok(credentials) if credentials.security.keys.is_empty() && !app.credentials().security.keys.is_empty() => {
+            tracing::error!(
+                "cannot reload API keys and certificate: the new configuration contains no API key; the previous ones stay \
+                 valid; add a key, or restart the server to serve everyone"
+            );
+        }
         Ok(credentials) => {
             let keys = credentials.security.keys.len();
             app.set_credentials(credentials);

@@ -65,6 +65,30 @@ async fn hangup_reloads_api_keys_without_ending_streams() {
 }
 
 #[tokio::test]
+async fn reload_without_api_keys_keeps_previous_ones() {
+    if !can_receive("HUP") {
+        return;
+    }
+    let keys = folder().join("keys");
+    std::fs::write(&keys, "first-key name=a\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
+    server.wait_ready().await;
+    std::fs::write(&keys, "trace-key ingest\n").unwrap();
+    send_hangup(&server);
+    wait_until(&server, || async { server.log().contains("contains no API key") }).await;
+    assert!(server.log().contains("the previous ones stay valid"), "{}", server.log());
+    assert_eq!((status(&server, "first-key").await, status(&server, "trace-key").await), (200, 401));
+    let without_key = server.request(Method::GET, "/api/v1/runs?limit=1").send().await.unwrap();
+    assert_eq!(without_key.status(), 401);
+
+    // The next valid file applies.
+    std::fs::write(&keys, "second-key name=a\ntrace-key ingest\n").unwrap();
+    send_hangup(&server);
+    wait_until(&server, || async { status(&server, "second-key").await == 200 }).await;
+    assert_eq!(status(&server, "first-key").await, 401);
+}
+
+#[tokio::test]
 async fn hangup_reloads_the_certificate() {
     if !can_receive("HUP") {
         return;
