@@ -71,18 +71,21 @@ impl Constraint {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Trigger {
-    /// Any of these tokens.
+    /// Any of these tokens outside of reasoning.
     pub tokens: Vec<TokenId>,
-    /// Any of these texts, however they are tokenized.
+    /// Any of these texts outside of reasoning, however they are tokenized.
     pub texts: Vec<String>,
     /// Any of these texts at the start of the answer, ignoring whitespace. Unlike the other triggers, an opening is
     /// part of the text that the grammar describes, including the whitespace in it.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub openings: Vec<String>,
-    /// Text after which an opening counts too, such as `</think>`; empty for none.
+    /// Text at the start of the answer that begins reasoning, such as `<think>`; empty for none.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub reasoning_start: String,
+    /// Text that ends reasoning, such as `</think>`, after which an opening counts too; empty for none.
     #[serde(rename = "behind", skip_serializing_if = "String::is_empty")]
     pub after: String,
-    /// True if an opening counts only after that text, and not at the start of the answer.
+    /// True if the prompt begins reasoning, so that an opening counts only after its end, not at the start of the answer.
     #[serde(rename = "only_behind", skip_serializing_if = "std::ops::Not::not")]
     pub only_after: bool,
 }

@@ -12,6 +12,8 @@ pub(super) struct TriggerMatcher {
     text: Vec<u8>,
     /// Start of each token's text in `text`.
     starts: Vec<usize>,
+    /// Position after the first text that ends reasoning.
+    reasoning_end: Option<usize>,
     /// Position where an opening may start; `None` if an opening is no longer possible.
     anchor: Option<usize>,
 }
@@ -22,22 +24,24 @@ impl TriggerMatcher {
         trigger.openings.retain(|text| !text.is_empty());
         let longest = trigger.texts.iter().chain([&trigger.after]).map(String::len).max().unwrap_or(0);
         let anchor = first_anchor(&trigger);
-        Self { trigger, longest, text: Vec::new(), starts: Vec::new(), anchor }
+        Self { trigger, longest, text: Vec::new(), starts: Vec::new(), reasoning_end: None, anchor }
     }
 
     /// Returns the text that the grammar starts with, if the token completes the trigger. This is the part of `piece`
     /// after the trigger, or the whole opening.
     pub(super) fn text_after_trigger(&self, token: TokenId, piece: &[u8]) -> Option<Vec<u8>> {
-        if self.trigger.tokens.contains(&token) {
-            return Some(Vec::new());
-        }
         let from = self.text.len().saturating_sub(self.longest.saturating_sub(1));
         let recent = &self.text[from..];
         let window = [recent, piece].concat();
-        // Find the first trigger that ends inside the new piece.
-        let end = self.trigger.texts.iter().filter_map(|text| ends_within(&window, recent.len(), text)).min();
-        if let Some(end) = end {
-            return Some(window[end..].to_vec());
+        if !self.is_reasoning() || ends_within(&window, recent.len(), &self.trigger.after).is_some() {
+            if self.trigger.tokens.contains(&token) {
+                return Some(Vec::new());
+            }
+            // Find the first trigger that ends inside the new piece.
+            let end = self.trigger.texts.iter().filter_map(|text| ends_within(&window, recent.len(), text)).min();
+            if let Some(end) = end {
+                return Some(window[end..].to_vec());
+            }
         }
         let opening_candidate = self.opening_candidate(&window, recent.len(), piece)?;
         let without_spaces = without_space(opening_candidate.iter());
@@ -50,6 +54,7 @@ impl TriggerMatcher {
         self.starts.push(self.text.len());
         let before = self.text.len();
         self.text.extend_from_slice(piece);
+        self.find_reasoning_end(before);
         self.advance_anchor(before);
     }
 
@@ -59,8 +64,26 @@ impl TriggerMatcher {
         if let Some(&start) = self.starts.get(keep) {
             self.text.truncate(start);
             self.starts.truncate(keep);
+            self.reasoning_end = None;
+            self.find_reasoning_end(0);
             self.anchor = first_anchor(&self.trigger);
             self.advance_anchor(0);
+        }
+    }
+
+    /// Returns true if the text ends within reasoning.
+    fn is_reasoning(&self) -> bool {
+        let Trigger { reasoning_start, after, only_after, .. } = &self.trigger;
+        let has_started = || {
+            !reasoning_start.is_empty() && self.text.trim_ascii_start().starts_with(reasoning_start.trim().as_bytes())
+        };
+        !after.is_empty() && self.reasoning_end.is_none() && (*only_after || has_started())
+    }
+
+    /// Finds the end of reasoning in the text from `before` on.
+    fn find_reasoning_end(&mut self, before: usize) {
+        if self.reasoning_end.is_none() {
+            self.reasoning_end = ends_within(&self.text, before, &self.trigger.after);
         }
     }
 
@@ -129,6 +152,36 @@ mod tests {
         assert_eq!(trigger_matcher.text_after_trigger(7, b"x"), Some(Vec::new()));
         trigger_matcher.pop(1);
         assert_eq!(trigger_matcher.text_after_trigger(2, b"ol>"), None);
+    }
+
+    #[test]
+    fn trigger_does_not_count_within_reasoning() {
+        let trigger = |only_after| Trigger {
+            tokens: vec![7],
+            reasoning_start: "<think>".into(),
+            after: "</think>".into(),
+            only_after,
+            ..Trigger::text("<call>")
+        };
+        let mut opened_by_prompt = TriggerMatcher::new(trigger(true));
+        let mut opened_by_answer = TriggerMatcher::new(trigger(false));
+        opened_by_answer.push(b"\n<thi");
+        opened_by_answer.push(b"nk>");
+        for matcher in [&mut opened_by_prompt, &mut opened_by_answer] {
+            matcher.push(b"I use <ca");
+            assert_eq!(matcher.text_after_trigger(1, b"ll>"), None);
+            assert_eq!(matcher.text_after_trigger(7, b"x"), None);
+            matcher.push(b"ll></th");
+            assert_eq!(matcher.text_after_trigger(1, b"ink><call>{"), Some(b"{".to_vec()));
+            matcher.push(b"ink>");
+            assert_eq!(matcher.text_after_trigger(1, b"<call>{"), Some(b"{".to_vec()));
+            assert_eq!(matcher.text_after_trigger(7, b"x"), Some(Vec::new()));
+            matcher.pop(1);
+            assert_eq!(matcher.text_after_trigger(7, b"x"), None);
+        }
+        let mut without_reasoning = TriggerMatcher::new(trigger(false));
+        without_reasoning.push(b"Hi. <think>");
+        assert_eq!(without_reasoning.text_after_trigger(7, b"x"), Some(Vec::new()), "it does not start the answer");
     }
 
     fn opening(only_after: bool) -> TriggerMatcher {

@@ -72,20 +72,21 @@ impl GrammarWriter<'_> {
         };
         let marked = syntax.calls.iter().find(|form| !form.is_bare());
         let block = marked.map(|form| self.marker_trigger(&call_marker(form).0));
-        Trigger {
-            openings,
-            after: syntax.reasoning_markers.1.clone(),
-            only_after: self.answer_format.thinking,
-            ..block.unwrap_or_default()
-        }
+        Trigger { openings, ..block.unwrap_or_else(|| self.outside_reasoning(Trigger::default())) }
     }
 
     /// Returns the trigger for the marker before calls, a token or a text.
     fn marker_trigger(&self, text: &str) -> Trigger {
-        match control(text, self.vocabulary) {
+        self.outside_reasoning(match control(text, self.vocabulary) {
             Some(token) => Trigger::token(token),
             None => Trigger::text(text),
-        }
+        })
+    }
+
+    /// Returns a trigger that does not count within reasoning, where a model may mention a marker of calls.
+    fn outside_reasoning(&self, trigger: Trigger) -> Trigger {
+        let (start, end) = self.answer_format.syntax.reasoning_markers.clone();
+        Trigger { reasoning_start: start, after: end, only_after: self.answer_format.thinking, ..trigger }
     }
 }
 
