@@ -53,6 +53,8 @@ let family = null;
 let branch = null;
 
 const tokenCount = document.querySelector('[data-run-tokens]');
+/** Time of the next summary of a live run. */
+let nextSummary = 0;
 
 function showProblem(text, tone = 'err') {
   problem.className = `banner ${tone}`;
@@ -72,7 +74,12 @@ const replay = new Replay(root, id, {
       showSteering(parameters?.steering ?? []);
     },
     connection: (text, ok) => showProblem(ok ? '' : `Live view: ${text}.`, 'warn'),
-    grown: (count) => { tokenCount.textContent = `${count} tok`; },
+    grown: (count) => {
+      tokenCount.textContent = `${count} tok`;
+      if (Date.now() < nextSummary) return;
+      nextSummary = Date.now() + 1000;
+      family?.summarize(replay.run);
+    },
     ended: (summary) => {
       if (summary?.status) {
         const status = document.querySelector('[data-run-status]');
