@@ -10,6 +10,7 @@ mod derive;
 mod describe_tools;
 pub mod family;
 mod jinja_syntax;
+mod limited_text;
 mod mask;
 mod messages;
 pub mod pattern;
@@ -24,6 +25,7 @@ pub use rendered::{RenderedMessage, RenderedPrompt};
 use crate::model::{Vocabulary, llama};
 use capabilities::DetectedCapabilities;
 use chrono::{DateTime, Utc};
+use limited_text::{LimitedText, MAX_TEXT_BYTES};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{Environment, Value as Jinja, context};
@@ -39,9 +41,6 @@ const CHATML: &str = "{% for message in messages %}\
 
 /// Maximum instructions per rendering; a conversation of a thousand messages takes about 50,000.
 const FUEL: u64 = 5_000_000;
-
-/// Maximum bytes of a rendering.
-const MAX_TEXT_BYTES: usize = 64 << 20;
 
 const NAME: &str = "chat";
 
@@ -357,7 +356,7 @@ impl ChatTemplate {
         };
         let template =
             environment.get_template(NAME).map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
-        let mut output = LimitedOutput::default();
+        let mut output = LimitedText::default();
         let rendered = template.render_captured_to(context, &mut output).map(|_| ());
         if output.is_full {
             return Err(ChatTemplateError::Rejected(format!(
@@ -366,29 +365,6 @@ impl ChatTemplate {
         }
         rendered.map_err(|error| ChatTemplateError::Rejected(describe_error(&error)))?;
         String::from_utf8(output.text).map_err(|error| ChatTemplateError::Rejected(error.to_string()))
-    }
-}
-
-/// A rendering's text of at most [`MAX_TEXT_BYTES`].
-#[derive(Debug, Default)]
-struct LimitedOutput {
-    text: Vec<u8>,
-    /// True if the text would have become longer.
-    is_full: bool,
-}
-
-impl std::io::Write for LimitedOutput {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        if self.text.len() + bytes.len() > MAX_TEXT_BYTES {
-            self.is_full = true;
-            return Err(std::io::Error::other("the text is too long"));
-        }
-        self.text.extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 

@@ -4,6 +4,7 @@
 //! Every tool call that a grammar built here permits is parsed as a call by [`super::answer`].
 
 mod calls;
+mod definitions;
 mod grammar;
 mod lazy;
 
