@@ -27,6 +27,7 @@ macro_rules! key_name {
 mod calls;
 mod days;
 mod groups;
+mod run_counts;
 
 use super::pool::PgConnection;
 use super::rows::clean;
@@ -307,10 +308,10 @@ impl Store {
         let used_mod = key_name(query.used_mod.as_deref().unwrap_or_default());
         let selection =
             Selection { owners: owners(scope), model: model.as_deref(), unit: query.unit, used_mod: &used_mod };
-        let (counts, buckets) = days::read_counted(&mut snapshot, &selection, first).await?;
+        let (counts, buckets) = run_counts::read_counted(&mut snapshot, &selection, first).await?;
         groups.add(counts, buckets);
         for span in days::uncounted_spans(first, today, &counted, &hours) {
-            let (counts, buckets) = days::count(&mut snapshot, &selection, span).await?;
+            let (counts, buckets) = run_counts::count(&mut snapshot, &selection, span).await?;
             groups.add(counts, buckets);
         }
         let mut call_groups = CallGroups::default();

@@ -3,7 +3,7 @@
 /// Maximum bytes of a rendering.
 pub(super) const MAX_TEXT_BYTES: usize = 64 << 20;
 
-/// A text of at most [`MAX_TEXT_BYTES`].
+/// A text with a maximum length of [`MAX_TEXT_BYTES`].
 #[derive(Debug, Default)]
 pub(super) struct LimitedText {
     pub(super) text: Vec<u8>,

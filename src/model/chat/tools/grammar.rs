@@ -24,7 +24,7 @@ impl<'a> GrammarWriter<'a> {
         Self { answer_format, vocabulary, rules: String::new() }
     }
 
-    /// Adds a rule. A grammar that is already too long stays as it is: the compiler rejects it with an error.
+    /// Adds a rule, unless the grammar is too long already, so that the compiler will reject it.
     pub(super) fn add_rule(&mut self, name: &str, body: &str) {
         if self.is_full() {
             return;
