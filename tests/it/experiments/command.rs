@@ -5,9 +5,9 @@ use crate::harness::{ErrorTable, Server, folder, output_of, server, text, thunde
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// Runs `thunder experiment` with a definition in a file.
-pub async fn command(server: &Server, definition: &str, flags: &[&str]) -> (Option<i32>, String, String) {
-    let file = folder().join("greetings.toml");
+/// Runs `thunder experiment` with a definition in the file `NAME.toml`, which also names the experiment.
+pub async fn command(server: &Server, name: &str, definition: &str, flags: &[&str]) -> (Option<i32>, String, String) {
+    let file = folder().join(format!("{name}.toml"));
     std::fs::write(&file, definition).unwrap();
     let mut command = thunder();
     command.args(["experiment", file.to_str().unwrap(), "--server", &server.base]).args(flags);
@@ -21,7 +21,7 @@ async fn command_runs_definition_and_prints_cells() {
     let definition = "prompts = [\"Hello\"]\nseeds = [1, 2]\nmods = [[], [{ name = \"force-prefix\", config = { text = \"{} \" } }]]\n\
                       parameters = [{ max_tokens = 6 }]\nscore = { json = true }\n";
     let csv = folder().join("cells.csv");
-    let (code, out, err) = command(server, definition, &["--csv", csv.to_str().unwrap()]).await;
+    let (code, out, err) = command(server, "command-csv", definition, &["--csv", csv.to_str().unwrap()]).await;
     assert_eq!(code, Some(0), "{out}{err}");
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 5, "{out}");
@@ -35,15 +35,15 @@ async fn command_runs_definition_and_prints_cells() {
     assert!(csv.lines().nth(1).unwrap().starts_with("0,"), "the fields of the API count from 0: {csv}");
     let (_, list) = server.get(ROUTE).await;
     let names = list["experiments"].as_array().unwrap().iter().map(|experiment| &experiment["name"]);
-    assert_eq!(names.filter(|&name| name == "greetings").count(), 1, "{list}");
+    assert_eq!(names.filter(|&name| name == "command-csv").count(), 1, "{list}");
 
-    let (code, out, _) = command(server, definition, &["--json"]).await;
+    let (code, out, _) = command(server, "command-json", definition, &["--json"]).await;
     assert_eq!(code, Some(0));
     assert_eq!(serde_json::from_str::<Value>(&out).unwrap()["grid"].as_array().unwrap().len(), 4);
 
     let mut errors = ErrorTable::default();
     for definition in ["prompts = [", "prompts = []\nseeds = [1]", "seeds = [1]"] {
-        let (code, _, err) = command(server, definition, &[]).await;
+        let (code, _, err) = command(server, "greetings", definition, &[]).await;
         assert_eq!(code, Some(1), "{err}");
         errors.add_text(format!("{definition:?}"), &err);
     }
@@ -66,7 +66,7 @@ async fn command_fails_if_a_cell_failed() {
         }
         server.post("/v1/mods/log-top/disable", &json!({})).await
     };
-    let ((code, out, err), (status, _)) = tokio::join!(command(&server, definition, &[]), disabling);
+    let ((code, out, err), (status, _)) = tokio::join!(command(&server, "command-fails", definition, &[]), disabling);
     assert_eq!(status, 200);
     assert_eq!(code, Some(1), "{out}{err}");
     assert!(out.contains("failed") && err.contains("failed"), "{out}{err}");

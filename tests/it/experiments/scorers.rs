@@ -69,6 +69,7 @@ async fn python_scores_answers_and_errors_are_kept_per_cell() {
     }
     let (code, out, err) = command(
         &server,
+        "command-python",
         "prompts = [\"Hello\"]\nseeds = [1, 2]\nparameters = [{ max_tokens = 2 }]\nscore.python = '''\ndef score(text, cell):\n    return 1 / (cell[\"seed\"] - 1)\n'''\n",
         &["--api-key", "boss"],
     )
