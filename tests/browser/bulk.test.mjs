@@ -93,13 +93,13 @@ for (const [scheme, width] of [['dark', 1280], ['light', 375]]) {
     await check(page);
     await page.keyboard.press('Delete');
     await page.waitForFunction((count) => document.querySelectorAll('.run').length === count, before - 2);
-    await check(page);
     await page.reload();
     await page.waitForSelector('[data-deletions] button');
     assert.match(await page.textContent('[data-deletions]'), /^2 runs deleted\. Undo \d+ s$/);
     assert.equal(await page.locator('.run').count(), before - 2);
     await page.keyboard.press('z');
     await page.waitForFunction((count) => document.querySelectorAll('.run').length === count, before);
+    await check(page);
     assert.ok(await page.isHidden('[data-deletions]'));
     await page.context().close();
     await expectNoErrors();

@@ -472,9 +472,16 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
     await page.context().close();
     return { painted, step };
   };
-  // Other work on the machine slows both down, so the limits depend on the times of the small run.
-  const small = await measure(`/runs/${runId}`, 20);
-  const large = await measure(`/runs/${id}`, 9000);
+  // Other work on the machine slows both down, so the limits depend on the times of the small run, and the shortest times of
+  // several rounds are compared.
+  const [small, large] = [{ painted: Infinity, step: Infinity }, { painted: Infinity, step: Infinity }];
+  for (let round = 0; round < 3; round += 1) {
+    for (const [best, path, tokens] of [[small, `/runs/${runId}`, 20], [large, `/runs/${id}`, 9000]]) {
+      const { painted, step } = await measure(path, tokens);
+      best.painted = Math.min(best.painted, painted);
+      best.step = Math.min(best.step, step);
+    }
+  }
   t.diagnostic(`painted after ${Math.round(large.painted)} ms, a step takes ${large.step.toFixed(1)} ms; of thirty tokens ${Math.round(small.painted)} and ${small.step.toFixed(1)} ms`);
   assert.ok(large.painted < 1500 + 10 * small.painted, `painted ${large.painted} ms, ${small.painted} ms`);
   assert.ok(large.step < 10 * Math.max(small.step, 16), `step ${large.step} ms, ${small.step} ms`);

@@ -293,6 +293,7 @@ impl PageRunner {
         command
             .env("THUNDER_SERVER", base)
             .env("THUNDER_CONFIG_FILE", "")
+            .env("THUNDER_MOD_TIMEOUT", "30000")
             .env("PYTHONPATH", format!("{ROOT}/src/mods/python/sdk"))
             .env("PYTHONDONTWRITEBYTECODE", "1");
         command

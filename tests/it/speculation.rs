@@ -120,7 +120,11 @@ async fn draft_model_drafts_on_the_real_server() {
     );
     assert_eq!(drafting.get("/slots").await.1[0]["speculative"], true);
 
-    let output = thunder().args(["serve", "--data-dir"]).arg(folder()).args(["--model", &tiny, "-md", &demo]).output();
+    let output = thunder()
+        .args(["serve", "--port", "0", "--data-dir"])
+        .arg(folder())
+        .args(["--model", &tiny, "-md", &demo])
+        .output();
     let error = String::from_utf8(output.unwrap().stderr).unwrap();
     assert!(
         error.contains(&format!("cannot use {demo} as the draft model: its vocabulary has 2048 tokens")),

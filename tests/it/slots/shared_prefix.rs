@@ -82,7 +82,8 @@ async fn attention_rows_of_a_copied_prefix_are_exact() {
 async fn prefix_is_computed_if_a_copy_is_slower_or_disabled() {
     let test_engine = test_engine_with(2, false, |options| options.cache_ram_bytes = 0).await;
     let short = |seed| [irregular_tokens(1, 60), irregular_tokens(seed, 100)].concat();
-    let results = run_all(&test_engine, vec![request_tokens(short(2), 12), request_tokens(short(3), 12)]).await;
+    // The first run is still active when the second one gets its slot.
+    let results = run_all(&test_engine, vec![request_tokens(short(2), 300), request_tokens(short(3), 12)]).await;
     assert_eq!(cached(&results), [0, 0]);
     let fresh = |seed| Request { cache_prompt: false, ..request_tokens(prompt_of_branch(seed), 12) };
     assert_eq!(cached(&run_all(&test_engine, vec![fresh(2), fresh(3)]).await), [0, 0]);

@@ -1,17 +1,19 @@
 //! Statistics of runs: each past day is counted once and stored; other days are counted when they are read.
 
-use super::{Data, psql};
+use super::{Data, psql, wait_for_psql};
 use chrono::{Days, NaiveDate, TimeDelta};
+use sqlx::{Connection, PgConnection};
 use thunder::events::{Scope, Tenant};
 use thunder::store::{CallTime, ModCallStatistics, Statistics, StatisticsQuery, Store};
 
-/// 288 ended runs, one every 15 minutes of three days, and a running one.
+/// 288 ended runs, one every 15 minutes of three days, and a running one. The days are in the future, because the store's
+/// maintenance counts past days.
 const RUNS: &str = "
     insert into runs (run_id, request_id, created_at, status, finish_reason, surface, model, owner, mods, prompt_preview,
         output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
         error_text, first_token_us, generation_us, has_attention, surprise_strip, search)
-    select (lpad(to_hex(1767225600000 + n * 900000), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid, 'r' || n,
-        timestamptz '2026-01-01 00:00Z' + n * interval '15 minutes',
+    select (lpad(to_hex(4102444800000 + n * 900000), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid, 'r' || n,
+        timestamptz '2100-01-01 00:00Z' + n * interval '15 minutes',
         case when n = 100 then 'running' when n % 7 = 0 then 'failed' when n % 11 = 0 then 'cancelled' else 'done' end,
         case when n % 7 = 0 then 'error' when n % 11 = 0 then 'cancelled' when n % 5 = 0 then 'length' else 'stop' end,
         'openai', case n % 3 when 0 then 'a' when 1 then 'b' end, case when n % 2 = 0 then 'ann' end,
@@ -20,7 +22,7 @@ const RUNS: &str = "
     from generate_series(0, 288) n";
 
 fn today() -> NaiveDate {
-    NaiveDate::from_ymd_opt(2026, 1, 4).unwrap()
+    NaiveDate::from_ymd_opt(2100, 1, 4).unwrap()
 }
 
 async fn read(store: &Store, scope: &Scope, query: &StatisticsQuery) -> Statistics {
@@ -122,15 +124,21 @@ async fn mod_call_time_is_counted_once_per_past_day() {
     let data = Data::new();
     let store = data.open().await;
     let url = data.url();
+    // The store's maintenance measures runs, unless another connection has this lock.
+    let mut lock_holder = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("select pg_advisory_lock(7237120550122)").execute(&mut lock_holder).await.unwrap();
     psql(&url, RUNS).await;
     psql(&url, CALLS).await;
     let query = &queries()[0];
     assert_eq!(read(&store, &Scope::All, query).await.mod_calls, [], "runs of earlier versions are not measured yet");
+    sqlx::raw_sql("select pg_advisory_unlock(7237120550122)").execute(&mut lock_holder).await.unwrap();
+    lock_holder.close().await.unwrap();
 
     // Two servers measure and count at the same time.
     let other = data.open().await;
     let (first, second) = tokio::join!(store.count_days(today()), other.count_days(today()));
     first.and(second).unwrap();
+    wait_for_psql(&url, "select count(*) from runs where status <> 'running' and mod_call_names is null", "0").await;
     let all = read(&store, &Scope::All, query).await;
     // 288 ended runs: 216 with x, 72 with y. Run 288 is of a day that is not counted.
     let x = calls(&all, "x");
@@ -298,15 +306,15 @@ async fn day_that_cannot_be_counted_does_not_stop_the_others() {
     let url = data.url();
     psql(&url, RUNS).await;
     let before = read(&store, &Scope::All, &queries()[0]).await;
-    let check = "alter table run_stats add constraint failing check (hour < '2026-01-02 00:00Z' or hour >= '2026-01-03 00:00Z')";
+    let check = "alter table run_stats add constraint failing check (hour < '2100-01-02 00:00Z' or hour >= '2100-01-03 00:00Z')";
     psql(&url, check).await;
     let error = store.count_days(today()).await.unwrap_err().to_string();
     assert!(error.contains("failing"), "{error}");
     let counted = "select string_agg(day::text, ' ' order by day) from run_stats_days";
-    assert_eq!(psql(&url, counted).await, "2026-01-01 2026-01-03");
+    assert_eq!(psql(&url, counted).await, "2100-01-01 2100-01-03");
     assert_eq!(read(&store, &Scope::All, &queries()[0]).await, before);
     psql(&url, "alter table run_stats drop constraint failing").await;
     store.count_days(today()).await.unwrap();
-    assert_eq!(psql(&url, counted).await, "2026-01-01 2026-01-02 2026-01-03");
+    assert_eq!(psql(&url, counted).await, "2100-01-01 2100-01-02 2100-01-03");
     store.close().await;
 }

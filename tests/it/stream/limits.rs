@@ -118,11 +118,12 @@ async fn too_large_message_is_rejected_with_reason() {
 async fn only_idle_connections_are_closed() {
     let server = Server::start(&["--socket-idle", "1", "--run-timeout", "20"]);
     server.wait_ready().await;
-    let (mut idle, mut generating) = (Client::connect(&server).await, Client::connect(&server).await);
+    let mut generating = Client::connect(&server).await;
     generating.send(&super::endless()).await;
     generating.until(|message| message["index"] == 1).await;
     generating.send(&json!({"type": "control", "action": "pause"})).await;
     generating.until_status("pause").await;
+    let mut idle = Client::connect(&server).await;
     idle.run(&short_run()).await;
     assert!(matches!(idle.next().await, Next::Closed(Some(1001))));
     generating.send(&json!({"type": "control", "action": "resume"})).await;
@@ -134,7 +135,7 @@ async fn only_idle_connections_are_closed() {
 
 #[tokio::test]
 async fn run_rate_is_limited_on_every_route() {
-    let server = Server::start(&["--api-key", "one,two", "--rate-limit", "4"]);
+    let server = Server::start(&["--api-key", "one,two", "--rate-limit", "1", "--rate-burst", "4"]);
     server.wait_ready().await;
     let post = async |path: &str, key: &str, body: Value| {
         let request = harness::http().post(format!("{}{path}", server.base)).bearer_auth(key).json(&body);
