@@ -21,9 +21,15 @@ pub struct ServerArgs {
     /// PEM file of certificates to trust over https: that of the server or of its certificate authority; default: the system's
     #[arg(long, env = "THUNDER_SERVER_CA", value_name = "FILE")]
     pub server_ca: Option<PathBuf>,
-    /// API key for the server
-    #[arg(long, env = "THUNDER_API_KEY", value_name = "KEY", hide_env_values = true)]
-    pub api_key: Option<Secret>,
+    /// API key for the server; of several, as `thunder serve` takes them, the first
+    #[arg(
+        long = "api-key",
+        env = "THUNDER_API_KEY",
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true
+    )]
+    pub api_keys: Vec<Secret>,
 }
 
 /// A client of one server.
@@ -38,15 +44,40 @@ impl ServerArgs {
     /// Returns the named server, which must respond, else the one on the default address, if any.
     pub async fn find(&self) -> anyhow::Result<Option<Server>> {
         match &self.server {
-            Some(url) => Server::at(url, self.server_ca.as_deref(), self.api_key.clone()).await.map(Some),
+            Some(url) => Server::at(url, self.server_ca.as_deref(), self.key()).await.map(Some),
             None => Ok(self.on_default_address().await),
+        }
+    }
+
+    /// Returns the server like [`Self::find`], or `None` if the command line has a flag for this process, `local_flag`.
+    /// `is_given` returns true for flags given on the command line.
+    pub async fn find_unless(
+        &self,
+        local_flag: Option<String>,
+        is_given: impl Fn(&str) -> bool,
+    ) -> anyhow::Result<Option<Server>> {
+        match local_flag {
+            None => self.find().await,
+            Some(flag) if is_given("server") => {
+                bail!("{flag} is for this process and cannot be combined with --server; remove one of them")
+            }
+            Some(_) => Ok(None),
         }
     }
 
     /// Returns the server on the default address, if one runs.
     pub async fn on_default_address(&self) -> Option<Server> {
-        Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), None, self.api_key.clone()).await.ok()
+        Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), None, self.key()).await.ok()
     }
+
+    fn key(&self) -> Option<Secret> {
+        self.api_keys.first().cloned()
+    }
+}
+
+/// Returns the first of the flags that `is_given` accepts, as it is written on the command line.
+pub fn find_given(flags: &[&str], is_given: impl Fn(&str) -> bool) -> Option<String> {
+    flags.iter().find(|&&id| is_given(id)).map(|id| format!("--{}", id.replace('_', "-")))
 }
 
 impl Server {
@@ -148,4 +179,22 @@ pub fn error_message(body: &str) -> Option<String> {
         Some(pointer) if !message.contains(pointer) => format!("{pointer}: {message}"),
         _ => message.to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ServerArgs;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        server: ServerArgs,
+    }
+
+    #[test]
+    fn first_of_several_keys_is_used() {
+        let line = Line::parse_from(["thunder", "--api-key", "first,second", "--api-key", "third"]);
+        assert_eq!(line.server.key().unwrap().reveal(), "first");
+    }
 }

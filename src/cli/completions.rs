@@ -1,4 +1,4 @@
-use super::Cli;
+use super::{Cli, output};
 use clap::CommandFactory;
 use clap_complete::Shell;
 use std::process::ExitCode;
@@ -11,7 +11,9 @@ pub struct Args {
 }
 
 /// Prints the completions.
-pub fn completions(args: &Args) -> ExitCode {
-    clap_complete::generate(args.shell, &mut Cli::command(), "thunder", &mut std::io::stdout());
-    ExitCode::SUCCESS
+pub fn completions(args: &Args) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "thunder", &mut script);
+    output::print(script)?;
+    Ok(ExitCode::SUCCESS)
 }

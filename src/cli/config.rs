@@ -1,4 +1,5 @@
 use super::config_file::ConfigFile;
+use super::output;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 use std::fmt::Write as _;
@@ -35,7 +36,7 @@ pub fn config(file: Option<&ConfigFile>) -> anyhow::Result<ExitCode> {
         }
         write_flag(&mut text, flag, matches, file)?;
     }
-    print!("{text}");
+    output::print(text)?;
     Ok(ExitCode::SUCCESS)
 }
 

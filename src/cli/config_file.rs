@@ -1,5 +1,6 @@
 //! The configuration file: flags by their long names, with lower precedence than the command line and the environment.
 
+use super::precedence::{conflict, flag_source};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use std::ffi::{OsStr, OsString};
@@ -63,7 +64,7 @@ impl ConfigFile {
     }
 
     /// Returns the command line with the file's flags for the command that it selects. Flags that the command line or the
-    /// environment sets are left out.
+    /// environment sets are left out, and flags that conflict with these.
     pub fn add_to(
         &self,
         words: &[OsString],
@@ -90,32 +91,45 @@ impl ConfigFile {
             (command, matches) = (found, inner);
             names.push(name.to_owned());
         }
-        let mut flags = Vec::new();
+        let mut shared = Table::new();
         for (key, value) in &self.table {
             match (value, root.find_subcommand(key)) {
                 (Value::Table(own), Some(owner)) => {
-                    for (flag, value) in own {
-                        let found = flag_named(owner, flag).ok_or_else(|| InvalidConfig::UnknownFlagOfCommand {
-                            command: key.clone(),
-                            flag: flag.clone(),
-                        })?;
-                        if names.first() == Some(key) && names.len() == 1 && !is_set(matches, found) {
-                            add(&mut flags, found, flag, value)?;
-                        }
+                    if let Some(flag) = own.keys().find(|flag| find_flag(root, owner, flag).is_none()) {
+                        let (command, flag) = (key.clone(), flag.clone());
+                        return Err(InvalidConfig::UnknownFlagOfCommand { command, flag });
                     }
                 }
                 _ if !has_flag(root, key) => return Err(InvalidConfig::UnknownFlag(key.clone())),
-                _ => {
-                    let own = names.first().and_then(|name| self.table.get(name)).and_then(Value::as_table);
-                    let overridden = own.is_some_and(|own| own.contains_key(key));
-                    if let Some(found) = flag_named(command, key)
-                        && !overridden
-                        && !is_set(matches, found)
-                    {
-                        add(&mut flags, found, key, value)?;
-                    }
+                _ => drop(shared.insert(key.clone(), value.clone())),
+            }
+        }
+        // The tables of the command, the more explicit one first. `thunder doctor` checks what `thunder serve` would do.
+        let own = match &names[..] {
+            [name] if name == "doctor" => vec!["doctor", "serve"],
+            [name] => vec![name.as_str()],
+            _ => Vec::new(),
+        };
+        let own = own.into_iter().filter_map(|name| self.table.get(name)?.as_table());
+        let known = command.get_arguments().chain(root.get_arguments().filter(|flag| flag.is_global_set()));
+        // A flag with the value false overrides only itself.
+        let mut set: Vec<(&Arg, bool)> =
+            known.filter(|flag| is_set(matches, flag)).map(|flag| (flag, is_false(matches, flag))).collect();
+        let mut flags = Vec::new();
+        for table in own.chain([&shared]) {
+            let (mut added, mut words) = (Vec::new(), Vec::new());
+            for (key, value) in table {
+                let Some(flag) = find_flag(root, command, key) else { continue };
+                let overrides = |&(other, is_false): &(&Arg, bool)| {
+                    other.get_id() == flag.get_id() || !is_false && conflict(command, other, flag)
+                };
+                if !set.iter().any(overrides) {
+                    add(&mut words, flag, key, value)?;
+                    added.push((flag, value.as_bool() == Some(false)));
                 }
             }
+            set.extend(added);
+            flags.splice(0..0, words);
         }
         Ok(((!names.is_empty()).then_some(names), flags))
     }
@@ -140,10 +154,20 @@ fn flag_named<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     command.get_arguments().filter(|flag| flag.get_long() != Some("help")).find(is_named)
 }
 
+/// Returns the flag of a command, or of all commands.
+fn find_flag<'a>(root: &'a Command, command: &'a Command, name: &str) -> Option<&'a Arg> {
+    flag_named(command, name).or_else(|| flag_named(root, name).filter(|flag| flag.is_global_set()))
+}
+
 /// Returns true if the command line or the environment sets a flag.
 fn is_set(matches: &ArgMatches, flag: &Arg) -> bool {
-    let source = matches.try_contains_id(flag.get_id().as_str()).ok().and(matches.value_source(flag.get_id().as_str()));
-    matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+    matches!(flag_source(matches, flag), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
+}
+
+/// Returns true if a flag without a value is set to false.
+fn is_false(matches: &ArgMatches, flag: &Arg) -> bool {
+    let value = matches.try_get_one::<bool>(flag.get_id().as_str());
+    !flag.get_action().takes_values() && matches!(value, Ok(Some(false)))
 }
 
 fn add(flags: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Result<(), InvalidConfig> {
@@ -208,6 +232,52 @@ mod tests {
         assert_eq!(line("thunder serve"), "thunder serve --ctx-size=512 --threads=3");
         assert_eq!(line("thunder serve -t 4 -c 64"), "thunder serve -t 4 -c 64");
         assert_eq!(line("thunder --log info run hi"), "thunder --log info run --ctx-size=512 --threads=2 hi");
+    }
+
+    #[test]
+    fn flags_of_all_commands_apply() {
+        let line = |file, line| read(file, line).unwrap().join(" ");
+        let file = "log = 'debug'\n[serve]\nlog = 'info'\nlog-format = 'json'\n";
+        assert_eq!(line(file, "thunder run hi"), "thunder run --log=debug hi");
+        assert_eq!(line(file, "thunder db status"), "thunder db status --log=debug");
+        assert_eq!(line(file, "thunder serve"), "thunder serve --log=info --log-format=json");
+        assert_eq!(line(file, "thunder --log warn serve"), "thunder --log warn serve --log-format=json");
+    }
+
+    #[test]
+    fn false_overrides_only_the_flag_itself() {
+        let line = |file| read(file, "thunder serve").unwrap().join(" ");
+        assert_eq!(line("model = 'a'\n[serve]\nno-model = false\n"), "thunder serve --model=a");
+        assert_eq!(line("model = 'a'\n[serve]\nno-model = true\n"), "thunder serve --no-model");
+        assert_eq!(line("no-model = true\n[serve]\nno-model = false\n"), "thunder serve");
+    }
+
+    #[test]
+    fn doctor_checks_the_flags_of_serve() {
+        let file = "port = 1\n[serve]\nport = 2\nmlock = true\nlist-devices = true\n[doctor]\nhost = 'a'\n";
+        assert_eq!(read(file, "thunder doctor").unwrap().join(" "), "thunder doctor --mlock --port=2 --host=a");
+        let added = read(file, "thunder doctor --port 3").unwrap().join(" ");
+        assert_eq!(added, "thunder doctor --mlock --host=a --port 3");
+    }
+
+    #[test]
+    fn conflicting_flags_of_the_file_are_overridden() {
+        let line = |file, line| read(file, line).unwrap().join(" ");
+        let file = "hf-repo = 'user/model'\nhf-file = 'a.gguf'\n[serve]\nmodel = 'b.gguf'\n[run]\nsystem = 'Hi'\n";
+        assert_eq!(line(file, "thunder run hi -m c.gguf --raw"), "thunder run hi -m c.gguf --raw");
+        assert_eq!(line(file, "thunder run hi --model-url x"), "thunder run --system=Hi hi --model-url x");
+        assert_eq!(line(file, "thunder serve"), "thunder serve --model=b.gguf");
+        assert_eq!(line(file, "thunder serve --no-model"), "thunder serve --no-model");
+        let pull = line("hf-repo = 'user/model'", "thunder models pull user/other");
+        assert_eq!(pull, "thunder models pull user/other");
+        let error = read("model = 'a'\nmodel-url = 'b'", "thunder serve").unwrap_err();
+        assert!(error.contains("cannot be used with"), "{error}");
+    }
+
+    #[test]
+    fn clients_accept_all_keys_of_the_server() {
+        let added = read("api-key = ['a', 'b']", "thunder run hi").unwrap();
+        assert_eq!(added.join(" "), "thunder run --api-key=a --api-key=b hi");
     }
 
     #[test]

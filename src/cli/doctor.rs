@@ -1,4 +1,4 @@
-use super::{hub, startup};
+use super::{hub, output, startup};
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
 use crate::config::{Config, ModSandbox, bundled_model};
 use crate::model::llama::{backend, devices, missing_gpu_reason};
@@ -60,21 +60,22 @@ impl Finding {
 
 /// Runs all checks and prints a line for each.
 pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
-    println!("thunder {} on {}, {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS, std::env::consts::ARCH);
+    let (os, machine) = (std::env::consts::OS, std::env::consts::ARCH);
+    output::print_line(format_args!("thunder {} on {os}, {machine}", env!("CARGO_PKG_VERSION")))?;
     // The check of a model that is not in the cache would have to download it.
     args.engine.hub.offline = true;
     if let Err(error) = hub::set_model(&mut args.engine).await {
-        print("model", &Finding::fails(super::with_causes(&error)));
+        print("model", &Finding::fails(super::with_causes(&error)))?;
         return Ok(ExitCode::FAILURE);
     }
     let config = match Config::new(args.engine, args.data, &args.server) {
         Ok(config) => config,
         Err(error) => {
-            print("configuration", &Finding::fails(error));
+            print("configuration", &Finding::fails(error))?;
             return Ok(ExitCode::FAILURE);
         }
     };
-    let mut can_start = print("configuration", &Finding::works("all flags are valid"));
+    let mut can_start = print("configuration", &Finding::works("all flags are valid"))?;
     let no_model = config.server.cluster.no_model;
     let path = match &config.engine.model {
         Some(path) => Ok(path.clone()),
@@ -85,30 +86,30 @@ pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
         Ok(path) => spawn_blocking(move || check_model(&path)).await?,
         Err(error) => Finding::fails(format!("cannot unpack the bundled model: {error}")),
     };
-    can_start &= print("model", &model);
-    can_start &= print("devices", &spawn_blocking(check_devices).await?);
-    can_start &= print("addresses", &check_addresses(&config).await);
-    can_start &= print("data directory", &check_disk(&config.data.dir));
-    can_start &= print("database", &check_database(&config).await);
+    can_start &= print("model", &model)?;
+    can_start &= print("devices", &spawn_blocking(check_devices).await?)?;
+    can_start &= print("addresses", &check_addresses(&config).await)?;
+    can_start &= print("data directory", &check_disk(&config.data.dir))?;
+    can_start &= print("database", &check_database(&config).await)?;
     let python = startup::python_mods(&config.engine.mods);
     let (interpreter, launcher) = (python.interpreter().is_ok(), python.launcher.clone());
-    can_start &= print("Python", &spawn_blocking(move || check_python(&python)).await?);
+    can_start &= print("Python", &spawn_blocking(move || check_python(&python)).await?)?;
     if interpreter {
         let policy = config.engine.mods.sandbox;
-        can_start &= print("mod sandbox", &spawn_blocking(move || check_sandbox(policy, launcher.as_ref())).await?);
+        can_start &= print("mod sandbox", &spawn_blocking(move || check_sandbox(policy, launcher.as_ref())).await?)?;
     }
     Ok(if can_start { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints a finding. Returns false if it prevents a start.
-fn print(subject: &str, finding: &Finding) -> bool {
+fn print(subject: &str, finding: &Finding) -> std::io::Result<bool> {
     let verdict = match finding.verdict {
         Verdict::Works => "ok",
         Verdict::Limited => "warning",
         Verdict::Fails => "FAILED",
     };
-    println!("{verdict:<8} {subject:<14} {}", finding.text);
-    finding.verdict != Verdict::Fails
+    output::print_line(format_args!("{verdict:<8} {subject:<14} {}", finding.text))?;
+    Ok(finding.verdict != Verdict::Fails)
 }
 
 /// Checks the file in another process, because llama.cpp aborts on some damaged files.

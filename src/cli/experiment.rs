@@ -1,4 +1,5 @@
 use super::client::{Server, ServerArgs};
+use super::output;
 use super::printer::escape_control_characters;
 use super::progress::{Progress, TaskProgress};
 use super::signals::EndSignals;
@@ -74,9 +75,9 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
         std::fs::write(file, cells).with_context(|| format!("cannot write {}", file.display()))?;
     }
     if args.json {
-        println!("{experiment}");
+        output::print_line(&experiment)?;
     } else {
-        print!("{}", table(&experiment));
+        output::print(table(&experiment))?;
     }
     let counts = &experiment["summary"]["counts"];
     let errors = score_errors(&experiment);
@@ -196,7 +197,7 @@ fn row(definition: &Value, cell: &Value) -> [String; COLUMNS.len()] {
         short(&parameters(&definition["parameters"][index("parameters")])),
         cell["seed"].to_string(),
         cell["state"].as_str().unwrap_or_default().to_owned(),
-        cell["completion_tokens"].to_string(),
+        number(&cell["completion_tokens"]),
         number(&cell["score"]),
         short(answer),
     ]
@@ -262,6 +263,15 @@ mod tests {
                         2     a {\"x\":1}, b  failed  6              a b ␛[31m\n";
         assert_eq!(table(&experiment()), expected);
         assert_eq!(outcome(&experiment()), "2 cells: 1 done, 1 failed; mean score 0.50");
+    }
+
+    #[test]
+    fn cell_without_run_has_no_tokens() {
+        let mut experiment = experiment();
+        let cell = json!({"prompt": 0, "mods": 0, "parameters": 0, "seed": 1, "cell": 2, "state": "pending",
+            "completion_tokens": null, "score": null, "output_preview": "", "error": null});
+        experiment["grid"].as_array_mut().unwrap().push(cell);
+        assert!(table(&experiment).ends_with("\n3     none          pending\n"), "{}", table(&experiment));
     }
 
     #[test]

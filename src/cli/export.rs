@@ -1,4 +1,5 @@
-use super::client::ServerArgs;
+use super::client::{Server, ServerArgs, find_given};
+use super::output;
 use super::progress::Progress;
 use super::startup;
 use crate::config::DataConfig;
@@ -8,7 +9,6 @@ use crate::store::RecorderChannel;
 use crate::trace::document::Document;
 use anyhow::{Context, bail};
 use reqwest::Method;
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -27,31 +27,42 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Exports a run.
-pub async fn export(args: Args) -> anyhow::Result<ExitCode> {
-    let document = document(&args.id, &args.server, args.data).await?;
+/// Exports a run. `is_given` returns true for flags given on the command line.
+pub async fn export(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+    let document = document(&args.id, &args.server, args.data, is_given).await?;
     let payload = document.write();
     match args.output {
         Some(path) => {
             std::fs::write(&path, payload).with_context(|| format!("cannot write {}", path.display()))?;
             eprintln!("{}: run {} with {} events", path.display(), document.request.request_id, document.events.len());
         }
-        None => std::io::stdout().lock().write_all(&payload)?,
+        None => output::print(&payload)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns a recorded run, from the running server, else from the database. With `--data-dir`, always from the database.
-pub async fn document(id: &str, server: &ServerArgs, data: DataFlags) -> anyhow::Result<Document> {
-    let own_database = data.data_dir.is_some();
-    let server = if own_database { None } else { server.find().await? };
-    match server {
+/// Returns a recorded run, from the server that [`server_unless_database`] returns, else from the database.
+pub async fn document(
+    id: &str,
+    server: &ServerArgs,
+    data: DataFlags,
+    is_given: impl Fn(&str) -> bool,
+) -> anyhow::Result<Document> {
+    match server_unless_database(server, is_given).await? {
         Some(server) => {
             let bytes = server.send(server.request(Method::GET, &run_path(id)?)).await?.bytes().await?;
             Document::parse(&bytes).context("the server's response is not a run")
         }
         None => from_database(id, DataConfig::try_from(data)?).await,
     }
+}
+
+/// Returns the named or running server, or `None` if the command line selects a database.
+pub async fn server_unless_database(
+    server: &ServerArgs,
+    is_given: impl Fn(&str) -> bool,
+) -> anyhow::Result<Option<Server>> {
+    server.find_unless(find_given(&["data_dir", "database_url"], &is_given), is_given).await
 }
 
 /// Returns the path of a run in the API. The id is escaped as one path segment.

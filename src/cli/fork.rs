@@ -1,4 +1,6 @@
 use super::export::run_path;
+use super::output;
+use super::printer::escape_control_characters;
 use super::run_target::{self, RunTarget, RunTargetArgs};
 use super::signals::EndSignals;
 use anyhow::{Context, bail};
@@ -9,7 +11,8 @@ use std::process::ExitCode;
 /// Continue a recorded run from one of its steps, with or without a change
 ///
 /// The new runs keep the tokens before the step, the position of the random generator and the states of the mods. Without a
-/// change the run is repeated. It runs on the same server or process as `thunder run` would.
+/// change the run is repeated. It runs on the same server or process as `thunder run` would. An engine in this process reads
+/// the run from the database; while a server uses an embedded database, no other process can open it.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Run id or `request_id`
@@ -59,7 +62,7 @@ pub struct Args {
 /// Forks a run and prints the answers. `is_given` returns true for flags given on the command line.
 pub async fn fork(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let body = body(&args)?;
-    let target = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
+    let target = match signals.run_until_signal(args.target.open(&args.mods, true, is_given)).await {
         Ok(opened) => opened?.0,
         Err(code) => return Ok(code),
     };
@@ -142,13 +145,14 @@ async fn start(target: &RunTarget, args: &Args, body: &Value) -> anyhow::Result<
         let id = run["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
         let (_, summary) = run_target::ended(server, &id).await?;
         if !args.json {
-            println!("{id}  {}", summary["output_preview"].as_str().unwrap_or_default());
-            eprintln!("replay: {}", server.replay(&id));
+            let preview = escape_control_characters(summary["output_preview"].as_str().unwrap_or_default());
+            output::print_line(format_args!("{id}  {preview}"))?;
+            eprintln!("replay: {}", target.replay(&id));
         }
         run["run"] = summary;
     }
     if args.json {
-        println!("{answer}");
+        output::print_line(answer)?;
     }
     Ok(())
 }

@@ -1,4 +1,6 @@
 use super::client::ServerArgs;
+use super::export::server_unless_database;
+use super::output;
 use super::progress::Progress;
 use super::startup;
 use crate::config::DataConfig;
@@ -26,8 +28,9 @@ pub struct Args {
     data: DataFlags,
 }
 
-/// Checks all files, then records them. If one file is invalid, none is recorded.
-pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
+/// Checks all files, then records them. If one file is invalid, none is recorded. `is_given` returns true for flags given on
+/// the command line.
+pub async fn ingest(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
     let mut documents = Vec::new();
     let mut invalid = 0;
     for name in &args.files {
@@ -45,17 +48,16 @@ pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
     }
     if args.check {
         for (name, _, document) in &documents {
-            println!("{name}: run {} with {} events", document.request.request_id, document.events.len());
+            let (id, events) = (&document.request.request_id, document.events.len());
+            output::print_line(format_args!("{name}: run {id} with {events} events"))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let own_database = args.data.data_dir.is_some();
-    let server = if own_database { None } else { args.server.find().await? };
-    if let Some(server) = server {
+    if let Some(server) = server_unless_database(&args.server, is_given).await? {
         for (name, payload, document) in documents {
             let request = server.request(Method::POST, "/ingest").header("content-type", "application/json");
             server.send(request.body(payload)).await.with_context(|| name.clone())?;
-            println!("{}", server.replay(&document.request.request_id));
+            output::print_line(server.replay(&document.request.request_id))?;
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -65,12 +67,10 @@ pub async fn ingest(args: Args) -> anyhow::Result<ExitCode> {
     let store = store?;
     let mut result = Ok(ExitCode::SUCCESS);
     for (name, _, document) in documents {
-        match store.ingest(&Scope::All, None, document).await {
-            Ok(ingested) => println!("{}", ingested.run_id),
-            Err(error) => {
-                result = Err(error).with_context(|| name.clone());
-                break;
-            }
+        let ingested = store.ingest(&Scope::All, None, document).await.map_err(anyhow::Error::from);
+        if let Err(error) = ingested.and_then(|ingested| Ok(output::print_line(ingested.run_id)?)) {
+            result = Err(error.context(name.clone()));
+            break;
         }
     }
     store.close().await;

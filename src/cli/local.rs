@@ -7,7 +7,7 @@ use super::client::Server;
 use super::progress::Progress;
 use super::startup;
 use crate::api::router;
-use crate::config::{Config, KeyHash, SecurityConfig};
+use crate::config::{Config, KeyHash, Rights, SecurityConfig};
 use crate::events::{RunId, Signal, TraceItem, system};
 use crate::mods::{ModRegistry, source_store};
 use crate::server::mods::{store_used_versions, used_files};
@@ -46,8 +46,9 @@ impl LocalEngine {
     ) -> anyhow::Result<(Self, Server)> {
         let key: [u8; 32] = system::random();
         let key = key.map(|byte| format!("{byte:02x}")).concat();
-        config.server.credentials.security =
-            SecurityConfig { keys: vec![KeyHash::new(&key)], ..SecurityConfig::default() };
+        // `thunder fork` reads runs of other processes, which have other keys.
+        let admin = KeyHash::new(&key).with_rights(Rights { admin: true, ..Rights::default() });
+        config.server.credentials.security = SecurityConfig { keys: vec![admin], ..SecurityConfig::default() };
         config.server.listen = vec![SocketAddr::from((Ipv4Addr::LOCALHOST, 0))];
         let listeners = Listeners::bind(&config.server.listen).await?;
         let address = listeners.addresses()[0];
@@ -99,6 +100,23 @@ impl LocalEngine {
         tokio::time::timeout(DOCUMENT_TIMEOUT, documents.recv()).await.ok()?
     }
 
+    /// Ends the active runs and returns the runs that [`Self::document`] has not returned.
+    pub async fn stop(&mut self) -> Vec<Document> {
+        /// Maximum wait for the end of the channel after the last run.
+        const END_TIMEOUT: Duration = Duration::from_millis(500);
+        // This process is the only client, and all its requests have been answered.
+        self.serving.abort();
+        self.app.set_state(ServerState::Stopping);
+        self.app.models().stop().await;
+        let mut remaining = Vec::new();
+        if let Some(documents) = &mut self.documents {
+            while let Ok(Some(document)) = tokio::time::timeout(END_TIMEOUT, documents.recv()).await {
+                remaining.push(document);
+            }
+        }
+        remaining
+    }
+
     /// Stores the sources of a run's mod files in the data directory, where the server reads them. Returns their
     /// hashes.
     pub fn publish_sources(&self, document: &Document) -> Vec<String> {
@@ -118,15 +136,23 @@ impl LocalEngine {
     }
 
     /// Stops the engine, and then the database.
-    pub async fn finish(self) {
-        // This process is the only client, and all its requests have been answered.
-        self.serving.abort();
-        self.app.set_state(ServerState::Stopping);
-        self.app.models().stop().await;
+    pub async fn finish(mut self) {
+        self.stop().await;
         self.app.set_state(ServerState::Stopped);
         if let Ok(store) = self.app.store() {
             store.clone().close().await;
         }
+    }
+}
+
+#[cfg(test)]
+impl LocalEngine {
+    /// Creates an engine without a model, with these finished runs.
+    pub fn with_documents(config: Config, finished: Vec<Document>) -> Self {
+        let (sender, documents) = mpsc::unbounded_channel();
+        finished.into_iter().for_each(|document| drop(sender.send(document)));
+        let app = App::new(Arc::new(config), Arc::new(ModRegistry::with_builtin()), system::now);
+        Self { app, serving: tokio::spawn(async {}), documents: Some(documents) }
     }
 }
 

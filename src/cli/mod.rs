@@ -3,6 +3,9 @@
 //! [`main`] parses the arguments, the environment and the configuration file, and runs the selected command with its flags.
 //! Results go to standard output, everything else to standard error.
 
+#[macro_use]
+mod output;
+
 mod chat;
 mod client;
 mod completions;
@@ -22,6 +25,7 @@ mod man;
 mod mod_worker;
 mod models;
 mod mods;
+mod precedence;
 mod printer;
 mod probe;
 mod progress;
@@ -114,10 +118,9 @@ pub fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let command = command();
-    let given = match command.clone().try_get_matches_from(&translated.words) {
-        Ok(given) => given,
-        Err(error) => error.exit(),
+    let (command, given) = match precedence::parse(command(), &translated.words) {
+        (command, Ok(given)) => (command, given),
+        (_, Err(error)) => error.exit(),
     };
     let mut cli = match Cli::from_arg_matches(&given) {
         Ok(cli) => cli,
@@ -143,7 +146,7 @@ pub fn main() -> ExitCode {
         Err(error) => return failed(&error.into()),
     };
     let result = runtime.block_on(async {
-        let result = Box::pin(execute(cli.command, &given, file.as_ref())).await;
+        let result = Box::pin(execute(cli.command, given, file.as_ref())).await;
         // PostgreSQL must stop even if the command fails.
         Store::stop_servers().await;
         result
@@ -181,26 +184,23 @@ fn with_file(
 }
 
 /// Runs a command until it ends or a signal ends it. `matches` holds the flags without those of the configuration file.
-async fn execute(command: Command, matches: &clap::ArgMatches, file: Option<&ConfigFile>) -> anyhow::Result<ExitCode> {
+async fn execute(command: Command, matches: clap::ArgMatches, file: Option<&ConfigFile>) -> anyhow::Result<ExitCode> {
+    let is_given = move |id: &str| is_given(&matches, id);
     match command {
         Command::Serve(args) => Box::pin(serve::serve(*args, EndSignals::new()?)).await,
-        Command::Run(args) => Box::pin(run::run(args, |id| is_given(matches, "run", id), EndSignals::new()?)).await,
-        Command::Chat(args) => Box::pin(chat::chat(args, |id| is_given(matches, "chat", id), EndSignals::new()?)).await,
-        Command::Replay(args) => {
-            Box::pin(replay::replay(*args, |id| is_given(matches, "replay", id), EndSignals::new()?)).await
-        }
-        Command::Fork(args) => {
-            Box::pin(fork::fork(*args, |id| is_given(matches, "fork", id), EndSignals::new()?)).await
-        }
+        Command::Run(args) => Box::pin(run::run(args, is_given, EndSignals::new()?)).await,
+        Command::Chat(args) => Box::pin(chat::chat(args, is_given, EndSignals::new()?)).await,
+        Command::Replay(args) => Box::pin(replay::replay(*args, is_given, EndSignals::new()?)).await,
+        Command::Fork(args) => Box::pin(fork::fork(*args, is_given, EndSignals::new()?)).await,
         Command::Experiment(args) => Box::pin(experiment::experiment(args, EndSignals::new()?)).await,
-        Command::Ingest(args) => until_signal(ingest::ingest(args)).await,
-        Command::Export(args) => until_signal(export::export(args)).await,
+        Command::Ingest(args) => until_signal(ingest::ingest(args, is_given)).await,
+        Command::Export(args) => until_signal(export::export(args, is_given)).await,
         Command::Db(args) => until_signal(db::db(args)).await,
         Command::Models(args) => until_signal(models::models(args)).await,
-        Command::Mods(args) => until_signal(mods::mods(*args)).await,
+        Command::Mods(args) => until_signal(mods::mods(*args, is_given)).await,
         Command::Config(_) => config::config(file),
         Command::Doctor(args) => until_signal(doctor::doctor(*args)).await,
-        Command::Completions(args) => Ok(completions::completions(&args)),
+        Command::Completions(args) => completions::completions(&args),
         Command::Man(args) => man::man(&args),
         Command::Probe(args) => Ok(probe::probe(&args)),
         Command::ModWorker(args) => Ok(mod_worker::run_worker(&args)),
@@ -221,10 +221,12 @@ async fn until_signal(
     }
 }
 
-/// Returns true if a flag of a command was given on the command line.
-fn is_given(matches: &clap::ArgMatches, command: &str, id: &str) -> bool {
-    let source = matches.subcommand_matches(command).and_then(|given| given.value_source(id));
-    source == Some(clap::parser::ValueSource::CommandLine)
+/// Returns true if a flag of the selected command was given on the command line.
+fn is_given(matches: &clap::ArgMatches, id: &str) -> bool {
+    match matches.subcommand() {
+        Some((_, inner)) => is_given(inner, id),
+        None => matches.value_source(id) == Some(clap::parser::ValueSource::CommandLine),
+    }
 }
 
 fn failed(error: &anyhow::Error) -> ExitCode {

@@ -1,6 +1,7 @@
 //! Display of an answer by `thunder run`.
 
-use std::io::{IsTerminal, Write};
+use super::output;
+use std::io::IsTerminal;
 
 /// A printer of a streamed answer.
 ///
@@ -38,7 +39,7 @@ impl Printer {
         if self.terminal {
             // The retracted text stays on the screen and is repeated dim and struck through.
             let last_line = self.text.rsplit('\n').next().unwrap_or_default().to_owned();
-            self.write_raw(&format!(
+            output::print(format!(
                 "\n\x1b[2m⟲ retracted \x1b[9m{}\x1b[0m\n",
                 escape_control_characters(&retracted).replace('\n', "⏎")
             ))?;
@@ -55,20 +56,13 @@ impl Printer {
             self.text = text;
         }
         if !self.text.ends_with('\n') {
-            self.write_raw("\n")?;
+            output::print("\n")?;
         }
         Ok(())
     }
 
     fn write(&self, text: &str) -> std::io::Result<()> {
-        if self.terminal { self.write_raw(&escape_control_characters(text)) } else { self.write_raw(text) }
-    }
-
-    #[expect(clippy::unused_self, reason = "the printer owns standard output")]
-    fn write_raw(&self, text: &str) -> std::io::Result<()> {
-        let mut out = std::io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        out.flush()
+        if self.terminal { output::print(escape_control_characters(text)) } else { output::print(text) }
     }
 }
 

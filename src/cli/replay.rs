@@ -1,3 +1,4 @@
+use super::output;
 use super::run_target::{self, RunTarget, RunTargetArgs};
 use super::signals::EndSignals;
 use crate::trace::difference::{self, Difference, DifferenceKind};
@@ -49,12 +50,11 @@ pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: En
             let is_same = outcome.difference.is_none();
             if args.json {
                 let new_run = &outcome.new_run;
-                println!(
-                    "{}",
-                    json!({ "same": is_same, "run": args.run, "again": new_run, "difference": outcome.difference })
-                );
+                output::print_line(
+                    json!({ "same": is_same, "run": args.run, "again": new_run, "difference": outcome.difference }),
+                )?;
             } else {
-                print_outcome(&args.run, &outcome);
+                print_outcome(&args.run, &outcome)?;
             }
             Ok(ExitCode::from(u8::from(!is_same)))
         }
@@ -65,18 +65,17 @@ pub async fn replay(args: Args, is_given: impl Fn(&str) -> bool, mut signals: En
     }
 }
 
-fn print_outcome(run: &str, outcome: &Outcome) {
-    match &outcome.difference {
-        None => println!("{run}: the new run does not differ, in {} events", outcome.events),
-        Some(found) => {
-            println!("{run}: the new run differs, first at step {} (event {}):", found.step, found.sequence_order);
-            println!("  recorded: {}", found.recorded);
-            println!("  now:      {}", found.now);
-        }
-    }
+fn print_outcome(run: &str, outcome: &Outcome) -> std::io::Result<()> {
+    output::print_line(match &outcome.difference {
+        None => format!("{run}: the new run does not differ, in {} events", outcome.events),
+        Some(Difference { step, sequence_order, recorded, now, .. }) => format!(
+            "{run}: the new run differs, first at step {step} (event {sequence_order}):\n  recorded: {recorded}\n  now:      {now}"
+        ),
+    })?;
     if let Some(replay) = &outcome.replay {
         eprintln!("replay of the new run: {replay}");
     }
+    Ok(())
 }
 
 async fn verify(
@@ -87,7 +86,7 @@ async fn verify(
     if let Some(name) = args.mods.iter().find(|name| !run_target::is_file(name)) {
         bail!("--mod takes a Python file here, got '{name}'; mods that the server knows need no flag");
     }
-    let mut target = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
+    let mut target = match signals.run_until_signal(args.target.open(&args.mods, false, is_given)).await {
         Ok(opened) => opened?.0,
         Err(code) => return Ok(Err(code)),
     };

@@ -63,24 +63,25 @@ struct Outcome {
 /// Runs the prompt. `is_given` returns true for flags given on the command line.
 pub async fn run(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let attention = !args.no_attention && args.target.engine.captures_attention();
-    let (mut target, names) = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
+    let (mut target, names) = match signals.run_until_signal(args.target.open(&args.mods, false, is_given)).await {
         Ok(opened) => opened?,
         Err(code) => return Ok(code),
     };
     let finished = signals
         .run_until_signal(async {
-            let outcome = stream(target.server(), &args, &names, attention && target.can_record_attention()).await;
-            let replay = match &outcome {
-                Ok(outcome) => target.record(outcome.run_id.as_deref()).await,
-                Err(_) => Ok(None),
-            };
-            (outcome, replay)
+            let (attention, mut outcome) = (attention && target.can_record_attention(), Outcome::default());
+            let streamed = stream(target.server(), &args, &names, attention, &mut outcome).await;
+            let replay = target.record(outcome.run_id.as_deref()).await;
+            (streamed, outcome, replay)
         })
         .await;
     let closed = signals.run_until_signal(Box::pin(target.close())).await;
     match (finished, closed) {
         (Err(code), _) | (_, Err(code)) => Ok(code),
-        (Ok((outcome, replay)), Ok(())) => Ok(report(&outcome?, args.max_tokens, replay?)),
+        (Ok((streamed, outcome, replay)), Ok(())) => {
+            streamed?;
+            Ok(report(&outcome, args.max_tokens, replay?))
+        }
     }
 }
 
@@ -105,20 +106,22 @@ fn report(outcome: &Outcome, max_tokens: u32, replay: Option<String>) -> ExitCod
     ExitCode::SUCCESS
 }
 
-async fn stream(server: &Server, args: &Args, mods: &[String], attention: bool) -> anyhow::Result<Outcome> {
+async fn stream(
+    server: &Server,
+    args: &Args,
+    mods: &[String],
+    attention: bool,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
     let (path, body) = request(args, mods, attention).await?;
     let response = server.send(server.request(Method::POST, path).json(&body)).await?;
     let mut printer = Printer::new(!mods.is_empty());
-    let mut outcome = Outcome {
-        run_id: response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok()).map(str::to_owned),
-        ..Outcome::default()
-    };
+    outcome.run_id = response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut events = Events::new(response);
     while let Some(chunk) = events.next().await? {
-        apply_chunk(&chunk, &mut printer, &mut outcome)?;
+        apply_chunk(&chunk, &mut printer, outcome)?;
     }
-    printer.end()?;
-    Ok(outcome)
+    Ok(printer.end()?)
 }
 
 async fn request(args: &Args, mods: &[String], attention: bool) -> anyhow::Result<(&'static str, Value)> {

@@ -1,6 +1,6 @@
 //! The engine that a command uses, on a server or in this process, and the replays of its runs.
 
-use super::client::{Server, ServerArgs};
+use super::client::{Server, ServerArgs, find_given};
 use super::export::run_path;
 use super::local::{LocalEngine, RecordTarget};
 use super::startup;
@@ -28,24 +28,21 @@ pub struct RunTargetArgs {
 impl RunTargetArgs {
     /// Returns the engine and the names under which it has the mods. Uses the named server, else a running server, else an
     /// engine in this process. A mod given as a file, or a flag for the model or the database, always selects this process.
-    /// `is_given` returns true for flags given on the command line.
+    /// With `reads_runs`, the engine reads recorded runs, and so opens its database even if that is the default one and a
+    /// server runs. `is_given` returns true for flags given on the command line.
     pub async fn open(
         &self,
         mods: &[String],
+        reads_runs: bool,
         is_given: impl Fn(&str) -> bool,
     ) -> anyhow::Result<(RunTarget, Vec<String>)> {
+        const LOCAL_FLAGS: [&str; 5] = ["model", "hf_repo", "model_url", "data_dir", "database_url"];
         if let Some(file) = mods.iter().find(|name| is_file(name) && !Path::new(name).is_file()) {
             bail!("there is no file {file}; --mod takes the name of a mod or a Python file");
         }
-        let in_process = mods.iter().any(|name| is_file(name))
-            || ["model", "hf_repo", "model_url", "data_dir", "database_url"].into_iter().any(&is_given);
-        if in_process && self.server.server.is_some() {
-            bail!(
-                "--model, --hf-repo, --model-url, --data-dir, --database-url and mods given as files are for an engine in this process and cannot be \
-                 combined with --server"
-            );
-        }
-        if !in_process && let Some(server) = self.server.find().await? {
+        let file = mods.iter().find(|name| is_file(name)).map(|file| format!("--mod {file}"));
+        let local_flag = file.or_else(|| find_given(&LOCAL_FLAGS, &is_given));
+        if let Some(server) = self.server.find_unless(local_flag, &is_given).await? {
             return Ok((RunTarget::on(server), mods.to_vec()));
         }
         let registry = ModRegistry::with_builtin();
@@ -58,7 +55,7 @@ impl RunTargetArgs {
                 names.push(name.clone());
             }
         }
-        let own_database = is_given("data_dir") || is_given("database_url");
+        let own_database = reads_runs || is_given("data_dir") || is_given("database_url");
         let started =
             RunTarget::in_process(self.engine.clone(), self.data.clone(), &self.server, registry, own_database);
         let target = Box::pin(started).await?;
@@ -117,33 +114,27 @@ impl RunTarget {
         self.owner.is_none()
     }
 
-    /// Returns the address of a finished run's replay, or `None` if the run was not recorded. Sends the run to the server
+    /// Returns the address of a recorded run's replay.
+    pub fn replay(&self, run_id: &str) -> String {
+        match self.local {
+            Some(_) if self.owner.is_none() => {
+                format!("http://{DEFAULT_ADDRESS}/runs/{run_id} (while `thunder serve` runs)")
+            }
+            _ => self.archive().replay(run_id),
+        }
+    }
+
+    /// Returns the address of an ended run's replay, or `None` if the run was not recorded. Sends the run to the server
     /// that uses the database, if there is one.
     pub async fn record(&mut self, run_id: Option<&str>) -> anyhow::Result<Option<String>> {
         let Some(run_id) = run_id else { return Ok(None) };
-        let (Some(owner), Some(local)) = (&self.owner, &mut self.local) else {
-            return Ok(Some(match self.local {
-                None => self.server.replay(run_id),
-                Some(_) => format!("http://{DEFAULT_ADDRESS}/runs/{run_id} (while `thunder serve` runs)"),
-            }));
-        };
-        let last_run = self.last_run.take().filter(|document| document.request.request_id == run_id);
-        let document = if last_run.is_some() { last_run } else { local.document().await };
-        let Some(document) = document else { return Ok(None) };
-        let sources = local.publish_sources(&document);
-        let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
-        let request = request.header("x-thunder-surface", "cli");
-        let sent = owner.send(request.body(document.write())).await;
-        let has_unread_sources = local.remove_sources(&sources);
-        sent.with_context(|| format!("the run has finished, but the server at {} did not record it", owner.base()))?;
-        if has_unread_sources {
-            tracing::warn!(
-                "the server at {} uses another data directory and lacks the source of the mods: `thunder replay --verify` \
-                 needs them as --mod",
-                owner.base()
-            );
+        if let (Some(owner), Some(local)) = (&self.owner, &mut self.local) {
+            let last_run = self.last_run.take().filter(|document| document.request.request_id == run_id);
+            let document = if last_run.is_some() { last_run } else { ended_run(owner, local, run_id).await? };
+            let Some(document) = document else { return Ok(None) };
+            send(owner, local, &document).await?;
         }
-        Ok(Some(owner.replay(&document.request.request_id)))
+        Ok(Some(self.replay(run_id)))
     }
 
     /// Returns the server with the recorded runs.
@@ -153,8 +144,8 @@ impl RunTarget {
 
     /// Returns the recording of a run that has finished on this engine.
     pub async fn document(&mut self, run_id: &str) -> anyhow::Result<Document> {
-        if let (Some(_), Some(local)) = (&self.owner, &mut self.local) {
-            let document = local.document().await.context("the run was not recorded")?;
+        if let (Some(owner), Some(local)) = (&self.owner, &mut self.local) {
+            let document = ended_run(owner, local, run_id).await?.context("the run was not recorded")?;
             // For `RunTarget::record`.
             self.last_run = Some(document.clone());
             return Ok(document);
@@ -164,10 +155,45 @@ impl RunTarget {
 
     /// Stops the engine if it is in this process.
     pub async fn close(self) {
-        if let Some(local) = self.local {
-            local.finish().await;
+        let Some(mut local) = self.local else { return };
+        if let Some(owner) = &self.owner {
+            for document in local.stop().await {
+                if let Err(error) = send(owner, &local, &document).await {
+                    tracing::warn!("{error:#}");
+                }
+            }
         }
+        local.finish().await;
     }
+}
+
+/// Returns a run of a local engine that has ended. Sends the runs that ended before, whose answers were stopped or failed.
+async fn ended_run(owner: &Server, local: &mut LocalEngine, run_id: &str) -> anyhow::Result<Option<Document>> {
+    while let Some(document) = local.document().await {
+        if document.request.request_id == run_id {
+            return Ok(Some(document));
+        }
+        send(owner, local, &document).await?;
+    }
+    Ok(None)
+}
+
+/// Sends a run of a local engine to the server that uses the database.
+async fn send(owner: &Server, local: &LocalEngine, document: &Document) -> anyhow::Result<()> {
+    let sources = local.publish_sources(document);
+    let request = owner.request(Method::POST, "/ingest").header("content-type", "application/json");
+    let request = request.header("x-thunder-surface", "cli");
+    let sent = owner.send(request.body(document.write())).await;
+    let has_unread_sources = local.remove_sources(&sources);
+    sent.with_context(|| format!("the run has finished, but the server at {} did not record it", owner.base()))?;
+    if has_unread_sources {
+        tracing::warn!(
+            "the server at {} uses another data directory and lacks the source of the mods: `thunder replay --verify` \
+             needs them as --mod",
+            owner.base()
+        );
+    }
+    Ok(())
 }
 
 /// Fetches a run that has finished or is about to finish, with the server's summary of it.
@@ -188,5 +214,88 @@ pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<(Document, V
             return Ok((document, run["run"].take()));
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::document::RequestMeta;
+    use axum::Router;
+    use axum::routing::post;
+    use clap::Parser;
+    use std::sync::{Arc, Mutex};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        target: RunTargetArgs,
+    }
+
+    fn document(id: &str) -> Document {
+        let request = RequestMeta { request_id: id.to_owned(), ..RequestMeta::default() };
+        Document { request, events: Vec::new(), mod_calls: Vec::new(), mod_logs: Vec::new(), actions: Vec::new() }
+    }
+
+    fn local_engine(runs: &[&str]) -> LocalEngine {
+        let folder = std::env::temp_dir().join(format!("thunder-run-target-{}", std::process::id()));
+        let line = Line::parse_from(["thunder", "--data-dir", folder.to_str().unwrap()]);
+        let config = Config::new(line.target.engine, line.target.data, &ServerFlags::default()).unwrap();
+        LocalEngine::with_documents(config, runs.iter().map(|id| document(id)).collect())
+    }
+
+    /// Starts a server that only records; returns its client and the list of the recorded runs.
+    async fn recording_server() -> (Server, Arc<Mutex<Vec<String>>>) {
+        let recorded = Arc::<Mutex<Vec<String>>>::default();
+        let list = Arc::clone(&recorded);
+        let ingest = move |body: String| async move {
+            let document: Value = serde_json::from_str(&body).unwrap();
+            list.lock().unwrap().push(document["request"]["request_id"].as_str().unwrap().to_owned());
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move { axum::serve(listener, Router::new().route("/ingest", post(ingest))).await });
+        (Server::new(format!("http://{address}"), None).unwrap(), recorded)
+    }
+
+    #[tokio::test]
+    async fn stopped_and_failed_runs_are_recorded_without_replacing_the_next_one() {
+        let (owner, recorded) = recording_server().await;
+        let local = local_engine(&["stopped", "first", "failed", "second", "last"]);
+        let mut target =
+            RunTarget { server: owner.clone(), local: Some(local), owner: Some(owner.clone()), last_run: None };
+        assert_eq!(target.record(None).await.unwrap(), None);
+        assert_eq!(target.record(Some("first")).await.unwrap(), Some(owner.replay("first")));
+        assert_eq!(*recorded.lock().unwrap(), ["stopped", "first"]);
+        assert_eq!(target.document("second").await.unwrap().request.request_id, "second");
+        assert_eq!(target.record(Some("second")).await.unwrap(), Some(owner.replay("second")));
+        target.close().await;
+        assert_eq!(*recorded.lock().unwrap(), ["stopped", "first", "failed", "second", "last"]);
+    }
+
+    #[tokio::test]
+    async fn replay_address_is_that_of_the_server_with_the_run() {
+        let server = Server::new("http://server".to_owned(), None).unwrap();
+        let replay = |local, owner| RunTarget { server: server.clone(), local, owner, last_run: None }.replay("id");
+        assert_eq!(replay(None, None), "http://server/runs/id");
+        let owner = Server::new("http://owner".to_owned(), None).unwrap();
+        assert_eq!(replay(Some(local_engine(&[])), Some(owner)), "http://owner/runs/id");
+        let expected = format!("http://{DEFAULT_ADDRESS}/runs/id (while `thunder serve` runs)");
+        assert_eq!(replay(Some(local_engine(&[])), None), expected);
+    }
+
+    #[tokio::test]
+    async fn local_flag_of_the_command_line_excludes_only_a_server_of_the_command_line() {
+        let mut line = Line::parse_from(["thunder"]);
+        line.target.server.server = Some("http://127.0.0.1:1".to_owned());
+        let find = async |given: &[&str]| {
+            let is_given = |id: &str| given.contains(&id);
+            line.target.server.find_unless(find_given(&["model", "data_dir"], is_given), is_given).await
+        };
+        assert!(find(&[]).await.unwrap_err().to_string().contains("no server answers"));
+        assert!(find(&["server"]).await.unwrap_err().to_string().contains("no server answers"));
+        assert!(find(&["data_dir"]).await.unwrap().is_none());
+        let error = find(&["server", "data_dir"]).await.unwrap_err().to_string();
+        assert_eq!(error, "--data-dir is for this process and cannot be combined with --server; remove one of them");
     }
 }

@@ -1,5 +1,6 @@
 //! Start of database, models and mods.
 
+use super::output;
 use super::progress::Progress;
 use crate::config::{Config, DataConfig, EngineConfig, ModSandbox, ModsConfig};
 use crate::events::Recorder;
@@ -127,13 +128,14 @@ pub fn gpu_flag_warning(config: &EngineConfig) -> Option<String> {
 pub fn list_devices() -> anyhow::Result<()> {
     // Messages of llama.cpp go to the log.
     backend()?;
-    println!("Available devices:");
+    output::print_line("Available devices:")?;
     let gpus: Vec<Device> = devices().into_iter().filter(|device| device.gpu).collect();
     for Device { name, description, memory_bytes, free_bytes, .. } in &gpus {
-        println!("  {name}: {description} ({} MiB, {} MiB free)", memory_bytes >> 20, free_bytes >> 20);
+        let (total, free) = (memory_bytes >> 20, free_bytes >> 20);
+        output::print_line(format_args!("  {name}: {description} ({total} MiB, {free} MiB free)"))?;
     }
     if gpus.is_empty() {
-        println!("  (none)");
+        output::print_line("  (none)")?;
         eprintln!("thunder: {}", missing_gpu_reason());
     }
     Ok(())

@@ -16,7 +16,7 @@ pub struct ClusterFlags {
     /// Server without a model, for the dashboard, /ingest and all other routes that need none; the remaining routes
     /// answer 503 and name a server with a model
     #[arg(long, env = "THUNDER_NO_MODEL", value_parser = clap::builder::FalseyValueParser::new(),
-          conflicts_with_all = ["model", "models_dir", "hf_repo", "model_url"])]
+          conflicts_with_all = ["model", "models_dir", "hf_repo", "hf_file", "model_url"])]
     pub no_model: bool,
 }
 

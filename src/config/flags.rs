@@ -21,7 +21,7 @@ pub use super::flag_values::{OnOff, OnOffAuto, Secret};
 #[command(next_help_heading = "Model")]
 pub struct EngineFlags {
     /// GGUF file to run; default: the bundled demo model
-    #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH", conflicts_with_all = ["hf_repo", "model_url"])]
+    #[arg(short, long, env = "THUNDER_MODEL", value_name = "PATH", conflicts_with_all = ["hf_repo", "hf_file", "model_url"])]
     pub model: Option<PathBuf>,
     /// Name of the model in requests and responses; repeat or separate with commas; default: the file's name
     #[arg(short, long, env = "THUNDER_ALIAS", value_name = "NAME", value_delimiter = ',')]

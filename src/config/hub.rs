@@ -21,7 +21,7 @@ pub struct HubFlags {
     #[arg(long, env = "THUNDER_HF_FILE", value_name = "FILE")]
     pub hf_file: Option<String>,
     /// URL of a GGUF file to download; of a split model, that of the first part [also: -mu]
-    #[arg(long, env = "THUNDER_MODEL_URL", value_name = "URL", conflicts_with = "hf_repo")]
+    #[arg(long, env = "THUNDER_MODEL_URL", value_name = "URL", conflicts_with_all = ["hf_repo", "hf_file"])]
     pub model_url: Option<String>,
     /// Access token of the Hugging Face Hub for private and gated repositories [also: -hft]
     #[arg(long, env = "HF_TOKEN", value_name = "TOKEN", hide_env_values = true)]

@@ -104,7 +104,10 @@ async fn run_reports_errors() {
 async fn run_works_without_server() {
     let data_dir = folder();
     let mut command = thunder();
+    // Flags of the command line override these variables.
     command
+        .env("THUNDER_SERVER", "http://127.0.0.1:1")
+        .env("THUNDER_HF_REPO", "user/model")
         .args(["run", "Hello!", "-n", "6", "--temperature", "0", "--threads", "1", "--raw", "--data-dir"])
         .arg(&data_dir)
         .arg("-m")
@@ -136,6 +139,7 @@ async fn workers_use_library_path_of_program() {
         let mut command = thunder();
         command
             .env("LD_LIBRARY_PATH", "/opt/driver")
+            .env("THUNDER_MOD_TIMEOUT", "30000")
             .args(["run", "Hello!", "--mod-sandbox", sandbox, "--mod"])
             .arg(&file);
         command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
@@ -158,7 +162,8 @@ async fn sandboxed_worker_does_not_run_as_root() {
                   return actions.force_output(tokenizer.encode(str(os.getuid() > 0 and os.getgid() > 0)))\n";
     std::fs::write(&file, source).unwrap();
     let mut command = thunder();
-    command.env("THUNDER_PYTHON", PYTHON).args(["run", "Hello!", "--mod-sandbox", "all", "--mod"]).arg(&file);
+    command.env("THUNDER_PYTHON", PYTHON).env("THUNDER_MOD_TIMEOUT", "30000");
+    command.args(["run", "Hello!", "--mod-sandbox", "all", "--mod"]).arg(&file);
     command.arg("--data-dir").arg(&data_dir).arg("-m").arg(model());
     let output = output_of(command).await;
     let errors = text(&output.stderr);
@@ -185,6 +190,43 @@ async fn trace_round_trips() {
     let output = output_of(client_command(server, &["export", "no-such-run"])).await;
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(text(&output.stderr), "thunder: no run 'no-such-run' exists\n");
+}
+
+#[tokio::test]
+async fn only_flags_of_the_command_line_select_a_database() {
+    let server = server().await;
+    let (id, folder) = (format!("cli-{}", system::new_id()), folder());
+    let file = folder.join("trace.json").to_str().unwrap().to_owned();
+    std::fs::write(&file, payload(&id)).unwrap();
+    let with_variables = |arguments: &[&str]| {
+        let mut command = client_command(server, arguments);
+        command.env("THUNDER_DATA_DIR", folder.join("data")).env("DATABASE_URL", "postgres://127.0.0.1:1/x");
+        command.env("THUNDER_MODS_DIR", &folder);
+        output_of(command)
+    };
+    for arguments in [&["ingest", &file][..], &["export", &id], &["mods", "list"]] {
+        let output = with_variables(arguments).await;
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    }
+    for arguments in [
+        &["ingest", &file, "--data-dir", "data"][..],
+        &["export", &id, "--database-url", "postgres://127.0.0.1:1/x"],
+        &["mods", "list", "--mods-dir", "mods"],
+        &[
+            "mods",
+            "test",
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods/call_tool.py"),
+            "--data-dir",
+            "data",
+            "--against",
+            &id,
+        ],
+    ] {
+        let output = with_variables(arguments).await;
+        assert!(!output.status.success(), "{arguments:?}");
+        let error = text(&output.stderr);
+        assert!(error.contains(" is for this process and cannot be combined with --server"), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@ mod browser;
 mod builtins;
 mod chat;
 mod cli;
+mod closed_pipes;
 mod connections;
 mod constraints;
 mod database;

@@ -4,10 +4,10 @@ use super::harness::{MODS, Server, folder, message_of, model, output_of, server,
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Runs the program; returns its exit code, standard output and standard error.
+/// Runs the program with a mod timeout for a busy machine; returns its exit code, standard output and standard error.
 async fn run(arguments: &[&str]) -> (i32, String, String) {
     let mut command = thunder();
-    command.args(arguments);
+    command.env("THUNDER_MOD_TIMEOUT", "30000").args(arguments);
     let output = output_of(command).await;
     (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
 }

@@ -127,6 +127,19 @@ async fn saved_conversation_can_be_continued() {
 }
 
 #[tokio::test]
+async fn failed_regeneration_keeps_the_answer() {
+    let server = server().await;
+    let file = folder().join("conversation.json");
+    let lines = format!("Hello!\n/params temperature \"hot\"\n/regenerate\n/save {}\n", file.display());
+    let output = piped(server, &["-n", "4"], &lines).await;
+    let notes = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && notes.contains("temperature"), "{notes}");
+    let saved: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    let roles: Vec<&Value> = saved["messages"].as_array().unwrap().iter().map(|message| &message["role"]).collect();
+    assert_eq!(roles, ["user", "assistant"]);
+}
+
+#[tokio::test]
 async fn tool_is_called_and_user_enters_result() {
     let server = server().await;
     let file = folder().join("tools.json");
@@ -276,6 +289,24 @@ async fn key_press_stops_answer_but_not_program() {
         assert_eq!(terminal.wait_for_end(), Some(0));
         let shown = terminal.shown.lock().unwrap().clone();
         assert!(!shown.contains("panicked"), "{shown:?}");
+    };
+    tokio::task::spawn_blocking(session).await.unwrap();
+}
+
+#[tokio::test]
+async fn tool_name_cannot_change_the_terminal() {
+    let server = server().await;
+    let file = folder().join("conversation.json");
+    let call = json!({"id": "a", "type": "function", "function": {"name": "\u{1b}[2Jlook", "arguments": "{}"}});
+    let messages =
+        json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]);
+    std::fs::write(&file, json!({"thunder_chat": 1, "messages": messages}).to_string()).unwrap();
+    let session = move || {
+        let mut terminal = Terminal::start(server, &["--restore", file.to_str().unwrap()]);
+        terminal.wait(0, "␛[2Jlook> ");
+        terminal.press("\x04");
+        assert_eq!(terminal.wait_for_end(), Some(0));
+        assert!(!terminal.shown.lock().unwrap().contains("\x1b[2J"));
     };
     tokio::task::spawn_blocking(session).await.unwrap();
 }

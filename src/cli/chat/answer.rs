@@ -16,8 +16,6 @@ use tokio::signal::unix::Signal;
 pub struct ChatAnswer {
     /// The answer's message; `None` if it is empty.
     pub message: Option<ChatMessage>,
-    /// Id of its run.
-    pub run_id: Option<String>,
     /// The finish reason; `None` if the user stopped the answer or the connection was lost.
     pub finish_reason: Option<String>,
     /// The error that interrupted the answer.
@@ -39,7 +37,8 @@ struct StreamedAnswer {
     calls: BTreeMap<u64, Map<String, Value>>,
 }
 
-/// Requests the next answer and shows it. Esc and `interrupts` stop it.
+/// Requests the next answer and shows it. Esc and `interrupts` stop it. Sets `run_id` as soon as the id of its run is known,
+/// also for an answer that fails.
 pub async fn request_answer(
     server: &Server,
     conversation: &ChatTranscript,
@@ -47,6 +46,7 @@ pub async fn request_answer(
     screen: &mut Screen,
     keys: &KeyListener,
     interrupts: &mut Signal,
+    run_id: &mut Option<String>,
 ) -> anyhow::Result<ChatAnswer> {
     let mut body = conversation.request();
     for (name, value) in parameters.as_object().into_iter().flatten() {
@@ -59,8 +59,7 @@ pub async fn request_answer(
         _ = interrupts.recv() => return Ok(streamed.answer),
         () = keys.escape() => return Ok(streamed.answer),
     };
-    let run_id = response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok());
-    streamed.answer.run_id = run_id.map(str::to_owned);
+    *run_id = response.headers().get("x-thunder-run-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let mut events = Events::new(response);
     let outcome = loop {
         let event = tokio::select! {
@@ -84,7 +83,7 @@ pub async fn request_answer(
     };
     screen.end()?;
     outcome?;
-    Ok(streamed.finish(screen))
+    Ok(streamed.finish(screen, run_id.clone()))
 }
 
 impl StreamedAnswer {
@@ -151,7 +150,7 @@ impl StreamedAnswer {
         }
     }
 
-    fn finish(self, screen: &Screen) -> ChatAnswer {
+    fn finish(self, screen: &Screen, run_id: Option<String>) -> ChatAnswer {
         let mut answer = self.answer;
         if screen.text().is_empty() && screen.thinking().is_empty() && self.calls.is_empty() {
             return answer;
@@ -164,7 +163,7 @@ impl StreamedAnswer {
             message.fields.insert("tool_calls".into(), self.calls.into_values().map(Value::Object).collect());
         }
         message.tokens = self.tokens.into_iter().map(|(id, _)| id).collect();
-        message.run_id.clone_from(&answer.run_id);
+        message.run_id = run_id;
         answer.message = Some(message);
         answer
     }

@@ -7,6 +7,8 @@ use super::input::{Input, InputReader};
 use super::keys::KeyListener;
 use super::screen::Screen;
 use super::state;
+use crate::cli::output;
+use crate::cli::printer::escape_control_characters;
 use crate::cli::run_target::RunTarget;
 use anyhow::{Context, bail};
 use reqwest::Method;
@@ -73,7 +75,7 @@ impl ChatLoop {
             let prompt = match &open {
                 Some((_, name, arguments)) => {
                     self.screen.note(&format!("the model calls {name} {arguments}"));
-                    format!("{name}> ")
+                    format!("{}> ", escape_control_characters(name))
                 }
                 None => format!("{}/{}> ", self.used, self.context),
             };
@@ -115,6 +117,9 @@ impl ChatLoop {
                 }
             };
             if let Err(error) = outcome {
+                if output::is_closed(&error) {
+                    return Ok(ExitCode::SUCCESS);
+                }
                 failed = true;
                 self.screen.note(&format!("thunder: {error:#}"));
             }
@@ -148,11 +153,13 @@ impl ChatLoop {
     async fn answer(&mut self, interrupts: &mut Signal) -> anyhow::Result<()> {
         self.screen.begin(!self.conversation.mods.is_empty());
         let keys = KeyListener::listen(self.reader.is_terminal());
-        let parameters = json!({ "attention": self.attention });
-        let server = self.target.server();
+        let (parameters, mut run_id) = (json!({ "attention": self.attention }), None);
+        let (server, conversation, screen) = (self.target.server(), &self.conversation, &mut self.screen);
         let result =
-            answer::request_answer(server, &self.conversation, &parameters, &mut self.screen, &keys, interrupts).await;
+            answer::request_answer(server, conversation, &parameters, screen, &keys, interrupts, &mut run_id).await;
         self.reader.type_ahead(&keys.end());
+        // An answer that was stopped or failed is a recorded run, too.
+        let replay = self.target.record(run_id.as_deref()).await;
         let answer = match result {
             Ok(answer) => answer,
             Err(error) => {
@@ -166,14 +173,13 @@ impl ChatLoop {
         self.report(&answer);
         let interrupted = answer.interrupted.clone();
         self.slot = answer.slot.or(self.slot);
-        let run_id = answer.run_id;
         if let Some(message) = answer.message {
             self.conversation.messages.push(message);
         }
         if let Some(error) = interrupted {
             bail!("{error}; the text received so far stays in the conversation");
         }
-        self.replay = self.target.record(run_id.as_deref()).await?;
+        self.replay = replay?;
         Ok(())
     }
 
@@ -238,11 +244,18 @@ impl ChatLoop {
             ChatCommand::Parameter(name, None) => drop(self.conversation.parameters.remove(&name)),
             ChatCommand::Parameter(name, Some(value)) => drop(self.conversation.parameters.insert(name, value)),
             ChatCommand::Regenerate => {
-                let is_open = self.conversation.messages.last().is_some_and(|message| message.role() != "assistant");
+                let messages = self.conversation.messages.clone();
+                let is_open = messages.last().is_some_and(|message| message.role() != "assistant");
                 if !self.conversation.remove_answer() && !is_open {
                     bail!("there is no message to answer");
                 }
-                self.answer(interrupts).await?;
+                let kept = self.conversation.messages.len();
+                let result = self.answer(interrupts).await;
+                if self.conversation.messages.len() <= kept {
+                    // Without a new answer, the conversation keeps the previous one.
+                    self.conversation.messages = messages;
+                }
+                result?;
             }
             ChatCommand::Reset => {
                 self.conversation.messages.clear();

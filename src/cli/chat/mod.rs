@@ -61,7 +61,7 @@ pub struct Args {
 pub async fn chat(args: Args, is_given: impl Fn(&str) -> bool, mut signals: EndSignals) -> anyhow::Result<ExitCode> {
     let conversation = build_conversation(&args)?;
     let reader = InputReader::new(DataConfig::try_from(args.target.data.clone())?.dir.join("chat_history"))?;
-    let (target, mods) = match signals.run_until_signal(args.target.open(&args.mods, is_given)).await {
+    let (target, mods) = match signals.run_until_signal(args.target.open(&args.mods, false, is_given)).await {
         Ok(opened) => opened?,
         Err(code) => return Ok(code),
     };

@@ -1,7 +1,8 @@
 //! Display of an answer on a terminal or in a pipe.
 
+use crate::cli::output::write;
 use crate::cli::printer::escape_control_characters;
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 const DIM: &str = "\x1b[2m";
@@ -51,7 +52,7 @@ impl Screen {
         }
         self.thinking.push_str(text);
         let text = escape_control_characters(text);
-        write(&if self.colors { format!("{DIM}{text}{PLAIN}") } else { text })
+        write(if self.colors { format!("{DIM}{text}{PLAIN}") } else { text })
     }
 
     /// Appends text to the answer.
@@ -66,7 +67,7 @@ impl Screen {
         if self.hold {
             return Ok(());
         }
-        write(&if self.terminal { escape_control_characters(text) } else { text.to_owned() })
+        if self.terminal { write(escape_control_characters(text)) } else { write(text) }
     }
 
     /// Removes the last `chars` characters of the answer.
@@ -77,7 +78,7 @@ impl Screen {
             _ => self.text.char_indices().rev().nth(chars - 1).map_or(0, |(at, _)| at),
         };
         self.text.truncate(keep);
-        if self.terminal { write(&erasure(&before, &escape_control_characters(&self.text), self.size)) } else { Ok(()) }
+        if self.terminal { write(erasure(&before, &escape_control_characters(&self.text), self.size)) } else { Ok(()) }
     }
 
     /// Ends the answer.
@@ -138,12 +139,6 @@ fn wrap_line(line: &str, columns: usize) -> String {
         is_first = false;
     }
     lines + &row
-}
-
-fn write(text: &str) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.flush()
 }
 
 /// Returns the terminal output that changes the shown text `before` to its prefix `after`.

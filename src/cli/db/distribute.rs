@@ -1,3 +1,4 @@
+use crate::cli::output;
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::store::admin::{Admin, DistributionOptions, DistributionPlan, PartitionUnit, Partitioning};
@@ -49,8 +50,7 @@ pub async fn distribute(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn show(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Result<()> {
-    print!("{}", script(&admin.distribution(options).await?));
-    Ok(())
+    Ok(output::print(script(&admin.distribution(options).await?))?)
 }
 
 async fn execute(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Result<()> {
@@ -60,22 +60,18 @@ async fn execute(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Re
         bail!("the tables cannot be distributed: {}", distribution.obstacles.join("; "));
     }
     if let Some(version) = &distribution.citus {
-        println!("Citus {version}: {} shards", distribution.shards);
+        output::print_line(format_args!("Citus {version}: {} shards", distribution.shards))?;
     }
-    distribution.advice.iter().for_each(|advice| println!("Note: {advice}"));
+    for advice in &distribution.advice {
+        output::print_line(format_args!("Note: {advice}"))?;
+    }
     let count = distribution.steps.len();
-    if count == 0 {
-        println!("all tables are distributed");
-        return Ok(());
-    }
     for (number, step) in (1..).zip(&distribution.steps) {
-        print!("[{number}/{count}] {} … ", step.title);
-        std::io::Write::flush(&mut std::io::stdout())?;
+        output::print(format!("[{number}/{count}] {} … ", step.title))?;
         let result = admin.execute(step).await;
-        println!(
-            "{}",
-            result.as_ref().map_or("failed".to_owned(), |outcome| format!("{:.1} s", outcome.elapsed.as_secs_f64()))
-        );
+        output::print_line(
+            result.as_ref().map_or("failed".to_owned(), |outcome| format!("{:.1} s", outcome.elapsed.as_secs_f64())),
+        )?;
         result.with_context(|| {
             format!(
                 "cannot {}; the previous steps are complete, and the next run of the command continues here",
@@ -83,8 +79,7 @@ async fn execute(admin: &mut Admin, options: &DistributionOptions) -> anyhow::Re
             )
         })?;
     }
-    println!("all tables are distributed");
-    Ok(())
+    Ok(output::print_line("all tables are distributed")?)
 }
 
 /// Returns the steps as a script for psql.

@@ -1,3 +1,4 @@
+use crate::cli::output;
 use crate::config::DataConfig;
 use crate::config::flags::DataFlags;
 use crate::store::SpoolStatus;
@@ -22,9 +23,9 @@ pub async fn status(args: Args) -> anyhow::Result<ExitCode> {
     admin.close().await;
     let status = status?;
     if args.json {
-        println!("{}", serde_json::to_string_pretty(&status)?);
+        output::print_line(serde_json::to_string_pretty(&status)?)?;
     } else {
-        print!("{}", text(&status));
+        output::print(text(&status))?;
     }
     Ok(ExitCode::SUCCESS)
 }

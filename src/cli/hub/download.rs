@@ -80,26 +80,45 @@ async fn receive(
     partial: &mut File,
     progress: &TaskProgress,
 ) -> Result<(), Failure> {
+    let (host, path) = (file.url.host_str().unwrap_or_default(), &file.path);
     let temporary = |error: reqwest::Error| Failure::Temporary(unreachable(&file.url, &error));
     let mut received = partial.seek(SeekFrom::End(0))?;
     let response = remote.bytes(file, received).await.map_err(temporary)?;
     let status = response.status();
     if status.is_server_error() || matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT) {
-        return Err(Failure::Temporary(anyhow!("{} answered {status}", file.url.host_str().unwrap_or_default())));
+        return Err(Failure::Temporary(anyhow!("{host} answered {status}")));
     }
+    // Several servers behind one address may disagree about the version; a checksum finds mixed bytes, too.
+    if file.sha256.is_none() && status.is_success() && file.validators.differ(response.headers()) {
+        return Err(Failure::Permanent(anyhow!(
+            "{path} has changed on {host} since the download began; start it again"
+        )));
+    }
+    let length = response.content_length();
     let range = response.headers().get("content-range").and_then(|range| range.to_str().ok());
     let continues = status == StatusCode::PARTIAL_CONTENT
         && range.is_some_and(|range| range.starts_with(&format!("bytes {received}-")));
-    if received > 0 && !continues {
-        // The server sends the whole file, another range, or has a shorter file.
+    let content_type = response.headers().get("content-type").and_then(|value| value.to_str().ok());
+    let is_page = content_type.is_some_and(|value| value.starts_with("text/html"));
+    let is_whole =
+        status == StatusCode::OK && !is_page && (length.is_none() || file.size.is_none_or(|size| Some(size) == length));
+    let is_other_range = matches!(status, StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE);
+    if received > 0 && !continues && (is_whole || is_other_range) {
         partial.set_len(0)?;
         received = partial.seek(SeekFrom::Start(0))?;
-        if status != StatusCode::OK {
-            return Err(Failure::Temporary(anyhow!("the server cannot continue the download of {}", file.path)));
+        if is_other_range {
+            return Err(Failure::Temporary(anyhow!("the server cannot continue the download of {path}")));
         }
     }
-    let mut response = remote.accept(response, &file.path).map_err(Failure::Permanent)?;
-    let size = file.size.or_else(|| Some(received + response.content_length()?));
+    let mut response = remote.accept(response, path).map_err(Failure::Permanent)?;
+    // Bytes of another response, such as the login page of a network, must not replace those of the file.
+    let has_other_length = file.size.zip(length).is_some_and(|(size, length)| received + length != size);
+    if is_page || has_other_length || received > 0 && !continues {
+        return Err(Failure::Permanent(anyhow!(
+            "{host} answered {status} without the missing bytes of {path}; check the network, e.g. for a login page"
+        )));
+    }
+    let size = file.size.or_else(|| Some(received + length?));
     let step = match size {
         Some(size) => format!("downloading {}, {}", file.path, readable_size(size)),
         None => format!("downloading {}", file.path),

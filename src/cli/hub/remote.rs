@@ -48,6 +48,40 @@ pub struct RemoteFile {
     pub size: Option<u64>,
     pub sha256: Option<String>,
     pub url: Url,
+    pub validators: Validators,
+}
+
+/// The identification of a file's version by its server, in headers. Without any, every version is accepted.
+#[derive(Debug, Clone, Default)]
+pub struct Validators {
+    etag: Option<String>,
+    last_modified: Option<String>,
+}
+
+impl Validators {
+    fn from_headers(headers: &HeaderMap) -> Self {
+        let value = |name| text(headers, name).map(str::to_owned);
+        Self { etag: value("etag"), last_modified: value("last-modified") }
+    }
+
+    /// Returns true if a response belongs to another version.
+    pub fn differ(&self, headers: &HeaderMap) -> bool {
+        let found = Self::from_headers(headers);
+        match (&self.etag, &found.etag) {
+            (Some(expected), Some(found)) => opaque(expected) != opaque(found),
+            _ => {
+                matches!((&self.last_modified, &found.last_modified), (Some(expected), Some(found)) if expected != found)
+            }
+        }
+    }
+
+    /// Returns the value of `If-Range`, for which a weak `ETag` is not valid.
+    fn if_range(&self) -> Option<&str> {
+        match &self.etag {
+            Some(etag) => Some(etag.as_str()).filter(|etag| !etag.starts_with("W/")),
+            None => self.last_modified.as_deref(),
+        }
+    }
 }
 
 impl HasPath for RemoteFile {
@@ -119,7 +153,8 @@ impl Remote {
                 return None;
             }
             let url = self.url(&[repository, "resolve", &commit, &entry.path]);
-            Some(RemoteFile { path: entry.path, hash: hash?, size, sha256, url })
+            let validators = Validators::default();
+            Some(RemoteFile { path: entry.path, hash: hash?, size, sha256, url, validators })
         };
         let files = entries.into_iter().filter_map(file).collect();
         Ok(RemoteVersion { commit, files })
@@ -162,19 +197,28 @@ impl Remote {
         }
         let headers = response.headers();
         let (etag, size) = if linked { ("x-linked-etag", "x-linked-size") } else { ("etag", "content-length") };
-        let etag = text(headers, etag).map(|etag| etag.trim_start_matches("W/").trim_matches('"').to_owned());
-        let sha256 = etag.clone().filter(|etag| etag.len() == 64 && is_hash(etag));
-        // Without an ETag, only the URL identifies the version.
-        let version = etag.unwrap_or_default();
+        let (etag, size) = (text(headers, etag).map(opaque), text(headers, size));
+        let sha256 = etag.filter(|etag| etag.len() == 64 && is_hash(etag)).map(str::to_owned);
+        // The headers of a redirect do not describe the file.
+        let validators = if linked { Validators::default() } else { Validators::from_headers(headers) };
+        let version = etag.map_or_else(
+            || format!("{} {}", validators.last_modified.as_deref().unwrap_or_default(), size.unwrap_or_default()),
+            str::to_owned,
+        );
         let hash = sha256.clone().unwrap_or_else(|| digest([url.as_str(), version.as_str()].into_iter()));
-        let size = text(headers, size).and_then(|size| size.parse().ok());
-        Ok(RemoteFile { path, hash, size, sha256, url })
+        let size = size.and_then(|size| size.parse().ok());
+        Ok(RemoteFile { path, hash, size, sha256, url, validators })
     }
 
-    /// Requests the bytes of a file from an offset.
+    /// Requests the bytes of a file from an offset, or the whole file if it has changed.
     pub async fn bytes(&self, file: &RemoteFile, offset: u64) -> reqwest::Result<Response> {
-        let request = self.authorize(self.http.get(file.url.clone()), &file.url);
-        let request = if offset > 0 { request.header("range", format!("bytes={offset}-")) } else { request };
+        let mut request = self.authorize(self.http.get(file.url.clone()), &file.url);
+        if offset > 0 {
+            request = request.header("range", format!("bytes={offset}-"));
+            if let Some(validator) = file.validators.if_range() {
+                request = request.header("if-range", validator);
+            }
+        }
         request.send().await
     }
 
@@ -268,6 +312,11 @@ pub fn hex(bytes: &[u8]) -> String {
 fn file_name(url: &Url) -> Option<String> {
     // Escapes such as %2F stay, so the name has no slash.
     Some(url.path_segments()?.next_back()?.to_owned())
+}
+
+/// Returns an `ETag` without the mark of a weak one and without its quotes.
+fn opaque(etag: &str) -> &str {
+    etag.trim_start_matches("W/").trim_matches('"')
 }
 
 fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {

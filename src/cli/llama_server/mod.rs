@@ -126,25 +126,26 @@ fn with_dashes(word: OsString) -> OsString {
     format!("{}{value}", name.replace('_', "-")).into()
 }
 
-/// Makes the command read llama-server's environment variables for flags whose own variable is not set. `is_set` returns
-/// true for variables that are set.
+/// Makes the commands `serve` and `doctor` read llama-server's environment variables for flags whose own variable is not
+/// set. `is_set` returns true for variables that are set.
 pub(super) fn with_environment(command: Command, is_set: impl Fn(&str) -> bool) -> Command {
-    command.mut_subcommand("serve", |serve| {
+    let with_variables = |command: Command| {
         // As in llama-server, the last one of a repeated flag applies, so that scripts can append their own flags.
-        let serve = serve.args_override_self(true);
+        let command = command.args_override_self(true);
         VARIABLES.iter().filter(|(_, llama_variable)| is_set(llama_variable)).fold(
-            serve,
-            |serve, &(id, llama_variable)| {
-                let own_variable = serve.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
+            command,
+            |command, &(id, llama_variable)| {
+                let own_variable = command.get_arguments().find(|flag| flag.get_id() == id).map(clap::Arg::get_env);
                 match own_variable {
                     Some(own) if !own.and_then(|name| name.to_str()).is_some_and(&is_set) => {
-                        serve.mut_arg(id, |flag| flag.env(llama_variable))
+                        command.mut_arg(id, |flag| flag.env(llama_variable))
                     }
-                    _ => serve,
+                    _ => command,
                 }
             },
         )
-    })
+    };
+    command.mut_subcommand("serve", with_variables).mut_subcommand("doctor", with_variables)
 }
 
 #[cfg(test)]
@@ -278,9 +279,13 @@ mod tests {
     fn variable_of_llama_server_applies_unless_thunders_own_is_set() {
         let env = |set: &[&str]| {
             let command = with_environment(Cli::command(), |name| set.contains(&name));
-            let serve = command.find_subcommand("serve").unwrap().clone();
-            let flag = serve.get_arguments().find(|flag| flag.get_id() == "ctx_size").unwrap();
-            flag.get_env().unwrap().to_str().unwrap().to_owned()
+            let variable = |name: &str| {
+                let flags = command.find_subcommand(name).unwrap().get_arguments();
+                let variable = flags.filter(|flag| flag.get_id() == "ctx_size").find_map(clap::Arg::get_env);
+                variable.unwrap().to_str().unwrap().to_owned()
+            };
+            assert_eq!(variable("serve"), variable("doctor"));
+            variable("serve")
         };
         assert_eq!(env(&[]), "THUNDER_CTX_SIZE");
         assert_eq!(env(&["LLAMA_ARG_CTX_SIZE"]), "LLAMA_ARG_CTX_SIZE");

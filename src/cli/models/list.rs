@@ -1,4 +1,5 @@
 use crate::cli::hub::{self, CachedModel};
+use crate::cli::output;
 use std::process::ExitCode;
 
 /// List the models in the cache with their sizes and files
@@ -13,7 +14,8 @@ pub fn list() -> anyhow::Result<ExitCode> {
     }
     let width = models.iter().map(|model| model.name.len()).max().unwrap_or(0);
     for CachedModel { name, bytes, file } in models {
-        println!("{name:<width$}  {:>9}  {}", hub::readable_size(bytes), file.display());
+        let size = hub::readable_size(bytes);
+        output::print_line(format_args!("{name:<width$}  {size:>9}  {}", file.display()))?;
     }
     Ok(ExitCode::SUCCESS)
 }

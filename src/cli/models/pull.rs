@@ -1,4 +1,5 @@
 use crate::cli::hub;
+use crate::cli::output;
 use crate::cli::progress::Progress;
 use crate::config::hub::HubFlags;
 use std::process::ExitCode;
@@ -25,7 +26,7 @@ pub async fn pull(args: Args) -> anyhow::Result<ExitCode> {
     let files = hub::download(&flags, false, &progress.task()).await;
     progress.end();
     if let Some(first) = files?.first() {
-        println!("{}", first.display());
+        output::print_line(first.display())?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 use super::source;
-use crate::cli::startup;
-use crate::mods::python::LoadError;
+use crate::cli::{output, startup};
+use crate::mods::python::{LoadError, PythonMods};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,13 +21,14 @@ pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
     let (mut results, mut is_invalid) = (Vec::new(), false);
     for file in &args.files {
         let path_text = file.display().to_string();
-        match source::load(file, None).await? {
+        match source::load(file, None, PythonMods::default()).await? {
             Ok(found) => {
                 let mods: Vec<_> =
                     found.iter().flat_map(|found| &found.mods).map(|factory| factory.describe()).collect();
                 if !args.json {
                     for found in &mods {
-                        println!("{path_text}: {} {} {}", found.name, found.version, found.description);
+                        let (name, version) = (&found.name, &found.version);
+                        output::print_line(format_args!("{path_text}: {name} {version} {}", found.description))?;
                     }
                 }
                 results.push(json!({ "file": path_text, "mods": mods, "error": null }));
@@ -47,7 +48,7 @@ pub async fn check(args: Args) -> anyhow::Result<ExitCode> {
         }
     }
     if args.json {
-        println!("{}", Value::from(results));
+        output::print_line(Value::from(results))?;
     }
     Ok(ExitCode::from(u8::from(is_invalid)))
 }

@@ -1,5 +1,6 @@
 //! Executes dry runs of a mod on recorded runs, and prints their reports.
 
+use crate::cli::output::print_line;
 use crate::model::Model;
 use crate::model::llama::ModelOptions;
 use crate::mods::ModFactory;
@@ -10,36 +11,35 @@ use serde_json::Value;
 use std::path::Path;
 
 /// Prints a report as text.
-pub fn print(report: &DryRunReport) {
+pub fn print(report: &DryRunReport) -> std::io::Result<()> {
     let note = if report.recorded { "" } else { "; the recorded run did not use the mod" };
     let effects = report.events.iter().filter(|reply| reply.has_effect());
-    println!("{}: {} calls, {} with an effect{note}", report.run, report.calls, effects.clone().count());
+    let (run, calls) = (&report.run, report.calls);
+    print_line(format_args!("{run}: {calls} calls, {} with an effect{note}", effects.clone().count()))?;
     for reply in effects {
-        println!("  step {:4}  {:11}  {}", reply.step, reply.event, reply.now);
+        print_line(format_args!("  step {:4}  {:11}  {}", reply.step, reply.event, reply.now))?;
         for line in &reply.logs {
-            println!("      {line}");
+            print_line(format_args!("      {line}"))?;
         }
     }
-    match &report.difference {
-        None => println!("  no difference from the recording"),
-        Some(found) => {
-            println!("  first difference at step {} ({}, event {}):", found.step, found.event, found.sequence_order);
-            println!("    recorded: {}", found.recorded);
-            println!("    now:      {}", found.now);
-        }
-    }
+    let Some(found) = &report.difference else { return print_line("  no difference from the recording") };
+    let (step, event, order) = (found.step, &found.event, found.sequence_order);
+    print_line(format_args!("  first difference at step {step} ({event}, event {order}):"))?;
+    print_line(format_args!("    recorded: {}", found.recorded))?;
+    print_line(format_args!("    now:      {}", found.now))
 }
 
-/// Calls one worker of the mod with the events of all runs, one run after the other.
+/// Calls one worker of the mod with the events of all runs, one run after the other. `path` is the model's file.
 pub fn dry_run_all(
     path: &Path,
     factory: &dyn ModFactory,
-    config: Option<&Value>,
+    mod_config: Option<&Value>,
     runs: &[(String, Document)],
 ) -> anyhow::Result<Vec<DryRunReport>> {
     let model = Model::load(path, &ModelOptions::default(), |_| true)?;
     let dry_run = |(name, run): &(String, Document)| {
-        dry_run(&model, factory, config, name, run, None).map_err(anyhow::Error::msg).with_context(|| name.clone())
+        let report = dry_run(&model, factory, mod_config, name, run, None);
+        report.map_err(anyhow::Error::msg).with_context(|| name.clone())
     };
     runs.iter().map(dry_run).collect()
 }

@@ -1,4 +1,5 @@
-use crate::cli::client::ServerArgs;
+use crate::cli::client::{ServerArgs, find_given};
+use crate::cli::output;
 use crate::mods::{ModFolder, ModRegistry};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -10,7 +11,7 @@ use unicode_width::UnicodeWidthStr;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Folder of Python mods to list with the built-in mods, instead of a server's mods
-    #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR", conflicts_with = "server")]
+    #[arg(long, env = "THUNDER_MODS_DIR", value_name = "DIR")]
     mods_dir: Option<PathBuf>,
     /// List as JSON
     #[arg(long)]
@@ -19,15 +20,15 @@ pub struct Args {
     server: ServerArgs,
 }
 
-/// Prints the list.
-pub async fn list(args: Args) -> anyhow::Result<ExitCode> {
-    let server = if args.mods_dir.is_some() { None } else { args.server.find().await? };
-    let list: Value = match server {
+/// Prints the list. `is_given` returns true for flags given on the command line.
+pub async fn list(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
+    let local_flag = find_given(&["mods_dir"], &is_given);
+    let list: Value = match args.server.find_unless(local_flag, is_given).await? {
         Some(server) => server.send(server.request(Method::GET, "/v1/mods")).await?.json().await?,
         None => local_mods(args.mods_dir).await?,
     };
     if args.json {
-        println!("{list}");
+        output::print_line(list)?;
         return Ok(ExitCode::SUCCESS);
     }
     let rows: Vec<[String; 6]> = list["mods"].as_array().into_iter().flatten().map(row).collect();
@@ -36,7 +37,7 @@ pub async fn list(args: Args) -> anyhow::Result<ExitCode> {
     let widths: Vec<usize> = (0..head.len() - 1).map(width).collect();
     for row in [&head].into_iter().chain(&rows) {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.width())));
-        println!("{}  {}", cells.collect::<Vec<_>>().join("  "), row[head.len() - 1]);
+        output::print_line(format_args!("{}  {}", cells.collect::<Vec<_>>().join("  "), row[head.len() - 1]))?;
     }
     for problem in list["problems"].as_array().into_iter().flatten() {
         eprintln!("thunder: {}", problem["message"].as_str().unwrap_or("?"));

@@ -1,3 +1,4 @@
+use crate::cli::output;
 use crate::mods::python::{TEMPLATE, TEMPLATE_NAME};
 use anyhow::{Context, bail};
 use std::io::Write;
@@ -81,7 +82,7 @@ pub fn new(args: &Args) -> anyhow::Result<ExitCode> {
     for (file, text) in &files {
         let path = args.dir.join(file);
         write(&path, &text.replace(TEMPLATE_NAME, name)).with_context(|| format!("cannot write {}", path.display()))?;
-        println!("{}", path.display());
+        output::print_line(path.display())?;
     }
     let path = args.dir.join(&files[0].0);
     let path = path.display();

@@ -1,6 +1,7 @@
 use super::source;
 use crate::cli::client::ServerArgs;
-use crate::cli::startup;
+use crate::cli::{output, startup};
+use crate::mods::python::PythonMods;
 use anyhow::bail;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -36,7 +37,7 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut uploads = Vec::new();
     for file in &args.files {
-        match source::load(file, args.module.as_deref()).await? {
+        match source::load(file, args.module.as_deref(), PythonMods::default()).await? {
             Ok(found) => uploads.extend(found.into_iter().flat_map(|found| {
                 let names: Vec<String> = found.mods.iter().map(|factory| factory.describe().name).collect();
                 names.into_iter().map(move |name| (name, found.module.clone(), found.source.clone()))
@@ -75,10 +76,10 @@ pub async fn push(args: Args) -> anyhow::Result<ExitCode> {
             _ => "a new mod",
         };
         let suffix = if answer["enabled"] == false { "; it is disabled" } else { "" };
-        println!("{name} {hash}: {status} on {}{suffix}", server.base());
+        output::print_line(format_args!("{name} {hash}: {status} on {}{suffix}", server.base()))?;
     }
     if args.json {
-        println!("{}", Value::from(answers));
+        output::print_line(Value::from(answers))?;
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -23,7 +23,11 @@ pub struct FoundMods {
 
 /// Imports a file, or the modules of a folder that have mods; `module` selects one of them. A problem of the source is
 /// part of the result. A missing source, or a missing Python, is an error.
-pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Vec<FoundMods>, LoadError>> {
+pub async fn load(
+    path: &Path,
+    module: Option<&str>,
+    python: PythonMods,
+) -> anyhow::Result<Result<Vec<FoundMods>, LoadError>> {
     let (name, source, modules) = if path.is_dir() {
         let (package, files) = package(path)?;
         let modules = modules(path, &files, module)?;
@@ -39,17 +43,18 @@ pub async fn load(path: &Path, module: Option<&str>) -> anyhow::Result<Result<Ve
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         (name, ModSource::Text(text), vec![None])
     };
-    tokio::task::spawn_blocking(move || import(&name, &source, modules)).await?
+    tokio::task::spawn_blocking(move || import(&name, &source, modules, &python)).await?
 }
 
 fn import(
     name: &str,
     source: &ModSource,
     modules: Vec<Option<String>>,
+    python: &PythonMods,
 ) -> anyhow::Result<Result<Vec<FoundMods>, LoadError>> {
     let mut found: Vec<FoundMods> = Vec::new();
     for module in modules {
-        let mods = match source.load_all(name, module.as_deref(), &PythonMods::default()) {
+        let mods = match source.load_all(name, module.as_deref(), python) {
             Ok(mods) => mods,
             Err(error @ LoadError::Failed { .. }) => return Ok(Err(error)),
             Err(error) => return Err(error.into()),

@@ -1,9 +1,8 @@
 use super::{dry_run, source};
-use crate::cli::client::ServerArgs;
 use crate::cli::run_target::RunTargetArgs;
-use crate::cli::{export, hub, startup};
+use crate::cli::{export, hub, output, startup};
 use crate::config::flags::{DataFlags, EngineFlags};
-use crate::config::{Config, DataConfig, bundled_model};
+use crate::config::{Config, DataConfig, EngineConfig, ModsConfig, bundled_model};
 use crate::events::system;
 use crate::mods::ModFactory;
 use crate::mods::python::{PythonMods, unpack_sdk};
@@ -39,15 +38,16 @@ pub struct Args {
     target: RunTargetArgs,
 }
 
-/// Runs the tests, or the dry run.
-pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
+/// Runs the tests, or the dry run. `is_given` returns true for flags given on the command line.
+pub async fn test(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result<ExitCode> {
     if !args.file.is_file() {
         bail!("there is no file {}", args.file.display());
     }
     if args.against.is_empty() {
         return run_python_tests(&args.file, args.json).await;
     }
-    let factory = match source::load(&args.file, None).await? {
+    let mods = ModsConfig::try_from(args.target.engine.mods.clone())?;
+    let factory = match source::load(&args.file, None, startup::python_mods(&mods)).await? {
         Ok(found) => choose(found.into_iter().flat_map(|found| found.mods).collect(), args.name.as_deref())?,
         Err(error) => bail!("{}", startup::describe_error(&error)),
     };
@@ -57,16 +57,16 @@ pub async fn test(args: Args) -> anyhow::Result<ExitCode> {
     };
     let mut documents = Vec::new();
     for run in &args.against {
-        documents.push((run.clone(), read_run(run, &args.target.server, &args.target.data).await?));
+        documents.push((run.clone(), read_run(run, &args.target, &is_given).await?));
     }
-    let model = model(args.target.engine.clone(), &args.target.data).await?;
+    let (model, _) = model(args.target.engine.clone(), &args.target.data).await?;
     let execute = move || dry_run::dry_run_all(&model, &*factory, config.as_ref(), &documents);
     let reports = tokio::task::spawn_blocking(execute).await??;
     let same = reports.iter().all(|report| report.difference.is_none());
     if args.json {
-        println!("{}", json!({ "same": same, "runs": reports }));
+        output::print_line(json!({ "same": same, "runs": reports }))?;
     } else {
-        reports.iter().for_each(dry_run::print);
+        reports.iter().try_for_each(dry_run::print)?;
     }
     Ok(ExitCode::from(u8::from(!same)))
 }
@@ -82,24 +82,26 @@ fn choose(mut found: Vec<Arc<dyn ModFactory>>, name: Option<&str>) -> anyhow::Re
     }
 }
 
-async fn read_run(run: &str, server: &ServerArgs, data: &DataFlags) -> anyhow::Result<Document> {
+async fn read_run(run: &str, target: &RunTargetArgs, is_given: impl Fn(&str) -> bool) -> anyhow::Result<Document> {
     if Path::new(run).is_file() {
         let bytes = std::fs::read(run).with_context(|| format!("cannot read {run}"))?;
         return Document::parse(&bytes).with_context(|| run.to_owned());
     }
-    export::document(run, server, data.clone()).await
+    export::document(run, &target.server, target.data.clone(), is_given).await
 }
 
-/// Returns the model that provides the vocabulary.
-async fn model(mut engine: EngineFlags, data: &DataFlags) -> anyhow::Result<PathBuf> {
+/// Returns the file of the model that provides the vocabulary, and the settings of the engine.
+async fn model(mut engine: EngineFlags, data: &DataFlags) -> anyhow::Result<(PathBuf, EngineConfig)> {
     hub::set_model(&mut engine).await?;
     // Validates the flags like the server.
-    let config = Config::new(engine, data.clone(), &crate::config::flags::ServerFlags::default())?;
-    if let Some(path) = config.engine.model {
-        return Ok(path);
+    let engine = Config::new(engine, data.clone(), &crate::config::flags::ServerFlags::default())?.engine;
+    if let Some(path) = engine.model.clone() {
+        return Ok((path, engine));
     }
     let cache = DataConfig::try_from(data.clone())?.dir.join("cache");
-    bundled_model(&cache).with_context(|| format!("cannot unpack the bundled model into {}", cache.display()))
+    let path = bundled_model(&cache);
+    let path = path.with_context(|| format!("cannot unpack the bundled model into {}", cache.display()))?;
+    Ok((path, engine))
 }
 
 /// Python code like `python -m thunder_mods.testing`, but without the current folder in the module path, where a file

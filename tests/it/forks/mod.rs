@@ -257,6 +257,9 @@ async fn command_forks_a_run() {
     let shown: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((shown["step"].as_i64(), shown["runs"].as_array().unwrap().len()), (Some(3), 2));
     assert_eq!(shown["runs"][1]["run"]["parent"]["change"]["sampling"], json!({"temperature": 0}));
+    let (code, out, errors) = run_fork(&["--at", "3", "--text", "\u{1b}[31mred"]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert!(out.contains("␛[31mred") && !out.contains('\u{1b}'), "{out:?}");
     let (code, _, errors) = run_fork(&["--at", "300"]);
     assert_eq!(code, Some(1), "{errors}");
     assert!(errors.contains("step 300 is not recorded; the run can be forked at steps 1 to 24"), "{errors}");

@@ -239,6 +239,95 @@ fn file_of_a_url_is_cached_by_its_version() {
     }
 }
 
+/// Returns the size of the only partial file.
+fn partial_size(cache: &Path) -> u64 {
+    let files = tree(cache);
+    assert!(files.len() == 1 && files[0].ends_with(".incomplete"), "{files:?}");
+    std::fs::metadata(cache.join(&files[0])).unwrap().len()
+}
+
+#[test]
+fn partial_download_is_kept_when_the_server_does_not_send_the_file() {
+    let model = bytes(4000);
+    let hub = Hub::start(&[("x.gguf", model.clone())]);
+    let cache = folder();
+    hub.set(Faults { cuts: vec![1000], replies: vec![(404, "")], ..Faults::default() });
+    pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
+    assert_eq!(partial_size(&cache), 1000);
+    for (reply, expected) in [
+        ((401, ""), "x.gguf does not exist on localhost, or is not public"),
+        ((403, ""), "x.gguf does not exist on localhost, or is not public"),
+        ((204, ""), "127.0.0.1 answered 204 No Content without the missing bytes of x.gguf"),
+        ((200, "<html>Log in to the network</html>"), "127.0.0.1 answered 200 OK without the missing bytes of x.gguf"),
+    ] {
+        hub.set(Faults { replies: vec![reply], ..Faults::default() });
+        let error = pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!(partial_size(&cache), 1000, "{error}");
+    }
+    hub.set(Faults::default());
+    hub.requests();
+    let path = pull(&hub, &cache, &[REPOSITORY]).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), model);
+    assert!(hub.requests().last().unwrap().contains(" bytes=1000- "));
+
+    // The login page is not the beginning of the file, either.
+    let cache = folder();
+    hub.set(Faults { replies: vec![(200, "<html>Log in to the network</html>")], ..Faults::default() });
+    pull(&hub, &cache, &[REPOSITORY]).unwrap_err();
+    assert_eq!(partial_size(&cache), 0);
+    // The download starts again if the server cannot continue it.
+    hub.set(Faults { cuts: vec![1000], replies: vec![(416, "")], ..Faults::default() });
+    let path = pull(&hub, &cache, &[REPOSITORY]).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), model);
+}
+
+#[test]
+fn file_of_a_url_is_never_mixed_from_two_versions() {
+    let hub = Hub::start(&[("x.gguf", bytes(4000))]);
+    let url = format!("{}/plain/x.gguf", hub.url());
+    let arguments = ["--model-url", &url];
+    let versions = [
+        [("last-modified", "Mon, 02 Mar 2026 00:00:00 GMT"), ("last-modified", "Tue, 03 Mar 2026 00:00:00 GMT")],
+        [("etag", "\"one\""), ("etag", "\"two\"")],
+        [("etag", "W/\"one\""), ("etag", "W/\"two\"")],
+    ];
+    for [old, new] in versions {
+        let cache = folder();
+        // The first cut applies to the response without a body, the look-up.
+        let (cuts, replies) = (vec![usize::MAX, 1000], vec![(404, "")]);
+        hub.set(Faults { cuts, replies, versions: vec![old; 2], ..Faults::default() });
+        pull(&hub, &cache, &arguments).unwrap_err();
+        assert_eq!(partial_size(&cache), 1000);
+        // The file changes between the look-up and the download.
+        for versions in [vec![old, new], vec![new, old]] {
+            hub.set(Faults { versions, ..Faults::default() });
+            let error = pull(&hub, &cache, &arguments).unwrap_err();
+            assert!(error.contains("x.gguf has changed on 127.0.0.1 since the download began"), "{error}");
+        }
+        hub.requests();
+        hub.set(Faults { versions: vec![new; 2], is_corrupt: true, ..Faults::default() });
+        let path = pull(&hub, &cache, &arguments).unwrap();
+        assert_eq!(hub.requests()[1], "GET 127.0.0.1 /plain/x.gguf - -", "the new version begins with its first byte");
+        assert_ne!(std::fs::read(&path).unwrap(), bytes(4000));
+
+        // The old version is continued.
+        hub.set(Faults { versions: vec![old; 2], ..Faults::default() });
+        let path = pull(&hub, &cache, &arguments).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), bytes(4000));
+        let condition = if old.1.starts_with("W/") { String::new() } else { format!(" if {}", old.1) };
+        assert_eq!(hub.requests()[1], format!("GET 127.0.0.1 /plain/x.gguf bytes=1000-{condition} -"));
+    }
+}
+
+#[test]
+fn repository_of_the_command_line_overrides_the_environment() {
+    let hub = Hub::start(&[("x.gguf", bytes(10))]);
+    let mut pull = command(&hub, &folder(), &["models", "pull", REPOSITORY]);
+    let Output { status, stderr, .. } = pull.env("THUNDER_HF_REPO", "user/other").output().unwrap();
+    assert!(status.success(), "{}", text(&stderr));
+}
+
 #[tokio::test]
 async fn server_downloads_its_model_once_and_starts_offline_afterwards() {
     let hub = Hub::start(&[("tiny-Q4_K_M.gguf", std::fs::read(model()).unwrap())]);

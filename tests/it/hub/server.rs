@@ -24,6 +24,10 @@ pub struct Faults {
     pub cuts: Vec<usize>,
     /// Status of the next responses.
     pub statuses: Vec<u16>,
+    /// Status and text of the next responses to requests for bytes, after the cut ones.
+    pub replies: Vec<(u16, &'static str)>,
+    /// Header that identifies the version of the file in the next responses, instead of an `ETag`.
+    pub versions: Vec<(&'static str, &'static str)>,
     /// True if the server sends bytes that do not match the checksum.
     pub is_corrupt: bool,
     /// Token that requests must have; others get a 401.
@@ -38,7 +42,7 @@ pub struct Faults {
 struct Shared {
     files: Vec<(String, Vec<u8>)>,
     faults: Mutex<Faults>,
-    /// A line for each request: method, host, path, range and token.
+    /// A line for each request: method, host, path, range, with the condition of the range if there is one, and token.
     requests: Mutex<Vec<String>>,
     port: u16,
 }
@@ -95,7 +99,11 @@ pub fn sha256(bytes: &[u8]) -> String {
 
 async fn respond(State(hub): State<Arc<Shared>>, request: Request) -> Response {
     let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or("-");
-    let (host, range, token) = (header("host"), header("range"), header("authorization"));
+    let (host, token) = (header("host"), header("authorization"));
+    let mut range = header("range").to_owned();
+    if let Some(condition) = request.headers().get("if-range") {
+        range = format!("{range} if {}", condition.to_str().unwrap());
+    }
     let host = host.split(':').next().unwrap();
     let escaped = request.uri().path();
     let line = format!("{} {host} {escaped} {range} {token}", request.method());
@@ -104,6 +112,11 @@ async fn respond(State(hub): State<Arc<Shared>>, request: Request) -> Response {
     let mut faults = hub.faults.lock().unwrap();
     if !faults.statuses.is_empty() {
         return StatusCode::from_u16(faults.statuses.remove(0)).unwrap().into_response();
+    }
+    let is_download = request.method() == "GET" && (path.starts_with("/storage/") || path.starts_with("/plain/"));
+    if is_download && faults.cuts.is_empty() && !faults.replies.is_empty() {
+        let (status, text) = faults.replies.remove(0);
+        return (StatusCode::from_u16(status).unwrap(), text).into_response();
     }
     // The files are on another host, which must not receive the token.
     if let Some(path) = path.strip_prefix("/storage/") {
@@ -145,11 +158,13 @@ fn send(hub: &Shared, faults: &mut Faults, path: &str, headers: &HeaderMap) -> R
     };
     let mut bytes = bytes.clone();
     let etag = format!("\"{}\"", &sha256(&bytes)[..32]);
+    let (version, value) = if faults.versions.is_empty() { ("etag", &*etag) } else { faults.versions.remove(0) };
     if faults.is_corrupt {
         *bytes.last_mut().unwrap() ^= 1;
     }
     let size = bytes.len();
-    let range = headers.get("range").map(|range| range.to_str().unwrap().to_owned());
+    let is_current = headers.get("if-range").is_none_or(|condition| condition == value);
+    let range = headers.get("range").filter(|_| is_current).map(|range| range.to_str().unwrap().to_owned());
     let from = range.as_ref().map_or(0, |range| range["bytes=".len()..].trim_end_matches('-').parse().unwrap());
     let rest = bytes.split_off(from);
     let length = rest.len();
@@ -157,7 +172,7 @@ fn send(hub: &Shared, faults: &mut Faults, path: &str, headers: &HeaderMap) -> R
     let status = if range.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     let content_range = [("content-range", format!("bytes {from}-{}/{size}", size - 1))];
     let content_range = range.is_some().then_some(content_range).into_iter().flatten();
-    let mut response = Response::builder().status(status).header("content-length", length).header("etag", etag);
+    let mut response = Response::builder().status(status).header("content-length", length).header(version, value);
     for (name, value) in content_range {
         response = response.header(name, value);
     }
