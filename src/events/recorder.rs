@@ -34,6 +34,9 @@ pub enum NotStored {
     /// A part of the run was lost.
     #[error("a part of it could neither be stored nor spooled")]
     PartLost,
+    /// The run was removed while it was generated.
+    #[error("it was removed")]
+    Removed,
     /// The recorder failed on the run.
     #[error("the recorder failed on it")]
     RecorderFailed,

@@ -33,6 +33,7 @@ mod notes;
 mod pool;
 mod read;
 mod recorder;
+mod removed_runs;
 mod responses;
 mod retention;
 mod rows;

@@ -5,6 +5,7 @@
 //! go to the spool file, and so do all later ones until the file is drained, which preserves the order. When the disk is
 //! full as well, runs that require durability fail at once, and the others stay in memory up to a limit.
 
+mod abandon;
 mod metrics;
 mod persist;
 #[cfg(test)]
@@ -301,20 +302,14 @@ impl Recorder {
         }
     }
 
-    /// Handles a panic during the write of a batch. The stored parts of its runs remain and are marked as interrupted.
-    fn on_write_panic(&mut self, runs: HashSet<RunId>, abandoned: &[RunId]) {
-        self.abandoned.extend(abandoned);
-        for run_id in runs {
-            self.abandon_run(run_id, NotStored::RecorderFailed);
-        }
-    }
-
     /// Handles a written batch and informs the subscribers. `drained` is true if the spool file is empty.
     fn on_written(&mut self, result: PersistResult, drained: bool) {
         self.abandoned.extend(&result.abandoned);
-        let lost: HashSet<RunId> = result.lost.into_iter().collect();
-        for &run_id in &lost {
+        for &run_id in &result.lost {
             self.abandon_run(run_id, NotStored::PartLost);
+        }
+        for &run_id in &result.removed {
+            self.abandon_run(run_id, NotStored::Removed);
         }
         let live = &self.target.live;
         if result.outcome == PersistOutcome::Stored {
@@ -342,7 +337,8 @@ impl Recorder {
             self.drop_excess_runs();
             return;
         }
-        for record in result.records.iter().filter(|record| !lost.contains(&record.run_id())) {
+        let is_kept = |run_id: &RunId| !result.lost.contains(run_id) && !result.removed.contains(run_id);
+        for record in result.records.iter().filter(|record| is_kept(&record.run_id())) {
             match record {
                 Record::Started(start, _) => live.report_change(start.run_id, start.owner.clone(), RunStatus::Running),
                 Record::Ended(run_id, end) => {
@@ -356,36 +352,6 @@ impl Recorder {
         if drained {
             self.spooled.drain(..).for_each(|run_id| self.target.unstored.remove(run_id));
         }
-    }
-
-    /// Drops runs that require durability, and the oldest ones beyond the memory limit, while neither the database nor the
-    /// disk accepts anything.
-    fn drop_excess_runs(&mut self) {
-        let mut waiting: HashSet<RunId> = self.pending.iter().map(Record::run_id).collect();
-        waiting.retain(|run_id| self.target.durability_acks.is_requested(*run_id));
-        for run_id in waiting {
-            self.abandon_run(run_id, NotStored::NoRoom);
-        }
-        while self.pending_items > MAX_MEMORY_ITEMS
-            && let Some(oldest) = self.pending.first().map(Record::run_id)
-        {
-            self.abandon_run(oldest, NotStored::MemoryFull);
-        }
-    }
-
-    fn abandon_run(&mut self, run_id: RunId, reason: NotStored) {
-        tracing::error!(run.id = %run_id, %reason, "stopped recording a run");
-        let has_end = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
-        self.pending.retain(|record| record.run_id() != run_id);
-        self.pending_items = self.pending.iter().map(Record::weight).sum();
-        self.ended.retain(|row| row.summary.run_id != run_id);
-        if self.runs.remove(&run_id).is_some() && !has_end {
-            self.ignored.insert(run_id);
-        }
-        self.abandoned.push(run_id);
-        self.target.durability_acks.resolve(run_id, Err(reason));
-        self.target.unstored.remove(run_id);
-        self.target.live.end_run(run_id, RunStatus::Interrupted);
     }
 }
 

@@ -2,7 +2,7 @@
 //! and dropping a partition is fast and frees its disk space.
 
 use super::pool::{PgConnection, PgPool};
-use super::{Error, Store, images};
+use super::{Error, Store, images, removed_runs};
 use chrono::{Days, NaiveDate};
 use std::collections::HashMap;
 use uuid::Uuid;
@@ -32,7 +32,7 @@ impl Store {
     }
 }
 
-/// Removes all runs beyond the retention; see [`Store::prune`].
+/// Removes all runs beyond the retention, and the old entries of removed runs; see [`Store::prune`].
 pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Result<Vec<(NaiveDate, u64)>, Error> {
     let mut connection = pool.acquire().await?;
     let mut spans = spans(&mut connection).await?;
@@ -42,6 +42,7 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
         let days = other_days_before(&mut connection, first, &old).await?;
         (expired, spans) = (old, kept);
         expired.extend(days);
+        expired.iter_mut().for_each(|span| span.is_old = true);
         expired.sort_unstable_by_key(|span| span.first);
     }
     if let Some(max_bytes) = retention.bytes {
@@ -66,6 +67,7 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
         remove_images(pool, end).await?;
         let _: i64 = sqlx::query_scalar("select drop_unused_mod_versions()").fetch_one(&mut connection).await?;
     }
+    removed_runs::delete_old_entries(&mut connection, today).await?;
     Ok(removed)
 }
 
@@ -76,6 +78,8 @@ struct Span {
     /// The day after the last one.
     until: NaiveDate,
     bytes: u64,
+    /// True if the runs are older than the retention permits; false if they are removed because of their size.
+    is_old: bool,
 }
 
 /// Returns the spans of all partitions, oldest first.
@@ -87,7 +91,7 @@ async fn spans(connection: &mut PgConnection) -> Result<Vec<Span>, sqlx::Error> 
     let images = image_bytes(connection).await?;
     let span = |(first, until, bytes): (NaiveDate, NaiveDate, i64)| {
         let images = images.iter().filter(|(day, _)| (first..until).contains(*day));
-        Span { first, until, bytes: bytes.unsigned_abs() + images.map(|(_, bytes)| bytes).sum::<u64>() }
+        Span { first, until, bytes: bytes.unsigned_abs() + images.map(|(_, bytes)| bytes).sum::<u64>(), is_old: false }
     };
     Ok(spans.into_iter().map(span).collect())
 }
@@ -122,7 +126,7 @@ async fn other_days_before(
     .fetch_all(connection)
     .await?;
     let is_other = |day: &NaiveDate| !spans.iter().any(|span| (span.first..span.until).contains(day));
-    let span = |day| Span { first: day, until: day + Days::new(1), bytes: 0 };
+    let span = |day| Span { first: day, until: day + Days::new(1), bytes: 0, is_old: false };
     Ok(days.into_iter().filter(is_other).map(span).collect())
 }
 
@@ -131,11 +135,17 @@ async fn drop_days(pool: &PgPool, span: Span) -> Result<Option<i64>, sqlx::Error
     let mut transaction = pool.begin().await?;
     // Writers wait while this transaction waits for its locks, so the wait is short.
     sqlx::query("set local lock_timeout = '3s'").execute(&mut *transaction).await?;
+    let lock = sqlx::query("select lock_days($1, $2)").bind(span.first).bind(span.until);
+    lock.execute(&mut *transaction).await?;
     let runs: Option<i64> = sqlx::query_scalar("select drop_days($1, $2)")
         .bind(span.first)
         .bind(span.until)
         .fetch_one(&mut *transaction)
         .await?;
+    // A server may still have runs of a day that is removed because of its size.
+    if span.is_old && runs.is_some_and(|runs| runs > 0) {
+        removed_runs::add_days(&mut transaction, span.first, span.until).await?;
+    }
     transaction.commit().await?;
     Ok(runs)
 }

@@ -4,7 +4,7 @@ use super::pool::PgConnection;
 use super::rows::clean;
 use super::scope::{owners, visible};
 use super::summary_builder::{ModCallTime, RunRow};
-use super::{Error, Store, images};
+use super::{Error, Store, images, removed_runs};
 use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunStatus, Scope};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -79,13 +79,7 @@ pub(super) async fn lock_ended(connection: &mut PgConnection, scope: &Scope, run
     }
 }
 
-/// Keeps a run from being removed until the transaction ends. Returns false if it does not exist.
-pub(super) async fn lock_existing(connection: &mut PgConnection, run_id: RunId) -> Result<bool, sqlx::Error> {
-    let lock = sqlx::query("select 1 from runs where run_id = $1 for key share");
-    Ok(lock.bind(run_id.0).fetch_optional(connection).await?.is_some())
-}
-
-/// Removes a run with all its data.
+/// Removes a run with all its data. The transaction must have locked its row.
 pub(super) async fn remove(connection: &mut PgConnection, run_id: RunId) -> Result<(), sqlx::Error> {
     images::remove(connection, run_id.0, run_id.0).await?;
     for statement in [
@@ -101,7 +95,7 @@ pub(super) async fn remove(connection: &mut PgConnection, run_id: RunId) -> Resu
     ] {
         sqlx::query(statement).bind(run_id.0).execute(&mut *connection).await?;
     }
-    Ok(())
+    removed_runs::add(connection, run_id).await
 }
 
 /// Returns the run with this id, if the scope covers it.

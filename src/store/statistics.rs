@@ -44,8 +44,8 @@ use sqlx::{Encode, FromRow, Type};
 use std::collections::HashSet;
 use utoipa::ToSchema;
 
-pub(super) use calls::measure_some;
-pub(super) use calls::{MAX_CALL_MODS, MAX_CALL_US};
+pub use calls::{CallTime, CallTimeStep, ModCallStatistics, ModelCallTime};
+pub(super) use calls::{MAX_CALL_MODS, MAX_CALL_US, measure_some};
 pub(super) use days::{count_days, count_hours};
 
 /// Maximum number of days of a query.
@@ -208,54 +208,6 @@ pub struct ModStatistics {
     pub with: GroupStatistics,
     /// Runs without it.
     pub without: GroupStatistics,
-}
-
-/// Durations of mod calls. Calls without a measured duration do not count.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
-pub struct CallTime {
-    /// Calls.
-    pub calls: i64,
-    /// Sum of their durations in milliseconds.
-    pub total_ms: f64,
-    /// Mean duration in milliseconds.
-    pub mean_ms: f64,
-    /// Longest duration in milliseconds.
-    pub max_ms: f64,
-}
-
-/// Durations of mod calls in the runs of a time step.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct CallTimeStep {
-    /// Start of the hour or day.
-    pub at: DateTime<Utc>,
-    /// Durations.
-    #[serde(flatten)]
-    pub time: CallTime,
-}
-
-/// Durations of mod calls in the runs of a model.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct ModelCallTime {
-    /// Name of the model; empty if the runs name none.
-    pub model: String,
-    /// Durations.
-    #[serde(flatten)]
-    pub time: CallTime,
-}
-
-/// Durations of the calls of a mod.
-#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
-pub struct ModCallStatistics {
-    /// Name of the mod.
-    #[serde(rename = "mod")]
-    pub name: String,
-    /// Durations in all runs.
-    #[serde(flatten)]
-    pub time: CallTime,
-    /// Time steps with calls, oldest first.
-    pub steps: Vec<CallTimeStep>,
-    /// Models by total duration, largest first.
-    pub models: Vec<ModelCallTime>,
 }
 
 /// Statistics of ended runs.

@@ -2,14 +2,16 @@
 
 use super::pool::{PgConnection, PgPool};
 use super::read;
+use super::removed_runs::{self, MissingRun};
 use super::rows::{InsertMode, Rows, clean};
-use super::runs::{by_id, lock_existing, mark_interrupted, request_id_owner, reserve_request_id, save};
+use super::runs::{by_id, mark_interrupted, request_id_owner, reserve_request_id, save};
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{Error, images};
 use crate::events::{RunEnd, RunId, RunStart, RunStatus, Scope, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
+use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use uuid::Uuid;
@@ -73,20 +75,48 @@ pub enum Attempt {
 }
 
 /// Writes records and the resulting rows of their runs in one transaction, and notifies the servers other than `server`.
+/// Skips runs that were removed, and returns them.
 pub async fn write<'r>(
     pool: &PgPool,
     server: Uuid,
     records: &[Record],
-    runs: impl IntoIterator<Item = &'r RunRow>,
+    rows: impl IntoIterator<Item = &'r RunRow>,
     attempt: Attempt,
-) -> Result<(), sqlx::Error> {
-    let mut transaction = pool.begin().await?;
-    write_records(&mut transaction, records, attempt).await?;
-    for run in runs {
-        save(&mut transaction, run).await?;
+) -> Result<BTreeSet<RunId>, sqlx::Error> {
+    let rows: Vec<&RunRow> = rows.into_iter().collect();
+    let mut runs: BTreeSet<RunId> = records.iter().map(Record::run_id).collect();
+    runs.extend(rows.iter().map(|row| row.summary.run_id));
+    if attempt == Attempt::First {
+        // No other server knows a run before its start is stored.
+        for run_id in started_runs(records) {
+            runs.remove(&run_id);
+        }
     }
-    notify(&mut transaction, server, notifications(records)).await?;
-    transaction.commit().await
+    let mut transaction = pool.begin().await?;
+    let missing = removed_runs::lock(&mut transaction, &runs).await?;
+    // A run that was not removed is stored again, for example after a failover to a standby without the latest changes.
+    let removed: BTreeSet<RunId> = missing.into_iter().filter(|run| run.is_removed).map(|run| run.run_id).collect();
+    let kept = without_runs(records, &removed);
+    write_records(&mut transaction, &kept, attempt).await?;
+    for row in rows.into_iter().filter(|row| !removed.contains(&row.summary.run_id)) {
+        save(&mut transaction, row).await?;
+    }
+    notify(&mut transaction, server, notifications(&kept)).await?;
+    transaction.commit().await?;
+    Ok(removed)
+}
+
+/// Returns the runs that start with one of the records.
+fn started_runs(records: &[Record]) -> impl Iterator<Item = RunId> {
+    records.iter().filter(|record| matches!(record, Record::Started(..))).map(Record::run_id)
+}
+
+/// Returns the records of the other runs.
+fn without_runs<'r>(records: &'r [Record], runs: &BTreeSet<RunId>) -> Cow<'r, [Record]> {
+    if runs.is_empty() {
+        return Cow::Borrowed(records);
+    }
+    records.iter().filter(|record| !runs.contains(&record.run_id())).cloned().collect()
 }
 
 /// Returns one notification for each run of the records.
@@ -110,43 +140,27 @@ fn notifications(records: &[Record]) -> Vec<RunNotification> {
 }
 
 /// Writes records of a spool file, some or all of which may be stored already. Computes the runs' rows from the stored items.
-/// Skips the records of runs that were removed.
+/// Skips runs that were removed, and those that neither exist nor start with one of the records.
 pub async fn write_spooled(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
+    let started: BTreeSet<RunId> = started_runs(records).collect();
+    let is_skipped = |run: &MissingRun| run.is_removed || !started.contains(&run.run_id);
     let mut transaction = pool.begin().await?;
-    let removed = lock_runs(&mut transaction, records).await?;
-    let kept: Vec<Record> = records.iter().filter(|record| !removed.contains(&record.run_id())).cloned().collect();
+    let missing = removed_runs::lock(&mut transaction, &records.iter().map(Record::run_id).collect()).await?;
+    let skipped: BTreeSet<RunId> = missing.into_iter().filter(is_skipped).map(|run| run.run_id).collect();
+    let kept = without_runs(records, &skipped);
     write_records(&mut transaction, &kept, Attempt::Retry).await?;
-    for record in &kept {
+    for record in kept.iter() {
         if let Record::Ended(run_id, end) = record {
             recompute_row(&mut transaction, *run_id, |summary| summary.end(end)).await?;
         }
     }
     notify(&mut transaction, server, notifications(&kept)).await?;
     transaction.commit().await?;
-    if !removed.is_empty() {
-        let skipped = records.len() - kept.len();
-        tracing::warn!(runs = removed.len(), records = skipped, "skipped spooled records of removed runs");
+    if !skipped.is_empty() {
+        let count = records.len() - kept.len();
+        tracing::warn!(runs = skipped.len(), records = count, "skipped spooled records of removed runs");
     }
     Ok(())
-}
-
-/// Keeps the runs of records from being removed until the transaction ends. Returns those that neither exist nor start with
-/// one of the records: another server marked such a run as interrupted, and then it was removed.
-async fn lock_runs(connection: &mut PgConnection, records: &[Record]) -> Result<BTreeSet<RunId>, sqlx::Error> {
-    // Other changes of runs lock them in order of their ids, too. Another order could cause a deadlock.
-    let mut runs: BTreeSet<RunId> = records.iter().map(Record::run_id).collect();
-    for record in records {
-        if let Record::Started(start, _) = record {
-            runs.remove(&start.run_id);
-        }
-    }
-    let mut removed = BTreeSet::new();
-    for run_id in runs {
-        if !lock_existing(connection, run_id).await? {
-            removed.insert(run_id);
-        }
-    }
-    Ok(removed)
 }
 
 /// Marks the run of a dead server as interrupted, and computes its row from the stored items if they can be read. Returns

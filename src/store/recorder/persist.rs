@@ -7,6 +7,7 @@ use crate::store::summary_builder::RunRow;
 use crate::store::writer::{self, Attempt, Record};
 use crate::store::{Error, ErrorCounts};
 use futures::FutureExt;
+use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
@@ -34,7 +35,9 @@ pub(super) struct PersistResult {
     /// Dropped runs that are not yet marked as interrupted.
     pub abandoned: Vec<RunId>,
     /// Runs with a lost part.
-    pub lost: Vec<RunId>,
+    pub lost: BTreeSet<RunId>,
+    /// Runs that were removed, so that their records were skipped.
+    pub removed: BTreeSet<RunId>,
 }
 
 /// The destination of a batch.
@@ -61,19 +64,20 @@ pub(super) async fn persist(
     let Batch { records, rows, mut abandoned } = batch;
     if spool.is_drained() && !is_overloaded {
         match attempt(write_timeout(&records), writer::write(pool, server, &records, &rows, Attempt::First)).await {
-            Ok(()) => {
+            Ok(removed) => {
                 while let Some(run_id) = abandoned.last()
                     && attempt(WRITE_TIMEOUT, writer::interrupt(pool, server, *run_id, system::now())).await.is_ok()
                 {
                     abandoned.pop();
                 }
-                return PersistResult { records, rows, outcome: PersistOutcome::Stored, abandoned, lost: Vec::new() };
+                let (outcome, lost) = (PersistOutcome::Stored, BTreeSet::new());
+                return PersistResult { records, rows, outcome, abandoned, lost, removed };
             }
             Err(failure) if !failure.is_transient() => {
                 tracing::error!(error = %failure, "the database rejected a batch; storing each run separately");
-                let lost = store_one_by_one(pool, server, spool, &records, &rows).await;
+                let (lost, removed) = store_one_by_one(pool, server, spool, &records, &rows).await;
                 let outcome = if spool.is_drained() { PersistOutcome::Stored } else { PersistOutcome::Spooled };
-                return PersistResult { records, rows, outcome, abandoned, lost };
+                return PersistResult { records, rows, outcome, abandoned, lost, removed };
             }
             _ if is_failing => {}
             Err(failure) => {
@@ -104,7 +108,7 @@ pub(super) async fn persist(
             }
         }
     }
-    PersistResult { records, rows, outcome, abandoned, lost: Vec::new() }
+    PersistResult { records, rows, outcome, abandoned, lost: BTreeSet::new(), removed: BTreeSet::new() }
 }
 
 /// Stores the next records of a spool file.
@@ -127,15 +131,15 @@ pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resu
     spool.mark_drained(at)
 }
 
-/// Stores each run separately. Returns the runs that could be neither stored nor spooled.
+/// Stores each run separately. Returns the runs that could be neither stored nor spooled, and those that were removed.
 async fn store_one_by_one(
     pool: &PgPool,
     server: Uuid,
     spool: &mut Spool,
     records: &[Record],
     rows: &[RunRow],
-) -> Vec<RunId> {
-    let mut lost = Vec::new();
+) -> (BTreeSet<RunId>, BTreeSet<RunId>) {
+    let (mut lost, mut all_removed) = (BTreeSet::new(), BTreeSet::new());
     let mut is_unavailable = false;
     for (run_id, records) in by_run(records) {
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
@@ -146,25 +150,29 @@ async fn store_one_by_one(
             attempt(write_timeout(&records), writer::write(pool, server, &records, row, Attempt::Retry)).await
         };
         let kept = match result {
-            Ok(()) => Ok(()),
+            Ok(removed) => {
+                all_removed.extend(removed);
+                Ok(())
+            }
             Err(failure) if failure.is_transient() => {
                 is_unavailable = true;
                 spool.append(&records)
             }
             Err(failure) => match reject(spool, &records, &failure) {
-                // The row for the run list may still be accepted.
                 Ok(()) => {
-                    attempt(WRITE_TIMEOUT, writer::write(pool, server, &[], row, Attempt::Retry)).await.or(Ok(()))
+                    // The row for the run list may still be accepted.
+                    let _ = attempt(WRITE_TIMEOUT, writer::write(pool, server, &[], row, Attempt::Retry)).await;
+                    Ok(())
                 }
                 Err(failure) => Err(failure),
             },
         };
         if let Err(failure) = kept {
             tracing::error!(error = %failure, run.id = %run_id, "cannot write a run to the database or the spool file");
-            lost.push(run_id);
+            lost.insert(run_id);
         }
     }
-    lost
+    (lost, all_removed)
 }
 
 fn reject(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) -> Result<(), Error> {

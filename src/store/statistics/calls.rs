@@ -1,10 +1,12 @@
 //! Durations of mod calls: per run, and by mod, model and time step.
 
 use super::days::{TimeSpan, first_run_id};
-use super::{CallTime, CallTimeStep, ModCallStatistics, ModelCallTime, Selection, StatisticsUnit, midnight};
+use super::{Selection, StatisticsUnit, midnight};
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, NaiveDate, Utc};
+use serde::Serialize;
 use std::collections::BTreeMap;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Maximum sum of durations of a run, and maximum duration, in microseconds. An ingested trace may contain any number.
@@ -13,6 +15,54 @@ pub(in crate::store) const MAX_CALL_US: f64 = 1e12;
 pub(in crate::store) const MAX_CALL_MODS: usize = 64;
 /// Maximum runs that are measured in one transaction.
 const MAX_MEASURED_RUNS: i64 = 200;
+
+/// Durations of mod calls. Calls without a measured duration do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, ToSchema)]
+pub struct CallTime {
+    /// Calls.
+    pub calls: i64,
+    /// Sum of their durations in milliseconds.
+    pub total_ms: f64,
+    /// Mean duration in milliseconds.
+    pub mean_ms: f64,
+    /// Longest duration in milliseconds.
+    pub max_ms: f64,
+}
+
+/// Durations of mod calls in the runs of a time step.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct CallTimeStep {
+    /// Start of the hour or day.
+    pub at: DateTime<Utc>,
+    /// Durations.
+    #[serde(flatten)]
+    pub time: CallTime,
+}
+
+/// Durations of mod calls in the runs of a model.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ModelCallTime {
+    /// Name of the model; empty if the runs name none.
+    pub model: String,
+    /// Durations.
+    #[serde(flatten)]
+    pub time: CallTime,
+}
+
+/// Durations of the calls of a mod.
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+pub struct ModCallStatistics {
+    /// Name of the mod.
+    #[serde(rename = "mod")]
+    pub name: String,
+    /// Durations in all runs.
+    #[serde(flatten)]
+    pub time: CallTime,
+    /// Time steps with calls, oldest first.
+    pub steps: Vec<CallTimeStep>,
+    /// Models by total duration, largest first.
+    pub models: Vec<ModelCallTime>,
+}
 
 /// Statement that stores the durations of the mod calls of a run that an earlier version recorded, limited to
 /// [`MAX_CALL_US`] and [`MAX_CALL_MODS`].

@@ -14,7 +14,7 @@ mod statistics;
 
 use crate::harness::postgres::{TestDatabase, kill_listeners};
 use crate::harness::{folder, psql, run_start, wait_for_psql};
-use chrono::Utc;
+use chrono::{NaiveDate, Utc};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,6 +26,7 @@ use thunder::events::{
 };
 use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
+use uuid::{NoContext, Timestamp, Uuid};
 
 /// A data directory and a database, which are removed with the test.
 struct Data(PathBuf, Location);
@@ -220,6 +221,16 @@ impl LiveRun {
         Self { start: Arc::new(start), next_event: 0, next_call: 0, step: 0 }
     }
 
+    /// Returns a run that started at noon of a day.
+    fn on_day(request_id: &str, day: NaiveDate) -> Self {
+        let noon = day.and_hms_opt(12, 0, 0).unwrap().and_utc();
+        let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);
+        let mut run = Self::new(request_id);
+        let run_id = RunId(Uuid::new_v7(timestamp));
+        run.start = RunStart { run_id, created_at: noon, ..(*run.start).clone() }.into();
+        run
+    }
+
     fn run_id(&self) -> RunId {
         self.start.run_id
     }
@@ -362,6 +373,14 @@ impl LiveRun {
         signals.extend((0..tokens).map(|_| self.token(" sky")).collect::<Vec<_>>());
         signals.push(self.ended());
         signals
+    }
+}
+
+/// Fails if a table has rows of a run.
+async fn assert_no_rows(url: &str, run_id: RunId) {
+    for table in ["runs", "run_keys", "run_columns", "events", "mod_calls", "mod_logs", "actions", "attention"] {
+        let rows = format!("select count(*) from {table} where run_id = '{run_id}'");
+        assert_eq!(psql(url, &rows).await, "0", "{table}");
     }
 }
 

@@ -1,11 +1,12 @@
 //! The recorder: signals of runs, outages of the database, and spool files.
 
-use super::{Data, LiveRun, document, expected_items, kill, next_change, psql, wait_for_status};
+use super::{Data, LiveRun, assert_no_rows, document, expected_items, kill, next_change, psql, wait_for_status};
+use chrono::Days;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
-use thunder::events::{Recorder, RunStatus, Scope, Signal, TraceItem};
-use thunder::store::{AttentionParts, Database, Error, HeadRowsPart, LiveUpdate, Store};
+use thunder::events::{Recorder, RunStatus, Scope, Signal, TraceItem, system};
+use thunder::store::{AttentionParts, Database, Error, HeadRowsPart, LiveUpdate, Retention, Store};
 use tokio::sync::broadcast::error::RecvError;
 
 #[tokio::test]
@@ -239,16 +240,67 @@ async fn spooled_records_of_removed_run_are_skipped() {
     wait_for_status(&database, "removed", RunStatus::Interrupted).await;
     assert!(database.delete(&Scope::All, removed.run_id()).await.unwrap());
     let store = Store::open(url, |_| {}).await.unwrap();
-    for table in ["runs", "run_keys", "run_columns", "events", "mod_calls", "mod_logs", "actions", "attention"] {
-        let rows = format!("select count(*) from {table} where run_id = '{}'", removed.run_id());
-        assert_eq!(psql(&server.url(), &rows).await, "0", "{table}");
-    }
+    assert_no_rows(&server.url(), removed.run_id()).await;
     let run = store.find(&Scope::All, "kept").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens, run.has_attention), (RunStatus::Done, 150, true));
     let stored = store.items(&Scope::All, kept.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), expected_items(&kept_sent));
     store.close().await;
     assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
+    database.close().await;
+}
+
+/// A server drains its spool file and is killed before it empties the file. Two of the runs are removed before its next start:
+/// one by a client, the other one by the retention.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removed_runs_are_not_recreated_by_their_spooled_start() {
+    let (server, client) = (Data::embedded(), Data::folder());
+    let database = server.open().await;
+    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
+    let store = Store::open(url.clone(), |_| {}).await.unwrap();
+    let (Recorder { signals: recorder, .. }, live) = store.recorder();
+    let mut ends = live.runs(&Scope::All);
+    database.close().await;
+    let today = system::now().date_naive();
+    let (mut deleted, mut kept) = (LiveRun::new("deleted"), LiveRun::new("kept"));
+    let mut expired = LiveRun::on_day("expired", today - Days::new(8));
+    let kept_sent = kept.all(2);
+    for signal in deleted.all(2).iter().chain(&expired.all(2)).chain(&kept_sent) {
+        recorder.send(signal.clone()).await.unwrap();
+    }
+    for _ in 0..3 {
+        while next_change(&mut ends).await.status != RunStatus::Done {}
+    }
+    store.close().await;
+    let files = client.spool_files();
+    let [file] = &files[..] else { panic!("{files:?}") };
+    let copy = client.0.join("copy");
+    std::fs::copy(file, &copy).unwrap();
+
+    let database = server.open().await;
+    let store = Store::open(url.clone(), |_| {}).await.unwrap();
+    assert!(store.delete(&Scope::All, deleted.run_id()).await.unwrap());
+    let week = Retention { days: Some(7), bytes: None };
+    assert_eq!(store.prune(week, today).await.unwrap(), [(today - Days::new(8), 1)]);
+    store.close().await;
+
+    assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
+    std::fs::rename(&copy, file).unwrap();
+    let store = Store::open(url, |_| {}).await.unwrap();
+    assert_no_rows(&server.url(), deleted.run_id()).await;
+    assert_no_rows(&server.url(), expired.run_id()).await;
+    let stored = store.items(&Scope::All, kept.run_id(), 0..i32::MAX).await.unwrap();
+    assert_eq!(format!("{stored:#?}"), expected_items(&kept_sent));
+    assert!(store.damaged_links().await.unwrap().is_empty());
+
+    // A client may send the run again, under a new run id.
+    assert!(store.ingest(&Scope::All, None, document("deleted", 2)).await.unwrap().created);
+    let entries = "select (select count(*) from removed_runs) || ' ' || (select count(*) from removed_days)";
+    for (days, expected) in [(29, "1 1"), (32, "0 0")] {
+        store.prune(Retention::default(), today + Days::new(days)).await.unwrap();
+        assert_eq!(psql(&server.url(), entries).await, expected, "{days} days later");
+    }
+    store.close().await;
     database.close().await;
 }
 

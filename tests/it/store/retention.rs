@@ -4,16 +4,13 @@ use super::{Data, LiveRun, document, psql, wait_for_status};
 use chrono::{Datelike, Days, Months, NaiveDate};
 use serde_json::json;
 use std::time::{Duration, Instant};
-use thunder::events::{Recorder, RunId, RunStart, RunStatus, Scope, system};
+use thunder::events::{Recorder, RunId, RunStatus, Scope, system};
 use thunder::store::{NewResponse, Retention, Store};
 use uuid::{NoContext, Timestamp, Uuid};
 
 /// Records a run that started at noon of a day; returns its id.
 async fn record_run(store: &Store, day: NaiveDate, name: &str) -> RunId {
-    let noon = day.and_hms_opt(12, 0, 0).unwrap().and_utc();
-    let timestamp = Timestamp::from_unix(NoContext, noon.timestamp().cast_unsigned(), 0);
-    let mut run = LiveRun::new(name);
-    run.start = RunStart { run_id: RunId(Uuid::new_v7(timestamp)), created_at: noon, ..(*run.start).clone() }.into();
+    let mut run = LiveRun::on_day(name, day);
     let (Recorder { signals, .. }, _) = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();

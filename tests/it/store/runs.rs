@@ -97,13 +97,14 @@ async fn words_are_found_in_new_and_old_runs() {
     store.close().await;
 }
 
-/// Returns the SQL that inserts runs, of which a few have rare values; number 1 is the oldest.
+/// Returns the SQL that inserts runs, of which a few have rare values; number 1 is the oldest. The store's maintenance does
+/// not read them: their ids are of the year 2100, and `mod_call_names` is set.
 fn insert_runs(count: u32) -> String {
     format!(
         "insert into runs (run_id, request_id, created_at, status, message, surface, model, mods, prompt_preview,
             output_preview, prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors,
-            error_text, has_attention, surprise_strip, search)
-        select ('01900000-0000-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'req-' || lpad(i::text, 6, '0'),
+            error_text, has_attention, surprise_strip, search, mod_call_names)
+        select ('03bb2cc3-d800-7000-8000-' || lpad(to_hex(i), 12, '0'))::uuid, 'req-' || lpad(i::text, 6, '0'),
             timestamptz '2026-01-01' + i * interval '1 minute',
             case i % 1000 when 7 then 'failed' when 8 then 'cancelled' else 'done' end,
             case when i % 1000 = 7 then 'the Context is full' end, 'openai',
@@ -111,7 +112,7 @@ fn insert_runs(count: u32) -> String {
             case when i % 1000 = 3 then array['no-refusal', 'other'] else '{{}}' end, '', '', 1, 1, 0, 1,
             case when i % 1000 = 4 then 3 else 0 end, case when i % 1000 = 5 then 2 else 0 end, 0,
             case when i % 1000 = 6 then 1 else 0 end, case when i % 1000 = 6 then 'KeyError: 100%' else '' end,
-            false, '', ''
+            false, '', '', '{{}}'
         from generate_series(1, {count}) i;
         insert into run_keys (request_id, run_id) select request_id, run_id from runs;
         analyze runs; analyze run_keys"
@@ -256,7 +257,7 @@ async fn older_database_is_migrated_and_logged() {
                 ('gone', 'cancelled', 'cancelled', 'the client disconnected'),
                 ('full', 'failed', 'error', 'llama.cpp cannot decode: out of memory; use a smaller --ctx-size')
             ) old (name, status, reason, message);
-        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats, run_images, images, run_stats_by_day, first_token_stats_by_day, mod_call_stats_by_day, run_stats_hours; drop function remove_images, sum_statistics;
+        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats, run_images, images, run_stats_by_day, first_token_stats_by_day, mod_call_stats_by_day, run_stats_hours, removed_runs, removed_days; drop function remove_images, sum_statistics, lock_runs, lock_days;
         alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions;
         drop index runs_user, runs_surface, runs_error_count, runs_backtracked, runs_forced; drop index if exists runs_error_text;
         drop function mod_sets;
@@ -275,7 +276,7 @@ async fn older_database_is_migrated_and_logged() {
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V22__mod_call_time, V23__images, V24__statistics_by_day"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V22__mod_call_time, V23__images, V24__statistics_by_day, V25__removed_runs"
         ]
     );
 }

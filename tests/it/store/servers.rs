@@ -1,9 +1,13 @@
 //! Several stores on one database.
 
-use super::{Data, LiveRun, document, kill_listeners, next_change, psql, wait_for_psql, wait_for_status};
+use super::{
+    Data, LiveRun, assert_no_rows, document, kill_listeners, next_change, psql, wait_for_psql, wait_for_status,
+};
+use chrono::Days;
+use sqlx::{Connection, PgConnection};
 use std::time::{Duration, Instant};
-use thunder::events::{EventType, Recorder, RunStatus, Scope, Signal, TraceItem};
-use thunder::store::{Announcement, Database, RunChange, Store};
+use thunder::events::{DurabilityAck, EventType, NotStored, Recorder, RunStatus, Scope, Signal, TraceItem, system};
+use thunder::store::{Announcement, Database, Retention, RunChange, Store};
 
 /// Opens two stores on one database.
 async fn open_two_stores(data: &Data) -> (Store, Store) {
@@ -109,6 +113,85 @@ async fn server_wrongly_declared_dead_completes_its_run() {
         |item: &&TraceItem| matches!(item, TraceItem::Event(event) if event.event_type == EventType::Sampled);
     assert_eq!(items.iter().filter(is_sampled).count(), 3);
     assert_eq!(first.damaged_links().await.unwrap(), Vec::<String>::new());
+    second.close().await;
+    first.close().await;
+}
+
+/// Records the beginning of a run on the second store, and marks the run as interrupted, as after a network failure. Returns
+/// the ack of its durability.
+async fn record_interrupted(data: &Data, second: &Store, run: &mut LiveRun) -> DurabilityAck {
+    let (Recorder { durability_acks, .. }, _) = second.recorder();
+    let ack = durability_acks.unwrap().request(run.run_id());
+    send(second, [run.started(), run.prefilled(), run.token(" a")]).await;
+    let stored = format!("select count(*) from events where run_id = '{}'", run.run_id());
+    wait_for_psql(&data.url(), &stored, "4").await;
+    let interrupt =
+        format!("update runs set status = 'interrupted', completed_at = now() where run_id = '{}'", run.run_id());
+    psql(&data.url(), &interrupt).await;
+    ack
+}
+
+/// Waits until the second store notices the removal of a run, and records the rest of it and another run.
+async fn assert_stays_removed(data: &Data, second: &Store, run: &mut LiveRun, ack: DurabilityAck) {
+    let outcome = tokio::time::timeout(Duration::from_mins(1), ack).await.expect("the removal is not noticed");
+    assert_eq!(outcome.unwrap(), Err(NotStored::Removed));
+    let mut next = LiveRun::new("next");
+    let signals = [run.token(" c"), run.ended()].into_iter().chain(next.all(2));
+    send(second, signals).await;
+    wait_for_status(second, &next.run_id().to_string(), RunStatus::Done).await;
+    assert_no_rows(&data.url(), run.run_id()).await;
+    assert_eq!(second.damaged_links().await.unwrap(), Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn removed_run_is_not_stored_again_by_its_server() {
+    let data = Data::new();
+    let (first, second) = open_two_stores(&data).await;
+    let mut run = LiveRun::new("removed");
+    let ack = record_interrupted(&data, &second, &mut run).await;
+    assert!(first.delete(&Scope::All, run.run_id()).await.unwrap());
+    send(&second, [run.token(" b")]).await;
+    assert_stays_removed(&data, &second, &mut run, ack).await;
+    second.close().await;
+    first.close().await;
+}
+
+/// The retention removes the day of a run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn run_of_removed_day_is_not_stored_again_by_its_server() {
+    let data = Data::new();
+    let (first, second) = open_two_stores(&data).await;
+    let today = system::now().date_naive();
+    let day = today - Days::new(3);
+    let mut run = LiveRun::on_day("expired", day);
+    let ack = record_interrupted(&data, &second, &mut run).await;
+    assert_eq!(first.prune(Retention { days: Some(1), bytes: None }, today).await.unwrap(), [(day, 1)]);
+    send(&second, [run.token(" b")]).await;
+    assert_stays_removed(&data, &second, &mut run, ack).await;
+    second.close().await;
+    first.close().await;
+}
+
+/// The removal is not committed yet when the server writes its next batch.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn batch_waits_for_concurrent_removal_of_its_run() {
+    let data = Data::new();
+    let (first, second) = open_two_stores(&data).await;
+    let mut run = LiveRun::new("removed meanwhile");
+    let ack = record_interrupted(&data, &second, &mut run).await;
+    let mut blocker = PgConnection::connect(&data.url()).await.unwrap();
+    sqlx::raw_sql("begin; lock table responses in share mode").execute(&mut blocker).await.unwrap();
+    let (remover, run_id) = (first.clone(), run.run_id());
+    let removal = tokio::spawn(async move { remover.delete(&Scope::All, run_id).await });
+    let waiting =
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()";
+    wait_for_psql(&data.url(), waiting, "1").await;
+    send(&second, [run.token(" b")]).await;
+    wait_for_psql(&data.url(), waiting, "2").await;
+    sqlx::raw_sql("rollback").execute(&mut blocker).await.unwrap();
+    assert!(removal.await.unwrap().unwrap());
+    assert_stays_removed(&data, &second, &mut run, ack).await;
+    blocker.close().await.unwrap();
     second.close().await;
     first.close().await;
 }
