@@ -164,14 +164,50 @@ impl Store {
         Ok(sqlx::query_as(read).bind(owners(scope)).bind(id).fetch_optional(&self.inner.pool).await?)
     }
 
-    /// Changes the state of a running experiment. Returns false if it is not running or does not exist.
+    /// Cancels a running experiment of any server. Returns false if it is not running or does not exist.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn end_experiment(&self, id: Uuid, state: ExperimentState) -> Result<bool, Error> {
-        let end = "update experiments set state = $2 where experiment_id = $1 and state = 'running'";
-        let ended = sqlx::query(end).bind(id).bind(state.as_str()).execute(&self.inner.pool).await?;
-        Ok(ended.rows_affected() > 0)
+    pub async fn cancel_experiment(&self, id: Uuid) -> Result<bool, Error> {
+        let cancel = "update experiments set state = $2 where experiment_id = $1 and state = 'running'";
+        let cancel = sqlx::query(cancel).bind(id).bind(ExperimentState::Cancelled.as_str());
+        Ok(cancel.execute(&self.inner.pool).await?.rows_affected() > 0)
+    }
+
+    /// Marks an experiment as done. Returns false if this server no longer runs it.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn complete_experiment(&self, id: Uuid) -> Result<bool, Error> {
+        let complete = sqlx::query(
+            "update experiments set state = $2 where experiment_id = $1 and state = 'running' and server_id = $3",
+        );
+        let complete = complete.bind(id).bind(ExperimentState::Done.as_str()).bind(self.inner.server_id);
+        Ok(complete.execute(&self.inner.pool).await?.rows_affected() > 0)
+    }
+
+    /// Ends the execution of a running experiment on this server. It is then interrupted, and any server can resume it.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn release_experiment(&self, id: Uuid) -> Result<(), Error> {
+        let release =
+            "update experiments set server_id = $3 where experiment_id = $1 and state = 'running' and server_id = $2";
+        let release = sqlx::query(release).bind(id).bind(self.inner.server_id).bind(Uuid::nil());
+        release.execute(&self.inner.pool).await?;
+        Ok(())
+    }
+
+    /// Returns true if an experiment is running and this server runs it. A client can cancel it through any server, and
+    /// then resume it on another one.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn is_executor(&self, experiment: Uuid) -> Result<bool, Error> {
+        let is_executor = sqlx::query_scalar(
+            "select exists (select 1 from experiments where experiment_id = $1 and state = 'running' and server_id = $2)",
+        );
+        Ok(is_executor.bind(experiment).bind(self.inner.server_id).fetch_one(&self.inner.pool).await?)
     }
 
     /// Makes this server run an experiment again. Returns false if another server resumed or removed it since it was read.

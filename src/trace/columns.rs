@@ -5,6 +5,7 @@
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `src/ui/assets/replay/columns.js` reads it.
 
 use super::fold::{EventPoint, Fold, Mark, NEVER, TokenRow, flags};
+use crate::events::TokenId;
 use std::collections::HashMap;
 
 const MAGIC: [u8; 4] = *b"RUNC";
@@ -54,8 +55,14 @@ impl Columns {
     /// Returns the text of the generated tokens at the end of the run, like [`Fold::answer_text`].
     #[must_use]
     pub fn answer_text(&self) -> String {
+        self.answer_text_without(|_| false)
+    }
+
+    /// Returns the text of the generated tokens at the end of the run without hidden ones.
+    #[must_use]
+    pub fn answer_text_without(&self, is_hidden: impl Fn(TokenId) -> bool) -> String {
         let generated = self.rows.iter().filter(|row| row.removed_at == NEVER && row.flags & flags::PROMPT == 0);
-        generated.filter(|row| !row.ends_generation()).map(|row| row.text.as_str()).collect()
+        generated.filter(|row| !row.ends_generation() && !is_hidden(row.token)).map(|row| row.text.as_str()).collect()
     }
 }
 

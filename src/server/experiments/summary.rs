@@ -170,8 +170,14 @@ mod tests {
         let grid = Grid { mods: 2, parameters: 1, seeds: &[5, 6] };
         assert_eq!(grid.position(6), CellPosition { prompt: 1, mods: 1, parameters: 0, seed: 5 });
         assert_eq!((grid.baseline(6), grid.baseline(7), grid.baseline(3)), (4, 5, 1));
-        let outcome =
-            |cell, state, score, tokens| CellOutcome { cell, run_id: None, state, score, completion_tokens: tokens };
+        let outcome = |cell, state, score, completion_tokens| CellOutcome {
+            cell,
+            run_id: None,
+            state,
+            ended: true,
+            score,
+            completion_tokens,
+        };
         let outcomes = [
             outcome(0, CellState::Done, Some(1.0), 4),
             outcome(1, CellState::Done, Some(0.0), 8),

@@ -45,8 +45,8 @@ pub struct ExperimentCell {
     pub run_id: Option<RunId>,
     /// Finish reason of the run.
     pub finish_reason: Option<FinishReason>,
-    /// Tokens of the answer.
-    pub completion_tokens: i32,
+    /// Tokens of the answer; null for a cell without a run, and if the run was deleted.
+    pub completion_tokens: Option<i32>,
     /// Mean ln p of the answer's tokens.
     pub mean_logprob: Option<f64>,
     /// Score from 0 to 1; null without a scorer and until the end of the run.
@@ -83,6 +83,8 @@ pub struct CellOutcome {
     pub run_id: Option<RunId>,
     /// State of the cell.
     pub state: CellState,
+    /// True if the end of the cell is stored, with the score.
+    pub ended: bool,
     /// Its score.
     pub score: Option<f32>,
     /// Tokens of the answer.
@@ -90,15 +92,16 @@ pub struct CellOutcome {
 }
 
 impl Store {
-    /// Stores the current run of a cell. Returns false if the experiment was removed, or if the run has not ended and the
-    /// experiment is no longer running.
+    /// Stores the current run of a cell. Returns false if the experiment was removed, if another server runs it, or if it is
+    /// no longer running and the cell has not ended.
     ///
     /// # Errors
     /// The database failed.
     pub async fn set_cell(&self, experiment: Uuid, cell: &CellRecord) -> Result<bool, Error> {
         let set = sqlx::query(
             "insert into experiment_cells (experiment_id, cell, run_id, score, ended, error)
-            select experiment_id, $2, $3, $4, $5, $6 from experiments where experiment_id = $1 and (state = 'running' or $5)
+            select experiment_id, $2, $3, $4, $5, $6 from experiments
+            where experiment_id = $1 and server_id = $7 and (state = 'running' or $5) for share
             on conflict (experiment_id, cell) do update set run_id = excluded.run_id, score = excluded.score,
                 ended = excluded.ended, error = excluded.error",
         )
@@ -108,6 +111,7 @@ impl Store {
         .bind(cell.score)
         .bind(cell.ended)
         .bind(cell.error.as_deref().map(clean))
+        .bind(self.inner.server_id)
         .execute(&self.inner.pool)
         .await?;
         Ok(set.rows_affected() > 0)
@@ -149,7 +153,7 @@ impl Store {
         let runs: Vec<RunSummary> =
             sqlx::query_as(read).bind(&ids).bind(owners(scope)).fetch_all(&mut connection).await?;
         let runs: HashMap<RunId, RunSummary> = runs.into_iter().map(|run| (run.run_id, run)).collect();
-        let means = mean_logprobs(&mut connection, ids).await?;
+        let means = mean_logprobs(&mut connection, runs.keys().map(|run_id| run_id.0).collect()).await?;
         let mut started: HashMap<i32, CellRecord> = started.into_iter().map(|cell| (cell.cell, cell)).collect();
         let cells = range.map(|number| {
             let record = started.remove(&number);
@@ -165,7 +169,7 @@ impl Store {
                 state,
                 run_id,
                 finish_reason: run.and_then(|run| run.finish_reason),
-                completion_tokens: run.map_or(0, |run| run.completion_tokens),
+                completion_tokens: run.map(|run| run.completion_tokens),
                 mean_logprob: run_id.and_then(|id| means.get(&id).copied().flatten()),
                 score,
                 output_preview: run.map(|run| run.output_preview.clone()).unwrap_or_default(),
@@ -201,6 +205,7 @@ impl Store {
                 cell: record.cell,
                 run_id: run.and(record.run_id).map(RunId),
                 state: state(Some(&record), run.and_then(|(status, _)| *status)),
+                ended: record.ended,
                 score: record.score,
                 completion_tokens: run.map_or(0, |(_, tokens)| *tokens),
             }

@@ -1,10 +1,12 @@
 //! `/api/v1/experiments` on the real server.
 
 mod command;
+mod recovery;
 mod scorers;
+mod servers;
 mod states;
 
-use crate::harness::{ErrorTable, Server, server};
+use crate::harness::{ErrorTable, Server, folder, server};
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -50,6 +52,40 @@ fn column<'a>(experiment: &'a Value, field: &str) -> Vec<&'a Value> {
 
 async fn action(server: &Server, id: &str, action: &str) -> (u16, Value) {
     server.post(&format!("{ROUTE}/{id}/{action}"), &json!({})).await
+}
+
+/// Resumes an experiment as soon as its last execution has ended.
+async fn resume(server: &Server, id: &str) -> Value {
+    for _ in 0..2400 {
+        let (status, experiment) = action(server, id, "resume").await;
+        if status != 409 {
+            assert_eq!(status, 200, "{experiment}");
+            return experiment;
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("the experiment cannot be resumed")
+}
+
+/// Waits until a run of an experiment has a status, and returns its id.
+async fn wait_for_run(server: &Server, id: &str, status: &str) -> String {
+    for _ in 0..2400 {
+        let (_, list) = server.get(&format!("/api/v1/runs?q=experiment:{id}")).await;
+        if let Some(run) = list["runs"].as_array().unwrap().iter().find(|run| run["status"] == status) {
+            return run["run_id"].as_str().unwrap().to_owned();
+        }
+        tokio::time::sleep(Duration::from_millis(25)).await;
+    }
+    panic!("no run of the experiment is {status}")
+}
+
+/// Returns a folder with the mod `slow`, which sleeps at every token.
+fn slow_mod() -> String {
+    let mods = folder();
+    let source = "import time\nfrom thunder_mods import Added, mod\n\n\n@mod(events=[Added])\n\
+                  def slow(event, actions, tokenizer):\n    time.sleep(0.02)\n";
+    std::fs::write(mods.join("slow.py"), source).unwrap();
+    mods.to_str().unwrap().to_owned()
 }
 
 #[tokio::test]
@@ -164,9 +200,41 @@ async fn export_of_large_experiment_has_all_cells() {
     action(server, &id, "cancel").await;
     let csv =
         server.request(Method::GET, &format!("{ROUTE}/{id}/cells.csv")).send().await.unwrap().text().await.unwrap();
-    let rows = csv.lines().filter_map(|line| line.split_once(",Hello,"));
-    let numbers: Vec<&str> = rows.map(|(number, _)| number).collect();
+    let rows: Vec<(&str, &str)> = csv.lines().filter_map(|line| line.split_once(",Hello,")).collect();
+    let numbers: Vec<&str> = rows.iter().map(|(number, _)| *number).collect();
     assert_eq!(numbers, (0..450).map(|number| number.to_string()).collect::<Vec<_>>());
+    let mut pending = rows.iter().filter(|(_, values)| values.contains(",pending,"));
+    let empty = format!(",pending{}", ",".repeat(8));
+    assert!(pending.all(|(_, values)| values.ends_with(&empty)), "a cell without a run has no values: {csv}");
+}
+
+#[tokio::test]
+async fn cell_of_deleted_run_has_neither_answer_nor_measurements() {
+    let server = server().await;
+    let definition = json!({
+        "name": "deleted-answers", "prompts": ["Hello"], "seeds": [1],
+        "mods": [[{"name": "force-prefix", "config": {"text": "a secret answer"}}]],
+        "parameters": [{"max_tokens": 24, "ignore_eos": true}],
+    });
+    let id = start(server, &definition).await;
+    let done = wait_for_state(server, &id, "done").await;
+    let csv = async || {
+        let response = server.request(Method::GET, &format!("{ROUTE}/{id}/cells.csv")).send().await.unwrap();
+        response.text().await.unwrap().lines().nth(1).unwrap().to_owned()
+    };
+    let row = csv().await;
+    assert_eq!(row.matches("a secret answer").count(), 2, "the configuration of the mod and the answer: {row}");
+    let run = done["grid"][0]["run_id"].as_str().unwrap();
+    let (status, deletion) = server.post("/api/v1/deletions", &json!({"runs": [run]})).await;
+    assert_eq!(status, 201, "{deletion}");
+
+    let (_, deleted) = server.get(&format!("{ROUTE}/{id}")).await;
+    let cell = &deleted["grid"][0];
+    assert_eq!((&cell["state"], &cell["output_preview"]), (&json!("deleted"), &json!("")), "{cell}");
+    assert_eq!((&cell["mean_logprob"], &cell["completion_tokens"]), (&Value::Null, &Value::Null), "{cell}");
+    let row = csv().await;
+    let empty = ",".repeat(7);
+    assert!(row.ends_with(&format!(",1,deleted,{run}{empty}")), "{row}");
 }
 
 #[tokio::test]

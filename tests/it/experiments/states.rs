@@ -1,6 +1,6 @@
 //! Experiments that are cancelled, interrupted or resumed, and limits on their number and access.
 
-use super::{ROUTE, action, column, grid, start, wait_for_state};
+use super::{ROUTE, action, column, grid, resume, start, wait_for_state};
 use crate::harness::{Server, folder};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -19,14 +19,8 @@ async fn cancelled_experiment_ends_at_once_and_can_be_resumed() {
     let (status, cancelled) = action(&server, &id, "cancel").await;
     assert_eq!((status, &cancelled["state"]), (200, &json!("cancelled")), "{cancelled}");
     // An execution that is still ending cannot be resumed.
-    let resumed = loop {
-        let (status, body) = action(&server, &id, "resume").await;
-        if status != 409 {
-            break (status, body);
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    };
-    assert_eq!((resumed.0, &resumed.1["state"]), (200, &json!("running")), "{resumed:?}");
+    let resumed = resume(&server, &id).await;
+    assert_eq!(resumed["state"], "running", "{resumed}");
     let done = wait_for_state(&server, &id, "done").await;
     assert_eq!(column(&done, "state"), [&json!("done"); 8]);
     assert_eq!(column(&done, "completion_tokens"), [&json!(400); 8]);

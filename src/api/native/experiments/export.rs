@@ -38,8 +38,8 @@ pub struct CellRow {
     pub(super) run_id: Option<String>,
     /// Finish reason of the run.
     pub(super) finish_reason: Option<FinishReason>,
-    /// Tokens of the answer.
-    pub(super) completion_tokens: i32,
+    /// Tokens of the answer; empty for a cell without a run, and if the run was deleted.
+    pub(super) completion_tokens: Option<i32>,
     /// Mean ln p of the answer's tokens.
     pub(super) mean_logprob: Option<f64>,
     /// Score from 0 to 1.
@@ -141,7 +141,7 @@ impl<F: ExportFormat> Export<F> {
 
     async fn answer(&self, run_id: Option<RunId>) -> Result<Option<String>, ApiError> {
         match run_id {
-            Some(run_id) => Ok(self.store.answer(&self.scope, run_id).await?),
+            Some(run_id) => Ok(self.store.answer(&self.scope, run_id, |_| false).await?),
             None => Ok(None),
         }
     }

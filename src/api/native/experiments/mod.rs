@@ -10,12 +10,12 @@ use crate::events::{Scope, system};
 use crate::server::experiments::{CellPosition, ExperimentSummary, MAX_ACTIVE_EXPERIMENTS, NotAdded};
 use crate::server::extract::{Json, Path, Query};
 use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
-use crate::store::{CellState, Experiment, ExperimentCell, ExperimentState, NewExperiment};
+use crate::store::{Experiment, ExperimentCell, ExperimentState, NewExperiment};
 use axum::extract::State;
 use axum::http::StatusCode;
 pub use definition::ExperimentDefinition;
 use definition::Scorer;
-use execution::Execution;
+use execution::{CellTask, Execution};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::sync::Arc;
@@ -101,7 +101,7 @@ pub async fn create(
     store.add_experiment(&new, app.now()).await?;
     let cancelled = active.execute();
     let scope = caller.scope.clone();
-    Execution { app: app.clone(), loaded, caller, id, definition, scorer, cancelled }.spawn((0..cells).collect());
+    Execution { app: app.clone(), loaded, caller, id, definition, scorer, cancelled }.spawn(CellTask::all(cells));
     Ok((StatusCode::CREATED, axum::Json(find(&app, &scope, &id.to_string()).await?)))
 }
 
@@ -147,7 +147,8 @@ pub async fn show(
     Ok(axum::Json(ExperimentResponse { experiment, definition, summary, grid, next }))
 }
 
-/// Cancels a running experiment. Its active runs end at once, and its other cells are not started.
+/// Cancels a running experiment. Its active runs end at once, or within seconds if another server runs them, and its other
+/// cells are not started.
 #[utoipa::path(post, path = "/api/v1/experiments/{id}/cancel", operation_id = "cancel_experiment", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment")), responses(
     (status = 200, body = Experiment), (status = 404, body = Problem),
@@ -158,14 +159,15 @@ pub async fn cancel(
     Path(id): Path<String>,
 ) -> Result<axum::Json<Experiment>, ApiError> {
     let experiment = find(&app, &scope, &id).await?;
-    if !app.store()?.end_experiment(experiment.experiment_id, ExperimentState::Cancelled).await? {
+    if !app.store()?.cancel_experiment(experiment.experiment_id).await? {
         return Err(ApiError::conflict(format!("experiment '{id}' has ended")));
     }
     app.experiments().cancel(experiment.experiment_id);
     Ok(axum::Json(find(&app, &scope, &id).await?))
 }
 
-/// Runs the cells of a cancelled or interrupted experiment whose runs have not ended by themselves.
+/// Runs the cells of a cancelled or interrupted experiment whose runs have not ended by themselves. Scores the stored
+/// answers of runs that are done and were not scored.
 #[utoipa::path(post, path = "/api/v1/experiments/{id}/resume", operation_id = "resume_experiment", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment")), responses(
     (status = 200, body = Experiment),
@@ -192,19 +194,18 @@ pub async fn resume(
     definition.check_rights(&app, &caller)?;
     let definition = check(&app, &loaded, definition).await?;
     let experiment_id = experiment.experiment_id;
-    let cells = app.store()?.cells(&scope, experiment_id, 0..experiment.cells).await?;
-    let has_ended = |state: CellState| matches!(state, CellState::Done | CellState::Failed | CellState::Deleted);
-    let missing = cells.iter().filter(|cell| !has_ended(cell.state));
-    let missing = missing.filter_map(|cell| usize::try_from(cell.cell).ok()).collect();
     let active = ActiveExperiment::add(&app, experiment_id)?;
     let scorer = scorer(&app, &definition).await?;
     if !app.store()?.resume_experiment(&experiment).await? {
         return Err(conflict("was resumed or removed by another request"));
     }
+    // Read last: from now on, no other server stores cells.
+    let outcomes = app.store()?.cell_outcomes(&scope, experiment_id).await?;
+    let tasks = CellTask::remaining(definition.cells(), &outcomes);
     let cancelled = active.execute();
     // The runs belong to the owner of the experiment, also if an administrator resumes it.
     let caller = Caller { tenant: experiment.owner.map(Into::into), ..caller };
-    Execution { app: app.clone(), loaded, caller, id: experiment_id, definition, scorer, cancelled }.spawn(missing);
+    Execution { app: app.clone(), loaded, caller, id: experiment_id, definition, scorer, cancelled }.spawn(tasks);
     Ok(axum::Json(find(&app, &scope, &id).await?))
 }
 

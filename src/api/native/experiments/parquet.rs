@@ -82,7 +82,7 @@ mod tests {
             state: CellState::Done,
             run_id: Some("r".into()),
             finish_reason: Some(crate::events::FinishReason::Stop),
-            completion_tokens: 3,
+            completion_tokens: Some(3),
             mean_logprob: Some(-0.5),
             score: Some(1.0),
             output: Some("=1".into()),
@@ -92,5 +92,8 @@ mod tests {
         let names: Vec<String> = row.columns().unwrap().keys().cloned().collect();
         assert_eq!(names, COLUMNS.map(|(name, _)| name));
         assert!(values(&row).unwrap().iter().all(Option::is_some));
+        let without_tokens = values(&CellRow { completion_tokens: None, ..row }).unwrap();
+        let missing: Vec<_> = COLUMNS.iter().zip(&without_tokens).filter(|(_, value)| value.is_none()).collect();
+        assert!(matches!(missing[..], [(("completion_tokens", _), _)]));
     }
 }
