@@ -32,8 +32,8 @@ pub struct LimitFlags {
     /// Seconds that a run on WS /generate continues without its client, and that it can still be queried after its end
     #[arg(long, env = "THUNDER_STREAM_KEEP", value_name = "SECONDS", default_value_t = 60)]
     pub stream_keep: u64,
-    /// Maximum seconds of a run on WS /generate, POST /v1/generate or the attention API; requests may set less; 0 for
-    /// unlimited
+    /// Maximum seconds of a run on WS /generate and POST /v1/generate, where requests may set less, and of the attention
+    /// API; 0 for unlimited
     #[arg(long, env = "THUNDER_RUN_TIMEOUT", value_name = "SECONDS", default_value_t = 0)]
     pub run_timeout: u64,
     /// Maximum tokens of an answer; requests for more are rejected; 0 for the size of the context
@@ -61,7 +61,7 @@ pub struct SocketConfig {
     pub idle: Option<Duration>,
 }
 
-/// Timeouts of runs of the streaming protocol.
+/// Timeouts of runs of the streaming protocol and of the attention API.
 #[derive(Debug, Clone, Copy)]
 pub struct RunTimeoutConfig {
     /// Time that a paused run keeps its slot.

@@ -65,7 +65,7 @@ pub enum EndCause {
     ClientStop,
     /// The client requested another answer.
     Regenerate,
-    /// The run exceeded the time limit of its client.
+    /// The run exceeded the time limit of its request or of the server.
     Timeout,
     /// A request other than the client's own cancelled the run.
     Cancel,

@@ -183,6 +183,26 @@ impl Vocabulary {
         String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
     }
 
+    /// Converts the tokens of a whole text to text. Like [`Vocabulary::decode`], but without the space that some
+    /// tokenizers add before a text, such as `SentencePiece`.
+    #[must_use]
+    pub fn decode_text(&self, tokens: &[TokenId]) -> String {
+        let mut text = self.decode(tokens);
+        if tokens.first().is_some_and(|&first| self.starts_with_space(first)) && self.adds_space() {
+            text.remove(0);
+        }
+        text
+    }
+
+    /// Returns true if the tokenizer adds a space before a text.
+    fn adds_space(&self) -> bool {
+        self.encode("a", false, false).first().is_some_and(|&first| self.starts_with_space(first))
+    }
+
+    fn starts_with_space(&self, token: TokenId) -> bool {
+        self.piece(token).starts_with(b" ")
+    }
+
     /// Returns the text of each token. A token that is an incomplete part of a UTF-8 character has ""; its bytes are at
     /// the start of the text of the token that completes or breaks the character.
     #[must_use]
@@ -194,11 +214,17 @@ impl Vocabulary {
                 pending.extend_from_slice(self.piece_at(tokens, index));
                 let complete = complete_prefix(&pending);
                 let upto = if index == last { pending.len() } else { complete };
-                let text = without_nul(String::from_utf8_lossy(&pending[..upto]).into_owned());
+                let text = String::from_utf8_lossy(&pending[..upto]).into_owned();
                 pending.drain(..upto);
                 text
             })
             .collect()
+    }
+
+    /// Returns the text of each token for the recording, without NUL characters; see [`Vocabulary::texts`].
+    #[must_use]
+    pub fn storable_texts(&self, tokens: &[TokenId]) -> Vec<String> {
+        self.texts(tokens).into_iter().map(without_nul).collect()
     }
 
     /// Returns true for a control token, e.g. `<|im_end|>`.
@@ -294,8 +320,34 @@ pub fn complete_prefix(bytes: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::{common_prefix, complete_prefix};
+    use super::{SpecialTokens, Vocabulary, common_prefix, complete_prefix};
     use proptest::prelude::*;
+
+    /// Returns a vocabulary whose tokenizer converts each byte to a token, after `prefix`.
+    fn bytes_after(prefix: &'static str) -> Vocabulary {
+        let pieces: Vec<Box<[u8]>> = (0..=u8::MAX).map(|byte| Box::from([byte])).collect();
+        Vocabulary::new(pieces, vec![false; 256], Vec::new(), SpecialTokens::default(), move |text, _, _| {
+            format!("{prefix}{text}").bytes().map(i32::from).collect()
+        })
+    }
+
+    #[test]
+    fn text_has_no_space_that_the_tokenizer_added() {
+        let sentence_piece = bytes_after(" ");
+        let round_trip = |text: &str| sentence_piece.decode_text(&sentence_piece.encode(text, false, false));
+        assert_eq!((round_trip("ab"), round_trip(" ab"), round_trip("")), ("ab".into(), " ab".into(), String::new()));
+        assert_eq!(sentence_piece.decode_text(&[97, 32]), "a ", "the tokens start with another token");
+        let other = bytes_after("");
+        assert_eq!(other.decode_text(&other.encode(" ab", false, false)), " ab");
+        assert_eq!(other.decode_text(&[]), "");
+    }
+
+    #[test]
+    fn only_storable_texts_have_no_nul() {
+        let vocabulary = bytes_after("");
+        assert_eq!(vocabulary.texts(&[97, 0]), ["a", "\0"]);
+        assert_eq!(vocabulary.storable_texts(&[97, 0]), ["a", "\u{fffd}"]);
+    }
 
     proptest! {
         #[test]

@@ -149,7 +149,7 @@ impl App {
     /// # Errors
     /// 503 with the reason otherwise.
     pub fn ready(&self) -> Result<(), ApiError> {
-        if self.state() == ServerState::Ready { Ok(()) } else { Err(self.not_ready()) }
+        if self.state() == ServerState::Ready { Ok(()) } else { Err(self.no_model()) }
     }
 
     /// Returns the default model if it is ready.
@@ -160,7 +160,7 @@ impl App {
         if matches!(self.state(), ServerState::Stopping | ServerState::Stopped) {
             return Err(self.not_ready());
         }
-        self.0.models.default_model().ok_or_else(|| self.not_ready())
+        self.0.models.default_model().ok_or_else(|| self.no_model())
     }
 
     /// Returns the default model's engine.
@@ -288,6 +288,15 @@ impl App {
     /// Sets the database. Start-up calls this once; further calls have no effect.
     pub fn set_database(&self, store: Store, live: LiveHub) {
         let _ = self.0.database.set((store, live));
+    }
+
+    /// Returns the error for a request that needs a model, while none is loaded or the server stops.
+    fn no_model(&self) -> ApiError {
+        let error = self.not_ready();
+        match self.state() {
+            ServerState::Loading(_) | ServerState::Ready => error.code(ErrorCode::NoModel),
+            ServerState::Stopping | ServerState::Stopped => error,
+        }
     }
 
     fn not_ready(&self) -> ApiError {

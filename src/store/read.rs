@@ -39,7 +39,8 @@ pub struct ItemPage {
 
 impl Store {
     /// Returns the items of a range of events, without attention, in item order: each event, then for each of its mod calls
-    /// the call, its logs, its actions. Decodes the measurements of events. Returns an empty list for a run outside the scope.
+    /// the call, its logs, its actions by `action_order`. Decodes the measurements of events. Returns an empty list for a
+    /// run outside the scope.
     ///
     /// # Errors
     /// The database failed, or the stored data is damaged.
@@ -166,7 +167,8 @@ pub(super) async fn items(
     actions.retain_mut(|(_, action)| {
         renumber(action.mod_call_sequence).inspect(|new| action.mod_call_sequence = *new).is_some()
     });
-    actions.sort_by_key(|(index, action)| (action.mod_call_sequence, *index));
+    // Thunder's own actions have the order 0, so that they keep the order in which they were recorded.
+    actions.sort_by_key(|(index, action)| (action.mod_call_sequence, action.action_order, *index));
 
     let mut items = Vec::with_capacity(events.len() + calls.len() + logs.len() + actions.len());
     let mut calls = calls.into_iter().map(|(_, call)| call).zip(before.mod_calls.cast_signed()..).peekable();

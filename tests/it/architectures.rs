@@ -44,8 +44,24 @@ pub fn small_model(architecture: &str) -> Vec<u8> {
     model(architecture, &models["base"], &models["architectures"][architecture])
 }
 
+/// Returns the file of a small llama model with the vocabulary that `write_vocabulary` writes. It returns the number of
+/// tokens.
+pub fn small_model_with_vocabulary(write_vocabulary: fn(&mut Writer) -> usize) -> Vec<u8> {
+    let models = descriptions();
+    model_with_vocabulary("llama", &models["base"], &models["architectures"]["llama"], write_vocabulary)
+}
+
 /// Returns the file of a model with random weights.
 fn model(architecture: &str, base: &Value, description: &Value) -> Vec<u8> {
+    model_with_vocabulary(architecture, base, description, write_vocabulary)
+}
+
+fn model_with_vocabulary(
+    architecture: &str,
+    base: &Value,
+    description: &Value,
+    write_vocabulary: fn(&mut Writer) -> usize,
+) -> Vec<u8> {
     let mut writer = Writer::default();
     writer.string("general.architecture", architecture);
     let tokens = write_vocabulary(&mut writer);

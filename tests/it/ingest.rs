@@ -174,6 +174,44 @@ async fn invalid_document_error_has_json_path() {
 }
 
 #[tokio::test]
+async fn integers_with_a_fraction_of_zero_are_accepted() {
+    let server = server().await;
+    let mut payload = sample("floats");
+    payload["events"][1]["step"] = json!(1.0);
+    payload["events"][2]["sampled_token"] = json!(1234.0);
+    payload["events"][3]["added_tokens"] = json!([1234.0]);
+    let response = post(server, payload.to_string().into(), &[]).await;
+    assert_eq!(response.status(), 201, "{}", response.text().await.unwrap());
+    let (_, run) = server.get("/api/v1/runs/floats").await;
+    assert_eq!((&run["events"][1]["step"], &run["events"][3]["added_tokens"]), (&json!(1), &json!([1234])));
+    // The numbers are the same, so that the document is the same.
+    assert_eq!(post(server, sample("floats").to_string().into(), &[]).await.status(), 201);
+    payload["events"][1]["step"] = json!(1.5);
+    assert_eq!(post(server, payload.to_string().into(), &[]).await.status(), 400);
+}
+
+#[tokio::test]
+async fn actions_of_a_call_apply_in_their_order() {
+    let server = server().await;
+    let action = |kind: &str, order: u32| json!({"mod_call_sequence": 0, "action_type": kind, "action_order": order, "backtrack_steps": 1});
+    let document = json!({
+        "request": {"request_id": "ordered"},
+        "events": [
+            {"event_type": "Prefilled", "step": 0, "sequence_order": 0, "prompt_length": 2},
+            {"event_type": "Added", "step": 1, "sequence_order": 1, "added_tokens": [5, 6], "added_token_count": 2}],
+        "mod_calls": [{"event_sequence_order": 1, "mod_name": "m", "event_type": "Added", "step": 1}],
+        "actions": [action("ForceOutput", 1), action("Backtrack", 0)]});
+    assert_eq!(post(server, document.to_string().into(), &[]).await.status(), 201);
+    let (_, run) = server.get("/api/v1/runs/ordered").await;
+    assert_eq!(run["run"]["backtracked"], 1, "ForceOutput leaves no token to remove: {}", run["run"]);
+    assert_eq!(run["actions"][0]["action_type"], "ForceOutput", "the document keeps its order");
+    let items = server.request(Method::GET, "/api/v1/runs/ordered/events").send().await.unwrap().text().await.unwrap();
+    let items: Vec<Value> = items.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let types: Vec<&str> = items.iter().filter_map(|item| item["action_type"].as_str()).collect();
+    assert_eq!(types, ["Backtrack", "ForceOutput"]);
+}
+
+#[tokio::test]
 async fn compressed_bodies_of_any_type_are_accepted() {
     let server = server().await;
     let zstd = |id: &str| zstd::encode_all(sample(id).to_string().as_bytes(), 1).unwrap();

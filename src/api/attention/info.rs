@@ -3,7 +3,7 @@
 use super::AttentionError;
 use crate::events::TokenId;
 use crate::server::extract::Query;
-use crate::server::{App, Loaded};
+use crate::server::{ApiError, App, Loaded};
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -68,11 +68,13 @@ pub struct ModelInfo {
 /// Returns the properties of a model.
 #[utoipa::path(get, path = "/api/v1/model/info", tag = "attention", params(ModelInfoParams), responses(
     (status = 200, body = ModelInfo),
+    (status = 400, description = "A query parameter is invalid; the message names it"),
     (status = 503, description = "No model is loaded: `error_code` is `NO_MODEL`")))]
 pub(super) async fn show(
     State(app): State<App>,
-    Query(query): Query<ModelInfoParams>,
+    query: Result<Query<ModelInfoParams>, ApiError>,
 ) -> Result<Json<ModelInfo>, AttentionError> {
+    let Query(query) = query?;
     let loaded = app.loaded_now(query.model.as_deref()).await?;
     Ok(Json(describe(&loaded)))
 }

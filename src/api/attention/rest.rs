@@ -39,7 +39,7 @@ pub(crate) enum GenerateAttentionResponse {
 pub(crate) struct AttentionSample {
     generated_tokens: Vec<TokenFields>,
     generated_text: String,
-    /// `stop_token`, `stop_string`, `length`, `tool_calls` or `cancelled`.
+    /// `stop_token`, `stop_string`, `length`, `tool_calls`, `cancelled` or `timeout`.
     finish_reason: &'static str,
     prompt_tokens: u32,
     generation_time_ms: u64,
@@ -88,7 +88,7 @@ async fn answer(client: &RunClient, body: &Value) -> Result<Response, ApiError> 
     let loaded = client.app.loaded(fields.text("model")?).await?;
     let transport = if msgpack { Transport::Msgpack } else { Transport::Rest };
     let request = request::parse(&client.app, &loaded, fields, transport, received).await?;
-    let runs = Runs::submit(client, &loaded, request.requests).await?;
+    let runs = Runs::submit(client, &loaded, request.requests, request.options.time_limit).await?;
     let run_id = runs.run_id();
     let answer = collect(AttentionStream::new(runs, request.options)).await.map_err(|error| error.in_run(run_id))?;
     Ok(generation::with_run_id(serialize(answer, msgpack).await?, run_id))

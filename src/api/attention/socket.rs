@@ -212,7 +212,7 @@ impl Connection {
         let samples = request.options.samples;
         let mut ended = vec![false; samples];
         let client = RunClient::socket(self.app.clone(), self.caller.clone());
-        let submit = Runs::submit(&client, &loaded, request.requests);
+        let submit = Runs::submit(&client, &loaded, request.requests, request.options.time_limit);
         let runs = tokio::select! {
             runs = submit => runs?,
             () = wait_for_cancel(&mut cancelled) => {

@@ -38,7 +38,7 @@ pub struct TokenizedText {
 /// Detokenized text.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct DetokenizedText {
-    /// The text, with special tokens as their literals.
+    /// The text, with special tokens as their literals, without the space that some tokenizers add before a text.
     text: String,
 }
 
@@ -64,7 +64,7 @@ pub(super) async fn tokenize(
     Ok(Json(TokenizedText { tokens, token_count: token_ids.len(), token_ids }))
 }
 
-/// Returns the text of `token_ids`.
+/// Returns the text of `token_ids`. A space at the start of the text is dropped if the tokenizer adds one to texts.
 #[utoipa::path(post, path = "/api/v1/detokenize", tag = "attention",
     request_body(content = DetokenizeAttention, content_type = "application/json"),
     responses((status = 200, body = DetokenizedText), (status = 400, description = "`INVALID_TOKEN`: an id is not in the vocabulary"),
@@ -74,5 +74,5 @@ pub(super) async fn detokenize(body: Result<ModelBody, ApiError>) -> Result<Json
     let fields = Fields::new(&body)?;
     let tokens = token_ids(fields, "token_ids", loaded.vocabulary())?
         .ok_or_else(|| ApiError::invalid("token_ids", "`token_ids` is missing; send a list of token ids"))?;
-    Ok(Json(DetokenizedText { text: loaded.vocabulary().decode(&tokens) }))
+    Ok(Json(DetokenizedText { text: loaded.vocabulary().decode_text(&tokens) }))
 }

@@ -86,7 +86,8 @@ impl Connection {
         let AttentionRequest { requests, options } =
             attention::parse(&self.app, &loaded, fields, Transport::Frames, received).await?;
         let entry = self.genkeys.register(self.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-        let runs = Runs::submit(&RunClient::socket(self.app.clone(), self.caller.clone()), &loaded, requests).await?;
+        let client = RunClient::socket(self.app.clone(), self.caller.clone());
+        let runs = Runs::submit(&client, &loaded, requests, options.time_limit).await?;
         self.send_events(AttentionStream::new(runs, options), entry).await
     }
 

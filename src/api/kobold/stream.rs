@@ -81,7 +81,11 @@ async fn stream_tokens(client: &RunClient, genkeys: &Genkeys, body: &Value) -> R
     let AttentionRequest { requests, options } =
         attention::parse(&client.app, &loaded, fields, Transport::Events, received).await?;
     let entry = genkeys.register(client.caller.tenant.as_ref(), fields.text("genkey")?.unwrap_or_default());
-    let runs = Runs::start(client, &loaded, requests).await?;
+    let runs = Runs::submit(client, &loaded, requests, options.time_limit).await?;
+    let failure = runs.first_end().filter(|(_, end)| !attention::was_stopped(end));
+    if let Some(error) = failure.and_then(|(run, end)| runs.failure(run, end)) {
+        return Err(error);
+    }
     let stream = AttentionStream::new(runs, options);
     let run_id = stream.run_id();
     let request_id = stream.options.request_id.clone().unwrap_or_else(|| run_id.to_string());

@@ -27,7 +27,7 @@ pub(super) fn protocol(genkeys: Genkeys) -> Protocol {
     request_body(content((GenerateAttention = "application/json"), (GenerateAttention = "application/msgpack"))),
     responses((status = 200, content((GenerateAttentionResponse = "application/json"), (GenerateAttentionResponse = "application/msgpack"))),
               (status = 400, body = AttentionErrorMessage),
-              (status = 503, body = AttentionErrorMessage, description = "`NO_MODEL`"),
+              (status = 503, body = AttentionErrorMessage, description = "`NO_MODEL` or `UNAVAILABLE`"),
               (status = 507, body = AttentionErrorMessage, description = "`OOM`")))]
 async fn generate(client: RunClient, genkeys: Extension<Genkeys>, body: Result<Bytes, BytesRejection>) -> Response {
     let body = match body.map_err(ApiError::from).and_then(|body| attention::read_body(&client.headers, &body)) {

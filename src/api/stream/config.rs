@@ -15,7 +15,7 @@ const DEFAULT_LOGPROBS: usize = 5;
 const MAX_LOGPROBS: i64 = 100;
 
 /// Parameters that a client may change during a run.
-const MODIFIABLE: [&str; 33] = [
+const MODIFIABLE: [&str; 38] = [
     "adaptive_decay",
     "adaptive_target",
     "banned_tokens",
@@ -29,6 +29,7 @@ const MODIFIABLE: [&str; 33] = [
     "frequency_penalty",
     "ignore_eos",
     "logit_bias",
+    "max_completion_tokens",
     "max_steps",
     "max_tokens",
     "min_keep",
@@ -36,6 +37,7 @@ const MODIFIABLE: [&str; 33] = [
     "mirostat",
     "mirostat_eta",
     "mirostat_tau",
+    "n_predict",
     "presence_penalty",
     "repeat_last_n",
     "repeat_penalty",
@@ -44,12 +46,19 @@ const MODIFIABLE: [&str; 33] = [
     "seed",
     "stop",
     "stop_tokens",
+    "t_max_predict_ms",
     "temperature",
     "top_k",
     "top_n_sigma",
     "top_p",
     "typical_p",
+    "xtc_probability",
+    "xtc_threshold",
 ];
+
+/// Thunder's names of parameters that have several names, each with all names; the first one present applies.
+const ALIASES: [(&str, &[&str]); 2] =
+    [("max_tokens", &parameters::MAX_TOKENS_FIELDS), ("repeat_penalty", &["repetition_penalty", "repeat_penalty"])];
 
 /// Client options that shape the messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +78,10 @@ pub(super) struct StreamOptions {
 /// A configuration as sent, with all sections merged into one object.
 #[derive(Debug, Clone)]
 pub(super) struct RunConfig {
+    /// Has Thunder's names of the parameters.
     body: Value,
+    /// Thunder's names of parameters in `body`, each with the client's name.
+    client_names: Vec<(&'static str, &'static str)>,
     pub(super) options: StreamOptions,
 }
 
@@ -98,7 +110,7 @@ impl RunConfig {
             let inner = object.into_iter().flatten().filter(|(name, value)| !is_section(name) && !value.is_null());
             body.extend(inner.map(|(name, value)| (name.clone(), value.clone())));
         }
-        rename_penalty(&mut body);
+        let client_names = rename_aliases(&mut body);
         let body = Value::Object(body);
         let fields = Fields::new(&body)?;
         let flag = |name, default| fields.flag(name).map(|flag| flag.unwrap_or(default));
@@ -126,7 +138,7 @@ impl RunConfig {
         }
         parameters::request_id(fields)?;
         fields.text("model")?;
-        Ok(Self { body, options })
+        Ok(Self { body, client_names, options })
     }
 
     /// Returns the name of the model.
@@ -162,16 +174,18 @@ impl RunConfig {
         }
         let changes: Vec<String> = parameters.iter().map(|(name, value)| format!("{name}={value}")).collect();
         let mut change = parameters.clone();
-        rename_penalty(&mut change);
+        let client_names = rename_aliases(&mut change);
         let mut modified = self.clone();
+        modified.client_names.retain(|(name, _)| !change.contains_key(*name));
+        modified.client_names.extend(client_names);
         if let Some(body) = modified.body.as_object_mut() {
             body.extend(change);
         }
         Ok((modified, changes.join(", ")))
     }
 
-    /// Returns the sampling parameters and limits of a changed configuration. `seed` is used if the configuration has
-    /// none.
+    /// Returns the sampling parameters and limits of a changed configuration. `seed` replaces its seed, which may be -1 for
+    /// a random one.
     ///
     /// # Errors
     /// A value is out of range; the error names the field.
@@ -180,14 +194,13 @@ impl RunConfig {
         app: &App,
         vocabulary: &Vocabulary,
         room: u32,
-        seed: u32,
+        seed: Option<u32>,
     ) -> Result<(SamplingParams, Limits), ApiError> {
         let fields = Fields::new(&self.body)?.with_defaults(&app.config().server.request_defaults);
-        let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore_client_name)?;
-        if fields.get("seed").is_none() {
-            sampling.seed = seed;
-        }
-        Ok((sampling, parameters::limits(fields, vocabulary, room)?))
+        let restore = |error| self.restore_client_name(error);
+        let mut sampling = parameters::sampling(fields, vocabulary).map_err(restore)?;
+        sampling.seed = seed.unwrap_or(sampling.seed);
+        Ok((sampling, parameters::limits(fields, vocabulary, room).map_err(restore)?))
     }
 
     /// Builds the engine request for a model.
@@ -207,9 +220,19 @@ impl RunConfig {
             prompt_preview: parameters::preview(&prompt_text),
             alternatives: Request::ALTERNATIVES.max(self.options.logprobs.unwrap_or(0)),
             report: ReportOptions { progress: true, ..ReportOptions::default() },
-            ..base_request(app, loaded, fields, tokens, Surface::Websocket, 1).map_err(restore_client_name)?
+            ..base_request(app, loaded, fields, tokens, Surface::Websocket, 1)
+                .map_err(|error| self.restore_client_name(error))?
         };
         Ok(PreparedRun { request, prompt_text, room })
+    }
+
+    /// Replaces the name of a parameter in an error with the client's name.
+    fn restore_client_name(&self, error: ApiError) -> ApiError {
+        let renamed = self.client_names.iter().find(|(name, _)| error.pointer() == Some(*name));
+        match renamed {
+            Some((name, client_name)) if name != client_name => error.rename_field(name, client_name),
+            _ => error,
+        }
     }
 }
 
@@ -217,18 +240,20 @@ fn is_section(name: &str) -> bool {
     matches!(name, "type" | "parameters" | "options")
 }
 
-/// The protocol's name of the repetition penalty, and Thunder's.
-const PENALTY: [&str; 2] = ["repetition_penalty", "repeat_penalty"];
-
-/// Replaces the protocol's name of the repetition penalty with Thunder's.
-fn rename_penalty(body: &mut Map<String, Value>) {
-    if let Some(penalty) = body.shift_remove(PENALTY[0]) {
-        body.insert(PENALTY[1].to_owned(), penalty);
+/// Replaces the names of [`ALIASES`] with Thunder's. Returns Thunder's names of those present, each with the client's.
+fn rename_aliases(body: &mut Map<String, Value>) -> Vec<(&'static str, &'static str)> {
+    let mut client_names = Vec::new();
+    for (name, aliases) in ALIASES {
+        let present: Vec<(&str, Value)> =
+            aliases.iter().filter_map(|&alias| Some((alias, body.shift_remove(alias)?))).collect();
+        // `null` counts as absent.
+        let first = present.iter().position(|(_, value)| !value.is_null()).unwrap_or(0);
+        if let Some((client_name, value)) = present.into_iter().nth(first) {
+            body.insert(name.to_owned(), value);
+            client_names.push((name, client_name));
+        }
     }
-}
-
-fn restore_client_name(error: ApiError) -> ApiError {
-    if error.pointer() == Some(PENALTY[1]) { error.rename_field(PENALTY[1], PENALTY[0]) } else { error }
+    client_names
 }
 
 #[cfg(test)]
@@ -276,5 +301,22 @@ mod tests {
         let error = config.modified(json!({"prompt": "q"}).as_object().unwrap()).unwrap_err();
         assert!(error.problem().detail.contains("`parameters.prompt` cannot be changed"));
         assert!(MODIFIABLE.is_sorted());
+    }
+
+    #[test]
+    fn parameter_has_one_name_after_a_change() {
+        for name in parameters::MAX_TOKENS_FIELDS {
+            let config = RunConfig::parse(&json!({"prompt": "p", "parameters": {name: 100}}), true).unwrap();
+            assert_eq!(config.body, json!({"prompt": "p", "max_tokens": 100}));
+            let error = || ApiError::invalid("max_tokens", "`max_tokens` is invalid");
+            assert_eq!(config.restore_client_name(error()).problem().detail, format!("`{name}` is invalid"));
+            for changed in parameters::MAX_TOKENS_FIELDS {
+                let (modified, _) = config.modified(json!({changed: 5}).as_object().unwrap()).unwrap();
+                assert_eq!(modified.body, json!({"prompt": "p", "max_tokens": 5}), "{name} {changed}");
+                assert_eq!(modified.restore_client_name(error()).pointer(), Some(changed));
+            }
+        }
+        let both = json!({"prompt": "p", "max_tokens": 9, "n_predict": 5});
+        assert_eq!(RunConfig::parse(&both, true).unwrap().body["max_tokens"], 5, "as with llama-server");
     }
 }

@@ -111,7 +111,9 @@ pub(super) async fn serve(app: App, streamed_runs: StreamedRuns, socket: Socket)
             received = incoming.next() => received,
             Some(_) = connection.tasks.join_next() => continue,
         };
-        let handled = match read(received) {
+        let message = read(received);
+        let request_id = message.as_ref().ok().and_then(client_request_id);
+        let handled = match message {
             // A key that is not required or was already sent as a header is accepted.
             Ok(message) if !is_open && message["type"] == "auth" => continue,
             Ok(message) if !is_open && !can_open(&message) => Err(ApiError::bad_request(
@@ -124,7 +126,7 @@ pub(super) async fn serve(app: App, streamed_runs: StreamedRuns, socket: Socket)
             Err(error) => Err(error),
         };
         if let Err(error) = handled
-            && connection.send_message(&RunErrorMessage::new(&error, None)).await.is_err()
+            && connection.send_message(&RunErrorMessage::new(&error, request_id.as_deref())).await.is_err()
         {
             return Close::normal();
         }
@@ -145,6 +147,11 @@ fn read(message: Message) -> Result<Value, ApiError> {
     } else {
         Err(ApiError::bad_request("the message must be a JSON object with the field `type`"))
     }
+}
+
+/// Returns the `request_id` of a message, unless it is invalid.
+fn client_request_id(message: &Value) -> Option<String> {
+    parameters::request_id(Fields::new(message).ok()?).ok().flatten()
 }
 
 /// Returns true if this may be the first message of a connection.

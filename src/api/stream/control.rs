@@ -134,7 +134,10 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     };
     let (config, changes) = run.config().modified(parameters)?;
     let head = &run.head;
-    let (sampling, mut limits) = config.sampling_and_limits(&connection.app, &head.vocabulary, head.room, head.seed)?;
+    // A random seed is drawn only if the client changes the seed.
+    let kept_seed = parameters.get("seed").is_none_or(Value::is_null).then(|| run.seed());
+    let (sampling, mut limits) = config.sampling_and_limits(&connection.app, &head.vocabulary, head.room, kept_seed)?;
+    let seed = sampling.seed;
     limits.apply_server_limit(connection.app.config().server.max_tokens)?;
     let note = format!("the client changed {changes}");
     let RunProgress { generated, activity, .. } =
@@ -142,7 +145,7 @@ async fn modify(connection: &StreamConnection, run: &Arc<StreamedRun>, fields: F
     if activity == RunActivity::Finished {
         return Err(ended_error(run));
     }
-    run.set_config(config);
+    run.set_config(config, seed);
     let text = format!("{changes} from token {} on", generated + 1);
     send_status(connection, run, StatusOperation::Modify, &text, Some(parameters)).await
 }

@@ -5,10 +5,14 @@ use super::log::{LogEntry, RunLog};
 use super::message;
 use super::registry::StreamedRuns;
 use super::response::{StreamMessage, StreamModelInfo};
-use crate::engine::{Generation, Output, PromptProgress, RunControl, RunOver};
+use crate::api::shared::generation::wait_for_time_limit;
+use crate::engine::{Generation, Output, PromptProgress, RunControl};
 use crate::events::{EndCause, RunEnd, RunId, Tenant};
 use crate::model::Vocabulary;
 use crate::server::{ApiError, App};
+use std::future::pending;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -24,6 +28,8 @@ pub(super) struct StreamedRun {
     pub(super) head: RunHead,
     pub(super) control: RunControl,
     config: Mutex<RunConfig>,
+    /// Seed of the sampler, which the configuration lacks if it is random.
+    seed: AtomicU32,
     log: Mutex<RunLog>,
     /// Progress of the prompt.
     progress: Mutex<Option<PromptProgress>>,
@@ -42,6 +48,7 @@ pub(super) struct RunHead {
     pub(super) model_info: StreamModelInfo,
     pub(super) prompt_text: String,
     pub(super) vocabulary: Arc<Vocabulary>,
+    /// Seed of the sampler at the start.
     pub(super) seed: u32,
     pub(super) room: u32,
     /// `request_id` of the run that it replaced.
@@ -93,6 +100,7 @@ impl StreamedRun {
         let run = Arc::new(Self {
             id: run_id,
             request_id,
+            seed: AtomicU32::new(head.seed),
             head,
             control,
             config: Mutex::new(config),
@@ -149,9 +157,15 @@ impl StreamedRun {
         self.config.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Sets the configuration after a change.
-    pub(super) fn set_config(&self, config: RunConfig) {
+    /// Returns the seed of the sampler.
+    pub(super) fn seed(&self) -> u32 {
+        self.seed.load(Relaxed)
+    }
+
+    /// Sets the configuration and the seed after a change.
+    pub(super) fn set_config(&self, config: RunConfig, seed: u32) {
         *self.config.lock().unwrap_or_else(PoisonError::into_inner) = config;
+        self.seed.store(seed, Relaxed);
     }
 
     /// Returns true if the run has ended.
@@ -196,18 +210,9 @@ impl StreamedRun {
 
     /// Waits until the run has exceeded its time limit.
     async fn wait_for_time_limit(&self) {
-        /// Interval between two checks of a paused run.
-        const CHECK_INTERVAL: Duration = Duration::from_millis(50);
-        let Some(limit) = self.head.options.timeout else { return std::future::pending().await };
-        sleep(limit).await;
-        loop {
-            match self.control.progress().await {
-                Ok(progress) if progress.active_time < limit => {
-                    sleep(limit.saturating_sub(progress.active_time).max(CHECK_INTERVAL)).await;
-                }
-                Ok(_) => return,
-                Err(RunOver) => std::future::pending().await,
-            }
+        match self.head.options.timeout {
+            Some(limit) => wait_for_time_limit(&self.control, limit).await,
+            None => pending().await,
         }
     }
 }

@@ -263,7 +263,7 @@ impl Dispatch {
         let mut put_tokens = |tokens: &[i32]| {
             if !tokens.is_empty() {
                 details.insert("tokens".into(), json!(tokens));
-                details.insert("texts".into(), json!(vocabulary.texts(tokens)));
+                details.insert("texts".into(), json!(vocabulary.storable_texts(tokens)));
             }
         };
         match action {

@@ -223,7 +223,7 @@ impl Run {
                 position: Some(0),
                 evicted: sequence.take_unreported_eviction(),
                 prompt: Some(Box::new(PromptRecord {
-                    texts: view.vocabulary.texts(sequence.tokens()),
+                    texts: view.vocabulary.storable_texts(sequence.tokens()),
                     tokens: sequence.tokens().to_vec(),
                     spans: sequence.spans().to_vec(),
                     images: request.describe_images(sequence.tokens()),

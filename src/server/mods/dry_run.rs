@@ -177,7 +177,7 @@ fn check_vocabulary(model: &Model, prompt: &PromptRecord, run: &Document) -> Res
     let named = run.request.model.as_deref().unwrap_or("another model");
     let vocabulary = model.vocabulary();
     let has_tokens = prompt.tokens.iter().all(|&token| vocabulary.is_prompt_token(token))
-        && (prompt.texts.len() != prompt.tokens.len() || vocabulary.texts(&prompt.tokens) == prompt.texts);
+        && (prompt.texts.len() != prompt.tokens.len() || vocabulary.storable_texts(&prompt.tokens) == prompt.texts);
     if !has_tokens {
         return Err(format!(
             "the run used the model {named}, whose vocabulary differs from that of {}; choose that model",

@@ -1,6 +1,7 @@
 //! The slow pass over a payload that the fast pass rejected. It compares the payload with the expected structure and
 //! reports the first mismatch: its JSON path, the expected and the found value.
 
+use super::integer::{self, Integer};
 use super::time::{self, Timestamp};
 use super::{DocumentError, MAX_REQUEST_ID_BYTES, raw};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
@@ -144,7 +145,7 @@ impl fmt::Display for FieldKind {
             Self::Text => f.write_str("a string"),
             Self::Name => f.write_str("a string that is not empty"),
             Self::RequestId => write!(f, "a string of 1 to {MAX_REQUEST_ID_BYTES} bytes"),
-            Self::Integer => f.write_str("an integer from -2147483648 to 2147483647"),
+            Self::Integer => f.write_str(integer::EXPECTED),
             Self::Integers => f.write_str("an array of integers"),
             Self::Number => f.write_str("a number"),
             Self::Bool => f.write_str("true or false"),
@@ -225,7 +226,7 @@ fn check(value: &RawValue, kind: FieldKind, path: &str) -> Result<(), DocumentEr
             }
             Err(_) => false,
         },
-        FieldKind::Integer => serde_json::from_str::<i32>(json).is_ok(),
+        FieldKind::Integer => serde_json::from_str::<Integer>(json).is_ok(),
         FieldKind::Number => serde_json::from_str::<f64>(json).is_ok(),
         FieldKind::Bool => matches!(json, "true" | "false"),
         FieldKind::Time => serde_json::from_str::<Timestamp>(json).is_ok(),

@@ -5,6 +5,7 @@
 //! ignored, `null` counts as absent, absent arrays as empty. `details`, `top_tokens` and `tool_calls` are kept byte for
 //! byte, except for NUL characters, which PostgreSQL cannot store: U+FFFD replaces them.
 
+mod integer;
 mod locate;
 mod raw;
 mod time;
@@ -174,7 +175,7 @@ impl Document {
 
     /// Returns the run as one list: each event, then each of its mod calls with its logs and actions. Calls are
     /// numbered in this order. It differs from the document's order if the document lists a call before the calls of
-    /// earlier events.
+    /// earlier events. The actions of a call are sorted by their `action_order`.
     #[must_use]
     pub fn items(&self) -> Vec<TraceItem> {
         let mut calls_of = vec![Vec::new(); self.events.len()];
@@ -194,6 +195,9 @@ impl Document {
             if let Some(actions) = actions_of.get_mut(action.mod_call_sequence as usize) {
                 actions.push(index);
             }
+        }
+        for actions in &mut actions_of {
+            actions.sort_by_key(|&index| self.actions[index].action_order);
         }
         let total = self.events.len() + self.mod_calls.len() + self.mod_logs.len() + self.actions.len();
         let mut items = Vec::with_capacity(total);

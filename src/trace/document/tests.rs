@@ -126,6 +126,38 @@ fn calls_are_numbered_in_the_order_of_events() {
 }
 
 #[test]
+fn actions_of_a_call_are_sorted_by_action_order() {
+    let mut payload = sample();
+    payload["actions"] = json!([
+        {"mod_call_sequence": 1, "action_type": "Noop", "action_order": 2},
+        {"mod_call_sequence": 0, "action_type": "ForceTokens", "action_order": 7},
+        {"mod_call_sequence": 1, "action_type": "Backtrack", "action_order": 0},
+        {"mod_call_sequence": 1, "action_type": "ForceOutput", "action_order": 0},
+    ]);
+    let document = Document::parse(payload.to_string().as_bytes()).unwrap();
+    let items: Vec<Value> = json_items(&document).iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let types: Vec<&str> = items.iter().filter_map(|item| item["action_type"].as_str()).collect();
+    assert_eq!(types, ["ForceTokens", "Backtrack", "ForceOutput", "Noop"]);
+}
+
+#[test]
+fn integers_may_have_a_fraction_of_zero() {
+    let mut payload = sample();
+    payload["request"]["max_tokens"] = json!(1000.0);
+    payload["events"][1]["step"] = json!(1.0);
+    payload["events"][2]["sampled_token"] = json!(1234.0);
+    payload["events"][3]["added_tokens"] = json!([1234.0]);
+    payload["mod_calls"][1]["event_sequence_order"] = json!(1.0);
+    payload["actions"][1]["action_order"] = json!(0.0);
+    let document = Document::parse(payload.to_string().as_bytes()).unwrap();
+    assert_eq!(document.write(), Document::parse(sample().to_string().as_bytes()).unwrap().write());
+    let exponent =
+        String::from_utf8(SAMPLE.to_vec()).unwrap().replacen("\"max_tokens\": 1000", "\"max_tokens\": 1e3", 1);
+    assert_eq!(Document::parse(exponent.as_bytes()).unwrap().request.max_tokens, Some(1000));
+    insta::assert_snapshot!(message("/events/2/step", json!(2_147_483_648.0)), @"$.events[2].step: expected an integer from -2147483648 to 2147483647, got 2147483648.0");
+}
+
+#[test]
 fn own_details_parse_as_measurements() {
     let details = json!({"elapsed_us": 1500, "tokens": [{"token": 7, "text": "a", "logprob": -0.5}]});
     let document = parse_with("/events/3/details", details).unwrap();

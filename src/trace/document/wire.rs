@@ -1,12 +1,11 @@
 //! The wire structs that serde parses in the fast pass. They have the fields of the `/ingest` specification and those
 //! that Quote adds to `request`.
 
+use super::integer::{Integer, integers};
 use super::raw;
 use super::time::Timestamp;
 use super::{Document, RequestExtras, RequestMeta};
-use crate::events::{
-    ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, TokenId,
-};
+use crate::events::{ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
@@ -39,7 +38,7 @@ struct RequestWire {
     /// Name of the user in the engine. An ingest key is replaced with its label.
     user_api_key: Option<String>,
     /// Maximum tokens of the answer.
-    max_tokens: Option<i32>,
+    max_tokens: Option<Integer>,
     temperature: Option<f64>,
     /// Source or name of the mod.
     mod_text: Option<String>,
@@ -47,13 +46,13 @@ struct RequestWire {
     system_prompt: Option<String>,
     /// Text of the first user message.
     user_prompt: Option<String>,
-    system_prompt_token_ids: Option<Vec<TokenId>>,
-    user_prompt_token_ids: Option<Vec<TokenId>>,
+    system_prompt_token_ids: Option<Vec<Integer>>,
+    user_prompt_token_ids: Option<Vec<Integer>>,
     /// Name of the mod that the request selected.
     active_mod_name: Option<String>,
     /// The answer that the client received.
     final_text: Option<String>,
-    final_token_ids: Option<Vec<TokenId>>,
+    final_token_ids: Option<Vec<Integer>>,
     /// The engine's own statistics, in any form.
     #[schema(value_type = Option<Value>)]
     inference_stats: Option<RawJson>,
@@ -65,33 +64,33 @@ struct RequestWire {
 pub struct EventWire {
     event_type: EventType,
     /// 0 for `Prefilled`, then 1, 2, 3 …
-    step: i32,
+    step: Integer,
     /// Position among all events, from 0.
-    sequence_order: i32,
+    sequence_order: Integer,
     #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
     /// The engine's own event, in any form.
     #[schema(value_type = Option<Value>)]
     details: Option<RawJson>,
     /// `Prefilled`: tokens of the prompt.
-    prompt_length: Option<i32>,
+    prompt_length: Option<Integer>,
     /// `Prefilled`: tokens generated so far.
-    tokens_so_far_len: Option<i32>,
+    tokens_so_far_len: Option<Integer>,
     /// `Prefilled`: maximum number of generated tokens.
-    max_steps: Option<i32>,
+    max_steps: Option<Integer>,
     /// `ForwardPass`: last part of the text so far.
     input_text: Option<String>,
     /// `ForwardPass`: the most probable next tokens, `[{token, prob}]`.
     #[schema(value_type = Option<Value>)]
     top_tokens: Option<RawJson>,
     /// `Sampled`: the token.
-    sampled_token: Option<TokenId>,
+    sampled_token: Option<Integer>,
     /// `Sampled`: its text.
     token_text: Option<String>,
     /// `Added`: the appended tokens.
-    added_tokens: Option<Vec<TokenId>>,
+    added_tokens: Option<Vec<Integer>>,
     /// `Added`: their number.
-    added_token_count: Option<i32>,
+    added_token_count: Option<Integer>,
     /// `Added`: true if a mod forced them.
     forced: Option<bool>,
 }
@@ -101,10 +100,11 @@ pub struct EventWire {
 #[schema(as = IngestModCall)]
 pub struct ModCallWire {
     /// `sequence_order` of the event that the mod received.
-    event_sequence_order: i32,
+    event_sequence_order: Integer,
+    /// Name of the mod; not empty.
     mod_name: String,
     event_type: EventType,
-    step: i32,
+    step: Integer,
     #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
     execution_time_ms: Option<f64>,
@@ -118,7 +118,8 @@ pub struct ModCallWire {
 #[schema(as = IngestModLog)]
 pub struct ModLogWire {
     /// Index of the call in `mod_calls`.
-    mod_call_sequence: i32,
+    mod_call_sequence: Integer,
+    /// Name of the mod; not empty.
     mod_name: String,
     log_message: String,
     /// Default is `INFO`.
@@ -132,10 +133,10 @@ pub struct ModLogWire {
 #[schema(as = IngestAction)]
 pub struct ActionWire {
     /// Index of the call in `mod_calls`.
-    mod_call_sequence: i32,
+    mod_call_sequence: Integer,
     action_type: ActionType,
-    /// Position among the actions of the call, from 0.
-    action_order: i32,
+    /// Position among the actions of the call, from 0; they apply in this order.
+    action_order: Integer,
     #[schema(value_type = Option<String>, format = DateTime)]
     created_at: Option<Timestamp>,
     /// The engine's own action, in any form.
@@ -144,17 +145,17 @@ pub struct ActionWire {
     /// `AdjustedPrefill`: the new prompt.
     new_prompt: Option<String>,
     /// `AdjustedPrefill`: number of its tokens.
-    new_length: Option<i32>,
+    new_length: Option<Integer>,
     /// `AdjustedPrefill`: the new maximum of generated tokens.
-    adjusted_max_steps: Option<i32>,
+    adjusted_max_steps: Option<Integer>,
     /// `ForceTokens` and `ForceOutput`: number of forced tokens.
-    token_count: Option<i32>,
+    token_count: Option<Integer>,
     /// Text of the tokens that the action inserts, possibly shortened.
     tokens_preview: Option<String>,
     /// `Backtrack`: number of removed tokens.
-    backtrack_steps: Option<i32>,
+    backtrack_steps: Option<Integer>,
     /// `Backtrack`: number of tokens that replace them.
-    backtrack_token_count: Option<i32>,
+    backtrack_token_count: Option<Integer>,
     /// `AdjustedLogits`: dimensions of the logits.
     logits_shape: Option<String>,
     /// `AdjustedLogits`: temperature of this step.
@@ -246,18 +247,18 @@ impl From<DocumentWire> for Document {
                 completed_at: request.completed_at.map(|time| time.0),
                 model: request.model,
                 user_api_key: request.user_api_key,
-                max_tokens: request.max_tokens,
+                max_tokens: request.max_tokens.map(i32::from),
                 temperature: request.temperature,
                 mod_text: request.mod_text,
                 surface: None,
                 extras: RequestExtras {
                     system_prompt: request.system_prompt,
                     user_prompt: request.user_prompt,
-                    system_prompt_token_ids: request.system_prompt_token_ids,
-                    user_prompt_token_ids: request.user_prompt_token_ids,
+                    system_prompt_token_ids: request.system_prompt_token_ids.map(integers),
+                    user_prompt_token_ids: request.user_prompt_token_ids.map(integers),
                     active_mod_name: request.active_mod_name,
                     final_text: request.final_text,
-                    final_token_ids: request.final_token_ids,
+                    final_token_ids: request.final_token_ids.map(integers),
                     inference_stats: request.inference_stats,
                     replaced_nul: 0,
                 },
@@ -276,19 +277,19 @@ impl From<EventWire> for Event {
             wire.details.as_ref().map(Measurements::from_details).filter(|measured| !measured.is_empty()).map(Box::new);
         Self {
             event_type: wire.event_type,
-            step: wire.step,
-            sequence_order: wire.sequence_order,
+            step: wire.step.into(),
+            sequence_order: wire.sequence_order.into(),
             created_at: wire.created_at.map(|time| time.0),
             details: wire.details,
-            prompt_length: wire.prompt_length,
-            tokens_so_far_len: wire.tokens_so_far_len,
-            max_steps: wire.max_steps,
+            prompt_length: wire.prompt_length.map(i32::from),
+            tokens_so_far_len: wire.tokens_so_far_len.map(i32::from),
+            max_steps: wire.max_steps.map(i32::from),
             input_text: wire.input_text,
             top_tokens: wire.top_tokens,
-            sampled_token: wire.sampled_token,
+            sampled_token: wire.sampled_token.map(i32::from),
             token_text: wire.token_text,
-            added_tokens: wire.added_tokens,
-            added_token_count: wire.added_token_count,
+            added_tokens: wire.added_tokens.map(integers),
+            added_token_count: wire.added_token_count.map(i32::from),
             forced: wire.forced,
             measured,
         }
@@ -298,10 +299,10 @@ impl From<EventWire> for Event {
 impl From<ModCallWire> for ModCall {
     fn from(wire: ModCallWire) -> Self {
         Self {
-            event_sequence_order: wire.event_sequence_order,
+            event_sequence_order: wire.event_sequence_order.into(),
             mod_name: wire.mod_name,
             event_type: wire.event_type,
-            step: wire.step,
+            step: wire.step.into(),
             created_at: wire.created_at.map(|time| time.0),
             execution_time_ms: wire.execution_time_ms,
             exception_occurred: wire.exception_occurred.unwrap_or(false),
@@ -314,7 +315,7 @@ impl From<ModCallWire> for ModCall {
 impl From<ModLogWire> for ModLog {
     fn from(wire: ModLogWire) -> Self {
         Self {
-            mod_call_sequence: wire.mod_call_sequence,
+            mod_call_sequence: wire.mod_call_sequence.into(),
             mod_name: wire.mod_name,
             log_message: wire.log_message,
             log_level: wire.log_level.unwrap_or_default(),
@@ -353,17 +354,17 @@ impl From<ActionWire> for ActionRecord {
         let prefills = wire.action_type == ActionType::AdjustedPrefill;
         let tool_calls = wire.tool_calls.or(nested.tool_calls);
         Self {
-            mod_call_sequence: wire.mod_call_sequence,
+            mod_call_sequence: wire.mod_call_sequence.into(),
             action_type: wire.action_type,
-            action_order: wire.action_order,
+            action_order: wire.action_order.into(),
             created_at: wire.created_at.map(|time| time.0),
             new_prompt: wire.new_prompt.or_else(|| text_of(prefills, usize::MAX)),
-            new_length: wire.new_length.or_else(|| count_of(prefills)),
-            adjusted_max_steps: wire.adjusted_max_steps.or(nested.adjusted_max_steps),
-            token_count: wire.token_count.or_else(|| count_of(forces)),
+            new_length: wire.new_length.map(i32::from).or_else(|| count_of(prefills)),
+            adjusted_max_steps: wire.adjusted_max_steps.map(i32::from).or(nested.adjusted_max_steps),
+            token_count: wire.token_count.map(i32::from).or_else(|| count_of(forces)),
             tokens_preview: wire.tokens_preview.or_else(|| text_of(forces, MAX_PREVIEW_TOKENS)),
-            backtrack_steps: wire.backtrack_steps.or(nested.backtrack_steps),
-            backtrack_token_count: wire.backtrack_token_count.or_else(|| count_of(backtracks)),
+            backtrack_steps: wire.backtrack_steps.map(i32::from).or(nested.backtrack_steps),
+            backtrack_token_count: wire.backtrack_token_count.map(i32::from).or_else(|| count_of(backtracks)),
             logits_shape: wire.logits_shape.or_else(|| nested.logits_shape.map(|shape| shape.get().to_owned())),
             temperature: wire.temperature,
             has_tool_calls: wire.has_tool_calls.or(tool_calls.as_ref().map(|_| true)),

@@ -1,6 +1,7 @@
 //! The attention API as its clients use it: the first version of Halo Weave over the WebSocket, and the examples. `kobold`
 //! tests later versions of Halo Weave, and `exact` tests the values of rows.
 
+mod endings;
 mod errors;
 mod examples;
 mod formats;

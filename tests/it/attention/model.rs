@@ -1,7 +1,9 @@
 //! Tests of the routes about the model and its tokens.
 
 use super::{HEADS, LAYERS};
-use crate::harness::server;
+use crate::architectures::small_model_with_vocabulary;
+use crate::exact::gguf::Writer;
+use crate::harness::{Server, folder, message_of, server};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -40,6 +42,14 @@ async fn model_info_uses_transformers_names() {
 }
 
 #[tokio::test]
+async fn invalid_query_of_model_info_has_the_format_of_the_api() {
+    let (status, error) = server().await.get("/api/v1/model/info?modle=tiny").await;
+    assert_eq!((status, &error["type"], &error["error_code"]), (400, &json!("error"), &json!("INVALID_REQUEST")));
+    assert_eq!(error["field"], "modle");
+    assert!(message_of(&error).contains("`modle`"), "{error}");
+}
+
+#[tokio::test]
 async fn text_round_trips_through_tokens() {
     let server = server().await;
     let text = "<|im_start|>user\nHéllo, 世界! 🦊<|im_end|>";
@@ -57,4 +67,57 @@ async fn text_round_trips_through_tokens() {
     assert_eq!(back, json!({"text": text}));
     let again = server.answer("/api/v1/tokenize", &json!({"text": text})).await;
     assert_eq!(again, answer);
+}
+
+#[tokio::test]
+async fn nul_is_text_of_its_token() {
+    let server = server().await;
+    let text = "a\0b";
+    let answer = server.answer("/api/v1/tokenize", &json!({"text": text})).await;
+    let texts = answer["tokens"].as_array().unwrap().iter().map(|token| token["text"].as_str().unwrap());
+    assert_eq!(texts.collect::<String>(), text);
+    let back = server.answer("/api/v1/detokenize", &json!({"token_ids": answer["token_ids"]})).await;
+    assert_eq!(back, json!({"text": text}));
+    // PostgreSQL cannot store NUL characters, so they are replaced in the recording.
+    let body = json!({"input_ids": answer["token_ids"], "max_new_tokens": 1, "request_id": "nul"});
+    server.answer("/api/v1/generate", &body).await;
+    let run = server.finished("nul").await;
+    let texts = run["events"][0]["details"]["prompt"]["texts"].as_array().unwrap();
+    assert_eq!(texts.iter().map(|text| text.as_str().unwrap()).collect::<String>(), "a\u{fffd}b");
+}
+
+/// Writes a `SentencePiece` tokenizer of letters and bytes. Returns its number of tokens.
+fn write_sentence_piece(writer: &mut Writer) -> usize {
+    const UNKNOWN: i32 = 2;
+    const CONTROL: i32 = 3;
+    const NORMAL: i32 = 1;
+    const BYTE: i32 = 6;
+    let mut tokens = vec![("<unk>".to_owned(), UNKNOWN), ("<s>".to_owned(), CONTROL), ("</s>".to_owned(), CONTROL)];
+    tokens.extend((0..=u8::MAX).map(|byte| (format!("<0x{byte:02X}>"), BYTE)));
+    tokens.extend(('a'..='z').chain(['▁']).map(|letter| (letter.to_string(), NORMAL)));
+    let texts: Vec<String> = tokens.iter().map(|(text, _)| text.clone()).collect();
+    writer.string("tokenizer.ggml.model", "llama");
+    writer.strings("tokenizer.ggml.tokens", &texts);
+    writer.values("tokenizer.ggml.scores", "f32", texts.len(), &vec![0; texts.len() * size_of::<f32>()]);
+    writer.numbers("tokenizer.ggml.token_type", tokens.iter().map(|(_, kind)| *kind));
+    texts.len()
+}
+
+#[tokio::test]
+async fn detokenized_text_has_no_space_that_the_tokenizer_added() {
+    let path = folder().join("sentence-piece.gguf");
+    std::fs::write(&path, small_model_with_vocabulary(write_sentence_piece)).unwrap();
+    let server = Server::start(&["--model", path.to_str().unwrap(), "-c", "128", "-np", "1"]);
+    server.wait_ready().await;
+    for text in ["fox and owl", " fox"] {
+        let tokens = server.answer("/api/v1/tokenize", &json!({"text": text})).await["token_ids"].clone();
+        let back = server.answer("/api/v1/detokenize", &json!({"token_ids": tokens})).await;
+        assert_eq!(back["text"], text, "{tokens}");
+        // llama-server joins the texts of the tokens.
+        let joined = server.answer("/detokenize", &json!({"tokens": tokens})).await;
+        assert_eq!(joined["content"], format!(" {text}"));
+        let rest = &tokens.as_array().unwrap()[1..];
+        let back = server.answer("/api/v1/detokenize", &json!({"token_ids": rest})).await;
+        assert_eq!(back["text"], text.strip_prefix(' ').unwrap_or(text), "{rest:?}");
+    }
 }

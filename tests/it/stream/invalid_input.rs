@@ -103,6 +103,35 @@ async fn invalid_messages_are_explained_and_connection_stays_open() {
     assert_eq!(last.last().unwrap()["type"], "completion");
 }
 
+#[tokio::test]
+async fn error_has_request_id_of_its_message() {
+    let server = server().await;
+    let mut client = Client::connect(server).await;
+    client.send(&json!({"type": "hello", "request_id": "h-1"})).await;
+    assert_eq!(client.message().await["request_id"], "h-1");
+    let mut client = Client::connect(server).await;
+    client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 2}})).await;
+    for message in [
+        json!({"type": "config", "prompt": "x", "parameters": [], "request_id": "c-1"}),
+        json!({"type": "config", "prompt": "x", "options": {"stream": "yes"}, "request_id": "c-2"}),
+        json!({"type": "control", "action": "stop", "request_id": "c-3"}),
+        json!({"type": "resume", "after": -1, "request_id": "r-1"}),
+        json!({"type": "nonsense", "request_id": "n-1"}),
+    ] {
+        client.send(&message).await;
+        let error = client.message().await;
+        assert_eq!((&error["type"], &error["request_id"]), (&json!("error"), &message["request_id"]), "{error}");
+    }
+    for id in [json!(7), json!(""), json!("x".repeat(257))] {
+        client.send(&json!({"type": "nonsense", "request_id": id})).await;
+        let error = client.message().await;
+        assert!(
+            error["type"] == "error" && error.get("request_id").is_none(),
+            "an invalid id is not repeated: {error}"
+        );
+    }
+}
+
 /// Returns a connection on which the test writes the bytes of the frames.
 async fn tcp_connection(server: &Server) -> TcpStream {
     let mut stream = TcpStream::connect(server.base.trim_start_matches("http://")).await.unwrap();

@@ -6,6 +6,7 @@ mod control;
 mod examples;
 mod invalid_input;
 mod limits;
+mod modify;
 mod rest;
 mod resume;
 

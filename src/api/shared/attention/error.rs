@@ -20,8 +20,8 @@ pub(crate) struct AttentionErrorMessage {
     error: String,
     /// `INVALID_TOKEN`, `INVALID_REQUEST`, `INVALID_JSON`, `NESTED_TOO_DEEP`, `CONTEXT_LENGTH_EXCEEDED`,
     /// `ATTENTION_UNAVAILABLE`, `NO_MODEL`, `MODEL_NOT_FOUND`, `UNKNOWN_MOD`, `DUPLICATE_REQUEST_ID`, `NOT_FOUND`,
-    /// `BUSY`, `OOM`, `RUN_FAILED`, `UNAUTHORIZED`, `FORBIDDEN`, `METHOD_NOT_ALLOWED`, `CONFLICT`, `TOO_LARGE`,
-    /// `NOT_SUPPORTED`, `INTERNAL`, or another error code in capital letters.
+    /// `BUSY`, `OOM`, `RUN_FAILED`, `UNAVAILABLE`, `UNAUTHORIZED`, `FORBIDDEN`, `METHOD_NOT_ALLOWED`, `CONFLICT`,
+    /// `TOO_LARGE`, `NOT_SUPPORTED`, `INTERNAL`, or another error code in capital letters.
     error_code: String,
     /// The invalid field.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -105,7 +105,9 @@ fn code(error: &ApiError) -> String {
         ErrorKind::Busy => "BUSY",
         ErrorKind::Internal => "INTERNAL",
         ErrorKind::NotSupported => "NOT_SUPPORTED",
-        ErrorKind::Unavailable => "NO_MODEL",
+        // The model is being loaded or unloaded, or its loading failed.
+        ErrorKind::Unavailable if error.pointer() == Some("model") => "NO_MODEL",
+        ErrorKind::Unavailable => "UNAVAILABLE",
     };
     name.into()
 }

@@ -79,7 +79,7 @@ pub(crate) struct AttentionDoneEvent<'a> {
     /// Index of the sample, if there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     sample: Option<usize>,
-    /// `stop_token`, `stop_string`, `length`, `tool_calls` or `cancelled`.
+    /// `stop_token`, `stop_string`, `length`, `tool_calls`, `cancelled` or `timeout`.
     finish_reason: &'static str,
     /// Tokens of the answer.
     total_tokens: usize,

@@ -16,4 +16,4 @@ pub(crate) use event::{AttentionWriter, MessageFormat, error_message};
 pub(crate) use request::{
     AttentionOptions, AttentionRequest, Transport, apply_aliases, parse, restore_client_names, token_ids,
 };
-pub(crate) use stream::{AttentionEvent, AttentionStream};
+pub(crate) use stream::{AttentionEvent, AttentionStream, was_stopped};

@@ -11,7 +11,7 @@ use crate::events::{Surface, TokenId};
 use crate::model::Vocabulary;
 use crate::server::{ApiError, App, ErrorCode, Loaded};
 use serde_json::{Map, Value};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Maximum samples per request.
 const MAX_SAMPLES: i64 = 64;
@@ -44,6 +44,8 @@ pub(crate) struct AttentionOptions {
     pub(crate) layers: usize,
     /// Maximum bytes of attention in one response or message.
     pub(crate) max_bytes: usize,
+    /// Maximum time of a run, not counting pauses.
+    pub(crate) time_limit: Option<Duration>,
     /// Time the request arrived.
     pub(crate) received: Instant,
 }
@@ -184,8 +186,6 @@ fn parse_fields(
         may_fill_context: true,
         ..base_request(app, loaded, fields, prompt, Surface::Attention, 1)?
     };
-    let max_duration = app.config().server.run_timeouts.max_duration;
-    request.limits.max_time = request.limits.max_time.into_iter().chain(max_duration).min();
     if options.samples > 1 {
         request.request_id = None;
     }
@@ -234,6 +234,7 @@ fn response_options(
         prompt_tokens: prompt.len() as u32,
         layers,
         max_bytes: app.config().server.max_attention_bytes,
+        time_limit: app.config().server.run_timeouts.max_duration,
         received,
     })
 }

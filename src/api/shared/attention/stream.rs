@@ -5,7 +5,7 @@ use super::request::AttentionOptions;
 use super::row_format::{AttentionPayload, RowFormat};
 use crate::api::shared::generation::Runs;
 use crate::engine::{AttentionRow, Output};
-use crate::events::{Alternative, FinishReason, RunEnd, RunId, TokenMeasurement};
+use crate::events::{Alternative, EndCause, FinishReason, RunEnd, RunId, TokenMeasurement};
 use crate::server::{ApiError, ErrorKind};
 use crate::trace::attention::AttentionRows;
 use std::collections::VecDeque;
@@ -153,7 +153,9 @@ impl AttentionStream {
     }
 
     fn add_end(&mut self, sample: usize, end: &RunEnd) {
-        if let Some(error) = self.runs.failure(sample, end) {
+        if !was_stopped(end)
+            && let Some(error) = self.runs.failure(sample, end)
+        {
             let context = end.finish.usage.prompt_tokens + self.counts[sample] as u32;
             self.pending.push_back(AttentionEvent::Failed { sample, error: error.at_context(context) });
             return;
@@ -182,6 +184,11 @@ impl AttentionStream {
     }
 }
 
+/// Returns true if a request or the time limit stopped the run; the tokens so far are its answer.
+pub(crate) fn was_stopped(end: &RunEnd) -> bool {
+    matches!(end.finish.cause, Some(EndCause::ClientStop | EndCause::Cancel | EndCause::Timeout))
+}
+
 /// Returns this API's name of a finish reason.
 fn finish_reason(end: &RunEnd) -> &'static str {
     match end.finish.reason {
@@ -189,6 +196,7 @@ fn finish_reason(end: &RunEnd) -> &'static str {
         FinishReason::Stop => "stop_token",
         FinishReason::Length => "length",
         FinishReason::ToolCalls => "tool_calls",
+        FinishReason::Cancelled if end.finish.cause == Some(EndCause::Timeout) => "timeout",
         FinishReason::Cancelled => "cancelled",
         FinishReason::Error => "error",
     }

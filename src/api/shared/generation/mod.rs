@@ -5,6 +5,7 @@ mod probabilities;
 pub(crate) mod runs;
 pub(crate) mod stream;
 mod thunder;
+mod time_limit;
 mod timings;
 
 pub(crate) use crate::server::with_run_id;
@@ -12,6 +13,7 @@ pub(crate) use client::RunClient;
 pub(crate) use probabilities::{LogprobsByText, ProbabilityFormatter, TokenLogprob, TokenProbabilities};
 pub(crate) use runs::{Runs, SentTokens, check_run_count, repeat_request};
 pub(crate) use thunder::ThunderFields;
+pub(crate) use time_limit::wait_for_time_limit;
 pub(crate) use timings::{PromptProgressResponse, RunTimings};
 
 use crate::engine::{RecordPolicy, Request, SubmitError};

@@ -1,5 +1,6 @@
 //! Several runs for one request: prompts of a list, or several answers to one prompt.
 
+use super::time_limit::stop_at_time_limit;
 use super::{RunClient, check_request_id, failure};
 use crate::engine::{Output, Request, RunMetrics, TextDelta};
 use crate::events::{Alternative, RunEnd, RunId, TokenMeasurement};
@@ -7,6 +8,8 @@ use crate::server::{ApiError, App, Loaded};
 use futures::StreamExt;
 use futures::stream::{BoxStream, SelectAll};
 use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinSet;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// Maximum runs of one request.
@@ -46,6 +49,8 @@ pub(crate) struct Runs {
     outputs: SelectAll<BoxStream<'static, (usize, Output)>>,
     /// Number of runs whose end has not been returned yet.
     active: usize,
+    /// Tasks that end the runs at their time limit, also if the client reads slowly. Dropping this ends them.
+    _time_limits: JoinSet<()>,
 }
 
 /// A run accepted by the engine.
@@ -62,16 +67,25 @@ impl Runs {
     /// # Errors
     /// The engine rejected one of the requests, or the first output is the end of a failed run.
     pub(crate) async fn start(client: &RunClient, loaded: &Loaded, requests: Vec<Request>) -> Result<Self, ApiError> {
-        let runs = Self::submit(client, loaded, requests).await?;
-        if let Some((run, Output::Ended(end))) = &runs.first
-            && let Some(error) = runs.failure(*run, end)
-        {
-            return Err(error);
+        let runs = Self::submit(client, loaded, requests, None).await?;
+        match runs.first_end() {
+            Some((run, end)) => runs.failure(run, end).map_or(Ok(runs), Err),
+            None => Ok(runs),
         }
-        Ok(runs)
     }
 
-    /// Submits the requests of a client and waits for the first output of any run.
+    /// Returns the end of a run, before any output is returned, if it is the first output.
+    pub(crate) fn first_end(&self) -> Option<(usize, &RunEnd)> {
+        match &self.first {
+            Some((run, Output::Ended(end))) => Some((*run, end)),
+            _ => None,
+        }
+    }
+
+    /// Submits the requests of a client and waits for the first output of any run. Each run ends with
+    /// [`EndCause::Timeout`] when it was active for `time_limit`.
+    ///
+    /// [`EndCause::Timeout`]: crate::events::EndCause::Timeout
     ///
     /// # Errors
     /// The engine rejected one of the requests.
@@ -79,6 +93,7 @@ impl Runs {
         client: &RunClient,
         loaded: &Loaded,
         mut requests: Vec<Request>,
+        time_limit: Option<Duration>,
     ) -> Result<Self, ApiError> {
         check_run_count(requests.len())?;
         if let ([_, _, ..], Some(_)) = (&requests[..], requests.iter().find_map(|request| request.request_id.as_ref()))
@@ -89,13 +104,18 @@ impl Runs {
         requests.iter_mut().for_each(|request| client.set_client(request));
         let active = requests.len();
         let (mut started, mut outputs) = (Vec::with_capacity(active), SelectAll::new());
+        let mut time_limits = JoinSet::new();
         for (index, request) in requests.into_iter().enumerate() {
             check_request_id(&client.app, &request).await?;
             let generation = loaded.engine().submit(request).await?;
             started.push(StartedRun { id: generation.run_id, metrics: generation.metrics });
+            if let Some(limit) = time_limit {
+                time_limits.spawn(stop_at_time_limit(generation.control, limit));
+            }
             outputs.push(ReceiverStream::new(generation.output).map(move |output| (index, output)).boxed());
         }
-        let mut runs = Self { app: client.app.clone(), started, first: None, outputs, active };
+        let mut runs =
+            Self { app: client.app.clone(), started, first: None, outputs, active, _time_limits: time_limits };
         let first = runs.next_output().await?;
         // `next_output` counts an end as returned, but the first output is returned again later.
         runs.active += usize::from(matches!(first, Some((_, Output::Ended(_)))));

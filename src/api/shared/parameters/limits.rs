@@ -13,7 +13,7 @@ const MAX_STOP_STRINGS: usize = 1024;
 /// Maximum total length of the stop strings in bytes.
 const MAX_STOP_BYTES: usize = 64 << 10;
 /// Names of the field for the maximum answer length. The first one present applies, as with llama-server.
-const MAX_TOKENS_FIELDS: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
+pub(crate) const MAX_TOKENS_FIELDS: [&str; 3] = ["n_predict", "max_completion_tokens", "max_tokens"];
 
 /// Parses the limits of a run. `room` is the number of tokens left in the context after the prompt.
 pub(crate) fn limits(fields: Fields<'_>, vocabulary: &Vocabulary, room: u32) -> Result<Limits, ApiError> {

@@ -10,7 +10,7 @@ mod streaming;
 mod tokens;
 
 pub(crate) use bias::logit_bias;
-pub(crate) use limits::{limits, limits_with_min, n_predict};
+pub(crate) use limits::{MAX_TOKENS_FIELDS, limits, limits_with_min, n_predict};
 pub(crate) use placement::placement;
 pub(crate) use recording::{metadata, preview, record, request_id, user};
 pub(crate) use sampling::sampling;
