@@ -11,8 +11,8 @@ use super::speculation::draft_context::{DraftContext, MainContextSettings};
 use super::status::EngineStatus;
 use crate::events::Signal;
 use crate::model::llama::{
-    AttentionCapture, AttentionSupport, Context, ContextOptions, LlamaUse, StateLayout, UnsupportedAttention,
-    UnsupportedLens,
+    AttentionCapture, AttentionSupport, Context, ContextOptions, LlamaUse, NoHiddenStates, StateLayout,
+    UnsupportedAttention, UnsupportedLens,
 };
 use crate::model::{Model, ModelError};
 use std::sync::Arc;
@@ -46,6 +46,8 @@ pub struct ContextProperties {
     pub attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
     /// The reason if the model has no logit lens; `None` if capture is off.
     pub lens_support: Option<Result<(), UnsupportedLens>>,
+    /// Number of layers whose hidden states can be captured.
+    pub hidden_layers: Result<u16, NoHiddenStates>,
     /// True if runs draft tokens.
     pub speculates: bool,
 }
@@ -57,6 +59,7 @@ impl Default for ContextProperties {
             attention_capture: AttentionCapture::Off,
             attention_support: None,
             lens_support: None,
+            hidden_layers: Err(NoHiddenStates::CaptureOff),
             speculates: false,
         }
     }
@@ -98,6 +101,7 @@ impl DecodeThread {
             attention_capture: context.attention_capture(),
             attention_support: context.attention_support().cloned(),
             lens_support: context.lens_support(),
+            hidden_layers: context.hidden_layers(),
             speculates: options.speculation.is_enabled() && prefixes_usable,
         };
         if ready.send(Ok(properties)).is_ok() {

@@ -30,8 +30,8 @@ mod submit;
 mod validate;
 
 pub use crate::model::llama::{
-    AttentionCapture, AttentionRow, AttentionSupport, SamplerStage, SamplingParams, UnsupportedAttention,
-    UnsupportedLens,
+    AttentionCapture, AttentionRow, AttentionSupport, NoHiddenStates, SamplerStage, SamplingParams,
+    UnsupportedAttention, UnsupportedLens,
 };
 pub use control::{Generation, RunControl};
 pub use error::{RunOver, SubmitError};
@@ -46,11 +46,13 @@ pub use output::{
 };
 pub use recorded_parameters::recorded_parameter;
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
+pub use run::dispatch::ModHealth;
 pub use speculation::{DraftLimits, DraftModel, DrafterKind, SpeculationOptions};
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
 use crate::model::{Model, ModelError};
+use crate::mods::ReplayLimits;
 use decode_thread::{ContextProperties, DecodeThread, log_start};
 use kv::identity::IdentityWatch;
 use kv::ses1::SnapshotFormat;
@@ -80,6 +82,8 @@ struct Inner {
     attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
     /// The reason if the model has no logit lens; `None` if capture is off.
     lens_support: Option<Result<(), UnsupportedLens>>,
+    /// Number of layers whose hidden states can be captured.
+    hidden_layers: Result<u16, NoHiddenStates>,
     status: Arc<EngineStatus>,
     /// True if runs draft tokens.
     speculates: bool,
@@ -131,7 +135,8 @@ impl Engine {
         } else {
             (ContextProperties::default(), None)
         };
-        let ContextProperties { layout, attention_capture, attention_support, lens_support, speculates } = properties;
+        let ContextProperties { layout, attention_capture, attention_support, lens_support, hidden_layers, speculates } =
+            properties;
         Ok(Self {
             inner: Arc::new(Inner {
                 snapshot_format: Arc::new(SnapshotFormat { vocabulary: model.vocabulary().len(), layout }),
@@ -139,6 +144,7 @@ impl Engine {
                 attention_capture,
                 attention_support,
                 lens_support,
+                hidden_layers,
                 model,
                 options,
                 commands,
@@ -165,6 +171,13 @@ impl Engine {
     #[must_use]
     pub fn context_per_slot(&self) -> u32 {
         self.inner.options.ctx_size
+    }
+
+    /// Returns the limits on the actions of mods in a replay.
+    #[must_use]
+    pub fn replay_limits(&self) -> ReplayLimits {
+        let EngineOptions { ctx_size, max_tokens, .. } = self.inner.options;
+        ReplayLimits { context: ctx_size as usize, max_tokens }
     }
 
     /// Returns true if runs draft tokens.

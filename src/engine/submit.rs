@@ -21,7 +21,7 @@ use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Sampler, SamplingParams};
 use crate::model::{Model, Vocabulary};
-use crate::mods::{PromptImage, RunView, SelectedMod};
+use crate::mods::{PromptImage, ReplayLimits, RunView, SelectedMod};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::{self, error::TrySendError};
@@ -49,9 +49,9 @@ impl Engine {
         request.adapters.get_or_insert_with(|| model.adapters().default_set());
         let id = RunId::now();
         let (request_id, active_id) = reserve_request_id(&mut request, id)?;
-        let view = Arc::new(run_view(&request, fork.as_deref(), id, &request_id, model));
+        let view = Arc::new(self.run_view(&request, fork.as_deref(), id, &request_id));
         let constraint = compile_constraint(&request, model).await?;
-        let mods = start_mods(&request, &view, fork.as_deref(), &self.inner.status).await?;
+        let mods = start_mods(&request, &view, fork.as_deref(), &self.inner.status, self.replay_limits()).await?;
         let sampler = create_sampler(&request.sampling, model.vocabulary()).await?;
         let event_buffer = EventBuffer::new(request.record != RecordPolicy::Off, options.clock);
         let start = Signal::Started(Arc::new(run_start(&request, &view, &mods, fork.as_deref(), &event_buffer)));
@@ -76,6 +76,29 @@ impl Engine {
         };
         let control = RunControl::new(id, commands.clone(), Arc::clone(model.vocabulary()));
         Ok(Generation { run_id: id, request_id, metrics, output, control })
+    }
+
+    /// Returns the properties of the run that mods can read.
+    fn run_view(&self, request: &Request, fork: Option<&ForkPoint>, id: RunId, request_id: &str) -> RunView {
+        let Inner { model, hidden_layers, .. } = &*self.inner;
+        // The mods of a fork keep the seed with which the recorded run started.
+        let sampling = fork.and_then(|fork| fork.sampling.first()).map_or(&request.sampling, |(_, first)| first);
+        RunView {
+            run_id: id,
+            request_id: request_id.to_owned(),
+            model: model.name().to_owned(),
+            vocabulary: Arc::clone(model.vocabulary()),
+            conversation: request.conversation.clone(),
+            tools: request.tools.clone(),
+            images: PromptImage::from_records(&request.describe_images(&request.prompt), &request.prompt),
+            answer_format: request.answer_format.clone().unwrap_or_else(|| {
+                Arc::new(AnswerFormat::plain(model.card().chat_template.as_deref().unwrap_or_default()))
+            }),
+            parameters: record_parameters(request, fork, model),
+            seed: sampling.seed,
+            grammars: Arc::clone(model.grammars()),
+            hidden_layers: *hidden_layers,
+        }
     }
 
     /// Sends the start of a run to the recorder, and the run to the decode thread.
@@ -105,27 +128,6 @@ impl Engine {
             return Err(SubmitError::Stopped);
         }
         Ok(())
-    }
-}
-
-/// Returns the properties of the run that mods can read.
-fn run_view(request: &Request, fork: Option<&ForkPoint>, id: RunId, request_id: &str, model: &Model) -> RunView {
-    // The mods of a fork keep the seed with which the recorded run started.
-    let sampling = fork.and_then(|fork| fork.sampling.first()).map_or(&request.sampling, |(_, first)| first);
-    RunView {
-        run_id: id,
-        request_id: request_id.to_owned(),
-        model: model.name().to_owned(),
-        vocabulary: Arc::clone(model.vocabulary()),
-        conversation: request.conversation.clone(),
-        tools: request.tools.clone(),
-        images: PromptImage::from_records(&request.describe_images(&request.prompt), &request.prompt),
-        answer_format: request.answer_format.clone().unwrap_or_else(|| {
-            Arc::new(AnswerFormat::plain(model.card().chat_template.as_deref().unwrap_or_default()))
-        }),
-        parameters: record_parameters(request, fork, model),
-        seed: sampling.seed,
-        grammars: Arc::clone(model.grammars()),
     }
 }
 
@@ -210,6 +212,7 @@ async fn start_mods(
     view: &Arc<RunView>,
     fork: Option<&ForkPoint>,
     status: &Arc<EngineStatus>,
+    limits: ReplayLimits,
 ) -> Result<Vec<ActiveMod>, SubmitError> {
     if request.mods.is_empty() {
         return Ok(Vec::new());
@@ -220,7 +223,7 @@ async fn start_mods(
         let start_one = |selected: SelectedMod| start_mod(selected, &view, &status);
         let mut mods = selected.into_iter().map(start_one).collect::<Result<Vec<_>, _>>()?;
         if let Some(fork) = fork
-            && let Err(error) = replay_mods(&fork, &mut mods, &view)
+            && let Err(error) = replay_mods(&fork, &mut mods, &view, limits)
         {
             mods.iter_mut().for_each(|active| active.instance.finished());
             return Err(error);

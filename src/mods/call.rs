@@ -5,6 +5,7 @@ use crate::events::{EventType, ImageRecord, ImageTile, LogLevel, RunId, TokenId}
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::GrammarCompiler;
+use crate::model::llama::{HiddenStates, NoHiddenStates};
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
@@ -63,6 +64,8 @@ pub struct RunView {
     pub seed: u32,
     /// Compiler of grammars for the model, for mods that constrain the answer.
     pub grammars: Arc<GrammarCompiler>,
+    /// Number of layers whose hidden states mods can read.
+    pub hidden_layers: Result<u16, NoHiddenStates>,
 }
 
 /// One event, as passed to a mod.
@@ -93,6 +96,9 @@ pub enum CallEvent<'a> {
     ForwardPass {
         /// One value per token of the vocabulary.
         logits: &'a [f32],
+        /// Hidden states of the last token, after the layers that the mods of the run read. `None` if they were not
+        /// captured, e.g. because the token belongs to an image.
+        hidden_states: Option<&'a HiddenStates>,
     },
     /// `token` was sampled; it is not in `sequence` yet.
     Sampled {

@@ -9,6 +9,7 @@
 //! action to the sequence, the KV cache and the trace.
 
 mod action;
+mod action_check;
 pub mod builtin;
 mod call;
 pub mod python;
@@ -24,7 +25,7 @@ pub use registry::{
     WithSource, source_store, version_of,
 };
 
-pub use replay::{ActionDetails, RecordedSequence, ReplayedReply};
+pub use replay::{ActionDetails, RecordedSequence, ReplayLimits, ReplayedReply};
 
 use serde_json::Value;
 use std::sync::Arc;
@@ -60,6 +61,12 @@ pub trait ModInstance: Send {
     /// by that many tokens, so that sent text is final. The default is 0.
     fn holdback(&self) -> usize {
         0
+    }
+
+    /// Returns the layers after which the mod reads the hidden state of the last token at `ForwardPass`. The default is
+    /// none.
+    fn hidden_layers(&self) -> &[u16] {
+        &[]
     }
 
     /// Handles one event. `Ok` is the reply; `Err(Pending)` means that the reply will come through `done`.

@@ -10,15 +10,29 @@ use crate::model::Vocabulary;
 use serde::Deserialize;
 use std::sync::{Arc, mpsc};
 
+/// Limits of an engine on the actions of mods.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplayLimits {
+    /// Context size of a slot, in tokens.
+    pub context: usize,
+    /// Maximum tokens in the answer of any run; `None` for no maximum.
+    pub max_tokens: Option<u32>,
+}
+
 /// The sequence of a recorded run at one of its events.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct RecordedSequence {
+    limits: ReplayLimits,
     tokens: Vec<TokenId>,
     prompt_len: usize,
     /// Number of generated tokens evicted from the full context.
     evicted: usize,
     max_steps: u32,
     newest: Option<EventType>,
+    /// Action that won the newest event. It takes effect when all mods were called.
+    winner: Option<ActionRecord>,
+    /// True after a `ForceOutput`. The mods are not called for its tokens.
+    has_ended: bool,
 }
 
 /// Details of a recorded action that change the sequence.
@@ -54,11 +68,27 @@ pub struct ReplayedReply {
 }
 
 impl RecordedSequence {
-    /// Applies the next event.
+    /// Creates the sequence before the first event.
+    #[must_use]
+    pub fn new(limits: ReplayLimits) -> Self {
+        Self {
+            limits,
+            tokens: Vec::new(),
+            prompt_len: 0,
+            evicted: 0,
+            max_steps: 0,
+            newest: None,
+            winner: None,
+            has_ended: false,
+        }
+    }
+
+    /// Applies the next event, after the action that won the event before it.
     ///
     /// # Errors
     /// The event has a token that is not in the vocabulary.
     pub fn apply_event(&mut self, event: &Event, vocabulary: &Vocabulary) -> Result<(), String> {
+        self.apply_winner();
         self.newest = Some(event.event_type);
         let measured = event.measured.as_deref();
         for &(from, to) in measured.and_then(|it| it.evicted.as_ref()).map_or(&[][..], |it| &it.ranges).iter().rev() {
@@ -83,30 +113,43 @@ impl RecordedSequence {
         }
     }
 
-    /// Applies a recorded action at the newest event.
+    /// Applies a recorded action at the newest event. A new prompt takes effect for the next mod, any other action when
+    /// all mods were called.
     pub fn apply_action(&mut self, action: &ActionRecord) {
         let details = ActionDetails::from(action);
-        if details.superseded {
-            return;
-        }
         match action.action_type {
-            ActionType::Backtrack => {
-                let unappended = usize::from(self.newest == Some(EventType::Sampled));
-                let requested = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(unappended);
-                let removed = details.removed.unwrap_or(requested).min(self.tokens.len() - self.prompt_len);
-                self.tokens.truncate(self.tokens.len() - removed);
-            }
-            ActionType::ForceOutput => self.tokens.truncate(self.prompt_len),
             ActionType::AdjustedPrefill if !details.tokens.is_empty() => {
                 self.prompt_len = details.tokens.len();
                 self.tokens = details.tokens;
-                self.max_steps = action.adjusted_max_steps.map_or(self.max_steps, |steps| steps.max(0) as u32);
+                if let Some(steps) = action.adjusted_max_steps {
+                    let steps = steps.max(0) as u32;
+                    self.max_steps = self.limits.max_tokens.map_or(steps, |max| steps.min(max));
+                }
+            }
+            ActionType::Backtrack | ActionType::ForceOutput if !details.superseded => {
+                self.winner.get_or_insert_with(|| action.clone());
             }
             _ => {}
         }
     }
 
-    /// Calls a mod with the newest event and waits for its reply. Returns `None` if the mod does not handle the event.
+    /// Applies the action that won the newest event.
+    fn apply_winner(&mut self) {
+        let Some(action) = self.winner.take() else { return };
+        if action.action_type == ActionType::ForceOutput {
+            self.tokens.truncate(self.prompt_len);
+            self.evicted = 0;
+            self.has_ended = true;
+        } else {
+            let unappended = usize::from(self.newest == Some(EventType::Sampled));
+            let requested = (action.backtrack_steps.unwrap_or(0).max(0) as usize).saturating_sub(unappended);
+            let removed = ActionDetails::from(&action).removed.unwrap_or(requested);
+            self.tokens.truncate(self.tokens.len() - removed.min(self.tokens.len() - self.prompt_len));
+        }
+    }
+
+    /// Calls a mod with the newest event and waits for its reply. Returns `None` for an event with which a
+    /// run does not call the mod.
     ///
     /// # Errors
     /// The mod's worker has ended.
@@ -116,7 +159,7 @@ impl RecordedSequence {
         instance: &mut dyn ModInstance,
         view: &Arc<RunView>,
     ) -> Result<Option<ReplayedReply>, String> {
-        if !instance.handles().contains(event.event_type) {
+        if self.has_ended || !instance.handles().contains(event.event_type) {
             return Ok(None);
         }
         let measured = event.measured.as_deref();
@@ -127,7 +170,7 @@ impl RecordedSequence {
             EventType::Prefilled => CallEvent::Prefilled,
             EventType::ForwardPass => {
                 logits = recorded_logits(event, &view.vocabulary);
-                CallEvent::ForwardPass { logits: &logits }
+                CallEvent::ForwardPass { logits: &logits, hidden_states: None }
             }
             EventType::Sampled => CallEvent::Sampled {
                 token: event.sampled_token.unwrap_or(0),
@@ -157,17 +200,16 @@ impl RecordedSequence {
             Ok(reply) => reply,
             Err(Pending) => receiver.recv().map_err(|_| "the mod's worker has ended".to_owned())?,
         };
-        Ok(Some(to_replayed_reply(event.event_type, reply)))
+        let reply = reply.validate_action(event.event_type, view.vocabulary.len(), self.limits.context);
+        Ok(Some(to_replayed_reply(reply)))
     }
 }
 
-fn to_replayed_reply(event: EventType, reply: Reply) -> ReplayedReply {
-    let action = reply.action.unwrap_or(Action::Noop);
+fn to_replayed_reply(reply: Reply) -> ReplayedReply {
     let (exception, traceback) =
         reply.exception.map_or((None, None), |exception| (Some(exception.message), exception.traceback));
-    let exception = exception.or_else(|| action.event_error(event));
     ReplayedReply {
-        action: if exception.is_some() { None } else { requested_action(action) },
+        action: reply.action.and_then(requested_action),
         exception,
         traceback,
         logs: reply.logs.into_iter().map(|log| format!("{}: {}", log.level.as_str(), log.message)).collect(),
@@ -176,10 +218,12 @@ fn to_replayed_reply(event: EventType, reply: Reply) -> ReplayedReply {
 
 fn requested_action(action: Action) -> Option<RequestedAction> {
     let requested = RequestedAction::new(action.kind());
+    // As in the recording.
+    let to_i32 = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
     Some(match action {
         Action::Noop => return None,
         Action::AdjustedPrefill { tokens, max_steps } => {
-            RequestedAction { tokens, max_steps: max_steps.map(|steps| steps as i32), ..requested }
+            RequestedAction { tokens, max_steps: max_steps.map(to_i32), ..requested }
         }
         Action::AdjustedLogits { edit, temperature } => {
             // In the number format of the recording: 0.8, not 0.800000011920929.
@@ -187,7 +231,7 @@ fn requested_action(action: Action) -> Option<RequestedAction> {
             RequestedAction { edit: Some(edit.as_str().to_owned()), temperature, ..requested }
         }
         Action::ForceTokens(tokens) | Action::ForceOutput(tokens) => RequestedAction { tokens, ..requested },
-        Action::Backtrack { n, tokens } => RequestedAction { steps: Some(n as i32), tokens, ..requested },
+        Action::Backtrack { n, tokens } => RequestedAction { steps: Some(to_i32(n)), tokens, ..requested },
         Action::ToolCalls(payload) => RequestedAction { tool_calls: Some(payload), ..requested },
         Action::EmitError { message, .. } => RequestedAction { message: Some(message), ..requested },
     })

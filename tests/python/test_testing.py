@@ -155,6 +155,34 @@ class Ends(unittest.TestCase):
         self.assertEqual(run([], model="abc", stop=["b"], ignore_eos=True).text, "a")
 
 
+class HiddenStates(unittest.TestCase):
+    def test_declared_layers_have_the_states_of_the_function(self):
+        seen = []
+
+        @mod(events=ForwardPass, hidden_states=[0, -1, 0])
+        def read(event, actions):
+            seen.append((list(event.hidden_state(-1)), list(event.hidden_state(0))))
+            with self.assertRaisesRegex(ValueError, r"layer 5 is not declared; declare it with @mod\(hidden_states=\[5\]\)"):
+                event.hidden_state(5)
+
+        result = run(read, [1, 2, 3], model="ab", hidden_states=lambda tokens, layer: [len(tokens), layer])
+        self.assertEqual(seen[:2], [([3.0, -1.0], [3.0, 0.0]), ([4.0, -1.0], [4.0, 0.0])])
+        self.assertFalse([call.exception for call in result.calls if call.exception])
+
+    def test_step_without_states_raises_runtime_error(self):
+        @mod(events=ForwardPass, hidden_states=7)
+        def read(event, actions):
+            event.hidden_state(7)
+
+        call = run(read, model="ab").calls[0]
+        self.assertRegex(str(call.exception), "this step has no hidden states")
+
+    def test_invalid_layers_are_rejected(self):
+        for layers in (True, "3", [1.5], [512], [-513]):
+            with self.subTest(layers), self.assertRaisesRegex(ValueError, "hidden_states must be layer numbers"):
+                mod(hidden_states=layers)(lambda event, actions: None)
+
+
 class Prompts(unittest.TestCase):
     def test_replaced_prompt_is_used(self):
         second = []

@@ -68,7 +68,8 @@ pub async fn run(
         Err(problem) => return Ok(axum::Json(DryRunResponse { problems: vec![problem], report: None })),
     };
     let deadline = Instant::now() + TIMEOUT;
-    let call = move || dry_run(model.model(), &*factory, config.as_ref(), &id, &document, Some(deadline));
+    let limits = model.engine().replay_limits();
+    let call = move || dry_run(model.model(), &*factory, config.as_ref(), &id, &document, limits, Some(deadline));
     let report = tokio::task::spawn_blocking(call).await.map_err(ApiError::internal)?;
     let report = report.map_err(|reason| ApiError::invalid("run", format!("the run cannot be replayed: {reason}")))?;
     Ok(axum::Json(DryRunResponse { problems: Vec::new(), report: Some(report) }))

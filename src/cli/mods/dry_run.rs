@@ -1,9 +1,10 @@
 //! Executes dry runs of a mod on recorded runs, and prints their reports.
 
 use crate::cli::output::print_line;
+use crate::config::EngineConfig;
 use crate::model::Model;
 use crate::model::llama::ModelOptions;
-use crate::mods::ModFactory;
+use crate::mods::{ModFactory, ReplayLimits};
 use crate::server::mods::{DryRunReport, dry_run};
 use crate::trace::document::Document;
 use anyhow::Context;
@@ -32,13 +33,15 @@ pub fn print(report: &DryRunReport) -> std::io::Result<()> {
 /// Calls one worker of the mod with the events of all runs, one run after the other. `path` is the model's file.
 pub fn dry_run_all(
     path: &Path,
+    config: &EngineConfig,
     factory: &dyn ModFactory,
     mod_config: Option<&Value>,
     runs: &[(String, Document)],
 ) -> anyhow::Result<Vec<DryRunReport>> {
     let model = Model::load(path, &ModelOptions::default(), |_| true)?;
+    let limits = ReplayLimits { context: config.slot_context(model.card().context_train) as usize, max_tokens: None };
     let dry_run = |(name, run): &(String, Document)| {
-        let report = dry_run(&model, factory, mod_config, name, run, None);
+        let report = dry_run(&model, factory, mod_config, name, run, limits, None);
         report.map_err(anyhow::Error::msg).with_context(|| name.clone())
     };
     runs.iter().map(dry_run).collect()

@@ -59,8 +59,8 @@ pub async fn test(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Result
     for run in &args.against {
         documents.push((run.clone(), read_run(run, &args.target, &is_given).await?));
     }
-    let (model, _) = model(args.target.engine.clone(), &args.target.data).await?;
-    let execute = move || dry_run::dry_run_all(&model, &*factory, config.as_ref(), &documents);
+    let (model, engine) = model(args.target.engine.clone(), &args.target.data).await?;
+    let execute = move || dry_run::dry_run_all(&model, &engine, &*factory, config.as_ref(), &documents);
     let reports = tokio::task::spawn_blocking(execute).await??;
     let same = reports.iter().all(|report| report.difference.is_none());
     if args.json {

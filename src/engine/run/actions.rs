@@ -1,6 +1,5 @@
 //! Application of the mods' actions to a run.
 
-use super::action_check::check_action;
 use super::dispatch::ActionEffect;
 use super::{ForcedTokens, Run, RunState};
 use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
@@ -13,9 +12,8 @@ impl Run {
     /// after the dispatch, if it wins the event.
     pub(super) fn apply_reply(&mut self, index: usize, reply: Reply) {
         let RunState::Dispatching(mut dispatched) = std::mem::replace(&mut self.state, RunState::Ended) else { return };
-        let (vocabulary, context) = (self.view.vocabulary.len(), self.sequence.context());
-        let check = |action: &Action| check_action(action, vocabulary, context).err();
-        let recorded = self.dispatch.record_reply(&mut dispatched, index, reply, &mut self.event_buffer, check);
+        let reply = reply.validate_action(dispatched.event, self.view.vocabulary.len(), self.sequence.context());
+        let recorded = self.dispatch.record_reply(&mut dispatched, index, reply, &mut self.event_buffer);
         let effect = self.compute_effect(dispatched.event, &recorded.action);
         self.dispatch.record_action(&recorded, &self.view.vocabulary, &effect, &mut self.event_buffer);
         match recorded.action {

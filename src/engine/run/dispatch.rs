@@ -6,8 +6,9 @@ use crate::engine::latencies::ModCalls;
 use crate::engine::recording::event_buffer::EventBuffer;
 use crate::engine::request::shortest_f64;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
+use crate::model::llama::LayerSet;
 use crate::model::{Vocabulary, without_nul};
-use crate::mods::{Action, Call, ModException, ModInstance, ModLogLine, Pending, Reply, ReplySender};
+use crate::mods::{Action, Call, ModInstance, ModLogLine, Pending, Reply, ReplySender};
 use serde_json::json;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,13 +43,7 @@ pub struct ModHealth {
 
 impl ModHealth {
     /// Counts a call of the mod `name`, with its failure if it failed. Returns a message if that disables the mod.
-    pub(super) fn count_call(
-        &mut self,
-        name: &str,
-        event: EventType,
-        step: u32,
-        failure: Option<&str>,
-    ) -> Option<&str> {
+    pub fn count_call(&mut self, name: &str, event: EventType, step: u32, failure: Option<&str>) -> Option<&str> {
         let count = &mut self.failures[event as usize];
         let Some(failure) = failure else {
             *count = 0;
@@ -125,6 +120,14 @@ impl Dispatch {
         self.mods.iter().map(|active| active.instance.holdback()).max().unwrap_or(0)
     }
 
+    /// Returns the layers after which mods read the hidden state of the last token.
+    pub fn hidden_layers(&self) -> LayerSet {
+        let is_called = |active: &&ActiveMod| {
+            active.health.disabled.is_none() && active.instance.handles().contains(EventType::ForwardPass)
+        };
+        self.mods.iter().filter(is_called).flat_map(|active| active.instance.hidden_layers()).copied().collect()
+    }
+
     /// Returns the messages of mods that are disabled for the rest of the run.
     pub fn disabled(&self) -> impl Iterator<Item = String> {
         self.mods.iter().filter_map(|active| active.health.disabled.clone())
@@ -181,15 +184,13 @@ impl Dispatch {
         }
     }
 
-    /// Records a reply and returns its action. `check` returns an error message for an action with invalid values. An
-    /// invalid action counts as an exception of the mod and as Noop.
+    /// Records a validated reply and returns its action.
     pub fn record_reply(
         &mut self,
         event: &mut DispatchedEvent,
         index: usize,
         reply: Reply,
         event_buffer: &mut EventBuffer,
-        check: impl FnOnce(&Action) -> Option<String>,
     ) -> RecordedReply {
         let active = &mut self.mods[index];
         event.next += 1;
@@ -198,15 +199,8 @@ impl Dispatch {
         } else {
             reply.elapsed
         };
-        let mut action = reply.action.unwrap_or(Action::Noop);
-        let mut exception = reply.exception;
-        if exception.is_none() {
-            let error = action.event_error(event.event).or_else(|| check(&action));
-            exception = error.map(|message| ModException { message, traceback: None });
-        }
-        if exception.is_some() {
-            action = Action::Noop;
-        }
+        let action = reply.action.unwrap_or(Action::Noop);
+        let exception = reply.exception;
         active.calls.add(elapsed, exception.is_some());
         let failure = exception.as_ref().map(|exception| exception.message.as_str());
         let disabled_log = active.health.count_call(&active.name, event.event, event.step, failure).map(|message| {
@@ -283,7 +277,8 @@ impl Dispatch {
                     .shifted
                     .iter()
                     .map(|&(token, before, after)| {
-                        json!({ "token": token, "text": vocabulary.decode(&[token]), "before": before, "after": after })
+                        let text = without_nul(vocabulary.decode(&[token]));
+                        json!({ "token": token, "text": text, "before": before, "after": after })
                     })
                     .collect();
                 details.insert("moved".into(), json!(shifted));

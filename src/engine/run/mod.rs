@@ -8,7 +8,6 @@
 //! in [`steps`], [`actions`] and [`finish`]; [`schedule`] has the methods for the scheduler, and [`restore`] those for
 //! forks.
 
-mod action_check;
 mod actions;
 mod answer;
 pub mod dispatch;
@@ -331,7 +330,10 @@ impl Run {
         let tokens = self.sequence.tokens();
         let event = match dispatched.event {
             EventType::Prefilled => CallEvent::Prefilled,
-            EventType::ForwardPass => CallEvent::ForwardPass { logits: self.step_logits.logits(new_logits) },
+            EventType::ForwardPass => CallEvent::ForwardPass {
+                logits: self.step_logits.logits(new_logits),
+                hidden_states: self.step_logits.hidden_states(),
+            },
             EventType::Sampled => {
                 let drawn = self.step_logits.drawn();
                 CallEvent::Sampled {

@@ -3,8 +3,8 @@
 use super::dispatch::ActiveMod;
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
-use crate::events::{ActionRecord, ActionType, Event, ModCall, RequestedAction, TraceItem};
-use crate::mods::{ActionDetails, RecordedSequence, RunView};
+use crate::events::{ActionType, Event, ModCall, RequestedAction, TraceItem};
+use crate::mods::{RecordedSequence, ReplayLimits, RunView};
 use std::sync::Arc;
 
 /// Delivers the recorded events before the fork to the mods of the new run. Their actions are compared with the
@@ -12,19 +12,22 @@ use std::sync::Arc;
 ///
 /// # Errors
 /// [`SubmitError::ModDiffers`], and [`SubmitError::NotForkable`] if the events do not fit the model.
-pub fn replay_mods(fork: &ForkPoint, mods: &mut [ActiveMod], view: &Arc<RunView>) -> Result<(), SubmitError> {
+pub fn replay_mods(
+    fork: &ForkPoint,
+    mods: &mut [ActiveMod],
+    view: &Arc<RunView>,
+    limits: ReplayLimits,
+) -> Result<(), SubmitError> {
     if mods.is_empty() {
         return Ok(());
     }
-    let mut sequence = RecordedSequence::default();
+    let mut sequence = RecordedSequence::new(limits);
     let not_forkable = |reason| SubmitError::NotForkable { step: fork.step, reason };
     // An event is followed by the calls of mods for it, each with its action.
     for group in fork.items.chunk_by(|_, next| !matches!(next, TraceItem::Event(_))) {
         let Some((TraceItem::Event(event), rest)) = group.split_first() else { continue };
         sequence.apply_event(event, &view.vocabulary).map_err(not_forkable)?;
         let mut called = vec![false; mods.len()];
-        // The action that won the event takes effect after all mods were called.
-        let mut winner: Option<&ActionRecord> = None;
         for (at, item) in rest.iter().enumerate() {
             match item {
                 TraceItem::ModCall(call) => {
@@ -34,23 +37,13 @@ pub fn replay_mods(fork: &ForkPoint, mods: &mut [ActiveMod], view: &Arc<RunView>
                     let recorded = Some((call, recorded_action(&rest[at + 1..])));
                     let must_repeat = fork.mods_repeat_from[index].is_some_and(|from| event.step >= from as i32);
                     deliver(&sequence, event, &mut mods[index], view, recorded.filter(|_| must_repeat), fork.step)?;
-                    let failure =
-                        call.exception_occurred.then(|| call.exception_message.as_deref().unwrap_or_default());
-                    let ActiveMod { name, health, .. } = &mut mods[index];
-                    health.count_call(name, event.event_type, event.step.max(0) as u32, failure);
                 }
-                TraceItem::Action(action) if action.action_type == ActionType::AdjustedPrefill => {
-                    sequence.apply_action(action);
-                }
-                TraceItem::Action(action) if !ActionDetails::from(action).superseded => winner = Some(action),
+                TraceItem::Action(action) => sequence.apply_action(action),
                 _ => {}
             }
         }
         for (active, _) in mods.iter_mut().zip(called).filter(|(_, called)| !called) {
             deliver(&sequence, event, active, view, None, fork.step)?;
-        }
-        if let Some(action) = winner {
-            sequence.apply_action(action);
         }
     }
     Ok(())
@@ -66,7 +59,8 @@ fn recorded_action(items: &[TraceItem]) -> Option<RequestedAction> {
     actions.next()
 }
 
-/// Delivers an event to a mod, and compares its reply with `recorded`: a call and its action.
+/// Delivers an event to a mod, and compares its reply with `recorded`: a call and its action. Counts the failure of that
+/// call. Without a recorded call, failures do not count: recorded events lack data, such as hidden states.
 fn deliver(
     sequence: &RecordedSequence,
     event: &Event,
@@ -81,6 +75,8 @@ fn deliver(
     let reply = sequence.deliver(event, active.instance.as_mut(), view);
     let reply = reply.map_err(|reason| SubmitError::NotForkable { step, reason })?;
     let (Some(reply), Some((call, action))) = (reply, recorded) else { return Ok(()) };
+    let failure = call.exception_occurred.then(|| call.exception_message.as_deref().unwrap_or_default());
+    active.health.count_call(&active.name, event.event_type, event.step.max(0) as u32, failure);
     // A failed call had no effect, and may succeed now, for example if it had timed out.
     if call.exception_occurred || (reply.exception.is_none() && reply.action == action) {
         return Ok(());

@@ -11,7 +11,7 @@ use crate::engine::output::{EndReasoningOutcome, Output, PromptProgress, RunMetr
 use crate::engine::request::{Limits, Overflow, Request};
 use crate::engine::status::{SlotProgress, SlotRun};
 use crate::events::{FinishReason, RunEnd, RunId, TokenId};
-use crate::model::llama::{CheckpointPurpose, EmbeddingRows, Sampler, SamplingParams, TokenOutputs};
+use crate::model::llama::{CheckpointPurpose, EmbeddingRows, LayerSet, Sampler, SamplingParams, TokenOutputs};
 use crate::mods::ModInstance;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -227,17 +227,20 @@ impl Run {
     /// Returns what the decode of the token at `position` gives; `logits` is true if its logits are needed.
     pub fn token_outputs(&self, position: usize, logits: bool) -> TokenOutputs {
         let len = self.sequence.len();
+        // Only the logits at the end of the sequence begin a step.
+        let begins_step = logits && position + 1 == len;
         TokenOutputs {
             logits,
             attention: self.attention.captures(position, logits, len, self.sequence.prompt_len()),
-            // Only the logits at the end of the sequence begin a step.
-            hidden_states: self.request.lens && position + 1 == len,
+            lens: self.request.lens && begins_step,
+            hidden_states: if begins_step { self.dispatch.hidden_layers() } else { LayerSet::default() },
         }
     }
 
     /// Returns what the decode of a drafted token gives.
     pub fn draft_outputs(&self) -> TokenOutputs {
-        TokenOutputs { logits: true, attention: self.request.attention, hidden_states: self.request.lens }
+        let Request { attention, lens, .. } = self.request;
+        TokenOutputs { logits: true, attention, lens, hidden_states: self.dispatch.hidden_layers() }
     }
 
     /// Returns the progress that the status of the slot shows.

@@ -31,6 +31,8 @@ pub struct StepLogits {
     /// The most probable tokens after the sampler, for a client that requested them.
     client_top: Option<Vec<Alternative>>,
     /// Hidden states of the decode that produced the next logits.
+    next_hidden_states: Option<HiddenStates>,
+    /// Hidden states of the decode that produced the logits.
     hidden_states: Option<HiddenStates>,
     /// Logits of up to [`MAX_LENS_TOKENS`] most probable tokens after each layer.
     lens: Option<LogitLens>,
@@ -51,12 +53,14 @@ pub struct EditEffect {
 impl StepLogits {
     /// Sets the hidden states of the decode that produced the next logits.
     pub fn set_hidden_states(&mut self, hidden_states: Option<HiddenStates>) {
-        self.hidden_states = hidden_states;
+        self.next_hidden_states = hidden_states;
     }
 
     /// Sets the distribution and the most probable tokens of new logits.
     pub fn set_logits(&mut self, logits: &[f32], distribution: TokenDistribution, top: Vec<Alternative>) {
-        self.lens = self.hidden_states.take().and_then(|states| read_lens(&states, &top, logits));
+        self.hidden_states = self.next_hidden_states.take();
+        let lens_states = self.hidden_states.as_ref().filter(|states| states.has_lens());
+        self.lens = lens_states.and_then(|states| read_lens(states, &top, logits));
         self.top = top;
         self.client_top = None;
         self.distribution = Some(distribution);
@@ -87,6 +91,12 @@ impl StepLogits {
     /// Marks the saved logits as outdated, because the end of the sequence changed.
     pub fn discard_saved(&mut self) {
         self.is_saved = false;
+        self.hidden_states = None;
+    }
+
+    /// Returns the hidden states of the last token of the sequence, as far as they were captured.
+    pub fn hidden_states(&self) -> Option<&HiddenStates> {
+        self.hidden_states.as_ref()
     }
 
     /// Returns the model's logits: the saved ones, or `new_logits`.

@@ -1,5 +1,6 @@
 //! Outputs that a decode is asked for, and those that it captured.
 
+use super::layer_set::LayerSet;
 use super::lens::HiddenStates;
 
 /// Outputs of the decode of a token, besides its keys and values.
@@ -9,8 +10,32 @@ pub struct TokenOutputs {
     pub logits: bool,
     /// The attention row of the token.
     pub attention: bool,
-    /// The hidden states of the token.
-    pub hidden_states: bool,
+    /// The hidden states that the logit lens needs.
+    pub lens: bool,
+    /// Layers after which the hidden state of the token is captured. Only tokens with logits have a state after the last
+    /// layer.
+    pub hidden_states: LayerSet,
+}
+
+impl TokenOutputs {
+    /// Returns true if hidden states of the token are captured.
+    pub(super) fn has_hidden_states(&self) -> bool {
+        self.lens || !self.hidden_states.is_empty()
+    }
+}
+
+/// The reason why hidden states cannot be read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum NoHiddenStates {
+    /// The context has no callback.
+    #[error("the server was started with --attention off; start it with --attention auto or on")]
+    CaptureOff,
+    /// The graph does not name the outputs of all layers.
+    #[error("llama.cpp does not name the outputs of the layers of this model")]
+    UnnamedLayers,
+    /// The events come from a recording.
+    #[error("a recorded run has none")]
+    Recorded,
 }
 
 /// The captures of a decode, in the order of the tokens.

@@ -10,7 +10,7 @@ use super::adapters::{Adapters, ContextAdapters};
 use super::attention_capture::AttentionCapture;
 use super::attention_support::{AttentionSupport, UnsupportedAttention};
 use super::cache_type::CacheType;
-use super::captures::{Decoded, TokenOutputs};
+use super::captures::{Decoded, NoHiddenStates, TokenOutputs};
 use super::devices::Placement;
 use super::ffi::threads::ThreadPool;
 use super::ffi::{self, EvalCallback};
@@ -80,14 +80,18 @@ pub struct Context<'model> {
     callback: Option<Box<EvalCallback>>,
     /// The sequence of each token in the batch.
     sequences: Vec<i32>,
+    /// True for each token in the batch with logits.
+    has_logits: Vec<bool>,
     /// Index and length of each requested attention row.
     requested: Vec<(usize, u32)>,
-    /// Indexes of the tokens whose hidden states are requested.
-    requested_states: Vec<usize>,
+    /// Indexes of the tokens whose hidden states are requested, with their outputs.
+    requested_states: Vec<(usize, TokenOutputs)>,
     /// Files of the model.
     files: &'model [WeightFile],
     /// The output head that the logit lens applies; `None` if capture is off or not probed.
     output_head: Option<Result<Arc<OutputHead>, UnsupportedLens>>,
+    /// Number of layers whose hidden states can be captured.
+    hidden_layers: Result<u16, NoHiddenStates>,
     has_multiple_streams: bool,
     /// Maximum tokens of a sequence.
     max_sequence_tokens: u32,
@@ -120,7 +124,8 @@ impl<'model> Context<'model> {
         let mut callback = attention.is_enabled().then(|| Box::new(EvalCallback::new(model.n_layer() as usize)));
         let mut params = LlamaContextParams::default()
             .with_n_ctx(NonZeroU32::new(n_ctx))
-            .with_n_batch(options.batch_size)
+            // llama.cpp requires room for one output of each sequence.
+            .with_n_batch(options.batch_size.max(options.sequences))
             .with_n_ubatch(options.ubatch_size.min(options.batch_size))
             .with_n_seq_max(options.sequences)
             .with_n_threads(options.threads)
@@ -159,10 +164,12 @@ impl<'model> Context<'model> {
             has_gpu: !placement.devices.is_empty(),
             callback,
             sequences: Vec::new(),
+            has_logits: Vec::new(),
             requested: Vec::new(),
             requested_states: Vec::new(),
             files,
             output_head: None,
+            hidden_layers: Err(NoHiddenStates::CaptureOff),
             has_multiple_streams: options.sequences > 1,
             max_sequence_tokens: options.context_per_sequence,
             memory,
@@ -205,11 +212,12 @@ impl<'model> Context<'model> {
             .map_err(|error| ModelError::Decode(error.to_string()))?;
         let in_batch = self.sequences.len();
         self.sequences.push(sequence);
+        self.has_logits.push(outputs.logits);
         if outputs.attention {
             self.requested.push((in_batch, index + 1));
         }
-        if outputs.hidden_states {
-            self.requested_states.push(in_batch);
+        if outputs.has_hidden_states() {
+            self.requested_states.push((in_batch, outputs));
         }
         Ok(in_batch)
     }
@@ -226,6 +234,7 @@ impl<'model> Context<'model> {
         let result = self.llama.decode(&mut self.batch);
         self.batch.clear();
         self.sequences.clear();
+        self.has_logits.clear();
         let decoded = self.take_captures();
         result.map_err(|error| match error {
             DecodeError::Unknown(DECODE_OUT_OF_MEMORY) => ModelError::OutOfMemory,

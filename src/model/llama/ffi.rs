@@ -151,9 +151,9 @@ impl EvalCallback {
         state.has_uneven_heads = false;
     }
 
-    /// Sets the tokens whose hidden states after the first `layers` layers the next decode captures.
-    pub fn request_hidden_states(&mut self, requested: Vec<HiddenRequest>, layers: u16) {
-        self.0.get_mut().hidden.request(requested, layers);
+    /// Sets the tokens whose hidden states the next decode captures.
+    pub fn request_hidden_states(&mut self, requested: Vec<HiddenRequest>) {
+        self.0.get_mut().hidden.request(requested);
     }
 
     /// Makes the next decode that captures something read the operations of the output head.

@@ -159,6 +159,23 @@ impl OutputHead {
         Ok(Self { before, projection, after, layers: operations.layer + 1 })
     }
 
+    /// Reads the output head of a model, and checks it with the hidden states and the logits of one token.
+    pub(super) fn probe(
+        operations: Option<Result<HeadOperations, String>>,
+        states: Option<&HiddenStates>,
+        logits: &[f32],
+        files: &[WeightFile],
+    ) -> Result<Self, UnsupportedLens> {
+        let operations = operations.ok_or(UnsupportedLens::NoLayers)?.map_err(UnsupportedLens::Operation)?;
+        let head = Self::read(&operations, files.iter().map(WeightFile::path))?;
+        let states = states.filter(|states| states.count_layers() == Some(head.layers));
+        let last = states.and_then(|states| states.state(head.layers - 1));
+        // The states of all layers have the width of the last.
+        let last = last.filter(|last| last.len() == head.projection.reader.columns());
+        head.check(last.ok_or(UnsupportedLens::NoLayers)?, logits)?;
+        Ok(head)
+    }
+
     /// Returns the number of layers.
     pub(super) fn layers(&self) -> u16 {
         self.layers
@@ -246,18 +263,40 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
-/// The hidden states of a token after all layers but the last, whose state gives the model's logits.
+/// The captured hidden states of a token.
 #[derive(Debug, Clone)]
 pub struct HiddenStates {
     /// Index of the token in the batch.
     pub index: usize,
     states: CapturedHiddenStates,
-    head: Arc<OutputHead>,
+    /// The head of the logit lens, if it was requested.
+    head: Option<Arc<OutputHead>>,
 }
 
 impl HiddenStates {
-    pub(super) fn new(index: usize, states: CapturedHiddenStates, head: &Arc<OutputHead>) -> Self {
-        Self { index, states, head: Arc::clone(head) }
+    pub(super) fn new(index: usize, states: CapturedHiddenStates, head: Option<&Arc<OutputHead>>) -> Self {
+        Self { index, states, head: head.cloned() }
+    }
+
+    /// Returns the number of layers if the states of all layers, from the first to the last, were captured.
+    pub(super) fn count_layers(&self) -> Option<u16> {
+        let CapturedHiddenStates { layer_ids, values } = &self.states;
+        let is_complete = !values.is_empty() && layer_ids.iter().copied().eq(0..layer_ids.len() as u16);
+        is_complete.then_some(layer_ids.len() as u16)
+    }
+
+    /// Returns the hidden state after a layer, if it was captured.
+    #[must_use]
+    pub fn state(&self, layer: u16) -> Option<&[f32]> {
+        let CapturedHiddenStates { layer_ids, values } = &self.states;
+        let index = layer_ids.binary_search(&layer).ok()?;
+        values.chunks_exact(values.len() / layer_ids.len()).nth(index)
+    }
+
+    /// Returns true if the logit lens was requested.
+    #[must_use]
+    pub fn has_lens(&self) -> bool {
+        self.head.is_some()
     }
 
     /// Returns the logits of `tokens` after every layer; `last` are those after the last layer.
@@ -265,38 +304,18 @@ impl HiddenStates {
     /// # Errors
     /// The model's file cannot be read, a layer was not captured, or a logit is not a number.
     pub fn lens(&self, tokens: &[TokenId], last: Vec<f32>) -> io::Result<LogitLens> {
-        let CapturedHiddenStates { layer_ids, values } = &self.states;
-        if !layer_ids.iter().copied().eq(0..self.head.layers - 1) {
-            return Err(io::Error::other(format!("only the layers {layer_ids:?} were captured")));
-        }
-        let rows = self.head.rows(tokens)?;
-        let width = self.head.projection.reader.columns();
-        let before = values.chunks_exact(width).map(|state| self.head.logits(state, tokens, &rows));
+        let head = self.head.as_ref().ok_or_else(|| io::Error::other("the lens was not requested"))?;
+        let layers = 0..head.layers - 1;
+        let states: Option<Vec<&[f32]>> = layers.clone().map(|layer| self.state(layer)).collect();
+        let states = states
+            .ok_or_else(|| io::Error::other(format!("only the layers {:?} were captured", self.states.layer_ids)))?;
+        let rows = head.rows(tokens)?;
+        let before = states.into_iter().map(|state| head.logits(state, tokens, &rows));
         let round = |layer: Vec<f32>| layer.into_iter().map(|logit| LogitLens::round(logit).to_f32()).collect();
         let logits: Vec<Vec<f32>> = before.chain([last]).map(round).collect();
         if logits.iter().flatten().any(|logit| logit.is_nan()) {
             return Err(io::Error::other("a logit is not a number"));
         }
-        let layers = layer_ids.iter().copied().chain([self.head.layers - 1]).collect();
-        Ok(LogitLens { layers, logits })
+        Ok(LogitLens { layers: layers.chain([head.layers - 1]).collect(), logits })
     }
-}
-
-/// Reads the output head of a model, and checks it with the state after the last layer and the logits of one token.
-pub(super) fn read_head(
-    operations: Option<Result<HeadOperations, String>>,
-    states: Option<CapturedHiddenStates>,
-    logits: &[f32],
-    files: &[WeightFile],
-) -> Result<OutputHead, UnsupportedLens> {
-    let operations = operations.ok_or(UnsupportedLens::NoLayers)?.map_err(UnsupportedLens::Operation)?;
-    let head = OutputHead::read(&operations, files.iter().map(WeightFile::path))?;
-    let CapturedHiddenStates { layer_ids, values } = states.unwrap_or_default();
-    let width = head.projection.reader.columns();
-    // All layers in order, with states of the same width.
-    if !layer_ids.iter().copied().eq(0..head.layers) || values.len() != layer_ids.len() * width {
-        return Err(UnsupportedLens::NoLayers);
-    }
-    head.check(&values[values.len() - width..], logits)?;
-    Ok(head)
 }

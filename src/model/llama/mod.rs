@@ -18,6 +18,7 @@ mod gguf;
 mod head;
 mod image_spans;
 mod images;
+mod layer_set;
 mod lens;
 mod memory;
 mod numa;
@@ -37,7 +38,7 @@ pub use attention_capture::AttentionCapture;
 pub use attention_support::{AttentionSupport, UnsupportedAttention};
 pub use backend::backend;
 pub use cache_type::CacheType;
-pub use captures::{AttentionRow, Decoded, TokenOutputs};
+pub use captures::{AttentionRow, Decoded, NoHiddenStates, TokenOutputs};
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
 pub use context::{Context, ContextOptions, SequenceMetadata};
 pub use control_vectors::{ControlVector, ControlVectorList, ControlVectors, ScaledVector};
@@ -52,6 +53,7 @@ pub use images::{
     EmbeddingRows, Image, ImageError, ImageOptions, Images, MAX_IMAGE_BYTES, first_unknown as first_unknown_image,
     records as image_records,
 };
+pub use layer_set::LayerSet;
 pub use lens::{HiddenStates, UnsupportedLens};
 pub use numa::Numa;
 pub use options::{ContextRequirements, GpuLayers, ModelOptions, SplitMode};

@@ -4,8 +4,6 @@
 //! pinned llama-cpp-sys-2: one stream is split in order, several streams (one sequence each) are split into equal parts
 //! of sequences with consecutive ids.
 
-use std::collections::HashMap;
-
 /// The position of a batch's token in the physical batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UbatchPosition {
@@ -23,15 +21,38 @@ pub fn ubatch_positions(sequences: &[i32], n_ubatch: usize, has_multiple_streams
     if has_multiple_streams { split_equal(sequences, n_ubatch) } else { split_simple(sequences.len(), n_ubatch) }
 }
 
-/// Returns the index of each token within its physical batch, in which the parts of the sequences follow each other.
+/// The column of a token in the nodes of its physical batch, in which the parts of the sequences follow each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Column {
+    /// Index of the token.
+    pub column: u32,
+    /// Number of tokens of the physical batch.
+    pub tokens: u32,
+    /// Index of the token among those with logits; `None` if it has none.
+    pub output: Option<u32>,
+    /// Number of tokens of the physical batch with logits.
+    pub outputs: u32,
+}
+
+/// Returns the column of each token. `has_logits` has one entry per token.
 #[must_use]
-pub fn columns(positions: &[UbatchPosition]) -> Vec<u32> {
-    let mut tokens_per_stream: HashMap<u32, u32> = HashMap::new();
-    for position in positions {
-        let tokens = tokens_per_stream.entry(position.ubatch).or_default();
-        *tokens = (*tokens).max(position.token + 1);
+pub fn columns(positions: &[UbatchPosition], has_logits: &[bool]) -> Vec<Column> {
+    let mut order: Vec<usize> = (0..positions.len()).collect();
+    order.sort_unstable_by_key(|&index| {
+        let UbatchPosition { ubatch, stream, token } = positions[index];
+        (ubatch, stream, token)
+    });
+    let mut columns = vec![Column { column: 0, tokens: 0, output: None, outputs: 0 }; positions.len()];
+    for ubatch in order.chunk_by(|&a, &b| positions[a].ubatch == positions[b].ubatch) {
+        let outputs = ubatch.iter().filter(|&&index| has_logits[index]).count() as u32;
+        let mut next = 0;
+        for (column, &index) in (0..).zip(ubatch) {
+            let output = has_logits[index].then_some(next);
+            next += u32::from(has_logits[index]);
+            columns[index] = Column { column, tokens: ubatch.len() as u32, output, outputs };
+        }
     }
-    positions.iter().map(|position| position.stream * tokens_per_stream[&position.ubatch] + position.token).collect()
+    columns
 }
 
 fn split_simple(n_tokens: usize, n_ubatch: usize) -> Vec<UbatchPosition> {
@@ -96,6 +117,21 @@ mod tests {
             [position(0, 0, 0), position(0, 1, 0), position(1, 0, 0), position(1, 0, 1)]
         );
         assert_eq!(ubatch_positions(&[0, 0, 0], 2, false), [position(0, 0, 0), position(0, 0, 1), position(1, 0, 0)]);
+    }
+
+    #[test]
+    fn columns_count_tokens_and_outputs_of_each_physical_batch() {
+        let positions = ubatch_positions(&[0, 1, 0, 1, 0], 4, true);
+        let columns = columns(&positions, &[false, true, true, false, true]);
+        let column = |column, tokens, output, outputs| Column { column, tokens, output, outputs };
+        let expected = [
+            column(0, 4, None, 2),
+            column(2, 4, Some(1), 2),
+            column(1, 4, Some(0), 2),
+            column(3, 4, None, 2),
+            column(0, 1, Some(0), 1),
+        ];
+        assert_eq!(columns, expected);
     }
 
     proptest! {

@@ -151,7 +151,7 @@ impl ModInstance for BanInstance {
         done.disarm();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => self.added(call, tokens.len()),
-            CallEvent::ForwardPass { logits } => self.forward(call, logits),
+            CallEvent::ForwardPass { logits, .. } => self.forward(call, logits),
             _ => Reply::noop(),
         })
     }

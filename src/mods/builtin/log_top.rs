@@ -45,7 +45,7 @@ impl ModInstance for Top {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
+        let CallEvent::ForwardPass { logits, .. } = call.event else { return Ok(Reply::noop()) };
         let distribution = TokenDistribution::new(logits);
         let most_probable: Vec<String> = top(logits, self.count)
             .into_iter()

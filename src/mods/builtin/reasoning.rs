@@ -157,7 +157,7 @@ mod tests {
             prompt_len: sequence.len(),
             evicted: 0,
             max_steps: 100,
-            event: CallEvent::ForwardPass { logits: &[] },
+            event: CallEvent::ForwardPass { logits: &[], hidden_states: None },
         };
         (ReasoningState::new(&call, None), AnswerText::new(run))
     }

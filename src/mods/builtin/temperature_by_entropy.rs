@@ -78,7 +78,7 @@ impl ModInstance for ByEntropy {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         done.disarm();
-        let CallEvent::ForwardPass { logits } = call.event else { return Ok(Reply::noop()) };
+        let CallEvent::ForwardPass { logits, .. } = call.event else { return Ok(Reply::noop()) };
         let temperature = Some(self.temperature(TokenDistribution::new(logits).entropy));
         Ok(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into())
     }

@@ -9,6 +9,7 @@ use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::chat::family::ModelFamily;
 use crate::model::grammar::GrammarCompiler;
+use crate::model::llama::NoHiddenStates;
 use crate::mods::{Action, Call, CallEvent, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
 use serde_json::Value;
 use std::sync::Arc;
@@ -76,6 +77,7 @@ pub fn run() -> Arc<RunView> {
         }),
         parameters: Value::Null,
         seed: 1,
+        hidden_layers: Err(NoHiddenStates::CaptureOff),
     })
 }
 
@@ -123,7 +125,7 @@ impl ModHarness {
     }
 
     pub fn forward(&mut self, logits: &[f32]) -> Reply {
-        self.call(CallEvent::ForwardPass { logits })
+        self.call(CallEvent::ForwardPass { logits, hidden_states: None })
     }
 
     /// Appends a sampled token, and applies a Backtrack that the mod replies with.

@@ -8,6 +8,7 @@ use super::supervisor::Supervisor;
 use super::worker_spec::WorkerSpec;
 use crate::events::TokenId;
 use crate::model::common_prefix;
+use crate::model::llama::HiddenStates;
 use crate::mods::{
     Call, CallEvent, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender,
     RunView,
@@ -76,6 +77,7 @@ impl ModFactory for PythonMod {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         self.handler.check_config(config)?;
+        let hidden_layers = self.handler.hidden_layers(run.hidden_layers)?;
         let handle = self.handle_for_run().map_err(|error| format!("the worker cannot be started: {error}"))?;
         Ok(Box::new(PythonInstance {
             run: Arc::new(RunContext {
@@ -88,9 +90,11 @@ impl ModFactory for PythonMod {
             }),
             handle,
             handles: EventSet::new(&self.handler.handles),
+            hidden_layers,
             tokens: None,
             shared_tokens: Vec::new(),
             logits: None,
+            hidden_states: None,
             is_finished: false,
         }))
     }
@@ -101,12 +105,16 @@ struct PythonInstance {
     run: Arc<RunContext>,
     handle: Arc<SupervisorHandle>,
     handles: EventSet,
+    /// Layers whose hidden states the mod reads.
+    hidden_layers: Vec<u16>,
     /// Region of the shared memory that holds the sequence.
     tokens: Option<MemoryRegion>,
     /// Tokens in that region.
     shared_tokens: Vec<TokenId>,
     /// Region that holds the logits.
     logits: Option<MemoryRegion>,
+    /// Region that holds the hidden states.
+    hidden_states: Option<MemoryRegion>,
     /// True if the worker was notified of the end of the run.
     is_finished: bool,
 }
@@ -123,6 +131,7 @@ impl PythonInstance {
             prompt_len: call.prompt_len,
             tokens,
             logits: None,
+            hidden_states: None,
             token: None,
             text: None,
             logprob: None,
@@ -131,7 +140,11 @@ impl PythonInstance {
         };
         match call.event {
             CallEvent::Prefilled => {}
-            CallEvent::ForwardPass { logits } => header.logits = Some((self.share_logits(logits)?, logits.len())),
+            CallEvent::ForwardPass { logits, hidden_states } => {
+                header.logits = Some((self.share_logits(logits)?, logits.len()));
+                header.hidden_states =
+                    hidden_states.map(|states| self.share_hidden_states(states)).transpose()?.flatten();
+            }
             CallEvent::Sampled { token, text, logprob } => {
                 header.token = Some(token);
                 header.text = Some(text);
@@ -166,20 +179,29 @@ impl PythonInstance {
     }
 
     fn share_logits(&mut self, logits: &[f32]) -> io::Result<u64> {
-        let memory = &self.handle.shared.memory;
-        let bytes = size_of_val(logits) as u64;
-        if self.logits.as_ref().is_none_or(|region| region.bytes < bytes) {
-            self.logits = Some(memory.allocate(bytes)?);
+        share(&self.handle.shared.memory, &mut self.logits, logits)
+    }
+
+    /// Writes the hidden states of the layers that the mod reads. Returns the offset of the region and the number of
+    /// values; `None` if the mod reads no layers, or if one was not captured.
+    fn share_hidden_states(&mut self, states: &HiddenStates) -> io::Result<Option<(u64, usize)>> {
+        let layers: Option<Vec<&[f32]>> = self.hidden_layers.iter().map(|&layer| states.state(layer)).collect();
+        let values = layers.unwrap_or_default().concat();
+        if values.is_empty() {
+            return Ok(None);
         }
-        let region = self.logits.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
-        memory.write(region, 0, bytemuck::cast_slice(logits))?;
-        Ok(region.offset)
+        let offset = share(&self.handle.shared.memory, &mut self.hidden_states, &values)?;
+        Ok(Some((offset, values.len())))
     }
 }
 
 impl ModInstance for PythonInstance {
     fn handles(&self) -> EventSet {
         self.handles
+    }
+
+    fn hidden_layers(&self) -> &[u16] {
+        &self.hidden_layers
     }
 
     fn holdback(&self) -> usize {
@@ -224,7 +246,8 @@ impl ModInstance for PythonInstance {
         if std::mem::replace(&mut self.is_finished, true) {
             return;
         }
-        let regions = self.tokens.take().into_iter().chain(self.logits.take()).collect();
+        let regions = [self.tokens.take(), self.logits.take(), self.hidden_states.take()];
+        let regions = regions.into_iter().flatten().collect();
         let _ = self.handle.submit(Job::Finished { run: Arc::clone(&self.run), regions });
         self.handle.shared.runs.fetch_sub(1, Ordering::Relaxed);
     }
@@ -234,6 +257,17 @@ impl Drop for PythonInstance {
     fn drop(&mut self) {
         self.finished();
     }
+}
+
+/// Writes values to a region, which is allocated on first use. Returns its offset.
+fn share(memory: &SharedMemory, region: &mut Option<MemoryRegion>, values: &[f32]) -> io::Result<u64> {
+    let bytes = size_of_val(values) as u64;
+    if region.as_ref().is_none_or(|region| region.bytes < bytes) {
+        *region = Some(memory.allocate(bytes)?);
+    }
+    let region = region.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
+    memory.write(region, 0, bytemuck::cast_slice(values))?;
+    Ok(region.offset)
 }
 
 fn failed(message: String) -> Reply {

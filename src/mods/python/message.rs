@@ -3,6 +3,7 @@
 use super::wire_action::WireAction;
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::Vocabulary;
+use crate::model::llama::NoHiddenStates;
 use crate::mods::{ModException, PromptImage, schema_check};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -47,6 +48,8 @@ pub enum ToWorker<'a> {
         config: &'a Value,
         seed: u32,
         vocabulary: VocabularyInfo<'a>,
+        /// Number of layers whose hidden states can be read; `None` if there are none.
+        layers: Option<u16>,
     },
     /// One event. Answered by `reply`, after any number of `query` and `log`.
     Call(CallHeader<'a>),
@@ -112,6 +115,9 @@ pub struct CallHeader<'a> {
     pub tokens: (u64, usize),
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits: Option<(u64, usize)>,
+    /// Hidden states of the layers that the mod reads, one after the other.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hidden_states: Option<(u64, usize)>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<TokenId>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -171,6 +177,9 @@ pub struct HandlerInfo {
     /// Maximum number of workers, if declared.
     #[serde(default)]
     pub workers: Option<usize>,
+    /// Layers whose hidden states it reads; negative numbers count from the end.
+    #[serde(default)]
+    pub hidden_states: Vec<i64>,
     /// Name within the module.
     pub entrypoint: String,
 }
@@ -237,6 +246,28 @@ pub fn control_tokens(vocabulary: &Vocabulary) -> Vec<TokenId> {
 }
 
 impl HandlerInfo {
+    /// Returns the layers whose hidden states the mod reads, in the order of their declaration. `known` is the number of
+    /// layers of the model.
+    ///
+    /// # Errors
+    /// The model or its server has no such hidden states.
+    pub fn hidden_layers(&self, known: Result<u16, NoHiddenStates>) -> Result<Vec<u16>, String> {
+        if self.hidden_states.is_empty() {
+            return Ok(Vec::new());
+        }
+        let count = known.map_err(|reason| format!("the mod reads hidden states, but {reason}"))?;
+        let resolve = |&layer: &i64| {
+            let from_start = if layer < 0 { layer + i64::from(count) } else { layer };
+            u16::try_from(from_start).ok().filter(|&layer| layer < count).ok_or_else(|| {
+                format!(
+                    "the mod reads the hidden states of layer {layer}, but the model has {count} layers: 0 to {}, or -{count} to -1",
+                    count - 1
+                )
+            })
+        };
+        self.hidden_states.iter().map(resolve).collect()
+    }
+
     /// Validates a request's configuration against the mod's declaration.
     ///
     /// # Errors

@@ -352,6 +352,7 @@ fn run_message(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
         parameters: &run.view.parameters,
         config: &run.config,
         seed: run.view.seed,
+        layers: run.view.hidden_layers.ok(),
         vocabulary: VocabularyInfo {
             id: vocabulary_id,
             size: vocabulary.len(),

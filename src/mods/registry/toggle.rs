@@ -170,6 +170,10 @@ impl ModInstance for ToggledInstance {
         if self.toggle.is_enabled() { self.inner.holdback() } else { 0 }
     }
 
+    fn hidden_layers(&self) -> &[u16] {
+        self.inner.hidden_layers()
+    }
+
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         if !self.toggle.is_enabled() {
             done.disarm();

@@ -2,12 +2,15 @@
 //!
 //! The mod's actions do not change the events. After the first difference, a real run would continue with other events.
 
-use crate::engine::recorded_parameter;
-use crate::events::{ActionRecord, ActionType, Event, ModCall, PromptRecord, RequestedAction, RunId, TraceItem};
+use crate::engine::{ModHealth, recorded_parameter};
+use crate::events::{
+    ActionRecord, ActionType, Event, LogLevel, ModCall, PromptRecord, RequestedAction, RunId, TraceItem,
+};
 use crate::model::chat::answer::AnswerFormat;
+use crate::model::llama::NoHiddenStates;
 use crate::model::{Model, Vocabulary};
 use crate::mods::python::{last_location, line_in};
-use crate::mods::{ModFactory, ModInstance, PromptImage, RecordedSequence, ReplayedReply, RunView};
+use crate::mods::{ModFactory, ModInstance, PromptImage, RecordedSequence, ReplayLimits, ReplayedReply, RunView};
 use crate::trace::document::Document;
 use serde::Serialize;
 use serde_json::Value;
@@ -94,7 +97,7 @@ impl ModReplyReport {
     }
 }
 
-/// Calls a mod with the events of a recorded run, until the deadline.
+/// Calls a mod with the events of a recorded run, until the deadline. `limits` are those of the engine.
 ///
 /// # Errors
 /// The run cannot be replayed with this model, or the mod cannot be started.
@@ -104,6 +107,7 @@ pub fn dry_run(
     config: Option<&Value>,
     name: &str,
     run: &Document,
+    limits: ReplayLimits,
     deadline: Option<Instant>,
 ) -> Result<DryRunReport, String> {
     let first = run.events.first().and_then(|event| event.measured.as_ref());
@@ -112,7 +116,9 @@ pub fn dry_run(
     check_vocabulary(model, prompt, run)?;
     let parameters = prompt.parameters.clone().unwrap_or_default();
     let mod_name = factory.describe().name;
-    let entry = parameters["mods"].as_array().into_iter().flatten().find(|entry| entry["name"] == mod_name.as_str());
+    let mut entries = parameters["mods"].as_array().into_iter().flatten();
+    let entry = entries.find(|entry| entry["name"] == mod_name.as_str());
+    let later_mods = entries.filter_map(|entry| entry["name"].as_str().map(str::to_owned)).collect();
     let config = config.or_else(|| entry.map(|entry| &entry["config"])).cloned().unwrap_or_default();
     let template = model.card().chat_template.as_deref().unwrap_or_default();
     let answer_format =
@@ -126,9 +132,10 @@ pub fn dry_run(
         tools: prompt.tools.clone(),
         images: PromptImage::from_records(&prompt.images, &prompt.tokens),
         answer_format: Arc::new(answer_format),
-        seed: parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32,
+        seed: initial_seed(&parameters),
         parameters,
         grammars: Arc::clone(model.grammars()),
+        hidden_layers: Err(NoHiddenStates::Recorded),
     });
     let instance = factory.start(&config, &view).map_err(|message| format!("mod '{mod_name}': {message}"))?;
     let recorded = run.mod_calls.iter().any(|call| call.mod_name == mod_name);
@@ -139,8 +146,12 @@ pub fn dry_run(
         instance,
         mod_name,
         files,
-        sequence: RecordedSequence::default(),
-        caller: String::new(),
+        health: ModHealth::default(),
+        later_mods,
+        sequence: RecordedSequence::new(limits),
+        undelivered: None,
+        is_own_call: false,
+        had_own_call: false,
         pending: None,
         recorded: ModReplyReport::default(),
         report: DryRunReport {
@@ -152,24 +163,17 @@ pub fn dry_run(
             difference: None,
         },
     };
-    for item in run.items() {
-        match item {
-            TraceItem::Event(event) => {
-                dry_run.compare();
-                if deadline.is_some_and(|deadline| Instant::now() > deadline) {
-                    dry_run.report.complete = false;
-                    break;
-                }
-                dry_run.event(&event)?;
-            }
-            TraceItem::ModCall(call) => dry_run.recorded_call(&call),
-            TraceItem::Action(action) => dry_run.recorded_action(&action),
-            TraceItem::ModLog(_) | TraceItem::Attention(_) => {}
-        }
-    }
-    dry_run.compare();
+    let result = dry_run.replay(run, deadline);
     dry_run.instance.finished();
-    Ok(dry_run.report)
+    result.map(|()| dry_run.report)
+}
+
+/// Returns the seed of the mods. Those of a fork have the seed with which the first of its recorded runs started.
+fn initial_seed(mut parameters: &Value) -> u32 {
+    while parameters["fork"]["earlier"].is_object() {
+        parameters = &parameters["fork"]["earlier"];
+    }
+    parameters["sampling"]["seed"].as_u64().unwrap_or(0) as u32
 }
 
 /// Returns an error for a run of another model, in which token ids stand for other tokens.
@@ -193,9 +197,17 @@ struct DryRun {
     mod_name: String,
     /// Paths of the files, if the mod is a package.
     files: Vec<String>,
+    /// Failures of the mod in the dry run.
+    health: ModHealth,
+    /// Names of the mods that the recorded run called after this one.
+    later_mods: Vec<String>,
     sequence: RecordedSequence,
-    /// Name of the mod of the newest recorded call.
-    caller: String,
+    /// The newest event until the mod receives it.
+    undelivered: Option<Event>,
+    /// True if the newest recorded call is the one to compare with: the first call of the mod at the event.
+    is_own_call: bool,
+    /// True after that call.
+    had_own_call: bool,
     /// The mod's reply at the newest event.
     pending: Option<ModReplyReport>,
     /// The recorded reply at the newest event.
@@ -204,26 +216,56 @@ struct DryRun {
 }
 
 impl DryRun {
-    fn event(&mut self, event: &Event) -> Result<(), String> {
-        self.recorded = ModReplyReport::default();
-        self.sequence.apply_event(event, &self.view.vocabulary)?;
-        let reply = self.sequence.deliver(event, self.instance.as_mut(), &self.view)?;
-        let Some(ReplayedReply { action, exception, traceback, logs }) = reply else { return Ok(()) };
-        let (sequence_order, step) = (event.sequence_order, event.step);
-        let event = event.event_type.as_str();
-        let (file, line) = self.location(&traceback.unwrap_or_default());
-        self.report.calls += 1;
-        self.pending = Some(ModReplyReport {
-            sequence_order,
-            step,
-            event,
-            action,
-            exception,
-            file,
-            line,
-            logs,
+    fn replay(&mut self, run: &Document, deadline: Option<Instant>) -> Result<(), String> {
+        for item in run.items() {
+            match item {
+                TraceItem::Event(event) => {
+                    self.end_event()?;
+                    if deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                        self.report.complete = false;
+                        return Ok(());
+                    }
+                    self.sequence.apply_event(&event, &self.view.vocabulary)?;
+                    self.recorded = ModReplyReport::default();
+                    self.had_own_call = false;
+                    self.undelivered = Some(event);
+                }
+                TraceItem::ModCall(call) => self.recorded_call(&call)?,
+                TraceItem::Action(action) => self.recorded_action(&action),
+                TraceItem::ModLog(_) | TraceItem::Attention(_) => {}
+            }
+        }
+        self.end_event()
+    }
+
+    /// Ends the newest event: calls the mod if it was not called yet, and compares the replies.
+    fn end_event(&mut self) -> Result<(), String> {
+        self.deliver()?;
+        self.compare();
+        Ok(())
+    }
+
+    /// Calls the mod with the newest event, unless it was called or is disabled.
+    fn deliver(&mut self) -> Result<(), String> {
+        let Some(event) = self.undelivered.take() else { return Ok(()) };
+        let mut report = ModReplyReport {
+            sequence_order: event.sequence_order,
+            step: event.step,
+            event: event.event_type.as_str(),
             ..ModReplyReport::default()
-        });
+        };
+        if self.health.disabled.is_none()
+            && let Some(reply) = self.sequence.deliver(&event, self.instance.as_mut(), &self.view)?
+        {
+            let ReplayedReply { action, exception, traceback, mut logs } = reply;
+            let (name, step) = (&self.mod_name, event.step.max(0) as u32);
+            let disabled = self.health.count_call(name, event.event_type, step, exception.as_deref());
+            logs.extend(disabled.map(|message| format!("{}: {message}", LogLevel::Error.as_str())));
+            let (file, line) = self.location(&traceback.unwrap_or_default());
+            self.report.calls += 1;
+            report = ModReplyReport { action, exception, file, line, logs, ..report };
+        }
+        self.pending = Some(report);
         Ok(())
     }
 
@@ -235,19 +277,26 @@ impl DryRun {
         }
     }
 
-    fn recorded_call(&mut self, call: &ModCall) {
-        self.caller.clone_from(&call.mod_name);
-        if call.mod_name == self.mod_name && call.exception_occurred {
+    /// Calls the mod at its place among the recorded calls of the event, and stores its recorded error.
+    fn recorded_call(&mut self, call: &ModCall) -> Result<(), String> {
+        let is_own = call.mod_name == self.mod_name;
+        if is_own || self.later_mods.contains(&call.mod_name) {
+            self.deliver()?;
+        }
+        self.is_own_call = is_own && !self.had_own_call;
+        self.had_own_call |= is_own;
+        if self.is_own_call && call.exception_occurred {
             self.recorded.exception = Some(call.exception_message.clone().unwrap_or_default());
         }
+        Ok(())
     }
 
-    /// Stores the recorded actions of the mod, and applies the recorded changes to the sequence.
+    /// Stores the recorded action of the mod, and applies the recorded changes to the sequence.
     fn recorded_action(&mut self, action: &ActionRecord) {
         if action.action_type == ActionType::Noop {
             return;
         }
-        if self.caller == self.mod_name {
+        if self.is_own_call {
             self.recorded.action = Some(RequestedAction::from(action));
         }
         self.sequence.apply_action(action);
@@ -273,5 +322,19 @@ impl DryRun {
         if !same || reply.has_effect() || self.recorded.has_effect() {
             self.report.events.push(reply);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::initial_seed;
+    use serde_json::json;
+
+    #[test]
+    fn mods_of_a_fork_have_the_seed_of_the_first_run() {
+        let first = json!({ "sampling": { "seed": 3 }, "fork": null });
+        let second = json!({ "sampling": { "seed": 5 }, "fork": { "step": 2, "earlier": first } });
+        let third = json!({ "sampling": { "seed": 7 }, "fork": { "step": 4, "earlier": second } });
+        assert_eq!([&first, &second, &third].map(initial_seed), [3, 3, 3]);
     }
 }

@@ -1,7 +1,7 @@
 //! A fork without a change repeats the recorded run from any of its steps, for any actions of its mods.
 
 use super::exact_model::exact_engine;
-use super::{CompletedRun, TestEngine, request_tokens, test_engine_with};
+use super::{CompletedRun, TestEngine, request_tokens, test_engine_with, with_mod};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use thunder::engine::{ForkPoint, Request, SamplingParams, SubmitError};
@@ -24,10 +24,17 @@ impl RandomNumbers {
     fn tokens(&mut self, max: u64) -> Vec<TokenId> {
         (0..=self.below(max)).map(|_| 40 + self.below(400) as TokenId).collect()
     }
+
+    /// Makes the next numbers depend on the sequence and the limits of a call.
+    fn mix(&mut self, call: &Call<'_>) {
+        let numbers = [call.prompt_len as u64, call.evicted as u64, u64::from(call.max_steps)];
+        for number in call.sequence.iter().map(|&token| token as u64).chain(numbers) {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number);
+        }
+    }
 }
 
-/// A mod that acts at random. It repeats its actions only if it receives every event again, because each event uses
-/// random numbers.
+/// A mod that acts at random. It repeats its actions only if it receives every event again, with the same sequence.
 struct RandomMod {
     name: &'static str,
     seed: u64,
@@ -60,6 +67,7 @@ impl ModInstance for RandomModInstance {
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         let numbers = &mut self.numbers;
+        numbers.mix(call);
         let draw = numbers.below(100);
         let action = match (call.event_type(), draw) {
             (EventType::Prefilled, ..20) => Action::AdjustedPrefill {
@@ -77,6 +85,8 @@ impl ModInstance for RandomModInstance {
             (EventType::Added, 97) => Action::ToolCalls(json!({"function": {"name": "f", "arguments": "{}"}})),
             // The action is permitted only at Prefilled; at other events, the call fails.
             (_, 38..40) => Action::AdjustedPrefill { tokens: vec![50], max_steps: None },
+            // The call fails, because there is no token.
+            (_, 40..42) => Action::ForceTokens(Vec::new()),
             _ => Action::Noop,
         };
         if self.asynchronous {
@@ -228,4 +238,58 @@ async fn fork_of_unrecorded_state_is_rejected() {
     assert_eq!(error, "the run cannot be forked at step 5: the state of its adaptive sampling is not recorded");
     // A fork at the first step needs no state of the sampler.
     assert_eq!(events(&test_engine.run(fork_of(&run, &request, 1)).await), events(&run));
+}
+
+#[tokio::test]
+async fn fork_keeps_a_failing_mod_disabled() {
+    let mut test_engine = exact_engine(1, |_| {}).await;
+    let prompt: Vec<TokenId> = (60..80).collect();
+    let request = with_mod(request_tokens(prompt.clone(), 12), false, |call| match call.event_type() {
+        EventType::ForwardPass if call.step <= 5 => Action::ForceTokens(Vec::new()),
+        EventType::ForwardPass => Action::ForceTokens(vec![99]),
+        _ => Action::Noop,
+    });
+    let run = test_engine.run(request.clone()).await;
+    let message = run.end.finish.message.as_deref().unwrap_or_default();
+    assert!(message.starts_with("the mod 'test' was disabled at step 5"), "{message}");
+    let fork = test_engine.run(fork_of(&run, &request, 8)).await;
+    assert_eq!((events(&fork), &fork.end.finish.message), (events(&run), &run.end.finish.message));
+    // Neither failures of another version count, nor those of a mod that only the fork uses.
+    let corrected = with_mod(request_tokens(prompt, 12), false, |call| match call.event_type() {
+        EventType::ForwardPass if call.step < 8 => Action::ForceTokens(Vec::new()),
+        EventType::ForwardPass if call.generated().len() == 9 => Action::ForceTokens(vec![99]),
+        _ => Action::Noop,
+    });
+    let mut fork = fork_of(&run, &corrected, 8);
+    fork.fork.as_mut().unwrap().mods_repeat_from = vec![None];
+    let fork = test_engine.run(fork).await;
+    assert_eq!((fork.generated()[9], &fork.end.finish.message), (99, &None));
+}
+
+#[tokio::test]
+async fn fork_repeats_a_limit_above_that_of_the_server() {
+    let mut test_engine = exact_engine(1, |options| options.max_tokens = Some(12)).await;
+    let request = with_mod(request_tokens((60..80).collect(), 12), false, |call| match call.event_type() {
+        EventType::Prefilled => Action::AdjustedPrefill { tokens: call.sequence.to_vec(), max_steps: Some(u32::MAX) },
+        EventType::ForwardPass if call.step == 4 && call.max_steps == 12 => Action::ForceTokens(vec![99]),
+        _ => Action::Noop,
+    });
+    let run = test_engine.run(request.clone()).await;
+    assert_eq!((run.generated().len(), run.generated()[3]), (12, 99));
+    assert_eq!(events(&test_engine.run(fork_of(&run, &request, 8)).await), events(&run));
+}
+
+#[tokio::test]
+async fn fork_repeats_a_backtrack_of_the_whole_answer() {
+    let mut test_engine = exact_engine(1, |_| {}).await;
+    let request = with_mod(request_tokens((60..80).collect(), 12), false, |call| {
+        if call.step == 4 && call.event_type() == EventType::ForwardPass {
+            Action::Backtrack { n: u32::MAX, tokens: vec![99] }
+        } else {
+            Action::Noop
+        }
+    });
+    let run = test_engine.run(request.clone()).await;
+    assert_eq!((run.generated().len(), run.generated()[0]), (12, 99));
+    assert_eq!(events(&test_engine.run(fork_of(&run, &request, 8)).await), events(&run));
 }

@@ -193,11 +193,13 @@ type Handler = dyn Fn(&Call<'_>) -> Action + Send + Sync;
 struct TestMod {
     name: &'static str,
     asynchronous: bool,
+    hidden_layers: &'static [u16],
     handler: Arc<Handler>,
 }
 
 struct TestModInstance {
     asynchronous: bool,
+    hidden_layers: &'static [u16],
     handler: Arc<Handler>,
 }
 
@@ -213,13 +215,18 @@ impl ModFactory for TestMod {
         }
     }
     fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(TestModInstance { asynchronous: self.asynchronous, handler: Arc::clone(&self.handler) }))
+        let Self { asynchronous, hidden_layers, handler, .. } = self;
+        let (asynchronous, hidden_layers) = (*asynchronous, *hidden_layers);
+        Ok(Box::new(TestModInstance { asynchronous, hidden_layers, handler: Arc::clone(handler) }))
     }
 }
 
 impl ModInstance for TestModInstance {
     fn handles(&self) -> EventSet {
         EventSet::ALL
+    }
+    fn hidden_layers(&self) -> &[u16] {
+        self.hidden_layers
     }
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
         let reply = Reply::from((self.handler)(call));
@@ -234,14 +241,25 @@ impl ModInstance for TestModInstance {
 
 /// Adds a mod to a request. An asynchronous mod replies from another thread.
 pub fn with_mod(
-    mut request: Request,
+    request: Request,
     asynchronous: bool,
     handler: impl Fn(&Call<'_>) -> Action + Send + Sync + 'static,
 ) -> Request {
-    let factory = Arc::new(TestMod { name: "test", asynchronous, handler: Arc::new(handler) });
-    request
-        .mods
-        .push(SelectedMod { mod_ref: ModRef { name: "test".into(), config: serde_json::Value::Null }, factory });
+    with_test_mod(request, TestMod { name: "test", asynchronous, hidden_layers: &[], handler: Arc::new(handler) })
+}
+
+/// Returns the request with a mod that reads the hidden states after these layers.
+pub fn with_reading_mod(
+    request: Request,
+    hidden_layers: &'static [u16],
+    handler: impl Fn(&Call<'_>) -> Action + Send + Sync + 'static,
+) -> Request {
+    with_test_mod(request, TestMod { name: "test", asynchronous: false, hidden_layers, handler: Arc::new(handler) })
+}
+
+fn with_test_mod(mut request: Request, test_mod: TestMod) -> Request {
+    let mod_ref = ModRef { name: test_mod.name.into(), config: serde_json::Value::Null };
+    request.mods.push(SelectedMod { mod_ref, factory: Arc::new(test_mod) });
     request
 }
 

@@ -69,6 +69,19 @@ async fn concurrent_streams_equal_a_run_alone() {
 }
 
 #[tokio::test]
+async fn batch_may_be_smaller_than_the_number_of_slots() {
+    let alone = test_engine(1, false).await.run(request("Once upon a time", 12)).await.text;
+    let test_engine = test_engine_with(6, false, |options| (options.batch_size, options.ubatch_size) = (4, 2)).await;
+    let mut outputs = Vec::new();
+    for _ in 0..6 {
+        outputs.push(test_engine.engine.submit(request("Once upon a time", 12)).await.unwrap().output);
+    }
+    for output in outputs {
+        assert_eq!(follow(output).await.0, alone);
+    }
+}
+
+#[tokio::test]
 async fn disconnected_client_ends_its_run_and_frees_the_slot() {
     let mut test_engine = test_engine(1, false).await;
     let mut endless = request("The sky is", 400);

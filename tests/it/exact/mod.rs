@@ -1,9 +1,10 @@
-//! Captured attention and the logit lens equal an independent forward pass in 64-bit floats: every row, head and layer, for
+//! Captured attention, hidden states and the logit lens equal an independent forward pass in 64-bit floats: every row, head and layer, for
 //! every way in which tokens enter the cache. Rows are indexed by the tokens of the sequence, not by the cells of the cache.
 
 mod client;
 mod control;
 pub mod gguf;
+mod hidden_states;
 mod lens;
 mod quantized;
 pub mod recurrent;

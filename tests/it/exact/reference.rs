@@ -89,6 +89,11 @@ impl Reference {
         &self.last
     }
 
+    /// Returns the hidden state of the last token after a layer.
+    pub fn state(&self, layer: usize) -> &[f64] {
+        &self.states[layer]
+    }
+
     /// Returns the logits that the output head gives for the hidden state of the last token after a layer.
     pub fn lens(&self, layer: usize) -> Vec<f64> {
         let norm = if self.kind == Kind::Lfm2 { "token_embd_norm" } else { "output_norm" };

@@ -4,9 +4,10 @@ use super::Context;
 use crate::model::ModelError;
 use crate::model::llama::attention_capture::AttentionCapture;
 use crate::model::llama::attention_support::{AttentionSupport, UnsupportedAttention};
-use crate::model::llama::captures::{AttentionRow, Decoded, TokenOutputs};
+use crate::model::llama::captures::{AttentionRow, Decoded, NoHiddenStates, TokenOutputs};
 use crate::model::llama::ffi::{self, CapturedRow, HiddenRequest, RowRequest, StateExtent};
-use crate::model::llama::lens::{self, HiddenStates, UnsupportedLens};
+use crate::model::llama::layer_set::LayerSet;
+use crate::model::llama::lens::{HiddenStates, OutputHead, UnsupportedLens};
 use crate::model::llama::state::StateLayout;
 use crate::model::llama::ubatch;
 use std::sync::Arc;
@@ -24,19 +25,22 @@ impl Context<'_> {
                 RowRequest { ubatch: position.ubatch, token: position.token, stream: position.stream, row_len }
             }));
             if !self.requested_states.is_empty() {
-                let columns = ubatch::columns(&positions);
-                let request =
-                    |&index: &usize| HiddenRequest { ubatch: positions[index].ubatch, column: columns[index] };
+                // The lens does not need the state after the last layer: it gives the model's logits.
+                let lens_layers = match &self.output_head {
+                    Some(Ok(head)) => LayerSet::first(head.layers() - 1),
+                    _ => LayerSet::default(),
+                };
+                let columns = ubatch::columns(&positions, &self.has_logits);
+                let request = |&(index, outputs): &(usize, TokenOutputs)| HiddenRequest {
+                    ubatch: positions[index].ubatch,
+                    column: columns[index],
+                    layers: if outputs.lens { outputs.hidden_states.union(lens_layers) } else { outputs.hidden_states },
+                };
                 states.extend(self.requested_states.iter().map(request));
             }
         }
         callback.request_rows(rows);
-        // The state after the last layer is not needed: it gives the model's logits. The probe compares them.
-        let layers = match &self.output_head {
-            Some(Ok(head)) => head.layers() - 1,
-            _ => u16::MAX,
-        };
-        callback.request_hidden_states(states, layers);
+        callback.request_hidden_states(states);
     }
 
     /// Takes the captures of the decoded batch from the callback.
@@ -64,11 +68,11 @@ impl Context<'_> {
                 values,
             })
             .collect();
-        let mut hidden_states = Vec::new();
-        if let Some(Ok(head)) = &self.output_head {
-            let captured = requested_states.into_iter().zip(callback.take_hidden_states());
-            hidden_states.extend(captured.map(|(index, states)| HiddenStates::new(index, states, head)));
-        }
+        let head = self.output_head.as_ref().and_then(|head| head.as_ref().ok());
+        let captured = requested_states.into_iter().zip(callback.take_hidden_states());
+        let hidden_states = captured
+            .map(|((index, outputs), states)| HiddenStates::new(index, states, head.filter(|_| outputs.lens)))
+            .collect();
         Decoded { attention, hidden_states }
     }
 
@@ -82,9 +86,10 @@ impl Context<'_> {
         if let Some(callback) = &mut self.callback {
             callback.request_output_head();
         }
-        let outputs = TokenOutputs { logits: captures, attention: captures, hidden_states: captures };
+        let all_layers = if captures { LayerSet::first(u16::MAX) } else { LayerSet::default() };
+        let outputs = TokenOutputs { logits: captures, attention: captures, lens: false, hidden_states: all_layers };
         let index = self.add(0, 0, 0, outputs)?;
-        let rows = self.decode()?.attention;
+        let Decoded { attention: rows, mut hidden_states } = self.decode()?;
         if let Some(callback) = &mut self.callback {
             self.attention_support = Some(AttentionSupport::from_first_row(
                 &self.architecture,
@@ -92,9 +97,11 @@ impl Context<'_> {
                 callback.passes(),
                 callback.has_uneven_heads(),
             ));
-            let (operations, states) = (callback.take_output_head(), callback.take_hidden_states().pop());
+            let (operations, states) = (callback.take_output_head(), hidden_states.pop());
             let logits = self.llama.get_logits_ith(index as i32);
-            let head = lens::read_head(operations, states, logits, self.files);
+            self.hidden_layers =
+                states.as_ref().and_then(HiddenStates::count_layers).ok_or(NoHiddenStates::UnnamedLayers);
+            let head = OutputHead::probe(operations, states.as_ref(), logits, self.files);
             self.output_head = Some(head.map(Arc::new));
         }
         let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full).and_then(|state| {
@@ -124,6 +131,14 @@ impl Context<'_> {
     #[must_use]
     pub fn attention_support(&self) -> Option<&Result<AttentionSupport, UnsupportedAttention>> {
         self.attention_support.as_ref()
+    }
+
+    /// Returns the number of layers whose hidden states can be captured, as [`Context::detect_layout`] observed.
+    ///
+    /// # Errors
+    /// The reason why there are none.
+    pub fn hidden_layers(&self) -> Result<u16, NoHiddenStates> {
+        self.hidden_layers
     }
 
     /// Returns the reason if the model has no logit lens; `None` if capture is off or [`Context::detect_layout`] was not called.

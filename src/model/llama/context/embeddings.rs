@@ -57,7 +57,7 @@ impl Context<'_> {
         let EmbeddingBatch { width, mut rows, mut positions, sequence, mut outputs, non_causal, span } = batch;
         if let Some(callback) = &mut self.callback {
             callback.request_rows(Vec::new());
-            callback.request_hidden_states(Vec::new(), 0);
+            callback.request_hidden_states(Vec::new());
         }
         let embeddings = Embeddings {
             width,

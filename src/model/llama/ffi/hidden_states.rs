@@ -4,6 +4,8 @@
 //! batch, except after the last layer, where tokens without logits may be left out.
 
 use super::name_of;
+use crate::model::llama::layer_set::LayerSet;
+use crate::model::llama::ubatch::Column;
 use llama_cpp_sys_2 as sys;
 use std::ffi::c_void;
 
@@ -18,8 +20,20 @@ const MAX_COLUMNS_PER_TOKEN: usize = 8;
 pub struct HiddenRequest {
     /// Physical batch within the decode.
     pub ubatch: u32,
-    /// Index of the token within that physical batch.
-    pub column: u32,
+    /// Its column in nodes of that physical batch.
+    pub column: Column,
+    /// Layers whose states are captured.
+    pub layers: LayerSet,
+}
+
+impl HiddenRequest {
+    /// Returns the column of the token in a node with this number of columns: all tokens, or those with logits.
+    fn column_of(&self, columns: usize) -> Option<usize> {
+        let Column { column, tokens, output, outputs } = self.column;
+        let found =
+            if columns == tokens as usize { Some(column) } else { output.filter(|_| columns == outputs as usize) };
+        found.map(|column| column as usize)
+    }
 }
 
 /// The hidden states of one token.
@@ -39,19 +53,16 @@ pub(super) struct HiddenCapture {
     ubatch: u32,
     /// Layer of the last layer output.
     last_layer: Option<u16>,
-    /// Number of the layers that are captured, from the first on.
-    layers: u16,
     /// Columns of the current node.
     buffer: Vec<f32>,
 }
 
 impl HiddenCapture {
-    /// Sets the tokens that the next decode captures, and the number of layers.
-    pub fn request(&mut self, requested: Vec<HiddenRequest>, layers: u16) {
+    /// Sets the tokens that the next decode captures.
+    pub fn request(&mut self, requested: Vec<HiddenRequest>) {
         self.captured.clear();
         self.captured.resize_with(requested.len(), CapturedHiddenStates::default);
         self.requested = requested;
-        self.layers = layers;
         self.ubatch = 0;
         self.last_layer = None;
     }
@@ -64,36 +75,44 @@ impl HiddenCapture {
     /// Returns true if the data of a node, which is about to be computed, is needed.
     pub fn needs(&mut self, node: &sys::ggml_tensor) -> bool {
         let Some(layer) = layer_of_output(node).filter(|_| !self.is_idle()) else { return false };
-        if self.last_layer.is_some_and(|last| layer <= last) {
+        // A layer with a control vector may be named twice, before and after the vector. The first layer has none.
+        if self.last_layer.is_some_and(|last| layer < last || layer == 0) {
             self.ubatch += 1;
         }
         self.last_layer = Some(layer);
-        layer < self.layers && self.requested.iter().any(|token| token.ubatch == self.ubatch)
+        self.requested.iter().any(|token| token.ubatch == self.ubatch && token.layers.contains(layer))
     }
 
     /// Copies the requested columns of a computed node if it is a layer's output.
     pub fn capture(&mut self, node: &sys::ggml_tensor) {
         let Some(layer) = layer_of_output(node) else { return };
-        let [width, columns, ..] = node.ne.map(|extent| usize::try_from(extent).unwrap_or(0));
-        let is_plain = node.type_ == sys::GGML_TYPE_F32 && node.nb[0] == size_of::<f32>();
+        let [width, columns, planes, cubes] = node.ne.map(|extent| usize::try_from(extent).unwrap_or(0));
+        let is_plain = node.type_ == sys::GGML_TYPE_F32 && node.nb[0] == size_of::<f32>() && planes * cubes == 1;
         let Self { requested, captured, ubatch, buffer, .. } = self;
-        let is_captured =
-            |token: &HiddenRequest| is_plain && token.ubatch == *ubatch && (token.column as usize) < columns;
-        let wanted = || requested.iter().filter(|token| is_captured(token)).map(|token| token.column as usize);
+        let column_of = |token: &HiddenRequest| {
+            let is_captured = is_plain && token.ubatch == *ubatch && token.layers.contains(layer);
+            is_captured.then(|| token.column_of(columns)).flatten()
+        };
+        let wanted = || requested.iter().filter_map(column_of);
         let (Some(first), Some(last)) = (wanted().min(), wanted().max()) else { return };
         let is_dense = last - first < MAX_COLUMNS_PER_TOKEN * wanted().count();
         let is_contiguous = node.nb[1] == width * size_of::<f32>();
         // Each copy from a GPU takes as long as one of some hundred kilobytes.
         let at_once = if is_dense && is_contiguous { last - first + 1 } else { 1 };
         let mut read = usize::MAX;
-        for (token, captured) in requested.iter().zip(captured).filter(|(token, _)| is_captured(token)) {
-            let start = if at_once == 1 { token.column as usize } else { first };
+        for (token, captured) in requested.iter().zip(captured) {
+            let Some(column) = column_of(token) else { continue };
+            let start = if at_once == 1 { column } else { first };
             if start != read {
                 read_columns(node, start, at_once, width, buffer);
                 read = start;
             }
-            captured.layer_ids.push(layer);
-            captured.values.extend_from_slice(&buffer[(token.column as usize - start) * width..][..width]);
+            if captured.layer_ids.last() == Some(&layer) {
+                captured.values.truncate(captured.values.len() - width);
+            } else {
+                captured.layer_ids.push(layer);
+            }
+            captured.values.extend_from_slice(&buffer[(column - start) * width..][..width]);
         }
     }
 

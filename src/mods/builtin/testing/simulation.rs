@@ -111,7 +111,7 @@ impl SimulationState {
         self.step += 1;
         let model = self.model();
         self.logits.clone_from(&model);
-        let (action, mut temperature) = self.dispatch(&CallEvent::ForwardPass { logits: &[] });
+        let (action, mut temperature) = self.dispatch(&CallEvent::ForwardPass { logits: &[], hidden_states: None });
         if let Some(action) = action {
             return self.apply(action, 0);
         }
@@ -173,7 +173,7 @@ impl SimulationState {
         let (mut winner, mut temperature) = (None, None);
         for instance in &mut self.instances {
             let event = match *event {
-                CallEvent::ForwardPass { .. } => CallEvent::ForwardPass { logits: &self.logits },
+                CallEvent::ForwardPass { .. } => CallEvent::ForwardPass { logits: &self.logits, hidden_states: None },
                 CallEvent::Sampled { token, text, logprob } => CallEvent::Sampled { token, text, logprob },
                 CallEvent::Added { tokens, logprobs, forced } => CallEvent::Added { tokens, logprobs, forced },
                 CallEvent::Prefilled => CallEvent::Prefilled,

@@ -2,6 +2,7 @@
 
 use super::{HEADER, harness, lines, load, logits, no_exception, python_mods, raised, sampled};
 use crate::events::LogLevel;
+use crate::model::llama::NoHiddenStates;
 use crate::mods::builtin::testing::word;
 use crate::mods::{Action, CallEvent, EventSet};
 use std::time::Duration;
@@ -200,4 +201,25 @@ def raises(event, actions):
     let reply = harness.add(65);
     let (message, traceback) = raised(&reply);
     assert!(message.starts_with("Long: mmm") && message.len() < 10_000 && traceback.len() < 300_000);
+}
+
+#[test]
+fn declared_layers_must_exist() {
+    let factory = load("@mod(hidden_states=[0, -1])\ndef reads(event, actions): pass\n");
+    let started = |hidden_layers| {
+        let view = crate::mods::RunView { hidden_layers, ..(*crate::mods::builtin::testing::run()).clone() };
+        let instance = factory.start(&serde_json::Value::Null, &std::sync::Arc::new(view))?;
+        Ok::<_, String>(instance.hidden_layers().to_vec())
+    };
+    assert_eq!(started(Ok(12)).unwrap(), [0, 11]);
+    assert_eq!(
+        started(Err(NoHiddenStates::CaptureOff)).unwrap_err(),
+        "the mod reads hidden states, but the server was started with --attention off; start it with --attention auto or on"
+    );
+    let far = load("@mod(hidden_states=-5)\ndef reads(event, actions): pass\n");
+    let view = crate::mods::RunView { hidden_layers: Ok(4), ..(*crate::mods::builtin::testing::run()).clone() };
+    assert_eq!(
+        far.start(&serde_json::Value::Null, &std::sync::Arc::new(view)).err().unwrap(),
+        "the mod reads the hidden states of layer -5, but the model has 4 layers: 0 to 3, or -4 to -1"
+    );
 }

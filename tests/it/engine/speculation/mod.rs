@@ -112,7 +112,7 @@ pub async fn compare(engines: &mut (TestEngine, TestEngine), case: &str, request
 /// Replaces the logits by ones that depend on the last two tokens only, so that six tokens repeat themselves and no
 /// probability depends on the size of a batch.
 fn repeating_logits(call: &Call<'_>) -> Action {
-    let CallEvent::ForwardPass { logits } = call.event else { return Action::Noop };
+    let CallEvent::ForwardPass { logits, .. } = call.event else { return Action::Noop };
     let last: i32 = call.sequence.iter().rev().take(2).zip([31, 17]).map(|(token, factor)| token * factor).sum();
     let mut values = vec![-30.0; logits.len()];
     (40..46).for_each(|token| values[token as usize] = ((last + 7 * token) % 11) as f32);

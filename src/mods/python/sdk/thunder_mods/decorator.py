@@ -18,6 +18,9 @@ Handler = Callable[..., Optional[ModAction]]
 Config = Union[None, Mapping[str, Any], type]
 EventNames = Union[str, Type[_events.ModEvent], Iterable[Union[str, Type[_events.ModEvent]]]]
 
+#: Maximum number of layers of a model.
+_MAX_LAYERS = 512
+
 
 @overload
 def mod(handler: Handler) -> ModCallable: ...
@@ -33,6 +36,7 @@ def mod(
     config: Config = None,
     holdback: int = 0,
     workers: Optional[int] = None,
+    hidden_states: Union[int, Iterable[int]] = (),
 ) -> Callable[[Handler], ModCallable]: ...
 
 
@@ -46,6 +50,7 @@ def mod(
     config: Config = None,
     holdback: int = 0,
     workers: Optional[int] = None,
+    hidden_states: Union[int, Iterable[int]] = (),
 ) -> Any:
     """Turns `handler(event, actions, tokenizer)` into a mod.
 
@@ -60,11 +65,13 @@ def mod(
     delayed by as many tokens, so that a client never sees removed text. `event.hold_back(n)` changes it during a run.
     workers: maximum number of processes that serve the mod in parallel; by default the server's `--mod-workers`. A run
     stays in one process. Module-level state is separate in each process.
+    hidden_states: layers whose hidden states the mod reads with `event.hidden_state(layer)`, from 0; negative numbers
+    count from the last layer, which is -1. The layers of all mods of a run are copied at every step.
     """
     selected = events if events is not None else handles
     if handler is None:
-        return lambda function: _mod(function, selected, name, description, config, holdback, workers)
-    return _mod(handler, selected, name, description, config, holdback, workers)
+        return lambda function: _mod(function, selected, name, description, config, holdback, workers, hidden_states)
+    return _mod(handler, selected, name, description, config, holdback, workers, hidden_states)
 
 
 def _mod(
@@ -75,6 +82,7 @@ def _mod(
     config: Config,
     holdback: int,
     workers: Optional[int],
+    hidden_states: Union[int, Iterable[int]],
 ) -> ModCallable:
     if not callable(handler):
         raise TypeError("@mod must decorate a function, got %r" % (handler,))
@@ -99,6 +107,7 @@ def _mod(
         "schema": None if fields is None else fields.schema,
         "holdback": int(holdback),
         "workers": workers,
+        "hidden_states": _layers(hidden_states),
     }
     return wrapped
 
@@ -117,6 +126,15 @@ def _count_arguments(handler: Handler) -> int:
     if count == 0:
         raise TypeError("%s takes no arguments; a mod must take (event, actions, tokenizer)" % handler.__name__)
     return min(count, 3)
+
+
+def _layers(layers: Union[int, Iterable[int]]) -> List[int]:
+    """Returns the declared layers without repetitions."""
+    numbers = [layers] if isinstance(layers, int) else list(layers)
+    for layer in numbers:
+        if isinstance(layer, bool) or not isinstance(layer, int) or not -_MAX_LAYERS <= layer < _MAX_LAYERS:
+            raise ValueError("hidden_states must be layer numbers, such as [0, 12, -1], got %.100r" % (layer,))
+    return list(dict.fromkeys(numbers))
 
 
 def _event_names(selected: Optional[EventNames]) -> List[str]:

@@ -75,7 +75,7 @@ class ModEvent:
     seed: int = 0
     #: Name of the model.
     model: Optional[str] = None
-    #: Per-layer data that only Quote's engine provides; always None.
+    #: Per-layer data that only Quote's engine provides; always None. Thunder has `ForwardPass.hidden_state`.
     hidden_states: Any = None
     attention_patterns: Any = None
     layer: Optional[int] = None
@@ -150,6 +150,33 @@ class Prefilled(ModEvent):
         return found
 
 
+class HiddenStates:
+    """Hidden states of one step, of the layers that the mod declares."""
+
+    def __init__(self, declared: Iterable[int] = (), layers: Optional[int] = None, view: Any = None) -> None:
+        self._layers = layers
+        self._declared = [self._from_start(layer) for layer in declared]
+        self._view = view  # memoryview, one dimension, format "f": the declared layers, one after the other
+
+    def _from_start(self, layer: int) -> int:
+        return layer + self._layers if layer < 0 and self._layers is not None else layer
+
+    def state(self, layer: int) -> Any:
+        """Returns the state of a layer."""
+        number = self._from_start(layer)
+        if number not in self._declared:
+            raise ValueError("layer %r is not declared; declare it with @mod(hidden_states=[%r])" % (layer, layer))
+        if self._view is None:
+            raise RuntimeError(
+                "this step has no hidden states: there are none in a replay of a recorded run, and after an image or a restored state"
+            )
+        width = len(self._view) // len(self._declared)
+        index = self._declared.index(number)
+        view = self._view[index * width : (index + 1) * width]
+        np = _logits.numpy()
+        return view if np is None else np.frombuffer(view, dtype=np.float32)
+
+
 class ForwardPass(ModEvent):
     """Event after a forward pass, before sampling."""
 
@@ -159,11 +186,20 @@ class ForwardPass(ModEvent):
         super().__init__(request_id, step, context_info)
         #: float32 of shape (1, vocabulary), writable in place, before temperature and penalties.
         self.logits = logits
+        self._hidden_states = HiddenStates()
 
     @property
     def input_text(self) -> str:
         """The last 70 characters of the sequence."""
         return self._decode(self.context_info.last(280))[-70:]
+
+    def hidden_state(self, layer: int) -> Any:
+        """Returns the hidden state of the last token after a layer that the mod declares with `@mod(hidden_states=[…])`:
+        float32 of shape (width,), as a numpy array, or as a memoryview without numpy.
+
+        A view of shared memory, valid only during the call; copy values that are needed later. Raises RuntimeError if the
+        step has no hidden states."""
+        return self._hidden_states.state(layer)
 
     def top_k_logprob(self, k: int) -> Tuple[Any, Any]:
         """Returns (natural log-probabilities, token ids) of the k most probable tokens, each of shape (1, k), highest first."""

@@ -6,7 +6,7 @@ import math
 import random
 import sys
 from array import array
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .. import conversation as _conversation
 from .. import lifecycle, quote
@@ -25,7 +25,7 @@ from ..actions import (
 )
 from ..config import fill_defaults
 from ..decorator import mod as _decorate
-from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
+from ..events import Added, ContextInfo, ForwardPass, HiddenStates, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat
 from .action_check import action_error
 from .answer import Answer
@@ -33,6 +33,9 @@ from .capture import captured
 from .models import to_model
 from .result import Call, Event, Result
 from .vocabulary import WordTokenizer
+
+#: (token ids so far, layer) -> hidden state of the last token after the layer.
+HiddenStatesFunction = Callable[[List[int], int], Sequence[float]]
 
 
 class Engine:
@@ -64,15 +67,18 @@ class Engine:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         request_id: str = "test",
+        hidden_states: Optional[HiddenStatesFunction] = None,
     ) -> Result:
         """Runs one mod, or a list of mods in order. An entry (mod, configuration) has its own configuration; `config` is
         the configuration of all others.
 
         max_tokens: maximum tokens of the answer. max_steps: maximum forward passes, by default 4 * max_tokens + 256.
-        temperature: temperature of draws; 0 takes the most probable token."""
+        temperature: temperature of draws; 0 takes the most probable token. hidden_states: function (token ids, layer) ->
+        values, for mods that declare `hidden_states`."""
         mod_list = list(mods) if isinstance(mods, list) else [mods]
         steps = 4 * max_tokens + 256 if max_steps is None else max_steps
         simulation = _Run(self, mod_list, config or {}, request_id, max_tokens, steps, stop, ignore_eos, temperature, seed)
+        simulation.hidden_states = hidden_states
         simulation.conversation, simulation.tools, simulation.parameters = conversation, tools, dict(parameters or {})
         if response_format is not None:
             simulation.parameters["request"] = {"response_format": response_format}
@@ -97,6 +103,7 @@ class _Mod:
         module = sys.modules.get(self.call.__module__)
         self.name = declaration["name"] or next((name for name, value in vars(module or self).items() if value is function), "mod")
         self.handles = declaration["handles"]
+        self.layers: List[int] = declaration["hidden_states"]
         self.static_holdback = self.holdback = declaration["holdback"]
         self.config = fill_defaults(config, declaration["config"], declaration["schema"])
         known_fields = config if declaration["schema"] is None else declaration["schema"]["properties"]
@@ -129,6 +136,7 @@ class _Run:
         self.mods = [_Mod(function, config) for function in mods]
         self.request_id, self.max_tokens, self.max_steps = request_id, max_tokens, max_steps
         self.temperature, self.seed, self.draws = temperature, seed, random.Random(seed)
+        self.hidden_states: Optional[HiddenStatesFunction] = None
         self.conversation: Any = None
         self.tools: Any = None
         self.parameters: Dict[str, Any] = {}
@@ -284,6 +292,17 @@ class _Run:
         self.events.append(event)
         return event
 
+    def _states(self, active: _Mod) -> HiddenStates:
+        """Returns the hidden states of the layers that the mod declares."""
+        function = self.hidden_states
+        if function is None or not active.layers:
+            return HiddenStates(active.layers)
+        states = [flat(function(list(self.sequence), layer)) for layer in active.layers]
+        if len({len(state) for state in states}) > 1:
+            raise ValueError("hidden states of all layers must have the same length")
+        joined = array("f", [value for state in states for value in state])
+        return HiddenStates(active.layers, view=memoryview(joined))
+
     def _dispatch(self, kind: str, step: int, tokens: Sequence[int], forced: bool = False) -> Optional[ModAction]:
         """Dispatches an event to the mods. Returns the first action that does more than edit the prompt or the logits, if any."""
         event = self._record(kind, step, tokens, forced)
@@ -340,7 +359,8 @@ class _Run:
             mod_event = Prefilled(self.request_id, step, self.max_tokens, context)
         elif record.kind == "ForwardPass":
             self.logits = array("f", self.logits)
-            mod_event = ForwardPass(self.request_id, step, Logits(memoryview(self.logits)), context)
+            mod_event = forward = ForwardPass(self.request_id, step, Logits(memoryview(self.logits)), context)
+            forward._hidden_states = self._states(active)
         elif record.kind == "Sampled":
             mod_event = drawn = Sampled(self.request_id, step, record.tokens[0], context)
             highest = max(self.logits)

@@ -31,7 +31,7 @@ from ..actions import (
 )
 from ..config import fill_defaults
 from ..decorator import mod as decorate
-from ..events import Added, ContextInfo, ForwardPass, ModEvent, Prefilled, Sampled
+from ..events import Added, ContextInfo, ForwardPass, HiddenStates, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat, numpy
 from ..tokenizer import Tokenizer
 from .capture import Capture
@@ -67,6 +67,7 @@ class Run:
         self.images = header["images"]
         self.parameters = header["parameters"]
         self.seed = header["seed"]
+        self.layers = header.get("layers")
         self.config = fill_defaults(header["config"], declaration["config"], declaration["schema"])
         self.tokenizer = tokenizer
 
@@ -108,7 +109,7 @@ class Worker:
         self.capture.install(name)
         try:
             source = body.decode("utf-8")
-            if "logit" in source or "logprob" in source:
+            if any(word in source for word in ("logit", "logprob", "hidden_state")):
                 numpy()  # its import takes longer than the deadline of a call
             self.module = self._execute(name, header["file"], source)
             if header["scorer"]:
@@ -262,7 +263,11 @@ class Worker:
         event: ModEvent
         if kind == "ForwardPass":
             logits_offset, size = header["logits"]
-            event = ForwardPass(request_id, step, Logits(self.memory.view(logits_offset, size, "f")), context)
+            event = forward = ForwardPass(request_id, step, Logits(self.memory.view(logits_offset, size, "f")), context)
+            if self.declaration["hidden_states"]:
+                states = header.get("hidden_states")
+                view = None if states is None else self.memory.view(*states, "f")
+                forward._hidden_states = HiddenStates(self.declaration["hidden_states"], run.layers, view)
         elif kind == "Sampled":
             drawn = event = Sampled(request_id, step, header["token"], context)
             drawn._text, drawn.logprob = header["text"], header["logprob"]

@@ -1,14 +1,30 @@
 //! Validation of the actions that mods return.
 
-use crate::events::TokenId;
-use crate::mods::{Action, LogitEdit};
+use super::{Action, LogitEdit, ModException, Reply};
+use crate::events::{EventType, TokenId};
 use serde_json::Value;
 
+impl Reply {
+    /// Replaces an action that is not permitted at the event or has invalid values with an exception. The vocabulary
+    /// has `vocabulary` tokens, and the context of a slot `context`. A reply with an exception has no action.
+    #[must_use]
+    pub fn validate_action(mut self, event: EventType, vocabulary: usize, context: usize) -> Self {
+        if self.exception.is_none()
+            && let Some(action) = &self.action
+        {
+            let error = action.event_error(event).or_else(|| check_action(action, vocabulary, context).err());
+            self.exception = error.map(|message| ModException { message, traceback: None });
+        }
+        if self.exception.is_some() {
+            self.action = None;
+        }
+        self
+    }
+}
+
 /// Checks the values of an action, for a vocabulary of `vocabulary` tokens and a context of `context` tokens.
-///
-/// # Errors
-/// A message with the expected value and the value that the mod returned.
-pub fn check_action(action: &Action, vocabulary: usize, context: usize) -> Result<(), String> {
+/// The error has the expected value and the value that the mod returned.
+fn check_action(action: &Action, vocabulary: usize, context: usize) -> Result<(), String> {
     match action {
         Action::ForceTokens(tokens) if tokens.is_empty() => Err("ForceTokens needs at least one token".into()),
         Action::Backtrack { n: 0, .. } => {
