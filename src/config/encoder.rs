@@ -2,12 +2,15 @@
 
 use clap::{Args, ValueEnum};
 
+/// Maximum bytes of the output buffer of an encoder. BGE-M3 needs 7.7 GiB for its 8192 tokens.
+const MAX_OUTPUT_BYTES: usize = 8 << 30;
+
 /// Flags for embeddings and scores.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Embeddings and scores")]
 pub struct EncoderFlags {
-    /// Embeddings, also for a generative model; with neither this flag nor --reranking, an encoder model serves
-    /// everything it supports
+    /// Embeddings and hidden states, also for a generative model; with neither this flag nor --reranking, an encoder model
+    /// serves everything it supports
     #[arg(long, alias = "embeddings", env = "THUNDER_EMBEDDING", value_parser = clap::builder::FalseyValueParser::new())]
     pub embedding: bool,
     /// Reranking and classification; needs a model with a classification head
@@ -19,6 +22,19 @@ pub struct EncoderFlags {
     /// Activation after the dense layer of the classification head; default: that of the model's family
     #[arg(long, env = "THUNDER_CLASSIFIER_HEAD", value_name = "direct|tanh|relu|gelu")]
     pub classifier_head: Option<HeadFlag>,
+}
+
+impl EncoderFlags {
+    /// Returns the maximum bytes of the logits and states that an encoder reserves for its inputs: half of the machine's
+    /// memory, and at most 8 GiB.
+    #[must_use]
+    pub fn max_output_bytes() -> usize {
+        max_output_bytes(super::defaults::memory_bytes())
+    }
+}
+
+fn max_output_bytes(memory: Option<usize>) -> usize {
+    memory.map_or(MAX_OUTPUT_BYTES / 2, |memory| MAX_OUTPUT_BYTES.min(memory / 2))
 }
 
 /// Pooling of token embeddings into one embedding.
@@ -47,4 +63,16 @@ pub enum HeadFlag {
     Relu,
     /// GELU.
     Gelu,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::max_output_bytes;
+
+    #[test]
+    fn output_buffer_takes_half_of_the_memory_at_most() {
+        assert_eq!(max_output_bytes(Some(6 << 30)), 3 << 30);
+        assert_eq!(max_output_bytes(Some(1 << 40)), 8 << 30);
+        assert_eq!(max_output_bytes(None), 4 << 30);
+    }
 }

@@ -17,6 +17,7 @@ mod feedback;
 mod filters;
 mod follow;
 mod forks;
+mod hidden_states;
 mod images;
 mod live;
 mod map;
@@ -64,6 +65,7 @@ pub(super) fn protocol() -> Protocol {
     let runs = OpenApiRouter::new()
         .routes(routes!(reruns::run))
         .routes(routes!(forks::fork))
+        .routes(routes!(hidden_states::compute))
         .routes(routes!(experiments::list, experiments::create))
         .routes(routes!(experiments::resume));
     Protocol::native(&["/api"]).routes(Access::Key, routes).routes(Access::Run, runs)

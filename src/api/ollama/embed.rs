@@ -3,7 +3,7 @@
 use super::error::OllamaError;
 use super::request;
 use super::response::nanoseconds;
-use crate::api::shared::encoding::{self, EncodedInputs};
+use crate::api::shared::encoding::{self, EncodedInputs, InputField};
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{self, Fields, parameters};
 use crate::events::TokenId;
@@ -141,15 +141,16 @@ async fn encode(
     truncates: bool,
 ) -> Result<EncodedInputs, ApiError> {
     let pooling = encoding::text_pooling(loaded)?;
+    let field = InputField::new(loaded, field, is_list);
     let max_tokens = if truncates { loaded.encoder().max_input_tokens() } else { usize::MAX };
     let tokenize = move |vocabulary: &Vocabulary| {
         let tokens = |text: &String| {
             let tokens = parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary);
-            shorten(tokens, max_tokens, vocabulary)
+            Ok(shorten(tokens, max_tokens, vocabulary))
         };
-        Ok(texts.iter().map(tokens).collect())
+        field.collect(texts.iter().map(tokens))
     };
-    encoding::encode(loaded, field, is_list, EncoderOutput::Embedding(pooling), tokenize).await
+    encoding::encode(loaded, field, EncoderOutput::Embedding(pooling), tokenize).await
 }
 
 /// Removes tokens from the end, but keeps a control token that ends the text.

@@ -1,18 +1,26 @@
-//! Code shared by embeddings, reranking and classification.
+//! Code shared by embeddings, reranking, classification and hidden states.
 
-use crate::api::shared;
+use super::fields::{invalid_value, is_null_or_empty};
+use super::{Fields, parameters};
 use crate::engine::encoder::{EncodeError, EncoderUnavailable};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, Pooling};
 use crate::server::{ApiError, ErrorKind, Loaded};
+use base64::Engine as _;
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
 use utoipa::ToSchema;
 
+/// Expected form of an input, for errors.
+pub(crate) const INPUT: &str = "a string, a list of token ids, {\"prompt_string\": text}, or a list of these";
+
 /// Maximum inputs of one request.
 const MAX_INPUTS: usize = 16_384;
+
+/// Maximum tokens of all inputs of one request.
+const MAX_TOKENS: usize = 16 << 20;
 
 /// Token counts of a request.
 #[derive(Debug, Clone, Copy, Serialize, ToSchema)]
@@ -29,20 +37,89 @@ pub(crate) struct EncodedInputs {
     pub(crate) usage: EncoderUsage,
 }
 
-/// Tokenizes on a blocking thread and encodes the inputs. Errors name `field`, with an index only if it is a list.
+/// The field with the inputs of a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct InputField {
+    name: &'static str,
+    /// True if the field is a list, so that errors name an index.
+    is_list: bool,
+    max_input_tokens: usize,
+}
+
+impl InputField {
+    pub(crate) fn new(loaded: &Loaded, name: &'static str, is_list: bool) -> Self {
+        Self { name, is_list, max_input_tokens: loaded.encoder().max_input_tokens() }
+    }
+
+    fn path(self, index: usize) -> String {
+        let Self { name, is_list, .. } = self;
+        if is_list { format!("{name}[{index}]") } else { name.to_owned() }
+    }
+
+    /// Collects the tokens of the inputs.
+    ///
+    /// # Errors
+    /// The first error of `inputs`, or status 400 for the first input that exceeds a limit. Later inputs are not
+    /// tokenized.
+    pub(crate) fn collect(
+        self,
+        inputs: impl Iterator<Item = Result<Vec<TokenId>, ApiError>>,
+    ) -> Result<Vec<Vec<TokenId>>, ApiError> {
+        let mut collected = Vec::new();
+        let mut total = 0;
+        for (index, input) in inputs.enumerate() {
+            let mut input = input?;
+            if input.len() > self.max_input_tokens {
+                let error = EncodeError::TooLong { index, tokens: input.len(), max: self.max_input_tokens };
+                return Err(encode_error(&error, self));
+            }
+            total += input.len();
+            if total > MAX_TOKENS {
+                let detail = format!(
+                    "`{}` must have at most {MAX_TOKENS} tokens in total, the first {} inputs have {total}; send several requests",
+                    self.name,
+                    index + 1
+                );
+                return Err(ApiError::invalid(self.name, detail));
+            }
+            // A tokenizer may reserve a token for each byte.
+            input.shrink_to_fit();
+            collected.push(input);
+        }
+        Ok(collected)
+    }
+}
+
+/// Tokenizes on a blocking thread and encodes the inputs.
 pub(crate) async fn encode(
     loaded: &Loaded,
-    field: &'static str,
-    is_list: bool,
+    field: InputField,
     output: EncoderOutput,
     tokenize: impl FnOnce(&Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> + Send + 'static,
 ) -> Result<EncodedInputs, ApiError> {
+    let inputs = tokenize_blocking(loaded, tokenize).await?;
+    encode_inputs(loaded, field, output, inputs).await
+}
+
+/// Tokenizes on a blocking thread.
+pub(crate) async fn tokenize_blocking(
+    loaded: &Loaded,
+    tokenize: impl FnOnce(&Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> + Send + 'static,
+) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let vocabulary = Arc::clone(loaded.vocabulary());
     let tokenized = tokio::task::spawn_blocking(move || tokenize(&vocabulary)).await;
-    let inputs = tokenized.map_err(|_| ApiError::internal("the tokenizer panicked"))??;
+    tokenized.map_err(|_| ApiError::internal("the tokenizer panicked"))?
+}
+
+/// Encodes the inputs of a field.
+pub(crate) async fn encode_inputs(
+    loaded: &Loaded,
+    field: InputField,
+    output: EncoderOutput,
+    inputs: Vec<Vec<TokenId>>,
+) -> Result<EncodedInputs, ApiError> {
     let prompt_tokens = inputs.iter().map(Vec::len).sum();
-    let field_path = |index| if is_list { format!("{field}[{index}]") } else { field.to_owned() };
-    let vectors = loaded.encoder().encode(inputs, output).await.map_err(|error| encode_error(&error, &field_path))?;
+    let vectors = loaded.encoder().encode(inputs, output).await.map_err(|error| encode_error(&error, field))?;
     Ok(EncodedInputs { vectors, usage: EncoderUsage { prompt_tokens, total_tokens: prompt_tokens } })
 }
 
@@ -62,7 +139,7 @@ pub(crate) fn non_empty_string<'a>(field: &str, value: &'a Value) -> Result<&'a 
     match value.as_str() {
         Some("") => Err(ApiError::invalid(field, format!("`{field}` must not be empty"))),
         Some(text) => Ok(text),
-        None => Err(shared::fields::invalid_value(field, "a string", value)),
+        None => Err(invalid_value(field, "a string", value)),
     }
 }
 
@@ -87,24 +164,78 @@ pub(crate) fn unavailable(reason: &EncoderUnavailable) -> ApiError {
     ApiError::not_supported(reason.to_string())
 }
 
-fn encode_error(error: &EncodeError, field_path: &dyn Fn(usize) -> String) -> ApiError {
+fn encode_error(error: &EncodeError, field: InputField) -> ApiError {
     match *error {
         EncodeError::Empty { index } => {
-            ApiError::invalid(field_path(index), format!("`{}` must not be empty", field_path(index)))
+            ApiError::invalid(field.path(index), format!("`{}` must not be empty", field.path(index)))
         }
         EncodeError::TooLong { index, tokens, max } => {
-            let field_path = field_path(index);
+            let field_path = field.path(index);
             let detail = format!(
                 "`{field_path}` has {tokens} tokens and is too large: this model's maximum context length is {max} \
                  tokens"
             );
             ApiError::invalid(field_path, detail).exceeds_context(tokens, max)
         }
-        EncodeError::UnknownToken { index, .. } => ApiError::invalid(field_path(index), error.to_string()),
+        EncodeError::UnknownToken { index, .. } => ApiError::invalid(field.path(index), error.to_string()),
         EncodeError::Busy { .. } => ApiError::new(ErrorKind::Busy, error.to_string()).retry_after(1),
+        EncodeError::HiddenStates(_) => ApiError::not_supported(error.to_string()),
         EncodeError::Stopped => ApiError::unavailable(error.to_string()),
         EncodeError::Failed(_) => ApiError::internal(error),
     }
+}
+
+/// Returns true if the field `encoding_format` is `base64`, and false if it is `float` or absent.
+pub(crate) fn is_base64(fields: Fields<'_>) -> Result<bool, ApiError> {
+    match fields.text("encoding_format")? {
+        None | Some("float") => Ok(false),
+        Some("base64") => Ok(true),
+        Some(other) => Err(invalid_value("encoding_format", "\"float\" or \"base64\"", &other.into())),
+    }
+}
+
+/// Returns true if a value contains several inputs. A list that contains a token id is one input.
+pub(crate) fn is_list(value: &Value) -> bool {
+    value.as_array().is_some_and(|list| !list.iter().any(Value::is_number))
+}
+
+/// Tokenizes the inputs in a field: a string, a list of token ids, an object with `prompt_string`, or a list of these.
+pub(crate) fn inputs(value: &Value, field: InputField, vocabulary: &Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    match value {
+        Value::Array(list) if field.is_list => {
+            let inputs = check_inputs(field.name, list)?.iter().enumerate();
+            field.collect(inputs.map(|(index, value)| input(value, &field.path(index), vocabulary)))
+        }
+        value => field.collect(std::iter::once_with(|| input(value, field.name, vocabulary))),
+    }
+}
+
+fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
+    match value {
+        Value::String(text) => Ok(parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary)),
+        Value::Array(_) => parameters::encode_prompt(value, field, vocabulary, true, true),
+        Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
+            (Some(text), _) if object.get("multimodal_data").is_none_or(is_null_or_empty) => {
+                let text =
+                    text.as_str().ok_or_else(|| invalid_value(&format!("{field}.prompt_string"), "a string", text))?;
+                input(&text.into(), field, vocabulary)
+            }
+            (None, Some(Value::Array(parts))) => {
+                let texts = parts.iter().map(|part| part["text"].as_str());
+                let text: Option<String> = texts.collect();
+                let text = text.ok_or_else(|| invalid_value(field, "text without images or sound", value))?;
+                input(&text.into(), field, vocabulary)
+            }
+            _ => Err(invalid_value(field, INPUT, value)),
+        },
+        other => Err(invalid_value(field, INPUT, other)),
+    }
+}
+
+/// Returns the base64 of the little-endian numbers.
+pub(crate) fn to_base64(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
+    base64::engine::general_purpose::STANDARD.encode(bytes)
 }
 
 /// Scales a vector to length 1 in the `norm`-norm; 0 scales the largest absolute value to 32760; a negative norm leaves
@@ -123,7 +254,47 @@ pub(crate) fn normalize(vector: &mut [f32], norm: i64) {
 
 #[cfg(test)]
 mod tests {
-    use super::normalize;
+    use super::{ApiError, InputField, MAX_TOKENS, TokenId, normalize};
+
+    const DOCUMENTS: InputField = InputField { name: "documents", is_list: true, max_input_tokens: 1 << 20 };
+
+    /// Collects inputs with these lengths. Returns the result and the number of inputs that were tokenized.
+    fn collect(field: InputField, lengths: &[usize]) -> (Result<Vec<Vec<TokenId>>, ApiError>, usize) {
+        let mut tokenized = 0;
+        let inputs = lengths.iter().map(|&length| {
+            tokenized += 1;
+            Ok(vec![0; length])
+        });
+        let collected = field.collect(inputs);
+        (collected, tokenized)
+    }
+
+    #[test]
+    fn inputs_are_tokenized_up_to_the_first_that_is_too_long() {
+        let field = InputField { max_input_tokens: 8, ..DOCUMENTS };
+        let (collected, tokenized) = collect(field, &[8, 9, 9]);
+        assert_eq!(
+            collected.unwrap_err().public_detail(),
+            "`documents[1]` has 9 tokens and is too large: this model's maximum context length is 8 tokens"
+        );
+        assert_eq!(tokenized, 2);
+        let (collected, _) = collect(field, &[8, 0, 3]);
+        assert_eq!(collected.unwrap().iter().map(Vec::len).collect::<Vec<_>>(), [8, 0, 3]);
+    }
+
+    #[test]
+    fn total_of_tokens_is_limited_before_all_inputs_are_tokenized() {
+        let full = MAX_TOKENS / DOCUMENTS.max_input_tokens;
+        let mut lengths = vec![DOCUMENTS.max_input_tokens; full];
+        assert!(collect(DOCUMENTS, &lengths).0.is_ok());
+        lengths.extend([1, 1]);
+        let (collected, tokenized) = collect(DOCUMENTS, &lengths);
+        assert_eq!(
+            collected.unwrap_err().public_detail(),
+            "`documents` must have at most 16777216 tokens in total, the first 17 inputs have 16777217; send several requests"
+        );
+        assert_eq!(tokenized, full + 1);
+    }
 
     #[test]
     fn embd_normalize_selects_norm() {

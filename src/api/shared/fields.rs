@@ -110,6 +110,11 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
     })
 }
 
+/// Returns true for null and for an empty list.
+pub(crate) fn is_null_or_empty(value: &Value) -> bool {
+    value.is_null() || value.as_array().is_some_and(Vec::is_empty)
+}
+
 /// Returns the error for a field with an invalid value.
 pub(crate) fn invalid_value(name: &str, expected: &str, value: &Value) -> ApiError {
     ApiError::invalid(name, format!("`{name}` must be {expected}, got {}", abbreviate(value)))

@@ -5,24 +5,23 @@
 //! whose client has disconnected is dropped before its next input.
 
 mod capabilities;
+mod queue;
 mod thread;
 
 pub use capabilities::{EncoderSettings, EncoderUnavailable};
 
 use crate::engine::status::EngineStatus;
 use crate::events::TokenId;
-use crate::model::llama::{EncoderOutput, Pooling};
+use crate::model::llama::{EncoderOutput, NoHiddenStates, Pooling};
 use crate::model::{Model, ModelError};
 use capabilities::EncoderCapabilities;
+use queue::QueueReservation;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use thread::{EncodeRequest, EncoderCommand, QueueReservation};
+use thread::{EncodeRequest, EncoderCommand};
 use tokio::sync::oneshot;
-
-/// Maximum number of pending inputs over all requests. A request that arrives while no input is pending may have more.
-const MAX_QUEUED_INPUTS: usize = 4096;
 
 /// Error while encoding inputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -60,6 +59,9 @@ pub enum EncodeError {
     /// The encoder has stopped.
     #[error("the encoder has stopped")]
     Stopped,
+    /// The model has no hidden states.
+    #[error("hidden states are not available: {0}")]
+    HiddenStates(NoHiddenStates),
     /// llama.cpp failed.
     #[error("{0}")]
     Failed(String),
@@ -85,7 +87,7 @@ struct Inner {
     max_input_tokens: usize,
     /// `None` if the model provides neither embeddings nor scores.
     commands: Option<Sender<EncoderCommand>>,
-    /// Number of inputs that wait or are being encoded.
+    /// Number of inputs in the queue, see [`QueueReservation`].
     pending: Arc<AtomicUsize>,
     status: Arc<EngineStatus>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -104,6 +106,17 @@ impl Encoder {
         if !model.generates() {
             // An encoder has no embeddings for positions beyond its training context.
             context.max_input_tokens = context.max_input_tokens.min(model.card().context_train);
+        }
+        if let Some(max) = model.max_whole_input(context.max_output_bytes).filter(|&max| max < context.max_input_tokens)
+        {
+            tracing::warn!(
+                model = model.name(),
+                max_input_tokens = max,
+                requested = context.max_input_tokens,
+                max_output_bytes = context.max_output_bytes,
+                "maximum input tokens lowered: llama.cpp reserves the logits of the whole vocabulary for each token of an input"
+            );
+            context.max_input_tokens = max;
         }
         let max_input_tokens = context.max_input_tokens as usize;
         let pending = Arc::new(AtomicUsize::new(0));
@@ -162,10 +175,7 @@ impl Encoder {
                 return Err(EncodeError::UnknownToken { index, token });
             }
         }
-        let (reservation, before) = QueueReservation::new(pending, inputs.len());
-        if before > 0 && before + inputs.len() > MAX_QUEUED_INPUTS {
-            return Err(EncodeError::Busy { pending: before });
-        }
+        let reservation = QueueReservation::new(pending, inputs.len())?;
         let (client, response) = oneshot::channel();
         let request = EncodeRequest::new(inputs, output, client, reservation);
         let commands = self.0.commands.as_ref().ok_or(EncodeError::Stopped)?;
@@ -187,7 +197,7 @@ impl Encoder {
         &self.0.status
     }
 
-    /// Returns the number of inputs that wait or are being encoded.
+    /// Returns the number of inputs that wait or are being encoded. Inputs of large requests are not counted in full.
     #[must_use]
     pub fn pending(&self) -> usize {
         self.0.pending.load(Ordering::Acquire)

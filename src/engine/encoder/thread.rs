@@ -1,13 +1,13 @@
 //! The encoder thread: decodes the inputs of waiting requests in turn.
 
 use super::EncodeError;
+use super::queue::QueueReservation;
 use crate::engine::status::EngineStatus;
 use crate::events::TokenId;
 use crate::model::llama::{EncoderContext, EncoderOptions, EncoderOutput, Head, LlamaUse};
 use crate::model::{Model, ModelError};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -26,7 +26,7 @@ pub(super) struct EncodeRequest {
     /// Outputs of the first inputs, which are encoded.
     encoded: Vec<Vec<f32>>,
     client: oneshot::Sender<Result<Vec<Vec<f32>>, EncodeError>>,
-    _reservation: QueueReservation,
+    reservation: QueueReservation,
 }
 
 impl EncodeRequest {
@@ -36,27 +36,13 @@ impl EncodeRequest {
         client: oneshot::Sender<Result<Vec<Vec<f32>>, EncodeError>>,
         reservation: QueueReservation,
     ) -> Self {
-        Self { encoded: Vec::with_capacity(inputs.len()), inputs, output, client, _reservation: reservation }
+        Self { encoded: Vec::with_capacity(inputs.len()), inputs, output, client, reservation }
     }
-}
 
-/// Inputs of a request in the queue, counted in `pending` until the request ends.
-pub(super) struct QueueReservation {
-    pending: Arc<AtomicUsize>,
-    inputs: usize,
-}
-
-impl QueueReservation {
-    /// Adds `inputs` to `pending`. Returns the reservation, and the number of pending inputs before.
-    pub(super) fn new(pending: &Arc<AtomicUsize>, inputs: usize) -> (Self, usize) {
-        let before = pending.fetch_add(inputs, Ordering::AcqRel);
-        (Self { pending: Arc::clone(pending), inputs }, before)
-    }
-}
-
-impl Drop for QueueReservation {
-    fn drop(&mut self) {
-        self.pending.fetch_sub(self.inputs, Ordering::AcqRel);
+    /// Adds the output of the next input.
+    fn push_output(&mut self, output: Vec<f32>) {
+        self.encoded.push(output);
+        self.reservation.release_input();
     }
 }
 
@@ -147,13 +133,17 @@ fn encode_next(context: &mut EncoderContext<'_>, requests: &mut VecDeque<EncodeR
             (Vec::new(), Some(EncodeError::Failed(error.to_string())))
         }
     };
-    for (&owner, vector) in owners.iter().zip(vectors) {
-        requests[owner].encoded.push(vector);
+    let mut unsupported = vec![None; requests.len()];
+    for (&owner, output) in owners.iter().zip(vectors) {
+        match output {
+            Ok(vector) => requests[owner].push_output(vector),
+            Err(reason) => unsupported[owner] = Some(EncodeError::HiddenStates(reason)),
+        }
     }
     let (mut first, mut last) = (VecDeque::new(), VecDeque::new());
-    for (request, is_served) in requests.drain(..).zip(served) {
+    for ((request, is_served), unsupported) in requests.drain(..).zip(served).zip(unsupported) {
         // The client may have disconnected.
-        if let (true, Some(error)) = (is_served, &failed) {
+        if let (true, Some(error)) = (is_served, unsupported.as_ref().or(failed.as_ref())) {
             let _ = request.client.send(Err(error.clone()));
         } else if request.encoded.len() == request.inputs.len() {
             let _ = request.client.send(Ok(request.encoded));

@@ -45,79 +45,173 @@ impl Model {
 }
 
 impl RerankTemplate {
-    /// Tokenizes a pair. Special tokens that occur as text in the query or the document are not parsed.
+    /// Returns the tokenizer for the pairs of a query. Only texts that are inserted into a template may be tokenized
+    /// again with each pair.
     #[must_use]
-    pub fn tokens(&self, vocabulary: &Vocabulary, query: &str, document: &str) -> Vec<TokenId> {
-        match self {
+    pub fn pair_tokenizer<'a>(&'a self, vocabulary: &'a Vocabulary, query: &'a str) -> PairTokenizer<'a> {
+        let query_tokens = vocabulary.encode(query, false, false);
+        let format = match self {
             Self::Frame { before, between, after } => {
-                let query = vocabulary.encode(query, false, false);
-                let document = vocabulary.encode(document, false, false);
-                [before.clone(), query, between.clone(), document, after.clone()].concat()
+                PairFormat::Frame { start: [before.as_slice(), &query_tokens, between].concat(), end: after }
             }
             Self::Template(template) => {
-                let plain = |text| vocabulary.encode(text, false, true) == vocabulary.encode(text, false, false);
-                if plain(query) && plain(document) {
+                let is_query_plain = vocabulary.encode(query, false, true) == query_tokens;
+                let tokens = |part: &TemplatePart<'_>| match part {
+                    TemplatePart::Text(text) => vocabulary.encode(text, false, true),
+                    TemplatePart::Query => query_tokens.clone(),
+                    TemplatePart::Document => Vec::new(),
+                };
+                let parts = split(template).into_iter().map(|part| (part, tokens(&part))).collect();
+                PairFormat::Template { query, is_query_plain, parts }
+            }
+        };
+        PairTokenizer { vocabulary, format }
+    }
+}
+
+/// Tokenizes the pairs of a query and documents.
+pub struct PairTokenizer<'a> {
+    vocabulary: &'a Vocabulary,
+    format: PairFormat<'a>,
+}
+
+enum PairFormat<'a> {
+    /// Tokens before and after the document.
+    Frame { start: Vec<TokenId>, end: &'a [TokenId] },
+    /// The parts of a template, each with its tokens; those of a document are not known.
+    Template {
+        query: &'a str,
+        /// True if the query does not contain special tokens as text.
+        is_query_plain: bool,
+        parts: Vec<(TemplatePart<'a>, Vec<TokenId>)>,
+    },
+}
+
+/// A part of a template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum TemplatePart<'a> {
+    Text(&'a str),
+    Query,
+    Document,
+}
+
+impl PairTokenizer<'_> {
+    /// Tokenizes the query and a document. Special tokens that occur as text in one of them are not parsed.
+    #[must_use]
+    pub fn encode(&self, document: &str) -> Vec<TokenId> {
+        match &self.format {
+            PairFormat::Frame { start, end } => {
+                [start.as_slice(), &self.vocabulary.encode(document, false, false), end].concat()
+            }
+            PairFormat::Template { query, is_query_plain, parts } => {
+                let document_tokens = self.vocabulary.encode(document, false, false);
+                if *is_query_plain && self.vocabulary.encode(document, false, true) == document_tokens {
                     // Tokenized as one text, because tokens may span the insertion points.
-                    return vocabulary.encode(&fill(template, query, document).concat(), false, true);
+                    let text: String = parts.iter().map(|(part, _)| part.text(query, document)).collect();
+                    return self.vocabulary.encode(&text, false, true);
                 }
-                let parts = fill(template, query, document);
-                let is_template_text = |index: usize| index.is_multiple_of(2);
-                let tokens = parts
-                    .iter()
-                    .enumerate()
-                    .map(|(index, part)| vocabulary.encode(part, false, is_template_text(index)));
-                tokens.flatten().collect()
+                let tokens = parts.iter().map(|(part, tokens)| match part {
+                    TemplatePart::Document => &document_tokens,
+                    TemplatePart::Text(_) | TemplatePart::Query => tokens,
+                });
+                tokens.flatten().copied().collect()
             }
         }
     }
 }
 
-/// Splits the filled template into its literal texts, at even indexes, and the inserted texts, at odd indexes.
-fn fill<'a>(template: &'a str, query: &'a str, document: &'a str) -> Vec<&'a str> {
+impl<'a> TemplatePart<'a> {
+    fn text(self, query: &'a str, document: &'a str) -> &'a str {
+        match self {
+            Self::Text(text) => text,
+            Self::Query => query,
+            Self::Document => document,
+        }
+    }
+}
+
+/// Splits a template at `{query}` and `{document}`.
+fn split(template: &str) -> Vec<TemplatePart<'_>> {
     let mut parts = Vec::new();
     let mut rest = template;
     loop {
-        let found = [("{query}", query), ("{document}", document)]
+        let found = [("{query}", TemplatePart::Query), ("{document}", TemplatePart::Document)]
             .into_iter()
-            .filter_map(|(name, text)| rest.find(name).map(|at| (at, name, text)))
+            .filter_map(|(name, part)| rest.find(name).map(|at| (at, name, part)))
             .min_by_key(|&(at, ..)| at);
-        let Some((at, name, text)) = found else { break };
-        parts.extend([&rest[..at], text]);
+        let Some((at, name, part)) = found else { break };
+        parts.extend([TemplatePart::Text(&rest[..at]), part]);
         rest = &rest[at + name.len()..];
     }
-    parts.push(rest);
+    parts.push(TemplatePart::Text(rest));
     parts
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{RerankTemplate, fill};
+    use super::{RerankTemplate, TemplatePart, split};
     use crate::model::{SpecialTokens, Vocabulary};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     /// Returns a vocabulary in which a token is a byte and `<s>` is 1000 if special tokens are parsed.
     fn bytes() -> Vocabulary {
-        Vocabulary::new(Vec::new(), Vec::new(), Vec::new(), SpecialTokens::default(), |text, _, special| {
+        counting_bytes(&Arc::default())
+    }
+
+    /// Returns the same vocabulary. It adds the bytes of all tokenized texts to `tokenized`.
+    fn counting_bytes(tokenized: &Arc<AtomicUsize>) -> Vocabulary {
+        let tokenized = Arc::clone(tokenized);
+        Vocabulary::new(Vec::new(), Vec::new(), Vec::new(), SpecialTokens::default(), move |text, _, special| {
+            tokenized.fetch_add(text.len(), Ordering::Relaxed);
             let text = if special { text.replace("<s>", "\u{1}") } else { text.to_owned() };
             text.bytes().map(|byte| if byte == 1 { 1000 } else { i32::from(byte) }).collect()
         })
     }
 
+    fn encode(template: &RerankTemplate, query: &str, document: &str) -> Vec<i32> {
+        template.pair_tokenizer(&bytes(), query).encode(document)
+    }
+
     #[test]
-    fn template_placeholders_are_filled_once() {
-        assert_eq!(fill("a{query}b{document}", "{document}", "d"), ["a", "{document}", "b", "d", ""]);
-        assert_eq!(fill("plain", "q", "d"), ["plain"]);
+    fn template_is_split_at_placeholders() {
+        let (text, query, document) = (TemplatePart::Text, TemplatePart::Query, TemplatePart::Document);
+        assert_eq!(split("a{query}b{document}"), [text("a"), query, text("b"), document, text("")]);
+        assert_eq!(split("{document}{query}"), [text(""), document, text(""), query, text("")]);
+        assert_eq!(split("plain"), [text("plain")]);
     }
 
     #[test]
     fn special_tokens_are_parsed_only_in_the_template() {
         let template = RerankTemplate::Template("<s>{query}|{document}".into());
-        assert_eq!(template.tokens(&bytes(), "a", "b"), [1000, 97, 124, 98]);
-        assert_eq!(template.tokens(&bytes(), "<s>", "b"), [1000, 60, 115, 62, 124, 98]);
+        assert_eq!(encode(&template, "a", "b"), [1000, 97, 124, 98]);
+        assert_eq!(encode(&template, "<s>", "b"), [1000, 60, 115, 62, 124, 98]);
+        assert_eq!(encode(&template, "a", "<s>"), [1000, 97, 124, 60, 115, 62]);
+    }
+
+    #[test]
+    fn placeholders_in_texts_are_not_filled() {
+        let template = RerankTemplate::Template("{query}|{document}".into());
+        assert_eq!(encode(&template, "{document}", "d"), "{document}|d".bytes().map(i32::from).collect::<Vec<_>>());
     }
 
     #[test]
     fn frame_tokens_surround_and_separate_the_pair() {
         let frame = RerankTemplate::Frame { before: vec![1], between: vec![2, 3], after: vec![4] };
-        assert_eq!(frame.tokens(&bytes(), "a", "<s>"), [1, 97, 2, 3, 60, 115, 62, 4]);
+        assert_eq!(encode(&frame, "a", "<s>"), [1, 97, 2, 3, 60, 115, 62, 4]);
+    }
+
+    #[test]
+    fn query_is_tokenized_once_for_all_documents() {
+        let query = "q".repeat(1000);
+        let frame = RerankTemplate::Frame { before: vec![1], between: vec![2], after: vec![3] };
+        // A pair with special tokens as text is tokenized in parts.
+        for (template, document) in [(frame, "d"), (RerankTemplate::Template("{query}{document}".into()), "<s>")] {
+            let tokenized = Arc::default();
+            let vocabulary = counting_bytes(&tokenized);
+            let pairs = template.pair_tokenizer(&vocabulary, &query);
+            assert!((0..100).all(|_| pairs.encode(document).len() > query.len()));
+            assert!(tokenized.load(Ordering::Relaxed) < 3 * query.len(), "{template:?}: {tokenized:?} bytes");
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Conversion of the configuration to encoder settings.
 
-use crate::config::{EngineConfig, HeadFlag, PoolingFlag};
+use crate::config::{EncoderFlags, EngineConfig, HeadFlag, PoolingFlag};
 use crate::engine::encoder::EncoderSettings;
 use crate::model::Model;
 use crate::model::llama::{Activation, DeclaredPooling, EncoderOptions, Pooling};
@@ -26,6 +26,7 @@ pub(super) fn settings(config: &EngineConfig, model: &Model) -> EncoderSettings 
         context: EncoderOptions {
             max_input_tokens: config.max_text_tokens(model.card().context_train, model.generates()),
             ubatch_size: config.ubatch_size,
+            max_output_bytes: EncoderFlags::max_output_bytes(),
             threads: config.threads_batch,
         },
     }

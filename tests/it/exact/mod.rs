@@ -6,6 +6,7 @@ mod control;
 pub mod gguf;
 mod hidden_states;
 mod lens;
+mod long_inputs;
 mod quantized;
 pub mod recurrent;
 mod reference;

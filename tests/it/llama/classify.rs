@@ -123,6 +123,24 @@ async fn disconnect_does_not_delay_other_clients() {
 }
 
 #[tokio::test]
+async fn small_request_is_admitted_during_a_large_one() {
+    let server = encoders().await;
+    let many: Vec<String> = (0..5000).map(|index| format!("{index} {}", "it is great, ".repeat(20))).collect();
+    let (before, _, _) = token_counts(server).await;
+    let small = async {
+        while token_counts(server).await.0 < before + 20_000.0 {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+        server.post(ROUTE, &json!({"inputs": "short"})).await
+    };
+    let body = json!({"inputs": many});
+    tokio::select! {
+        (status, answer) = small => assert_eq!(status, 200, "{answer}"),
+        (status, answer) = server.post(ROUTE, &body) => assert_eq!(status, 200, "{answer}"),
+    }
+}
+
+#[tokio::test]
 async fn invalid_body_error_names_field() {
     let server = encoders().await;
     let cases: [(Value, &str); 7] = [

@@ -177,3 +177,19 @@ async fn every_token_has_an_embedding_without_pooling() {
     errors.add("/classify", &server.post("/classify", &json!({"inputs": TEXT})).await);
     insta::assert_snapshot!("errors_without_pooling", errors);
 }
+
+/// The requests share decodes.
+#[tokio::test]
+async fn hidden_states_that_a_model_lacks_do_not_affect_embeddings() {
+    let server = encoders().await;
+    let texts: Vec<String> = (0..40).map(|index| format!("{index} {TEXT}")).collect();
+    let (embeddings, states) = (json!({"input": texts}), json!({"input": texts, "model": "classifier"}));
+    for _ in 0..4 {
+        let ((status, answer), refused) =
+            tokio::join!(server.post(OPENAI, &embeddings), server.post("/api/v1/hidden-states", &states));
+        assert_eq!(status, 200, "{answer}");
+        let message =
+            "hidden states are not available: llama.cpp does not name the outputs of the layers of this model";
+        assert_eq!((refused.0, &refused.1["detail"]), (501, &json!(message)));
+    }
+}

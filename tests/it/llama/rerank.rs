@@ -75,6 +75,20 @@ async fn empty_document_has_score() {
     assert_eq!(answer["results"].as_array().unwrap().len(), 2, "{answer}");
 }
 
+/// Only the first pair is tokenized; all pairs together would have 164 million tokens.
+#[tokio::test]
+async fn too_long_query_is_rejected_with_the_first_document() {
+    let server = encoders().await;
+    let (query, documents) = ("the fox ".repeat(5000), vec!["owl"; 16_384]);
+    for (model, tokens) in [("reranker", 1 + 10_000 + 1 + 1 + 1), ("qwen3-reranker", 1 + 16 + 40_000 + 1 + 3 + 1)] {
+        let answer = server.post(ROUTE, &body(&json!({"model": model, "query": query, "documents": documents}))).await;
+        let expected = format!(
+            "`documents[0]` has {tokens} tokens and is too large: this model's maximum context length is 64 tokens"
+        );
+        assert_eq!(rejection(&answer, 400), expected, "{model}");
+    }
+}
+
 #[tokio::test]
 async fn invalid_body_error_names_field() {
     let server = encoders().await;

@@ -1,6 +1,7 @@
 //! The native routes on the real server: runs that the engine made and runs that were ingested.
 
 mod attention;
+mod hidden_states;
 mod lens;
 
 use super::harness::{Server, SseReader, model, server, with_fields};

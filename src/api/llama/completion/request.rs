@@ -1,7 +1,7 @@
 //! The body of `/completion`, and its conversion to engine requests: one per prompt and answer.
 
-use crate::api::llama::request::is_null_or_empty;
 use crate::api::shared::body::GenerationFields;
+use crate::api::shared::fields::is_null_or_empty;
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
 use crate::api::shared::generation;
 use crate::api::shared::images::{ImageReader, MAX_IMAGES, MEDIA_MARKER, RequestImages};

@@ -1,6 +1,6 @@
 //! Classification: scores every label for a text.
 
-use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage};
+use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage, InputField};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody};
@@ -78,10 +78,10 @@ async fn classify(body: Result<ModelBody, ApiError>) -> Result<Json<Classificati
             return Err(ApiError::invalid("inputs", "`inputs` is missing; send a string or a list of strings").into());
         }
     };
+    let field = InputField::new(&loaded, "inputs", is_list);
     let tokenize =
-        move |vocabulary: &Vocabulary| Ok(texts.iter().map(|text| vocabulary.encode(text, true, false)).collect());
-    let EncodedInputs { vectors, usage } =
-        encoding::encode(&loaded, "inputs", is_list, EncoderOutput::Logits, tokenize).await?;
+        move |vocabulary: &Vocabulary| field.collect(texts.iter().map(|text| Ok(vocabulary.encode(text, true, false))));
+    let EncodedInputs { vectors, usage } = encoding::encode(&loaded, field, EncoderOutput::Logits, tokenize).await?;
     let mut predictions = vectors.iter().map(|logits| sorted_predictions(labels, logits));
     let predictions = if is_list {
         Predictions::Several(predictions.collect())

@@ -1,16 +1,14 @@
 //! Embeddings in OpenAI's format and in llama-server's.
 
-use crate::api::llama::request::is_null_or_empty;
-use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage};
+use crate::api::shared::encoding::{
+    self, EncodedInputs, EncoderUsage, INPUT, InputField, is_base64, is_list, to_base64,
+};
 use crate::api::shared::error::{LlamaError, OpenAiError};
-use crate::api::shared::fields::invalid_value;
-use crate::api::shared::{Fields, ModelBody, parameters};
-use crate::events::TokenId;
+use crate::api::shared::{Fields, ModelBody};
 use crate::model::Vocabulary;
 use crate::model::llama::{EncoderOutput, Pooling};
 use crate::server::{ApiError, App, Loaded};
 use axum::Json;
-use base64::Engine as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -19,9 +17,6 @@ use utoipa_axum::routes;
 
 /// Maximum tokens of a request that returns one vector per token.
 const MAX_TOKEN_VECTORS: usize = 16_384;
-
-/// Expected form of an input, for errors.
-const INPUT: &str = "a string, a list of token ids, {\"prompt_string\": text}, or a list of these";
 
 pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(embeddings)).route("/embedding", axum::routing::post(embeddings))
@@ -140,8 +135,9 @@ async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Res
         Some((field, value)) => (field, is_list(value)),
         None => return Err(ApiError::invalid("input", format!("`input` is missing; send {INPUT}"))),
     };
+    let input_field = InputField::new(loaded, field, is_list);
     let tokenize = move |vocabulary: &Vocabulary| {
-        let inputs = inputs(&body[field], field, vocabulary)?;
+        let inputs = encoding::inputs(&body[field], input_field, vocabulary)?;
         let tokens: usize = inputs.iter().map(Vec::len).sum();
         if pooling == Pooling::None && tokens > MAX_TOKEN_VECTORS {
             let detail =
@@ -150,61 +146,9 @@ async fn embed(app: &App, loaded: &Loaded, body: Value, pooling: Pooling) -> Res
         }
         Ok(inputs)
     };
-    let mut encoded = encoding::encode(loaded, field, is_list, EncoderOutput::Embedding(pooling), tokenize).await?;
+    let mut encoded = encoding::encode(loaded, input_field, EncoderOutput::Embedding(pooling), tokenize).await?;
     if pooling != Pooling::None {
         encoded.vectors.iter_mut().for_each(|vector| encoding::normalize(vector, norm));
     }
     Ok(encoded)
-}
-
-fn is_base64(fields: Fields<'_>) -> Result<bool, ApiError> {
-    match fields.text("encoding_format")? {
-        None | Some("float") => Ok(false),
-        Some("base64") => Ok(true),
-        Some(other) => Err(invalid_value("encoding_format", "\"float\" or \"base64\"", &other.into())),
-    }
-}
-
-/// Returns true if a value contains several inputs. A list that contains a token id is one input.
-fn is_list(value: &Value) -> bool {
-    value.as_array().is_some_and(|list| !list.iter().any(Value::is_number))
-}
-
-fn inputs(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<Vec<TokenId>>, ApiError> {
-    match value {
-        Value::Array(list) if is_list(value) => encoding::check_inputs(field, list)?
-            .iter()
-            .enumerate()
-            .map(|(index, value)| input(value, &format!("{field}[{index}]"), vocabulary))
-            .collect(),
-        value => Ok(vec![input(value, field, vocabulary)?]),
-    }
-}
-
-fn input(value: &Value, field: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
-    match value {
-        Value::String(text) => Ok(parameters::or_start_token(vocabulary.encode(text, true, true), vocabulary)),
-        Value::Array(_) => parameters::encode_prompt(value, field, vocabulary, true, true),
-        Value::Object(object) => match (object.get("prompt_string"), object.get("content")) {
-            (Some(text), _) if object.get("multimodal_data").is_none_or(is_null_or_empty) => {
-                let text =
-                    text.as_str().ok_or_else(|| invalid_value(&format!("{field}.prompt_string"), "a string", text))?;
-                input(&text.into(), field, vocabulary)
-            }
-            (None, Some(Value::Array(parts))) => {
-                let texts = parts.iter().map(|part| part["text"].as_str());
-                let text: Option<String> = texts.collect();
-                let text = text.ok_or_else(|| invalid_value(field, "text without images or sound", value))?;
-                input(&text.into(), field, vocabulary)
-            }
-            _ => Err(invalid_value(field, INPUT, value)),
-        },
-        other => Err(invalid_value(field, INPUT, other)),
-    }
-}
-
-/// Returns the base64 of the little-endian numbers.
-fn to_base64(vector: &[f32]) -> String {
-    let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
-    base64::engine::general_purpose::STANDARD.encode(bytes)
 }

@@ -1,6 +1,6 @@
 //! Reranks documents by relevance to a query, in Jina's format and in that of Text Embeddings Inference.
 
-use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage};
+use crate::api::shared::encoding::{self, EncodedInputs, EncoderUsage, InputField};
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::{Fields, ModelBody};
@@ -12,6 +12,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::sync::Arc;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -101,7 +102,7 @@ async fn rerank(body: Result<ModelBody, ApiError>) -> Result<Response, LlamaErro
     };
     let is_jina = field == "documents";
     let list = list.as_array().ok_or_else(|| invalid_value(field, "a list of strings", list))?;
-    let documents: Vec<String> = encoding::check_inputs(field, list)?
+    let documents: Arc<[String]> = encoding::check_inputs(field, list)?
         .iter()
         .enumerate()
         .map(|(index, value)| {
@@ -117,12 +118,13 @@ async fn rerank(body: Result<ModelBody, ApiError>) -> Result<Response, LlamaErro
     let return_text = fields.flag(if is_jina { "return_documents" } else { "return_text" })?.unwrap_or(false);
 
     let template = loaded.model().rerank_template();
-    let texts = documents.clone();
+    let texts = Arc::clone(&documents);
+    let field = InputField::new(&loaded, field, true);
     let tokenize = move |vocabulary: &Vocabulary| {
-        Ok(texts.iter().map(|document| template.tokens(vocabulary, &query, document)).collect())
+        let pairs = template.pair_tokenizer(vocabulary, &query);
+        field.collect(texts.iter().map(|document| Ok(pairs.encode(document))))
     };
-    let EncodedInputs { vectors, usage } =
-        encoding::encode(&loaded, field, true, EncoderOutput::Logits, tokenize).await?;
+    let EncodedInputs { vectors, usage } = encoding::encode(&loaded, field, EncoderOutput::Logits, tokenize).await?;
     let mut ranked: Vec<(usize, f32)> = vectors
         .iter()
         .map(|logits| if is_probability { first_probability(logits) } else { logits.first().copied().unwrap_or(0.0) })
