@@ -60,7 +60,7 @@ pub struct EngineFlags {
     /// that is usually faster (auto; default)
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "auto|on|off")]
     pub attention: Option<OnOffAuto>,
-    /// Flash attention; with --attention auto, on always uses it and off never; --attention on disables it [also: -fa]
+    /// Flash attention; with --attention auto, on always uses it and off never; cannot be on with --attention on [also: -fa]
     #[arg(long, env = "THUNDER_FLASH_ATTN", value_name = "on|off|auto", default_missing_value = "on", num_args = 0..=1)]
     pub flash_attn: Option<OnOffAuto>,
     /// Chat template that replaces the model's: Jinja text, or the name of a built-in template, e.g. llama3

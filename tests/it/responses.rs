@@ -127,6 +127,20 @@ async fn streamed_response_equals_complete_response() {
 }
 
 #[tokio::test]
+async fn retracted_text_is_removed_from_the_open_item() {
+    let server = server().await;
+    let fields = json!({"stream": true, "mods": ["replace_start"], "max_output_tokens": 16, "ignore_eos": true});
+    let events = server.events(RESPONSES, &response_request(fields)).await;
+    assert!(events.iter().any(|(name, data)| name == "thunder.retract" && data["chars"].as_u64() > Some(0)));
+    let text = |name: &str| &events.iter().find(|(found, _)| found == name).expect(name).1;
+    let whole = &events.last().unwrap().1["response"]["output"][0]["content"][0]["text"];
+    assert!(whole.as_str().unwrap().starts_with("Instead"), "{whole}");
+    assert_eq!(&text("response.output_text.done")["text"], whole);
+    assert_eq!(&text("response.content_part.done")["part"]["text"], whole);
+    assert_eq!(&text("response.output_item.done")["item"]["content"][0]["text"], whole);
+}
+
+#[tokio::test]
 async fn items_are_accepted_as_input_and_tokens_counted() {
     let server = server().await;
     let body = response_request(json!({"instructions": "Be short.", "tools": tools(), "input": [

@@ -4,10 +4,12 @@ use super::error::KoboldError;
 use super::request::default_length;
 use crate::events::TokenId;
 use crate::server::App;
+use crate::server::models::ModelView;
 use axum::Json;
 use axum::extract::State;
 use axum::routing::get;
 use serde::Serialize;
+use serde_json::Value;
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -123,12 +125,19 @@ async fn model(State(app): State<App>) -> Result<Json<KoboldModelResponse>, Kobo
     responses((status = 200, body = KoboldVersionResponse)))]
 async fn version(State(app): State<App>) -> Json<KoboldVersionResponse> {
     let protected = !app.credentials().security.keys.is_empty();
+    let vision = match app.models().view(None) {
+        Ok(ModelView::Loaded(loaded)) => loaded.model().images().is_some(),
+        Ok(ModelView::Sleeping(sleeping)) => {
+            serde_json::from_str::<Value>(sleeping.props.get()).is_ok_and(|props| props["modalities"]["vision"] == true)
+        }
+        Err(_) => false,
+    };
     Json(KoboldVersionResponse {
         result: "KoboldCpp",
         version: KOBOLDCPP_VERSION,
         protected,
         txt2img: false,
-        vision: false,
+        vision,
         transcribe: false,
         multiplayer: false,
         websearch: false,

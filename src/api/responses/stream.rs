@@ -1,6 +1,7 @@
 //! Streams a response as numbered events: its start, each item with start, deltas and end, and the complete response.
 //!
-//! A retraction by a mod is sent as the event `thunder.retract`; the response in the last event is always correct.
+//! A retraction by a mod is sent as the event `thunder.retract`, and removes the text from the item that is open. Completed
+//! items are not sent again; the response in the last event is always correct.
 
 use super::event::{ResponseEvent, ResponseStreamEvent};
 use super::response::{EchoedFields, OutputItem, OutputPart, ResponseObject, ResponseStatus};
@@ -36,6 +37,20 @@ enum ItemKind {
     Reasoning,
     Text,
     Call { id: String, name: String },
+}
+
+impl Item {
+    /// Removes the last characters of the text, of which those before this item are in completed items.
+    fn retract(&mut self, content: usize, reasoning: usize) {
+        let chars = match self.kind {
+            ItemKind::Reasoning => reasoning,
+            ItemKind::Text => content,
+            ItemKind::Call { .. } => 0,
+        };
+        if let Some(last) = chars.checked_sub(1) {
+            self.text.truncate(self.text.char_indices().rev().nth(last).map_or(0, |(at, _)| at));
+        }
+    }
 }
 
 /// Sender that numbers the events of a stream and adds them to the pending ones.
@@ -165,6 +180,9 @@ impl ChatEventWriter for ResponseEventWriter {
                 ChatDelta::ToolArguments { text, .. } => self.push_delta(chat, &text, pending),
                 ChatDelta::ToolCallEnd(_) => self.close(chat, ResponseStatus::Completed, pending),
                 ChatDelta::Retract(retraction) => {
+                    if let Some(item) = &mut self.item {
+                        item.retract(retraction.content, retraction.reasoning);
+                    }
                     let event = ResponseEvent::Retract {
                         chars: retraction.content,
                         reasoning_chars: retraction.reasoning,

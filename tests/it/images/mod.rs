@@ -169,6 +169,7 @@ async fn capabilities_name_images() {
     assert!(models["data"][0]["capabilities"].as_array().unwrap().contains(&json!("vision")), "{models}");
     let shown = server.answer("/api/show", &json!({"model": "demo"})).await;
     assert!(shown["capabilities"].as_array().unwrap().contains(&json!("vision")), "{shown}");
+    assert_eq!(server.get("/api/extra/version").await.1["vision"], true);
     let body = image_request(&bmp(1), &Value::Null);
     let rendered = server.answer("/apply-template", &body).await;
     assert!(rendered["prompt"].as_str().unwrap().contains("What is this?<__media__>"), "{rendered}");
