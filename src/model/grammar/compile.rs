@@ -1,5 +1,6 @@
 //! Compilation of a grammar's text into a matcher for runs.
 
+use super::deadline::{COMPILE_TIMEOUT, Deadline};
 use super::mask_worker::MaskWorker;
 use super::matcher::GrammarMatcher;
 use super::trigger::TriggerMatcher;
@@ -13,7 +14,6 @@ use serde_json::json;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
 
 /// Maximum length of a grammar's source in bytes.
 pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
@@ -22,8 +22,6 @@ pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
 const MAX_LINES: usize = 4000;
 /// Stack of the compiling thread; the system only allocates the used part.
 const STACK_BYTES: usize = 256 << 20;
-/// Time limit of a compilation.
-const COMPILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum number of concurrent compilations, including those that timed out.
 const MAX_CONCURRENT: usize = 4;
 /// Maximum number of cached grammars.
@@ -76,8 +74,8 @@ impl GrammarCompiler {
         if let Some(matcher) = self.cached(key) {
             return Ok(matcher);
         }
-        let grammar = self.translate(source)?;
-        let matcher = self.compile(grammar)?;
+        check_length(source)?;
+        let matcher = self.compile(source)?;
         let copy = matcher.deep_clone();
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.iter().all(|(other, _)| *other != key) {
@@ -99,69 +97,19 @@ impl GrammarCompiler {
         Some(copy)
     }
 
-    fn translate(&self, source: &GrammarSource) -> Result<TopLevelGrammar, GrammarError> {
-        let check_length = |text: &str| {
-            if text.len() > MAX_SOURCE_BYTES {
-                Err(GrammarError::TooLong { bytes: text.len(), limit: MAX_SOURCE_BYTES })
-            } else {
-                Ok(())
-            }
-        };
-        Ok(match source {
-            GrammarSource::JsonSchema(value) => {
-                check_length(&value.to_string())?;
-                TopLevelGrammar::from_json_schema(schema::prepare(value)?)
-            }
-            GrammarSource::JsonObject => {
-                TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}))?)
-            }
-            GrammarSource::Gbnf(text) => {
-                check_length(text)?;
-                TopLevelGrammar::from_lark(gbnf::to_lark(text, &self.vocabulary)?)
-            }
-            GrammarSource::Lark(text) => {
-                check_length(text)?;
-                let lines = text.lines().count();
-                if lines > MAX_LINES {
-                    return Err(GrammarError::unsupported(format!(
-                        "the grammar has {lines} lines; the maximum is {MAX_LINES}"
-                    )));
-                }
-                TopLevelGrammar::from_lark(text.clone())
-            }
-            GrammarSource::Regex(text) => {
-                check_length(text)?;
-                // Anchors are redundant, because the whole answer must match.
-                let text = text.strip_prefix('^').unwrap_or(text);
-                let text = match text.strip_suffix('$') {
-                    Some(inner) if !inner.ends_with('\\') => inner,
-                    _ => text,
-                };
-                TopLevelGrammar::from_regex(text)
-            }
-        })
-    }
-
-    fn compile(&self, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
-        let factory = self.factory()?;
+    /// Translates and compiles a grammar on a separate thread with a time limit.
+    fn compile(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
+        let factory = self.factory();
         let permit = CompilePermit::acquire(&self.compiling).ok_or(GrammarError::Busy)?;
+        let (source, vocabulary) = (source.clone(), Arc::clone(&self.vocabulary));
+        let deadline = Deadline::start();
         let (done, result) = sync_channel(1);
         let work = move || {
             let _permit = permit;
-            let mut matcher = Matcher::new(factory.create_parser(grammar));
-            let checked = match matcher.get_error() {
-                Some(error) => Err(GrammarError::Unsupported(user_message(&error))),
-                // A grammar that no token can start is rejected here instead of during the run.
-                None => match matcher.compute_mask_or_eos() {
-                    Ok(mask) if mask.num_set() > 0 => Ok(matcher),
-                    Ok(_) => {
-                        Err(GrammarError::unsupported("no token of this model can start an answer in this grammar"))
-                    }
-                    Err(error) => Err(GrammarError::Unsupported(user_message(&error.to_string()))),
-                },
-            };
+            let compiled =
+                translate(&source, &vocabulary, deadline).and_then(|grammar| create_matcher(&*factory?, grammar));
             // The receiver is dropped if the compilation timed out.
-            let _ = done.send(checked);
+            let _ = done.send(compiled);
         };
         std::thread::Builder::new()
             .name("thunder-grammar".into())
@@ -169,7 +117,7 @@ impl GrammarCompiler {
             .spawn(work)
             .map_err(|error| GrammarError::unsupported(format!("the grammar cannot be compiled now: {error}")))?;
         match result.recv_timeout(COMPILE_TIMEOUT) {
-            Ok(checked) => checked,
+            Ok(compiled) => compiled,
             Err(RecvTimeoutError::Timeout) => Err(GrammarError::TooSlow { seconds: COMPILE_TIMEOUT.as_secs() }),
             Err(RecvTimeoutError::Disconnected) => Err(GrammarError::unsupported("the grammar cannot be compiled")),
         }
@@ -195,6 +143,60 @@ impl GrammarCompiler {
                 Ok(Arc::new(factory))
             })
             .clone()
+    }
+}
+
+/// Rejects a grammar that is too long to translate.
+fn check_length(source: &GrammarSource) -> Result<(), GrammarError> {
+    let bytes = match source {
+        GrammarSource::JsonSchema(value) => value.to_string().len(),
+        GrammarSource::JsonObject => 0,
+        GrammarSource::Gbnf(text) | GrammarSource::Lark(text) | GrammarSource::Regex(text) => text.len(),
+    };
+    if bytes > MAX_SOURCE_BYTES { Err(GrammarError::TooLong { bytes, limit: MAX_SOURCE_BYTES }) } else { Ok(()) }
+}
+
+/// Translates a grammar for llguidance.
+fn translate(
+    source: &GrammarSource,
+    vocabulary: &Vocabulary,
+    deadline: Deadline,
+) -> Result<TopLevelGrammar, GrammarError> {
+    Ok(match source {
+        GrammarSource::JsonSchema(value) => TopLevelGrammar::from_json_schema(schema::prepare(value)?),
+        GrammarSource::JsonObject => TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}))?),
+        GrammarSource::Gbnf(text) => TopLevelGrammar::from_lark(gbnf::to_lark(text, vocabulary, deadline)?),
+        GrammarSource::Lark(text) => {
+            let lines = text.lines().count();
+            if lines > MAX_LINES {
+                return Err(GrammarError::unsupported(format!(
+                    "the grammar has {lines} lines; the maximum is {MAX_LINES}"
+                )));
+            }
+            TopLevelGrammar::from_lark(text.clone())
+        }
+        GrammarSource::Regex(text) => {
+            // Anchors are redundant, because the whole answer must match.
+            let text = text.strip_prefix('^').unwrap_or(text);
+            let text = match text.strip_suffix('$') {
+                Some(inner) if !inner.ends_with('\\') => inner,
+                _ => text,
+            };
+            TopLevelGrammar::from_regex(text)
+        }
+    })
+}
+
+/// Compiles a translated grammar. Rejects one that no token can start here instead of during the run.
+fn create_matcher(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<Matcher, GrammarError> {
+    let mut matcher = Matcher::new(factory.create_parser(grammar));
+    if let Some(error) = matcher.get_error() {
+        return Err(GrammarError::Unsupported(user_message(&error)));
+    }
+    match matcher.compute_mask_or_eos() {
+        Ok(mask) if mask.num_set() > 0 => Ok(matcher),
+        Ok(_) => Err(GrammarError::unsupported("no token of this model can start an answer in this grammar")),
+        Err(error) => Err(GrammarError::Unsupported(user_message(&error.to_string()))),
     }
 }
 
@@ -259,5 +261,22 @@ pub(super) fn user_message(message: &str) -> String {
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CompilePermit, GrammarCompiler, MAX_CONCURRENT};
+    use crate::model::grammar::testing::vocabulary;
+    use crate::model::grammar::{GrammarError, GrammarSource};
+
+    #[test]
+    fn translation_counts_as_compilation() {
+        let grammars = GrammarCompiler::new(vocabulary());
+        let compile = || grammars.matcher(&GrammarSource::Gbnf("root ::= x".into())).err();
+        let permits: Vec<_> = (0..MAX_CONCURRENT).map(|_| CompilePermit::acquire(&grammars.compiling)).collect();
+        assert_eq!(compile(), Some(GrammarError::Busy));
+        drop(permits);
+        assert!(matches!(compile(), Some(GrammarError::Syntax { .. })));
     }
 }

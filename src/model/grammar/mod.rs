@@ -9,6 +9,7 @@
 //! grammar refers to the token explicitly: `<|im_end|>` or `<[2]>` in Lark and GBNF.
 
 mod compile;
+mod deadline;
 pub mod gbnf;
 mod mask_worker;
 mod matcher;

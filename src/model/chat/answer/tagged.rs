@@ -11,7 +11,7 @@ use super::{
 use crate::model::chat::pattern::{PatternMatch, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value};
-use value_type::ValueType;
+use value_type::{ValueType, container_schema, unclosed_string};
 
 /// Maximum nesting of values that are also written in tags.
 const MAX_DEPTH: usize = 60;
@@ -93,7 +93,7 @@ impl TaggedParser {
             };
             let written = strip_line_breaks(&text[argument.from..end], tags);
             let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
-            let value = parse_value(tags, schema, argument.kind.as_deref(), written);
+            let value = parse_value(tags, schema, argument.kind.as_deref(), written, 0);
             emit_member(self.count, &argument.key, &value, deltas, message);
             self.count += 1;
             self.at = end + argument.close.len();
@@ -166,7 +166,13 @@ impl TaggedParser {
         let written = strip_line_breaks(value, tags);
         let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
         let value_type = value_type(tags, schema, argument.kind.as_deref());
-        let unfinished = value_type.parse_start(written).unwrap_or_else(|| written.trim().to_owned());
+        let unfinished = if let Some(text) = cut_unparsed_text(written) {
+            unclosed_string(text)
+        } else {
+            // The start of a value may be that of the delimiter, which is not part of the value.
+            let written = if CDATA.0.starts_with(written) { "" } else { written };
+            value_type.parse_start(written).unwrap_or_else(|| written.trim().to_owned())
+        };
         let before = if self.count == 0 { "{" } else { ", " };
         emit_arguments(deltas, message, &format!("{before}{}: {unfinished}", Value::from(argument.key)));
         self.at = text.len();
@@ -226,6 +232,12 @@ fn strip_line_breaks<'t>(value: &'t str, tags: &Tags) -> &'t str {
     value.strip_suffix('\n').unwrap_or(value)
 }
 
+/// Returns the text of a value that starts with the delimiter of unparsed text and may be incomplete.
+fn cut_unparsed_text(written: &str) -> Option<&str> {
+    let text = written.strip_prefix(CDATA.0)?;
+    Some(text.strip_suffix(CDATA.1).unwrap_or_else(|| &text[..len_before_partial_marker(text, &[CDATA.1])]))
+}
+
 /// Returns the schema of an argument, and the schema of all arguments, which has the definitions.
 fn argument_schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> (&'r Value, &'r Value) {
     let tool = answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
@@ -242,8 +254,15 @@ fn value_type(tags: &Tags, (schema, root): (&Value, &Value), kind: Option<&str>)
     ValueType::from_schema(schema, root)
 }
 
-/// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like.
-fn parse_value(tags: &Tags, (schema, root): (&Value, &Value), kind: Option<&str>, written: &str) -> Value {
+/// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like. `depth` is the
+/// number of elements around it.
+fn parse_value(
+    tags: &Tags,
+    (schema, root): (&Value, &Value),
+    kind: Option<&str>,
+    written: &str,
+    depth: usize,
+) -> Value {
     if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
         return text.into();
     }
@@ -251,7 +270,7 @@ fn parse_value(tags: &Tags, (schema, root): (&Value, &Value), kind: Option<&str>
         return value;
     }
     if tags.after_value.contains(Placeholder::Key.mark())
-        && let Some(value) = parse_elements(tags, (schema, root), written, 0)
+        && let Some(value) = parse_elements(tags, (schema, root), written, depth)
     {
         return value;
     }
@@ -265,6 +284,7 @@ fn parse_elements(tags: &Tags, (schema, root): (&Value, &Value), written: &str, 
     if depth > MAX_DEPTH || !rest.starts_with(before) {
         return None;
     }
+    let schema = container_schema(schema, root);
     let mut members: Vec<(&str, Value)> = Vec::new();
     while !rest.is_empty() {
         let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
@@ -278,12 +298,7 @@ fn parse_elements(tags: &Tags, (schema, root): (&Value, &Value), written: &str, 
             (Value::Null, items) => items,
             (property, _) => property,
         };
-        let inner = &rest[from..end];
-        let value = match parse_elements(tags, (member_schema, root), inner, depth + 1) {
-            Some(value) => value,
-            None => parse_value(tags, (member_schema, root), None, inner),
-        };
-        members.push((key, value));
+        members.push((key, parse_value(tags, (member_schema, root), None, &rest[from..end], depth + 1)));
         rest = rest[end + argument.close.len()..].trim_start();
     }
     let is_list = match schema["type"].as_str() {

@@ -5,6 +5,8 @@
 //! or of an alternative, no terminal can continue with a byte that may also start the next symbol. Other terminals are
 //! split, down to single characters if necessary.
 
+use super::super::GrammarError;
+use super::super::deadline::Deadline;
 use super::lower::{Productions, Symbol, is_divisible};
 use super::nfa::{ALL_BYTES, ByteSet, NO_BYTES, add_all, have_common_byte};
 use super::parse::Node;
@@ -18,13 +20,13 @@ const MAX_ANALYZED_TERMINALS: usize = 300;
 const MARKER: ByteSet = [0, 0, 0, 1 << 63];
 
 /// Returns the terminals that must be split.
-pub(super) fn find_terminals_to_split(grammar: &Productions) -> Vec<Node> {
+pub(super) fn find_terminals_to_split(grammar: &Productions, deadline: Deadline) -> Result<Vec<Node>, GrammarError> {
     let terminals = &grammar.terminals;
     let mut must_split = vec![false; terminals.len()];
     for (index, terminal) in terminals.iter().enumerate() {
         must_split[index] = terminal.nfa.is_none() && is_divisible(&terminal.node);
     }
-    let sets = FollowSets::new(grammar);
+    let sets = FollowSets::new(grammar, deadline)?;
     let mut check = |a: usize, b: usize, conflicts_with: &mut dyn FnMut(usize, usize) -> (ByteSet, bool)| {
         if must_split[a] || must_split[b] || !have_common_byte(&sets.followers[a], &conflicts_with(a, b).0) {
             return;
@@ -40,21 +42,18 @@ pub(super) fn find_terminals_to_split(grammar: &Productions) -> Vec<Node> {
         // Every pair is compared once, so neither the pairs nor the results are stored.
         for a in 0..terminals.len() {
             for b in 0..terminals.len() {
+                deadline.check()?;
                 check(a, b, &mut |a, b| compare(grammar, a, b));
             }
         }
     } else {
         let mut pairs = PairCache { grammar, results: HashMap::new() };
-        for (a, b) in sets.find_pairs(grammar, &mut pairs) {
+        for (a, b) in sets.find_pairs(grammar, &mut pairs, deadline)? {
             check(a, b, &mut |a, b| pairs.conflicts_with(a, b));
         }
     }
-    must_split
-        .iter()
-        .zip(terminals)
-        .filter(|(must_split, _)| **must_split)
-        .map(|(_, terminal)| terminal.node.clone())
-        .collect()
+    let split = must_split.iter().zip(terminals).filter(|(must_split, _)| **must_split);
+    Ok(split.map(|(_, terminal)| terminal.node.clone()).collect())
 }
 
 /// The results of [`Nfa::conflicts_with`](super::nfa::Nfa::conflicts_with) for pairs of terminals.
@@ -114,7 +113,7 @@ impl FirstSet {
 }
 
 impl FollowSets {
-    fn new(grammar: &Productions) -> Self {
+    fn new(grammar: &Productions, deadline: Deadline) -> Result<Self, GrammarError> {
         let width = grammar.terminals.len().div_ceil(64);
         let terminal_firsts: Vec<FirstSet> = grammar
             .terminals
@@ -135,6 +134,7 @@ impl FollowSets {
         while changed {
             changed = false;
             for (index, alternatives) in grammar.rules.iter().enumerate() {
+                deadline.check()?;
                 for items in alternatives {
                     let first = first_set(items, &rule_firsts, &terminal_firsts, width);
                     changed |= rule_firsts[index].add_all(&first);
@@ -149,21 +149,27 @@ impl FollowSets {
             rule_followers: vec![FirstSet::empty(width); grammar.rules.len()],
             followers: vec![FirstSet::empty(width); grammar.terminals.len()],
             changed: true,
+            deadline,
         };
         while std::mem::take(&mut follow.changed) {
             for (index, alternatives) in grammar.rules.iter().enumerate() {
                 for items in alternatives {
                     let after = follow.rule_followers[index].clone();
-                    follow.add_followers(items, &after);
+                    follow.add_followers(items, &after)?;
                 }
             }
         }
         let (followers, next) = follow.followers.into_iter().map(|first| (first.bytes, first.terminals)).unzip();
-        Self { followers, next, start }
+        Ok(Self { followers, next, start })
     }
 
     /// Returns the pairs of terminals that are possible at the same position in a grammar without tokens.
-    fn find_pairs(&self, grammar: &Productions, pairs: &mut PairCache<'_>) -> Vec<(usize, usize)> {
+    fn find_pairs(
+        &self,
+        grammar: &Productions,
+        pairs: &mut PairCache<'_>,
+        deadline: Deadline,
+    ) -> Result<Vec<(usize, usize)>, GrammarError> {
         let count = grammar.terminals.len();
         let mut coexisting: Vec<TerminalSet> = vec![vec![0; self.start.len()]; count];
         let mut todo = Vec::new();
@@ -180,6 +186,7 @@ impl FollowSets {
         add_pairs(&self.start, &self.start, &mut todo);
         let mut found = Vec::new();
         while let Some((a, b)) = todo.pop() {
+            deadline.check()?;
             found.push((a, b));
             // If both match the same text, their followers are possible at the same position.
             if a == b || pairs.conflicts_with(a, b).1 {
@@ -188,7 +195,7 @@ impl FollowSets {
             }
         }
         found.sort_unstable();
-        found
+        Ok(found)
     }
 }
 
@@ -200,12 +207,14 @@ struct FollowBuilder<'a> {
     rule_followers: Vec<FirstSet>,
     followers: Vec<FirstSet>,
     changed: bool,
+    deadline: Deadline,
 }
 
 impl FollowBuilder<'_> {
     /// Records the follow set of every symbol of a sequence; `after` is the follow set of the whole sequence.
-    fn add_followers(&mut self, items: &[Symbol], after: &FirstSet) {
+    fn add_followers(&mut self, items: &[Symbol], after: &FirstSet) -> Result<(), GrammarError> {
         for (index, item) in items.iter().enumerate() {
+            self.deadline.check()?;
             let mut followers = first_set(&items[index + 1..], self.rule_firsts, self.terminal_firsts, self.width);
             if followers.nullable {
                 followers.add_all(after);
@@ -222,10 +231,11 @@ impl FollowBuilder<'_> {
                         again.nullable = false;
                         followers.add_all(&again);
                     }
-                    self.add_followers(inner, &followers);
+                    self.add_followers(inner, &followers)?;
                 }
             }
         }
+        Ok(())
     }
 }
 

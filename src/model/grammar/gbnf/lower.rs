@@ -1,5 +1,7 @@
 //! Conversion of rules to productions over terminals.
 
+use super::super::GrammarError;
+use super::super::deadline::Deadline;
 use super::MAX_TERMINALS;
 use super::nfa::Nfa;
 use super::parse::{GbnfGrammar, Node};
@@ -85,7 +87,12 @@ fn collect(node: &Node, rules: &mut HashSet<usize>) -> bool {
 }
 
 /// Builds productions with the largest terminals that are regular and not in `split`.
-pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Node>) -> Productions {
+pub(super) fn lower(
+    grammar: &GbnfGrammar,
+    regular: &[bool],
+    split: &HashSet<Node>,
+    deadline: Deadline,
+) -> Result<Productions, GrammarError> {
     let mut lowering = Lowering {
         grammar,
         regular,
@@ -96,21 +103,24 @@ pub(super) fn lower(grammar: &GbnfGrammar, regular: &[bool], split: &HashSet<Nod
         todo: Vec::new(),
         terminals: Vec::new(),
         size: 0,
+        deadline,
     };
     lowering.rules[0] = lowering.alternatives(&Node::Rule(grammar.root));
     while let Some((at, rule)) = lowering.todo.pop() {
+        deadline.check()?;
         lowering.rules[at] = lowering.alternatives(&grammar.rules[rule]);
     }
     let mut productions = Productions { rules: lowering.rules, terminals: lowering.terminals };
-    productions.prune();
-    productions
+    productions.prune(deadline)?;
+    Ok(productions)
 }
 
 impl Productions {
     /// Removes symbols that no finite text can complete, because an answer must not start them.
-    fn prune(&mut self) {
+    fn prune(&mut self, deadline: Deadline) -> Result<(), GrammarError> {
         let mut ends = vec![false; self.rules.len()];
         loop {
+            deadline.check()?;
             let now: Vec<bool> =
                 self.rules.iter().map(|alternatives| alternatives.iter().any(|items| can_end(items, &ends))).collect();
             if now == ends {
@@ -122,6 +132,7 @@ impl Productions {
             alternatives.retain(|items| can_end(items, &ends));
             alternatives.iter_mut().for_each(|items| remove_endless(items, &ends));
         }
+        Ok(())
     }
 }
 
@@ -153,6 +164,7 @@ struct Lowering<'a> {
     terminals: Vec<Terminal>,
     /// States and edges of the automata of all terminals.
     size: usize,
+    deadline: Deadline,
 }
 
 impl Lowering<'_> {
@@ -225,8 +237,9 @@ impl Lowering<'_> {
             return Vec::new();
         }
         let index = self.by_node.get(node).copied().unwrap_or_else(|| {
-            // A grammar with more terminals is rejected.
-            let is_analyzed = self.terminals.len() < MAX_TERMINALS && self.size < MAX_TOTAL_SIZE;
+            // A grammar with more terminals, or one after its deadline, is rejected.
+            let is_analyzed =
+                self.terminals.len() < MAX_TERMINALS && self.size < MAX_TOTAL_SIZE && !self.deadline.is_over();
             let nfa = if is_analyzed { Nfa::from_node(node, &self.grammar.rules) } else { None };
             self.size += nfa.as_ref().map_or(0, Nfa::size);
             self.terminals.push(Terminal { node: node.clone(), nfa });

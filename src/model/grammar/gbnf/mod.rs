@@ -12,6 +12,7 @@ mod nfa;
 mod parse;
 
 use super::GrammarError;
+use super::deadline::Deadline;
 use crate::model::Vocabulary;
 use std::collections::HashSet;
 
@@ -25,8 +26,8 @@ const MAX_TERMINALS: usize = 2000;
 ///
 /// # Errors
 /// [`GrammarError::Syntax`] with line and column; [`GrammarError::Unsupported`] if no text matches the grammar or the
-/// grammar is too ambiguous or has too many terminals.
-pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarError> {
+/// grammar is too ambiguous or has too many terminals; [`GrammarError::TooSlow`] after the deadline.
+pub(super) fn to_lark(source: &str, vocabulary: &Vocabulary, deadline: Deadline) -> Result<String, GrammarError> {
     let token = |text: &str| {
         if let Some(id) = text.strip_prefix("<[").and_then(|text| text.strip_suffix("]>")) {
             return id.parse().ok().filter(|&id| vocabulary.contains(id));
@@ -40,7 +41,7 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
     let regular = lower::regular_rules(&grammar);
     let mut split = HashSet::new();
     for _ in 0..MAX_ROUNDS {
-        let productions = lower::lower(&grammar, &regular, &split);
+        let productions = lower::lower(&grammar, &regular, &split, deadline)?;
         if productions.rules[0].is_empty() {
             return Err(GrammarError::unsupported(
                 "no text matches the rule 'root': its rules refer to each other without end",
@@ -53,8 +54,11 @@ pub fn to_lark(source: &str, vocabulary: &Vocabulary) -> Result<String, GrammarE
             )));
         }
         // A single terminal has no following symbol.
-        let must_split =
-            if regular[grammar.root] { Vec::new() } else { conflicts::find_terminals_to_split(&productions) };
+        let must_split = if regular[grammar.root] {
+            Vec::new()
+        } else {
+            conflicts::find_terminals_to_split(&productions, deadline)?
+        };
         if must_split.is_empty() {
             return Ok(lark::write(&productions, &grammar.rules));
         }

@@ -1,12 +1,14 @@
 use super::parse::{self, Node};
 use super::to_lark;
 use crate::events::TokenId;
+use crate::model::grammar::deadline::Deadline;
 use crate::model::grammar::testing::{CONTROL, END, accepts, is_permitted, start_matcher, vocabulary};
 use crate::model::grammar::{GrammarError, GrammarSource};
 use proptest::prelude::*;
+use std::time::{Duration, Instant};
 
 fn lark(source: &str) -> Result<String, GrammarError> {
-    to_lark(source, &vocabulary())
+    to_lark(source, &vocabulary(), Deadline::start())
 }
 
 fn gbnf(source: &str) -> GrammarSource {
@@ -67,6 +69,18 @@ fn grammar_with_too_many_terminals_is_rejected() {
     let error = lark(&words(35_000)).unwrap_err().to_string();
     assert!(error.contains("more than 2000 different literals") && error.contains("remove some"), "{error}");
     assert!(lark(&words(500)).is_ok());
+}
+
+#[test]
+fn translation_ends_after_its_deadline() {
+    // Every part of the sequence may be empty, so its follow sets take minutes.
+    let slow = format!("root ::= \"a\" | {}", "root? ".repeat(20_000));
+    let started = Instant::now();
+    for (source, time) in [(slow.as_str(), 100), ("root ::= \"(\" root \")\" | \"a\"", 0)] {
+        let error = to_lark(source, &vocabulary(), Deadline::after(Duration::from_millis(time))).unwrap_err();
+        assert!(matches!(error, GrammarError::TooSlow { .. }), "{error}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
 #[test]

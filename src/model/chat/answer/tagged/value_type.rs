@@ -108,14 +108,43 @@ impl TypeResolver<'_> {
 
     /// Returns the set of types that the schema at a local reference permits.
     fn referenced(&mut self, reference: &str, depth: usize) -> u8 {
-        let root = self.root;
-        let Some(schema) = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer)) else { return ANY };
+        let Some(schema) = resolve(reference, self.root) else { return ANY };
         if self.references == MAX_REFERENCES {
             return ANY;
         }
         self.references += 1;
         self.permitted(schema, depth + 1)
     }
+}
+
+/// Returns the schema that describes an object or a list: the schema itself, one that it refers to, or one of its
+/// alternatives. Returns the schema itself if none does.
+pub(super) fn container_schema<'s>(schema: &'s Value, root: &'s Value) -> &'s Value {
+    find_container(schema, root, 0, &mut 0).unwrap_or(schema)
+}
+
+fn find_container<'s>(schema: &'s Value, root: &'s Value, depth: usize, references: &mut usize) -> Option<&'s Value> {
+    let is_container = matches!(schema["type"].as_str(), Some("object" | "array"))
+        || schema["properties"].is_object()
+        || schema["items"].is_object();
+    if is_container || depth > MAX_DEPTH {
+        return Some(schema).filter(|_| is_container);
+    }
+    if let Some(target) = schema["$ref"].as_str().and_then(|reference| resolve(reference, root))
+        && *references < MAX_REFERENCES
+    {
+        *references += 1;
+        if let Some(found) = find_container(target, root, depth + 1, references) {
+            return Some(found);
+        }
+    }
+    let alternatives = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|keyword| schema[keyword].as_array());
+    alternatives.flatten().find_map(|alternative| find_container(alternative, root, depth + 1, references))
+}
+
+/// Returns the schema at a local reference.
+fn resolve<'s>(reference: &str, root: &'s Value) -> Option<&'s Value> {
+    root.pointer(reference.strip_prefix('#')?)
 }
 
 fn named_type(name: &str) -> u8 {
@@ -165,7 +194,7 @@ fn parse_string_start(text: &str) -> Option<String> {
 }
 
 /// Returns a text as a string in JSON without the quote at its end.
-fn unclosed_string(text: &str) -> String {
+pub(super) fn unclosed_string(text: &str) -> String {
     let mut quoted = Value::from(text).to_string();
     quoted.pop();
     quoted

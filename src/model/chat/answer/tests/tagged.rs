@@ -3,6 +3,8 @@
 use super::{answer_format, apply, calls, read_in};
 use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
 use crate::model::chat::family::ModelFamily;
+use crate::model::chat::pattern::Placeholder;
+use crate::model::chat::syntax::{AnswerSyntax, CallForm, CallShape, Tags};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -89,6 +91,16 @@ fn text_argument_that_was_cut_off_keeps_quotes() {
         (&optional, "nul", "{\"value\": nul"),
         (&optional, "555", "{\"value\": \"555"),
         (&json!({"type": "integer"}), "55", "{\"value\": 55"),
+        (&text, "<![CDATA[a \"b\" < c", r#"{"value": "a \"b\" < c"#),
+        (&text, "<![CDATA[a]", "{\"value\": \"a"),
+        (&text, "<![CDATA[a]]", "{\"value\": \"a"),
+        (&text, "<![CDATA[a]]>", "{\"value\": \"a"),
+        (&text, "<![CDATA[a]]]>", "{\"value\": \"a]"),
+        (&text, "<![CDATA[", "{\"value\": \""),
+        (&text, "<![CD", "{\"value\": \""),
+        (&optional, "<![CDATA[nul", "{\"value\": \"nul"),
+        (&json!({"type": "integer"}), "<![CDATA[55", "{\"value\": \"55"),
+        (&json!({"type": "integer"}), "<![CDA", "{\"value\": "),
     ] {
         for family in FAMILIES {
             let (start, end) = call_with(family, written);
@@ -113,6 +125,8 @@ fn arguments_that_were_cut_off_are_prefix_of_complete_arguments() {
         (&optional, "5551234 <\n\nx"),
         (&optional, "\"a \\\"b\\\" \\n\\u00e9 \\ud83d\\ude00\""),
         (&optional, "null"),
+        (&json!({"type": "string"}), "<![CDATA[a < \"b\"]]>"),
+        (&json!({"type": "integer"}), "<![CDATA[5]]>"),
     ] {
         for family in FAMILIES {
             let (start, end) = call_with(family, written);
@@ -131,4 +145,59 @@ fn arguments_that_were_cut_off_are_prefix_of_complete_arguments() {
             }
         }
     }
+}
+
+/// Returns the format of calls whose objects and lists are also in tags, for a tool with the argument `value`.
+fn element_format(schema: &Value) -> AnswerFormat {
+    let tags = Tags {
+        after_name: ">".into(),
+        before_key: "<".into(),
+        middle: ">".into(),
+        after_value: format!("</{}>", Placeholder::Key.mark()),
+        kinds: Vec::new(),
+        lines: false,
+    };
+    let form = CallForm::new("<call name=", CallShape::Tagged(tags), "</call>", "");
+    let syntax = AnswerSyntax { calls: vec![form], ..ModelFamily::Hermes.syntax() };
+    AnswerFormat { syntax: syntax.into(), ..format_with(ModelFamily::Hermes, schema) }
+}
+
+/// Returns the argument of a call in [`element_format`].
+fn element_value(schema: &Value, written: &str) -> Value {
+    let text = format!("<call name=add><value>{written}</value></call>");
+    let message = read_in(&element_format(schema), [text.as_str()], false);
+    let calls = calls(&message);
+    assert_eq!(calls.len(), 1, "{message:?}");
+    calls[0].1["value"].clone()
+}
+
+#[test]
+fn elements_have_types_of_referenced_schemas() {
+    let address = json!({"type": "object", "properties": {
+        "zip": {"$ref": "#/$defs/Name"},
+        "tags": {"type": "array", "items": {"$ref": "#/$defs/Name"}},
+        "next": {"anyOf": [{"$ref": "#/properties/value/$defs/address"}, {"type": "null"}]},
+    }});
+    // The definitions of `format_with` and one that refers to itself.
+    let referenced = json!({"$ref": "#/properties/value/$defs/address", "$defs": {"address": address}});
+    let inner = "<zip>1234</zip><tags><item>1</item><item>true</item></tags>";
+    let value = json!({"zip": "1234", "tags": ["1", "true"]});
+    assert_eq!(element_value(&address, inner), value);
+    assert_eq!(element_value(&referenced, inner), value);
+    assert_eq!(element_value(&json!({"allOf": [address]}), inner), value);
+    let nested = format!("<zip>5</zip><next>{inner}</next>");
+    assert_eq!(element_value(&referenced, &nested), json!({"zip": "5", "next": value}));
+    assert_eq!(element_value(&json!({}), inner), json!({"zip": 1234, "tags": [1, true]}));
+    // A text is no list of elements.
+    let code = json!({"type": "object", "properties": {"html": {"type": "string"}}});
+    assert_eq!(element_value(&code, "<html><b>x</b></html>"), json!({"html": "<b>x</b>"}));
+    let endless = json!({"$ref": "#/properties/value"});
+    assert_eq!(element_value(&endless, "<a>1</a>"), json!({"a": 1}));
+}
+
+#[test]
+fn malformed_elements_are_parsed_in_linear_time() {
+    // Each level has text after its element, so it is no object.
+    let written = (0..50).fold("x".to_owned(), |inner, level| format!("<k{level}>{inner}</k{level}>y"));
+    assert_eq!(element_value(&json!({}), &written), json!(written));
 }
