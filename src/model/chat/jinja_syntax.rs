@@ -2,7 +2,10 @@
 //!
 //! minijinja lacks some constructs of chat templates: the `generation` block of transformers, which marks the model's
 //! text and prints its body unchanged; `'…' % value`; lists that methods such as `append` change; a string plus an
-//! undefined value. Text outside of tags is not parsed and stays unchanged.
+//! undefined value. [`operators`] replaces operators whose results may be large. Text outside of tags is not parsed and
+//! stays unchanged.
+
+pub(super) mod operators;
 
 /// Methods that change a list in place. A template without them keeps its list literals.
 const CHANGING_METHODS: [&str; 7] = [".append(", ".extend(", ".insert(", ".pop(", ".remove(", ".reverse(", ".clear("];
@@ -19,6 +22,8 @@ pub(super) struct Translation {
     pub(super) source: String,
     /// Quoted texts, which the template may search in a message.
     pub(super) literals: Vec<String>,
+    /// Bytes of the text outside of tags.
+    pub(super) text_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +58,7 @@ pub(super) fn translate(source: &str) -> Translation {
     let lists_change = CHANGING_METHODS.iter().any(|method| source.contains(method));
     let mut edits: Vec<Edit> = Vec::new();
     let mut literals = Vec::new();
+    let mut tag_bytes = 0;
     let mut at = 0;
     while let Some(found) = source[at..].find('{') {
         let start = at + found;
@@ -60,7 +66,9 @@ pub(super) fn translate(source: &str) -> Translation {
             Some(b'%') => "%}",
             Some(b'{') => "}}",
             Some(b'#') => {
-                at = source[start..].find("#}").map_or(source.len(), |end| start + end + 2);
+                let begin = start + 2;
+                at = source[begin..].find("#}").map_or(source.len(), |end| begin + end + 2);
+                tag_bytes += at - start;
                 continue;
             }
             _ => {
@@ -70,17 +78,21 @@ pub(super) fn translate(source: &str) -> Translation {
         };
         let Some((tokens, end)) = tokens(source, start + 2, close) else { break };
         at = end;
-        match tokens.first() {
-            Some(first) if close == "%}" && first.is("raw") => at = end_of_raw(source, end),
-            Some(first) if close == "%}" && first.is("generation") => edits.push(Edit::replace(first, "with")),
-            Some(first) if close == "%}" && first.is("endgeneration") => edits.push(Edit::replace(first, "endwith")),
+        tag_bytes += end - start;
+        // The first word of a statement is no operand.
+        let expressions = if close == "%}" { tokens.get(1..).unwrap_or_default() } else { &tokens[..] };
+        operators::rewrite(expressions, &mut edits);
+        match &tokens[..] {
+            [only] if close == "%}" && only.is("raw") => at = end_of_raw(source, end),
+            [first, ..] if close == "%}" && first.is("generation") => edits.push(Edit::replace(first, "with")),
+            [first, ..] if close == "%}" && first.is("endgeneration") => edits.push(Edit::replace(first, "endwith")),
             _ => rewrite(&tokens, lists_change, &mut edits),
         }
         literals.extend(tokens.iter().filter(|token| token.kind == Kind::String).map(|token| unquoted(token.text)));
     }
     literals.sort_unstable();
     literals.dedup();
-    Translation { source: apply_edits(source, edits), literals }
+    Translation { source: apply_edits(source, edits), literals, text_bytes: source.len() - tag_bytes }
 }
 
 /// A change of the source: the replaced bytes and the new text.
@@ -89,21 +101,36 @@ struct Edit {
     start: usize,
     end: usize,
     text: String,
+    order: EditOrder,
+}
+
+/// The order of changes at one position.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum EditOrder {
+    /// The end of a slice before the position.
+    AfterSlice,
+    /// The end of another operand before the position.
+    AfterOperand,
+    /// The start of an operand.
+    BeforeOperand,
+    /// The start of a literal, which may be the first part of an operand.
+    BeforeLiteral,
+    /// The new text of a token.
+    Replace,
 }
 
 impl Edit {
     fn replace(token: &Token<'_>, text: &str) -> Self {
-        Self { start: token.start, end: token.end(), text: text.to_owned() }
+        Self { start: token.start, end: token.end(), text: text.to_owned(), order: EditOrder::Replace }
     }
 
-    fn insert(at: usize, text: &str) -> Self {
-        Self { start: at, end: at, text: text.to_owned() }
+    fn insert(at: usize, text: &str, order: EditOrder) -> Self {
+        Self { start: at, end: at, text: text.to_owned(), order }
     }
 }
 
 fn apply_edits(source: &str, mut edits: Vec<Edit>) -> String {
-    // The sort is stable: of two insertions at one position, the first stays the first.
-    edits.sort_by_key(|edit| edit.start);
+    edits.sort_by_key(|edit| (edit.start, edit.order));
     let mut result = String::with_capacity(source.len() + 16 * edits.len());
     let mut at = 0;
     for edit in edits {
@@ -125,20 +152,13 @@ fn rewrite(tokens: &[Token<'_>], lists_change: bool, edits: &mut Vec<Edit>) {
             let is_tuple = operand[0].is("(") && closing(operand, 0) == Some(end - 1);
             edits.push(Edit::replace(token, if is_tuple { "|format" } else { "|format(" }));
             if !is_tuple {
-                edits.push(Edit::insert(last.end(), ")"));
+                edits.push(Edit::insert(last.end(), ")", EditOrder::AfterOperand));
             }
-        }
-        // Templates add undefined values to strings. Python fails, but llama.cpp treats them as empty.
-        let joins_text = token.is("+")
-            && before.is_some_and(|before| !begins_operand(before) && !before.is("."))
-            && [before, tokens.get(index + 1)].into_iter().flatten().any(|neighbor| neighbor.kind == Kind::String);
-        if joins_text {
-            edits.push(Edit::replace(token, "~"));
         }
         if lists_change && token.is("[") && before.is_none_or(begins_operand) {
             let Some(close) = closing(tokens, index) else { continue };
-            edits.push(Edit::insert(token.start, &format!("{LIST}(")));
-            edits.push(Edit::insert(tokens[close].end(), ")"));
+            edits.push(Edit::insert(token.start, &format!("{LIST}("), EditOrder::BeforeLiteral));
+            edits.push(Edit::insert(tokens[close].end(), ")", EditOrder::AfterOperand));
         }
     }
 }
@@ -216,7 +236,7 @@ fn tokens<'a>(source: &'a str, start: usize, close: &str) -> Option<(Vec<Token<'
             _ if first.is_alphabetic() || first == '_' => {
                 (Kind::Name, length(rest, |letter| letter.is_alphanumeric() || letter == '_'))
             }
-            _ if first.is_ascii_digit() => (Kind::Number, length(rest, |digit| digit.is_ascii_alphanumeric())),
+            _ if first.is_ascii_digit() => (Kind::Number, number(rest)),
             _ => (Kind::Operator, first.len_utf8()),
         };
         match kind {
@@ -231,6 +251,17 @@ fn tokens<'a>(source: &'a str, start: usize, close: &str) -> Option<(Vec<Token<'
 
 fn length(text: &str, belongs: impl Fn(char) -> bool) -> usize {
     text.find(|letter| !belongs(letter)).unwrap_or(text.len())
+}
+
+/// Returns the length of the number at the start: digits, a base and an exponent. A fraction is a separate token.
+fn number(text: &str) -> usize {
+    let len = length(text, |digit| digit.is_ascii_alphanumeric() || digit == '_');
+    let has_exponent = text[..len].ends_with(['e', 'E']) && !text.starts_with("0x") && !text.starts_with("0X");
+    let exponent = text[len..].strip_prefix(['+', '-']).filter(|_| has_exponent);
+    len + exponent.map_or(0, |digits| match length(digits, |digit| digit.is_ascii_digit()) {
+        0 => 0,
+        digits => digits + 1,
+    })
 }
 
 /// Returns the length of the quoted text at the start, including its quotes.
@@ -273,7 +304,7 @@ fn end_of_raw(source: &str, from: usize) -> usize {
     while let Some(found) = source[at..].find("{%") {
         let start = at + found + 2;
         match tokens(source, start, "%}") {
-            Some((tokens, end)) if tokens.first().is_some_and(|token| token.is("endraw")) => return end,
+            Some((tokens, end)) if matches!(&tokens[..], [only] if only.is("endraw")) => return end,
             _ => at = start,
         }
     }
@@ -302,11 +333,17 @@ mod tests {
     fn percent_after_text_formats() {
         for (source, expected) in [
             ("{{ '%s' % x }}", "{{ '%s' |format( x) }}"),
-            ("{{ '%s-%d' % (a.b, 2) ~ 'c' }}", "{{ '%s-%d' |format (a.b, 2) ~ 'c' }}"),
-            ("{{ 'a' ~ '%s' % x.y[0](1)|upper + 1 }}", "{{ 'a' ~ '%s' |format( x.y[0](1)|upper) + 1 }}"),
-            ("{{ a + b + 'c' + d }}{{ 'a' + -1 }}{{ 1 + 1 }}", "{{ a + b ~ 'c' ~ d }}{{ 'a' ~ -1 }}{{ 1 + 1 }}"),
+            ("{{ '%s-%d' % (a.b, 2) ~ 'c' }}", "{{ ('%s-%d' |format (a.b, 2) )|concatenate( 'c') }}"),
+            (
+                "{{ 'a' ~ '%s' % x.y[0](1)|upper + 1 }}",
+                "{{ (('a' )|concatenate( '%s' |format( x.y[0](1)|upper)) )|add( 1) }}",
+            ),
+            (
+                "{{ a + b + 'c' + d }}{{ 'a' + -1 }}{{ 1 + 1 }}",
+                "{{ (a )|add( (b )|concatenate( 'c') |concatenate( d)) }}{{ ('a' )|concatenate( -1) }}{{ (1 )|add( 1) }}",
+            ),
             ("{{ '%s' % (a)[0] }}", "{{ '%s' |format( (a)[0]) }}"),
-            ("{{ (i + 1) % 2 }}{{ i % 2 }}", "{{ (i + 1) % 2 }}{{ i % 2 }}"),
+            ("{{ (i + 1) % 2 }}{{ i % 2 }}", "{{ ((i )|add( 1)) % 2 }}{{ i % 2 }}"),
             ("'%s' % x {# '%s' % x #}", "'%s' % x {# '%s' % x #}"),
             (
                 "{% raw %}{{ '%s' % x }}{% endraw %}{{ '%s' % x }}",

@@ -1,8 +1,8 @@
 //! Chat templates: rendering of messages and tools to the prompt's text by the template in the GGUF file.
 //!
 //! Templates are written for Python's Jinja2 and come with the weights, so they are untrusted: they run in minijinja
-//! with Python's methods, a limit of instructions, and no access to the system. [`RenderedPrompt`] records which part
-//! of the text each message became, so that a replay can show the role of each part.
+//! with Python's methods, limits of instructions and memory, and no access to the system. [`RenderedPrompt`] records
+//! which part of the text each message became, so that a replay can show the role of each part.
 
 pub mod answer;
 mod capabilities;
@@ -39,7 +39,8 @@ const CHATML: &str = "{% for message in messages %}\
     {{ '<|im_start|>' ~ message.role ~ '\n' ~ message.content ~ '<|im_end|>\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Maximum instructions per rendering; a conversation of a thousand messages takes about 50,000.
+/// Maximum instructions per rendering; a conversation of a thousand messages takes about 50,000. Lower for a template
+/// with a long text, which it may repeat.
 const FUEL: u64 = 5_000_000;
 
 const NAME: &str = "chat";
@@ -113,12 +114,16 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(|error| ChatTemplateError::Template(error.to_string()))?);
-        environment.set_fuel(Some(FUEL));
         // The output is a prompt, not HTML.
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
-        let text = source.unwrap_or(CHATML);
+        // As in Jinja2.
+        let text = &source.unwrap_or(CHATML).replace("\r\n", "\n").replace('\r', "\n");
         let translation = jinja_syntax::translate(text);
+        // A block stores text outside of tags in a variable. To repeat all of this text takes at least 4 instructions.
+        let repetitions = python::budget::MAX_BYTES / translation.text_bytes.max(1);
+        let fuel = FUEL.min(4 * repetitions as u64);
+        environment.set_fuel(Some(fuel));
         environment
             .add_template_owned(NAME, translation.source)
             .map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
@@ -127,9 +132,9 @@ impl ChatTemplate {
         template.fallback = source.is_none();
         template.capabilities.typed_content = DetectedCapabilities::needs_typed_content(&template);
         template.capabilities = DetectedCapabilities::detect(&template, text);
-        template.set_fuel(derive::FUEL);
+        template.set_fuel(derive::FUEL.min(fuel));
         let syntax = derive::derive_syntax(&template);
-        template.set_fuel(FUEL);
+        template.set_fuel(fuel);
         template.syntax = Arc::new(if template.capabilities.tools { syntax } else { syntax.without_own_tools() });
         Ok(template)
     }

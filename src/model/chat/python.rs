@@ -1,8 +1,11 @@
 //! Python features that templates use: methods, tests, `raise_exception`, `tojson`, `strftime`, mutable lists.
 
+pub(super) mod budget;
+mod filters;
 mod json;
 mod list;
 mod methods;
+mod operators;
 
 use chrono::{DateTime, Utc};
 use minijinja::value::{Kwargs, Object, Rest, Value, ValueKind};
@@ -20,8 +23,11 @@ struct TemplateException;
 
 pub(super) fn install(environment: &mut Environment<'static>) {
     environment.set_unknown_method_callback(methods::call);
-    environment.add_filter("tojson", json::tojson);
-    environment.add_filter("indent", indent);
+    environment.set_formatter(budget::write_value);
+    // It writes all variables without a limit.
+    environment.remove_global("debug");
+    filters::install(environment);
+    operators::install(environment);
     environment.add_test("iterable", is_iterable);
     environment.add_test("sequence", is_sequence);
     environment.add_function(super::jinja_syntax::LIST, |values: &Value| list::list_of(values));

@@ -33,6 +33,13 @@ fn model_without_a_template_uses_chatml() {
 }
 
 #[test]
+fn line_breaks_of_a_template_are_those_of_jinja2() {
+    let source = "{% for message in messages %}\r\n{{ message.content }}{{ '\r\n' }}\r{% endfor %}\r\nEnd";
+    let rendered = render(Some(source), &json!([{"role": "user", "content": "a\r\nb"}])).unwrap();
+    assert_eq!(rendered.text, "a\r\nb\n\nEnd", "only contents keep their carriage returns");
+}
+
+#[test]
 fn bundled_template_renders_tools_and_calls() {
     let source = include_str!("../../../fixtures/models/chat_template.jinja");
     let template = ChatTemplate::new(Some(source), "", "").unwrap();

@@ -1,6 +1,7 @@
 //! `tojson` as in transformers: `json.dumps` that keeps non-ASCII characters.
 
 use super::MAX_INDENT;
+use crate::model::chat::limited_text::LimitedText;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 use serde::Serialize;
@@ -27,10 +28,10 @@ pub(super) fn tojson(value: &Value, arguments: Kwargs) -> Result<String, Error> 
     }
     let flag = |name: &str| arguments.get::<Option<bool>>(name).ok().flatten().unwrap_or(false);
     let sorted = if flag("sort_keys") { Some(sorted(value)?) } else { None };
-    let mut out = Vec::new();
+    let mut out = LimitedText::default();
     let layout = Layout { item, key, indent, depth: 0, has_value: false };
     sorted.as_ref().unwrap_or(value).serialize(&mut Serializer::with_formatter(&mut out, layout)).map_err(failed)?;
-    let text = String::from_utf8_lossy(&out).into_owned();
+    let text = String::from_utf8_lossy(&out.text).into_owned();
     Ok(if flag("ensure_ascii") { escaped(&text) } else { text })
 }
 

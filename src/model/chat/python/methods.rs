@@ -1,15 +1,19 @@
 //! Methods of Python's strings, lists and dictionaries that minijinja-contrib lacks.
 
+use super::filters::spend_method;
 use minijinja::value::{Value, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 pub(super) fn call(state: &mut State<'_, '_>, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
     match (value.as_str(), method) {
-        (Some(text), _) => match call_text_method(text, method, args)? {
-            Some(result) => Ok(result),
-            None => unknown_method_callback(state, value, method, args),
-        },
+        (Some(text), _) => {
+            spend_method(state, value, method, args)?;
+            match call_text_method(text, method, args)? {
+                Some(result) => Ok(result),
+                None => unknown_method_callback(state, value, method, args),
+            }
+        }
         (None, "copy") if matches!(value.kind(), ValueKind::Seq | ValueKind::Map) => {
             let () = from_args(args)?;
             Ok(value.clone())

@@ -1,5 +1,7 @@
+use crate::model::chat::jinja_syntax::translate;
 use crate::model::chat::{ChatTemplate, ChatTemplateError, RenderOptions};
 use chrono::DateTime;
+use minijinja::Environment;
 use serde_json::{Map, Value, json};
 
 fn options(variables: Value) -> RenderOptions {
@@ -55,6 +57,105 @@ fn text_of_a_template_has_a_maximum_length() {
     let source = "{% set s = 'aaaaaaaa' * 1000000 %}{% for i in range(45) %}{{ s }}{% endfor %}";
     let error = rendered(source, json!({})).unwrap_err().to_string();
     assert!(error.contains("more than 67108864 bytes"), "{error}");
+}
+
+#[test]
+fn operators_calculate_as_in_python() {
+    let numbers =
+        "{{ 1 + 2 * 3 - 1 }} {{ 7 // 2 * 2 }} {{ 1.5 + 1 }} {{ 2 * 0.5 }} {{ true + 1 }} {{ -x[0] + 2 ** 3 }}";
+    let large_numbers = "{{ 9223372036854775807 + 1 }} {{ 4294967296 * 4294967296 }}";
+    let repetitions = "{{ 'ab' * 2 }} {{ 2 * 'ab' }} {{ [1] * 2 + x }} {{ (1, 2) + (3,) }} {{ 2 * (1,) }}";
+    let slices = "{{ 'abcd'[1:] ~ 'abcd'[-1:] ~ 'abcd'[::-1][:2] }} {{ x[1:] + x[:1] }} {{ (1, 2, 3)[1:] }}";
+    let namespace = "{% set n = namespace(t='a', l=[]) %}\
+         {% for i in x %}{% set n.t = n.t + 'b' ~ i %}{% set n.l = n.l + [i] %}{% endfor %}{{ n.t }}{{ n.l }}";
+    for (source, expected) in [
+        (numbers, "6 6 2.5 1.0 2 7"),
+        (large_numbers, "9223372036854775808 18446744073709551616"),
+        ("{{ 'a' ~ 1 ~ none ~ missing ~ [1] }} {{ 'a' + missing }} {{ missing + 'a' }}", "a1None[1] a a"),
+        (repetitions, "abab abab [1, 1, 1, 2] (1, 2, 3) (1, 1)"),
+        (slices, "bcdddc [2, 1] (2, 3)"),
+        (namespace, "ab1b2[1, 2]"),
+    ] {
+        assert_eq!(rendered(source, json!({"x": [1, 2]})).unwrap(), expected, "{source}");
+    }
+    for source in
+        ["{{ 1 + x }}", "{{ x + 1 }}", "{{ 'a' * 'b' }}", "{{ x * -1 }}", "{{ missing * 2 }}", "{{ (1,) + [1] }}"]
+    {
+        assert!(matches!(rendered(source, json!({"x": [1]})), Err(ChatTemplateError::Rejected(_))), "{source}");
+    }
+}
+
+/// Returns the error of one rendering; a [`ChatTemplate`] renders several times.
+fn error_of(source: &str) -> String {
+    let mut environment = Environment::new();
+    super::install(&mut environment);
+    environment.render_str(&translate(source).source, ()).unwrap_err().to_string()
+}
+
+#[test]
+fn templates_cannot_double_values_without_limit() {
+    for change in [
+        "{% set n.t = n.t ~ n.t %}",
+        "{% set n.t = n.t + n.t %}",
+        "{% set n.t = n.t * 2 %}",
+        "{% set n.t = 2 * n.t %}",
+        "{% set n.l = n.l + n.l %}",
+        "{% set n.l = n.l * 2 %}",
+        "{% set n.t = double(n.t) %}",
+        "{% set t %}{{ n.t }}{{ n.t }}{% endset %}{% set n.t = t %}",
+        "{% set n.t = n.t | replace('a', 'aa') %}",
+        "{% set n.t = n.t.replace('a', 'aa') %}",
+        "{% set n.t = [n.t, n.t] | join %}",
+        "{% set n.t = '-'.join([n.t, n.t]) %}",
+        "{% set n.t = '%s%s' % (n.t, n.t) %}",
+        "{% set n.t = '{0}{0}'.format(n.t) %}",
+        "{% set n.t = [n.t, n.t] | string %}",
+        "{% set n.l = [n.l, n.l] %}{% set n.t = n.l ~ '' %}",
+        "{% set n.l = n.l | chain(n.l) | list %}",
+    ] {
+        let double = "{% macro double(t) %}{{ t }}{{ t }}{% endmacro %}";
+        let start = "{% set n = namespace(t='a', l=[1]) %}{% for i in range(40) %}";
+        let error = error_of(&format!("{double}{start}{change}{{% endfor %}}"));
+        assert!(error.contains("texts and lists of more than"), "{change}: {error}");
+    }
+}
+
+#[test]
+fn filters_and_methods_cannot_create_large_values() {
+    for expression in [
+        "{{ t | replace('a', t) }}",
+        "{{ (range(10000) | list) | join(t) }}",
+        "{{ t.join(range(10000)) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d' % (1000000000, 1) }}",
+        "{{ '{:>1000000000}'.format(1) }}",
+        "{{ [1] | batch(1000000000, 2) | length }}",
+        "{{ [1] | slice(1000000000) | length }}",
+        "{% for i in range(1000) %}{% set n.l = n.l + [t[1:]] %}{% endfor %}",
+        "{% for i in range(1000) %}{% set n.l = n.l + [t.strip()] %}{% endfor %}",
+        "{% for i in range(1000) %}{% set n.l = n.l + [t | upper] %}{% endfor %}",
+    ] {
+        let error = error_of(&format!("{{% set t = 'a' * 1000000 %}}{{% set n = namespace(l=[]) %}}{expression}"));
+        assert!(error.contains("texts and lists of more than"), "{expression}: {error}");
+    }
+    let json = error_of("{% set t = 'a' * 11000000 %}{{ [t, t, t, t, t, t, t] | tojson }}");
+    assert!(json.contains("the text is too long"), "{json}");
+}
+
+#[test]
+fn value_in_itself_cannot_become_text() {
+    for source in ["{{ n }}", "{{ n ~ '' }}", "{{ n | string }}", "{{ n | tojson }}", "{{ [n] | join }}"] {
+        let error = error_of(&format!("{{% set n = namespace() %}}{{% set n.n = n %}}{source}"));
+        assert!(error.contains("nested more than 64 levels"), "{source}: {error}");
+    }
+}
+
+#[test]
+fn template_cannot_repeat_its_own_text_without_limit() {
+    let text = "a".repeat(10_000);
+    let source = format!("{{% set t %}}{{% for i in range(100000) %}}{text}{{% endfor %}}{{% endset %}}");
+    let error = rendered(&source, json!({})).unwrap_err().to_string();
+    assert!(error.contains("out of fuel"), "{error}");
 }
 
 #[test]
