@@ -44,11 +44,10 @@ struct DecodeTime {
 }
 
 /// Adds a cost to a moving average, and returns the cost. The limit reduces the effect of decodes that another process
-/// delayed.
+/// delayed; without it, a delay of the first one would end the drafts of all later runs.
 fn add_cost(average: &mut Option<f64>, cost: f64) -> f64 {
-    let known = average.unwrap_or(cost);
-    let cost = cost.min(2.0 * known.max(MIN_TOKEN_COST));
-    *average = Some(known + NEW_WEIGHT * (cost - known));
+    let cost = cost.min(2.0 * average.unwrap_or(INITIAL_TOKEN_COST).max(MIN_TOKEN_COST));
+    *average = Some(average.map_or(cost, |known| known + NEW_WEIGHT * (cost - known)));
     cost
 }
 
@@ -291,6 +290,20 @@ mod tests {
             drafted += max;
         }
         assert!(drafted > 1000, "{drafted}");
+    }
+
+    #[test]
+    fn delay_of_the_first_draft_does_not_end_drafts() {
+        let mut times = DecodeTimes::default();
+        times.add_plain(1, 1.0);
+        times.add_drafted(1, 1, 50.0).unwrap();
+        let mut account = DraftAccount::new();
+        let plain = (0..1000).take_while(|_| {
+            let waits = account.max_draft(times.token_cost(1).unwrap()) == 0;
+            account.add_plain();
+            waits
+        });
+        assert!((1..50).contains(&plain.count()));
     }
 
     #[test]
