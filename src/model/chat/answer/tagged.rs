@@ -284,7 +284,8 @@ fn parse_elements(tags: &Tags, (schema, root): (&Value, &Value), written: &str, 
     if depth > MAX_DEPTH || !rest.starts_with(before) {
         return None;
     }
-    let schema = container_schema(schema, root);
+    let (first_key, _) = rest.strip_prefix(before)?.split_once(middle)?;
+    let schema = container_schema(schema, root, first_key == "item");
     let mut members: Vec<(&str, Value)> = Vec::new();
     while !rest.is_empty() {
         let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;

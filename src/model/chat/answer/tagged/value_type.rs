@@ -118,28 +118,39 @@ impl TypeResolver<'_> {
 }
 
 /// Returns the schema that describes an object or a list: the schema itself, one that it refers to, or one of its
-/// alternatives. Returns the schema itself if none does.
-pub(super) fn container_schema<'s>(schema: &'s Value, root: &'s Value) -> &'s Value {
-    find_container(schema, root, 0, &mut 0).unwrap_or(schema)
+/// alternatives. Of several, one of the kind that was written is preferred: a list if `is_list`. Returns the schema itself
+/// if none does.
+pub(super) fn container_schema<'s>(schema: &'s Value, root: &'s Value, is_list: bool) -> &'s Value {
+    let is_kind =
+        |found: &Value| found["type"].as_str().map_or(found["items"].is_object(), |it| it == "array") == is_list;
+    let found = find_container(schema, root, &is_kind, 0, &mut 0);
+    found.or_else(|| find_container(schema, root, &|_| true, 0, &mut 0)).unwrap_or(schema)
 }
 
-fn find_container<'s>(schema: &'s Value, root: &'s Value, depth: usize, references: &mut usize) -> Option<&'s Value> {
+fn find_container<'s>(
+    schema: &'s Value,
+    root: &'s Value,
+    is_accepted: &dyn Fn(&Value) -> bool,
+    depth: usize,
+    references: &mut usize,
+) -> Option<&'s Value> {
     let is_container = matches!(schema["type"].as_str(), Some("object" | "array"))
         || schema["properties"].is_object()
         || schema["items"].is_object();
     if is_container || depth > MAX_DEPTH {
-        return Some(schema).filter(|_| is_container);
+        return Some(schema).filter(|schema| is_container && is_accepted(schema));
     }
     if let Some(target) = schema["$ref"].as_str().and_then(|reference| resolve(reference, root))
         && *references < MAX_REFERENCES
     {
         *references += 1;
-        if let Some(found) = find_container(target, root, depth + 1, references) {
+        if let Some(found) = find_container(target, root, is_accepted, depth + 1, references) {
             return Some(found);
         }
     }
     let alternatives = ["anyOf", "oneOf", "allOf"].into_iter().filter_map(|keyword| schema[keyword].as_array());
-    alternatives.flatten().find_map(|alternative| find_container(alternative, root, depth + 1, references))
+    let mut alternatives = alternatives.flatten();
+    alternatives.find_map(|alternative| find_container(alternative, root, is_accepted, depth + 1, references))
 }
 
 /// Returns the schema at a local reference.

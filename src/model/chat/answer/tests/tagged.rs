@@ -188,6 +188,13 @@ fn elements_have_types_of_referenced_schemas() {
     let nested = format!("<zip>5</zip><next>{inner}</next>");
     assert_eq!(element_value(&referenced, &nested), json!({"zip": "5", "next": value}));
     assert_eq!(element_value(&json!({}), inner), json!({"zip": 1234, "tags": [1, true]}));
+    // What was written decides between alternatives.
+    let (list, object) = (json!({"type": "array", "items": {}}), json!({"type": "object"}));
+    for alternatives in [json!([list, object]), json!([object, list])] {
+        let schema = json!({"anyOf": alternatives});
+        assert_eq!(element_value(&schema, "<a>1</a><b>2</b>"), json!({"a": 1, "b": 2}));
+        assert_eq!(element_value(&schema, "<item>1</item><item>2</item>"), json!([1, 2]));
+    }
     // A text is no list of elements.
     let code = json!({"type": "object", "properties": {"html": {"type": "string"}}});
     assert_eq!(element_value(&code, "<html><b>x</b></html>"), json!({"html": "<b>x</b>"}));
