@@ -24,6 +24,8 @@ pub(super) struct Translation {
     pub(super) literals: Vec<String>,
     /// Bytes of the text outside of tags.
     pub(super) text_bytes: usize,
+    /// Bytes of the longest text between two tags.
+    pub(super) longest_text: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,7 +60,7 @@ pub(super) fn translate(source: &str) -> Translation {
     let lists_change = CHANGING_METHODS.iter().any(|method| source.contains(method));
     let mut edits: Vec<Edit> = Vec::new();
     let mut literals = Vec::new();
-    let mut tag_bytes = 0;
+    let (mut tag_bytes, mut longest_text, mut text_from) = (0, 0, 0);
     let mut at = 0;
     while let Some(found) = source[at..].find('{') {
         let start = at + found;
@@ -67,8 +69,10 @@ pub(super) fn translate(source: &str) -> Translation {
             Some(b'{') => "}}",
             Some(b'#') => {
                 let begin = start + 2;
+                longest_text = longest_text.max(start - text_from);
                 at = source[begin..].find("#}").map_or(source.len(), |end| begin + end + 2);
                 tag_bytes += at - start;
+                text_from = at;
                 continue;
             }
             _ => {
@@ -77,7 +81,8 @@ pub(super) fn translate(source: &str) -> Translation {
             }
         };
         let Some((tokens, end)) = tokens(source, start + 2, close) else { break };
-        at = end;
+        longest_text = longest_text.max(start - text_from);
+        (at, text_from) = (end, end);
         tag_bytes += end - start;
         // The first word of a statement is no operand.
         let expressions = if close == "%}" { tokens.get(1..).unwrap_or_default() } else { &tokens[..] };
@@ -92,7 +97,8 @@ pub(super) fn translate(source: &str) -> Translation {
     }
     literals.sort_unstable();
     literals.dedup();
-    Translation { source: apply_edits(source, edits), literals, text_bytes: source.len() - tag_bytes }
+    longest_text = longest_text.max(source.len() - text_from);
+    Translation { source: apply_edits(source, edits), literals, text_bytes: source.len() - tag_bytes, longest_text }
 }
 
 /// A change of the source: the replaced bytes and the new text.

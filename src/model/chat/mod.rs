@@ -120,9 +120,12 @@ impl ChatTemplate {
         // As in Jinja2.
         let text = &source.unwrap_or(CHATML).replace("\r\n", "\n").replace('\r', "\n");
         let translation = jinja_syntax::translate(text);
-        // A block stores text outside of tags in a variable. To repeat all of this text takes at least 4 instructions.
-        let repetitions = python::budget::MAX_BYTES / translation.text_bytes.max(1);
-        let fuel = FUEL.min(4 * repetitions as u64);
+        // A block stores text outside of tags in a variable. To repeat all of this text takes at least 4 instructions, and to
+        // repeat the text between two tags at least one.
+        let max_bytes = 2 * python::budget::MAX_BYTES;
+        let repetitions =
+            (4 * max_bytes / translation.text_bytes.max(1)).max(max_bytes / translation.longest_text.max(1));
+        let fuel = FUEL.min(repetitions as u64);
         environment.set_fuel(Some(fuel));
         environment
             .add_template_owned(NAME, translation.source)

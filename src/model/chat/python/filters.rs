@@ -19,14 +19,18 @@ enum ResultSize {
     Replaced,
     /// The texts of a list with separators.
     Joined,
-    /// A format with the texts of its arguments.
-    Formatted,
+    /// A format such as `%10d` with the texts of its arguments.
+    PercentFormatted,
+    /// A format such as `{:>10}` with the texts of its arguments.
+    BraceFormatted,
     /// A list of the arguments' values, or of parts of a text.
     List,
+    /// A list of lists, whose number or length is an argument.
+    Groups,
 }
 
 pub(super) fn install(environment: &mut Environment<'static>) {
-    use ResultSize::{Formatted, Indented, Joined, Json, List, Replaced, Text};
+    use ResultSize::{Groups, Indented, Joined, Json, List, PercentFormatted, Replaced, Text};
     let limited = [
         ("lower", Text, Value::from_function(filters::lower)),
         ("upper", Text, Value::from_function(filters::upper)),
@@ -43,15 +47,15 @@ pub(super) fn install(environment: &mut Environment<'static>) {
         ("indent", Indented, Value::from_function(indent)),
         ("replace", Replaced, Value::from_function(filters::replace)),
         ("join", Joined, Value::from_function(filters::join)),
-        ("format", Formatted, Value::from_function(filters::format)),
+        ("format", PercentFormatted, Value::from_function(filters::format)),
         ("split", List, Value::from_function(filters::split)),
         ("lines", List, Value::from_function(filters::lines)),
         ("list", List, Value::from_function(filters::list)),
         ("sort", List, Value::from_function(filters::sort)),
         ("dictsort", List, Value::from_function(filters::dictsort)),
         ("reverse", List, Value::from_function(filters::reverse)),
-        ("batch", List, Value::from_function(filters::batch)),
-        ("slice", List, Value::from_function(filters::slice)),
+        ("batch", Groups, Value::from_function(filters::batch)),
+        ("slice", Groups, Value::from_function(filters::slice)),
         ("unique", List, Value::from_function(filters::unique)),
         ("map", List, Value::from_function(filters::map)),
         ("select", List, Value::from_function(filters::select)),
@@ -88,7 +92,7 @@ pub(super) fn spend_method(
         | "removesuffix" => ResultSize::Text,
         "split" | "rsplit" | "splitlines" | "partition" | "rpartition" => ResultSize::List,
         "replace" => ResultSize::Replaced,
-        "format" => ResultSize::Formatted,
+        "format" => ResultSize::BraceFormatted,
         "join" => {
             // The text is the separator.
             let Some(list) = arguments.first() else { return Ok(()) };
@@ -102,9 +106,10 @@ pub(super) fn spend_method(
 
 /// Counts the result of a filter with these arguments, before it is created.
 fn spend_result(state: &mut State<'_, '_>, size: ResultSize, arguments: &[Value]) -> Result<(), Error> {
-    if matches!(size, ResultSize::List) {
+    if matches!(size, ResultSize::List | ResultSize::Groups) {
         return arguments.iter().try_for_each(|argument| {
-            let count = argument.as_str().map(str::len).or_else(|| argument.as_usize()).or_else(|| argument.len());
+            let number = argument.as_usize().filter(|_| matches!(size, ResultSize::Groups));
+            let count = argument.as_str().map(str::len).or(number).or_else(|| argument.len());
             spend(state, count.unwrap_or(0).saturating_mul(VALUE_BYTES + 1))
         });
     }
@@ -114,18 +119,18 @@ fn spend_result(state: &mut State<'_, '_>, size: ResultSize, arguments: &[Value]
     }
     let text = |index: usize| arguments.get(index).map_or(Cow::Borrowed(""), text_of);
     let more = match size {
-        ResultSize::Text | ResultSize::Json | ResultSize::List => 0,
+        ResultSize::Text | ResultSize::Json | ResultSize::List | ResultSize::Groups => 0,
         ResultSize::Indented => text(0).matches('\n').count().saturating_add(1).saturating_mul(MAX_INDENT),
         ResultSize::Replaced => text(0).matches(&*text(1)).count().saturating_mul(text(2).len()),
         ResultSize::Joined => {
             let items = arguments.first().and_then(Value::len).unwrap_or(0);
             arguments.iter().skip(1).map(|separator| text_of(separator).len()).sum::<usize>().saturating_mul(items)
         }
-        ResultSize::Formatted => {
+        ResultSize::PercentFormatted | ResultSize::BraceFormatted => {
             let format = text(0);
             // Each argument may be written at each place.
             let places = format.matches(['%', '{']).count();
-            places.saturating_mul(bytes).saturating_add(width(&format, arguments))
+            places.saturating_mul(bytes).saturating_add(width(size, &format, arguments))
         }
     };
     spend(state, more)
@@ -135,18 +140,23 @@ fn text_of(value: &Value) -> Cow<'_, str> {
     value.as_str().map_or_else(|| Cow::Owned(value.to_string()), Cow::Borrowed)
 }
 
-/// Returns the sum of the widths and precisions in a format such as `%10d` or `{:>10}`.
-fn width(format: &str, arguments: &[Value]) -> usize {
+/// Returns the sum of the widths and precisions in a format.
+fn width(size: ResultSize, format: &str, arguments: &[Value]) -> usize {
     let is_option = |letter: char| letter.is_ascii_digit() || "-+ #.*".contains(letter);
-    let after_percent = format.split('%').skip(1).map(|text| text.split(|letter: char| !is_option(letter)).next());
-    let in_braces = format.split('{').skip(1).map(|text| text.split('}').next());
-    let numbers = after_percent
-        .chain(in_braces)
-        .flatten()
+    let options: Vec<&str> = if matches!(size, ResultSize::BraceFormatted) {
+        let in_braces = format.split('{').skip(1).filter_map(|text| text.split('}').next());
+        in_braces.filter_map(|text| text.split_once(':')).map(|(_, options)| options).collect()
+    } else {
+        let directives = format.split('%').skip(1);
+        directives.filter_map(|text| text.split(|letter: char| !is_option(letter)).next()).collect()
+    };
+    let numbers = options
+        .iter()
         .flat_map(|options| options.split(|letter: char| !letter.is_ascii_digit()))
         .filter(|digits| !digits.is_empty())
         .map(|digits| digits.parse().unwrap_or(usize::MAX));
     // `*` takes the width from the arguments.
-    let given = arguments.iter().filter(|_| format.contains('*')).filter_map(Value::as_usize);
+    let takes_width = options.iter().any(|options| options.contains('*'));
+    let given = arguments.iter().filter(|_| takes_width).filter_map(Value::as_usize);
     numbers.chain(given).fold(0, usize::saturating_add)
 }

@@ -151,6 +151,25 @@ fn value_in_itself_cannot_become_text() {
 }
 
 #[test]
+fn large_numbers_that_are_no_sizes_do_not_count() {
+    for (source, expected) in [
+        ("{{ [{'t': 1}, {'t': 1800000000}] | selectattr('t', 'gt', 1700000000) | list | length }}", "1"),
+        ("{{ '{\"created\": 1700000000, \"name\": \"%s\"}' % 'x' }}", "{\"created\": 1700000000, \"name\": \"x\"}"),
+        ("{{ '**%d**' % 1700000000 }}", "**1700000000**"),
+    ] {
+        assert_eq!(rendered(source, json!({})).unwrap(), expected);
+    }
+}
+
+#[test]
+fn text_that_is_written_once_does_not_reduce_the_instructions() {
+    // As long as the texts of a large template, in many short parts.
+    let text = format!("{}{{{{ 1 }}}}", "a".repeat(200)).repeat(40);
+    let source = format!("{text}{{% for i in range(60000) %}}{{% endfor %}}");
+    assert!(rendered(&source, json!({})).is_ok());
+}
+
+#[test]
 fn template_cannot_repeat_its_own_text_without_limit() {
     let text = "a".repeat(10_000);
     let source = format!("{{% set t %}}{{% for i in range(100000) %}}{text}{{% endfor %}}{{% endset %}}");
