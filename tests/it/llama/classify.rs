@@ -1,7 +1,7 @@
 //! `/classify` compared with reference values of each family.
 
 use super::drop_in::token_counts;
-use super::{difference, encoders, expected, rejection};
+use super::{classifier, difference, encoders, expected, rejection};
 use crate::harness::{ErrorTable, Server, folder, message_of, server, thunder};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -124,7 +124,7 @@ async fn disconnect_does_not_delay_other_clients() {
 
 #[tokio::test]
 async fn small_request_is_admitted_during_a_large_one() {
-    let server = encoders().await;
+    let server = &classifier().await;
     let many: Vec<String> = (0..5000).map(|index| format!("{index} {}", "it is great, ".repeat(20))).collect();
     let (before, _, _) = token_counts(server).await;
     let small = async {

@@ -1,6 +1,6 @@
 //! Embeddings in the formats of OpenAI and llama-server.
 
-use super::{difference, encoders, expected, numbers, rejection};
+use super::{classifier, difference, encoders, expected, numbers, rejection};
 use crate::harness::{ErrorTable, Server};
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -58,7 +58,8 @@ async fn input_forms_are_equivalent() {
     let llama_answer = server.answer(LLAMA_SERVER, &json!({"content": TEXT})).await;
     assert_eq!(llama_answer[0]["index"], 0);
     assert!(difference(&numbers(&llama_answer[0]["embedding"][0]), &plain) < 1e-4);
-    assert_eq!(server.answer("/embedding", &json!({"input": TEXT})).await, llama_answer);
+    let alias = server.answer("/embedding", &json!({"input": TEXT})).await;
+    assert!(difference(&numbers(&alias[0]["embedding"][0]), &plain) < 1e-4);
 }
 
 #[tokio::test]
@@ -181,7 +182,7 @@ async fn every_token_has_an_embedding_without_pooling() {
 /// The requests share decodes.
 #[tokio::test]
 async fn hidden_states_that_a_model_lacks_do_not_affect_embeddings() {
-    let server = encoders().await;
+    let server = classifier().await;
     let texts: Vec<String> = (0..40).map(|index| format!("{index} {TEXT}")).collect();
     let (embeddings, states) = (json!({"input": texts}), json!({"input": texts, "model": "classifier"}));
     for _ in 0..4 {

@@ -45,6 +45,14 @@ async fn encoders() -> &'static Server {
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }
 
+/// Starts a server with the classifier, for many inputs at once: inputs that share a decode have other roundings.
+async fn classifier() -> Server {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/models/classifier.gguf");
+    let server = Server::start(&["--model", path, "--reranking", "--embedding"]);
+    server.wait_ready().await;
+    server
+}
+
 /// Returns the values that `fixtures/encoders/make.py` computed without llama.cpp.
 fn expected() -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/encoders/expected.json");
