@@ -8,6 +8,8 @@ use crate::model::llama::{EncoderOutput, LayerSet};
 use crate::server::extract::Json;
 use crate::server::{ApiError, App, Loaded, Problem};
 use axum::extract::State;
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -101,10 +103,7 @@ fn last_layer() -> Vec<i64> {
     (status = 400, body = Problem, description = "A field is invalid, an input is too long, or the response would be too large"),
     (status = 404, body = Problem, description = "Unknown model"),
     (status = 501, body = Problem, description = "The server was started without `--embedding`, or the model has no hidden states")))]
-pub async fn compute(
-    State(app): State<App>,
-    Json(request): Json<HiddenStatesRequest>,
-) -> Result<axum::Json<HiddenStatesResponse>, ApiError> {
+pub async fn compute(State(app): State<App>, Json(request): Json<HiddenStatesRequest>) -> Result<Response, ApiError> {
     let HiddenStatesRequest { input, model, layers, tokens: selected, encoding_format } = request;
     let loaded = app.loaded(model.as_deref()).await?;
     loaded.encoder().embeddings().map_err(encoding::unavailable)?;
@@ -127,21 +126,39 @@ pub async fn compute(
     let output = EncoderOutput::HiddenStates(set);
     let encoded = encoding::encode_inputs(&loaded, field, output, inputs.clone()).await?;
     let EncodedInputs { vectors, usage } = encoded;
-    let to_states = |(tokens, mut values): (Vec<TokenId>, Vec<f32>)| {
-        let of_token = layers.len() * width;
+    let model = loaded.name().to_owned();
+    // Millions of numbers would delay the other requests of an asynchronous thread.
+    let write = move || {
+        let to_states =
+            |(tokens, values)| InputStates::new(tokens, values, [layers.len(), width], selected, encoding_format);
+        let inputs = inputs.into_iter().zip(vectors).map(to_states).collect();
+        serde_json::to_vec(&HiddenStatesResponse { model, layers, width, inputs, usage }).map_err(ApiError::internal)
+    };
+    let body = tokio::task::spawn_blocking(write).await.map_err(ApiError::internal)??;
+    Ok(([(header::CONTENT_TYPE, "application/json")], body).into_response())
+}
+
+impl InputStates {
+    /// Creates the states of an input from all its `values`, which have these numbers of layers and of values per state.
+    fn new(
+        tokens: Vec<TokenId>,
+        mut values: Vec<f32>,
+        [layers, width]: [usize; 2],
+        selected: SelectedTokens,
+        encoding_format: EncodingFormat,
+    ) -> Self {
+        let of_token = layers * width;
         if selected == SelectedTokens::Last {
             values.drain(..values.len().saturating_sub(of_token));
         }
-        let shape = [values.len() / of_token.max(1), layers.len(), width];
+        let shape = [values.len() / of_token, layers, width];
         let rows = |values: &[f32]| values.chunks_exact(width).map(<[f32]>::to_vec).collect();
         let states = match encoding_format {
             EncodingFormat::Float => States::Float(values.chunks_exact(of_token).map(rows).collect()),
             EncodingFormat::Base64 => States::Base64(to_base64(&values)),
         };
-        InputStates { tokens, shape, states }
-    };
-    let inputs = inputs.into_iter().zip(vectors).map(to_states).collect();
-    Ok(axum::Json(HiddenStatesResponse { model: loaded.name().to_owned(), layers, width, inputs, usage }))
+        Self { tokens, shape, states }
+    }
 }
 
 /// Returns the layers counted from 0.
