@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, expectNoErrors } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -35,7 +35,7 @@ async function check(page) {
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
   assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html}`), []);
-  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+  await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
   if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${Date.now()}.png` });
 }
 
@@ -95,12 +95,25 @@ for (const [scheme, width] of [['dark', 1280], ['light', 375]]) {
     await page.waitForFunction((count) => document.querySelectorAll('.run').length === count, before - 2);
     await page.reload();
     await page.waitForSelector('[data-deletions] button');
-    assert.match(await page.textContent('[data-deletions]'), /^2 runs deleted\. Undo \d+ s$/);
-    assert.equal(await page.locator('.run').count(), before - 2);
+    await eventually.match(() => page.textContent('[data-deletions]'), /^2 runs deleted\. Undo \d+ s$/);
+    await eventually.equal(() => page.locator('.run').count(), before - 2);
     await page.keyboard.press('z');
     await page.waitForFunction((count) => document.querySelectorAll('.run').length === count, before);
     await check(page);
-    assert.ok(await page.isHidden('[data-deletions]'));
+    await eventually.ok(() => page.isHidden('[data-deletions]'));
+    // The focus moves to the row below the deleted one, and z twice undoes two deletions.
+    const rows = () => page.locator('[data-run]').evaluateAll((all) => all.map((row) => row.dataset.run));
+    const all = await rows();
+    await page.keyboard.press('j');
+    for (let count = before - 1; count > before - 3; count -= 1) {
+      await page.keyboard.press('Delete');
+      await page.waitForFunction((left) => document.querySelectorAll('.run').length === left, count);
+      await eventually.equal(() => page.evaluate(() => document.activeElement.closest('[data-run]')?.dataset.run), all[before - count]);
+    }
+    await page.keyboard.press('z');
+    await page.keyboard.press('z');
+    await eventually.deepEqual(rows, all);
+    await eventually.match(() => page.textContent('[data-toast]'), /^1 run restored$/);
     await page.context().close();
     await expectNoErrors();
   });
@@ -115,10 +128,10 @@ test('run deleted on its page is restored from the list', async () => {
   await page.click('[data-delete-dialog] [value=delete]');
   await page.waitForURL((url) => url.pathname === '/runs');
   await page.waitForSelector('[data-deletions] button');
-  assert.equal((await fetch(`${URL_}/api/v1/runs/${runs[0]}`)).status, 404);
+  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${runs[0]}`)).status, 404);
   await page.click('[data-deletions] button');
   await page.waitForSelector(`[data-run="${runs[0]}"]`);
-  assert.equal((await fetch(`${URL_}/api/v1/runs/${runs[0]}`)).status, 200);
+  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${runs[0]}`)).status, 200);
   await page.context().close();
   await expectNoErrors();
 });
@@ -136,12 +149,12 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForSelector('[data-filter-dialog]', { state: 'detached' });
     await page.goto(`${URL_}/runs`);
     const link = page.locator('[data-saved] a', { hasText: name });
-    assert.equal(await page.isHidden('[data-save-filter]'), true);
+    await eventually.equal(() => page.isHidden('[data-save-filter]'), true);
     await check(page);
     await link.focus();
     await page.keyboard.press('Enter');
     await page.waitForFunction((q) => document.querySelector('[data-saved] a[aria-current]')?.dataset.q === q, `request:${mark}`);
-    assert.equal(await page.inputValue('#q'), `request:${mark}`);
+    await eventually.equal(() => page.inputValue('#q'), `request:${mark}`);
     await page.keyboard.press('Tab');
     await page.keyboard.press('Enter');
     await link.waitFor({ state: 'detached' });

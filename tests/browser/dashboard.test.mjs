@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -29,17 +29,16 @@ test('run list is filtered by the server, and an invalid filter keeps the rows',
   await page.keyboard.type(`request:${requestId}`);
   await page.waitForURL(/q=request/);
   await page.waitForFunction(() => document.querySelectorAll('.run').length === 1);
-  assert.match(page.url(), /q=request/);
-  assert.match(await page.textContent('.run-marks'), /⌫/);
+  await eventually.match(() => page.textContent('.run-marks'), /⌫/);
   await page.fill('#q', 'modle:x');
   await page.waitForSelector('#filter-error [role=alert]');
-  assert.match(await page.textContent('#filter-error'), /model/);
-  assert.equal(await page.locator('.run').count(), 1, 'the previous rows stay');
-  assert.ok(await page.locator('#results.stale').count());
+  await eventually.match(() => page.textContent('#filter-error'), /model/);
+  await eventually.equal(() => page.locator('.run').count(), 1, 'the previous rows stay');
+  await eventually.ok(() => page.locator('#results.stale').count());
   await page.click('#filter-error a');
   await page.waitForFunction(() => !document.querySelector('#filter-error [role=alert]'));
   await page.reload();
-  assert.equal(await page.inputValue('#q'), 'model:x', 'the filter survives a reload');
+  await eventually.equal(() => page.inputValue('#q'), 'model:x', 'the filter survives a reload');
   await page.context().close();
   await expectNoErrors();
 });
@@ -69,42 +68,42 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   const page = await open(`/runs/${runId}`);
   await ready(page);
   const where = () => page.textContent('[data-where]');
-  assert.match(await where(), /event end/);
-  assert.equal(await page.evaluate(() => document.querySelectorAll('.text img').length), 0, 'token text is never markup');
-  assert.match(await page.textContent('.text u'), /U\+202E/);
+  await eventually.match(() => where(), /event end/);
+  await eventually.equal(() => page.evaluate(() => document.querySelectorAll('.text img').length), 0, 'token text is never markup');
+  await eventually.match(() => page.textContent('.text u'), /U\+202E/);
   const answer = () => page.evaluate(() => [...document.querySelectorAll('.token:not(.prompt):not(.hidden):not(.later):not(.removed)')].map((e) => e.textContent).join(''));
-  assert.match(await answer(), /^The sky is blue because/, 'the answer must not contain removed tokens');
-  assert.ok(await page.locator('.chip:visible').count() >= 1);
+  await eventually.match(() => answer(), /^The sky is blue because/, 'the answer must not contain removed tokens');
+  await eventually.ok(async () => (await page.locator('.chip:visible').count()) >= 1);
 
   await page.keyboard.press('Home');
-  assert.match(await where(), /event 0/);
+  await eventually.match(() => where(), /event 0/);
   await page.keyboard.press('ArrowRight');
-  assert.match(await where(), /token 1 .*event 3/);
-  assert.equal(await answer(), 'The');
+  await eventually.match(() => where(), /token 1 .*event 3/);
+  await eventually.equal(() => answer(), 'The');
   await page.keyboard.press('Shift+ArrowRight');
-  assert.match(await where(), /event 4/);
+  await eventually.match(() => where(), /event 4/);
   await page.keyboard.press('b');
-  assert.match(await answer(), /^The sky is the ocean$/, 'the tokens must be visible until after the backtrack');
+  await eventually.match(() => answer(), /^The sky is the ocean$/, 'the tokens must be visible until after the backtrack');
   await page.waitForSelector('.panel .action');
-  assert.match(await page.textContent('.panel'), /Backtrack 2/);
-  assert.match(await page.textContent('.panel'), /saw "ocean", going back <b>two<\/b>/);
+  await eventually.match(() => page.textContent('.panel'), /Backtrack 2/);
+  await eventually.match(() => page.textContent('.panel'), /saw "ocean", going back <b>two<\/b>/);
   await page.keyboard.press('Shift+ArrowRight');
-  assert.match(await answer(), /^The sky is$/);
+  await eventually.match(() => answer(), /^The sky is$/);
   await page.keyboard.press('d');
-  assert.equal(await page.evaluate(() => [...document.querySelectorAll('.token.removed')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
+  await eventually.equal(() => page.evaluate(() => [...document.querySelectorAll('.token.removed')].filter((e) => e.offsetWidth).map((e) => e.textContent).join('')), ' the ocean');
   await page.keyboard.press('e');
   await page.waitForSelector('.panel .action.failed');
-  assert.match(await page.textContent('.panel'), /KeyError/);
+  await eventually.match(() => page.textContent('.panel'), /KeyError/);
   await page.waitForSelector('.panel .candidates tr.chosen');
-  assert.match(await page.textContent('.panel .candidates'), /min-p/);
+  await eventually.match(() => page.textContent('.panel .candidates'), /min-p/);
   await page.waitForFunction(() => /[?&]at=\d+/.test(location.search) && /erased=1/.test(location.search));
   const before_ = await where();
   await page.keyboard.press('2');
   await page.waitForFunction(() => /color=entropy/.test(location.search));
   await page.reload();
   await ready(page);
-  assert.equal(await where(), before_, 'the link must lead to the same event');
-  assert.ok(await page.isChecked('input[value=entropy]'));
+  await eventually.equal(() => where(), before_, 'the link must lead to the same event');
+  await eventually.ok(() => page.isChecked('input[value=entropy]'));
   await page.context().close();
   await expectNoErrors();
 });
@@ -116,19 +115,22 @@ test('strip is a slider, and the command field finds events and tokens', async (
   const box = await page.locator('[data-overview]').boundingBox();
   const count = Number(await page.getAttribute('[data-slider]', 'max'));
   await page.mouse.click(box.x + box.width / 2, box.y + box.height / 2);
-  const middle = Number((await where()).match(/event (\d+)/)[1]);
-  assert.ok(Math.abs(middle - count / 2) <= 1, `${middle} of ${count}`);
+  let middle;
+  await eventually.ok(async () => {
+    middle = Number((await where()).match(/event (\d+)/)[1]);
+    return Math.abs(middle - count / 2) <= 1;
+  }, `the event in the middle of ${count}`);
   await page.keyboard.press('Shift+ArrowRight');
-  assert.match(await where(), new RegExp(`event ${middle + 1} `), 'arrow keys must work on the slider, too');
+  await eventually.match(() => where(), new RegExp(`event ${middle + 1} `), 'arrow keys must work on the slider, too');
   await page.keyboard.press('Control+k');
   await page.keyboard.type('token 3');
-  assert.match(await page.textContent('#goto-hint'), /token 3/);
+  await eventually.match(() => page.textContent('#goto-hint'), /token 3/);
   await page.keyboard.press('Enter');
-  assert.match(await where(), /^token 3 /);
+  await eventually.match(() => where(), /^token 3 /);
   await page.keyboard.press('Control+k');
   await page.keyboard.type('7');
   await page.keyboard.press('Enter');
-  assert.match(await where(), /event 7 /);
+  await eventually.match(() => where(), /event 7 /);
   await page.context().close();
   await expectNoErrors();
 });
@@ -145,17 +147,17 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   await page.waitForSelector('.panel tr.chosen .funnel');
   const labels = () => page.locator('.panel .candidates .funnel').evaluateAll((all) => all.map((el) => el.getAttribute('aria-label')));
   const removed = 'passed top-k (3 left); removed by min-p (1 left)';
-  assert.deepEqual(await labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
-  assert.equal(await page.locator('.panel .candidates .funnel .removed').count(), 2);
-  assert.equal(await page.locator('.panel .sampling-stages ~ .hint').count(), 0);
+  await eventually.deepEqual(() => labels(), ['passed top-k (3 left), min-p (1 left)', removed, removed]);
+  await eventually.equal(() => page.locator('.panel .candidates .funnel .removed').count(), 2);
+  await eventually.equal(() => page.locator('.panel .sampling-stages ~ .hint').count(), 0);
   await page.focus('.text');
   await page.keyboard.press('ArrowRight');
   await page.waitForSelector('.panel .funnel .maybe-removed');
-  assert.equal((await labels())[1], 'passed penalties (9 left); removed by top-k (3 left) or min-p (1 left)');
-  assert.match(await page.textContent('.panel'), /do not tell which of them removed/);
+  await eventually.equal(async () => (await labels())[1], 'passed penalties (9 left); removed by top-k (3 left) or min-p (1 left)');
+  await eventually.match(() => page.textContent('.panel'), /do not tell which of them removed/);
   await page.keyboard.press('ArrowRight');
   await page.waitForFunction(() => document.querySelector('.panel').textContent.includes('stages of this step were not recorded'));
-  assert.equal(await page.locator('.panel .funnel').count(), 0);
+  await eventually.equal(() => page.locator('.panel .funnel').count(), 0);
   await page.context().close();
   await expectNoErrors();
 });
@@ -166,8 +168,8 @@ test('alternative token opens the playground with the text before it', async () 
   await page.locator('.candidates tr', { hasText: '␣air' }).locator('.fork a').click({ force: true });
   await page.waitForURL(/playground\?from=.*next=/);
   await page.waitForFunction(() => document.querySelector('[data-raw]').value);
-  assert.equal(await page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
-  assert.equal(await page.getAttribute('#tab-raw', 'aria-selected'), 'true');
+  await eventually.equal(() => page.inputValue('[data-raw]'), 'Why is the sky blue?The air');
+  await eventually.equal(() => page.getAttribute('#tab-raw', 'aria-selected'), 'true');
   await page.context().close();
   await expectNoErrors();
 });
@@ -178,12 +180,12 @@ test('trace without events has a notice, and a sparse trace shows its fields', a
   await post({ request: { request_id: `${requestId}-none` }, events: [], ...rest });
   const empty = await open(`/runs/${requestId}-none`);
   await empty.waitForSelector('.replay.idle .text[data-empty]');
-  assert.ok(!(await empty.isVisible('.replay-controls')), 'there is nothing to step through');
+  await eventually.ok(async () => !(await empty.isVisible('.replay-controls')), 'there is nothing to step through');
   await empty.context().close();
   await post({ request: { request_id: `${requestId}-little` }, events: [{ event_type: 'Prefilled', step: 0, sequence_order: 0, prompt_length: 150, max_steps: 500 }, { event_type: 'ForwardPass', step: 1, sequence_order: 1, input_text: 'Once upon a time' }], ...rest });
   const page = await open(`/runs/${requestId}-little?at=0`);
   await page.waitForSelector('.panel .event-facts');
-  assert.match(await page.textContent('.panel .event-facts'), /150 tokens.*500 steps/);
+  await eventually.match(() => page.textContent('.panel .event-facts'), /150 tokens.*500 steps/);
   await page.keyboard.press('Shift+ArrowRight');
   await page.waitForFunction(() => /Once upon a time/.test(document.querySelector('.panel .event-facts')?.textContent));
   await page.click('.panel summary:has-text("As recorded")');
@@ -200,29 +202,57 @@ test('mod list opens the playground with the mod', async () => {
   await expectNoErrors();
 });
 
+test('text that is typed while the run loads is searched', async () => {
+  const page = await open('/docs');
+  let load;
+  const isTyped = new Promise((resolve) => { load = resolve; });
+  await page.route('**/columns', async (route) => {
+    await isTyped;
+    await route.continue();
+  });
+  await page.goto(`${URL_}/runs/${runId}`, { waitUntil: 'commit' });
+  await page.fill('[data-find]', 'sky is');
+  load();
+  await eventually.match(() => page.textContent('[data-found]'), /1\/\d/);
+  assert.equal(await page.inputValue('[data-find]'), 'sky is');
+  await page.context().close();
+  await expectNoErrors();
+});
+
 test('find, help and playback work', async () => {
   const page = await open(`/runs/${runId}`);
   await ready(page);
   await page.keyboard.press('/');
   await page.keyboard.type('sky is');
-  assert.match(await page.textContent('[data-found]'), /1\/\d/);
-  assert.ok(await page.locator('.token.match').count() >= 2, 'a match crosses tokens');
+  await eventually.match(() => page.textContent('[data-found]'), /1\/\d/);
+  await eventually.ok(async () => (await page.locator('.token.match').count()) >= 2, 'a match crosses tokens');
+  await page.fill('[data-find]', 'ocean');
+  await eventually.equal(() => page.textContent('[data-found]'), 'none');
+  await page.click('[data-action=showRemoved]');
+  await page.press('[data-find]', 'Enter');
+  await eventually.equal(() => page.textContent('[data-found]'), '1/2', 'removed tokens that are shown now');
   await page.keyboard.press('Escape');
   await page.keyboard.press('?');
-  assert.ok(await page.isVisible('dialog .keys'));
+  await eventually.ok(() => page.isVisible('dialog .keys'));
   await page.keyboard.press('Escape');
   await page.keyboard.press('Home');
   await page.selectOption('[data-speed]', '100');
   await page.locator('.text').focus();
   await page.keyboard.press(' ');
   await page.waitForFunction(() => /event end/.test(document.querySelector('[data-where]').textContent));
-  assert.equal(await page.getAttribute('[data-action=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
+  await eventually.equal(() => page.getAttribute('[data-action=play]', 'aria-pressed'), 'false', 'playback must stop at the end');
   await page.context().close();
   await expectNoErrors();
 });
 
 test('playground shows its run live, with attention', async (t) => {
   const page = await open('/playground');
+  const goto = async (hint) => {
+    await page.keyboard.press('Control+k');
+    await eventually.match(() => page.textContent('#goto-hint'), hint);
+    await page.keyboard.press('Escape');
+  };
+  await goto(/^A run’s id/);
   await page.fill('.message textarea', 'Say something about rain.');
   await page.fill('input[name=max_tokens]', '24');
   await page.fill('input[name=seed]', '7');
@@ -233,6 +263,18 @@ test('playground shows its run live, with attention', async (t) => {
   await page.waitForSelector('[data-run-line] a');
   await page.waitForFunction(() => document.querySelectorAll('.token:not(.prompt)').length >= 1);
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
+  await goto(/^An event/);
+  // The next run has an empty search, and a map of all its events.
+  await page.fill('[data-find]', 'a');
+  await page.focus('.text');
+  await page.keyboard.press('a');
+  let mapped;
+  page.on('request', (request) => { mapped = /attention\?from=0&to=(\d+)/.exec(request.url())?.[1] ?? mapped; });
+  await page.keyboard.press('Control+Enter');
+  await page.waitForSelector('[data-run-line] a:has-text("compare")');
+  await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
+  assert.deepEqual([await page.inputValue('[data-find]'), await page.textContent('[data-found]')], ['', '']);
+  if (attention) await eventually.equal(async () => mapped, (await page.textContent('[data-where]')).match(/\d+(?= ·|$)/g).at(-1));
   const href = await page.getAttribute('[data-run-line] a', 'href');
   const live = await page.evaluate(() => [...document.querySelectorAll('.token')].map((e) => e.textContent).join('|'));
   await page.goto(new URL(href, URL_).href);
@@ -243,7 +285,7 @@ test('playground shows its run live, with attention', async (t) => {
     await page.keyboard.press('ArrowLeft');
     await page.keyboard.press('a');
     await page.waitForSelector('.top-positions li');
-    assert.ok(await page.locator('.token.b7').count() >= 1, 'the attention row must shade the text');
+    await eventually.ok(async () => (await page.locator('.token.b7').count()) >= 1, 'the attention row must shade the text');
     await page.waitForFunction(() => /attention=mean/.test(location.search));
     await page.waitForSelector('.map:visible');
   } else t.diagnostic('SKIPPED: the server runs without attention');
@@ -255,11 +297,11 @@ test('empty playground offers example requests that run with one click', async (
   const page = await open('/playground');
   await page.click('.starters button:has-text("JSON")');
   await page.waitForSelector('[data-run-line] a');
-  assert.equal(await page.getAttribute('.mods li', 'data-mod'), 'json-schema');
+  await eventually.equal(() => page.getAttribute('.mods li', 'data-mod'), 'json-schema');
   await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
   const answer = await page.evaluate(() => [...document.querySelectorAll('[data-role=answer] .token:not(.prompt):not(.dim)')].map((e) => e.textContent).join(''));
   assert.deepEqual(Object.keys(JSON.parse(answer)), ['name', 'age']);
-  assert.equal(await page.locator('.starters').count(), 0);
+  await eventually.equal(() => page.locator('.starters').count(), 0);
   await page.context().close();
   await expectNoErrors();
 });
@@ -279,7 +321,7 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.evaluate(() => localStorage.clear());
   await page.goto(`${URL_}/playground?from=${href.split('/').pop()}`);
   await page.waitForFunction(() => document.querySelector('.message textarea')?.value === 'Count as far as you can.');
-  assert.equal(await page.inputValue('input[name=temperature]'), '0.3');
+  await eventually.equal(() => page.inputValue('input[name=temperature]'), '0.3');
   await ready(page);
   await page.context().close();
   await expectNoErrors();
@@ -294,10 +336,10 @@ test('comparison of two runs aligns tokens', async () => {
   assert.equal(response.status, 201);
   const page = await open(`/compare?a=${requestId}&b=${requestId}-other`);
   await page.waitForSelector('.difference[aria-current]');
-  assert.equal(await page.locator('.difference').count(), 1);
-  assert.match(await page.textContent('[data-summary]'), /first at token 2/);
+  await eventually.equal(() => page.locator('.difference').count(), 1);
+  await eventually.match(() => page.textContent('[data-summary]'), /first at token 2/);
   await page.waitForSelector('.panel .candidates');
-  assert.match(await page.textContent('.panel'), /␣sky.*␣sea/s);
+  await eventually.match(() => page.textContent('.panel'), /␣sky.*␣sea/s);
   await page.context().close();
   await expectNoErrors();
 });
@@ -329,11 +371,11 @@ test('comparison of long answers follows the keys and contains all tokens', asyn
   const total = Number(/of (\d+) tokens equal/.exec(await page.textContent('[data-summary]'))[1]);
   // Equal tokens have one element, and the tokens of both differences one per side.
   await page.waitForFunction((count) => document.querySelectorAll('.text .token').length === count, total + 2);
-  assert.equal(await page.locator('.same details .token').first().textContent(), 'The');
+  await eventually.equal(() => page.locator('.same details .token').first().textContent(), 'The');
   await page.focus('.slider');
   await page.keyboard.press('Home');
-  assert.equal(await page.locator('.same details[open] .token.current').textContent(), 'The');
-  assert.match(await page.getAttribute('.slider[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
+  await eventually.equal(() => page.locator('.same details[open] .token.current').textContent(), 'The');
+  await eventually.match(() => page.getAttribute('.slider[aria-valuetext]', 'aria-valuetext'), /^token 1 of A, 1 of B/);
   await page.context().close();
   await expectNoErrors();
 });
@@ -347,7 +389,7 @@ test('run is deleted after confirmation', async () => {
   await page.click('[data-action=delete]');
   await page.click('dialog button[value=delete]');
   await page.waitForURL(/\/runs$/);
-  assert.equal((await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
+  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${requestId}-other`)).status, 404);
   await page.context().close();
   await expectNoErrors();
 });
@@ -363,7 +405,7 @@ for (const scheme of ['light', 'dark']) {
     await page.evaluate(axe);
     const { violations } = await page.evaluate(() => window.axe.run('[data-feedback-dialog]', { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
     assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.failureSummary).join(' | ')}`), []);
-    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
+    await eventually.equal(() => page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
     const box = await dialog.boundingBox();
     assert.ok(box.x >= 0 && box.x + box.width <= 320, `${box.x} ${box.width}`);
     // Arrow keys select a rating, and letters do not trigger shortcuts of the page.
@@ -378,9 +420,9 @@ for (const scheme of ['light', 'dark']) {
     await dialog.waitFor({ state: 'hidden' });
     const line = page.locator('[data-feedback] li').last();
     const kept = /\+1.*kind & <b>short<\/b> .*at token 3/s;
-    assert.match(await line.textContent(), kept);
+    await eventually.match(() => line.textContent(), kept);
     await page.reload();
-    assert.match(await page.locator('[data-feedback] li').last().textContent(), kept);
+    await eventually.match(() => page.locator('[data-feedback] li').last().textContent(), kept);
     await ready(page);
     // The form shows the server's error and keeps the input.
     await page.click('[data-action=feedback]');
@@ -390,9 +432,9 @@ for (const scheme of ['light', 'dark']) {
     await dialog.locator('textarea').evaluate((field) => { field.value = 'x'.repeat(10001); });
     await dialog.locator('[value=send]').click();
     await page.waitForFunction(() => document.querySelector('[data-feedback-dialog] [role=alert]').textContent.includes('10000'));
-    assert.equal((await dialog.locator('textarea').inputValue()).length, 10001);
+    await eventually.equal(async () => (await dialog.locator('textarea').inputValue()).length, 10001);
     await page.keyboard.press('Escape');
-    assert.equal(await dialog.getAttribute('open'), null);
+    await eventually.equal(() => dialog.getAttribute('open'), null);
     await page.context().close();
     await expectNoErrors();
   });
@@ -400,7 +442,7 @@ for (const scheme of ['light', 'dark']) {
 
 test('page of a missing run has links to other pages', async () => {
   const page = await open('/runs/nothing-here', { expected: (what) => what.includes('404') });
-  assert.match(await page.textContent('h1'), /not found/i);
+  await eventually.match(() => page.textContent('h1'), /not found/i);
   await page.click('text=All runs');
   await page.context().close();
   await expectNoErrors();
@@ -411,8 +453,8 @@ test('run is readable without JavaScript', async () => {
   const page = await context.newPage();
   await page.goto(`${URL_}/runs/${runId}`);
   await page.waitForURL(/view=text/);
-  assert.match(await page.textContent('.prose >> nth=1'), /The sky is blue/);
-  assert.ok(await page.locator('tbody tr').count() > 20);
+  await eventually.match(() => page.textContent('.prose >> nth=1'), /The sky is blue/);
+  await eventually.ok(async () => (await page.locator('tbody tr').count()) > 20);
   await context.close();
 });
 
@@ -435,7 +477,7 @@ test('pages fit into a width of 320 pixels', async () => {
   for (const path of ['/runs', `/runs/${runId}`, `/runs/${runId}?view=text`, '/playground', '/mods']) {
     const page = await open(path, { width: 320, height: 640 });
     await page.waitForTimeout(300);
-    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
+    await eventually.equal(() => page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
     await page.context().close();
   }
   await expectNoErrors();
@@ -451,7 +493,7 @@ test('painting and stepping with 10 000 tokens is hardly slower than with 30', a
   late.on('request', (request) => requests.push(request.url()));
   await late.goto(`${URL_}/runs/${id}?at=29000`);
   await late.waitForSelector('.token.current');
-  assert.ok(await late.evaluate(() => [...document.querySelectorAll('.token')].findIndex((el) => el.matches('.current'))) > 9000);
+  await eventually.ok(async () => (await late.evaluate(() => [...document.querySelectorAll('.token')].findIndex((el) => el.matches('.current')))) > 9000);
   const count = (end) => requests.filter((url) => url.endsWith(end)).length;
   assert.deepEqual([count('/columns'), count('/events?from=0&to=96')], [1, 1]);
   await late.context().close();

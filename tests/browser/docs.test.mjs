@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, expectNoErrors } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors } from './browser.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
@@ -19,12 +19,14 @@ test('search finds a section by keyboard and opens it', async () => {
   await page.waitForFunction(() => /Filter language/.test(document.querySelector('[data-docs-found] [aria-selected=true]')?.textContent));
   const first = await page.getAttribute('[data-docs-search]', 'aria-activedescendant');
   await page.keyboard.press('ArrowDown');
-  assert.notEqual(await page.getAttribute('[data-docs-search]', 'aria-activedescendant'), first);
+  await eventually.notEqual(() => page.getAttribute('[data-docs-search]', 'aria-activedescendant'), first);
   await page.keyboard.press('ArrowUp');
   await page.keyboard.press('Enter');
   await page.waitForURL('**/docs/dashboard#filter-language');
-  const top = await page.evaluate(() => document.getElementById('filter-language').getBoundingClientRect().top);
-  assert.ok(top >= 0 && top < 400, `the section is in view, at ${top}`);
+  await eventually.ok(() => page.evaluate(() => {
+    const { top } = document.getElementById('filter-language').getBoundingClientRect();
+    return top >= 0 && top < 400;
+  }), 'the section is in view');
   await page.context().close();
   await expectNoErrors();
 });
@@ -33,11 +35,11 @@ test('search finds text, reports no results, and closes with Escape', async () =
   const page = await open('/docs/getting-started');
   await page.fill('[data-docs-search]', 'weighted_layers');
   await page.waitForSelector('[data-docs-found] mark');
-  assert.match(await page.textContent('[data-docs-found]'), /Attention/);
+  await eventually.match(() => page.textContent('[data-docs-found]'), /Attention/);
   await page.fill('[data-docs-search]', 'xyzzyxyzzy');
   await page.waitForFunction(() => /Nothing found/.test(document.querySelector('[data-docs-found]').textContent));
   await page.keyboard.press('Escape');
-  assert.ok(await page.locator('[data-docs-found]').isHidden());
+  await eventually.ok(() => page.locator('[data-docs-found]').isHidden());
   await page.context().close();
   await expectNoErrors();
 });
@@ -47,10 +49,10 @@ test('headings have anchors, and code blocks can be copied', async () => {
   const withoutAnchor = await page.evaluate(() => [...document.querySelectorAll('.docs-text :is(h2, h3)')].filter((h) => h.querySelector('.anchor')?.hash !== `#${h.id}`).length);
   assert.equal(withoutAnchor, 0);
   const blocks = await page.locator('.docs-text pre').count();
-  assert.equal(await page.locator('.docs-text pre .copy').count(), blocks);
+  await eventually.equal(() => page.locator('.docs-text pre .copy').count(), blocks);
   await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
   await page.locator('.docs-text pre .copy').first().click();
-  assert.match(await page.evaluate(() => navigator.clipboard.readText()), /^thunder mods new calm$/);
+  await eventually.match(() => page.evaluate(() => navigator.clipboard.readText()), /^thunder mods new calm$/);
   await page.context().close();
   await expectNoErrors();
 });
@@ -63,7 +65,7 @@ test('API link opens the reference with all protocols', async () => {
   for (const protocol of ['OpenAI', 'Anthropic', 'Ollama', 'llama-server', 'KoboldCPP', 'Attention', 'Ingest', 'Runs', 'Experiments', 'Mods', 'Health', 'Types']) {
     assert.ok(headings.some((heading) => heading.startsWith(protocol)), `${protocol} in ${headings}`);
   }
-  assert.ok(await page.locator('h3:has-text("POST /v1/chat/completions")').count());
+  await eventually.ok(() => page.locator('h3:has-text("POST /v1/chat/completions")').count());
   await page.context().close();
   await expectNoErrors();
 });
@@ -85,16 +87,16 @@ test('pages link to the next page and to their Markdown', async () => {
 test('a button opens the contents at a width of 375 pixels, and pages fit', async () => {
   for (const path of ['/docs/getting-started', '/docs/writing-mods', '/docs/reference', '/docs/flags']) {
     const page = await open(path, { width: 375, height: 700 });
-    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
-    assert.ok(await page.locator('.docs-contents').isHidden());
+    await eventually.equal(() => page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, path);
+    await eventually.ok(() => page.locator('.docs-contents').isHidden());
     await page.click('.docs-menu');
-    assert.ok(await page.locator('.docs-contents').isVisible());
+    await eventually.ok(() => page.locator('.docs-contents').isVisible());
     await page.keyboard.press('Escape');
-    assert.ok(await page.locator('.docs-contents').isHidden());
+    await eventually.ok(() => page.locator('.docs-contents').isHidden());
     await page.context().close();
   }
   const page = await open('/docs/getting-started', { width: 320, height: 640 });
-  assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
+  await eventually.equal(() => page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0);
   await page.context().close();
   await expectNoErrors();
 });

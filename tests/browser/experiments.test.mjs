@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, expectNoErrors } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors } from './browser.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const mark = `e${Date.now()}`;
@@ -16,7 +16,7 @@ async function check(page, name) {
   await page.evaluate(axe);
   const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
   assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes[0].html}`), []);
-  assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), name);
+  await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), name);
   if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/${name}.png`, fullPage: true });
 }
 
@@ -44,16 +44,20 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     }
     await page.focus('#regex');
     await page.keyboard.insertText('^\\{\\}');
-    assert.equal(await page.isChecked('[value=regex]'), true);
-    assert.equal(await page.textContent('[data-cells]'), '8 runs');
+    await eventually.equal(() => page.isChecked('[value=regex]'), true);
+    await eventually.equal(() => page.textContent('[data-cells]'), '8 runs');
     await page.keyboard.press('Control+Enter');
     await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
     await progress(page, '8 of 8 cells');
     await page.waitForSelector('[data-part=progress][data-state=done]');
-    assert.equal(await page.textContent('h1'), fields[0]);
+    await eventually.equal(() => page.textContent('h1'), fields[0]);
     const scores = await page.locator('.variants [data-name=Score]').allTextContents();
     assert.deepEqual(scores, ['0.00', '1.00']);
-    assert.equal(await page.locator('.cells tbody tr').count(), 8);
+    await eventually.equal(() => page.locator('.cells tbody tr').count(), 8);
+    if (width === 1280) {
+      const columns = (row) => page.locator(`.cells ${row} > *`).evaluateAll((all) => all.map((el) => el.getBoundingClientRect().left));
+      assert.deepEqual(await columns('thead tr'), await columns('tbody tr:first-child'), 'each heading is above its column');
+    }
     await check(page, `experiment-${scheme}-${width}`);
 
     // A score is changed by hand.
@@ -72,7 +76,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForSelector('[data-bulk]:not([hidden]) [data-bulk-compare]:not([hidden])');
     await check(page, `selected-${scheme}-${width}`);
     await page.keyboard.press('Escape');
-    assert.ok(await page.isHidden('[data-bulk]'));
+    await eventually.ok(() => page.isHidden('[data-bulk]'));
     await page.keyboard.press('j');
     await page.keyboard.press('c');
     await page.waitForURL(/\/compare\?a=.*&b=/);
@@ -95,7 +99,7 @@ test('errors are shown at their fields', async () => {
   const page = await open('/experiments/-new', { width: 375, expected: (what) => what.startsWith('400') });
   const error = async (field, pattern) => {
     await page.waitForFunction(([name, source]) => new RegExp(source).test(document.querySelector(`#${name}-error`).textContent), [field, pattern.source]);
-    assert.equal(await page.locator('.field-error:not(:empty)').count(), 1);
+    await eventually.equal(() => page.locator('.field-error:not(:empty)').count(), 1);
   };
   const send = () => page.keyboard.press('Control+Enter');
   await page.focus('#name');
@@ -112,7 +116,7 @@ test('errors are shown at their fields', async () => {
   await page.fill('#mods', 'none\nunknown-mod');
   await send();
   await error('mods', /prompts\[0\], mods\[1\], parameters\[0\]: .*unknown-mod/);
-  assert.equal(await page.evaluate(() => document.activeElement.id), 'mods');
+  await eventually.equal(() => page.evaluate(() => document.activeElement.id), 'mods');
   await check(page, 'form-error');
   await page.fill('#mods', '');
   await page.fill('#parameters', 'max_tokens=4\ntemperature=-3');
@@ -139,7 +143,7 @@ test('running experiment is cancelled, resumed, changed and removed', async () =
   const seeds = Array.from({ length: 24 }, (_, index) => index + 1);
   const id = await create({ seeds, parameters: [{ max_tokens: 400, ignore_eos: true }] });
   const page = await open(`/experiments/${id}`, { scheme: 'dark', expected: (what) => what.startsWith('409') });
-  assert.equal(await page.textContent('h1'), `${mark} <b>`);
+  await eventually.equal(() => page.textContent('h1'), `${mark} <b>`);
   await page.waitForSelector('[data-state=running] [data-action=cancel]');
   await page.waitForFunction(() => Number(document.querySelector('progress').value) > 0);
   await page.focus('[data-action=cancel]');
@@ -155,18 +159,18 @@ test('running experiment is cancelled, resumed, changed and removed', async () =
   }
   await progress(page, '24 of 24 cells');
   await page.waitForSelector('[data-part=progress][data-state=done]');
-  assert.deepEqual([...new Set(await page.locator('.cells [data-name=State]').allTextContents())], ['done']);
+  await eventually.deepEqual(async () => [...new Set(await page.locator('.cells [data-name=State]').allTextContents())], ['done']);
 
   await page.getByText('Change and start').click();
   await page.waitForFunction(() => document.querySelector('#name').value !== '');
-  assert.equal(await page.inputValue('#seeds'), '1-24');
-  assert.equal(await page.inputValue('#parameters'), 'max_tokens=400 ignore_eos=true');
+  await eventually.equal(() => page.inputValue('#seeds'), '1-24');
+  await eventually.equal(() => page.inputValue('#parameters'), 'max_tokens=400 ignore_eos=true');
   await page.goBack();
   await page.click('[data-action=remove]');
   await page.click('[data-remove-dialog] [value=remove]');
   await page.waitForURL((url) => url.pathname === '/experiments');
-  assert.equal((await fetch(`${URL_}/api/v1/experiments/${id}`)).status, 404);
-  assert.ok((await json(`/api/v1/runs?q=experiment:${id}`)).runs.length >= 24, 'the runs remain, those of cancelled cells included');
+  await eventually.equal(async () => (await fetch(`${URL_}/api/v1/experiments/${id}`)).status, 404);
+  await eventually.ok(async () => (await json(`/api/v1/runs?q=experiment:${id}`)).runs.length >= 24, 'the runs remain, those of cancelled cells included');
   await page.context().close();
   await expectNoErrors();
 });
@@ -177,11 +181,11 @@ test('prompts are read from a CSV file', async () => {
   await page.setInputFiles('input[type=file]', { name: 'prompts.csv', mimeType: 'text/csv', buffer: Buffer.from('id,prompt\r\n1,"Hello, ""you"""\r\n2,"two\nlines"\r\n') });
   await page.fill('#seeds', '1');
   await page.fill('#parameters', 'max_tokens=2');
-  assert.equal(await page.textContent('[data-cells]'), '2 runs');
+  await eventually.equal(() => page.textContent('[data-cells]'), '2 runs');
   await page.keyboard.press('Control+Enter');
   await page.waitForURL(/\/experiments\/[0-9a-f-]{36}$/);
   const id = page.url().split('/').at(-1);
-  assert.deepEqual((await json(`/api/v1/experiments/${id}`)).definition.prompts, ['Hello, "you"', 'two\nlines']);
+  await eventually.deepEqual(async () => (await json(`/api/v1/experiments/${id}`)).definition.prompts, ['Hello, "you"', 'two\nlines']);
   await page.context().close();
   await expectNoErrors();
 });
@@ -198,10 +202,10 @@ test('Python scores answers, and its errors are shown at the field and at the ce
     await page.fill('#seeds', '1, 2');
     await page.fill('#parameters', 'max_tokens=4 ignore_eos=true');
     await page.fill('#python', 'def score(text)');
-    assert.equal(await page.isChecked('[value=python]'), true);
+    await eventually.equal(() => page.isChecked('[value=python]'), true);
     await page.keyboard.press('Control+Enter');
     await page.waitForFunction(() => /SyntaxError.*line 1/.test(document.querySelector('#score-error').textContent));
-    assert.equal(await page.evaluate(() => document.activeElement.id), 'python');
+    await eventually.equal(() => page.evaluate(() => document.activeElement.id), 'python');
     await page.fill('#python', 'def score(text, cell):\n    return 0.25 / (2 - cell["seed"])\n');
     await check(page, `python-form-${scheme}-${width}`);
     await page.keyboard.press('Control+Enter');
@@ -216,7 +220,7 @@ test('Python scores answers, and its errors are shown at the field and at the ce
     assert.equal(Buffer.from(await file.arrayBuffer()).subarray(0, 4).toString(), 'PAR1');
     await page.getByText('Change and start').click();
     await page.waitForFunction(() => document.querySelector('#python').value.includes('0.25'));
-    assert.equal(await page.isChecked('[value=python]'), true);
+    await eventually.equal(() => page.isChecked('[value=python]'), true);
     await page.context().close();
   }
   await expectNoErrors();
@@ -230,9 +234,9 @@ test('statistics link the call time of a mod to its runs', async () => {
   for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     const page = await open('/stats?days=1&mod=log-top', { scheme, width });
     const chart = page.locator('.charts.calls figure');
-    assert.deepEqual(await chart.locator('b').allTextContents(), ['log-top']);
+    await eventually.deepEqual(() => chart.locator('b').allTextContents(), ['log-top']);
     await check(page, `stats-${scheme}-${width}`);
-    assert.match(await chart.locator('a').last().getAttribute('aria-label'), /: total .*, calls \d+, mean .*, slowest /);
+    await eventually.match(() => chart.locator('a').last().getAttribute('aria-label'), /: total .*, calls \d+, mean .*, slowest /);
     await page.goto(URL_ + await chart.locator('a').last().getAttribute('href'));
     await page.waitForSelector(`[data-run="${run}"]`);
     await page.context().close();

@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -32,18 +32,18 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     // The tokens of the answer: those that belong neither to the prompt nor to a removed part.
     const answer = await page.locator('.token:not(.prompt, .removed)').allTextContents();
     const marked = page.locator('.token.note');
-    assert.equal(await marked.count(), 2, 'one entry names a token beyond the answer, one names none');
-    assert.equal(await page.locator('.token.note.good').textContent(), answer[2]);
-    assert.equal(await page.locator('.token.note.bad').textContent(), answer[7]);
-    assert.match(await page.locator('.token.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 2 /);
+    await eventually.equal(() => marked.count(), 2, 'one entry names a token beyond the answer, one names none');
+    await eventually.equal(() => page.locator('.token.note.good').textContent(), answer[2]);
+    await eventually.equal(() => page.locator('.token.note.bad').textContent(), answer[7]);
+    await eventually.match(() => page.locator('.token.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 2 /);
     const place = page.locator('[data-feedback] button', { hasText: 'at token 7' });
     await place.focus();
     await page.keyboard.press('Enter');
-    assert.equal(await page.locator('.token.current').textContent(), answer[7]);
+    await eventually.equal(() => page.locator('.token.current').textContent(), answer[7]);
     await page.evaluate(axe);
     const { violations } = await page.evaluate(() => window.axe.run(document, { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
     assert.deepEqual(violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.html).join(' | ')}`), []);
-    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
     if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/feedback-${scheme}.png` });
     // The form names the selected token, and the new entry marks it at once.
     await page.keyboard.press('ArrowRight');
@@ -51,12 +51,12 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     assert.equal(next, answer[8]);
     await page.click('[data-action=feedback]');
     await page.waitForSelector('[data-feedback-dialog][open]');
-    assert.equal(await page.inputValue('[name=position]'), '8');
+    await eventually.equal(() => page.inputValue('[name=position]'), '8');
     // The token of a cancelled attempt is not kept.
     await page.keyboard.press('Escape');
     await page.keyboard.press('End');
     await page.click('[data-action=feedback]');
-    assert.equal(await page.inputValue('[name=position]'), '');
+    await eventually.equal(() => page.inputValue('[name=position]'), '');
     await page.keyboard.press('Escape');
     await place.click();
     await page.keyboard.press('ArrowRight');
@@ -64,7 +64,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.locator('[data-feedback-dialog] [value="1"]').check({ force: true });
     await page.click('[data-feedback-dialog] [value=send]');
     await page.waitForFunction(() => document.querySelectorAll('.token.note').length === 3);
-    assert.ok((await page.locator('.token.note.good').allTextContents()).includes(next));
+    await eventually.ok(async () => (await page.locator('.token.note.good').allTextContents()).includes(next));
     await page.context().close();
     await expectNoErrors();
   });

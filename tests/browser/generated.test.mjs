@@ -2,7 +2,7 @@
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import net from 'node:net';
-import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
 let browser;
@@ -38,7 +38,7 @@ test('first example request always shows the same backtrack', async () => {
     await page.fill('input[name=seed]', String(100 + i));
     await page.click('.starters button >> nth=0');
     await page.waitForFunction(() => /tokens/.test(document.querySelector('[data-state]').textContent));
-    assert.ok(await page.locator('.chip:visible').count() >= 1, 'the run must have removed tokens');
+    await eventually.ok(async () => (await page.locator('.chip:visible').count()) >= 1, 'the run must have removed tokens');
     answers.push(await page.evaluate(() => [...document.querySelectorAll('.token')].map((t) => t.textContent).join('')));
     await page.context().close();
   }
@@ -53,13 +53,13 @@ test('keys without a further match show a notice', async () => {
   for (const [key, name] of [['b', 'backtrack'], ['.', 'mod action'], ['s', 'surprising token']]) {
     await page.keyboard.press('End');
     await page.keyboard.press(key);
-    assert.equal(await page.textContent('[data-toast]'), `No ${name} after this.`);
+    await eventually.equal(() => page.textContent('[data-toast]'), `No ${name} after this.`);
     await page.keyboard.press('Home');
     await page.keyboard.press(key === '.' ? ',' : key.toUpperCase());
-    assert.equal(await page.textContent('[data-toast]'), `No ${name} before this.`);
+    await eventually.equal(() => page.textContent('[data-toast]'), `No ${name} before this.`);
   }
   await page.keyboard.press('e');
-  assert.equal(await page.textContent('[data-toast]'), 'No error in this run.');
+  await eventually.equal(() => page.textContent('[data-toast]'), 'No error in this run.');
   await page.context().close();
   await expectNoErrors();
 });
@@ -73,8 +73,8 @@ for (const width of [1280, 375]) {
     await page.keyboard.press('.');
     await page.keyboard.press('.');
     await page.waitForSelector('.panel .reason:has-text("masked by ban-phrases")');
-    assert.equal(await overflow(page, '.panel'), 0);
-    assert.equal(await overflow(page, 'html'), 0);
+    await eventually.equal(() => overflow(page, '.panel'), 0);
+    await eventually.equal(() => overflow(page, 'html'), 0);
     const lanes = await page.locator('.lane').evaluateAll((all) => all.map((lane) => [lane.querySelector('b').getBoundingClientRect().bottom, lane.querySelector('canvas').getBoundingClientRect().top]));
     assert.equal(lanes.length, 2);
     for (const [label, marks] of lanes) assert.ok(label <= marks, `the label ends at ${label}, the marks begin at ${marks}`);
@@ -87,13 +87,13 @@ test('comparison shows the effect of mods and sampler on each candidate', async 
   const [a, b] = [await generate({ mods: banned('the', 'and') }), await generate({})];
   const page = await open(`/compare?a=${a}&b=${b}`, { width: 375 });
   await page.waitForSelector('.candidates.two-sides');
-  assert.deepEqual(await page.locator('.candidates.two-sides thead th').allTextContents(), ['token', 'run', 'model', 'after mods', 'drawn from']);
+  await eventually.deepEqual(() => page.locator('.candidates.two-sides thead th').allTextContents(), ['token', 'run', 'model', 'after mods', 'drawn from']);
   const chosen = await page.locator('.candidates.two-sides tr.chosen').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('td')].map((td) => td.textContent)));
   assert.equal(chosen.length, 2, JSON.stringify(chosen));
   const [ofA, ofB] = ['A ✓', 'B ✓'].map((name) => chosen.find(([side]) => side === name));
   assert.match(ofA.join(' '), /%.*%.*%/, 'a mod changed what A was drawn from');
   assert.equal(ofB[2], '·', 'no mod changed B');
-  assert.equal(await overflow(page, '.panel'), 0);
+  await eventually.equal(() => overflow(page, '.panel'), 0);
   await page.context().close();
   await expectNoErrors();
 });
@@ -106,6 +106,19 @@ test('later steps are shaded by their attention to a token in the selected layer
   await page.keyboard.press('Home');
   for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowRight');
   await page.keyboard.press('a');
+  await page.waitForSelector('.top-positions li');
+  // Attention that arrives late does not shade the text at an event before the first step.
+  let send;
+  const sends = new Promise((resolve) => { send = resolve; });
+  await page.route(/attention\?at=/, async (route) => { await sends; await route.continue(); });
+  await Promise.all([page.waitForRequest(/attention\?at=/), page.keyboard.press('ArrowRight')]);
+  await page.keyboard.press('Home');
+  await eventually.match(() => page.textContent('.panel'), /No forward pass has happened/);
+  await Promise.all([page.waitForResponse(/attention\?at=/), send()]);
+  await page.waitForTimeout(100);
+  assert.match(await page.textContent('.panel'), /No forward pass has happened/);
+  await page.unroute(/attention\?at=/);
+  for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowRight');
   await page.waitForSelector('.top-positions li');
   const position = Number(await page.evaluate(() => [...document.querySelectorAll('.token-facts div')].find((div) => div.querySelector('dt').textContent === 'position').querySelector('dd').textContent));
   await page.selectOption('select[aria-label=Direction]', 'later');
@@ -122,7 +135,7 @@ test('later steps are shaded by their attention to a token in the selected layer
     expected.sort((x, y) => y[1] - x[1]);
     await page.selectOption('select[aria-label="Attention view"]', choice);
     await page.waitForFunction((count) => new RegExp(`^${count} later step[^…]*$`).test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''), expected.length);
-    assert.equal((await shown())[0], expected[0][0], `${choice}: the step with the highest attention`);
+    await eventually.equal(async () => (await shown())[0], expected[0][0], `${choice}: the step with the highest attention`);
     orders.add(expected.map(([pos]) => pos).join());
   }
   assert.ok(orders.size > 1, 'layers differ');
@@ -167,28 +180,29 @@ test('next token is chosen from its candidates, and the text continues from exac
     const rendered = await page.inputValue('[data-raw]');
     assert.ok(rendered.includes('Tell me a story.') && rendered !== 'Tell me a story.', 'the template is applied');
     const funnel = page.locator('[data-next] tr.chosen .funnel');
-    assert.match(await funnel.getAttribute('aria-label'), /^passed \S+ \(\d+ left\)/);
-    assert.equal(await funnel.locator('.passed').count(), await funnel.locator('rect').count());
+    await eventually.match(() => funnel.getAttribute('aria-label'), /^passed \S+ \(\d+ left\)/);
+    await eventually.ok(async () => await funnel.locator('.passed').count() === await funnel.locator('rect').count());
     const third = page.locator('[data-choice="3"]');
     const token = Number((await third.getAttribute('title')).match(/\d+$/)[0]);
-    await third.focus();
+    // The second click of a double click has no effect.
+    const doubleClick = (locator) => locator.evaluate((button) => { button.focus(); button.click(); button.click(); });
     const sent = page.waitForRequest((request) => request.method() === 'POST' && request.url().endsWith('/v1/completions'));
-    await page.keyboard.press('Enter');
+    await doubleClick(third);
     const body = (await sent).postDataJSON();
     assert.equal(body.prompt.at(-1), token);
     assert.equal(body.max_tokens, 1);
     await shown();
-    assert.ok((await page.inputValue('[data-raw]')).length >= rendered.length);
-    assert.equal(await overflow(page, 'html'), 0, `${width} pixels`);
+    await eventually.ok(async () => (await page.inputValue('[data-raw]')).length >= rendered.length);
+    await eventually.equal(() => overflow(page, 'html'), 0, `${width} pixels`);
     await page.waitForFunction(() => document.activeElement.closest('[data-next]'));
-    await page.click('[data-next] button:has-text("Undo")');
+    await doubleClick(page.locator('[data-next] button:has-text("Undo")'));
     await shown();
-    assert.equal(await page.inputValue('[data-raw]'), rendered);
+    await eventually.equal(() => page.inputValue('[data-raw]'), rendered);
     const steps = new URL(await page.getAttribute('[data-next] a:has-text("all steps")', 'href'), URL_);
     const { runs } = await (await fetch(`${URL_}/api/v1/runs?${steps.searchParams}`)).json();
     assert.equal(runs.length, 3);
     await page.fill('[data-raw]', 'Once');
-    assert.equal(await page.locator('[data-next] table').count(), 0, 'candidates of another text');
+    await eventually.equal(() => page.locator('[data-next] table').count(), 0, 'candidates of another text');
     await page.context().close();
   }
   await expectNoErrors();
@@ -198,11 +212,23 @@ test('playground lists the fields that differ from the run', async () => {
   const id = await generate({ mods: banned('the') });
   const page = await open(`/playground?from=${id}`);
   await page.waitForFunction(() => document.querySelector('[data-mods] li'));
-  assert.equal(await page.isVisible('[data-changed-fields]'), false);
+  await eventually.equal(() => page.isVisible('[data-changed-fields]'), false);
+  // The focus stays in the list.
+  const focused = () => page.evaluate(() => document.activeElement.textContent.trim());
+  await page.selectOption('[data-add-mod]', 'force-prefix');
+  await page.click('[data-action=addMod]');
+  await page.focus('[data-mod=force-prefix] [title=Earlier]');
+  await page.keyboard.press('Enter');
+  await eventually.deepEqual(() => page.locator('[data-mods] li b').allTextContents(), ['force-prefix', 'ban-phrases']);
+  assert.equal(await focused(), '↑ Move force-prefix up');
+  await page.focus('[data-mod=force-prefix] [title=Remove]');
+  await page.keyboard.press('Enter');
+  assert.equal(await focused(), '✕ Remove ban-phrases');
+  await page.keyboard.press('Enter');
+  assert.equal(await focused(), 'Add mod');
   await page.fill('input[name=temperature]', '1.5');
-  await page.click('[data-mods] button[title=Remove]');
-  assert.equal(await page.textContent('[data-changed-fields] summary'), '2 fields differ from the run');
-  assert.match(await page.textContent('[data-changed-fields] ul'), /temperature.*→ 1\.5/);
+  await eventually.equal(() => page.textContent('[data-changed-fields] summary'), '2 fields differ from the run');
+  await eventually.match(() => page.textContent('[data-changed-fields] ul'), /temperature.*→ 1\.5/);
   await page.context().close();
   await expectNoErrors();
 });
@@ -234,7 +260,7 @@ test('open run list is updated after an outage of the server', async () => {
     await page.waitForTimeout(100);
     await page.reload();
   }
-  assert.equal(await page.textContent('.run-status'), 'running');
+  await eventually.equal(() => page.textContent('.run-status'), 'running');
   await page.waitForSelector('.dot.on');
   const { port: at } = proxy.address();
   proxy.close();
@@ -243,11 +269,11 @@ test('open run list is updated after an outage of the server', async () => {
   stop.abort();
   await stored(id);
   const later = await stored((await post('/v1/completions', { prompt, max_tokens: 1 }).then((r) => r.json())).thunder.run_id);
-  assert.equal(await page.textContent('.run-status'), 'running', 'without a notification the page must not change');
+  await eventually.equal(() => page.textContent('.run-status'), 'running', 'without a notification the page must not change');
   proxy = await serve(at);
   await page.waitForFunction(() => document.querySelector('.run-status').textContent !== 'running');
-  assert.equal(await page.locator('.run').count(), 1, 'rows stay where they are');
-  assert.match(await page.textContent('[data-new-runs]'), /1 new run/);
+  await eventually.equal(() => page.locator('.run').count(), 1, 'rows stay where they are');
+  await eventually.match(() => page.textContent('[data-new-runs]'), /1 new run/);
   await page.click('[data-new-runs]');
   await page.waitForSelector(`[data-run="${later}"]`);
   await page.context().close();
@@ -269,7 +295,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   await page.keyboard.press('Enter');
   await page.waitForSelector('.beside .token:not(.prompt)');
   assert.ok(page.url().includes(id), 'the original stays');
-  assert.equal(await page.locator('.branches [data-branch]').count(), 2);
+  await eventually.equal(() => page.locator('.branches [data-branch]').count(), 2);
   const branch = await page.getAttribute('.branches [data-branch]:not([aria-current])', 'data-branch');
   await stored(branch);
   const { run } = await (await fetch(`${URL_}/api/v1/runs/${branch}`)).json();
@@ -277,11 +303,11 @@ test('fork with an alternative grows beside the text, and the family shows its b
   await page.waitForSelector(`[data-branch="${branch}"][data-status=done]`);
   await page.waitForFunction((other) => /200 tok · ln p −\d+\.\d\d · length/.test(document.querySelector(`[data-branch="${other}"] .branch-facts`).textContent), branch);
   const answer = (scope) => page.evaluate((selector) => [...document.querySelectorAll(`${selector} [data-role=answer] .token:not(.prompt)`)].length, scope);
-  assert.equal(await answer('.beside'), 200);
+  await eventually.equal(() => answer('.beside'), 200);
   await page.waitForFunction((other) => location.search.includes(`beside=${other}`), branch);
   // The colors of both texts change together.
   await page.keyboard.press('3');
-  assert.deepEqual(await page.locator('input[value=rank]').evaluateAll((all) => all.map((input) => input.checked)), [true, true]);
+  await eventually.deepEqual(() => page.locator('input[value=rank]').evaluateAll((all) => all.map((input) => input.checked)), [true, true]);
   await page.waitForFunction(() => location.search.includes('color=rank'));
   await page.reload();
   await page.waitForSelector('.beside .token:not(.prompt)');
@@ -292,7 +318,7 @@ test('fork with an alternative grows beside the text, and the family shows its b
   await page.keyboard.press('[');
   await page.waitForURL((url) => url.pathname.endsWith(id));
   await page.goto(`${URL_}/runs?q=parent:${id}`);
-  assert.match(await page.locator('.run [data-parent]').textContent(), new RegExp(`fork at step ${drawn.step}: “`));
+  await eventually.match(() => page.locator('.run [data-parent]').textContent(), new RegExp(`fork at step ${drawn.step}: “`));
   await page.context().close();
   await expectNoErrors();
 });
@@ -308,18 +334,24 @@ test('regenerating several ways starts branches that the comparison offers', asy
   await page.keyboard.press('Enter');
   await page.waitForFunction(() => document.querySelectorAll('.branches [data-branch]').length === 4);
   await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 4 && document.querySelectorAll('.branch-text .token').length > 40);
-  assert.match(await page.textContent('.branch-list'), /seed 11.*seed 12.*seed 13/s);
+  await eventually.match(() => page.textContent('.branch-list'), /seed 11.*seed 12.*seed 13/s);
+  // On a phone, the page stays at its start.
+  await page.setViewportSize({ width: 375, height: 640 });
+  await page.goto(page.url());
+  await page.waitForSelector('.branches [data-branch][aria-current]');
+  assert.equal(await page.evaluate(() => scrollY), 0);
   await page.locator('.branches [data-branch] >> text=Compare').first().click();
+  await page.waitForURL(/\/compare/);
   await page.waitForSelector('.panel .candidates');
-  assert.equal(await page.locator('nav[aria-label="Compare A with"] a').count(), 3);
-  assert.match(await page.textContent('.same summary'), /^\d+ equal tokens$/);
+  await eventually.equal(() => page.locator('nav[aria-label="Compare A with"] a').count(), 3);
+  await eventually.match(() => page.textContent('.same summary'), /^\d+ equal tokens$/);
   await page.waitForFunction(() => /divergence at least \d+\.\d\d bit/.test(document.querySelector('.divergence-strip + .hint').textContent));
   const current = () => page.inputValue('[aria-label="Token on both sides"]');
   const before = Number(await current());
   assert.ok(before >= 30, `the first difference is at the fork or later: ${before}`);
   await page.keyboard.press('ArrowRight');
-  assert.equal(Number(await current()), before + 1);
-  assert.ok(await page.locator('.token.current').count() >= 1);
+  await eventually.equal(async () => Number(await current()), before + 1);
+  await eventually.ok(async () => (await page.locator('.token.current').count()) >= 1);
   await page.context().close();
   await expectNoErrors();
 });
@@ -331,9 +363,9 @@ test('run of another engine says why it cannot be forked', async () => {
   const page = await open(`/runs/${name}?at=6`);
   await page.waitForFunction(() => /cannot be forked: its sampling/.test(document.querySelector('.branch-list')?.textContent));
   const button = page.locator('.regenerate button');
-  assert.equal(await button.getAttribute('aria-disabled'), 'true');
+  await eventually.equal(() => button.getAttribute('aria-disabled'), 'true');
   await button.click({ force: true });
-  assert.match(await page.textContent('[data-toast]'), /cannot be forked: its sampling parameters/);
+  await eventually.match(() => page.textContent('[data-toast]'), /cannot be forked: its sampling parameters/);
   await page.context().close();
   await expectNoErrors();
 });

@@ -5,7 +5,7 @@ import { mkdtemp, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 let browser;
@@ -42,17 +42,17 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   await ready(page);
   await page.waitForSelector('.heads [role=gridcell]');
   const { layer_ids: layers, heads, stats, row_len: length } = await attention(id, 'at=10');
-  assert.equal(await page.locator('.heads [role=gridcell]').count(), layers.length * heads);
+  await eventually.equal(() => page.locator('.heads [role=gridcell]').count(), layers.length * heads);
   const expected = stats.find((s) => s.layer === 1 && s.head === 3);
   await cell(page, 1, 3).hover();
-  assert.match(await facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} positions at .* its attention is not stored$`));
+  await eventually.match(() => facts(page), new RegExp(`^layer 1, head 3 · entropy ${expected.entropy.toFixed(2)} bit .* ${length - 1 - expected.peak_position} positions at .* its attention is not stored$`));
   await page.mouse.move(0, 0);
   await cell(page, 0, 0).focus();
   for (const key of ['ArrowDown', 'ArrowRight', 'ArrowRight']) await page.keyboard.press(key);
-  assert.match(await facts(page), /^layer 1, head 2 · .* click to shade/);
-  assert.match(await page.evaluate(() => document.activeElement.ariaLabel), /^layer 1, head 2 · entropy/);
+  await eventually.match(() => facts(page), /^layer 1, head 2 · .* click to shade/);
+  await eventually.match(() => page.evaluate(() => document.activeElement.ariaLabel), /^layer 1, head 2 · entropy/);
   // The arrow keys moved within the grid, not through the run.
-  assert.match(await page.textContent('[data-where]'), /event 10 /);
+  await eventually.match(() => page.textContent('[data-where]'), /event 10 /);
   await page.keyboard.press('Enter');
   await page.waitForFunction(() => document.querySelector('select[aria-label="Attention view"]').value === 'head:1:2');
   const { values, quality } = await attention(id, 'at=10&view=head&layer=1&head=2');
@@ -64,7 +64,7 @@ test('grid of heads has the numbers of the step, by pointer and by keyboard', as
   await page.waitForFunction(() => location.search.includes('attention=head%3A1%3A2'));
   const link = await open(new URL(page.url()).pathname + new URL(page.url()).search);
   await link.waitForFunction(() => document.querySelector('.heads [aria-selected=true]'));
-  assert.equal(await link.evaluate(() => document.querySelector('.heads [aria-selected=true]').ariaLabel.split(' · ')[0]), 'layer 1, head 2');
+  await eventually.equal(() => link.evaluate(() => document.querySelector('.heads [aria-selected=true]').ariaLabel.split(' · ')[0]), 'layer 1, head 2');
   await link.context().close();
   await page.context().close();
   await expectNoErrors();
@@ -80,12 +80,12 @@ test('later steps are shaded by one head, and a head without rows says how to st
   await page.waitForFunction(() => /^20 later steps at .*layer 2, head 1$/.test([...document.querySelectorAll('.panel .hint')].find((p) => /later step/.test(p.textContent))?.textContent ?? ''));
   const best = rows.reduce((a, b) => (b.value > a.value ? b : a));
   const { row_len: position } = await attention(id, `at=${best.sequence_order}`);
-  assert.equal(await page.evaluate(() => Number(document.querySelector('.top-positions li').firstChild.textContent)), position);
+  await eventually.equal(() => page.evaluate(() => Number(document.querySelector('.top-positions li').firstChild.textContent)), position);
   await page.context().close();
   const bare = await generate({ attention: true });
   const other = await open(`/runs/${bare}?at=3&attention=head:2:1`, { expected: (what) => /^404 .*view=head/.test(what) });
   await other.waitForFunction(() => /\[\[2, 1\]\]/.test(document.querySelector('.panel').textContent));
-  assert.ok(await other.locator('.heads').isVisible(), 'the grid is shown without rows');
+  await eventually.ok(() => other.locator('.heads').isVisible(), 'the grid is shown without rows');
   await other.context().close();
   await expectNoErrors();
 });
@@ -108,13 +108,13 @@ test('exported page shows the run from disk without a network, and hostile text 
   await ready(original);
   const tokens = (of) => of.evaluate(() => [...document.querySelectorAll('.token')].map((t) => `${t.className} ${t.textContent}`));
   assert.deepEqual(await tokens(page), await tokens(original));
-  assert.equal(await page.locator('.text img').count(), 0);
+  await eventually.equal(() => page.locator('.text img').count(), 0);
   await page.keyboard.press('Home');
   for (let i = 0; i < 3; i += 1) await page.keyboard.press('ArrowRight');
-  assert.ok(await page.locator('.candidates tbody tr').count() > 1, 'candidates are shown');
-  assert.equal(await page.locator('text=Fork here').count(), 0);
+  await eventually.ok(async () => (await page.locator('.candidates tbody tr').count()) > 1, 'candidates are shown');
+  await eventually.equal(() => page.locator('text=Fork here').count(), 0);
   await page.keyboard.press('.');
-  assert.ok(await page.locator('.call').count() >= 1, 'actions of mods are shown');
+  await eventually.ok(async () => (await page.locator('.call').count()) >= 1, 'actions of mods are shown');
   assert.deepEqual(problems, []);
   await original.context().close();
   await context.close();
@@ -131,12 +131,12 @@ test('documents are imported by the file chooser, and others are named with the 
   await page.setInputFiles('input[type=file]', [good, bad, partial]);
   await page.waitForFunction(() => document.querySelector('[data-imported]').getAttribute('aria-busy') === 'false');
   const problem = 'it is not an exported run: the field "request" is missing';
-  assert.deepEqual(await page.locator('[data-imported] div').allTextContents(), [
+  await eventually.deepEqual(() => page.locator('[data-imported] div').allTextContents(), [
     'good.json: imported',
     `bad.json was not imported: ${problem}`,
     `partial.jsonl: only 1 of 2 runs imported: line 2: ${problem}`,
   ]);
-  for (const stored of [id, `${id}-first`]) assert.equal((await fetch(`${URL_}/api/v1/runs/${stored}`)).status, 200);
+  for (const stored of [id, `${id}-first`]) await eventually.equal(async () => (await fetch(`${URL_}/api/v1/runs/${stored}`)).status, 200);
   await page.context().close();
   await expectNoErrors();
 });

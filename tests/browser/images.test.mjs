@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { launch, open, expectNoErrors, ready } from './browser.mjs';
+import { launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 
 const server = process.env.IMAGES_URL;
 if (!server) throw new Error('IMAGES_URL must name a running server with a projector');
@@ -34,18 +34,18 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     await ready(page);
     const chip = page.locator('.text .image-chip');
     await chip.waitFor();
-    assert.match(await chip.locator('summary').textContent(), /^▣ Image · 6 × 4 · 64 tokens · [0-9a-f]{8}$/);
-    assert.equal(await page.locator('.text .token:visible', { hasText: '<image>' }).count(), 0);
-    assert.equal(await chip.locator('img').isVisible(), false);
+    await eventually.match(() => chip.locator('summary').textContent(), /^▣ Image · 6 × 4 · 64 tokens · [0-9a-f]{8}$/);
+    await eventually.equal(() => page.locator('.text .token:visible', { hasText: '<image>' }).count(), 0);
+    await eventually.equal(() => chip.locator('img').isVisible(), false);
     // By keyboard, and without an effect on the replay.
     const where = await page.textContent('[data-where]');
     await chip.locator('summary').focus();
     await page.keyboard.press('Enter');
     await chip.locator('img').waitFor();
     await page.waitForFunction(() => document.querySelector('.text .image-chip img').naturalWidth === 6);
-    assert.equal(await page.textContent('[data-where]'), where);
+    await eventually.equal(() => page.textContent('[data-where]'), where);
     await page.keyboard.press('Space');
-    assert.equal(await chip.locator('img').isVisible(), false);
+    await eventually.equal(() => chip.locator('img').isVisible(), false);
     await page.keyboard.press('Enter');
     const facts = page.locator('.patches .hint');
     await facts.waitFor();
@@ -57,8 +57,8 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
     const { values } = await attention(run.run_id, last);
     const mass = values.slice(start, start + 64).reduce((a, b) => a + b, 0);
     await page.waitForFunction((percent) => Math.abs(parseFloat(document.querySelector('.patches .hint').textContent) - percent) < 0.06, mass * 100);
-    assert.match(await facts.textContent(), /of the attention · highest patch .* at column \d, row \d$/);
-    assert.match(await page.locator('.patches canvas').getAttribute('aria-label'), /^Attention over 8 × 8 patches: /);
+    await eventually.match(() => facts.textContent(), /of the attention · highest patch .* at column \d, row \d$/);
+    await eventually.match(() => page.locator('.patches canvas').getAttribute('aria-label'), /^Attention over 8 × 8 patches: /);
     const box = await page.locator('.patch-grid').boundingBox();
     assert.ok(Math.abs(box.width / box.height - 1.5) < 0.05, `the grid has the shape of the image: ${box.width} × ${box.height}`);
     const colors = await page.evaluate(() => {
@@ -67,7 +67,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 1280], ['light', 375], 
       return new Set(Array.from({ length: 64 }, (_, k) => data[4 * (canvas.width * Math.floor((Math.floor(k / 8) + 0.5) * canvas.height / 8) + Math.floor((k % 8 + 0.5) * canvas.width / 8)) + 3])).size;
     });
     assert.ok(colors > 4, `${colors} different shades`);
-    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), 'the page does not scroll sideways');
+    await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), 'the page does not scroll sideways');
     await page.evaluate(axe);
     const violations = await page.evaluate(() => axe.run('.text, .panel', { runOnly: ['wcag2a', 'wcag2aa'] }).then((result) => result.violations.map((v) => `${v.id}: ${v.nodes[0].html}`)));
     assert.deepEqual(violations, []);
@@ -92,8 +92,8 @@ test('exported page shows the chip without the file', async () => {
   await page.setContent(html);
   await ready(page);
   await page.locator('.text .image-chip summary').click();
-  assert.match(await page.textContent('.text .image-chip'), /6 × 4 · 64 tokens.*not recorded/s);
-  assert.equal(await page.locator('.text img').count(), 0);
+  await eventually.match(() => page.textContent('.text .image-chip'), /6 × 4 · 64 tokens.*not recorded/s);
+  await eventually.equal(() => page.locator('.text img').count(), 0);
   assert.deepEqual(problems, []);
   await context.close();
 });

@@ -7,7 +7,7 @@ import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
-import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -64,7 +64,7 @@ for (const [scheme, width, layerCount] of [['light', 1280, 12], ['dark', 1280, 1
     const headers = await page.locator('.lens [role=rowheader]').allTextContents();
     assert.deepEqual(headers.map((text) => text.replace(' ✓', '')), names);
     assert.deepEqual(headers.map((text) => text.endsWith(' ✓')), names.map((_, i) => i === 0));
-    assert.equal(await page.locator('.lens [role=gridcell]').count(), names.length * layerCount);
+    await eventually.equal(() => page.locator('.lens [role=gridcell]').count(), names.length * layerCount);
     const { details } = document.events[4];
     // The highest candidates of each layer have a frame.
     const classes = await page.locator('.lens [role=row]:has(span)').evaluateAll((rows) => rows.map((row) => [...row.querySelectorAll('span')].map((span) => span.className)));
@@ -76,9 +76,9 @@ for (const [scheme, width, layerCount] of [['light', 1280, 12], ['dark', 1280, 1
       assert.deepEqual(framed, highest, `layer ${layer}`);
     }
     assert.equal(classes[0].at(-1), 'b7 framed', 'the drawn token is by far the highest in the last layer');
-    assert.match(await section(page).locator('p').first().textContent(), /^␣sky is the highest candidate from layer \d+ on\.$/);
+    await eventually.match(() => section(page).locator('p').first().textContent(), /^␣sky is the highest candidate from layer \d+ on\.$/);
     await cell(page, 0, 7).hover();
-    assert.equal(await facts(page), description(details, 0, 7, '␣sky ✓'));
+    await eventually.equal(() => facts(page), description(details, 0, 7, '␣sky ✓'));
     // The grid scrolls in its own box, and headers stay in it.
     const { scrolls, page: pageScrolls, panel } = await page.evaluate(() => {
       const excess = (el) => el.scrollWidth - el.clientWidth;
@@ -105,24 +105,24 @@ test('keys move in the grid, and the numbers follow the step', async () => {
   await cell(page, 0, 0).focus();
   for (const key of ['End', 'ArrowLeft', 'ArrowDown']) await page.keyboard.press(key);
   const step = document.events[4].details;
-  assert.equal(await facts(page), description(step, 1, 4, '␣sea'));
-  assert.equal(await page.evaluate(() => document.activeElement.ariaLabel), await facts(page));
+  await eventually.equal(() => facts(page), description(step, 1, 4, '␣sea'));
+  await eventually.equal(() => page.evaluate(() => document.activeElement.ariaLabel), description(step, 1, 4, '␣sea'));
   await page.keyboard.press('PageUp');
-  assert.match(await facts(page), /^␣sky ✓ · layer 4: /);
-  assert.match(await page.textContent('[data-where]'), /event 4 /, 'the cursor of the replay stays');
-  assert.equal(await page.locator('.lens [tabindex="0"]').count(), 1);
+  await eventually.match(() => facts(page), /^␣sky ✓ · layer 4: /);
+  await eventually.match(() => page.textContent('[data-where]'), /event 4 /, 'the cursor of the replay stays');
+  await eventually.equal(() => page.locator('.lens [tabindex="0"]').count(), 1);
   // All rows of the table are rows of the grid, too.
   const rows = page.locator('.lens [role=row]:has(span)');
-  assert.equal(await rows.count(), 12);
+  await eventually.equal(() => rows.count(), 12);
   await page.click('.panel button:text-is("All 13")');
-  assert.equal(await rows.count(), 13);
+  await eventually.equal(() => rows.count(), 13);
   // A later step, in which the drawn token is not the most probable one.
   await page.goto(`${URL_}/runs/${id}?at=7`);
   await ready(page);
   await section(page).waitFor();
   const next = document.events[7].details;
   assert.equal(next.model.findIndex(({ text }) => text === ' is') > 0, true);
-  assert.match(await section(page).locator('p').first().textContent(), /^␣is has rank \d+ in the last layer, and is the highest candidate in (none|\d) of the layers before it\.$/);
+  await eventually.match(() => section(page).locator('p').first().textContent(), /^␣is has rank \d+ in the last layer, and is the highest candidate in (none|\d) of the layers before it\.$/);
   await page.context().close();
   await expectNoErrors();
 });
@@ -143,9 +143,9 @@ test('lens of another form is not shown, and hostile numbers do no harm', async 
     await page.keyboard.press('Enter');
     await page.waitForFunction((n) => document.querySelector('[data-where]').textContent.includes(`event ${n} `) && !document.querySelector('.panel[aria-busy]'), event);
     await page.waitForFunction((n) => document.querySelectorAll('.panel .candidates tbody tr').length > n, 3);
-    assert.equal(await section(page).isVisible(), step === forms.length, `step ${step}`);
+    await eventually.equal(() => section(page).isVisible(), step === forms.length, `step ${step}`);
   }
-  assert.match(await facts(page), /layer 0: logit 1e\+308, share \d+\.\d+%, rank 1 of/);
+  await eventually.match(() => facts(page), /layer 0: logit 1e\+308, share \d+\.\d+%, rank 1 of/);
   await page.context().close();
   await expectNoErrors();
 });
@@ -165,7 +165,7 @@ test('exported page shows the lens', async () => {
   await page.keyboard.press('ArrowRight');
   await page.keyboard.press('Shift+ArrowRight');
   await cell(page, 0, 11).focus();
-  assert.equal(await facts(page), description(document.events[4].details, 0, 11, '␣sky ✓'));
+  await eventually.equal(() => facts(page), description(document.events[4].details, 0, 11, '␣sky ✓'));
   assert.deepEqual(problems, []);
   await context.close();
 });
@@ -185,9 +185,9 @@ test('playground requests the lens, and shows it in the live run', async () => {
   let last;
   while (!last) last = (await (await fetch(`${URL_}/api/v1/runs/${id}/alternatives`)).json()).alternatives?.at(-1);
   await cell(page, 1, last.lens.layers.length - 1).hover();
-  assert.equal(await facts(page), description(last, 1, last.lens.layers.length - 1, await page.locator('.lens [role=rowheader]').nth(1).textContent()));
+  await eventually.equal(() => facts(page), description(last, 1, last.lens.layers.length - 1, await page.locator('.lens [role=rowheader]').nth(1).textContent()));
   await page.reload();
-  assert.equal(await page.isChecked('input[name=lens]'), true, 'the form is kept');
+  await eventually.equal(() => page.isChecked('input[name=lens]'), true, 'the form is kept');
   await page.context().close();
   await expectNoErrors();
 });

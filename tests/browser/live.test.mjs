@@ -1,7 +1,7 @@
 // The replay of a run that grows: a stored run, whose items the test sends to the page one after the other.
 import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
-import { URL_, launch, open, expectNoErrors } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors } from './browser.mjs';
 import { document as sample } from './document.mjs';
 
 let browser;
@@ -18,18 +18,19 @@ function replaceStream() {
 }
 
 /**
- * Stores a run and opens its page as if the run were active, after `prepare(page)`. `sendUntil(event)` sends the next items, up to
- * an event without its calls, and `end()` the end.
+ * Stores a run and opens its page as if the run were active, after `prepare(page, trace)`. `sendUntil(event)` sends the next items,
+ * up to an event without its calls, and `end()` the end.
  */
 async function openLive(name, steps, prepare = () => {}) {
   const id = `live-${name}-${process.pid}-${Date.now()}`;
-  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, steps)) });
+  const page = await open('/docs');
+  await page.addInitScript(replaceStream);
+  const trace = sample(id, steps);
+  await prepare(page, trace);
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace) });
   assert.equal(response.status, 201);
   const stored = await fetch(`${URL_}/api/v1/runs/${id}/events?from=0&to=9999`, { headers: { accept: 'application/x-ndjson' } });
   const lines = (await stored.text()).split('\n').filter(Boolean);
-  const page = await open('/docs');
-  await page.addInitScript(replaceStream);
-  await prepare(page);
   await page.route((url) => url.pathname === `/runs/${id}`, async (route) => {
     const original = await route.fetch();
     const html = (await original.text()).replaceAll(/<link rel="preload" as="fetch"[^>]*>/g, '');
@@ -53,28 +54,87 @@ async function openLive(name, steps, prepare = () => {}) {
   return { page, sendUntil, end, where: () => page.textContent('[data-where]') };
 }
 
+/** Returns the distance of the text from its end, in pixels. */
+const restOf = (page) => page.evaluate(() => {
+  const { scrollTop, scrollHeight, clientHeight } = document.querySelector('.text');
+  return Math.floor(scrollHeight - clientHeight - scrollTop);
+});
+
 const later = (page) => page.locator('.token.later').allTextContents();
 
 test('run that has ended is navigated like a stored one', async () => {
   const { page, sendUntil, end, where } = await openLive('end', 15);
+  // The call at event 27 fails, after its token was shown.
+  await sendUntil(27);
+  await eventually.equal(() => page.locator('.token.error').count(), 0);
+  await page.evaluate(() => { document.querySelector('.text').style.maxHeight = '40px'; });
+  // The text is not scrolled to its end after the user has scrolled back.
+  const scrollTop = () => page.evaluate(() => document.querySelector('.text').scrollTop);
+  await page.focus('.text');
+  await page.keyboard.press('End');
+  await eventually.ok(async () => (await scrollTop()) > 0);
+  await page.evaluate(() => { document.querySelector('.text').scrollTop = 0; });
+  await sendUntil(39);
+  await eventually.deepEqual(() => page.locator('.token.error').allTextContents(), [' src=x']);
+  assert.equal(await scrollTop(), 0);
+  await page.keyboard.press('End');
+  await eventually.ok(async () => (await scrollTop()) > 0);
   await sendUntil();
-  assert.match(await where(), /event live/);
+  await eventually.match(() => where(), /event live/);
+  await eventually.equal(() => restOf(page), 0);
   await page.locator('.token.prompt').nth(1).click();
   await end();
-  assert.match(await where(), /event end/);
-  assert.equal(await page.locator('.token.selected').textContent(), ' is', 'the selected token is kept');
+  await eventually.match(() => where(), /event end/);
+  await eventually.equal(() => page.locator('.token.selected').textContent(), ' is', 'the selected token is kept');
   await page.focus('.text');
   await page.keyboard.press('Home');
   await page.keyboard.press('Shift+ArrowRight');
   await page.keyboard.press('Shift+ArrowRight');
-  assert.equal(await page.locator('.panel .steps [aria-pressed=true]').textContent(), 'Sampled', 'the panel shows the event at the cursor');
-  assert.ok((await later(page)).length > 5);
+  await eventually.equal(() => page.locator('.panel .steps [aria-pressed=true]').textContent(), 'Sampled', 'the panel shows the event at the cursor');
+  await eventually.ok(async () => (await later(page)).length > 5);
   await page.keyboard.press('v');
-  assert.deepEqual(await later(page), []);
+  await eventually.deepEqual(() => later(page), []);
   await page.waitForFunction(() => document.querySelector('[data-announce]').textContent.startsWith('token '));
   await page.context().close();
   await expectNoErrors();
 });
+
+for (const [width, first] of [[1280, 0], [1280, 600], [375, 0], [375, 600]]) {
+  test(`live text with many messages stays at its end until the user scrolls back (${width} px, from event ${first})`, async () => {
+    const { page, sendUntil } = await openLive(`scroll-${width}-${first}`, 400, async (newPage, trace) => {
+      await newPage.setViewportSize({ width, height: 600 });
+      // 40 messages like the one of the sample.
+      const { prompt } = trace.events[0].details;
+      const { length } = prompt.texts;
+      const messages = Array.from({ length: 40 }, (_, i) => i);
+      prompt.spans = messages.map((i) => ({ role: i % 2 ? 'assistant' : 'user', start: length * i, end: length * (i + 1) }));
+      prompt.tokens = messages.flatMap(() => prompt.tokens);
+      prompt.texts = messages.flatMap(() => prompt.texts);
+      const added = prompt.texts.length - length;
+      trace.events[0].prompt_length += added;
+      for (const { details } of trace.events.slice(1)) details.position += added;
+    });
+    const scroll = async (pixels) => {
+      await page.evaluate((by) => { document.querySelector('.text').scrollTop += by; }, pixels);
+      await page.waitForTimeout(100);
+    };
+    for (const event of [first, first + 10, first + 20, 700, 720, 740]) {
+      await sendUntil(event);
+      // The browser determines the actual heights of the blocks.
+      await page.waitForTimeout(100);
+    }
+    await sendUntil(750);
+    await eventually.equal(() => restOf(page), 0);
+    await scroll(-20);
+    await sendUntil(1000);
+    assert.ok(await restOf(page) >= 20, 'a short distance is enough');
+    await scroll(9999);
+    await sendUntil();
+    await eventually.equal(() => restOf(page), 0);
+    await page.context().close();
+    await expectNoErrors();
+  });
+}
 
 test('panel at a fixed cursor keeps the focus while the run grows, and removed tokens disappear', async () => {
   const { page, sendUntil, where } = await openLive('fixed', 15);
@@ -82,15 +142,15 @@ test('panel at a fixed cursor keeps the focus while the run grows, and removed t
   await sendUntil(15);
   await page.keyboard.press('Home');
   await page.keyboard.press('ArrowRight');
-  assert.deepEqual((await later(page)).slice(-2), [' the', ' ocean']);
+  await eventually.deepEqual(async () => (await later(page)).slice(-2), [' the', ' ocean']);
   const field = page.locator('.regenerate [aria-label="Number of branches"]');
   await field.fill('12');
   await sendUntil(16);
-  assert.match(await where(), /token 1 .*event 3 /);
-  assert.deepEqual(await later(page), [' sky', ' is']);
+  await eventually.match(() => where(), /token 1 .*event 3 /);
+  await eventually.deepEqual(() => later(page), [' sky', ' is']);
   await sendUntil();
   await page.keyboard.type('3');
-  assert.equal(await field.inputValue(), '123', 'the field keeps its text and the focus');
+  await eventually.equal(() => field.inputValue(), '123', 'the field keeps its text and the focus');
   await page.context().close();
   await expectNoErrors();
 });

@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { launch, open, expectNoErrors, ready } from './browser.mjs';
+import { launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 const server = process.env.EMPTY_URL;
@@ -35,7 +35,7 @@ test('sample run is opened on an empty server', { skip: server ? false : 'EMPTY_
   await page.waitForSelector('[data-panel] table');
   if (process.env.SHOTS) await page.screenshot({ path: `${process.env.SHOTS}/sample.png` });
   await page.goto(`${server}/playground`);
-  assert.equal(await page.getByRole('button', { name: 'Open a sample run' }).count(), 0);
+  await eventually.equal(() => page.getByRole('button', { name: 'Open a sample run' }).count(), 0);
   await page.context().close();
   await expectNoErrors();
 });

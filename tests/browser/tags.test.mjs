@@ -3,7 +3,7 @@ import test, { after, before } from 'node:test';
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
-import { URL_, launch, open, expectNoErrors, ready } from './browser.mjs';
+import { URL_, launch, open, eventually, expectNoErrors, ready } from './browser.mjs';
 import { document as trace } from './document.mjs';
 
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
@@ -34,19 +34,20 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.evaluate(axe);
     const { violations } = await page.evaluate(() => window.axe.run('[data-tags-dialog]', { runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa'] }));
     assert.deepEqual(violations.map((v) => v.id), []);
-    assert.ok(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
+    await eventually.ok(() => page.evaluate(() => document.documentElement.scrollWidth <= innerWidth));
     await page.keyboard.type(`${mark}${width}, to  check <b>`);
     await page.keyboard.press('Enter');
     await page.waitForSelector('[data-tags-dialog]', { state: 'detached' });
-    const shown = await page.locator('.facts .tag').allTextContents();
-    assert.deepEqual(shown.slice(-2), [`${mark}${width}`, 'to  check <b>']);
-    assert.deepEqual(await tags(runs[0]), shown);
+    const list = () => page.locator('.facts .tag').allTextContents();
+    await eventually.deepEqual(async () => (await list()).slice(-2), [`${mark}${width}`, 'to  check <b>']);
+    const shown = await list();
+    await eventually.deepEqual(() => tags(runs[0]), shown);
     // The same dialog removes a tag.
     await page.keyboard.press('t');
     await page.getByLabel('to  check <b>').press('Space');
     await page.keyboard.press('Enter');
     await page.waitForSelector('[data-tags-dialog]', { state: 'detached' });
-    assert.deepEqual(await tags(runs[0]), shown.slice(0, -1));
+    await eventually.deepEqual(() => tags(runs[0]), shown.slice(0, -1));
     await page.context().close();
     await expectNoErrors();
   });
@@ -59,16 +60,16 @@ test('several runs are tagged in the list, and a tag filters it', async () => {
   await page.keyboard.press('t');
   // A tag that only one of the runs has is left as it is.
   await page.waitForSelector(TAGS_BOX);
-  assert.ok(await page.evaluate(() => document.querySelector('[data-tags-dialog] [type=checkbox]').indeterminate));
+  await eventually.ok(() => page.evaluate(() => document.querySelector('[data-tags-dialog] [type=checkbox]').indeterminate));
   await page.keyboard.type(`${mark}both`);
   await page.keyboard.press('Enter');
   await page.waitForSelector('[data-tags-dialog]', { state: 'detached' });
-  assert.deepEqual(await tags(runs[1]), [`${mark}both`]);
-  assert.equal((await tags(runs[0])).length, 3);
+  await eventually.deepEqual(() => tags(runs[1]), [`${mark}both`]);
+  await eventually.equal(async () => (await tags(runs[0])).length, 3);
   await page.locator('.tag', { hasText: `${mark}1280` }).click();
   await page.waitForFunction(() => document.querySelectorAll('.run').length === 1);
-  assert.equal(await page.inputValue('#q'), `tag:${mark}1280`);
-  assert.equal(await page.getAttribute('.run', 'data-run'), runs[0]);
+  await eventually.equal(() => page.inputValue('#q'), `tag:${mark}1280`);
+  await eventually.equal(() => page.getAttribute('.run', 'data-run'), runs[0]);
   await page.context().close();
   await expectNoErrors();
 });
@@ -83,7 +84,7 @@ test('invalid tag is explained in the dialog', async () => {
   await page.waitForFunction(() => /1 to 64 characters/.test(document.querySelector('[data-tags-dialog] .form-error')?.textContent));
   await page.keyboard.press('Escape');
   await page.waitForSelector('[data-tags-dialog]', { state: 'detached' });
-  assert.deepEqual(await tags(runs[1]), [`${mark}both`]);
+  await eventually.deepEqual(() => tags(runs[1]), [`${mark}both`]);
   await page.context().close();
   await expectNoErrors();
 });

@@ -3,9 +3,9 @@ import test from 'node:test';
 import assert from 'node:assert/strict';
 import { MODES, bucketOfShare, legend, surprise } from '../../src/ui/assets/replay/color.js';
 import { sinkOf } from '../../src/ui/assets/replay/attention.js';
-import { find } from '../../src/ui/assets/replay/find.js';
+import { find, nextMatch } from '../../src/ui/assets/replay/find.js';
 import { displayText, pieces } from '../../src/ui/assets/replay/glyphs.js';
-import { group } from '../../src/ui/assets/replay/events.js';
+import { Loader, group } from '../../src/ui/assets/replay/events.js';
 import { Deduplicator } from '../../src/ui/assets/replay/live.js';
 import { targetOf } from '../../src/ui/assets/replay/moves.js';
 import { mayEndBlock, roles } from '../../src/ui/assets/replay/blocks.js';
@@ -40,9 +40,52 @@ test('removals are nested, and a folded removal hides its inner chips', () => {
 test('find matches across tokens and skips hidden ones', () => {
   const texts = ['The', ' oc', 'ean', ' Ocean'];
   const text = (i) => texts[i];
-  assert.deepEqual(find('ocean', 4, text, () => true), [[1, 2], [3, 3]]);
-  assert.deepEqual(find('ocean', 4, text, (i) => i !== 2), [[3, 3]]);
+  assert.deepEqual(find('ocean', 4, text, () => true), [[1, 1, 2], [3, 1, 3]]);
+  assert.deepEqual(find('ocean', 4, text, (i) => i !== 2), [[3, 1, 3]]);
   assert.deepEqual(find('', 4, text, () => true), []);
+});
+
+test('position in a search is kept when the matches change', () => {
+  assert.deepEqual([-1, 3, 7].map((row) => nextMatch([[3, 0, 3], [7, 0, 8]], [row, 0], 1)), [0, 1, 0]);
+  assert.deepEqual([7, 3].map((row) => nextMatch([[3, 0, 3], [7, 0, 8]], [row, 0], -1)), [0, 1]);
+  assert.deepEqual([1, -1].map((step) => nextMatch([[1, 0, 1], [3, 0, 3], [5, 0, 5], [7, 0, 8]], [3, 0], step)), [2, 0]);
+  assert.deepEqual([1, -1].map((step) => nextMatch([], [3, 0], step)), [-1, -1]);
+});
+
+test('all matches that begin in one token are reached', () => {
+  const texts = ['A', ' banana'];
+  const matches = find('a', 2, (i) => texts[i], () => true);
+  assert.deepEqual(matches, [[0, 0, 0], [1, 2, 1], [1, 4, 1], [1, 6, 1]]);
+  const reached = (step) => {
+    let match = [-1, 0];
+    return matches.map(() => {
+      const index = nextMatch(matches, match, step);
+      match = matches[index];
+      return index;
+    });
+  };
+  assert.deepEqual([reached(1), reached(-1)], [[0, 1, 2, 3], [3, 2, 1, 0]]);
+});
+
+test('loader loads the newest target after each load, and none after it is cancelled', async () => {
+  const loads = [];
+  const loader = new Loader((target) => new Promise((finish) => { loads.push({ target, finish }); }));
+  const started = async (count) => { while (loads.length < count) await new Promise((resolve) => setTimeout(resolve, 5)); };
+  loader.request('a');
+  await started(1);
+  for (const target of ['b', 'c', 'd']) loader.request(target);
+  loads[0].finish();
+  await started(2);
+  loader.request('e');
+  loader.cancel();
+  loads[1].finish();
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  loader.request('f');
+  await started(3);
+  assert.deepEqual(loads.map(({ target }) => target), ['a', 'd', 'f']);
+  loads[2].finish();
+  await new Promise((resolve) => setTimeout(resolve));
+  assert.equal(loader.target, null);
 });
 
 test('template text is attributed to its message', () => {

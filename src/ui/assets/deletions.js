@@ -31,9 +31,9 @@ export class Deletions {
     }
   }
 
-  /** Undoes the last deletion. */
+  /** Undoes the last deletion that is not being undone. */
   undoLast() {
-    const last = this.#pending.at(-1);
+    const last = this.#pending.findLast(({ button }) => !button.disabled);
     if (last) this.#undo(last);
     else toast('No deletion can be undone');
   }

@@ -63,16 +63,19 @@ function showError(text) {
 // Unsaved changes are stored in the browser as a draft, until they are saved or discarded.
 
 let draftTimer = 0;
-/** False if the browser could not store the newest changes. */
+/** False if the newest changes are not stored. */
 let isDraftStored = true;
+/** True while the stored draft is only offered. Changes are not stored then, because they would replace it. */
+let isDraftOffered = false;
 
 function storeDraft() {
   clearTimeout(draftTimer);
   draftTimer = 0;
+  isDraftStored = !isDraftOffered;
+  if (isDraftOffered) return;
   try {
     if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: source.value, base: form.dataset.hash, at: Date.now() }));
     else localStorage.removeItem(draftKey);
-    isDraftStored = true;
   } catch {
     isDraftStored = false;
   }
@@ -88,19 +91,27 @@ function restoreDraft() {
   let draft = null;
   try { draft = JSON.parse(localStorage.getItem(draftKey)); } catch { /* unreadable, so there is no draft */ }
   if (typeof draft?.text !== typeof initialSource || !draft.text || isInitial(draft.text) || !canSave) return;
+  // On the page of an earlier version or of a template, the user expects that source, so the draft is only offered.
+  isDraftOffered = new URL(location).search !== '' || (!name && document.referrer.includes('/mods/-new'));
   const discardButton = h('button', { type: 'button', onclick: () => {
     localStorage.removeItem(draftKey);
-    source.value = initialSource;
     draftBox.hidden = true;
+    if (isDraftOffered) {
+      isDraftOffered = false;
+      storeDraft();
+    } else source.value = savedSource ?? initialSource;
   } }, 'Discard');
-  const restoreButton = h('button', { type: 'button', onclick: () => { source.value = draft.text; restoreButton.remove(); } }, 'Restore');
+  const restoreButton = h('button', { type: 'button', onclick: () => {
+    isDraftOffered = false;
+    source.value = draft.text;
+    offer.remove();
+  } }, 'Restore');
+  const offer = h('span', {}, 'Restore or discard them first: until then, changes on this page are not kept. ', restoreButton);
   const time = new Date(draft.at).toLocaleString();
-  // On the page of an earlier version or of a template, the user expects that source, so the draft is only offered.
-  const isAutomatic = new URL(location).search === '' && (name || !document.referrer.includes('/mods/-new'));
   const origin = draft.base && draft.base !== hash ? `, based on version ${draft.base.slice(0, 12)}` : '';
-  draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${time}${origin}. `, isAutomatic ? null : restoreButton, ' ', discardButton));
+  draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${time}${origin}. `, isDraftOffered && offer, ' ', discardButton));
   draftBox.hidden = false;
-  if (isAutomatic) source.value = draft.text;
+  if (!isDraftOffered) source.value = draft.text;
 }
 
 // Results of the server's checks.
@@ -166,9 +177,8 @@ async function save() {
     const version = await response.json();
     savedSource = sent;
     storeDraft();
-    draftBox.hidden = true;
+    draftBox.hidden = !isDraftOffered;
     if (version.name !== name) {
-      localStorage.removeItem(draftKey);
       location.assign(`${base}/mods/${encodeURIComponent(version.name)}`);
       return true;
     }

@@ -14,9 +14,12 @@ export function destination(text, isRunOpen) {
 }
 
 let dialog = null;
+/** Moves to an event or token of the open run; null if no run is open. */
+let goInRun = null;
 
-/** Opens the dialog. `goInRun(place)` moves to an event or token of the open run; it is null if no run is open. */
-export function openGoto(goInRun) {
+/** Opens the dialog. `go(place)` moves to an event or token of the open run; it is null if no run is open. */
+export function openGoto(go) {
+  goInRun = go;
   if (!dialog) {
     const field = h('input', { type: 'text', id: 'goto', 'aria-describedby': 'goto-hint', autocomplete: 'off', spellcheck: 'false', autofocus: true });
     const hint = h('p', { class: 'hint', id: 'goto-hint', role: 'status' });

@@ -38,8 +38,9 @@ export class TokenChain {
     return this.#text;
   }
 
-  /** Removes the token that was chosen last and returns the new text. */
+  /** Removes the token that was chosen last, if any, and returns the new text. */
   undo() {
+    if (!this.chosenCount) return this.#text;
     this.#ids.pop();
     this.#text = this.#text.slice(0, this.#starts.pop());
     return this.#text;
@@ -70,6 +71,8 @@ export class NextToken {
     this.#box = box;
     this.#textarea = textarea;
     this.#hooks = hooks;
+    // During a request, the candidates are those of the text before it. Disabled buttons would lose the focus.
+    box.addEventListener('click', (event) => { if (box.ariaBusy) event.stopPropagation(); }, true);
   }
 
   /** Computes the next token of the text and shows its candidates. */

@@ -42,13 +42,21 @@ let originalForm = null;
 
 // The form.
 
+/** Removes a message or mod. The focus moves to the button of a neighbor, or to the one of `addAction`. */
+function removeRow(row, addAction) {
+  const neighbor = row.nextElementSibling ?? row.previousElementSibling;
+  (neighbor?.querySelector('[title^=Remove]') ?? form.querySelector(`[data-action=${addAction}]`)).focus();
+  row.remove();
+  save();
+}
+
 /** Adds a message to the chat. `more` are its other fields, such as tool calls, which the form shows but cannot change. */
 function addMessage({ role = 'user', content = '', more } = {}) {
   const number = messages.children.length + 1;
   const row = h('li', { class: 'message' },
     h('header', {},
       h('select', { 'aria-label': `Role of message ${number}` }, ROLES.map((r) => h('option', { value: r }, r))),
-      h('button', { type: 'button', title: 'Remove this message', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'visually-hidden' }, ' Remove message'))),
+      h('button', { type: 'button', title: 'Remove this message', onclick: () => removeRow(row, 'addMessage') }, '✕', h('span', { class: 'visually-hidden' }, ' Remove message'))),
     h('textarea', { rows: '2', 'aria-label': `Message ${number}`, placeholder: role === 'system' ? 'Instructions for the model' : 'Message…' }),
     more ? h('details', { class: 'hint' }, h('summary', {}, Object.keys(more).join(', ')), h('pre', { class: 'trace', tabindex: '0' }, JSON.stringify(more, null, 2))) : null);
   row._more = more;
@@ -93,15 +101,16 @@ function addMod({ name, config = '' }) {
   const move = (by) => {
     const other = by < 0 ? row.previousElementSibling : row.nextElementSibling;
     if (!other) return;
-    if (by < 0) other.before(row);
-    else other.after(row);
+    // Moving the row itself would take the focus from its button.
+    if (by < 0) row.after(other);
+    else row.before(other);
     save();
   };
   const row = h('li', { 'data-mod': name },
     h('header', {}, h('b', {}, name),
       h('button', { type: 'button', title: 'Earlier', onclick: () => move(-1) }, '↑', h('span', { class: 'visually-hidden' }, ` Move ${name} up`)),
       h('button', { type: 'button', title: 'Later', onclick: () => move(1) }, '↓', h('span', { class: 'visually-hidden' }, ` Move ${name} down`)),
-      h('button', { type: 'button', title: 'Remove', onclick: () => { row.remove(); save(); } }, '✕', h('span', { class: 'visually-hidden' }, ` Remove ${name}`))),
+      h('button', { type: 'button', title: 'Remove', onclick: () => removeRow(row, 'addMod') }, '✕', h('span', { class: 'visually-hidden' }, ` Remove ${name}`))),
     option?.dataset.description ? h('p', { class: 'hint' }, option.dataset.description) : null,
     h('label', { class: 'visually-hidden', for: id }, `Configuration of ${name}, as JSON`), text, problem,
     configurationFields(JSON.parse(option?.dataset.schema || 'null')));

@@ -42,7 +42,7 @@ async function load(url, { updateUrl = true } = {}) {
       results.classList.add('stale');
       filterBox.setAttribute('aria-invalid', 'true');
     } else if (response.ok) {
-      results.replaceChildren(...next.childNodes);
+      replaceResults(next.childNodes);
       clearSelection();
       results.classList.remove('stale');
       filterBox.removeAttribute('aria-invalid');
@@ -73,6 +73,17 @@ async function load(url, { updateUrl = true } = {}) {
     clearInterval(timer);
     if (request?.signal === signal) results.removeAttribute('aria-busy');
   }
+}
+
+/** Replaces the list. The focus stays on its row; if that is gone, it moves to the next one that is left, or to the row at the same place. */
+function replaceResults(nodes) {
+  const ids = [...results.querySelectorAll('[data-run]')].map((row) => row.dataset.run);
+  const index = ids.indexOf(document.activeElement?.closest('[data-run]')?.dataset.run);
+  results.replaceChildren(...nodes);
+  if (index < 0) return;
+  const links = new Map(runLinks().map((link) => [link.closest('[data-run]').dataset.run, link]));
+  const link = links.get(ids.slice(index).find((id) => links.has(id))) ?? runLinks()[index] ?? runLinks().at(-1);
+  link?.focus({ preventScroll: true });
 }
 
 /** Returns the URL of the list with a filter. */

@@ -2,7 +2,7 @@
 // section shows a strip, the positions with the most attention, the heads, and a map of the whole run.
 import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
 import { bucketOfShare } from './color.js';
-import { requestDelay } from './events.js';
+import { Loader, requestDelay } from './events.js';
 import { percent } from './candidates.js';
 import { displayText } from './glyphs.js';
 import { Heads } from './heads.js';
@@ -53,11 +53,9 @@ export class Attention {
   #cache = new Map();
   /** The attention of the current step, `{values, sink, peak, seq, quality, missing}`, or null. `missing` says why there are no values. */
   #current = null;
-  #controller = null;
-  #timer = 0;
-  /** Step and view that are being loaded, or null. */
-  #loadingKey = null;
-  #stepDelay = requestDelay();
+  #signal;
+  /** Loads the attention of steps. Its targets are keys of `#cache`. */
+  #loader = new Loader((key) => this.#load(key));
   #laterDelay = requestDelay();
   /** Layers that have their own views. */
   #layers = [];
@@ -98,8 +96,9 @@ export class Attention {
     this.#run = run;
     this.#id = id;
     this.#hooks = hooks;
+    this.#signal = signal;
     this.#updateOptions();
-    this.#map = new AttentionMap(run, id, (seq) => hooks.go(seq));
+    this.#map = new AttentionMap(run, id, hooks);
     this.section.append(h('h2', {}, 'Attention'),
       this.#choices, this.#facts,
       this.#note, this.#stripBox, this.#topPositions, this.#heads.el, this.#map.el);
@@ -107,7 +106,7 @@ export class Attention {
     const redraw = () => { this.#drawStrip(); this.#map.redraw(); };
     const resized = new ResizeObserver(redraw);
     resized.observe(this.section);
-    signal.addEventListener('abort', () => { resized.disconnect(); this.#controller?.abort(); this.#laterController.abort(); });
+    signal.addEventListener('abort', () => { resized.disconnect(); this.#laterController.abort(); });
     document.addEventListener('theme', redraw, { signal });
   }
 
@@ -196,6 +195,7 @@ export class Attention {
   moveCursor(n) {
     this.#n = n;
     this.section.hidden = !this.isOn;
+    this.#loader.cancel();
     if (!this.isOn) return undefined;
     this.#loadLaterSteps();
     this.#choices.hidden = !this.#hooks.isRecorded();
@@ -203,13 +203,8 @@ export class Attention {
     const seq = this.#forwardPassAt(n);
     if (seq === null) return this.#showNothing('No forward pass has happened at this event yet.');
     const key = `${seq} ${this.view}`;
-    if (key === this.#loadingKey) return undefined;
-    clearTimeout(this.#timer);
-    this.#controller?.abort();
-    this.#loadingKey = null;
     if (this.#cache.has(key)) return this.#show(this.#cache.get(key));
-    this.#loadingKey = key;
-    this.#timer = setTimeout(() => this.#load(seq, key), this.#stepDelay());
+    this.#loader.request(key);
     return undefined;
   }
 
@@ -232,15 +227,13 @@ export class Attention {
     return null;
   }
 
-  /** Loads and shows the attention of the ForwardPass `seq`. */
-  async #load(seq, key) {
-    this.#controller = new AbortController();
-    const { signal } = this.#controller;
-    const fetchView = async (view) => {
-      const query = new URLSearchParams({ at: seq, ...viewQuery(view) });
-      return (await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal })).json()).attention;
+  /** Loads the attention of a step in a view, and shows it unless the cursor has moved to an event whose attention is known. */
+  async #load(key) {
+    const [seq, view] = key.split(' ');
+    const fetchView = async (name) => {
+      const query = new URLSearchParams({ at: seq, ...viewQuery(name) });
+      return (await (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal: this.#signal })).json()).attention;
     };
-    const { view } = this;
     // If the attention of the selected head was not recorded, the statistics of all heads are shown nevertheless.
     const fetchStatistics = async (error) => {
       if (error.status !== 404 || !view.startsWith('head:')) throw error;
@@ -254,12 +247,9 @@ export class Attention {
         this.#layers = attention.layer_ids;
         this.#updateOptions();
       }
-      this.#show(attention);
-      this.#map.load();
+      if (this.#loader.target && view === this.view) this.#show(attention);
     } catch (error) {
-      if (error.name !== 'AbortError') this.#showNothing(error.status === 404 ? 'No attention was recorded for this step.' : `Attention could not be loaded: ${error.message}.`);
-    } finally {
-      if (this.#loadingKey === key) this.#loadingKey = null;
+      if (this.#loader.target === key && error.name !== 'AbortError') this.#showNothing(error.status === 404 ? 'No attention was recorded for this step.' : `Attention could not be loaded: ${error.message}.`);
     }
   }
 
@@ -268,6 +258,7 @@ export class Attention {
     this.#current = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact', missing: attention.missing };
     this.#heads.show(attention, this.view);
     this.#showFacts();
+    this.#map.load();
     this.#map.moveCursor(this.#n);
     this.#hooks.valuesChanged();
   }

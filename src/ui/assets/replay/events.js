@@ -10,6 +10,37 @@ const MAX_LIVE_ENTRIES = 6000;
 const BUSY_MS = 250;
 const DELAY_MS = 70;
 
+/** Loads what the cursor needs, one target after the other. While the cursor moves, as in playback, targets in between are skipped. */
+export class Loader {
+  /** The newest target, until it is loaded or cancelled; else null. */
+  target = null;
+  #load;
+  #delay;
+  #isBusy = false;
+
+  /** `load(target)` is called for one target at a time, and does not throw. `last` is the time of the previous request, if any. */
+  constructor(load, last) {
+    this.#load = load;
+    this.#delay = requestDelay(last);
+  }
+
+  cancel() { this.target = null; }
+
+  /** Requests a target instead of the one before. */
+  async request(target) {
+    this.target = target;
+    if (this.#isBusy) return;
+    this.#isBusy = true;
+    while (this.target !== null) {
+      await new Promise((resolve) => setTimeout(resolve, this.#delay()));
+      const current = this.target;
+      if (current !== null) await this.#load(current);
+      if (this.target === current) this.target = null;
+    }
+    this.#isBusy = false;
+  }
+}
+
 /**
  * Returns a function that returns the delay, in milliseconds, before the next request. It is 0 for a single movement of the
  * cursor. While a key is held down, the cursor moves over many events, and the delay lets the caller request only the last

@@ -69,7 +69,9 @@ export class Family {
       this.#list.replaceChildren(...(count < 2
         ? [h('li', { class: 'hint' }, this.#notForkable ? `This run cannot be forked: ${this.#notForkable}.` : 'None yet. Select a step, then click “fork” next to a candidate, or “Regenerate”.')]
         : this.#members.map((member) => this.#branchRow(member))));
-      this.section.querySelector('[aria-current]')?.scrollIntoView({ block: 'nearest' });
+      const current = this.section.querySelector('[aria-current]');
+      // `scrollIntoView` would also scroll the page on small screens.
+      if (current) this.section.scrollTop += Math.max(0, current.getBoundingClientRect().bottom - this.section.getBoundingClientRect().bottom);
     } catch (error) {
       this.#head.textContent = 'Branches';
       this.#list.replaceChildren(h('li', { class: 'err' }, `The branches could not be loaded: ${error.message}.`));

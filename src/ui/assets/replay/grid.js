@@ -28,7 +28,7 @@ export class Grid {
    * is called when the user clicks a cell or presses Enter.
    */
   constructor(name, label, describe, onSelect = () => {}) {
-    this.el = h('div', { class: `cells ${name}`, role: 'grid', 'aria-label': label });
+    this.el = h('div', { class: `heatmap ${name}`, role: 'grid', 'aria-label': label });
     this.#describe = describe;
     this.#onSelect = onSelect;
     this.el.addEventListener('keydown', (event) => this.#onKey(event));

@@ -4,6 +4,8 @@ import { bucketOfShare } from './color.js';
 
 /** Maximum columns and rows of the map; a column can stand for several positions. */
 const MAX_BINS = 256;
+/** Delay in ms after a failure before the map is requested again. */
+const RETRY_DELAY_MS = 10_000;
 
 export class AttentionMap {
   #canvas = h('canvas', { 'aria-hidden': 'true' });
@@ -12,8 +14,8 @@ export class AttentionMap {
   el = h('div', { hidden: true }, this.#head, this.#box);
   #run;
   #id;
-  #go;
-  /** The loaded map, as `readMap` returns it, with the number of events at that time, `count`; or null. */
+  #hooks;
+  /** The loaded map, as `readMap` returns it, with the number of events at that time, `count`, and whether the run was live; or null. */
   #map = null;
   #n = 0;
   /** The map without the cursor, which is copied when the cursor moves. */
@@ -21,27 +23,31 @@ export class AttentionMap {
   /** Map, size and theme of `#background`. */
   #backgroundKey = '';
 
-  /** `go(event)` moves the cursor. */
-  constructor(run, id, go) {
+  /** `hooks.go(event)` moves the cursor, and `hooks.isLive()` returns true if the run is live. */
+  constructor(run, id, hooks) {
     this.#run = run;
     this.#id = id;
-    this.#go = go;
+    this.#hooks = hooks;
   }
 
-  /** Loads the map, unless it is loaded and the run has grown by less than a quarter since then. */
+  /** Loads the map, unless it is loaded or a request has just failed. That of a live run is loaded again when the run has grown by a quarter, and at its end. */
   async load() {
     const count = this.#run.eventCount;
-    if (this.#map && (this.#map.count === count || count < this.#map.count * 1.25)) return;
-    this.#map = { count, rows: [] };
+    const isLive = this.#hooks.isLive();
+    if (this.#map?.isLive === isLive && (!isLive || count < this.#map.count * 1.25)) return;
+    const map = { count, isLive, rows: [] };
+    this.#map = map;
     try {
       const query = new URLSearchParams({ from: 0, to: count, bins: MAX_BINS });
       const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
-      this.#map = { count, ...(await readMap(response)) };
-      this.#head.textContent = `Steps × positions, mean of all heads${this.#map.isSampled ? `, ${this.#map.rows.length} of the steps` : ''}`;
+      Object.assign(map, await readMap(response));
+      if (this.#map !== map) return;
+      this.#head.textContent = `Steps × positions, mean of all heads${map.isSampled ? `, ${map.rows.length} of the steps` : ''}`;
       this.redraw();
     } catch {
-      this.#map = null;
+      if (this.#map !== map) return;
       this.el.hidden = true;
+      setTimeout(() => { if (this.#map === map) this.#map = null; }, RETRY_DELAY_MS);
     }
   }
 
@@ -104,7 +110,7 @@ export class AttentionMap {
     if (!this.#map?.rows.length) return;
     const bounds = this.#box.getBoundingClientRect();
     const row = this.#map.rows[Math.floor(((event.clientY - bounds.top) / bounds.height) * this.#map.rows.length)];
-    if (row) this.#go(row.seq);
+    if (row) this.#hooks.go(row.seq);
   }
 }
 

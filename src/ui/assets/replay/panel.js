@@ -3,7 +3,7 @@ import { fact, h, toast } from '../dom.js';
 import { SteeringField } from '../steering.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 import { surprise } from './color.js';
-import { requestDelay } from './events.js';
+import { Loader } from './events.js';
 import { outcome, probabilityCell, stageList } from './funnel.js';
 import { displayText } from './glyphs.js';
 import { Lens } from './lens.js';
@@ -29,11 +29,8 @@ export class Panel {
   #recordSection = h('section', { hidden: true });
   /** True if all candidates are listed. */
   #showsAll = false;
-  /** Number of the newest request; the results of earlier ones are not shown. */
-  #loadId = 0;
-  #timer = null;
-  /** Delays the first request, so that the text is usually shown before it is sent. */
-  #delay = requestDelay(performance.now());
+  /** Loads the details of events. The first request is delayed, so that the text is usually shown before it is sent. */
+  #loader = new Loader((e) => this.#load(e), performance.now());
   /** Reason why the run cannot be forked, or null. */
   notForkable = null;
   /** Values of the form that starts several forks, which is drawn again for each event. */
@@ -66,36 +63,36 @@ export class Panel {
   /** Shows event `e`, or null if there is none, and a row: the selected one, or else the one that the event added, or null. */
   show(e, row) {
     this.#drawToken(e, row);
-    this.#loadId += 1;
-    clearTimeout(this.#timer);
+    this.#loader.cancel();
     if (e === null) {
       this.#drawAlternatives([]);
       this.#modSection.hidden = true;
       this.#recordSection.hidden = true;
       return;
     }
-    const loadId = this.#loadId;
-    const events = this.#run.stepEvents(e);
-    const loaded = events.map((seq) => this.#events.peek(seq));
+    const loaded = this.#run.stepEvents(e).map((seq) => this.#events.peek(seq));
     if (loaded.every(Boolean)) {
       this.#drawEvent(e, loaded);
       return;
     }
     this.#root.setAttribute('aria-busy', 'true');
-    this.#timer = setTimeout(async () => {
-      try {
-        const entries = await this.#events.get(events[0], events.at(-1));
-        if (loadId === this.#loadId) this.#drawEvent(e, entries);
-      } catch (error) {
-        if (loadId !== this.#loadId) return;
-        this.#drawAlternatives([]);
-        this.#recordSection.hidden = true;
-        this.#modSection.hidden = false;
-        this.#modSection.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
-      } finally {
-        if (loadId === this.#loadId) this.#root.removeAttribute('aria-busy');
-      }
-    }, this.#delay());
+    this.#loader.request(e);
+  }
+
+  /** Loads and shows the details of event `e`. */
+  async #load(e) {
+    const events = this.#run.stepEvents(e);
+    try {
+      const entries = await this.#events.get(events[0], events.at(-1));
+      if (this.#loader.target === e) this.#drawEvent(e, entries);
+    } catch (error) {
+      if (this.#loader.target !== e) return;
+      this.#root.removeAttribute('aria-busy');
+      this.#drawAlternatives([]);
+      this.#recordSection.hidden = true;
+      this.#modSection.hidden = false;
+      this.#modSection.replaceChildren(h('p', { class: 'err' }, `The details of this event could not be loaded: ${error.message}.`));
+    }
   }
 
   /** Scrolls to the candidates and their sampling stages. */

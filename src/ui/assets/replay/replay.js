@@ -3,7 +3,7 @@
 import { base, fetchApi, h, sendJson, toast } from '../dom.js';
 import { MIN_SURPRISE, MODES, legend, surprise } from './color.js';
 import { Events } from './events.js';
-import { find } from './find.js';
+import { find, nextMatch } from './find.js';
 import { displayText } from './glyphs.js';
 import { showCardOnHover } from './hover.js';
 import { Lanes } from './lanes.js';
@@ -40,10 +40,8 @@ export class Replay {
   #closed = new AbortController();
   /** True in an exported page, which has no server. */
   #isLocal = false;
-  /** Matches of the search, as ranges of rows. */
-  #matches = [];
-  /** Index of the highlighted match. */
-  #match = -1;
+  /** First row of the highlighted match of the search, or -1, and the offset of the match in its text. */
+  #match = [-1, 0];
   /** True if the attention of the run was recorded. */
   #hasAttention;
   /** Notes and feedback on tokens. */
@@ -139,6 +137,8 @@ export class Replay {
     this.#stopFollowing?.();
     this.#parts.player?.pause();
     this.#closed.abort();
+    this.#el('find').value = '';
+    this.#el('found').textContent = '';
   }
 
   /** Returns the element of the replay with the attribute `data-{name}`. */
@@ -184,6 +184,8 @@ export class Replay {
     this.#showPrompt(prefilled);
     this.#setUpControls();
     this.#addNewRows();
+    // The user may have typed while the run was loading.
+    if (this.#el('find').value) this.#highlightFirstMatch();
     this.#loadAttention();
   }
 
@@ -237,7 +239,7 @@ export class Replay {
       return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
     }));
     const searchBox = this.#el('find');
-    this.#on(searchBox, 'input', () => this.#find(searchBox.value));
+    this.#on(searchBox, 'input', () => this.#highlightFirstMatch());
     this.#on(searchBox, 'keydown', (event) => {
       if (event.key === 'Enter') {
         event.preventDefault();
@@ -245,7 +247,7 @@ export class Replay {
       } else if (event.key === 'Escape') {
         event.stopPropagation();
         searchBox.value = '';
-        this.#find('');
+        this.#highlightFirstMatch();
         this.#parts.textBox.focus();
       }
     });
@@ -339,7 +341,7 @@ export class Replay {
       text.setCursor(this.atEnd && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#isFollowing);
       panel.show(e, this.#selectedRow ?? row);
     }
-    if (this.#isFollowing || (isPlaying && this.atEnd)) text.scrollToEnd();
+    text.follow(this.#isFollowing || (isPlaying && this.atEnd), !keepSelection);
     overview.moveCursor(this.n);
     lanes.moveCursor(this.n);
     attention?.setSubject(this.#selectedRow ?? row);
@@ -481,25 +483,22 @@ export class Replay {
     for (const input of this.#el('colors').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
   }
 
-  /** Searches the shown text, and highlights the first match. */
-  #find(needle) {
-    const { text } = this.#parts;
-    this.#matches = find(needle, this.#run.count, (i) => this.#run.text(i), (i) => text.isShown(i));
-    this.#match = -1;
+  #highlightFirstMatch() {
+    this.#match = [-1, 0];
     this.#highlightNextMatch(1);
-    if (!this.#matches.length) {
-      text.highlight([]);
-      this.#el('found').textContent = needle ? 'none' : '';
-    }
   }
 
-  /** Highlights the match that is `step` matches after the current one. */
+  /** Searches the shown text, and highlights the next match after the current one, or the previous one if `step` is -1. */
   #highlightNextMatch(step) {
-    if (!this.#matches.length) return;
-    this.#match = (this.#match + step + this.#matches.length) % this.#matches.length;
-    const [from, to] = this.#matches[this.#match];
-    this.#parts.text.highlight(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter((i) => this.#parts.text.isShown(i)));
-    this.#el('found').textContent = `${this.#match + 1}/${this.#matches.length}`;
+    const { text } = this.#parts;
+    const needle = this.#el('find').value;
+    const isShown = (i) => text.isShown(i);
+    const matches = find(needle, this.#run.count, (i) => this.#run.text(i), isShown);
+    const index = nextMatch(matches, this.#match, step);
+    const [from, offset, to] = matches[index] ?? [-1, 0, -2];
+    this.#match = [from, offset];
+    text.highlight(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter(isShown));
+    this.#el('found').textContent = matches.length ? `${index + 1}/${matches.length}` : needle && 'none';
   }
 
   /** A copy of the state, which the URL of a page contains. */

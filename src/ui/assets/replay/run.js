@@ -36,6 +36,8 @@ export class Run {
   logprob(i) { return this.#rows.logprob(i); }
   entropy(i) { return this.#rows.entropy(i); }
   rank(i) { return this.#rows.rank[i] || null; }
+  /** The `FLAGS` of a row. Later items of a live run can change them. */
+  flags(i) { return this.#rows.flags[i]; }
   isPrompt(i) { return this.#hasFlag(i, FLAGS.prompt); }
   isForced(i) { return this.#hasFlag(i, FLAGS.forced); }
   /** True for a token that ended the generation. */
@@ -45,7 +47,7 @@ export class Run {
   /** True if a mod raised an exception at the token. */
   isError(i) { return this.#hasFlag(i, FLAGS.error); }
 
-  #hasFlag(i, flag) { return (this.#rows.flags[i] & flag) !== 0; }
+  #hasFlag(i, flag) { return (this.flags(i) & flag) !== 0; }
 
   /** Returns the type of an event, such as `ForwardPass`. */
   type(e) { return EVENT_TYPES[this.#rows.kinds[e]]; }

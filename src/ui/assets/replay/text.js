@@ -25,13 +25,17 @@ const FIRST_ROWS = 480;
 const TASK_MS = 16;
 /** Number of rows that a task adds to blocks. */
 const ROWS_PER_TASK = 4 * MAX_BLOCK_ROWS;
+/** Distance from its end, in pixels, at which the text still counts as being at its end. */
+const NEAR_END_PX = 40;
 
 export class Text {
   #root;
   #run;
   /** Spans by row. */
   #spans = [];
-  /** Classes by row that never change. */
+  /** Flags by row, on which its classes depend. */
+  #flags = [];
+  /** Classes by row that only depend on its role and flags. */
   #fixedClasses = [];
   /** Class of the color by row. */
   #colorClasses = [];
@@ -76,6 +80,13 @@ export class Text {
   #embedded = [];
   /** The span to which the text scrolls. */
   #target = null;
+  /** Newest known scroll position. */
+  #scrollTop = 0;
+  /** True while the text is kept at its end, unless the user has scrolled back. */
+  #isFollowing = false;
+  #isScrolledBack = false;
+  /** Observes the parts. New blocks get their actual heights only in the next frame, so the end moves then. */
+  #resized = new ResizeObserver(() => this.#scrollToEnd());
 
   /**
    * Shows the text at event `n`, including later rows if `options.showLater`, and removed ones if `options.showRemoved`.
@@ -99,6 +110,7 @@ export class Text {
       if (skipped) this.#nearby.delete(target._block);
       else this.#nearby.add(target._block);
     });
+    root.addEventListener('scroll', () => this.#onScroll());
   }
 
   /** Sets the recorded prompt, which a Prefilled event added. Its messages become parts of the text. */
@@ -117,7 +129,8 @@ export class Text {
       rows += this.#blocks[b].end - this.#blocks[b].first;
     }
     for (const removal of this.#removals) if (this.#spans[removal.last] && !this.#chips.has(removal.removedAt)) this.#addChip(removal);
-    // Rows may have been removed since the last call.
+    // Rows may have been removed since the last call, and their flags may have changed.
+    this.#spans.forEach((_, i) => { if (this.#run.flags(i) !== this.#flags[i]) this.#setClasses(i); });
     this.#updateStates();
     this.#schedule();
   }
@@ -136,6 +149,7 @@ export class Text {
       const rows = h('div');
       const part = h('div', { class: 'part', 'data-role': role }, h('b', {}, role), rows);
       this.#root.append(part);
+      this.#resized.observe(part);
       block = this.#addBlock(i, part, rows);
     } else if (mayEndBlock(block.end - block.first, this.#run.text(i - 1))) {
       block = this.#addBlock(i, block.part, block.el.parentElement);
@@ -211,16 +225,22 @@ export class Text {
 
   /** Creates the span of row `i`. */
   #addSpan(parent, i) {
-    const run = this.#run;
     const span = document.createElement('span');
     span._row = i;
-    appendText(span, run.text(i));
+    appendText(span, this.#run.text(i));
     this.#spans[i] = span;
+    this.#setClasses(i);
+    parent.append(span);
+  }
+
+  /** Determines the classes of row `i`, which has a span. */
+  #setClasses(i) {
+    const run = this.#run;
     const isDim = this.#roleOf(i).dim || run.isStop(i);
+    this.#flags[i] = run.flags(i);
     this.#fixedClasses[i] = `token${run.isPrompt(i) ? ' prompt' : run.isForced(i) ? ' forced' : ''}${isDim ? ' dim' : ''}${run.isError(i) ? ' error' : ''}`;
     this.#colorClasses[i] = this.#colorClassOf(i);
     this.#writeClass(i);
-    parent.append(span);
   }
 
   /** Hides the rows `from..to`, and shows an element, if one is given, in their place. */
@@ -384,8 +404,29 @@ export class Text {
     if (tries) requestAnimationFrame(() => { if (this.#target === span) this.#reveal(span, tries - 1); });
   }
 
-  scrollToEnd() {
+  /**
+   * Keeps the text at its end while `isFollowing` is true. When the user scrolls back, it stays there until the user returns to the
+   * end, or until a call with `resume`.
+   */
+  follow(isFollowing, resume) {
+    this.#isFollowing = isFollowing;
+    if (resume) this.#isScrolledBack = false;
+    this.#scrollToEnd();
+  }
+
+  #scrollToEnd() {
+    if (!this.#isFollowing || this.#isScrolledBack) return;
     this.#root.scrollTop = this.#root.scrollHeight;
+    this.#scrollTop = this.#root.scrollTop;
+  }
+
+  #onScroll() {
+    const { scrollTop, scrollHeight, clientHeight } = this.#root;
+    const rest = scrollHeight - clientHeight - scrollTop;
+    // If the text becomes shorter, the browser scrolls back, but to the end of the text. Positions can be fractions of a pixel.
+    if (scrollTop < this.#scrollTop) this.#isScrolledBack = rest > 1;
+    else if (rest <= NEAR_END_PX) this.#isScrolledBack = false;
+    this.#scrollTop = scrollTop;
   }
 
   /** Returns true if a row is shown: visible, or shown as a later or removed one. */
