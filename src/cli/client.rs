@@ -8,8 +8,10 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Maximum time until the server responds to a health check.
-const RESPONSE_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Maximum time until a server on the default address responds to a health check.
+const DEFAULT_ADDRESS_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Maximum time until a named server responds to a health check.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Flags that select a server.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -44,7 +46,7 @@ impl ServerArgs {
     /// Returns the named server, which must respond, else the one on the default address, if any.
     pub async fn find(&self) -> anyhow::Result<Option<Server>> {
         match &self.server {
-            Some(url) => Server::at(url, self.server_ca.as_deref(), self.key()).await.map(Some),
+            Some(url) => Server::at(url, self.server_ca.as_deref(), self.key(), RESPONSE_TIMEOUT).await.map(Some),
             None => Ok(self.on_default_address().await),
         }
     }
@@ -67,7 +69,8 @@ impl ServerArgs {
 
     /// Returns the server on the default address, if one runs.
     pub async fn on_default_address(&self) -> Option<Server> {
-        Server::at(&format!("http://{}", crate::config::DEFAULT_ADDRESS), None, self.key()).await.ok()
+        let url = format!("http://{}", crate::config::DEFAULT_ADDRESS);
+        Server::at(&url, None, self.key(), DEFAULT_ADDRESS_TIMEOUT).await.ok()
     }
 
     fn key(&self) -> Option<Secret> {
@@ -86,8 +89,8 @@ impl Server {
         Ok(Self { http: trust::client(&base, None)?, base, key })
     }
 
-    /// Connects to the server at an address and waits until it is ready.
-    async fn at(url: &str, authority: Option<&Path>, key: Option<Secret>) -> anyhow::Result<Self> {
+    /// Connects to the server at an address and waits until it is ready. `timeout` limits each health check.
+    async fn at(url: &str, authority: Option<&Path>, key: Option<Secret>, timeout: Duration) -> anyhow::Result<Self> {
         let url = url.trim_end_matches('/');
         let base = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
         if !base.starts_with("http://") && !base.starts_with("https://") {
@@ -96,7 +99,7 @@ impl Server {
         let http = trust::client(&base, authority).with_context(|| format!("{base} cannot be reached"))?;
         let server = Self { http, base, key };
         loop {
-            let health = server.http.get(format!("{}/healthz", server.base)).timeout(RESPONSE_TIMEOUT).send().await;
+            let health = server.http.get(format!("{}/healthz", server.base)).timeout(timeout).send().await;
             let response = health.map_err(|error| unreachable(&server.base, &root_cause(&error)))?;
             let ready = response.status() == StatusCode::OK;
             let text = response.text().await.unwrap_or_default();

@@ -251,7 +251,9 @@ fn log(cli: &Cli) -> anyhow::Result<()> {
         _ => None,
     };
     let default = match flags {
-        Some(flags) => flags.log_filter().unwrap_or("info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn"),
+        Some(flags) => flags
+            .log_filter()
+            .unwrap_or("info,llama-cpp-2=warn,sqlx=warn,refinery_core=warn,rustls=error,rustls_platform_verifier=warn"),
         None => "warn,llama-cpp-2=error,rustls_platform_verifier=off",
     };
     let filter = cli.log.as_deref().filter(|filter| !filter.is_empty()).unwrap_or(default);

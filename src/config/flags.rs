@@ -123,7 +123,8 @@ pub struct DataFlags {
     /// Age in days after which runs are removed; default: never
     #[arg(long, env = "THUNDER_KEEP_DAYS", value_name = "DAYS", value_parser = clap::value_parser!(u32).range(1..))]
     pub keep_days: Option<u32>,
-    /// Maximum size of all runs, e.g. 20G; above it the oldest days of runs are removed, except today's
+    /// Maximum size of the events, attention and images of all runs, e.g. 20G; above it the oldest days of runs are
+    /// removed, except today's
     #[arg(long, env = "THUNDER_KEEP_SIZE", value_name = "SIZE")]
     pub keep_size: Option<Size>,
 }

@@ -136,9 +136,14 @@ impl SecurityConfig {
     /// Returns true if pages of this origin may call the API.
     #[must_use]
     pub fn allows_origin(&self, origin: &str) -> bool {
-        self.cors_origins
-            .iter()
-            .any(|allowed| allowed == "*" || allowed == origin || (allowed == LOCALHOST && is_local(origin)))
+        self.lists_origin(origin) || self.cors_origins.iter().any(|allowed| allowed == "*")
+    }
+
+    /// Returns true if pages of this origin may also use the login of the dashboard: it is listed, not only permitted by
+    /// `*`.
+    #[must_use]
+    pub fn lists_origin(&self, origin: &str) -> bool {
+        self.cors_origins.iter().any(|allowed| allowed == origin || (allowed == LOCALHOST && is_local(origin)))
     }
 
     /// Returns the tenant of all keys, if there is exactly one. A key that only sends traces counts if it has a name.

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
 /// Maximum time for interrupted connections to send their last bytes.
-const LAST_WRITE_TIMEOUT: Duration = Duration::from_millis(500);
+const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A failure to listen on an address.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use super::{Access, App, Protocol, base};
 use crate::config::{KeyHash, SecurityConfig};
 use crate::store::Store;
 use axum::Router;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Form, Query, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Form, FromRequest, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -16,12 +16,16 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::OnceLock;
+use std::time::Duration;
 use subtle::ConstantTimeEq;
+use tokio::time::timeout;
 
 pub(crate) const PATH: &str = "/login";
 const COOKIE: &str = "thunder_session";
 /// Maximum body size of a login. It is read before the client is authenticated, so it is smaller than `--max-body`.
 const MAX_BODY_BYTES: usize = 16 << 10;
+/// Maximum time for the body of a login to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Content-Security-Policy of the login page, which contains only a form.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
@@ -87,15 +91,24 @@ async fn log_in(
     State(app): State<App>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     headers: HeaderMap,
-    Form(login): Form<Login>,
+    request: Request,
 ) -> Response {
     let base = base(&headers);
-    let next = local_path(login.next.as_deref());
-    // Check the rate limit before the key, so that rejected attempts do not reveal whether a key is valid.
+    // Check the rate limit before the body and the key, so that rejected attempts cost little and do not reveal whether a
+    // key is valid.
     if let Err(error) = app.rate_limits().check_login(peer) {
         let notice = format!("<p role=\"alert\">{}.</p>", error.problem().detail);
-        return (error.status(), form(base, next, &notice)).into_response();
+        return (error.status(), form(base, "/", &notice)).into_response();
     }
+    let login: Login = match timeout(BODY_TIMEOUT, Form::from_request(request, &())).await {
+        Ok(Ok(Form(login))) => login,
+        Ok(Err(rejection)) => return rejection.into_response(),
+        Err(_) => {
+            let notice = "<p role=\"alert\">The key did not arrive in time. Try again.</p>";
+            return (StatusCode::REQUEST_TIMEOUT, form(base, "/", notice)).into_response();
+        }
+    };
+    let next = local_path(login.next.as_deref());
     let credentials = app.credentials();
     let Some(key) = credentials.security.find_key(login.key.trim()) else {
         let notice = "<p role=\"alert\">Unknown API key.</p>";

@@ -6,6 +6,7 @@
 pub(crate) mod access_log;
 mod app;
 pub(crate) mod auth;
+mod client_tls;
 mod connections;
 pub(crate) mod error;
 pub(crate) mod experiments;
@@ -23,6 +24,7 @@ pub(crate) mod socket;
 
 pub use app::{App, ServerState};
 pub use auth::Caller;
+pub(crate) use client_tls::client_tls;
 pub use error::{ApiError, ErrorCode, ErrorKind, Problem, request_id, with_request_id, with_run_id};
 pub use listener::{BindError, Listeners};
 pub use login::load_login_secret;

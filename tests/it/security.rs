@@ -107,6 +107,65 @@ async fn all_routes_except_health_require_key() {
     assert!(!server.log().contains(KEY), "the log contains the key");
 }
 
+/// Logs in and returns the cookie.
+async fn login_cookie(server: &Server) -> String {
+    let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let login =
+        client.post(format!("{}/login", server.base)).header("content-type", "application/x-www-form-urlencoded");
+    let response = login.body(format!("key={KEY}")).send().await.unwrap();
+    response.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn wildcard_origin_does_not_permit_the_login_of_the_dashboard() {
+    const FOREIGN: &str = "http://127.0.0.1:1";
+    let server = Server::start(&["--api-key", KEY, "--cors-origin", "*", "--cors-origin", "https://app.example"]);
+    server.wait_ready().await;
+    let cookie = login_cookie(&server).await;
+    for (origin, permitted) in [
+        (None, true),
+        (Some(server.base.as_str()), true),
+        (Some("https://app.example"), true),
+        (Some(FOREIGN), false),
+        (Some("null"), false),
+    ] {
+        let mut headers = vec![("cookie", cookie.as_str())];
+        headers.extend(origin.map(|origin| ("origin", origin)));
+        for (path, status) in [("/v1/models", 200), ("/v1/chat/completions", 400)] {
+            let expected = if permitted { status } else { 401 };
+            assert_eq!(send(&server, path, &headers).await.status().as_u16(), expected, "{origin:?}");
+        }
+    }
+    let headers = [("cookie", cookie.as_str()), ("origin", FOREIGN)];
+    let mut socket = crate::stream::Client::connect_with(&server, &headers).await.unwrap();
+    socket.send(&json!({"type": "config", "prompt": "Once"})).await;
+    let rejected = socket.message().await.to_string();
+    assert!(rejected.contains("an API key is required"), "{rejected}");
+}
+
+#[tokio::test]
+async fn login_rejects_late_bodies_and_counts_attempts_before_their_bodies() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let server = Server::start(&["--api-key", KEY]);
+    server.wait_ready().await;
+    let mut streams = Vec::new();
+    for _ in 0..20 {
+        let mut stream = tokio::net::TcpStream::connect(server.base.trim_start_matches("http://")).await.unwrap();
+        let head = "POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n";
+        stream.write_all(format!("{head}Content-Length: 100\r\n\r\nkey=").as_bytes()).await.unwrap();
+        streams.push(stream);
+    }
+    let mut statuses = Vec::new();
+    for mut stream in streams {
+        let mut start = [0; "HTTP/1.1 200".len()];
+        let response = tokio::time::timeout(std::time::Duration::from_mins(1), stream.read_exact(&mut start)).await;
+        response.expect("the server waits for the body").unwrap();
+        statuses.push(String::from_utf8_lossy(&start[9..]).into_owned());
+    }
+    let has = |status: &str| statuses.iter().any(|received| received == status);
+    assert!(has("408") && has("429"), "{statuses:?}");
+}
+
 async fn assert_browser_can_log_in(server: &Server) {
     let client = crate::harness::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
     let login = |key: &str| {
@@ -241,6 +300,28 @@ async fn too_large_body_is_rejected_in_format_of_route() {
     let body = json!({"prompt": "a ".repeat(1000)});
     let (status, answer) = server.post("/v1/completions", &body).await;
     assert_eq!((status, answer["error"]["type"].as_str()), (413, Some("invalid_request_error")), "{answer}");
+}
+
+#[tokio::test]
+async fn unsupported_encoding_is_rejected_in_format_of_route() {
+    use std::io::Write;
+    let server = Server::start(&["--rate-limit-address", "1"]);
+    server.wait_ready().await;
+    let complete = |encoding: &'static str, body: Vec<u8>| {
+        server.request(Method::POST, "/v1/completions").header("content-encoding", encoding).body(body).send()
+    };
+    for encoding in ["br", "deflate", "gzip, gzip"] {
+        let response = complete(encoding, b"{}".to_vec()).await.unwrap();
+        assert_eq!(response.status().as_u16(), 415, "{encoding}");
+        assert_eq!(response.headers()["accept-encoding"], "gzip, zstd");
+        let error: Value = response.json().await.unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert_eq!(message, format!("the header Content-Encoding must be gzip, zstd or identity, got {encoding:?}"));
+    }
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(json!({"prompt": "Once", "max_tokens": 1}).to_string().as_bytes()).unwrap();
+    let response = complete("GZIP", gzip.finish().unwrap()).await.unwrap();
+    assert_eq!(response.status().as_u16(), 200, "rejected bodies do not count towards the rate limit");
 }
 
 #[test]

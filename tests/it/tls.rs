@@ -1,7 +1,7 @@
 //! TLS on the server's port: TLS clients, plain clients, and requirements of the files.
 
 use super::harness::{
-    ErrorTable, Server, certificate, client, folder, read_until_closed, text, thunder, websocket_handshake,
+    ErrorTable, Server, certificate, client, client_tls, folder, read_until_closed, text, thunder, websocket_handshake,
 };
 use reqwest::Method;
 use serde_json::json;
@@ -9,9 +9,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::ServerName;
-use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use tokio_rustls::rustls::{ClientConnection, StreamOwned};
 
 /// Maximum wait for an expected event.
 const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
@@ -32,12 +31,7 @@ fn connect(server: &Server) -> TcpStream {
 
 /// Returns a TLS connection that offers these application protocols; it makes its handshake at the first use.
 pub fn tls_connection(server: &Server, protocols: &[&str]) -> StreamOwned<ClientConnection, TcpStream> {
-    let mut roots = RootCertStore::empty();
-    let authority = thunder::config::certificates("", certificate("authority.pem").as_ref()).unwrap();
-    roots.add_parsable_certificates(authority);
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let mut config =
-        config.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots).with_no_client_auth();
+    let mut config = client_tls();
     config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     let name = ServerName::try_from("localhost").unwrap();
     StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), connect(server))

@@ -17,10 +17,10 @@ use crate::server::{
     Access, ApiError, App, ErrorFormat, ErrorFormats, ErrorKind, Pages, Protocol, RouteGroup, login, prefix,
 };
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request};
+use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{Extensions, HeaderMap, HeaderValue, StatusCode, Version, header};
-use axum::middleware::from_fn_with_state;
-use axum::response::Response;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use bytes::Bytes;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -133,7 +133,25 @@ fn with_access_layers(guard: &Guard, routes: Router<App>) -> Router<App> {
         .layer(RequestDecompressionLayer::new())
         .layer(CompressionLayer::new().compress_when(DefaultPredicate::new().and(may_be_buffered)))
         .layer(from_fn_with_state(guard.clone(), auth::limit_runs))
+        .layer(from_fn_with_state(guard.clone(), check_encoding))
         .layer(from_fn_with_state(guard.clone(), auth::guard))
+}
+
+/// Rejects bodies with an encoding that the decompression layer does not support; that layer would answer without an
+/// error in the protocol's format.
+async fn check_encoding(State(guard): State<Guard>, mut request: Request, next: Next) -> Response {
+    if let Some(sent) = request.headers_mut().get_mut(header::CONTENT_ENCODING) {
+        let supported = ["gzip", "zstd", "identity"];
+        let Some(name) = supported.into_iter().find(|name| sent.as_bytes().eq_ignore_ascii_case(name.as_bytes()))
+        else {
+            let detail = format!("the header Content-Encoding must be gzip, zstd or identity, got {sent:?}");
+            let response = guard.format(request.uri().path())(ApiError::new(ErrorKind::UnsupportedMediaType, detail));
+            return ([(header::ACCEPT_ENCODING, "gzip, zstd")], response).into_response();
+        };
+        // The layer expects the name in lower case.
+        *sent = HeaderValue::from_static(name);
+    }
+    next.run(request).await
 }
 
 /// Returns false for a stream of lines, which a compressor would hold back. The default predicate excludes server-sent
@@ -177,5 +195,5 @@ fn panic_response(panic: Box<dyn std::any::Any + Send>) -> Response {
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied())
         .unwrap_or("no message");
-    axum::response::IntoResponse::into_response(ApiError::internal(format!("a handler panicked: {message}")))
+    ApiError::internal(format!("a handler panicked: {message}")).into_response()
 }

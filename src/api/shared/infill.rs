@@ -1,5 +1,6 @@
 //! Prompts for models that were trained to generate the text between two texts.
 
+use crate::api::shared::parameters;
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
 use crate::server::ApiError;
@@ -20,8 +21,8 @@ pub(crate) fn infill_tokens(vocabulary: &Vocabulary) -> Result<InfillTokens, Api
 /// Returns the prompt for the text between two texts.
 pub(crate) fn infill_prompt(vocabulary: &Vocabulary, tokens: InfillTokens, prefix: &str, suffix: &str) -> Vec<TokenId> {
     let parts = InfillParts {
-        prefix: vocabulary.encode(prefix, false, false),
-        suffix: vocabulary.encode(suffix, false, false),
+        prefix: parameters::encode(vocabulary, prefix, false, false),
+        suffix: parameters::encode(vocabulary, suffix, false, false),
         ..InfillParts::default()
     };
     parts.prompt(vocabulary, tokens, usize::MAX, None)

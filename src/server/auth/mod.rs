@@ -121,11 +121,11 @@ fn admit(guard: &Guard, request: &Request) -> Result<Option<Caller>, ApiError> {
             format!("host '{host}' is not trusted; start the server with --trusted-host {host} to accept it"),
         ));
     }
-    check_origin(request, &host, &credentials)?;
+    check_origin(request, &credentials)?;
     if guard.access == Access::Public || request.method() == Method::OPTIONS {
         return Ok(None);
     }
-    let caller = authenticate(guard.access, &credentials.security, request.headers());
+    let caller = authenticate(guard.access, &credentials, request);
     if guard.access == Access::Socket && socket::is_websocket_request(request.headers()) && !has_key(request.headers())
     {
         // The key must be in its first message.
@@ -190,30 +190,38 @@ fn is_own_host(host: &str, security: &SecurityConfig, listen: &[SocketAddr]) -> 
         .is_ok_and(|ip| ip.is_loopback() || listen.iter().any(|own| own.ip() == ip || own.ip().is_unspecified()))
 }
 
-fn check_origin(request: &Request, host: &str, credentials: &Credentials) -> Result<(), ApiError> {
+fn check_origin(request: &Request, credentials: &Credentials) -> Result<(), ApiError> {
     // A WebSocket starts with a GET, has no preflight and carries cookies: pages of other origins must not open one.
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if only_reads && !request.headers().contains_key(header::UPGRADE) {
         return Ok(());
     }
-    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
-    let Some(origin) = header("origin") else {
-        return match header("sec-fetch-site") {
-            Some("cross-site") => Err(foreign_origin("another site")),
-            _ => Ok(()),
-        };
-    };
-    if credentials.security.allows_origin(origin) {
-        return Ok(());
+    match header(request, "origin") {
+        None if header(request, "sec-fetch-site") == Some("cross-site") => Err(foreign_origin("another site")),
+        Some(origin) if !credentials.security.allows_origin(origin) && !is_own_origin(origin, request, credentials) => {
+            Err(foreign_origin(origin))
+        }
+        _ => Ok(()),
     }
+}
+
+fn header<'a>(request: &'a Request, name: &str) -> Option<&'a str> {
+    request.headers().get(name)?.to_str().ok()
+}
+
+/// Returns true for the origin of this server's own pages.
+fn is_own_origin(origin: &str, request: &Request, credentials: &Credentials) -> bool {
     // Behind a proxy, pages may use https while the server does not. Pages of a server with TLS always use https.
     let own = origin.split_once("://").filter(|(scheme, _)| credentials.tls.is_none() || *scheme == "https");
-    let own = own.map(|(_, authority)| authority);
-    let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header("host"));
-    if own.is_some() && own.map(str::to_ascii_lowercase) == sent_to.map(str::to_ascii_lowercase) && !host.is_empty() {
-        return Ok(());
-    }
-    Err(foreign_origin(origin))
+    let sent_to = request.uri().authority().map(Authority::as_str).or_else(|| header(request, "host"));
+    own.zip(sent_to).is_some_and(|((_, own), sent_to)| own.eq_ignore_ascii_case(sent_to))
+}
+
+/// Returns true if the login cookie of a request is valid. Browsers also send it for pages of other origins on the same
+/// site, such as another port of this machine, which `--cors-origin '*'` permits without it.
+fn accepts_login(request: &Request, credentials: &Credentials) -> bool {
+    header(request, "origin")
+        .is_none_or(|origin| credentials.security.lists_origin(origin) || is_own_origin(origin, request, credentials))
 }
 
 fn foreign_origin(origin: &str) -> ApiError {
@@ -223,8 +231,9 @@ fn foreign_origin(origin: &str) -> ApiError {
     )
 }
 
-fn authenticate(access: Access, security: &SecurityConfig, headers: &HeaderMap) -> Result<Caller, ApiError> {
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+fn authenticate(access: Access, credentials: &Credentials, request: &Request) -> Result<Caller, ApiError> {
+    let security = &credentials.security;
+    let text = |name: &str| header(request, name);
     let bearer = text("authorization").and_then(|value| match value.trim().split_once(' ') {
         Some((scheme, key)) => scheme.eq_ignore_ascii_case("bearer").then_some(key.trim()),
         // llama-server also accepts the key alone.
@@ -233,7 +242,7 @@ fn authenticate(access: Access, security: &SecurityConfig, headers: &HeaderMap) 
     // Clients of Quote send their key in addition to the placeholder key of OpenAI's library.
     let sent: Vec<&str> = bearer.into_iter().chain(KEY_HEADERS.into_iter().filter_map(text)).collect();
     let known = match sent.as_slice() {
-        [] => login::find_key(security, headers),
+        [] if accepts_login(request, credentials) => login::find_key(security, request.headers()),
         sent => sent.iter().find_map(|sent| access.find_key(security, sent)),
     };
     match known {

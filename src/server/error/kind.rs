@@ -17,7 +17,7 @@ pub enum ErrorKind {
     Conflict,
     /// The body exceeds the route's limit.
     TooLarge,
-    /// The body's content type is not supported.
+    /// The body's content type or encoding is not supported.
     UnsupportedMediaType,
     /// A valid request failed: a mod ended the run with an error before its first token.
     Unprocessable,

@@ -1,7 +1,7 @@
 //! Forwards HTTP requests to another server.
 
 use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
-use crate::server::{ApiError, App};
+use crate::server::{ApiError, App, client_tls};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, Method, header};
 use axum::response::Response;
@@ -17,12 +17,10 @@ const RESPONSE_HEADERS: [HeaderName; 5] = [
     HeaderName::from_static("x-thunder-run-id"),
 ];
 
-static CLIENT: LazyLock<Result<reqwest::Client, reqwest::Error>> = LazyLock::new(|| {
-    // An error means that a crypto provider is already installed.
-    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
-    let builder = || reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(Policy::none()).no_proxy();
-    // Plain http also works on a system without CA certificates.
-    builder().build().or_else(|_| builder().tls_certs_only([]).build())
+static CLIENT: LazyLock<Result<reqwest::Client, String>> = LazyLock::new(|| {
+    let tls = client_tls().map_err(|error| error.to_string())?;
+    let builder = reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).redirect(Policy::none()).no_proxy();
+    builder.tls_backend_preconfigured(tls).build().map_err(|error| error.to_string())
 });
 
 /// Forwards a request to another server and streams the response's body.

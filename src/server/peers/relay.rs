@@ -2,18 +2,26 @@
 
 use super::{CONNECT_TIMEOUT, ForwardHeaders, Peer};
 use crate::server::socket::Outgoing;
-use crate::server::{ApiError, App};
+use crate::server::{ApiError, App, client_tls};
 use futures::{SinkExt, StreamExt};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
+use tokio_rustls::TlsConnector;
 use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 
 /// Maximum messages of the client that are queued for the other server.
 const MAX_WAITING: usize = 16;
+/// Interval of pings to the other server.
+const PING_INTERVAL: Duration = Duration::from_secs(10);
+/// Number of unanswered pings after which the other server is unreachable.
+const MAX_UNANSWERED_PINGS: u32 = 3;
+/// Maximum time to send a message to the other server.
+const SEND_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The client's side of a relay; cheap to clone.
 #[derive(Debug, Clone)]
@@ -64,6 +72,8 @@ pub(crate) struct RelayConnection {
     messages: mpsc::Receiver<String>,
     ids: Arc<Mutex<HashSet<String>>>,
     peer: Peer,
+    pings: Interval,
+    unanswered_pings: u32,
 }
 
 /// Connects to the server that generates a run, and sends it the message `first`.
@@ -87,15 +97,28 @@ pub(crate) async fn relay(
     }
     let max_bytes = app.config().server.sockets.max_message_bytes.saturating_mul(2).saturating_add(1);
     let options = Options::default().with_limits(max_bytes, max_bytes);
-    let connect = WebSocket::connect(address).with_options(options).with_request(request);
+    let mut connect = WebSocket::connect(address).with_options(options).with_request(request);
+    if scheme == "wss" {
+        let tls = client_tls().map_err(ApiError::internal)?;
+        connect = connect.with_connector(TlsConnector::from(Arc::new(tls)));
+    }
     let connected =
         timeout(CONNECT_TIMEOUT, connect).await.map_err(|_| peer.unreachable("it did not respond in time"))?;
-    let mut socket = connected.map_err(|error| peer.unreachable(&error.to_string()))?;
-    socket.send(Frame::text(first)).await.map_err(|error| peer.unreachable(&error.to_string()))?;
+    let socket = connected.map_err(|error| peer.unreachable(&error.to_string()))?;
+    let (relay, mut connection) = connection(socket, peer, PING_INTERVAL);
+    connection.send(Frame::text(first)).await?;
+    Ok((relay, connection))
+}
+
+/// Returns both sides of a relay over this connection.
+fn connection(socket: TcpWebSocket, peer: &Peer, ping_interval: Duration) -> (Relay, RelayConnection) {
     let (sender, messages) = mpsc::channel(MAX_WAITING);
     let ids = Arc::<Mutex<HashSet<String>>>::default();
     let relay = Relay { messages: sender, ids: Arc::clone(&ids) };
-    Ok((relay, RelayConnection { socket, messages, ids, peer: peer.clone() }))
+    let mut pings = interval_at(Instant::now() + ping_interval, ping_interval);
+    // A slow client delays the relay; the other server then has time to answer.
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    (relay, RelayConnection { socket, messages, ids, peer: peer.clone(), pings, unanswered_pings: 0 })
 }
 
 impl RelayConnection {
@@ -106,23 +129,7 @@ impl RelayConnection {
     pub(crate) async fn run(mut self, outgoing: &Outgoing) -> Result<(), ApiError> {
         let mut active = ActiveRuns::default();
         loop {
-            let frame = tokio::select! {
-                frame = self.socket.next() => frame,
-                Some(message) = self.messages.recv() => {
-                    active.add_forwarded(&message);
-                    if let Err(error) = self.socket.send(Frame::text(message)).await {
-                        return Err(self.peer.unreachable(&error.to_string()));
-                    }
-                    continue;
-                }
-            };
-            let Some(frame) = frame.filter(|frame| frame.opcode() != OpCode::Close) else {
-                return Err(self.peer.unreachable("it closed the connection"));
-            };
-            if frame.opcode() != OpCode::Text {
-                continue;
-            }
-            let text = frame.as_str().to_owned();
+            let text = self.next(&mut active).await?;
             let is_last = serde_json::from_str::<MessageHead>(&text).is_ok_and(|head| {
                 self.add_ids(&head);
                 active.update(head)
@@ -132,6 +139,41 @@ impl RelayConnection {
                 return Ok(());
             }
         }
+    }
+
+    /// Returns the next message of the other server; meanwhile forwards the client's messages.
+    async fn next(&mut self, active: &mut ActiveRuns) -> Result<String, ApiError> {
+        loop {
+            let frame = tokio::select! {
+                frame = self.socket.next() => frame,
+                Some(message) = self.messages.recv() => {
+                    active.add_forwarded(&message);
+                    self.send(Frame::text(message)).await?;
+                    continue;
+                }
+                _ = self.pings.tick() => {
+                    if self.unanswered_pings == MAX_UNANSWERED_PINGS {
+                        return Err(self.peer.unreachable("it does not answer pings"));
+                    }
+                    self.unanswered_pings += 1;
+                    self.send(Frame::ping("")).await?;
+                    continue;
+                }
+            };
+            self.unanswered_pings = 0;
+            match frame {
+                Some(frame) if frame.opcode() == OpCode::Text => return Ok(frame.as_str().to_owned()),
+                Some(frame) if frame.opcode() != OpCode::Close => {}
+                _ => return Err(self.peer.unreachable("it closed the connection")),
+            }
+        }
+    }
+
+    /// Sends a frame to the other server.
+    async fn send(&mut self, frame: Frame) -> Result<(), ApiError> {
+        let sent = timeout(SEND_TIMEOUT, self.socket.send(frame)).await;
+        let sent = sent.map_err(|_| self.peer.unreachable("it does not read"))?;
+        sent.map_err(|error| self.peer.unreachable(&error.to_string()))
     }
 
     /// Stores the ids of an init message.
@@ -191,6 +233,23 @@ impl ActiveRuns {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::net::{TcpListener, TcpStream};
+    use yawc::{MaybeTlsStream, Role};
+
+    #[tokio::test]
+    async fn silent_server_is_unreachable() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        // The connection stays open and is never read.
+        let _other = listener.accept().await.unwrap();
+        let socket = MaybeTlsStream::Plain(stream);
+        let socket = WebSocket::from_stream_with_extensions(socket, Role::Client, None, Options::default()).unwrap();
+        let peer = Peer("http://10.0.0.5:6767".parse().unwrap());
+        let (_relay, mut connection) = connection(socket, &peer, Duration::from_millis(5));
+        let ended = timeout(Duration::from_mins(1), connection.next(&mut ActiveRuns::default())).await.unwrap();
+        let detail = ended.unwrap_err().problem().detail;
+        assert!(detail.contains("http://10.0.0.5:6767") && detail.ends_with("it does not answer pings"), "{detail}");
+    }
 
     /// Returns true if the message of the other server ends the relay.
     fn ends(active: &mut ActiveRuns, message: &str) -> bool {

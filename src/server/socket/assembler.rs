@@ -1,13 +1,11 @@
 //! Assembles frames into messages.
 
+use super::activity::MESSAGE_TIMEOUT;
 use super::{Close, Message};
 use bytes::BytesMut;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use yawc::close::CloseCode;
 use yawc::{Frame, OpCode};
-
-/// Maximum time between the first and last frame of a message.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Assembler of frames into messages.
 pub(super) struct Assembler {
@@ -56,7 +54,7 @@ impl Assembler {
         };
         self.check_size(partial.bytes.len() + piece.len())?;
         if partial.started_at.elapsed() > MESSAGE_TIMEOUT {
-            return Err(Close::policy("a fragmented message took more than 30 seconds"));
+            return Err(Close::policy("a fragmented message took more than 10 minutes"));
         }
         partial.bytes.extend_from_slice(piece);
         if !last {

@@ -1,5 +1,6 @@
 //! Serves a connection. Reading, writing and the handler run concurrently in one task.
 
+use super::activity::LastActivity;
 use super::assembler::Assembler;
 use super::outgoing::{Queue, QueuedMessage, queue};
 use super::unauthenticated::{LimitedStream, MAX_MESSAGE_BYTES};
@@ -12,13 +13,12 @@ use std::future::poll_fn;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, mpsc, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 use yawc::streaming::Streaming;
-use yawc::{Frame, Result as SocketResult, WebSocketError};
+use yawc::{Frame, OpCode, Result as SocketResult, WebSocketError};
 
 /// Maximum messages queued for the handler.
 const MAX_UNREAD_MESSAGES: usize = 16;
@@ -30,7 +30,7 @@ const MAX_BATCH_MESSAGES: usize = 64;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Additional time for protocols to send their last message when the server stops.
-const STOP_GRACE: Duration = Duration::from_millis(200);
+const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// Minimum time before an unresponsive client is disconnected; three ping intervals if those are longer.
 const MIN_SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -44,11 +44,21 @@ impl Connection {
     }
 
     async fn read(&self) -> SocketResult<Frame> {
-        poll_fn(|cx| self.lock().poll_next_frame(cx)).await
+        let frame = poll_fn(|cx| self.lock().poll_next_frame(cx)).await?;
+        if frame.opcode() == OpCode::Ping {
+            // Writes the pong first: the queue of pongs has no limit, and the client may never read them.
+            self.wait_writable().await?;
+        }
+        Ok(frame)
+    }
+
+    /// Writes the queued pongs and waits until another frame can be sent.
+    async fn wait_writable(&self) -> SocketResult<()> {
+        poll_fn(|cx| self.lock().poll_ready_unpin(cx)).await
     }
 
     async fn feed(&self, frame: Frame) -> SocketResult<()> {
-        poll_fn(|cx| self.lock().poll_ready_unpin(cx)).await?;
+        self.wait_writable().await?;
         self.lock().start_send_unpin(frame)
     }
 
@@ -59,38 +69,6 @@ impl Connection {
 
     async fn flush(&self) -> SocketResult<()> {
         poll_fn(|cx| self.lock().poll_flush_unpin(cx)).await
-    }
-}
-
-/// Times of the last activity of a connection.
-struct LastActivity {
-    since: Instant,
-    alive_ms: AtomicU64,
-    message_ms: AtomicU64,
-}
-
-impl LastActivity {
-    fn new() -> Self {
-        Self { since: Instant::now(), alive_ms: AtomicU64::new(0), message_ms: AtomicU64::new(0) }
-    }
-
-    fn record_read(&self) {
-        self.alive_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
-    }
-
-    fn record_message(&self) {
-        self.message_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
-    }
-
-    /// Waits until `limit` has passed since the time in `last_ms`.
-    async fn wait_inactive(&self, last_ms: &AtomicU64, limit: Duration) {
-        loop {
-            let end = self.since + Duration::from_millis(last_ms.load(Ordering::Relaxed)) + limit;
-            if Instant::now() >= end {
-                return;
-            }
-            sleep_until(end).await;
-        }
     }
 }
 
@@ -106,6 +84,8 @@ pub(super) struct Client {
     pub(super) authenticated: watch::Sender<bool>,
     /// Permit of a connection that waits for its key.
     pub(super) permit: Option<OwnedSemaphorePermit>,
+    /// Times of its last activity.
+    pub(super) activity: Arc<LastActivity>,
 }
 
 /// Serves a connection until one side closes it.
@@ -121,7 +101,7 @@ pub(super) async fn serve<H, F>(
 {
     let config = app.config().server.sockets;
     let connection = Connection(Mutex::new(connection));
-    let activity = LastActivity::new();
+    let activity = Arc::clone(&client.activity);
     let (messages, unread) = mpsc::channel(MAX_UNREAD_MESSAGES);
     let (outgoing, mut queue) = queue();
     let authenticated = client.authenticated.subscribe();
@@ -168,7 +148,7 @@ where
     F: Future<Output = Close>,
 {
     let mut incoming = Incoming { first: None, messages: unread };
-    let Client { caller, address, mut headers, authenticated, permit } = client;
+    let Client { caller, address, mut headers, authenticated, permit, .. } = client;
     let caller = match caller {
         Some(caller) => caller,
         None => match authentication::authenticate(app, &mut incoming, &mut headers).await {
@@ -210,7 +190,7 @@ async fn read(
                 return None;
             }
         };
-        activity.record_read();
+        activity.record_frame();
         match assembler.add_frame(frame) {
             Ok(None) => {}
             Ok(Some(message)) => {
@@ -225,7 +205,7 @@ async fn read(
                     is_limited = false;
                     assembler = Assembler::new(limit);
                 }
-                activity.record_read();
+                activity.record_frame();
             }
             Err(close) => return Some(close),
         }
@@ -271,7 +251,7 @@ async fn write_batch(
     connection.flush().await?;
     activity.record_message();
     // A client that accepts messages is alive, even if a ping is still in the system's buffer.
-    activity.record_read();
+    activity.record_frame();
     Ok(())
 }
 
@@ -302,7 +282,7 @@ async fn close_connection(
 /// Waits until the client has been unresponsive for too long.
 async fn unresponsive(config: SocketConfig, activity: &LastActivity) {
     match config.ping {
-        Some(ping) => activity.wait_inactive(&activity.alive_ms, (ping * 3).max(MIN_SILENCE_TIMEOUT)).await,
+        Some(ping) => activity.wait_unresponsive((ping * 3).max(MIN_SILENCE_TIMEOUT)).await,
         None => std::future::pending().await,
     }
 }
@@ -315,7 +295,7 @@ async fn idle(config: SocketConfig, activity: &LastActivity, outgoing: &Outgoing
         // The sender is part of `outgoing`, so waiting cannot fail.
         let _ = activities.wait_for(|&count| count == 0).await;
         tokio::select! {
-            () = activity.wait_inactive(&activity.message_ms, limit) => return,
+            () = activity.wait_idle(limit) => return,
             _ = activities.wait_for(|&count| count > 0) => {}
         }
     }

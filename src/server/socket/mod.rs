@@ -5,6 +5,7 @@
 //! messages. If the client reads slowly, [`Outgoing`] fills up and its `send` waits, and so does the run that produces
 //! the messages. The handler is dropped when the client disconnects; its result is the close frame.
 
+mod activity;
 mod assembler;
 mod authentication;
 mod connection;

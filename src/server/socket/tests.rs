@@ -121,6 +121,26 @@ async fn client_that_stops_reading_blocks_the_sender() {
 }
 
 #[tokio::test]
+async fn ping_flood_of_client_that_does_not_read_is_slowed_down() {
+    const MAX_PINGS: usize = 1_000_000;
+    let (app, address) = echo(|_| ()).await;
+    let mut socket = connect(address, Options::default(), &[]).await.unwrap();
+    let mut sent = 0;
+    // Ends when the buffers of the system are full in both directions; without a limit, the server accepts all pings.
+    while sent < MAX_PINGS {
+        let ping = socket.feed(Frame::ping(vec![0; 125]));
+        match tokio::time::timeout(std::time::Duration::from_secs(5), ping).await {
+            Ok(fed) => fed.unwrap(),
+            Err(_) => break,
+        }
+        sent += 1;
+    }
+    assert!(sent < MAX_PINGS, "the server stores the answers to {sent} pings");
+    drop(socket);
+    app.sockets().all_closed().await;
+}
+
+#[tokio::test]
 async fn key_is_accepted_as_header_or_in_first_message() {
     let (_, address) = echo(|flags| flags.api_keys = vec!["right".parse().unwrap()]).await;
     let mut socket = connect(address, Options::default(), &[("authorization", "Bearer right")]).await.unwrap();

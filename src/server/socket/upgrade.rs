@@ -1,3 +1,4 @@
+use super::activity::LastActivity;
 use super::unauthenticated::{LimitedStream, MAX_CONNECTIONS};
 use super::{Close, OpenConnection, Socket, connection};
 use crate::server::peers::ForwardHeaders;
@@ -7,6 +8,7 @@ use axum::http::header;
 use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use tokio::sync::watch;
@@ -89,15 +91,16 @@ impl Upgrade {
         let open = OpenConnection::new(app.clone());
         tokio::spawn(async move {
             let (authenticated, accepted) = watch::channel(permit.is_none());
+            let activity = Arc::new(LastActivity::new());
             let connection = connection.await.map_err(|error| error.to_string()).and_then(|upgraded| {
-                let stream = LimitedStream::new(upgraded, accepted);
+                let stream = LimitedStream::new(TokioIo::new(upgraded), accepted, Arc::clone(&activity));
                 let extensions = extensions.as_ref().and_then(|value| value.to_str().ok());
                 WebSocket::from_stream_with_extensions(stream, Role::Server, extensions, options)
                     .map_err(|error| error.to_string())
             });
             match connection {
                 Ok(connection) => {
-                    let client = connection::Client { caller, address, headers, authenticated, permit };
+                    let client = connection::Client { caller, address, headers, authenticated, permit, activity };
                     connection::serve(connection.into_streaming(), &app, client, error, handler).await;
                 }
                 Err(error) => tracing::debug!(%error, "WebSocket handshake failed"),

@@ -24,8 +24,10 @@ pub use sse::{SseEvent, SseReader};
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, LazyLock};
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 /// Mods of the shared server besides the built-in ones.
 pub const MODS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/mods");
@@ -65,9 +67,18 @@ pub fn certificate(name: &str) -> String {
 /// Returns a builder of a client that trusts only the tests' certificate authority.
 pub fn client() -> reqwest::ClientBuilder {
     // An error means that a provider is already installed.
-    let _ = tokio_rustls::rustls::crypto::ring::default_provider().install_default();
+    let _ = ring::default_provider().install_default();
     let authority = std::fs::read(certificate("authority.pem")).unwrap();
     reqwest::Client::builder().tls_certs_only([reqwest::Certificate::from_pem(&authority).unwrap()])
+}
+
+/// Returns the settings of TLS connections that trust only the tests' certificate authority.
+pub fn client_tls() -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    let authority = thunder::config::certificates("", certificate("authority.pem").as_ref()).unwrap();
+    roots.add_parsable_certificates(authority);
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    config.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots).with_no_client_auth()
 }
 
 /// Returns a client without connection reuse: each test has its own runtime, and pooled connections would end with it.

@@ -57,6 +57,7 @@ fn redact(key: &str, value: &mut Value) {
         "created" | "created_at" | "completed_at" => Some("[time]"),
         "system_fingerprint" | "version" | "release" => Some("[release]"),
         "id_slot" => Some("[slot]"),
+        "digest" if *value != "" => Some("[digest]"),
         "prompt_n" | "seed" => Some("[number]"),
         _ if is_measured && !value.is_object() && !value.is_boolean() => Some("[number]"),
         _ => None,

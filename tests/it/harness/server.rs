@@ -129,7 +129,8 @@ impl Server {
     /// Starts a server on the database of this one, with an address for the other servers.
     pub fn start_beside(&self, arguments: &[&str]) -> Self {
         let address = format!("127.0.0.1:{}", free_port());
-        let url = format!("http://{address}");
+        let scheme = if arguments.contains(&"--ssl-cert-file") { "https" } else { "http" };
+        let url = format!("{scheme}://{address}");
         let arguments = [&["--listen", &address, "--server-url", &url], arguments].concat();
         Self::start_on(Storage::new(StorageDatabase::Shared(Arc::clone(&self.storage))), &arguments, &[])
     }

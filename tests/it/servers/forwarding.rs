@@ -1,7 +1,7 @@
 //! Requests for runs that another server generates.
 
 use super::{BEARER, Cluster, KEY, cluster, wait_until_stored};
-use crate::harness::{Server, SseReader};
+use crate::harness::{Server, SseReader, certificate};
 use crate::stream::{Client, endless, with_type};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -80,6 +80,24 @@ async fn stream_is_resumed_and_controlled_through_another_server() {
     // The connection can still start runs on its own server.
     let messages = client.run(&json!({"type": "config", "prompt": "Once", "parameters": {"max_tokens": 3}})).await;
     assert_eq!(messages.last().unwrap()["type"], "completion");
+}
+
+#[tokio::test]
+async fn requests_are_forwarded_over_https() {
+    let (chain, key, authority) = (certificate("server.pem"), certificate("server.key"), certificate("authority.pem"));
+    let trusting = Server::start_with_env(&["--no-model", "--api-key", KEY], &[("SSL_CERT_FILE", &authority)]);
+    trusting.wait_ready().await;
+    let generating = trusting.start_beside(&["--api-key", KEY, "--ssl-cert-file", &chain, "--ssl-key-file", &key]);
+    generating.wait_ready().await;
+    let (first, run_id, messages) = start_run(&generating, &trusting).await;
+    drop(first);
+    let mut client = connect(&trusting).await;
+    client.send(&json!({"type": "resume", "request_id": messages[0]["request_id"], "after": 5})).await;
+    let resumed = client.until(|message| message["index"] == 8 || message["type"] == "error").await;
+    assert_eq!(resumed.last().unwrap()["index"], 8, "{:?}", resumed.last());
+    let (status, answer) = trusting.post(&format!("/api/v1/runs/{run_id}/cancel"), &json!({})).await;
+    assert_eq!(status, 202, "{answer}");
+    client.until_end().await;
 }
 
 #[tokio::test]

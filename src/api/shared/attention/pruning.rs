@@ -97,11 +97,7 @@ impl SentenceTracker {
                 let message = format!("`sentences` must have at most {MAX_SENTENCES} entries, got {}", list.len());
                 return Err(ApiError::invalid("sentences", message));
             }
-            Some(list) => list
-                .iter()
-                .enumerate()
-                .map(|(at, entry)| sentence(at, entry, prompt.len()))
-                .collect::<Result<_, _>>()?,
+            Some(list) => listed_sentences(list, prompt.len())?,
             None => split_sentences(vocabulary, prompt),
         };
         Ok(Some(Self {
@@ -157,6 +153,22 @@ impl Sentence {
     }
 }
 
+/// Parses `sentences`.
+fn listed_sentences(list: &[Value], tokens: usize) -> Result<Vec<Sentence>, ApiError> {
+    let parsed = list.iter().enumerate().map(|(at, entry)| sentence(at, entry, tokens));
+    let sentences = parsed.collect::<Result<Vec<_>, _>>()?;
+    // Every step reads the attention to all tokens of all sentences.
+    let total: usize = sentences.iter().map(|sentence| sentence.range().len()).sum();
+    if total > tokens {
+        let message = format!(
+            "`sentences` must have at most {tokens} tokens in total, the number of input_ids, got {total}; sentences must \
+             not overlap"
+        );
+        return Err(ApiError::invalid("sentences", message));
+    }
+    Ok(sentences)
+}
+
 fn sentence(at: usize, value: &Value, tokens: usize) -> Result<Sentence, ApiError> {
     let field = |name: &str| value.get(name).and_then(integer);
     let parse = || {
@@ -207,15 +219,13 @@ mod tests {
     use super::*;
     use serde_json::json;
 
+    fn list(ranges: &[(usize, usize)]) -> Vec<Value> {
+        let ranges = ranges.iter().enumerate();
+        ranges.map(|(at, (start, end))| json!({"turn_id": 1, "sentence_id": at, "start": start, "end": end})).collect()
+    }
+
     fn tracker(threshold: f32) -> SentenceTracker {
-        let sentences: Vec<Sentence> = [(0, 2), (2, 3)]
-            .into_iter()
-            .enumerate()
-            .map(|(at, (start, end))| {
-                sentence(at, &json!({"turn_id": 1, "sentence_id": at, "start": start, "end": end}), 3)
-            })
-            .collect::<Result<_, _>>()
-            .unwrap();
+        let sentences = listed_sentences(&list(&[(0, 2), (2, 3)]), 3).unwrap();
         SentenceTracker {
             threshold,
             max_attention: vec![0.0; sentences.len()],
@@ -240,6 +250,13 @@ mod tests {
         }
         assert_eq!(suggestion(&[0.1, 0.8, 0.1])[0].sentence_id, 1, "answers beyond the last four are ignored");
         assert!(tracker(0.2).suggestion(&history).is_empty(), "an answer without tokens suggests nothing");
+    }
+
+    #[test]
+    fn sentences_may_not_have_more_tokens_than_prompt() {
+        assert_eq!(listed_sentences(&list(&[(0, 2), (1, 3)]), 4).unwrap().len(), 2);
+        let error = listed_sentences(&list(&[(0, 2), (0, 3)]), 4).unwrap_err().problem().detail;
+        assert!(error.starts_with("`sentences` must have at most 4 tokens in total"), "{error}");
     }
 
     #[test]

@@ -100,7 +100,7 @@ impl Transport {
 const RETURN_FIELDS: [&str; 2] = ["return_attention", "output_attentions"];
 
 /// Field names of this API and of `KoboldCPP`'s, with Thunder's name of the parameter.
-const ALIASES: [(&str, &str); 8] = [
+const ALIASES: [(&str, &str); 9] = [
     ("max_new_tokens", "max_tokens"),
     ("max_length", "max_tokens"),
     ("repetition_penalty", "repeat_penalty"),
@@ -109,6 +109,7 @@ const ALIASES: [(&str, &str); 8] = [
     ("sampler_seed", "seed"),
     ("stop_sequence", "stop"),
     ("typical", "typical_p"),
+    ("nsigma", "top_n_sigma"),
 ];
 
 /// Returns the server's defaults, overridden by the parameters that the body contains under an alias.

@@ -108,7 +108,7 @@ impl AttentionStream {
         self.runs.run_id()
     }
 
-    /// Returns the next event, or `None` when all samples have ended.
+    /// Returns the next event, or `None` when all samples have ended. If the future is dropped, events may be lost.
     ///
     /// # Errors
     /// The server is stopping.
@@ -128,7 +128,7 @@ impl AttentionStream {
                     let mut rows = delta.rows.into_iter();
                     for (measurement, top) in delta.tokens {
                         let row = rows.next().flatten();
-                        self.track(sample, row.as_deref());
+                        self.track(sample, row.as_ref()).await?;
                         self.pending.push_back(AttentionEvent::Token(Box::new(GeneratedToken {
                             sample,
                             measurement,
@@ -144,12 +144,19 @@ impl AttentionStream {
         }
     }
 
-    fn track(&mut self, sample: usize, row: Option<&AttentionRow>) {
-        if let (Some(tracker), Some(row)) = (&mut self.trackers[sample], row)
-            && let Ok(rows) = AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads))
-        {
-            tracker.add_step(&rows);
-        }
+    /// Adds the attention of a token to the sentences.
+    async fn track(&mut self, sample: usize, row: Option<&Arc<AttentionRow>>) -> Result<(), ApiError> {
+        let Some(row) = row else { return Ok(()) };
+        let Some(mut tracker) = self.trackers[sample].take() else { return Ok(()) };
+        let values = Arc::clone(row);
+        let add_step = move || {
+            if let Ok(rows) = AttentionRows::new(&values.values, values.layer_ids.len(), usize::from(values.heads)) {
+                tracker.add_step(&rows);
+            }
+            Ok(tracker)
+        };
+        self.trackers[sample] = Some(run_blocking(Some(row), add_step).await?);
+        Ok(())
     }
 
     fn add_end(&mut self, sample: usize, end: &RunEnd) {

@@ -6,6 +6,7 @@ use crate::config::ImageConfig;
 use crate::events::hex;
 use crate::server::{ApiError, Loaded};
 use serde_json::{Value, json};
+use std::collections::HashSet;
 
 /// Images of a conversation, in order, and the text that stands for each in a rendered prompt.
 #[derive(Debug, Default)]
@@ -99,9 +100,13 @@ fn url_of<'a>(part: &'a Value, at: &str) -> Result<&'a str, ApiError> {
 /// Returns a marker that the messages do not contain.
 fn free_marker(messages: &Value) -> String {
     let text = messages.to_string();
-    let numbered = (1..).map(|number| format!("<__media_{number}__>"));
-    let mut markers = std::iter::once("<__media__>".to_owned()).chain(numbered);
-    markers.find(|marker| !text.contains(marker.as_str())).unwrap_or_default()
+    if !text.contains("<__media__>") {
+        return "<__media__>".into();
+    }
+    let used = text.split("<__media_").skip(1).filter_map(|rest| rest.split_once("__>")?.0.parse().ok());
+    let used: HashSet<u64> = used.collect();
+    let free = (1..=used.len() as u64 + 1).find(|number| !used.contains(number)).unwrap_or_default();
+    format!("<__media_{free}__>")
 }
 
 /// Joins the parts of a message like llama-server: texts with line breaks between them, and images without. Returns `None`
@@ -146,6 +151,17 @@ mod tests {
     fn marker_is_not_part_of_the_text() {
         assert_eq!(free_marker(&json!([{"content": "a"}])), "<__media__>");
         assert_eq!(free_marker(&json!([{"content": "<__media__>"}, {"content": "<__media_1__>"}])), "<__media_2__>");
+        let other = "<__media__><__media_<__media_1__><__media_x__><__media_99999999999999999999__><__media_3__>";
+        assert_eq!(free_marker(&json!([{"content": other}])), "<__media_2__>");
+    }
+
+    #[test]
+    fn marker_is_found_in_a_text_of_many_markers() {
+        let markers: Vec<String> = (1..200_000).map(|number| format!("<__media_{number}__>")).collect();
+        let text = format!("<__media__>{}", markers.concat());
+        let begun = std::time::Instant::now();
+        assert_eq!(free_marker(&json!([{"content": text}])), "<__media_200000__>");
+        assert!(begun.elapsed().as_secs() < 10, "the time is quadratic: {:?}", begun.elapsed());
     }
 
     #[test]

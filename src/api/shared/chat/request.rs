@@ -65,7 +65,8 @@ impl ChatRequest {
         let stream = fields.flag("stream")?.unwrap_or(false);
         let verbose = fields.flag("verbose")?.unwrap_or(false);
         let mut options = ResponseOptions {
-            logprobs: logprobs(fields, &prepared, stream)?,
+            // The Responses API reports only the tokens of the text.
+            logprobs: logprobs(fields, &prepared, stream && surface != Surface::Responses)?,
             ..ResponseOptions::parse(app, fields, prepared.tokens.len())?
         };
         let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);

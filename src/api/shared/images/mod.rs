@@ -2,6 +2,7 @@
 
 mod remote;
 
+use super::parameters;
 use crate::config::{ImageConfig, ImageUrlConfig};
 use crate::engine::Request;
 use crate::events::{ImageFile, ImageRecord, Scope, TokenId, hex};
@@ -62,7 +63,7 @@ impl RequestImages {
     ) -> Result<Vec<TokenId>, ApiError> {
         let rendered = RenderedPrompt::from_text(text);
         let tokens: Vec<&[TokenId]> = self.images.iter().map(|image| image.tokens()).collect();
-        Ok(rendered.tokenize(vocabulary, marker, &tokens)?.0)
+        Ok(parameters::run_in_place(text.len(), || rendered.tokenize(vocabulary, marker, &tokens))?.0)
     }
 }
 

@@ -6,16 +6,13 @@
 use crate::api::shared::fields::abbreviate;
 use crate::config::{ImageUrlConfig, UrlHost};
 use crate::model::llama::MAX_IMAGE_BYTES;
-use crate::server::ApiError;
+use crate::server::{ApiError, client_tls};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Response, Url, header};
-use rustls_platform_verifier::Verifier;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_rustls::rustls::{self, ClientConfig, RootCertStore};
 
 /// Maximum redirects of an image.
 const MAX_REDIRECTS: usize = 5;
@@ -165,27 +162,10 @@ fn is_named(listed: &UrlHost, host: &str, port: u16) -> bool {
 /// Creates a client that connects only to these addresses, follows no redirects, and ignores proxies, which would resolve
 /// the name again.
 fn client(host: &str, addresses: &[SocketAddr]) -> Result<Client, String> {
-    let tls = tls_config().map_err(|error| error.to_string())?;
+    let tls = client_tls().map_err(|error| error.to_string())?;
     let builder = Client::builder().no_proxy().redirect(Policy::none()).connect_timeout(CONNECT_TIMEOUT);
     let builder = builder.no_gzip().no_zstd().resolve_to_addrs(host, addresses).tls_backend_preconfigured(tls);
     builder.build().map_err(|error| error.to_string())
-}
-
-/// Returns the TLS settings of all clients. The first call reads the CA certificates of the system, which takes a while.
-fn tls_config() -> Result<ClientConfig, rustls::Error> {
-    static CONFIG: OnceLock<Result<ClientConfig, rustls::Error>> = OnceLock::new();
-    let read = || {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder =
-            ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-        let builder = match Verifier::new(provider) {
-            Ok(verifier) => builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)),
-            // Plain http also works on a system without CA certificates.
-            Err(_) => builder.with_root_certificates(RootCertStore::empty()),
-        };
-        Ok(builder.with_no_client_auth())
-    };
-    CONFIG.get_or_init(read).clone()
 }
 
 /// Reads an image of up to `max` bytes.

@@ -1,6 +1,6 @@
 //! Logit biases.
 
-use super::tokens::{check_entry_count, token};
+use super::tokens::{check_entry_count, encode, token};
 use crate::api::shared::fields::invalid_value;
 use crate::events::TokenId;
 use crate::model::Vocabulary;
@@ -47,7 +47,7 @@ pub(crate) fn logit_bias(
     };
     let tokens_of = |name: &str| match name.parse::<TokenId>() {
         Ok(id) => vocabulary.contains(id).then(|| vec![id]),
-        Err(_) => Some(vocabulary.encode(name, false, true)),
+        Err(_) => Some(encode(vocabulary, name, false, true)),
     };
     let entries = value.as_object().map(Map::len).or_else(|| value.as_array().map(Vec::len));
     check_entry_count("logit_bias", entries.unwrap_or(0), vocabulary)?;
@@ -69,7 +69,7 @@ pub(crate) fn logit_bias(
                     return Err(invalid());
                 };
                 let tokens = match token_value.as_str() {
-                    Some(text) => Some(vocabulary.encode(text, false, true)),
+                    Some(text) => Some(encode(vocabulary, text, false, true)),
                     None => token(token_value, vocabulary).map(|token| vec![token]),
                 };
                 add(tokens, value).ok_or_else(invalid)?;

@@ -15,4 +15,4 @@ pub(crate) use placement::placement;
 pub(crate) use recording::{metadata, preview, record, request_id, user};
 pub(crate) use sampling::sampling;
 pub(crate) use streaming::{include_usage, ping_interval};
-pub(crate) use tokens::{encode_prompt, or_start_token, token, tokens};
+pub(crate) use tokens::{encode, encode_prompt, or_start_token, run_in_place, token, tokens};

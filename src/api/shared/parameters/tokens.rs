@@ -5,6 +5,23 @@ use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::server::ApiError;
 use serde_json::Value;
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+/// Maximum bytes of text that are tokenized while other tasks of the thread wait.
+const MAX_INLINE_BYTES: usize = 64 << 10;
+
+/// Tokenizes text.
+pub(crate) fn encode(vocabulary: &Vocabulary, text: &str, add_special: bool, parse_special: bool) -> Vec<TokenId> {
+    run_in_place(text.len(), || vocabulary.encode(text, add_special, parse_special))
+}
+
+/// Runs work on a text of this length, which may take seconds. If the text is long, other tasks of the thread move to
+/// another thread first.
+pub(crate) fn run_in_place<T>(bytes: usize, work: impl FnOnce() -> T) -> T {
+    // Tests have runtimes with one thread, whose tasks cannot move.
+    let can_move = || Handle::try_current().is_ok_and(|runtime| runtime.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if bytes > MAX_INLINE_BYTES && can_move() { tokio::task::block_in_place(work) } else { work() }
+}
 
 /// Parses a token id.
 pub(crate) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
@@ -15,7 +32,7 @@ pub(crate) fn token(value: &Value, vocabulary: &Vocabulary) -> Option<TokenId> {
 /// Parses a list of token ids or of strings that are one token each.
 pub(crate) fn tokens(fields: Fields<'_>, name: &str, vocabulary: &Vocabulary) -> Result<Vec<TokenId>, ApiError> {
     let parse = |value: &Value| match value.as_str() {
-        Some(text) => match vocabulary.encode(text, false, true)[..] {
+        Some(text) => match encode(vocabulary, text, false, true)[..] {
             [token] => Ok(token),
             ref several => Err(ApiError::invalid(
                 name,
@@ -73,16 +90,36 @@ pub(crate) fn encode_prompt(
 ) -> Result<Vec<TokenId>, ApiError> {
     let expected = || format!("a string, or a list of strings and token ids below {}", vocabulary.len());
     let parts = match value {
-        Value::String(text) => return Ok(vocabulary.encode(text, add_special, parse_special)),
+        Value::String(text) => return Ok(encode(vocabulary, text, add_special, parse_special)),
         Value::Array(parts) => parts,
         other => return Err(invalid_value(name, &expected(), other)),
     };
-    let mut tokens = Vec::new();
-    for (index, part) in parts.iter().enumerate() {
-        match part {
-            Value::String(text) => tokens.extend(vocabulary.encode(text, add_special && index == 0, parse_special)),
-            id => tokens.push(token(id, vocabulary).ok_or_else(|| invalid_value(name, &expected(), id))?),
+    let bytes = parts.iter().filter_map(Value::as_str).map(str::len).sum();
+    run_in_place(bytes, || {
+        let mut tokens = Vec::new();
+        for (index, part) in parts.iter().enumerate() {
+            match part {
+                Value::String(text) => tokens.extend(vocabulary.encode(text, add_special && index == 0, parse_special)),
+                id => tokens.push(token(id, vocabulary).ok_or_else(|| invalid_value(name, &expected(), id))?),
+            }
         }
+        Ok(tokens)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn other_tasks_run_while_a_long_text_is_tokenized() {
+        let work = tokio::spawn(async {
+            let (sender, receiver) = mpsc::channel();
+            tokio::spawn(async move { sender.send(()) });
+            run_in_place(MAX_INLINE_BYTES + 1, || receiver.recv_timeout(Duration::from_mins(1)))
+        });
+        work.await.unwrap().unwrap();
     }
-    Ok(tokens)
 }
