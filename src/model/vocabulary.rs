@@ -147,6 +147,30 @@ impl Vocabulary {
         (self.tokenize)(text, add_special, parse_special)
     }
 
+    /// Tokenizes text that follows other text: without the space that some tokenizers add before a text, such as
+    /// `SentencePiece`.
+    #[must_use]
+    pub fn encode_continuation(&self, text: &str, parse_special: bool) -> Vec<TokenId> {
+        let mut tokens = self.encode(text, false, parse_special);
+        if !tokens.first().is_some_and(|&first| self.starts_with_space(first)) || !self.adds_space() {
+            return tokens;
+        }
+        // The added space is before another character, whose tokens are removed. No token of the vocabulary may contain
+        // both this character and the start of the text.
+        for before in ["\n", "\u{1}", "|"] {
+            let start = self.encode(before, false, false);
+            let both = self.encode(&format!("{before}{text}"), false, parse_special);
+            if let Some(rest) = both.strip_prefix(start.as_slice()) {
+                return rest.to_vec();
+            }
+        }
+        // The space is a token of its own, or the text has another one.
+        if self.piece(tokens[0]) == b" " {
+            tokens.remove(0);
+        }
+        tokens
+    }
+
     /// Returns the control tokens in these texts.
     #[must_use]
     pub fn control_tokens_in(&self, texts: &[&str]) -> Vec<TokenId> {
@@ -340,6 +364,10 @@ mod tests {
         let other = bytes_after("");
         assert_eq!(other.decode_text(&other.encode(" ab", false, false)), " ab");
         assert_eq!(other.decode_text(&[]), "");
+        for vocabulary in [&sentence_piece, &other] {
+            let continued = |text: &str| vocabulary.decode(&vocabulary.encode_continuation(text, false));
+            assert_eq!((continued("ab"), continued(" ab"), continued("")), ("ab".into(), " ab".into(), String::new()));
+        }
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub(super) struct Translation {
     pub(super) text_bytes: usize,
     /// Bytes of the longest text between two tags.
     pub(super) longest_text: usize,
+    /// Words and operators of the longest tag.
+    pub(super) longest_tag: usize,
+    /// Number of `elif` tags.
+    pub(super) elifs: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,6 +65,7 @@ pub(super) fn translate(source: &str) -> Translation {
     let mut edits: Vec<Edit> = Vec::new();
     let mut literals = Vec::new();
     let (mut tag_bytes, mut longest_text, mut text_from) = (0, 0, 0);
+    let (mut longest_tag, mut elifs) = (0, 0);
     let mut at = 0;
     while let Some(found) = source[at..].find('{') {
         let start = at + found;
@@ -84,6 +89,8 @@ pub(super) fn translate(source: &str) -> Translation {
         longest_text = longest_text.max(start - text_from);
         (at, text_from) = (end, end);
         tag_bytes += end - start;
+        longest_tag = longest_tag.max(tokens.len());
+        elifs += usize::from(tokens.first().is_some_and(|first| first.is("elif")));
         // The first word of a statement is no operand.
         let expressions = if close == "%}" { tokens.get(1..).unwrap_or_default() } else { &tokens[..] };
         operators::rewrite(expressions, &mut edits);
@@ -98,7 +105,8 @@ pub(super) fn translate(source: &str) -> Translation {
     literals.sort_unstable();
     literals.dedup();
     longest_text = longest_text.max(source.len() - text_from);
-    Translation { source: apply_edits(source, edits), literals, text_bytes: source.len() - tag_bytes, longest_text }
+    let text_bytes = source.len() - tag_bytes;
+    Translation { source: apply_edits(source, edits), literals, text_bytes, longest_text, longest_tag, elifs }
 }
 
 /// A change of the source: the replaced bytes and the new text.

@@ -6,6 +6,7 @@
 
 pub mod answer;
 mod capabilities;
+mod compile;
 mod derive;
 mod describe_tools;
 pub mod family;
@@ -119,7 +120,7 @@ impl ChatTemplate {
         python::install(&mut environment);
         // As in Jinja2.
         let text = &source.unwrap_or(CHATML).replace("\r\n", "\n").replace('\r', "\n");
-        let translation = jinja_syntax::translate(text);
+        let mut translation = jinja_syntax::translate(text);
         // A block stores text outside of tags in a variable. To repeat all of this text takes at least 4 instructions, and to
         // repeat the text between two tags at least one.
         let max_bytes = 2 * python::budget::MAX_BYTES;
@@ -127,11 +128,10 @@ impl ChatTemplate {
             (4 * max_bytes / translation.text_bytes.max(1)).max(max_bytes / translation.longest_text.max(1));
         let fuel = FUEL.min(repetitions as u64);
         environment.set_fuel(Some(fuel));
-        environment
-            .add_template_owned(NAME, translation.source)
-            .map_err(|error| ChatTemplateError::Template(describe_error(&error)))?;
+        let literals = std::mem::take(&mut translation.literals);
+        compile::add_template(&mut environment, NAME, translation)?;
         let mut template = Self::from_renderer(Renderer::Jinja(Box::new(environment)), text, bos, eos);
-        template.literals = translation.literals;
+        template.literals = literals;
         template.fallback = source.is_none();
         template.capabilities.typed_content = DetectedCapabilities::needs_typed_content(&template);
         template.capabilities = DetectedCapabilities::detect(&template, text);

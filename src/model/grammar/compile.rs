@@ -11,9 +11,9 @@ use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::InferenceCapabilities;
 use llguidance::{Matcher, ParserFactory};
 use serde_json::json;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 /// Maximum length of a grammar's source in bytes.
 pub const MAX_SOURCE_BYTES: usize = 256 * 1024;
@@ -24,6 +24,10 @@ const MAX_LINES: usize = 4000;
 const STACK_BYTES: usize = 256 << 20;
 /// Maximum number of concurrent compilations, including those that timed out.
 const MAX_CONCURRENT: usize = 4;
+/// Maximum number of requests that wait for another compilation to end. Each has a thread.
+const MAX_WAITING: usize = 64;
+/// Maximum time until another compilation ends.
+const MAX_WAIT: Duration = Duration::from_secs(2);
 /// Maximum number of cached grammars.
 const MAX_CACHED: usize = 32;
 
@@ -34,7 +38,7 @@ pub struct GrammarCompiler {
     mask_worker: OnceLock<MaskWorker>,
     /// Cache entries, the most recently used last.
     cache: Mutex<Vec<(u128, Matcher)>>,
-    compiling: Arc<AtomicUsize>,
+    permits: Arc<CompilePermits>,
 }
 
 impl std::fmt::Debug for GrammarCompiler {
@@ -52,7 +56,7 @@ impl GrammarCompiler {
             factory: OnceLock::new(),
             mask_worker: OnceLock::new(),
             cache: Mutex::new(Vec::new()),
-            compiling: Arc::new(AtomicUsize::new(0)),
+            permits: Arc::default(),
         }
     }
 
@@ -75,7 +79,14 @@ impl GrammarCompiler {
             return Ok(matcher);
         }
         check_length(source)?;
-        let matcher = self.compile(source)?;
+        self.factory()?;
+        let permit = CompilePermit::acquire(&self.permits).ok_or(GrammarError::Busy)?;
+        // Another request may have compiled it in the meantime.
+        if let Some(matcher) = self.cached(key) {
+            return Ok(matcher);
+        }
+        // The permit is kept until the matcher is in the cache, where waiting requests look for it.
+        let (matcher, _permit) = self.compile(source, permit)?;
         let copy = matcher.deep_clone();
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         if cache.iter().all(|(other, _)| *other != key) {
@@ -98,18 +109,16 @@ impl GrammarCompiler {
     }
 
     /// Translates and compiles a grammar on a separate thread with a time limit.
-    fn compile(&self, source: &GrammarSource) -> Result<Matcher, GrammarError> {
-        let factory = self.factory();
-        let permit = CompilePermit::acquire(&self.compiling).ok_or(GrammarError::Busy)?;
+    fn compile(&self, source: &GrammarSource, permit: CompilePermit) -> Result<(Matcher, CompilePermit), GrammarError> {
+        let factory = self.factory()?;
         let (source, vocabulary) = (source.clone(), Arc::clone(&self.vocabulary));
         let deadline = Deadline::start();
         let (done, result) = sync_channel(1);
         let work = move || {
-            let _permit = permit;
             let compiled =
-                translate(&source, &vocabulary, deadline).and_then(|grammar| create_matcher(&*factory?, grammar));
+                translate(&source, &vocabulary, deadline).and_then(|grammar| create_matcher(&factory, grammar));
             // The receiver is dropped if the compilation timed out.
-            let _ = done.send(compiled);
+            let _ = done.send(compiled.map(|matcher| (matcher, permit)));
         };
         std::thread::Builder::new()
             .name("thunder-grammar".into())
@@ -206,25 +215,49 @@ fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
+/// The compilations of one compiler.
+#[derive(Default)]
+struct CompilePermits {
+    counts: Mutex<PermitCounts>,
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct PermitCounts {
+    active: usize,
+    waiting: usize,
+}
+
 /// A permit for one concurrent compilation.
-struct CompilePermit(Arc<AtomicUsize>);
+struct CompilePermit(Arc<CompilePermits>);
 
 impl CompilePermit {
-    fn acquire(count: &Arc<AtomicUsize>) -> Option<Self> {
-        let mut now = count.load(Ordering::Acquire);
-        while now < MAX_CONCURRENT {
-            match count.compare_exchange_weak(now, now + 1, Ordering::AcqRel, Ordering::Acquire) {
-                Ok(_) => return Some(Self(Arc::clone(count))),
-                Err(other) => now = other,
+    /// Waits for a permit. Returns `None` if none becomes free in time, or too many requests wait.
+    fn acquire(permits: &Arc<CompilePermits>) -> Option<Self> {
+        let mut counts = permits.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if counts.active >= MAX_CONCURRENT {
+            if counts.waiting >= MAX_WAITING {
+                return None;
+            }
+            counts.waiting += 1;
+            let is_full = |counts: &mut PermitCounts| counts.active >= MAX_CONCURRENT;
+            let freed = permits.freed.wait_timeout_while(counts, MAX_WAIT, is_full);
+            (counts, _) = freed.unwrap_or_else(PoisonError::into_inner);
+            counts.waiting -= 1;
+            if counts.active >= MAX_CONCURRENT {
+                return None;
             }
         }
-        None
+        counts.active += 1;
+        drop(counts);
+        Some(Self(Arc::clone(permits)))
     }
 }
 
 impl Drop for CompilePermit {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        self.0.counts.lock().unwrap_or_else(PoisonError::into_inner).active -= 1;
+        self.0.freed.notify_one();
     }
 }
 
@@ -274,9 +307,20 @@ mod tests {
     fn translation_counts_as_compilation() {
         let grammars = GrammarCompiler::new(vocabulary());
         let compile = || grammars.matcher(&GrammarSource::Gbnf("root ::= x".into())).err();
-        let permits: Vec<_> = (0..MAX_CONCURRENT).map(|_| CompilePermit::acquire(&grammars.compiling)).collect();
+        let permits: Vec<_> = (0..MAX_CONCURRENT).map(|_| CompilePermit::acquire(&grammars.permits)).collect();
         assert_eq!(compile(), Some(GrammarError::Busy));
         drop(permits);
         assert!(matches!(compile(), Some(GrammarError::Syntax { .. })));
+    }
+
+    #[test]
+    fn more_grammars_than_permits_wait_for_each_other() {
+        let grammars = GrammarCompiler::new(vocabulary());
+        let compile =
+            |number: usize| grammars.matcher(&GrammarSource::Regex(format!("a{{1,{}}}", number % 12 + 1))).err();
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..24).map(|number| scope.spawn(move || compile(number))).collect();
+            assert!(all.into_iter().all(|thread| thread.join().unwrap().is_none()));
+        });
     }
 }

@@ -13,7 +13,7 @@ use super::ffi::{self, EvalCallback, HiddenRequest};
 use super::head::{self, Activation, Head, HeadError, HeadMetadata};
 use super::layer_set::LayerSet;
 use super::ubatch;
-use super::{Model, ModelError, backend};
+use super::{GgufHeader, Model, ModelError, backend};
 use crate::events::TokenId;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::{LlamaContextParams, LlamaPoolingType};
@@ -223,6 +223,15 @@ impl Model {
     /// Returns a numeric metadata value of this architecture.
     fn metadata_number(&self, key: &str) -> Option<f64> {
         self.llama.meta_val_str(&format!("{}.{key}", self.card.architecture)).ok()?.parse().ok()
+    }
+}
+
+impl GgufHeader {
+    /// Returns true if the model of the file generates text.
+    #[must_use]
+    pub fn generates(&self) -> bool {
+        let architecture = self.text("general.architecture").unwrap_or_default();
+        !CACHELESS_ARCHITECTURES.contains(&architecture) && self.parameter("attention.causal") != Some(0)
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod header_reader;
 
+use super::ffi::types;
 use header_reader::HeaderReader;
 use std::collections::HashMap;
 use std::fs::File;
@@ -32,7 +33,7 @@ pub enum GgufScalar {
     Integer(i128),
     /// A float of either width.
     Float(f64),
-    /// A text of up to a kilobyte.
+    /// A text of up to 64 KiB.
     Text(String),
 }
 
@@ -106,6 +107,19 @@ impl GgufHeader {
     #[must_use]
     pub fn parameter(&self, key: &str) -> Option<u64> {
         self.integer(&format!("{}.{key}", self.text("general.architecture")?))
+    }
+
+    /// Returns the number of weights in this file.
+    #[must_use]
+    pub fn parameter_count(&self) -> u64 {
+        self.tensors.iter().map(|tensor| tensor.extents.iter().product::<u64>()).sum()
+    }
+
+    /// Returns the name of the file type, e.g. `Q8_0`; empty if the file has none.
+    #[must_use]
+    pub fn file_type(&self) -> String {
+        let number = self.integer("general.file_type").and_then(|number| u32::try_from(number).ok());
+        number.map(types::file_type_name).unwrap_or_default()
     }
 
     /// Checks that the heads have enough values for the rotary dimensions. llama.cpp does not check this and aborts at

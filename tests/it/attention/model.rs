@@ -104,7 +104,7 @@ fn write_sentence_piece(writer: &mut Writer) -> usize {
 }
 
 #[tokio::test]
-async fn detokenized_text_has_no_space_that_the_tokenizer_added() {
+async fn texts_have_no_space_that_the_tokenizer_added() {
     let path = folder().join("sentence-piece.gguf");
     std::fs::write(&path, small_model_with_vocabulary(write_sentence_piece)).unwrap();
     let server = Server::start(&["--model", path.to_str().unwrap(), "-c", "128", "-np", "1"]);
@@ -120,4 +120,12 @@ async fn detokenized_text_has_no_space_that_the_tokenizer_added() {
         let back = server.answer("/api/v1/detokenize", &json!({"token_ids": rest})).await;
         assert_eq!(back["text"], text.strip_prefix(' ').unwrap_or(text), "{rest:?}");
     }
+    // Texts that mods insert follow other text.
+    let mods = json!([
+        {"name": "replace-phrase", "config": {"replace": {"fox": "an owl"}}},
+        {"name": "force-prefix", "config": {"text": "the fox sat"}},
+    ]);
+    let body = json!({"prompt": "a", "max_tokens": 14, "mods": mods});
+    let answer = server.answer("/v1/completions", &body).await;
+    assert_eq!(answer["choices"][0]["text"], "the an owl sat", "{answer}");
 }

@@ -164,14 +164,19 @@ impl Conversation {
                 .map(|constraint| tools::after_reasoning(constraint, &answer_format, may_think, vocabulary))
         });
         let image_tokens: Vec<&[TokenId]> = images.images.iter().map(|image| image.tokens()).collect();
-        let (tokens, spans) = rendered.tokenize(vocabulary, &marker, &image_tokens)?;
+        let tokenize = || rendered.tokenize(vocabulary, &marker, &image_tokens);
+        let (tokens, spans) = parameters::run_in_place(rendered.text.len(), tokenize)?;
         let (open, close) = &syntax.reasoning_markers;
-        let reasoning_budget = self.budget.map(|(tokens, message)| ReasoningBudget {
-            tokens,
-            open: open.clone(),
-            close: close.clone(),
-            closing_tokens: vocabulary.encode(&format!("{message}{close}"), false, true),
-            starts_in_reasoning: rendered.thinking,
+        let reasoning_budget = self.budget.map(|(tokens, message)| {
+            let closing = format!("{message}{close}");
+            let encode = || vocabulary.encode_continuation(&closing, true);
+            ReasoningBudget {
+                tokens,
+                open: open.clone(),
+                close: close.clone(),
+                closing_tokens: parameters::run_in_place(closing.len(), encode),
+                starts_in_reasoning: rendered.thinking,
+            }
         });
         // The end marker of reasoning does not end the turn.
         let ends = syntax.end_of_turn.iter().filter(|text| **text != syntax.reasoning_markers.1);

@@ -3,6 +3,7 @@
 //! llama-cpp-2 cannot pass `tensor_split`, and writes the reason of a failed load only to the log.
 
 use super::devices::{buffer, handles};
+use super::types;
 use crate::model::llama::MetadataValue;
 use crate::model::llama::devices::TensorRule;
 use llama_cpp_2::model::LlamaModel;
@@ -155,13 +156,12 @@ pub(super) fn with_error_lines<T>(make: impl FnOnce() -> Option<T>) -> Result<T,
 
 /// Returns the name of a model's file type, e.g. `Q8_0`.
 pub fn file_type(model: &LlamaModel) -> String {
-    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above; the name is a constant of
-    // llama.cpp.
-    unsafe {
+    // SAFETY: `LlamaModel` is a transparent wrapper around this pointer, as asserted above.
+    let number = unsafe {
         let model: *const sys::llama_model = std::mem::transmute_copy(model);
-        let name = sys::llama_ftype_name(sys::llama_model_ftype(model));
-        if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
-    }
+        sys::llama_model_ftype(model)
+    };
+    types::file_type_name(number)
 }
 
 /// Returns llama.cpp's number of a model's tokenizer type.

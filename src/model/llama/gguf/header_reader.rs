@@ -9,8 +9,8 @@ const DEFAULT_ALIGNMENT: u64 = 32;
 const MAX_DIMENSIONS: u32 = 4;
 /// llama.cpp's maximum length of tensor names in bytes.
 const MAX_NAME_BYTES: u64 = 63;
-/// Maximum length of stored texts in bytes; longer ones are skipped.
-const MAX_TEXT_BYTES: u64 = 1 << 10;
+/// Maximum length of stored texts in bytes; longer ones are skipped. Most chat templates are shorter.
+const MAX_TEXT_BYTES: u64 = 1 << 16;
 
 /// A metadata value as read.
 enum Value {

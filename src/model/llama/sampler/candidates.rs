@@ -45,6 +45,12 @@ impl LogitsView<'_> {
         Some(self.edits[at].1)
     }
 
+    /// Returns true if the token can be sampled.
+    pub(super) fn can_sample(&self, token: TokenId) -> bool {
+        let logit = || usize::try_from(token).ok().and_then(|index| self.logits.get(index)).copied();
+        self.allows(token) && self.edit(token).or_else(logit).is_some_and(|logit| logit > f32::NEG_INFINITY)
+    }
+
     /// Returns blocks of tokens: index of the first token, logits, and a bit per allowed token.
     fn blocks(&self) -> impl Iterator<Item = (usize, &[f32], u128)> {
         self.logits.chunks(BLOCK).enumerate().filter_map(|(block, logits)| {

@@ -7,6 +7,7 @@
 
 mod adaptive;
 mod candidates;
+mod infill;
 mod inherit_state;
 mod params;
 mod recent;
@@ -20,9 +21,11 @@ use crate::events::TokenId;
 use crate::model::Vocabulary;
 use adaptive::Adaptive;
 use candidates::{LogitsView, edit};
+use infill::Infill;
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::data::LlamaTokenData;
 use repetition::{Dry, Penalties};
+use std::sync::Arc;
 
 /// Maximum top-k that is selected from the logits directly; llama.cpp's own selection is faster for larger values.
 const MAX_PARTIAL_SORT: i32 = 256;
@@ -43,6 +46,7 @@ enum ActiveStage {
     Dry(Dry),
     TopK(i32, LlamaSampler),
     Filter(&'static str, LlamaSampler),
+    Infill(Infill),
     /// `None` for 1, which has no effect.
     Temperature(Option<LlamaSampler>),
 }
@@ -74,7 +78,7 @@ pub struct Draw {
 impl Sampler {
     /// Builds the chain. Takes milliseconds if DRY is on with new breakers.
     #[must_use]
-    pub fn new(sampling: &SamplingParams, vocabulary: &Vocabulary) -> Self {
+    pub fn new(sampling: &SamplingParams, vocabulary: &Arc<Vocabulary>) -> Self {
         // llama.cpp interprets this seed as "random", so the run could not be repeated.
         let seed = if sampling.seed == u32::MAX { u32::MAX - 1 } else { sampling.seed };
         let adaptive = Adaptive::new(sampling, vocabulary.len());
@@ -104,9 +108,10 @@ impl Sampler {
         let is_penalty = |stage: &&ActiveStage| matches!(stage, ActiveStage::Penalties(_) | ActiveStage::Dry(_));
         // A filter may remove the token that a later penalty would make the highest.
         let penalizes_late = chain.iter().skip_while(is_penalty).any(|stage| is_penalty(&stage));
-        // Two filters may remove the highest logit.
+        // Three filters may remove the highest logit.
         let selects_highest = (sampling.typical_p >= 1.0 || !has(SamplerStage::TypicalP))
             && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !has(SamplerStage::Xtc))
+            && !has(SamplerStage::Infill)
             && adaptive.as_ref().is_none_or(Adaptive::is_mirostat);
         Self {
             greedy: sampling.temperature <= 0.0
@@ -200,6 +205,11 @@ impl Sampler {
                     array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
                     name
                 }
+                ActiveStage::Infill(infill) => {
+                    infill.apply(array, view);
+                    array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
+                    "infill"
+                }
                 ActiveStage::Temperature(filter) => {
                     scaled = true;
                     match (temperature, filter) {
@@ -262,7 +272,7 @@ impl Sampler {
 fn active_stage(
     stage: SamplerStage,
     sampling: &SamplingParams,
-    vocabulary: &Vocabulary,
+    vocabulary: &Arc<Vocabulary>,
     seed: u32,
 ) -> Option<ActiveStage> {
     let keep = sampling.min_keep;
@@ -286,6 +296,7 @@ fn active_stage(
             let (probability, threshold) = (sampling.xtc_probability, sampling.xtc_threshold);
             ActiveStage::Filter("xtc", LlamaSampler::xtc(probability, threshold, keep, seed))
         }),
+        SamplerStage::Infill => Some(ActiveStage::Infill(Infill::new(vocabulary))),
         SamplerStage::Temperature => {
             let (temperature, range) = (sampling.temperature, sampling.dynatemp_range);
             Some(ActiveStage::Temperature(

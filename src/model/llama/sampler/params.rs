@@ -120,6 +120,8 @@ pub enum SamplerStage {
     MinP,
     /// Sometimes removes the most probable candidates.
     Xtc,
+    /// Ends completions between two texts early, and merges candidates that start with the same text.
+    Infill,
     /// The temperature.
     Temperature,
     /// Draws near a target probability; always last.
@@ -141,7 +143,7 @@ impl SamplerStage {
     ];
 
     /// Name and letter of every stage, as in llama-server.
-    pub const NAMES: [(Self, &'static str, char); 10] = [
+    pub const NAMES: [(Self, &'static str, char); 11] = [
         (Self::Penalties, "penalties", 'e'),
         (Self::Dry, "dry", 'd'),
         (Self::TopNSigma, "top_n_sigma", 's'),
@@ -150,6 +152,7 @@ impl SamplerStage {
         (Self::TopP, "top_p", 'p'),
         (Self::MinP, "min_p", 'm'),
         (Self::Xtc, "xtc", 'x'),
+        (Self::Infill, "infill", 'i'),
         (Self::Temperature, "temperature", 't'),
         (Self::AdaptiveP, "adaptive_p", 'a'),
     ];

@@ -59,6 +59,7 @@ fn reference(sampling: &SamplingParams) -> LlamaSampler {
                     SamplerStage::Xtc => {
                         LlamaSampler::xtc(sampling.xtc_probability, sampling.xtc_threshold, keep, sampling.seed)
                     }
+                    SamplerStage::Infill => continue,
                     SamplerStage::Temperature | SamplerStage::AdaptiveP => LlamaSampler::temp_ext(
                         sampling.temperature,
                         sampling.dynatemp_range,
@@ -321,6 +322,7 @@ fn stage_names_and_letters_equal_llama_servers() {
         "edskypmxt".chars().map(SamplerStage::from_letter).collect::<Option<Vec<_>>>(),
         Some(SamplerStage::DEFAULT.to_vec())
     );
+    assert_eq!([SamplerStage::from_letter('i'), SamplerStage::from_name("infill")], [Some(SamplerStage::Infill); 2]);
     assert_eq!(serde_json::to_value(SamplerStage::DEFAULT).unwrap()[4], "typ_p");
 }
 
