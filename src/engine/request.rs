@@ -273,6 +273,12 @@ impl Limits {
         Ok(())
     }
 
+    /// Returns the maximum of steps for an answer of `max_tokens` tokens: that of the client if it has set one.
+    pub(super) fn max_steps_for(&self, max_tokens: u32) -> u32 {
+        let is_default = self.max_steps == Self::new(self.max_tokens).max_steps;
+        if is_default { self.max_steps.max(Self::new(max_tokens).max_steps) } else { self.max_steps }
+    }
+
     /// Returns the lower of `tokens` and the server-wide maximum.
     #[must_use]
     pub fn capped(&self, tokens: u32) -> u32 {
@@ -348,5 +354,12 @@ mod tests {
         let refused = limits.apply_server_limit(Some(100)).unwrap_err();
         assert!(refused.to_string().contains("`max_tokens` is 101"), "{refused}");
         assert_eq!((limits.apply_server_limit(None).is_ok(), limits.capped(500)), (true, 500));
+    }
+
+    #[test]
+    fn longer_answer_has_more_steps() {
+        assert_eq!(Limits::new(16).max_steps_for(1000), 4256);
+        assert_eq!(Limits::new(16).max_steps_for(4), 320, "a shorter answer does not have fewer");
+        assert_eq!(Limits { max_steps: 40, ..Limits::new(16) }.max_steps_for(1000), 40, "the client's own maximum");
     }
 }

@@ -85,6 +85,7 @@ impl Engine {
         let sampling = fork.and_then(|fork| fork.sampling.first()).map_or(&request.sampling, |(_, first)| first);
         RunView {
             run_id: id,
+            owner: request.owner.clone(),
             request_id: request_id.to_owned(),
             model: model.name().to_owned(),
             vocabulary: Arc::clone(model.vocabulary()),

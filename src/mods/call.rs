@@ -1,7 +1,7 @@
 //! Calls of mods, and their replies.
 
 use super::Action;
-use crate::events::{EventType, ImageRecord, ImageTile, LogLevel, RunId, TokenId};
+use crate::events::{EventType, ImageRecord, ImageTile, LogLevel, RunId, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
 use crate::model::grammar::GrammarCompiler;
@@ -44,6 +44,8 @@ impl PromptImage {
 pub struct RunView {
     /// Id of the run.
     pub run_id: RunId,
+    /// Owner of the run; mods do not see it.
+    pub owner: Option<Tenant>,
     /// Id chosen by the client.
     pub request_id: String,
     /// Name of the model.

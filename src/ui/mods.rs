@@ -87,7 +87,7 @@ impl Timestamp {
 
 /// `GET /mods`: renders the list.
 pub(super) async fn page(State(app): State<App>, caller: Caller, headers: HeaderMap) -> Response {
-    let (mods, problems) = (app.registry().list_info(), app.registry().problems());
+    let (mods, problems) = (app.registry().list_info_for(&caller.scope), app.registry().problems());
     show(StatusCode::OK, &ModsPage::new(&headers, mods, problems, caller.rights.mods))
 }
 

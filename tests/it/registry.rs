@@ -273,6 +273,34 @@ async fn mod_disabled_during_a_run_is_no_longer_called() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
+async fn disabled_mod_is_not_called_in_forks_with_an_earlier_version() {
+    let process = Server::start(&UPLOAD_FLAGS);
+    let server = Server::external(process.wait_ready().await.base.clone(), Some(MOD_KEY));
+    let source = |seconds: f32| {
+        format!(
+            "import time\nfrom thunder_mods import Added, mod\n\n@mod(events=[Added])\ndef slow(event, actions):\n    \
+             time.sleep({seconds})\n"
+        )
+    };
+    assert_eq!(upload(&server, &json!({"name": "slow", "source": source(0.3)})).await.0, 200);
+    let body = json!({"prompt": "Hello", "max_tokens": 12, "ignore_eos": true, "mods": ["slow"]});
+    let run = server.answer("/v1/completions", &body).await["thunder"]["run_id"].as_str().unwrap().to_owned();
+    server.finished(&run).await;
+    assert_eq!(upload(&server, &json!({"name": "slow", "source": source(0.1)})).await.0, 200);
+    let forks = format!("/api/v1/runs/{run}/forks");
+    let (status, forked) = server.post(&forks, &json!({"at": {"step": 1}})).await;
+    assert_eq!(status, 201, "{forked}");
+    assert_eq!(server.post("/v1/mods/slow/disable", &json!({})).await.0, 200);
+    let fork = server.finished(forked["runs"][0]["run_id"].as_str().unwrap()).await;
+    let last = fork["mod_calls"].as_array().unwrap().last().unwrap();
+    assert_eq!(last["exception_message"], "the mod 'slow' was disabled during the run and is no longer called");
+    assert_eq!(fork["run"]["finish_reason"], "length", "the run continues without the mod: {}", fork["run"]);
+    let (status, problem) = server.post(&forks, &json!({"at": {"step": 1}})).await;
+    assert_eq!((status, message_of(&problem).contains("the mod 'slow' is disabled")), (409, true), "{problem}");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
 async fn mod_changes_reach_other_servers_on_the_database() {
     let first = Server::start(&UPLOAD_FLAGS);
     first.wait_ready().await;

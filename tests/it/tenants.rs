@@ -212,6 +212,32 @@ async fn runs_of_other_tenants_are_hidden_on_all_routes() {
 }
 
 #[tokio::test]
+async fn last_failure_of_a_mod_is_seen_by_the_tenant_of_its_run() {
+    let mods = folder();
+    let source = format!(
+        "from thunder import Prefilled, mod\n\n@mod(events=[Prefilled])\ndef fails(event, actions):\n    \
+         raise ValueError('{MARK}')\n"
+    );
+    std::fs::write(mods.join("fails.py"), source).unwrap();
+    let server = start(&["--mods-dir", mods.to_str().unwrap()]).await;
+    let run = async |key: &str| {
+        let body = json!({"prompt": "Hello", "max_tokens": 1, "mods": ["fails"]});
+        post(&server, key, "/v1/completions", body).await["thunder"]["run_id"].clone()
+    };
+    let failure = async |key: &str| get(&server, key, "/v1/mods/fails").await.1["last_failure"].clone();
+    let ann_run = run("ann-key-1").await;
+    assert_eq!(failure("bob-key").await, Value::Null);
+    for path in ["/v1/mods", "/api/v1/mods", "/mods"] {
+        for (key, is_shown) in [("ann-key-2", true), ("admin-key", true), ("bob-key", false)] {
+            let (status, text) = send(&server, key, Method::GET, path, None).await;
+            assert_eq!((status, text.contains(MARK)), (200, is_shown), "{path} {key}: {text}");
+        }
+    }
+    let bob_run = run("bob-key").await;
+    assert_eq!((&failure("ann-key-2").await["run_id"], &failure("bob-key").await["run_id"]), (&ann_run, &bob_run));
+}
+
+#[tokio::test]
 async fn slot_of_another_tenant_looks_empty() {
     let server = start(&["--parallel", "1"]).await;
     post(&server, "ann-key-1", "/completion", json!({"prompt": MARK, "n_predict": 2})).await;

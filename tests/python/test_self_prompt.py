@@ -4,7 +4,7 @@ import unittest
 
 import quote_mod_sdk
 from quote_mod_sdk.self_prompt import EraseMode, SelfPrompt
-from quote_mod_sdk.strategies.strategy_constructor import ChoicesStrat
+from quote_mod_sdk.strategies.strategy_constructor import ChoicesStrat, ListStrat
 from thunder_mods import Added, ForwardPass, Prefilled, UntilStrat, mod, self_prompt_mod
 from thunder_mods.testing import Engine, RandomWeights, Scripted, run
 
@@ -176,6 +176,26 @@ class QuoteUsage(unittest.TestCase):
                 return question.handle_added(event, actions, tokenizer)
 
         self.assertTrue(run(choose, model="c").check().text.startswith("b"))
+
+    def test_choices_of_one_run_do_not_change_other_runs(self):
+        shared = ChoicesStrat(["a"])
+        for strategy, idx in ((shared, None), (ListStrat(shared, min=1, max=1), None), (ListStrat([shared]), 0)):
+            question = SelfPrompt(prompt="?", strategy=strategy, erase="prompt")
+
+            @mod
+            def choose(event, actions, tokenizer):
+                if isinstance(event, Prefilled) and event.request_id == "first":
+                    question.refresh_responses(["b"], event.request_id, idx)
+                if isinstance(event, ForwardPass):
+                    return question.handle_forward_pass(event, actions, tokenizer)
+                if isinstance(event, Added):
+                    return question.handle_added(event, actions, tokenizer)
+
+            engine = Engine("c")
+            texts = [engine.run(choose, request_id=name).check().text[:1] for name in ("first", "second")]
+            self.assertEqual(texts, ["b", "a"])
+            self.assertEqual((question._states, question._strategies), ({}, {}))
+        self.assertEqual(shared.choices, ["a"])
 
 
 if __name__ == "__main__":

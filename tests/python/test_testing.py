@@ -196,6 +196,12 @@ class Prompts(unittest.TestCase):
         self.assertEqual((result.text, second), ("ab", [("New", 3, 2)]))
         self.assertEqual(result.prompt_tokens, WordTokenizer().encode("New"))
 
+    def test_larger_limit_of_tokens_has_more_steps(self):
+        raises = at("Prefilled", lambda e, a, t: a.adjust_prefill(e.context_info.tokens, max_steps=300), times=2)
+        self.assertEqual(len(run(raises, model="x" * 400, max_tokens=4).check().text), 300)
+        result = run(raises, model="x" * 400, max_tokens=4, max_steps=9)
+        self.assertEqual((len(result.text), result.finish_reason), (9, "length"), "the test's own limit")
+
 
 class Pipeline(unittest.TestCase):
     def test_first_mod_decides_and_others_are_called(self):

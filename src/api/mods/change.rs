@@ -8,7 +8,7 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 
-/// Enables a mod. Active runs call it again from their next event on.
+/// Enables a mod. Active runs that have stopped calling it do not call it again.
 #[utoipa::path(post, path = "/v1/mods/{name}/enable", tag = "mods",
     params(("name" = String, Path, description = "Name of the mod")),
     responses((status = 200, body = ModInfo), (status = 403, body = Problem), (status = 404, body = Problem)))]
@@ -44,7 +44,7 @@ async fn set_enabled(app: &App, caller: &Caller, name: &str, enabled: bool) -> R
     app.store()?.set_mod_enabled(name, enabled, app.now(), by.as_deref()).await?;
     app.registry().set_enabled(name, enabled);
     tracing::info!(mod.name = name, by = by.as_deref(), "mod {}", if enabled { "enabled" } else { "disabled" });
-    app.registry().info(name).map(Json).ok_or_else(|| unknown_mod(app, name))
+    app.registry().info_for(name, &caller.scope).map(Json).ok_or_else(|| unknown_mod(app, name))
 }
 
 /// Deletes an uploaded mod. Its versions are kept for the runs that used them.

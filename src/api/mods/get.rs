@@ -1,5 +1,6 @@
 //! Lists mods, and returns one mod, its versions and its source.
 
+use crate::events::Scope;
 use crate::mods::{ModInfo, ModProblem, ModSource};
 use crate::server::extract::{Path, Query};
 use crate::server::mods::{VersionList, source_of, unknown_mod, versions_of};
@@ -29,27 +30,27 @@ pub struct SourceParams {
     version: Option<String>,
 }
 
-fn mod_list(app: &App) -> ModList {
-    ModList { mods: app.registry().list_info(), problems: app.registry().problems() }
+fn mod_list(app: &App, scope: &Scope) -> ModList {
+    ModList { mods: app.registry().list_info_for(scope), problems: app.registry().problems() }
 }
 
 /// Lists the mods.
 #[utoipa::path(get, path = "/v1/mods", tag = "mods", responses((status = 200, body = ModList)))]
-pub async fn list(State(app): State<App>) -> Json<ModList> {
-    Json(mod_list(&app))
+pub async fn list(State(app): State<App>, scope: Scope) -> Json<ModList> {
+    Json(mod_list(&app, &scope))
 }
 
 /// Lists the mods, like `/v1/mods`.
 #[utoipa::path(get, path = "/api/v1/mods", tag = "mods", responses((status = 200, body = ModList)))]
-pub async fn list_native(State(app): State<App>) -> Json<ModList> {
-    Json(mod_list(&app))
+pub async fn list_native(State(app): State<App>, scope: Scope) -> Json<ModList> {
+    Json(mod_list(&app, &scope))
 }
 
 /// Returns one mod.
 #[utoipa::path(get, path = "/v1/mods/{name}", tag = "mods", params(("name" = String, Path, description = "Name of the mod")),
     responses((status = 200, body = ModInfo), (status = 404, body = Problem)))]
-pub async fn show(State(app): State<App>, Path(name): Path<String>) -> Result<Json<ModInfo>, ApiError> {
-    app.registry().info(&name).map(Json).ok_or_else(|| unknown_mod(&app, &name))
+pub async fn show(State(app): State<App>, scope: Scope, Path(name): Path<String>) -> Result<Json<ModInfo>, ApiError> {
+    app.registry().info_for(&name, &scope).map(Json).ok_or_else(|| unknown_mod(&app, &name))
 }
 
 /// Lists the versions of a mod: uploads, versions of a file that runs have used, and versions of a file since the

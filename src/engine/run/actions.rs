@@ -21,7 +21,7 @@ impl Run {
             Action::AdjustedPrefill { tokens, max_steps } => {
                 self.sequence.replace_prompt(tokens);
                 if let Some(max_steps) = max_steps {
-                    self.max_tokens = self.request.limits.capped(max_steps) as usize;
+                    self.adjust_max_tokens(max_steps);
                 }
             }
             Action::AdjustedLogits { edit, temperature } => {
@@ -30,6 +30,14 @@ impl Run {
             control => dispatched.set_winner(control),
         }
         self.state = RunState::Dispatching(dispatched);
+    }
+
+    /// Sets the maximum answer length that a mod requests with `AdjustedPrefill`.
+    pub(super) fn adjust_max_tokens(&mut self, max_tokens: u32) {
+        let limits = &self.request.limits;
+        let max_tokens = limits.capped(max_tokens);
+        self.max_steps = self.max_steps.max(limits.max_steps_for(max_tokens));
+        self.max_tokens = max_tokens as usize;
     }
 
     /// Applies the action that won an event.
@@ -94,7 +102,7 @@ impl Run {
 
     /// Appends tokens, which are then decoded together. The decode also gives the probability of each token.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
-        if step > self.request.limits.max_steps {
+        if step > self.max_steps {
             return self.finish_at_max_steps();
         }
         self.truncate_at_end(&mut tokens);

@@ -117,7 +117,8 @@ impl Dispatch {
     /// Returns how many of the last tokens are held back from the client, because mods may still remove them. The
     /// number can change with every token.
     pub fn holdback(&self) -> usize {
-        self.mods.iter().map(|active| active.instance.holdback()).max().unwrap_or(0)
+        let enabled = self.mods.iter().filter(|active| active.health.disabled.is_none());
+        enabled.map(|active| active.instance.holdback()).max().unwrap_or(0)
     }
 
     /// Returns the layers after which mods read the hidden state of the last token.
@@ -340,4 +341,46 @@ fn saturating_i32(number: u32) -> i32 {
 
 fn to_raw_json(value: &serde_json::Value) -> Option<RawJson> {
     serde_json::value::to_raw_value(value).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mods::EventSet;
+
+    struct HoldsBack;
+
+    impl ModInstance for HoldsBack {
+        fn handles(&self) -> EventSet {
+            EventSet::ALL
+        }
+
+        fn holdback(&self) -> usize {
+            32
+        }
+
+        fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+            done.disarm();
+            Ok(Reply::noop())
+        }
+    }
+
+    #[test]
+    fn disabled_mod_holds_nothing_back() {
+        let mut dispatch = Dispatch::new(vec![ActiveMod {
+            name: "holds-back".into(),
+            version: "1".into(),
+            records_noop: false,
+            instance: Box::new(HoldsBack),
+            health: ModHealth::default(),
+            calls: Arc::default(),
+        }]);
+        for failures in 1..=MAX_CONSECUTIVE_FAILURES {
+            assert_eq!(dispatch.holdback(), 32);
+            let health = &mut dispatch.mods[0].health;
+            let disabled = health.count_call("holds-back", EventType::Added, 1, Some("failed"));
+            assert_eq!(disabled.is_some(), failures == MAX_CONSECUTIVE_FAILURES);
+        }
+        assert_eq!(dispatch.holdback(), 0);
+    }
 }

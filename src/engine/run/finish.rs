@@ -92,7 +92,7 @@ impl Run {
     pub(super) fn finish_at_max_steps(&mut self) {
         let message = format!(
             "the limit of {} steps was reached with {} tokens in the answer; a mod may backtrack endlessly",
-            self.request.limits.max_steps,
+            self.max_steps,
             self.sequence.generated()
         );
         self.finish(FinishReason::Length, Some(message), None);

@@ -140,6 +140,8 @@ pub struct Run {
     fork_tokens: Option<Vec<TokenId>>,
     /// Maximum tokens in the answer; a mod may change it.
     max_tokens: usize,
+    /// Maximum steps; higher if a mod has raised the maximum of tokens.
+    max_steps: u32,
     step: u32,
     added: AddedTokens,
     /// Forced tokens that are being decoded.
@@ -181,6 +183,7 @@ impl Run {
             registration,
             fork_tokens: None,
             max_tokens: request.limits.max_tokens as usize,
+            max_steps: request.limits.max_steps,
             step: 0,
             added: AddedTokens::default(),
             forced: None,

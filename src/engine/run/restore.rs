@@ -144,7 +144,7 @@ impl Run {
                 self.check_tokens(&details.tokens)?;
                 self.sequence.replace_prompt(details.tokens);
                 if let Some(max_steps) = action.adjusted_max_steps.and_then(|steps| u32::try_from(steps).ok()) {
-                    self.max_tokens = self.request.limits.capped(max_steps) as usize;
+                    self.adjust_max_tokens(max_steps);
                 }
             }
             ActionType::Backtrack => {

@@ -314,6 +314,9 @@ impl Run {
         if limits.max_tokens != self.request.limits.max_tokens {
             self.max_tokens = limits.max_tokens as usize;
         }
+        if limits.max_steps != self.request.limits.max_steps {
+            self.max_steps = limits.max_steps;
+        }
         if limits.stop != self.request.limits.stop {
             self.answer.set_stop_strings(&limits.stop);
         }

@@ -54,7 +54,7 @@ impl Run {
 
     /// Begins a step with the logits at the end of the sequence: records the `ForwardPass` event.
     pub(super) fn begin_step(&mut self) {
-        if self.step >= self.request.limits.max_steps {
+        if self.step >= self.max_steps {
             return self.finish_at_max_steps();
         }
         if self.max_tokens == 0 {

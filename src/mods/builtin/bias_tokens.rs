@@ -91,7 +91,7 @@ fn by_id(id: Option<i64>, id_text: &str, run: &RunView) -> Result<TokenId, Strin
 }
 
 fn by_text(text: &str, run: &RunView) -> Result<TokenId, String> {
-    match run.vocabulary.encode(text, false, true)[..] {
+    match run.vocabulary.encode_continuation(text, true)[..] {
         [] => Err("an empty string is not a token".into()),
         [token] => Ok(token),
         ref several => Err(format!(

@@ -67,7 +67,7 @@ impl ModFactory for Choices {
         }
         let end = end_token(run)?;
         let choices = texts.iter().map(|text| {
-            let mut tokens = run.vocabulary.encode(text, false, false);
+            let mut tokens = run.vocabulary.encode_continuation(text, false);
             tokens.push(end);
             Choice { text: (*text).to_owned(), tokens, logprob: None }
         });

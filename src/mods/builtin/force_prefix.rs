@@ -39,7 +39,7 @@ impl ModFactory for ForcePrefix {
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let fields = ConfigFields::parse(config, &["text", "tokens"])?;
         let tokens = match (fields.get("text"), fields.get("tokens")) {
-            (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode(text, false, true),
+            (Some(Value::String(text)), None) if !text.is_empty() => run.vocabulary.encode_continuation(text, true),
             (Some(other), None) => return Err(format!("`text` must be a non-empty string, got {other}")),
             (None, Some(list)) => ids(list, run)?,
             (None, None) => return Err("`text` or `tokens` is missing, e.g. {\"text\": \"Sure: \"}".into()),

@@ -49,10 +49,15 @@ pub struct PhraseMatch {
     pub phrase: usize,
     /// Number of tokens from the one with the phrase's first character to the end of the sequence.
     pub tokens: usize,
-    /// Part of the first token's text that precedes the phrase.
+    /// Number of tokens whose text is `before`, the phrase and `after`: more than `tokens` if the first one begins within a
+    /// character.
+    pub replaced: usize,
+    /// Text of these tokens that precedes the phrase.
     pub before: String,
     /// Text after the phrase.
     pub after: String,
+    /// True if the text ends within a character, whose rest may follow.
+    pub is_cut: bool,
 }
 
 /// End of the generated text, and the token of each byte.
@@ -126,13 +131,14 @@ impl Phrases {
         let (start, phrase) = (0..tail.chars.len()).find_map(|start| Some((start, longest_at(start)?)))?;
         let last = start + self.all[phrase].chars.len() - 1;
         let (first_byte, last_byte) = (tail.chars[start].1, tail.chars[last].2);
-        let token = tail.token_indexes[first_byte];
-        let token_begins = tail.token_indexes.partition_point(|&index| index < token);
+        let (first_replaced, from) = tail.replaceable_from(first_byte);
         Some(PhraseMatch {
             phrase,
-            tokens: generated.len() - token,
-            before: String::from_utf8_lossy(&tail.bytes[token_begins..first_byte]).into_owned(),
+            tokens: generated.len() - tail.token_indexes[first_byte],
+            replaced: generated.len() - first_replaced,
+            before: String::from_utf8_lossy(&tail.bytes[from..first_byte]).into_owned(),
             after: String::from_utf8_lossy(&tail.bytes[last_byte + 1..]).into_owned(),
+            is_cut: tail.incomplete.is_some(),
         })
     }
 
@@ -187,8 +193,12 @@ impl Phrases {
             };
             range.is_some_and(|range| self.order[range].last().is_some_and(may_become))
         });
-        let first_byte = partial.map(|length| tail.chars[tail.chars.len() - length].1).or(tail.incomplete);
-        first_byte.map_or(0, |byte| generated.len() - tail.token_indexes[byte])
+        let first_token = match (partial, tail.incomplete) {
+            (Some(length), _) => tail.replaceable_from(tail.chars[end - length].1).0,
+            (None, Some(byte)) => tail.replaceable_from(byte).0,
+            (None, None) => generated.len(),
+        };
+        generated.len() - first_token
     }
 
     fn check_boundary(&self, tail: &Tail, start: usize, phrase: &[char]) -> BoundaryCheck {
@@ -248,6 +258,22 @@ impl Phrases {
     }
 }
 
+impl Tail {
+    /// Returns the first token to replace so that the text changes from `byte` on, and the first byte of that token. It
+    /// begins with a character: a part of a character cannot be encoded again.
+    fn replaceable_from(&self, mut byte: usize) -> (usize, usize) {
+        loop {
+            let token = self.token_indexes[byte];
+            let from = self.token_indexes.partition_point(|&index| index < token);
+            let chars_before = self.chars.partition_point(|&(_, first, _)| first < from);
+            match chars_before.checked_sub(1).map(|last_before| self.chars[last_before]) {
+                Some((_, first, last)) if last >= from => byte = first,
+                _ => return (token, from),
+            }
+        }
+    }
+}
+
 /// Returns true for word characters.
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
@@ -260,133 +286,4 @@ fn fold_case(c: char, ignores_case: bool) -> impl Iterator<Item = char> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{PhraseMatch, Phrases};
-    use crate::mods::builtin::testing::vocabulary;
-    use proptest::prelude::*;
-
-    fn found(phrases: &[&str], text: &str, added: usize) -> Option<PhraseMatch> {
-        let vocabulary = vocabulary();
-        let tokens = vocabulary.encode(text, false, false);
-        Phrases::new(phrases, false, false).find(&vocabulary, &tokens, added, false)
-    }
-
-    #[test]
-    fn match_counts_tokens_from_start_of_phrase() {
-        // " a", " very", " bad", " idea"
-        let hit = found(&["bad idea"], "Hello a very bad idea", 1).unwrap();
-        assert_eq!(hit, PhraseMatch { phrase: 0, tokens: 2, before: " ".into(), after: String::new() });
-        let hit = found(&["very bad"], "Hello a very bad idea", 2).unwrap();
-        assert_eq!(hit, PhraseMatch { phrase: 0, tokens: 3, before: " ".into(), after: " idea".into() });
-        assert_eq!(found(&["very bad"], "Hello a very bad idea", 1), None, "it ended before the new token");
-    }
-
-    #[test]
-    fn earliest_phrase_wins_then_longest() {
-        assert_eq!(found(&["idea", "bad idea", "bad"], " bad idea", 2).unwrap().phrase, 1);
-    }
-
-    #[test]
-    fn case_folding_handles_multibyte_characters() {
-        assert_eq!(found(&["ÄRGER"], "so ärger", 1).unwrap().tokens, 6);
-        let vocabulary = vocabulary();
-        let tokens = vocabulary.encode("ärger", false, false);
-        assert!(Phrases::new(&["Ärger"], true, false).find(&vocabulary, &tokens, 1, false).is_none());
-    }
-
-    #[test]
-    fn holdback_covers_partial_phrases() {
-        let vocabulary = vocabulary();
-        let phrases = Phrases::new(&["very bad", "bäh"], false, false);
-        let held = |text: &str| phrases.holdback(&vocabulary, &vocabulary.encode(text, false, false));
-        assert_eq!(held("Hello"), 0);
-        assert_eq!(held("Hello very"), 1);
-        assert_eq!(held("Hello very b"), 2, "' very' and ' b'");
-        assert_eq!(held("Hello verx"), 0);
-        let mut tokens = vocabulary.encode("Hello b", false, false);
-        tokens.push(0xc3);
-        assert_eq!(phrases.holdback(&vocabulary, &tokens), 2, "half of an ä");
-    }
-
-    #[test]
-    fn whole_words_wait_for_next_character() {
-        let vocabulary = vocabulary();
-        let phrases = Phrases::new(&["bad", "c++"], false, true);
-        let find = |text: &str, over| {
-            let tokens = vocabulary.encode(text, false, false);
-            phrases.find(&vocabulary, &tokens, tokens.len(), over).map(|found| found.phrase)
-        };
-        assert_eq!(find("a bad", false), None, "it may become 'badly'");
-        assert_eq!(find("a bad", true), Some(0));
-        assert_eq!(find("a bad!", false), Some(0));
-        assert_eq!(find("a badly", true), None);
-        assert_eq!(find("abad ", true), None);
-        assert_eq!(find("C++", false), Some(1), "it does not end with a word");
-        assert_eq!(find("c++x", false), Some(1));
-        let held = |text: &str| phrases.holdback(&vocabulary, &vocabulary.encode(text, false, false));
-        assert_eq!((held("a bad"), held("a bad "), held("a badx")), (1, 0, 0));
-    }
-
-    #[test]
-    fn phrase_limits_are_enforced() {
-        let many = vec!["a"; super::MAX_PHRASES + 1];
-        assert_eq!(super::check("phrases", &many).unwrap_err(), "`phrases` has 10001 phrases; the maximum is 10000");
-        let long = "ä".repeat(super::MAX_PHRASE_CHARS + 1);
-        let message = super::check("phrases", &[&long]).unwrap_err();
-        assert!(message.ends_with("ä…' has 1001 characters; the maximum is 1000"), "{message}");
-        assert_eq!(super::check("phrases", &["ä".repeat(super::MAX_PHRASE_CHARS).as_str()]), Ok(()));
-    }
-
-    proptest! {
-        #[test]
-        fn search_for_many_phrases_equals_separate_searches(
-            text in "[abA ]{0,24}", phrases in proptest::collection::vec("[abA ]{1,4}", 1..6), whole: bool, over: bool,
-        ) {
-            let vocabulary = vocabulary();
-            let tokens = vocabulary.encode(&text, false, false);
-            let texts: Vec<&str> = phrases.iter().map(String::as_str).collect();
-            let all = Phrases::new(&texts, false, whole);
-            let single = |text: &&str| Phrases::new(&[text], false, whole);
-            let one_by_one = texts.iter().enumerate().filter_map(|(index, text)| {
-                let found = single(text).find(&vocabulary, &tokens, tokens.len(), over)?;
-                let before = vocabulary.decode(&tokens[..tokens.len() - found.tokens]) + &found.before;
-                Some((before.len(), std::cmp::Reverse(text.len()), index))
-            });
-            let found = all.find(&vocabulary, &tokens, tokens.len(), over).map(|found| found.phrase);
-            prop_assert_eq!(found, one_by_one.min().map(|(.., index)| index));
-            let held = texts.iter().map(|text| single(text).holdback(&vocabulary, &tokens)).max();
-            prop_assert_eq!(Some(all.holdback(&vocabulary, &tokens)), held);
-            let within = texts.iter().any(|phrase| text.to_lowercase().contains(&phrase.to_lowercase()));
-            prop_assert_eq!(all.find_in(&text).is_some(), within);
-        }
-
-        #[test]
-        fn find_equals_search_in_whole_text(text in "[ab ]{0,30}", phrase in "[ab ]{1,5}") {
-            let vocabulary = vocabulary();
-            let tokens = vocabulary.encode(&text, false, false);
-            let phrases = Phrases::new(&[&phrase], true, false);
-            let hit = phrases.find(&vocabulary, &tokens, tokens.len(), false);
-            prop_assert_eq!(hit.is_some(), text.contains(&phrase));
-            if let Some(hit) = hit {
-                let kept = vocabulary.decode(&tokens[..tokens.len() - hit.tokens]);
-                prop_assert_eq!(kept + &hit.before, text.split(&phrase).next().unwrap());
-                prop_assert!(hit.tokens <= tokens.len());
-            }
-        }
-
-        #[test]
-        fn found_phrase_was_held_back(text in "[abä ]{0,30}", phrase in "[abä ]{1,6}") {
-            let vocabulary = vocabulary();
-            let tokens = vocabulary.encode(&text, false, false);
-            let phrases = Phrases::new(&[&phrase], true, false);
-            for end in 1..=tokens.len() {
-                let held = phrases.holdback(&vocabulary, &tokens[..end - 1]);
-                prop_assert!(held <= phrases.max_tokens());
-                if let Some(hit) = phrases.find(&vocabulary, &tokens[..end], 1, false) {
-                    prop_assert!(hit.tokens <= held + 1);
-                    break;
-                }
-            }
-        }
-    }
-}
+mod tests;

@@ -103,11 +103,18 @@ impl ModInstance for Replace {
         let (generated, length) = (call.generated(), call.length());
         self.clean = self.clean.min(length - tokens.len());
         let fresh = (length - self.clean).min(generated.len());
-        let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over(call)) else {
+        let is_over = is_over(call);
+        let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over) else {
             self.holdback = self.phrases.holdback(vocabulary, generated);
             self.clean = length - self.holdback.min(length);
             return Ok(Reply::noop());
         };
+        if found.is_cut && !is_over {
+            // With the rest of the character, which could not be encoded without it, the phrase is found again.
+            self.holdback = found.replaced;
+            self.clean = length - found.replaced.min(length);
+            return Ok(Reply::noop());
+        }
         if self.consecutive == MAX_CONSECUTIVE {
             self.holdback = self.phrases.holdback(vocabulary, generated);
             self.clean = length;
@@ -118,10 +125,10 @@ impl ModInstance for Replace {
         self.consecutive += 1;
         self.holdback = self.phrases.max_tokens();
         let text = format!("{}{}{}", found.before, self.to[found.phrase], found.after);
-        let mut replacement = vocabulary.encode(&text, false, false);
+        let mut replacement = vocabulary.encode_continuation(&text, false);
         // The token that ended the answer remains its end.
         replacement.extend(tokens.last().filter(|&&last| ends_answer(call.run, last)));
-        Ok(Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: replacement }.into())
+        Ok(Action::Backtrack { n: u32::try_from(found.replaced).unwrap_or(u32::MAX), tokens: replacement }.into())
     }
 }
 
@@ -142,6 +149,18 @@ mod tests {
         let tokens = harness.run.vocabulary.encode("Hello the bad", false, false);
         harness.append(&tokens, true);
         assert_eq!(harness.text(), "Hello a bad", "the end of the last token stays");
+    }
+
+    #[test]
+    fn character_after_the_phrase_is_completed_first() {
+        let mut harness = ModHarness::new(&ReplacePhrase, &json!({"replace": {"bad": "good"}}));
+        let mut tokens = harness.run.vocabulary.encode("a bad", false, false);
+        tokens.push(0xe2);
+        assert_eq!(harness.append(&tokens, true).action, None);
+        assert_eq!(harness.instance.holdback(), 2, "' bad' and the first byte of '€'");
+        assert_eq!(harness.add(0x82).action, None);
+        harness.add(0xac);
+        assert_eq!(harness.text(), "a good€");
     }
 
     #[test]

@@ -256,7 +256,7 @@ impl ModInstance for Rules {
             return Ok(Reply::noop());
         };
         let cut = self.answer.cut(met.end);
-        let mut tokens = call.run.vocabulary.encode(&cut.before, false, false);
+        let mut tokens = call.run.vocabulary.encode_continuation(&cut.before, false);
         tokens.push(self.end);
         let action = match u32::try_from(cut.tokens).unwrap_or(u32::MAX) {
             0 => Action::ForceTokens(tokens),

@@ -61,6 +61,7 @@ pub fn run() -> Arc<RunView> {
     let vocabulary = Arc::new(vocabulary());
     Arc::new(RunView {
         run_id: RunId::now(),
+        owner: None,
         request_id: "request".into(),
         model: "bytes".into(),
         grammars: Arc::new(GrammarCompiler::new(Arc::clone(&vocabulary))),

@@ -115,8 +115,8 @@ impl ModInstance for Budget {
             return Ok(Reply::noop());
         }
         let vocabulary = &call.run.vocabulary;
-        let mut tokens = vocabulary.encode(&self.message, false, false);
-        tokens.extend(vocabulary.encode(&self.end(call), false, true));
+        let mut tokens = vocabulary.encode_continuation(&self.message, false);
+        tokens.extend(vocabulary.encode_continuation(&self.end(call), true));
         self.ends += 1;
         let message = format!("reasoning ended after {reasoning_tokens} tokens");
         let logs = vec![ModLogLine { level: LogLevel::Info, message }];

@@ -233,7 +233,7 @@ impl Guard {
             return Reply { logs, ..Reply::default() };
         }
         let generated = call.generated();
-        let tokens = call.run.vocabulary.encode(&cut.before, false, false);
+        let tokens = call.run.vocabulary.encode_continuation(&cut.before, false);
         let call_start = position + tokens.len();
         if again {
             self.retries += 1;
@@ -257,7 +257,7 @@ impl Guard {
     /// Returns the first token of the call: its text, from the byte `from` on, is encoded without the text before it.
     fn first_of_call(&self, from: usize, call: &Call<'_>) -> Option<TokenId> {
         let text = String::from_utf8_lossy(&self.answer.bytes()[from..]).into_owned();
-        call.run.vocabulary.encode(&text, false, true).first().copied()
+        call.run.vocabulary.encode_continuation(&text, true).first().copied()
     }
 }
 

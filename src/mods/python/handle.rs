@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Maximum frame that is read by polling, in bytes.
 const MAX_POLLED_FRAME: usize = 4096;
@@ -43,6 +43,8 @@ struct State {
     direct_call: Option<Box<CallJob>>,
     /// Number of replies found by polling.
     direct_replies: u64,
+    /// Time of the calls with these replies.
+    direct_call_time: Duration,
 }
 
 /// Link to a worker that has imported its mod.
@@ -109,10 +111,11 @@ impl SupervisorHandle {
             Ok(Some((reply, body))) => {
                 let Some(call) = state.direct_call.take() else { return };
                 state.waiting -= 1;
-                state.direct_replies += 1;
-                drop(state);
                 let CallJob { run, event, logits, sent, done, .. } = *call;
                 let received_at = sent.unwrap_or_else(Instant::now);
+                state.direct_replies += 1;
+                state.direct_call_time += received_at.elapsed();
+                drop(state);
                 done.reply(to_reply(reply, &body, &run, event, &self.shared.memory, logits.as_ref(), received_at));
             }
         }
@@ -148,6 +151,11 @@ impl WorkerShared {
     /// Returns the number of replies found by polling.
     pub fn direct_replies(&self) -> u64 {
         self.state().direct_replies
+    }
+
+    /// Returns the time of the calls with these replies.
+    pub fn direct_call_time(&self) -> Duration {
+        self.state().direct_call_time
     }
 
     /// Detaches the worker. Returns `false` if a call is on its way to it.

@@ -1,6 +1,6 @@
 //! Jobs of a supervisor, and the conversion of a worker's reply to the reply of the mod.
 
-use super::message::WorkerReply;
+use super::message::{ToWorker, VocabularyInfo, WorkerReply};
 use super::shared_memory::{MemoryRegion, SharedMemory};
 use crate::events::EventType;
 use crate::mods::{ModException, Reply, ReplySender, RunView};
@@ -44,6 +44,32 @@ pub struct RunContext {
     pub worker: AtomicU64,
     /// Bytes logged by the mod.
     pub logged: AtomicUsize,
+}
+
+impl RunContext {
+    /// Returns the message that introduces the run to a worker.
+    pub fn to_message(&self, vocabulary_id: usize) -> ToWorker<'_> {
+        let vocabulary = &self.view.vocabulary;
+        ToWorker::Run {
+            run: self.number,
+            request_id: &self.view.request_id,
+            model: &self.view.model,
+            conversation: self.view.conversation.as_ref(),
+            tools: self.view.tools.as_ref(),
+            images: &self.view.images,
+            parameters: &self.view.parameters,
+            config: &self.config,
+            seed: self.view.seed,
+            layers: self.view.hidden_layers.ok(),
+            vocabulary: VocabularyInfo {
+                id: vocabulary_id,
+                size: vocabulary.len(),
+                eos: vocabulary.special().eos,
+                bos: vocabulary.special().bos,
+                end_of_generation: vocabulary.end_of_generation(),
+            },
+        }
+    }
 }
 
 /// Converts a worker's reply to the engine's. `logits` is the region of the call's logits. `received_at` is the time at

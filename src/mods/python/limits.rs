@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Nice value of workers, added to that of the server.
 pub const EXTRA_NICE: i32 = 5;
 
-/// Maximum threads of a worker.
+/// Maximum threads of a worker. Numerical libraries start one per processor.
 pub const MAX_THREADS: u64 = 512;
 
 /// Resource limits of a worker.
@@ -15,7 +15,7 @@ pub struct WorkerLimits {
     pub import: Duration,
     /// Maximum time of one call.
     pub call: Duration,
-    /// Maximum CPU time that a worker may use between calls; zero = no limit.
+    /// Maximum CPU time that a worker may use between calls, besides one processor while calls follow each other, else a tenth of one; zero = no limit.
     pub idle_cpu: Duration,
     /// Time after which an unused worker is ended; zero keeps it.
     pub idle: Duration,

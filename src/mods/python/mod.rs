@@ -55,6 +55,7 @@
 //! worker runs as the server's user, can read that user's files and use the network. Uploaded source is not trusted and
 //! runs in a `sandbox`. Files belong to the user and run in a sandbox only with [`SandboxPolicy::All`].
 
+mod background_cpu;
 mod call_log;
 mod frame;
 mod handle;
@@ -278,13 +279,19 @@ impl PythonMods {
     /// # Errors
     /// [`LoadError`]
     pub fn load_scorer(&self, text: &str) -> Result<PythonScorer, LoadError> {
-        let source = Arc::new(Source::new("score.py".to_owned(), text.to_owned()));
-        let spec = WorkerSpec { is_scorer: true, ..self.spec(&source, None)? };
+        let spec = self.scorer_spec(text)?;
+        let file = spec.source.file.clone();
         PythonScorer::start(spec).map_err(|exception| LoadError::Failed {
-            file: source.file.clone(),
+            file,
             message: exception.message,
             traceback: exception.traceback,
         })
+    }
+
+    /// Returns the specification of the worker of a scorer.
+    fn scorer_spec(&self, text: &str) -> Result<WorkerSpec, LoadError> {
+        let source = Arc::new(Source::new("score.py".to_owned(), text.to_owned()));
+        Ok(WorkerSpec { is_scorer: true, ..self.spec(&source, None)? })
     }
 
     /// Returns the interpreter that workers use.

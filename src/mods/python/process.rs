@@ -21,7 +21,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Maximum time for a worker to dump its stack before it is killed.
-const STACK_DUMP_TIMEOUT: Duration = Duration::from_secs(1);
+const STACK_DUMP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for a worker to end by itself once it is no longer needed.
 const EXIT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Interval at which the threads of a worker are counted during a call.
@@ -125,13 +125,17 @@ impl WorkerProcess {
         self.stream.try_clone()
     }
 
-    /// Returns the CPU time used by all threads; `None` if the system does not report it.
+    /// Returns the CPU time used by all threads; `None` if the system does not report it. Takes a microsecond.
+    #[cfg(target_os = "linux")]
     pub fn cpu_time(&self) -> Option<Duration> {
-        // User and system time, in hundredths of a second.
-        let stat = self.stat()?;
-        let mut fields = stat.split_whitespace().skip(11);
-        let mut ticks = || fields.next()?.parse::<u64>().ok();
-        Some(Duration::from_millis(10 * (ticks()? + ticks()?)))
+        let clock = nix::time::ClockId::pid_cpu_clock_id(self.pid()).ok()?;
+        clock.now().ok().map(Duration::from)
+    }
+
+    /// Returns `None`, because the system does not report the CPU time of another process.
+    #[cfg(not(target_os = "linux"))]
+    pub fn cpu_time(&self) -> Option<Duration> {
+        None
     }
 
     /// Returns true if a signal has stopped the process.

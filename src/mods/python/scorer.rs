@@ -1,14 +1,18 @@
 //! Scorers of experiments. A scorer has one worker, with the limits and the sandbox of a mod's worker. Between two calls it
 //! is suspended, because a thread of the scorer would otherwise compute until the end of the experiment.
+//!
+//! A thread that lives as long as the scorer starts and calls the worker: the kernel kills a worker when the thread that
+//! started it ends, and scorers are loaded and called on threads of a pool, which end when they are idle.
 
 use super::call_log::CallLog;
 use super::line_in;
 use super::message::{FromWorker, ScoredCell, ToWorker, to_json};
-use super::process::{WorkerFailure, WorkerProcess};
+use super::process::{WorkerFailure, WorkerProcess, describe_exit};
 use super::shared_memory::SharedMemory;
 use super::worker_spec::{WorkerSpec, kill_worker};
 use crate::mods::ModException;
-use std::sync::{Mutex, PoisonError};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 /// Maximum log lines of a scorer.
@@ -18,16 +22,20 @@ const MAX_LOG_BYTES: usize = 1 << 20;
 
 /// A loaded scorer: a Python function that scores answers.
 pub struct PythonScorer {
-    spec: WorkerSpec,
-    memory: SharedMemory,
-    state: Mutex<ScorerState>,
+    /// Name of the source in tracebacks.
+    file: String,
+    /// Sender to the thread; `None` while the scorer is dropped.
+    jobs: Option<mpsc::Sender<ScoreJob>>,
+    thread: Option<JoinHandle<()>>,
 }
 
-struct ScorerState {
-    /// `None` after a failure, until the next call.
-    worker: Option<WorkerProcess>,
-    /// Lines and bytes of the log so far.
-    logged: (usize, usize),
+/// An answer to score.
+struct ScoreJob {
+    /// Header of the frame.
+    header: Vec<u8>,
+    answer: String,
+    run_id: String,
+    reply: mpsc::Sender<Result<Option<f32>, ModException>>,
 }
 
 impl std::fmt::Debug for PythonScorer {
@@ -42,13 +50,26 @@ impl PythonScorer {
     /// # Errors
     /// The worker could not start, or the import failed.
     pub(super) fn start(spec: WorkerSpec) -> Result<Self, ModException> {
-        let memory = SharedMemory::create().map_err(|error| ModException {
-            message: format!("shared memory cannot be created: {error}"),
-            traceback: None,
-        })?;
-        let (worker, _) = spec.start(&memory)?;
-        worker.suspend();
-        Ok(Self { spec, memory, state: Mutex::new(ScorerState { worker: Some(worker), logged: (0, 0) }) })
+        let file = spec.source.file.clone();
+        let (jobs, queue) = mpsc::channel::<ScoreJob>();
+        let (started, result) = mpsc::channel();
+        let serve = move || {
+            let (worker, result) = match ScorerWorker::start(spec) {
+                Ok(worker) => (Some(worker), Ok(())),
+                Err(exception) => (None, Err(exception)),
+            };
+            // The receivers of replies wait for them.
+            let _ = started.send(result);
+            let Some(mut worker) = worker else { return };
+            for job in queue {
+                let result = worker.score(&job);
+                let _ = job.reply.send(result);
+            }
+        };
+        let thread = thread::Builder::new().name("scorer".into()).spawn(serve);
+        let thread = thread.map_err(|error| exception(format!("the scorer's thread cannot be started: {error}")))?;
+        result.recv().unwrap_or_else(|_| Err(thread_ended()))?;
+        Ok(Self { file, jobs: Some(jobs), thread: Some(thread) })
     }
 
     /// Returns the score of an answer; `None` if the function returns `None`. Blocks until the worker has scored
@@ -58,7 +79,7 @@ impl PythonScorer {
     /// The message of the exception, with its line if known.
     pub fn score(&self, answer: &str, cell: &ScoredCell) -> Result<Option<f32>, String> {
         self.call(answer, cell).map_err(|exception| {
-            let line = exception.traceback.and_then(|traceback| line_in(&self.spec.source.file, &traceback));
+            let line = exception.traceback.and_then(|traceback| line_in(&self.file, &traceback));
             match line {
                 Some(line) => format!("{} (line {line})", exception.message),
                 None => exception.message,
@@ -67,8 +88,45 @@ impl PythonScorer {
     }
 
     fn call(&self, answer: &str, cell: &ScoredCell) -> Result<Option<f32>, ModException> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut worker = match state.worker.take() {
+        let (reply, result) = mpsc::channel();
+        let header = to_json(&ToWorker::Score { cell });
+        let job = ScoreJob { header, answer: answer.to_owned(), run_id: cell.run_id.clone(), reply };
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(job).is_ok());
+        if sent { result.recv().unwrap_or_else(|_| Err(thread_ended())) } else { Err(thread_ended()) }
+    }
+}
+
+impl Drop for PythonScorer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        // Nothing waits for a score, so the thread only kills the worker.
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The worker of a scorer.
+struct ScorerWorker {
+    spec: WorkerSpec,
+    memory: SharedMemory,
+    /// `None` after a failure, until the next call.
+    worker: Option<WorkerProcess>,
+    logged: LoggedSize,
+}
+
+impl ScorerWorker {
+    /// Starts a worker, imports the scorer and suspends the worker.
+    fn start(spec: WorkerSpec) -> Result<Self, ModException> {
+        let memory =
+            SharedMemory::create().map_err(|error| exception(format!("shared memory cannot be created: {error}")))?;
+        let (worker, _) = spec.start(&memory)?;
+        worker.suspend();
+        Ok(Self { spec, memory, worker: Some(worker), logged: LoggedSize::default() })
+    }
+
+    fn score(&mut self, job: &ScoreJob) -> Result<Option<f32>, ModException> {
+        let mut worker = match self.take_live_worker() {
             Some(worker) => worker,
             None => self.spec.start(&self.memory)?.0,
         };
@@ -76,24 +134,24 @@ impl PythonScorer {
         let deadline = Instant::now() + self.spec.limits.call;
         let mut logs = CallLog::default();
         let reply = worker
-            .send(&to_json(&ToWorker::Score { cell }), answer.as_bytes(), deadline)
+            .send(&job.header, job.answer.as_bytes(), deadline)
             .and_then(|()| self.spec.receive(&mut worker, deadline, &mut logs, None));
         for log in logs.lines {
-            if !state.has_room(log.message.len()) {
+            if !self.logged.has_room(log.message.len()) {
                 continue;
             }
             // Escaped: a line break could forge a log entry of the server.
-            tracing::info!(run.id = cell.run_id, scorer.message = ?log.message, "scorer log");
+            tracing::info!(run.id = job.run_id, scorer.message = ?log.message, "scorer log");
         }
         let failure = match reply {
             Ok((FromWorker::Scored { score }, _)) if score.is_none_or(|score| (0.0..=1.0).contains(&score)) => {
                 worker.suspend();
-                state.worker = Some(worker);
+                self.worker = Some(worker);
                 return Ok(score);
             }
             Ok((FromWorker::Failed(exception), _)) => {
                 worker.suspend();
-                state.worker = Some(worker);
+                self.worker = Some(worker);
                 return Err(exception.into());
             }
             Ok(_) => WorkerFailure::Protocol("it did not reply to `score` with a score between 0 and 1".into()),
@@ -101,17 +159,44 @@ impl PythonScorer {
         };
         Err(kill_worker(worker, &failure, self.spec.limits.call))
     }
+
+    /// Takes the worker, unless it has ended since the last call.
+    fn take_live_worker(&mut self) -> Option<WorkerProcess> {
+        let mut worker = self.worker.take()?;
+        if worker.is_alive() {
+            return Some(worker);
+        }
+        let (status, last) = worker.kill();
+        tracing::warn!("scorer: {} between two calls: {last:?}", describe_exit(status));
+        None
+    }
 }
 
-impl ScorerState {
+impl Drop for ScorerWorker {
+    fn drop(&mut self) {
+        // A suspended worker cannot exit by itself.
+        if let Some(worker) = self.worker.take() {
+            worker.kill();
+        }
+    }
+}
+
+/// Size of the log of a scorer.
+#[derive(Default)]
+struct LoggedSize {
+    lines: usize,
+    bytes: usize,
+}
+
+impl LoggedSize {
     /// Counts a line of the log. Returns true if there is room for it. The first line without room is reported.
     fn has_room(&mut self, bytes: usize) -> bool {
-        let is_full = |(lines, bytes)| lines >= MAX_LOG_LINES || bytes >= MAX_LOG_BYTES;
-        if is_full(self.logged) {
+        if self.is_full() {
             return false;
         }
-        self.logged = (self.logged.0 + 1, self.logged.1 + bytes);
-        if is_full(self.logged) {
+        self.lines += 1;
+        self.bytes += bytes;
+        if self.is_full() {
             tracing::warn!(
                 max_lines = MAX_LOG_LINES,
                 max_bytes = MAX_LOG_BYTES,
@@ -121,22 +206,30 @@ impl ScorerState {
         }
         true
     }
+
+    fn is_full(&self) -> bool {
+        self.lines >= MAX_LOG_LINES || self.bytes >= MAX_LOG_BYTES
+    }
 }
 
-impl Drop for PythonScorer {
-    fn drop(&mut self) {
-        // Kills the worker instead of waiting for it to exit, because experiments end on threads that serve clients.
-        if let Some(worker) = self.state.get_mut().unwrap_or_else(PoisonError::into_inner).worker.take() {
-            worker.kill();
-        }
-    }
+fn exception(message: String) -> ModException {
+    ModException { message, traceback: None }
+}
+
+fn thread_ended() -> ModException {
+    exception("the thread of the scorer has ended".into())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::mods::python::PythonMods;
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
     use std::time::Duration;
+
+    /// Factor of a process id in a score: a power of two, so that the score is exact.
+    const PID_SCALE: f32 = 4_194_304.0;
 
     fn cell() -> ScoredCell {
         ScoredCell {
@@ -151,28 +244,63 @@ mod tests {
         }
     }
 
+    fn job(answer: &str) -> ScoreJob {
+        let header = to_json(&ToWorker::Score { cell: &cell() });
+        ScoreJob { header, answer: answer.into(), run_id: "r".into(), reply: mpsc::channel().0 }
+    }
+
     #[test]
     fn threads_of_a_scorer_compute_only_during_calls() {
         let source = "import threading\ndef spin():\n    while True: pass\n\
                       threading.Thread(target=spin, daemon=True).start()\ndef score(text): return len(text) / 4\n";
-        let scorer = PythonMods::default().load_scorer(source).unwrap();
-        let cpu_time = || scorer.state.lock().unwrap().worker.as_ref().unwrap().cpu_time().unwrap();
+        let mut mods = PythonMods::default();
+        mods.limits.call = Duration::from_secs(30);
+        let mut scorer = ScorerWorker::start(mods.scorer_spec(source).unwrap()).unwrap();
+        for text in ["", "ab"] {
+            assert_eq!(scorer.score(&job(text)).unwrap(), Some(text.len() as f32 / 4.0));
+            let Some(mut before) = scorer.worker.as_ref().unwrap().cpu_time() else {
+                assert!(!cfg!(target_os = "linux"), "the CPU time of the worker is unknown");
+                return;
+            };
+            // On a busy machine, the signal to stop may reach the threads late.
+            let is_stopped = (0..100).any(|_| {
+                std::thread::sleep(Duration::from_millis(50));
+                let now = scorer.worker.as_ref().unwrap().cpu_time().unwrap();
+                let used = now - std::mem::replace(&mut before, now);
+                used < Duration::from_millis(1)
+            });
+            assert!(is_stopped, "the threads of the scorer compute without a call");
+        }
+    }
+
+    #[test]
+    fn worker_outlives_the_thread_that_loads_the_scorer() {
+        let source = "def score(text): return len(text) / 4\n";
+        let load = move || PythonMods::default().load_scorer(source);
+        let scorer = std::thread::spawn(load).join().unwrap().unwrap();
+        std::thread::sleep(Duration::from_millis(100));
         for text in ["", "ab"] {
             assert_eq!(scorer.score(text, &cell()), Ok(Some(text.len() as f32 / 4.0)));
-            // The signal may take a moment to reach all threads.
-            // The signal to stop arrives within this time.
-            std::thread::sleep(Duration::from_millis(20));
-            let before = cpu_time();
-            std::thread::sleep(Duration::from_millis(50));
-            assert_eq!(cpu_time(), before);
         }
+    }
+
+    #[test]
+    fn dead_worker_of_a_scorer_is_replaced_before_the_next_call() {
+        let source = "import os\ndef score(text): return os.getpid() / 4194304\n";
+        let scorer = PythonMods::default().load_scorer(source).unwrap();
+        let pid = || (scorer.score("", &cell()).unwrap().unwrap() * PID_SCALE) as i32;
+        let first = pid();
+        assert_eq!(pid(), first);
+        kill(Pid::from_raw(first), Signal::SIGKILL).unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        assert_ne!(pid(), first);
     }
 
     #[test]
     fn log_of_a_scorer_is_limited_in_lines_and_bytes() {
         let room = |bytes: usize| {
-            let mut state = ScorerState { worker: None, logged: (0, 0) };
-            (0..2 * MAX_LOG_LINES).filter(|_| state.has_room(bytes)).count()
+            let mut logged = LoggedSize::default();
+            (0..2 * MAX_LOG_LINES).filter(|_| logged.has_room(bytes)).count()
         };
         assert_eq!(room(10), MAX_LOG_LINES - 1);
         assert_eq!(room(MAX_LOG_BYTES / 4), 3);

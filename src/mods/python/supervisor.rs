@@ -5,13 +5,13 @@
 //! failing worker loses exactly one call. That call fails with an exception and is never retried, since the mod may
 //! have executed half of it; the other calls go to the next worker.
 
+use super::background_cpu::BackgroundCpu;
 use super::call_log::CallLog;
 use super::handle::WorkerShared;
 use super::job::{CallJob, Job, RunContext, to_reply};
 use super::limits::MAX_THREADS;
 use super::message::{
-    FromWorker, MAX_TEXT_BYTES, QueryKind, ToWorker, VocabularyInfo, WorkerQuery, control_tokens, to_json,
-    vocabulary_body,
+    FromWorker, MAX_TEXT_BYTES, QueryKind, ToWorker, WorkerQuery, control_tokens, to_json, vocabulary_body,
 };
 use super::process::{WorkerFailure, WorkerProcess, describe_exit};
 use super::shared_memory::MemoryRegion;
@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(500);
 /// Maximum of that delay.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(30);
-/// Interval at which an idle worker is checked.
-const IDLE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Interval at which a worker is checked between calls.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Supervisor of one worker of a mod.
 pub struct Supervisor {
@@ -50,8 +50,13 @@ pub struct Supervisor {
     consecutive_failures: u32,
     /// Time of the last finished job.
     idle_since: Instant,
-    /// CPU time of the worker at the first check after `idle_since`.
-    idle_cpu_start: Option<Duration>,
+    /// Time of the last check of the worker.
+    checked_at: Instant,
+    /// CPU time that the worker has used between calls; `None` if the system does not report it.
+    background_cpu: Option<BackgroundCpu>,
+    /// Time of the calls of all workers, without those whose reply the decode thread polled. A call that uses several
+    /// processors counts with its CPU time.
+    call_time: Duration,
     /// Number of replies that the decode thread had polled at the last check.
     direct_replies: u64,
 }
@@ -76,7 +81,9 @@ impl Supervisor {
             backoff: None,
             consecutive_failures: 0,
             idle_since: Instant::now(),
-            idle_cpu_start: None,
+            checked_at: Instant::now(),
+            background_cpu: None,
+            call_time: Duration::ZERO,
             direct_replies: 0,
         }
     }
@@ -100,13 +107,19 @@ impl Supervisor {
                     None
                 }
             };
+            // Before the next call can be sent to the worker. The worker may never be idle for a whole interval.
+            if self.checked_at.elapsed() >= CHECK_INTERVAL
+                && let Some(violation) = self.find_violation()
+            {
+                self.end_worker(&violation);
+            }
             let worker = self.worker.as_ref();
             self.shared.job_done(worker.map_or(0, |_| self.generation), || worker?.stream().ok());
             // The reply is sent last, so that the next call finds the worker idle.
             if let Some((done, reply)) = reply {
                 done.reply(reply);
             }
-            (self.idle_since, self.idle_cpu_start) = (Instant::now(), None);
+            self.idle_since = Instant::now();
         }
     }
 
@@ -115,7 +128,7 @@ impl Supervisor {
             if self.worker.is_none() {
                 return jobs.recv().ok();
             }
-            match jobs.recv_timeout(IDLE_CHECK_INTERVAL) {
+            match jobs.recv_timeout(CHECK_INTERVAL) {
                 Ok(job) => return Some(job),
                 Err(RecvTimeoutError::Disconnected) => return None,
                 Err(RecvTimeoutError::Timeout) => self.check_idle_worker(),
@@ -123,36 +136,53 @@ impl Supervisor {
         }
     }
 
-    /// Ends a worker that no run needs, or that uses too much CPU time or too many threads without a call.
+    /// Ends a worker that no run needs, or that violates a limit, unless a call is on its way to it.
     fn check_idle_worker(&mut self) {
         if self.has_direct_replies() {
-            (self.idle_since, self.idle_cpu_start) = (Instant::now(), None);
+            self.idle_since = Instant::now();
+        }
+        let violation = self.find_violation();
+        let idle = self.spec.limits.idle;
+        let is_unused = self.introduced_runs.is_empty() && !idle.is_zero() && self.idle_since.elapsed() > idle;
+        if (violation.is_none() && !is_unused) || !self.shared.detach_worker() {
             return;
         }
-        let Some(worker) = &self.worker else { return };
-        let limits = &self.spec.limits;
-        let cpu = worker.cpu_time();
-        let used = cpu.zip(self.idle_cpu_start).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
-        self.idle_cpu_start = self.idle_cpu_start.or(cpu);
-        let busy = !limits.idle_cpu.is_zero() && used > limits.idle_cpu;
-        let threads = worker.excess_threads();
-        let unused =
-            self.introduced_runs.is_empty() && !limits.idle.is_zero() && self.idle_since.elapsed() > limits.idle;
-        if !(busy || unused || threads.is_some()) || !self.shared.detach_worker() {
-            return;
-        }
-        let Some(worker) = self.worker.take() else { return };
-        self.introduced_runs.clear();
-        if let Some(threads) = threads {
-            worker.kill();
-            tracing::warn!(mod.name = self.name, "worker ended: it had {threads} threads without a call; the maximum is {MAX_THREADS}");
-        } else if busy {
-            worker.kill();
-            let (used, max) = (used.as_millis(), limits.idle_cpu.as_millis());
-            tracing::warn!(mod.name = self.name, "worker ended: it used {used} ms of CPU time without a call; the maximum is {max} ms");
+        if let Some(violation) = violation {
+            self.end_worker(&violation);
         } else {
+            self.worker = None;
+            self.introduced_runs.clear();
             tracing::debug!(mod.name = self.name, "worker ended: unused");
         }
+    }
+
+    /// Returns the limit that the worker violates: it uses too much CPU time or too many threads between calls.
+    fn find_violation(&mut self) -> Option<String> {
+        self.checked_at = Instant::now();
+        let worker = self.worker.as_ref()?;
+        if let Some(threads) = worker.excess_threads() {
+            return Some(format!("it had {threads} threads without a call; the maximum is {MAX_THREADS}"));
+        }
+        let max = self.spec.limits.idle_cpu;
+        let calls = self.call_time + self.shared.direct_call_time();
+        let used = self.background_cpu.as_mut()?.update(self.checked_at, worker.cpu_time()?, calls);
+        let (used_ms, max_ms) = (used.as_millis(), max.as_millis());
+        (!max.is_zero() && used > max)
+            .then(|| format!("it used {used_ms} ms of CPU time without a call; the maximum is {max_ms} ms"))
+    }
+
+    /// Ends a worker that violates a limit. The next one starts after a delay, so that the violation is not continued at
+    /// once.
+    fn end_worker(&mut self, violation: &str) {
+        let Some(worker) = self.worker.take() else { return };
+        self.introduced_runs.clear();
+        worker.kill();
+        tracing::warn!(mod.name = self.name, "worker ended: {violation}");
+        if self.consecutive_failures == 0 || self.has_direct_replies() {
+            (self.consecutive_failures, self.backoff) = (0, None);
+        }
+        self.consecutive_failures += 1;
+        self.start_backoff(ModException { message: format!("the worker was ended: {violation}"), traceback: None });
     }
 
     /// Returns true if the decode thread has polled replies since the last call of this function.
@@ -178,7 +208,10 @@ impl Supervisor {
         let deadline = received_at + self.spec.limits.call;
         let mut logs = CallLog::default();
         let frame = sent.is_none().then_some(header);
-        let mut reply = match self.exchange(run, frame, deadline, &mut logs) {
+        let cpu_before = self.worker_cpu_time();
+        let result = self.exchange(run, frame, deadline, &mut logs);
+        self.count_call(received_at, cpu_before);
+        let mut reply = match result {
             Err(failure) => {
                 Reply { exception: Some(self.discard_worker(&failure, self.spec.limits.call)), ..Reply::default() }
             }
@@ -195,14 +228,26 @@ impl Supervisor {
         reply
     }
 
+    fn worker_cpu_time(&self) -> Option<Duration> {
+        self.worker.as_ref()?.cpu_time()
+    }
+
+    /// Counts a call that began at `begun`, when the worker had used the CPU time `cpu_before`.
+    fn count_call(&mut self, begun: Instant, cpu_before: Option<Duration>) {
+        let cpu = self.worker_cpu_time().zip(cpu_before).map_or(Duration::ZERO, |(now, then)| now.saturating_sub(then));
+        self.call_time += begun.elapsed().max(cpu);
+    }
+
     fn finished(&mut self, run: &RunContext) {
         if !self.introduced_runs.contains(&run.number) || self.worker.as_mut().is_none_or(|worker| !worker.is_alive()) {
             return;
         }
         let header = to_json(&ToWorker::Finished { run: run.number });
-        let deadline = Instant::now() + self.spec.limits.call;
+        let (begun, cpu_before) = (Instant::now(), self.worker_cpu_time());
+        let deadline = begun + self.spec.limits.call;
         let mut logs = CallLog::default();
         let reply = self.exchange(run, Some(&header), deadline, &mut logs);
+        self.count_call(begun, cpu_before);
         self.introduced_runs.remove(&run.number);
         for log in logs.lines {
             // Escaped: a line break could forge a log entry of the server.
@@ -231,7 +276,7 @@ impl Supervisor {
         let vocabulary = &run.view.vocabulary;
         if self.introduced_runs.insert(run.number) {
             let id = vocabulary_id(&mut self.vocabularies, vocabulary);
-            worker.send(&to_json(&run_message(run, id)), &[], deadline)?;
+            worker.send(&to_json(&run.to_message(id)), &[], deadline)?;
             run.worker.store(self.generation, Ordering::Release);
         }
         if let Some(header) = header {
@@ -267,6 +312,8 @@ impl Supervisor {
         }
         match self.spec.start(&self.shared.memory) {
             Ok((worker, _)) => {
+                let calls = self.call_time + self.shared.direct_call_time();
+                self.background_cpu = worker.cpu_time().map(|cpu| BackgroundCpu::new(Instant::now(), cpu, calls));
                 self.worker = Some(worker);
                 self.generation += 1;
                 // The delay is kept until a call succeeds, so that it continues to double.
@@ -321,7 +368,10 @@ fn answer(
         (QueryKind::Encode { text, .. }, _) if text.len() > MAX_TEXT_BYTES => {
             return Err(WorkerFailure::Protocol(format!("it requested the encoding of {} bytes at once", text.len())));
         }
-        (QueryKind::Encode { text, add_special }, Some(known)) => tokens = Some(known.encode(&text, add_special, true)),
+        (QueryKind::Encode { text, add_special: true }, Some(known)) => tokens = Some(known.encode(&text, true, true)),
+        (QueryKind::Encode { text, add_special: false }, Some(known)) => {
+            tokens = Some(known.encode_continuation(&text, true));
+        }
         (QueryKind::Vocabulary, Some(known)) => {
             control = Some(control_tokens(&known));
             body = vocabulary_body(&known);
@@ -338,27 +388,4 @@ fn vocabulary_id(vocabularies: &mut Vec<Weak<Vocabulary>>, vocabulary: &Arc<Voca
         vocabularies.push(own);
         vocabularies.len() - 1
     })
-}
-
-fn run_message(run: &RunContext, vocabulary_id: usize) -> ToWorker<'_> {
-    let vocabulary = &run.view.vocabulary;
-    ToWorker::Run {
-        run: run.number,
-        request_id: &run.view.request_id,
-        model: &run.view.model,
-        conversation: run.view.conversation.as_ref(),
-        tools: run.view.tools.as_ref(),
-        images: &run.view.images,
-        parameters: &run.view.parameters,
-        config: &run.config,
-        seed: run.view.seed,
-        layers: run.view.hidden_layers.ok(),
-        vocabulary: VocabularyInfo {
-            id: vocabulary_id,
-            size: vocabulary.len(),
-            eos: vocabulary.special().eos,
-            bos: vocabulary.special().bos,
-            end_of_generation: vocabulary.end_of_generation(),
-        },
-    }
 }

@@ -1,11 +1,11 @@
 //! Registry of mods: the current version of each, and whether it is enabled.
 //!
 //! A run uses the version that is current when it starts, until it ends. Disabling or removing a mod also affects
-//! active runs: the call at their next event fails with the reason, and the mod is not called again until it is
-//! enabled.
+//! active runs: the call at their next event fails with the reason, and the run does not call the mod again.
 
 mod description;
 mod folder;
+mod info;
 pub mod source_store;
 mod toggle;
 mod upload;
@@ -15,6 +15,7 @@ mod with_source;
 
 pub use description::ModDescription;
 pub use folder::{FolderWatch, ModFolder};
+pub use info::{ModInfo, ModProblem};
 pub use toggle::{CallFailure, CallStats};
 pub use upload::{InvalidUpload, ModSource, ModUpload};
 pub use uses::ModUse;
@@ -23,7 +24,7 @@ pub use with_source::WithSource;
 
 use super::ModFactory;
 use super::python::PythonMods;
-use chrono::{DateTime, Utc};
+use crate::events::Scope;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +32,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use toggle::{Toggle, ToggleState, ToggledMod};
 use tokio::sync::mpsc;
 use uses::UseTracker;
-use utoipa::ToSchema;
 
 /// Maximum earlier versions listed for a mod.
 const MAX_EARLIER_VERSIONS: usize = 50;
@@ -101,39 +101,6 @@ pub struct NameTaken {
     pub name: String,
     /// Description of the mod that has the name.
     pub by: String,
-}
-
-/// Reason why a source could not be registered; the previous version remains.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
-pub struct ModProblem {
-    /// File, or name of the mod.
-    pub file: String,
-    /// Message, one line.
-    pub message: String,
-    /// Python traceback, if there is one.
-    pub traceback: Option<String>,
-    /// Time of the failed registration.
-    pub at: DateTime<Utc>,
-}
-
-/// A mod as listed by the API.
-#[derive(Debug, Clone, Serialize, ToSchema)]
-pub struct ModInfo {
-    /// Description of the mod.
-    #[serde(flatten)]
-    pub description: ModDescription,
-    /// Current version.
-    #[serde(flatten)]
-    pub current: RegisteredVersion,
-    /// True if runs can use the mod.
-    pub enabled: bool,
-    /// Earlier versions since the start of the server, oldest first.
-    pub earlier: Vec<RegisteredVersion>,
-    /// Statistics of calls since the start of the server.
-    #[serde(flatten)]
-    pub stats: CallStats,
-    /// Reason why a newer source is not registered.
-    pub problem: Option<ModProblem>,
 }
 
 struct Entry {
@@ -227,13 +194,7 @@ impl ModRegistry {
         let name = factory.describe().name;
         let mut mods = self.write();
         let before = mods.remove(&name);
-        let toggle = match &before {
-            Some(entry) => entry.factory.toggle().for_next_version(),
-            None => Toggle::new(&name),
-        };
-        if before.is_none() && self.disabled_names().contains(&name) {
-            toggle.set(ToggleState::Disabled);
-        }
+        let toggle = self.next_toggle(&name, before.as_ref());
         let mut earlier = Vec::new();
         let replaced = before.is_some();
         if let Some(before) = before {
@@ -247,6 +208,26 @@ impl ModRegistry {
         }
         mods.insert(name, Entry { factory: Arc::new(ToggledMod::new(factory, toggle)), version, earlier });
         replaced
+    }
+
+    /// Adds a toggle to an earlier version of a mod, so that runs of that version, too, end its calls when the mod is
+    /// disabled or removed.
+    #[must_use]
+    pub fn with_toggle(&self, name: &str, version: Arc<dyn ModFactory>) -> Arc<dyn ModFactory> {
+        let mods = self.read();
+        Arc::new(ToggledMod::new(version, self.next_toggle(name, mods.get(name))))
+    }
+
+    /// Returns the toggle of another version of a mod. `entry` is its current version.
+    fn next_toggle(&self, name: &str, entry: Option<&Entry>) -> Arc<Toggle> {
+        let Some(entry) = entry else {
+            let toggle = Toggle::new(name);
+            if self.disabled_names().contains(name) {
+                toggle.set(ToggleState::Disabled);
+            }
+            return toggle;
+        };
+        entry.factory.toggle().for_next_version()
     }
 
     /// Removes a mod. Returns true if it existed. Active runs stop calling it and continue. If it was disabled, a later mod of
@@ -263,7 +244,8 @@ impl ModRegistry {
         removed.is_some()
     }
 
-    /// Enables or disables a mod, also for active runs at their next event. The state also applies to a mod of that name that is
+    /// Enables or disables a mod, also for active runs at their next event; runs that were informed that it is disabled do not
+    /// call it again. The state also applies to a mod of that name that is
     /// registered later. Returns true if the mod exists.
     pub fn set_enabled(&self, name: &str, enabled: bool) -> bool {
         let mods = self.read();
@@ -277,6 +259,13 @@ impl ModRegistry {
             entry.factory.toggle().set(if enabled { ToggleState::Enabled } else { ToggleState::Disabled });
         }
         entry.is_some()
+    }
+
+    /// Returns true if mods of that name are disabled, even if there is none.
+    #[must_use]
+    pub fn is_disabled(&self, name: &str) -> bool {
+        let _mods = self.read();
+        self.disabled_names().contains(name)
     }
 
     /// Sets or clears the problem of a source.
@@ -304,18 +293,35 @@ impl ModRegistry {
             .collect()
     }
 
-    /// Returns information about all mods, by name.
+    /// Returns information about all mods, by name, without their last failures.
     #[must_use]
     pub fn list_info(&self) -> Vec<ModInfo> {
-        let problems = self.problems();
-        self.read().values().map(|entry| entry.info(&problems)).collect()
+        self.infos(None)
     }
 
-    /// Returns information about one mod.
+    /// Returns information about all mods, by name. The last failures are those of runs that the scope covers.
+    #[must_use]
+    pub fn list_info_for(&self, scope: &Scope) -> Vec<ModInfo> {
+        self.infos(Some(scope))
+    }
+
+    fn infos(&self, scope: Option<&Scope>) -> Vec<ModInfo> {
+        let problems = self.problems();
+        self.read().values().map(|entry| entry.info(&problems, scope)).collect()
+    }
+
+    /// Returns information about one mod, without its last failure.
     #[must_use]
     pub fn info(&self, name: &str) -> Option<ModInfo> {
         let problems = self.problems();
-        self.read().get(name).map(|entry| entry.info(&problems))
+        self.read().get(name).map(|entry| entry.info(&problems, None))
+    }
+
+    /// Returns information about one mod. The last failure is that of a run that the scope covers.
+    #[must_use]
+    pub fn info_for(&self, name: &str, scope: &Scope) -> Option<ModInfo> {
+        let problems = self.problems();
+        self.read().get(name).map(|entry| entry.info(&problems, Some(scope)))
     }
 
     /// Returns the mod of that name, enabled or not.
@@ -373,7 +379,7 @@ impl ModRegistry {
 }
 
 impl Entry {
-    fn info(&self, problems: &[ModProblem]) -> ModInfo {
+    fn info(&self, problems: &[ModProblem], scope: Option<&Scope>) -> ModInfo {
         let description = self.factory.describe();
         let own = |problem: &&ModProblem| {
             problem.file == description.name || Some(&problem.file) == self.version.registered_by.as_ref()
@@ -383,7 +389,7 @@ impl Entry {
             current: self.version.clone(),
             enabled: self.factory.toggle().is_enabled(),
             earlier: self.earlier.clone(),
-            stats: self.factory.toggle().stats(),
+            stats: self.factory.toggle().stats(scope),
             description,
         }
     }

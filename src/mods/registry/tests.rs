@@ -1,7 +1,9 @@
 use super::{ModOrigin, ModProblem, ModRef, ModRegistry, RegisteredVersion};
-use crate::events::system;
+use crate::events::{Scope, Tenant, system};
 use crate::mods::builtin::testing::{ModHarness, run};
-use crate::mods::{Call, EventSet, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
+use crate::mods::{
+    Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
+};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -20,6 +22,31 @@ impl ModFactory for Named {
 
     fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         Ok(Box::new(Silent))
+    }
+}
+
+/// A mod whose calls fail with the owner of the run.
+struct Failing;
+
+impl ModFactory for Failing {
+    fn describe(&self) -> ModDescription {
+        Named("failing", ModOrigin::File).describe()
+    }
+
+    fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
+        Ok(Box::new(Self))
+    }
+}
+
+impl ModInstance for Failing {
+    fn handles(&self) -> EventSet {
+        EventSet::ALL
+    }
+
+    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+        done.disarm();
+        let exception = ModException { message: format!("{:?}", call.run.owner), traceback: None };
+        Ok(Reply { exception: Some(exception), ..Reply::default() })
     }
 }
 
@@ -101,11 +128,61 @@ fn disabled_mod_fails_once_and_is_not_called_again() {
     let mut instance = factory.start(&Value::Null, &run()).unwrap();
     assert_eq!(instance.handles(), EventSet::ALL, "the instance is not informed yet");
     instance.finished();
+    assert_eq!(harness.instance.handles(), EventSet::NONE);
     registry.set_enabled("one", true);
-    assert!(harness.forward(&[0.0; 4]).exception.is_none(), "it is called again at the next token");
+    assert_eq!(harness.instance.handles(), EventSet::NONE, "the instance has missed events");
+    let mut later = ModHarness::new(&*factory, &json!(null));
+    assert!(later.forward(&[0.0; 4]).exception.is_none(), "later runs call it");
     assert!(registry.remove("one"));
-    assert!(harness.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
+    assert!(later.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
     assert_eq!(registry.info("one").map(|shown| shown.stats.calls), None);
+}
+
+#[test]
+fn runs_of_earlier_versions_follow_changes_of_the_mod() {
+    let registry = ModRegistry::default();
+    let named = || -> Arc<dyn ModFactory> { Arc::new(Named("one", ModOrigin::Uploaded)) };
+    let harness = || ModHarness::new(&*registry.with_toggle("one", named()), &json!(null));
+    registry.insert(named());
+    let (mut disabled, mut removed) = (harness(), harness());
+    assert!(disabled.forward(&[0.0; 4]).exception.is_none());
+    registry.set_enabled("one", false);
+    assert!(disabled.forward(&[0.0; 4]).exception.unwrap().message.contains("disabled"));
+    assert!(harness().forward(&[0.0; 4]).exception.unwrap().message.contains("disabled"));
+    registry.set_enabled("one", true);
+    registry.remove("one");
+    assert!(removed.forward(&[0.0; 4]).exception.unwrap().message.contains("removed"));
+    assert!(harness().forward(&[0.0; 4]).exception.is_none(), "runs of a removed mod can be repeated");
+    registry.set_enabled("one", false);
+    assert!(registry.is_disabled("one") && !registry.is_disabled("two"));
+    assert!(harness().forward(&[0.0; 4]).exception.is_some(), "the name is disabled");
+}
+
+#[test]
+fn last_failure_is_returned_to_the_owner_of_its_run() {
+    let registry = ModRegistry::default();
+    registry.insert(Arc::new(Failing));
+    let call = |owner: Option<&str>| {
+        let mut harness = ModHarness::new(&*registry.get("failing").unwrap(), &json!(null));
+        harness.run = Arc::new(RunView { owner: owner.map(Tenant::from), ..(*harness.run).clone() });
+        assert!(harness.forward(&[0.0; 4]).exception.is_some());
+    };
+    let message = |scope: &Scope| {
+        let info = registry.info_for("failing", scope).unwrap();
+        info.stats.last_failure.map(|failure| failure.message)
+    };
+    let of = |tenant: &str| Scope::Owned { tenant: Some(tenant.into()), includes_unowned: false };
+    call(Some("ann"));
+    assert_eq!(message(&of("ann")).as_deref(), Some(r#"Some(Tenant("ann"))"#));
+    assert_eq!((message(&of("bob")), message(&Scope::All).is_some()), (None, true));
+    call(None);
+    call(Some("bob"));
+    assert_eq!(message(&of("ann")).as_deref(), Some(r#"Some(Tenant("ann"))"#), "others do not hide it");
+    assert_eq!(message(&of("bob")).as_deref(), Some(r#"Some(Tenant("bob"))"#));
+    let unowned = Scope::Owned { tenant: None, includes_unowned: true };
+    assert_eq!(message(&unowned).as_deref(), Some("None"));
+    assert_eq!(registry.list_info_for(&of("eve"))[0].stats.failures, 3);
+    assert!(registry.list_info()[0].stats.last_failure.is_none() && registry.info("failing").is_some());
 }
 
 #[test]

@@ -1,12 +1,13 @@
 //! A mod that can be disabled while runs use it, and that counts its calls.
 
-use crate::events::{RunId, system};
+use crate::events::{RunId, Scope, Tenant, system};
 use crate::mods::{
     Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
 };
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,7 +33,7 @@ pub struct CallStats {
     pub failures: u64,
     /// Mean time of a call in microseconds; `None` before the first.
     pub mean_us: Option<f64>,
-    /// Last failed call.
+    /// Last failed call, of the runs that the client may read.
     pub last_failure: Option<CallFailure>,
 }
 
@@ -56,7 +57,8 @@ pub(super) struct Toggle {
     calls: AtomicU64,
     failures: AtomicU64,
     busy_ns: AtomicU64,
-    last_failure: Mutex<Option<CallFailure>>,
+    /// Last failed call of the runs of each owner.
+    last_failures: Mutex<HashMap<Option<Tenant>, CallFailure>>,
 }
 
 impl Toggle {
@@ -78,7 +80,7 @@ impl Toggle {
             calls: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
-            last_failure: Mutex::default(),
+            last_failures: Mutex::default(),
         })
     }
 
@@ -90,23 +92,31 @@ impl Toggle {
         self.state.store(state as u8, Ordering::Relaxed);
     }
 
-    pub fn stats(&self) -> CallStats {
+    /// Returns the statistics; only with a scope, they have the last failure of the runs that the scope covers.
+    pub fn stats(&self, scope: Option<&Scope>) -> CallStats {
         let calls = self.calls.load(Ordering::Relaxed);
         CallStats {
             calls,
             failures: self.failures.load(Ordering::Relaxed),
             mean_us: (calls > 0).then(|| self.busy_ns.load(Ordering::Relaxed) as f64 / calls as f64 / 1e3),
-            last_failure: self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            last_failure: scope.and_then(|scope| self.last_failure(scope)),
         }
     }
 
-    fn count(&self, reply: &Reply, elapsed: Duration, run_id: RunId) {
+    fn last_failure(&self, scope: &Scope) -> Option<CallFailure> {
+        let failures = self.last_failures.lock().unwrap_or_else(PoisonError::into_inner);
+        let covered = failures.iter().filter(|(owner, _)| scope.includes(owner.as_ref()));
+        covered.map(|(_, failure)| failure).max_by_key(|failure| failure.at).cloned()
+    }
+
+    fn count(&self, reply: &Reply, elapsed: Duration, run: &RunView) {
         self.calls.fetch_add(1, Ordering::Relaxed);
         self.busy_ns.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
         if let Some(exception) = &reply.exception {
             self.failures.fetch_add(1, Ordering::Relaxed);
-            let failure = CallFailure { message: exception.message.clone(), at: system::now(), run_id };
-            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+            let failure = CallFailure { message: exception.message.clone(), at: system::now(), run_id: run.run_id };
+            let mut failures = self.last_failures.lock().unwrap_or_else(PoisonError::into_inner);
+            failures.insert(run.owner.clone(), failure);
         }
     }
 
@@ -150,24 +160,24 @@ impl ModFactory for ToggledMod {
 
     fn start(&self, config: &Value, run: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
         let inner = self.inner.start(config, run)?;
-        Ok(Box::new(ToggledInstance { inner, toggle: Arc::clone(&self.toggle), reported: false }))
+        Ok(Box::new(ToggledInstance { inner, toggle: Arc::clone(&self.toggle), is_off: false }))
     }
 }
 
 struct ToggledInstance {
     inner: Box<dyn ModInstance>,
     toggle: Arc<Toggle>,
-    /// True if the run was informed that the mod is disabled.
-    reported: bool,
+    /// True if the run was informed that the mod is disabled. The mod then misses events, so it stays off.
+    is_off: bool,
 }
 
 impl ModInstance for ToggledInstance {
     fn handles(&self) -> EventSet {
-        if self.reported && !self.toggle.is_enabled() { EventSet::NONE } else { self.inner.handles() }
+        if self.is_off { EventSet::NONE } else { self.inner.handles() }
     }
 
     fn holdback(&self) -> usize {
-        if self.toggle.is_enabled() { self.inner.holdback() } else { 0 }
+        if self.is_off || !self.toggle.is_enabled() { 0 } else { self.inner.holdback() }
     }
 
     fn hidden_layers(&self) -> &[u16] {
@@ -175,18 +185,17 @@ impl ModInstance for ToggledInstance {
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        if !self.toggle.is_enabled() {
+        if self.is_off || !self.toggle.is_enabled() {
             done.disarm();
-            self.reported = true;
+            self.is_off = true;
             return Ok(self.toggle.disabled_reply());
         }
-        self.reported = false;
-        let (run_id, toggle, started) = (call.run.run_id, Arc::clone(&self.toggle), Instant::now());
+        let (run, toggle, started) = (Arc::clone(call.run), Arc::clone(&self.toggle), Instant::now());
         let elapsed_of = move |reply: &Reply| if reply.elapsed.is_zero() { started.elapsed() } else { reply.elapsed };
-        let done = done.inspected_by(move |reply| toggle.count(reply, elapsed_of(reply), run_id));
+        let done = done.inspected_by(move |reply| toggle.count(reply, elapsed_of(reply), &run));
         let result = self.inner.call(call, done);
         if let Ok(reply) = &result {
-            self.toggle.count(reply, elapsed_of(reply), run_id);
+            self.toggle.count(reply, elapsed_of(reply), call.run);
         }
         result
     }

@@ -125,6 +125,7 @@ pub fn dry_run(
         AnswerFormat::from_recording(template, prompt.tools.as_ref(), recorded_parameter(&parameters, "answer_format"));
     let view = Arc::new(RunView {
         run_id: RunId::now(),
+        owner: None,
         request_id: run.request.request_id.clone(),
         model: run.request.model.clone().unwrap_or_default(),
         vocabulary: Arc::clone(model.vocabulary()),

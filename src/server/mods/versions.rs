@@ -105,5 +105,5 @@ pub(crate) async fn load_version(app: &App, version: ModVersion, mod_ref: ModRef
     let policy = if python.policy == SandboxPolicy::Off { SandboxPolicy::Off } else { SandboxPolicy::All };
     let origin = if version.from_file { ModOrigin::File } else { ModOrigin::Uploaded };
     let factory = import_as(upload, PythonMods { origin, policy, ..python }).await?;
-    Ok(SelectedMod { mod_ref, factory })
+    Ok(SelectedMod { factory: app.registry().with_toggle(&mod_ref.name, factory), mod_ref })
 }

@@ -2,7 +2,7 @@
 
 use super::{act_once, added_at, is_at, model, request, request_tokens, test_engine, with_mod};
 use std::sync::Mutex;
-use thunder::engine::Output;
+use thunder::engine::{Limits, Output};
 use thunder::events::{EventType, FinishReason, TokenId, TraceItem};
 use thunder::mods::{Action, Call};
 
@@ -143,6 +143,25 @@ async fn edited_logits_are_sampled_and_recorded() {
         .iter()
         .any(|item| matches!(item, TraceItem::Action(a) if a.details.as_ref().unwrap().get().contains("\"token\":99")));
     assert!(is_recorded);
+}
+
+#[tokio::test]
+async fn mod_that_raises_max_tokens_raises_max_steps() {
+    let mut test_engine = test_engine(1, false).await;
+    let raise = |max_steps| {
+        let mut raised = with_mod(request("The sky is", 2), false, |call| match call.event_type() {
+            EventType::Prefilled => Action::AdjustedPrefill { tokens: call.sequence.to_vec(), max_steps: Some(400) },
+            _ => Action::Noop,
+        });
+        raised.limits.max_steps = max_steps;
+        raised
+    };
+    let default = Limits::new(2).max_steps;
+    assert!(default < 400);
+    let end = test_engine.run(raise(default)).await.end;
+    assert_eq!((end.finish.usage.completion_tokens, end.finish.message.as_deref()), (400, None));
+    let end = test_engine.run(raise(5)).await.end;
+    assert_eq!(end.finish.usage.completion_tokens, 5, "the client's own limit remains");
 }
 
 #[tokio::test]

@@ -119,7 +119,7 @@ async fn assert_faults_are_contained(server: &Server) {
     }
     if cfg!(target_os = "linux") {
         for name in ["many_threads", "many_threads_log"] {
-            // On a busy machine, Python may fail to start a thread first. The limit must be reached in one of the runs.
+            // On a busy machine, Python may fail to start a thread first, or be too slow. The limit must be reached in one of the runs.
             let mut reached = false;
             for _ in 0..5 {
                 let result = run_with_others(server, name).await;
@@ -127,7 +127,9 @@ async fn assert_faults_are_contained(server: &Server) {
                 if reached {
                     break;
                 }
-                assert!(exception(&result).ends_with("can't start new thread"), "{name}: {:?}", result.exceptions);
+                let other = exception(&result);
+                let is_busy = other.ends_with("can't start new thread") || other.starts_with("deadline of 10000 ms");
+                assert!(is_busy, "{name}: {:?}", result.exceptions);
             }
             assert!(reached, "{name} never reaches the limit of threads");
         }

@@ -2,6 +2,8 @@
 
 use super::{FAULTS, TOKENS, exception, has_sandbox, run_mod, run_with_others, sandboxed_server, unrestricted_server};
 use crate::harness::Server;
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -71,6 +73,25 @@ async fn sandbox_denies_access_to_the_system() {
     assert!((1024..20_000).contains(&limit), "the kernel must limit threads: {limit}");
     assert_workers_have_no_capabilities(sandboxed_server).await;
     assert_sessions_of_workers_have_low_priority(sandboxed_server).await;
+}
+
+#[tokio::test]
+async fn sandboxed_worker_inherits_no_descriptors() {
+    if !has_sandbox().await {
+        return;
+    }
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    setrlimit(Resource::RLIMIT_NOFILE, soft.max(4096).min(hard), hard).unwrap();
+    // The server inherits this descriptor, like one that a library opens in the server.
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let inherited = fcntl(&file, FcntlArg::F_DUPFD(2000)).unwrap();
+    let server = Server::start(&["--mods-dir", FAULTS, "--mod-sandbox", "all"]);
+    nix::unistd::close(inherited).unwrap();
+    server.wait_ready().await;
+    let has_inherited = Path::new("/proc").join(format!("{}/fd/{inherited}", server.pid())).exists();
+    assert!(has_inherited, "the server must have the descriptor");
+    let result = run_mod(&server, "inherits", TOKENS).await;
+    assert_eq!(result.logs, ["done []"], "{:?}", result.exceptions);
 }
 
 /// Asserts that workers have no capabilities, even if the server runs as root. A worker that starts drops them after a moment.

@@ -28,6 +28,11 @@ use std::sync::{Arc, OnceLock};
 /// Hidden command of the program that calls [`enter`].
 pub const COMMAND: &str = "mod-worker";
 
+/// Maximum threads that the user of a worker may have besides those at its start. They include later ones of the server and
+/// of other workers.
+#[cfg(target_os = "linux")]
+const MAX_NEW_THREADS: u64 = 1024;
+
 /// Selection of the mods that run in a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -142,7 +147,10 @@ struct SandboxProfile {
 /// The restriction that failed.
 pub fn check() -> io::Result<String> {
     #[cfg(target_os = "linux")]
-    privileges::drop_capabilities()?;
+    {
+        close_inherited()?;
+        privileges::drop_capabilities()?;
+    }
     restrict(&[], &[])
 }
 
@@ -163,6 +171,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     use nix::unistd::getppid;
     use std::os::unix::process::CommandExt;
 
+    close_inherited()?;
     start_session();
     // Files below the home directory are given to the worker.
     let needed = profile.read.iter().chain(&profile.execute).filter(|path| !path.starts_with(&profile.home));
@@ -182,7 +191,7 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
         (Resource::RLIMIT_MSGQUEUE, 0),
         (Resource::RLIMIT_NOFILE, profile.open_files),
         // The server counts the threads too, but only at intervals. The kernel ignores this limit for root.
-        (Resource::RLIMIT_NPROC, privileges::user_threads() + 2 * super::limits::MAX_THREADS),
+        (Resource::RLIMIT_NPROC, privileges::user_threads() + MAX_NEW_THREADS),
     ];
     if profile.address_space_bytes > 0 {
         // Kernel buffers of the worker's sockets count as its memory, up to half of it.
@@ -196,6 +205,23 @@ fn become_worker(profile: &SandboxProfile) -> io::Result<Infallible> {
     }
     restrict(&profile.read, &profile.execute)?;
     Err(Command::new(&profile.python).args(&profile.arguments).exec())
+}
+
+/// Closes all descriptors except input, output and error. A library of the server may have opened files that its child
+/// processes inherit, and the sandbox hides them from Python's entry point.
+#[cfg(target_os = "linux")]
+fn close_inherited() -> io::Result<()> {
+    let failed = |error: io::Error| io::Error::other(format!("the open descriptors cannot be listed: {error}"));
+    let mut descriptors: Vec<i32> = Vec::new();
+    for entry in std::fs::read_dir("/proc/self/fd").map_err(failed)? {
+        descriptors.extend(entry.map_err(failed)?.file_name().to_str().and_then(|name| name.parse::<i32>().ok()));
+    }
+    // This process itself has opened only the list, which is closed now.
+    for descriptor in descriptors.into_iter().filter(|&descriptor| descriptor > 2) {
+        // Fails for the descriptor of the list.
+        let _ = nix::unistd::close(descriptor);
+    }
+    Ok(())
 }
 
 /// Starts a session with a lower priority than that of the server. If the kernel groups processes by session, the priority of

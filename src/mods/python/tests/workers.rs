@@ -94,6 +94,45 @@ def later(event, actions):
 }
 
 #[test]
+fn worker_that_computes_between_calls_is_ended_during_its_run() {
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let source = r#"
+import hashlib, threading
+def compute(): hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+@mod
+def computes(event, actions):
+    if isinstance(event, Sampled):
+        for _ in range(8): threading.Thread(target=compute, daemon=True).start()
+    print(os.getpid())
+"#;
+    let mut mods = python_mods();
+    mods.limits.idle_cpu = Duration::from_millis(200);
+    let factory = mods.load_one("computes", &format!("{HEADER}{source}"), None).unwrap();
+    let mut harness = harness(&factory);
+    let sampled = sampled(&mut harness, b'a');
+    let first = lines(&sampled);
+    let begun = Instant::now();
+    loop {
+        // Long enough for checks without calls, and for the delay until the next worker starts.
+        std::thread::sleep(Duration::from_secs(3));
+        let reply = harness.add(65);
+        match &reply.exception {
+            None if lines(&reply) != first => break,
+            None => {}
+            Some(exception) => {
+                let message = &exception.message;
+                assert!(message.starts_with("the worker was ended: it used "), "{message}");
+                let limit = " ms of CPU time without a call; the maximum is 200 ms; the next attempt is in ";
+                assert!(message.contains(limit), "{message}");
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_mins(2), "the worker was not ended");
+    }
+}
+
+#[test]
 fn stopped_worker_is_killed_and_reported() {
     let stopped = if cfg!(target_os = "linux") { "; a signal has stopped the worker" } else { "" };
     let source = "
@@ -117,13 +156,13 @@ def halts(event, actions):
     no_exception(&harness.add(65));
 
     let mut mods = python_mods();
-    mods.limits.import = Duration::from_secs(2);
+    mods.limits.import = Duration::from_secs(10);
     let began = Instant::now();
     let source = format!("{HEADER}{}", source.replace("@mod", "halt()\n@mod"));
     let error = mods.load_one("halts", &source, None).err().unwrap();
-    assert!(error.to_string().ends_with(&format!("deadline of 2000 ms exceeded{stopped}")), "{error}");
+    assert!(error.to_string().ends_with(&format!("deadline of 10000 ms exceeded{stopped}")), "{error}");
     assert!(error.traceback().is_some_and(|traceback| traceback.contains("halts.py")), "{:?}", error.traceback());
-    assert!(began.elapsed() < Duration::from_secs(20));
+    assert!(began.elapsed() < Duration::from_secs(60));
 }
 
 #[test]

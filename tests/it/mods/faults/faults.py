@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import gc
+import hashlib
 import os
 import resource
 import signal
@@ -112,9 +113,23 @@ def system(number, *arguments):
     return "called"
 
 
+def high_descriptors():
+    """Returns the open descriptors above those that a worker may open itself."""
+    found = []
+    for descriptor in range(256, 4096):
+        try:
+            os.fstat(descriptor)
+            found.append(descriptor)
+        except OSError:
+            pass
+    return found
+
+
 def start_threads(count):
     """Starts threads that wait, with small stacks, so that memory does not run out first."""
     threading.stack_size(32768)
+    # glibc reserves an arena of 64 MiB for each of several threads.
+    ctypes.CDLL(None).mallopt(-8, 1)
     for _ in range(count):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
@@ -245,6 +260,7 @@ signals = at_second_token("signals", attempt(lambda: os.kill(os.getppid(), 0)))
 lifts_limits = at_second_token("lifts_limits", attempt(lift))
 grows_memory = at_second_token("grows_memory", attempt(grow))
 reads_thread_limit = at_second_token("reads_thread_limit", attempt(lambda: resource.getrlimit(resource.RLIMIT_NPROC)[1]))
+inherits = at_second_token("inherits", attempt(high_descriptors))
 starts_threads = at_second_token("starts_threads", attempt(lambda: threading.Thread(target=time.time).start()))
 
 
@@ -263,7 +279,10 @@ def hangs_for_some(event, actions):
 
 
 def compute_between_calls():
-    threading.Thread(target=spin, daemon=True).start()
+    """Uses several processors: a single thread may get little of a busy one."""
+    hash_for_hours = lambda: hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)
+    for _ in range(8):
+        threading.Thread(target=hash_for_hours, daemon=True).start()
 
 
 computes_between_calls = at_second_token("computes_between_calls", compute_between_calls)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
@@ -51,6 +52,8 @@ class SelfPrompt:
         self._argmax = argmax_sampling
         self._mask_value = float(mask_value)
         self._states: Dict[str, ActiveQuestion] = {}
+        #: Strategies of the runs with choices of their own.
+        self._strategies: Dict[str, Any] = {}
         lifecycle.register(self)
 
     def handle_prefilled(self, event: Prefilled, tokenizer: Any) -> None:
@@ -83,19 +86,22 @@ class SelfPrompt:
     def refresh_responses(
         self, responses: Optional[Sequence[str]], request_id: Optional[str] = None, idx: Optional[int] = None
     ) -> None:
-        """Replaces the choices, or the choices of element `idx` of a list strategy. The question of the run `request_id`
-        starts again."""
-        target = self._strategy
-        if isinstance(target, ListStrat):
-            target = target.elements if idx is None else target.elements[idx]  # type: ignore[index]
-        if isinstance(target, ChoicesStrat):
-            target.choices = [str(response) for response in responses or ()]
-            if request_id is not None:
-                self._states.pop(request_id, None)
+        """Replaces the choices, or the choices of element `idx` of a list strategy: those of the run `request_id`, whose
+        question starts again, or without it those of all runs that have none of their own."""
+        before = self._strategy if request_id is None else self._strategies.get(request_id, self._strategy)
+        strategy = _with_choices(before, [str(response) for response in responses or ()], idx)
+        if strategy is None:
+            return
+        if request_id is None:
+            self._strategy = strategy
+        else:
+            self._strategies[request_id] = strategy
+            self._states.pop(request_id, None)
 
     def finished(self, request_id: str) -> None:
         """Removes the state of a run; called automatically when the run ends."""
         self._states.pop(request_id, None)
+        self._strategies.pop(request_id, None)
 
     def _question(self, event: ModEvent, tokenizer: Any) -> ActiveQuestion:
         question = self._states.get(event.request_id)
@@ -103,13 +109,33 @@ class SelfPrompt:
             question = self._states[event.request_id] = ActiveQuestion(
                 tokenizer,
                 token_ids(self._prompt, tokenizer),
-                into_strategy(self._strategy, tokenizer),
+                into_strategy(self._strategies.get(event.request_id, self._strategy), tokenizer),
                 token_ids(self._completion, tokenizer),
                 self._erase,
                 self._argmax,
                 self._mask_value,
             )
         return question
+
+
+def _with_choices(strategy: Any, choices: List[str], idx: Optional[int]) -> Any:
+    """Returns a copy of a strategy with other choices, for element `idx` of a list strategy; None if it has no choices."""
+    target = strategy
+    if isinstance(strategy, ListStrat):
+        elements: Any = strategy.elements
+        target = elements if idx is None else elements[idx]
+    if not isinstance(target, ChoicesStrat):
+        return None
+    changed = copy.copy(target)
+    changed.choices = choices
+    if target is strategy:
+        return changed
+    whole = copy.copy(strategy)
+    whole.elements = changed
+    if idx is not None:
+        whole.elements = list(strategy.elements)
+        whole.elements[idx] = changed
+    return whole
 
 
 def token_ids(text: Optional[Prompt], tokenizer: Any) -> List[int]:

@@ -72,12 +72,12 @@ class Engine:
         """Runs one mod, or a list of mods in order. An entry (mod, configuration) has its own configuration; `config` is
         the configuration of all others.
 
-        max_tokens: maximum tokens of the answer. max_steps: maximum forward passes, by default 4 * max_tokens + 256.
+        max_tokens: maximum tokens of the answer. max_steps: maximum forward passes, by default 4 * max_tokens + 256, also of
+        a larger max_tokens that a mod sets.
         temperature: temperature of draws; 0 takes the most probable token. hidden_states: function (token ids, layer) ->
         values, for mods that declare `hidden_states`."""
         mod_list = list(mods) if isinstance(mods, list) else [mods]
-        steps = 4 * max_tokens + 256 if max_steps is None else max_steps
-        simulation = _Run(self, mod_list, config or {}, request_id, max_tokens, steps, stop, ignore_eos, temperature, seed)
+        simulation = _Run(self, mod_list, config or {}, request_id, max_tokens, max_steps, stop, ignore_eos, temperature, seed)
         simulation.hidden_states = hidden_states
         simulation.conversation, simulation.tools, simulation.parameters = conversation, tools, dict(parameters or {})
         if response_format is not None:
@@ -126,7 +126,7 @@ class _Run:
         config: Dict[str, Any],
         request_id: str,
         max_tokens: int,
-        max_steps: int,
+        max_steps: Optional[int],
         stop: Sequence[str],
         ignore_eos: bool,
         temperature: float,
@@ -134,7 +134,8 @@ class _Run:
     ) -> None:
         self.model, self.tokenizer, self.context = engine.model, engine.tokenizer, engine.context
         self.mods = [_Mod(function, config) for function in mods]
-        self.request_id, self.max_tokens, self.max_steps = request_id, max_tokens, max_steps
+        self.max_steps_for: Callable[[int], int] = lambda tokens: 4 * tokens + 256 if max_steps is None else max_steps
+        self.request_id, self.max_tokens, self.max_steps = request_id, max_tokens, self.max_steps_for(max_tokens)
         self.temperature, self.seed, self.draws = temperature, seed, random.Random(seed)
         self.hidden_states: Optional[HiddenStatesFunction] = None
         self.conversation: Any = None
@@ -315,6 +316,7 @@ class _Run:
             if isinstance(call.action, AdjustedPrefill):
                 self.sequence, self.prompt_len = list(call.action.tokens), len(call.action.tokens)
                 self.max_tokens = call.action.max_steps or self.max_tokens
+                self.max_steps = max(self.max_steps, self.max_steps_for(self.max_tokens))
             elif isinstance(call.action, AdjustedLogits):
                 if call.action.token_temp is not None:
                     self.draw_temperature = call.action.token_temp
