@@ -20,6 +20,10 @@ use uuid::Uuid;
 const MIN_MAJOR_VERSION: i32 = 14;
 /// Maximum connections of readers and of `/ingest`.
 const MAX_CONNECTIONS: u32 = 16;
+/// Maximum time for a response of the database to a reader or to `/ingest`.
+const RESPONSE_TIMEOUT: Duration = Duration::from_mins(2);
+/// Maximum time for a response of the database to the maintenance, which counts and removes many rows at once.
+const MAINTENANCE_TIMEOUT: Duration = Duration::from_mins(30);
 
 /// The location of the data.
 #[derive(Clone, PartialEq, Eq)]
@@ -134,6 +138,8 @@ impl Store {
         for server in dead.into_iter().filter(|&server| server != server_id) {
             servers::interrupt_runs_of(&pool, &live, server_id, server, None).await?;
         }
+        let maintenance_pool = pool.with_response_timeout(MAINTENANCE_TIMEOUT);
+        let pool = pool.with_response_timeout(RESPONSE_TIMEOUT);
         let spool = Spool::create(&folder, server_id)?;
         let retention = watch::Sender::new(Retention::default());
         let (announcement, mods) = (watch::Sender::new(Announcement::default()), watch::Sender::new(()));
@@ -147,7 +153,7 @@ impl Store {
             announcement: announcement.subscribe(),
             committed,
         };
-        let maintenance = maintenance::run(pool.clone(), retention.subscribe());
+        let maintenance = maintenance::run(maintenance_pool, retention.subscribe());
         let tasks = vec![tokio::spawn(link.run()), tokio::spawn(maintenance)];
         let inner = Inner {
             pool,

@@ -11,6 +11,7 @@ mod sql;
 mod tests;
 
 use super::BadFilter;
+use super::full_text::index_text;
 use super::rows::clean;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, Utc};
@@ -43,8 +44,14 @@ pub const FIELDS: [&str; 20] = [
     "before",
 ];
 
+/// Maximum characters of a filter; each word of a phrase may be looked up in the index.
+const MAX_CHARS: usize = 4000;
+
 /// Maximum number of terms; each may be evaluated for every run.
 const MAX_TERMS: usize = 64;
+
+/// Maximum number of words of phrases whose frequencies are estimated.
+const MAX_PHRASE_WORDS: usize = 8;
 
 /// Number of indexed characters of a set of mods.
 const MOD_SET_CHARS: usize = 200;
@@ -128,7 +135,13 @@ impl Filter {
     /// # Errors
     /// The first error, with its position.
     pub fn parse(text: &str, now: DateTime<Utc>) -> Result<Self, BadFilter> {
-        Ok(Self { terms: terms(text, now)?.into_iter().map(|(term, _)| term).collect() })
+        let mut filter = Self::default();
+        for (term, _) in terms(text, now)? {
+            if !filter.terms.contains(&term) {
+                filter.terms.push(term);
+            }
+        }
+        Ok(filter)
     }
 
     /// Returns the text of each term of a filter; empty for an invalid filter.
@@ -173,21 +186,26 @@ impl Filter {
     }
 
     /// Returns the words and labels whose frequencies [`Filter::set_frequencies`] needs: the index of the term, the column,
-    /// and the beginning of the word, or the label.
+    /// and the beginning of the word, or the label. Of the words of phrases it returns the longest ones, which are probably
+    /// the rarest.
     pub(super) fn frequency_terms(&self) -> Vec<(usize, &'static str, String)> {
-        let mut wanted = Vec::new();
+        let (mut wanted, mut phrase_words) = (Vec::new(), Vec::new());
         for (index, term) in self.terms.iter().enumerate().filter(|(_, term)| term.is_indexed) {
             match &term.condition {
-                Condition::Word(word) => wanted.push((index, "search", clean(word).to_lowercase())),
+                Condition::Word(word) => wanted.push((index, "search", index_text(word).trim().to_owned())),
                 Condition::Phrase(phrase) => {
-                    let phrase = clean(phrase).to_lowercase();
-                    let words = phrase.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-                    wanted.extend(words.map(|word| (index, "search", word.to_owned())));
+                    let phrase = index_text(phrase);
+                    let words = phrase.split(|c: char| c.is_ascii() && !c.is_alphanumeric());
+                    let words = words.filter(|word| !word.is_empty());
+                    phrase_words.extend(words.map(|word| (index, "search", word.to_owned())));
                 }
                 Condition::Label(label) => wanted.push((index, "labels", clean(label).into_owned())),
                 _ => {}
             }
         }
+        phrase_words.sort_by(|(_, _, a), (_, _, b)| b.len().cmp(&a.len()).then_with(|| a.cmp(b)));
+        phrase_words.dedup_by(|(_, _, a), (_, _, b)| a == b);
+        wanted.extend(phrase_words.into_iter().take(MAX_PHRASE_WORDS));
         wanted
     }
 
@@ -291,6 +309,10 @@ fn names_containing(known: &[String], text: &str, chars: usize) -> Vec<String> {
 /// Returns the terms of a filter, each with its text.
 fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilter> {
     let chars: Vec<char> = text.chars().collect();
+    if chars.len() > MAX_CHARS {
+        let message = format!("the filter has more than {MAX_CHARS} characters");
+        return Err(BadFilter { at: MAX_CHARS, len: chars.len() - MAX_CHARS, message, did_you_mean: None });
+    }
     let mut scanner = FilterScanner::new(&chars);
     let mut terms = Vec::new();
     while scanner.skip_spaces() {

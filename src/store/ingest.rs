@@ -3,8 +3,7 @@
 use super::copy::GuardedTransaction;
 use super::deletions::seconds_until_removal;
 use super::rows::{InsertMode, Rows};
-use super::runs::{request_id_owner, reserve_request_id, save};
-use super::scope::is_visible;
+use super::runs::{RunSummary, by_id, request_id_owner, reserve_request_id, save};
 use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
 use super::{IngestError, Store, extras};
@@ -52,7 +51,7 @@ impl Store {
                 ..summary(run_id, owner, &document)
             }
         });
-        let ingested = timeout(STORE_TIMEOUT, self.insert(scope, run_id, &document, prepared)).await;
+        let ingested = timeout(STORE_TIMEOUT, self.insert(scope, run_id, document, prepared)).await;
         let ingested = ingested.unwrap_or(Err(IngestError::Unavailable { retry_after_s: 30 }));
         let failed = matches!(ingested, Err(IngestError::Unavailable { .. })).then(Instant::now);
         *self.inner.write_failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;
@@ -78,7 +77,7 @@ impl Store {
         &self,
         scope: &Scope,
         run_id: RunId,
-        document: &Document,
+        document: Arc<Document>,
         prepared: JoinHandle<RunRow>,
     ) -> Result<Ingested, IngestError> {
         let prepared = async {
@@ -90,19 +89,18 @@ impl Store {
         // A concurrent insertion of the same id waits here until the first one has ended.
         if !reserve_request_id(connection, request_id, run_id).await? {
             let existing = request_id_owner(connection, request_id).await?;
-            let is_covered = match &existing {
-                Some((run_id, _)) => is_visible(connection, scope, *run_id).await?,
-                None => false,
+            let run = match &existing {
+                Some((run_id, _)) => by_id(connection, scope, *run_id).await?,
+                None => None,
             };
             transaction.rollback().await?;
-            return match (existing, prepared.await?.fingerprint) {
-                (Some((run_id, Some(theirs))), Some(ours)) if is_covered && theirs == ours => {
-                    Ok(Ingested { run_id, created: false })
-                }
-                (Some(_), _) => Err(IngestError::Conflict { request_id: request_id.clone() }),
-                // The run was deleted in the meantime, so the client can try again.
-                (None, _) => Err(IngestError::Unavailable { retry_after_s: 1 }),
-            };
+            // The run was deleted in the meantime, so the client can try again.
+            let Some((run_id, stored)) = existing else { return Err(IngestError::Unavailable { retry_after_s: 1 }) };
+            let conflict = IngestError::Conflict { request_id: request_id.clone() };
+            let (Some(run), Some(stored)) = (run, stored) else { return Err(conflict) };
+            let is_same = prepared.await?.fingerprint.is_some_and(|own| own[..] == *stored)
+                || is_export(document, &run, stored).await?;
+            return if is_same { Ok(Ingested { run_id, created: false }) } else { Err(conflict) };
         }
         let mut rows = Rows::new(if self.inner.uses_copy { InsertMode::Copy } else { InsertMode::New });
         for event in &document.events {
@@ -126,6 +124,20 @@ impl Store {
         transaction.commit().await?;
         Ok(Ingested { run_id, created: true })
     }
+}
+
+/// Returns true for the export of a run whose document had no `created_at`: it has the time of the ingestion.
+async fn is_export(document: Arc<Document>, run: &RunSummary, fingerprint: Vec<u8>) -> Result<bool, IngestError> {
+    if document.request.created_at != Some(run.created_at) {
+        return Ok(false);
+    }
+    let same = tokio::task::spawn_blocking(move || {
+        // Not a copy, unless the document is still in use.
+        let mut original = Arc::unwrap_or_clone(document);
+        original.request.created_at = None;
+        original.fingerprint()[..] == *fingerprint
+    });
+    same.await.map_err(|error| IngestError::Refused(format!("the document cannot be compared ({error})")))
 }
 
 fn summary(run_id: RunId, owner: Option<Tenant>, document: &Document) -> RunRow {

@@ -45,6 +45,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("V23__images", include_str!("../../migrations/V23__images.sql")),
     ("V24__statistics_by_day", include_str!("../../migrations/V24__statistics_by_day.sql")),
     ("V25__removed_runs", include_str!("../../migrations/V25__removed_runs.sql")),
+    ("V26__counted_runs", include_str!("../../migrations/V26__counted_runs.sql")),
 ];
 
 /// Applies the missing migrations; several processes may call it at the same time. For an existing database, where this

@@ -4,7 +4,7 @@
 //! connection, so statements have no names there, and each runs in a transaction. With several hosts, connections use the
 //! host that accepts writes.
 
-use super::address::{Hosts, accepts_writes};
+use super::address::{Hosts, accepts_writes, with_timeout};
 use futures::future::BoxFuture;
 use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 use sqlx::pool::PoolConnection;
@@ -14,6 +14,9 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
+
+/// Maximum time for the return of a connection to the pool. After it the connection is closed.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The kind of prepared statements that a connection can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,10 +36,11 @@ pub struct PgPool {
     hosts: Arc<Hosts>,
     statements: Statements,
     acquire_timeout: Duration,
+    response_timeout: Duration,
 }
 
 impl PgPool {
-    /// Creates a pool of up to `connections` connections, which are opened on demand.
+    /// Creates a pool of up to `connections` connections, which are opened on demand. The time for a response is not limited.
     pub fn new(hosts: Arc<Hosts>, statements: Statements, connections: u32, acquire_timeout: Duration) -> Self {
         let is_multi_host = hosts.is_multi_host();
         let mut options = PgPoolOptions::new().max_connections(connections).acquire_timeout(acquire_timeout);
@@ -47,7 +51,9 @@ impl PgPool {
                 }
                 if statements == Statements::Named {
                     // A generic plan cannot exclude partitions. Poolers reject this setting as a startup option.
-                    sqlx::raw_sql("set plan_cache_mode = force_custom_plan").execute(connection).await?;
+                    sqlx::raw_sql("set plan_cache_mode = force_custom_plan").execute(&mut *connection).await?;
+                    // The server ends a statement after its connection was closed. Not every platform supports it.
+                    let _ = sqlx::raw_sql("set client_connection_check_interval = '5s'").execute(connection).await;
                 }
                 Ok(())
             })
@@ -58,13 +64,19 @@ impl PgPool {
             options = options.before_acquire(|connection, _| Box::pin(accepts_writes(connection)));
         }
         let pool = options.connect_lazy_with(hosts.current());
-        Self { pool, hosts, statements, acquire_timeout }
+        Self { pool, hosts, statements, acquire_timeout, response_timeout: Duration::MAX }
+    }
+
+    /// Returns the same pool with a maximum time for each response of the database. A host that has vanished never responds.
+    pub fn with_response_timeout(&self, response_timeout: Duration) -> Self {
+        Self { response_timeout, ..self.clone() }
     }
 
     /// Takes a connection out of the pool. Dropping it returns it to the pool.
     pub async fn acquire(&self) -> Result<PgConnection, Error> {
-        let pooled = Pooled { connection: self.acquire_raw().await?, in_transaction: false };
-        Ok(PgConnection { raw: Raw::Pooled(pooled), statements: self.statements })
+        let connection = Some(self.acquire_raw().await?);
+        let raw = Raw::Pooled(Pooled { connection, in_transaction: false, rolls_back: false });
+        Ok(PgConnection { raw, statements: self.statements, response_timeout: self.response_timeout })
     }
 
     /// Begins a transaction.
@@ -74,13 +86,12 @@ impl PgPool {
 
     /// Begins a transaction with this statement.
     pub async fn begin_with(&self, statement: &'static str) -> Result<Transaction, Error> {
-        let connection = self.acquire_raw().await?;
-        let begin = sqlx::Transaction::begin(connection, Some(SqlStr::from_static(statement)));
-        // A task of its own, because the caller may be cancelled: sqlx 0.9.0 does not roll back a transaction if `begin` is
-        // cancelled before its response, and the connection would return to the pool inside the transaction
-        // (https://github.com/transact-rs/sqlx/issues/4393).
-        let transaction = tokio::spawn(begin).await.map_err(|error| Error::Io(std::io::Error::other(error)))??;
-        Ok(Transaction(PgConnection { raw: Raw::Transaction(transaction), statements: self.statements }))
+        let mut connection = self.acquire().await?;
+        if let Raw::Pooled(pooled) = &mut connection.raw {
+            pooled.rolls_back = true;
+        }
+        connection.begin_with(statement).await?;
+        Ok(Transaction(connection))
     }
 
     /// Closes all connections.
@@ -107,63 +118,85 @@ impl PgPool {
 pub struct PgConnection {
     raw: Raw,
     statements: Statements,
+    response_timeout: Duration,
 }
 
 #[derive(Debug)]
 enum Raw {
     Pooled(Pooled),
     Dedicated { connection: Box<sqlx::PgConnection>, in_transaction: bool },
-    Transaction(sqlx::Transaction<'static, Postgres>),
 }
 
-/// A connection of the pool. It is closed instead of returned if a transaction is open, for example because its future was
-/// cancelled.
+/// A connection of the pool.
 #[derive(Debug)]
 struct Pooled {
-    connection: PoolConnection<Postgres>,
+    /// `None` only while it is dropped.
+    connection: Option<PoolConnection<Postgres>>,
     in_transaction: bool,
+    /// True if an open transaction is rolled back when the connection is dropped, for example because its future was
+    /// cancelled. False if the connection is closed instead of returned then.
+    rolls_back: bool,
 }
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        if self.in_transaction {
-            self.connection.close_on_drop();
+        let Some(mut connection) = self.connection.take() else { return };
+        if !self.in_transaction {
+            // sqlx itself would wait for the response to a cancelled statement, or to its ping, without a limit.
+            tokio::spawn(timeout(RETURN_TIMEOUT, connection.return_to_pool()));
+            return;
+        }
+        connection.close_on_drop();
+        if self.rolls_back {
+            tokio::spawn(timeout(RETURN_TIMEOUT, async move {
+                if sqlx::raw_sql("rollback").execute(&mut *connection).await.is_ok() {
+                    connection.return_to_pool().await;
+                }
+            }));
         }
     }
 }
 
 impl PgConnection {
-    /// Wraps a connection that does not belong to a pool.
+    /// Wraps a connection that does not belong to a pool. The time for a response is not limited.
     pub fn dedicated(connection: sqlx::PgConnection, statements: Statements) -> Self {
-        Self { raw: Raw::Dedicated { connection: Box::new(connection), in_transaction: false }, statements }
+        let raw = Raw::Dedicated { connection: Box::new(connection), in_transaction: false };
+        Self { raw, statements, response_timeout: Duration::MAX }
     }
 
     /// Closes a dedicated connection; a pooled one returns to the pool.
     pub async fn close(self) -> Result<(), Error> {
         match self.raw {
             Raw::Dedicated { connection, .. } => connection.close().await,
-            Raw::Pooled(_) | Raw::Transaction(_) => Ok(()),
+            Raw::Pooled(_) => Ok(()),
         }
     }
 
     /// Begins a transaction. It ends with [`PgConnection::end`], or when the connection closes.
     pub async fn begin(&mut self) -> Result<(), Error> {
+        self.begin_with("begin").await
+    }
+
+    async fn begin_with(&mut self, statement: &'static str) -> Result<(), Error> {
+        // Before the response, because the future may be cancelled while it waits.
         self.set_in_transaction(true);
-        sqlx::raw_sql("begin").execute(self.raw()).await?;
-        Ok(())
+        self.execute_raw(statement).await
     }
 
     /// Ends the transaction with `commit` or `rollback`.
     pub async fn end(&mut self, statement: &'static str) -> Result<(), Error> {
-        sqlx::raw_sql(statement).execute(self.raw()).await?;
+        self.execute_raw(statement).await?;
         self.set_in_transaction(false);
         Ok(())
+    }
+
+    async fn execute_raw(&mut self, statement: &'static str) -> Result<(), Error> {
+        with_timeout(self.response_timeout, sqlx::raw_sql(statement).execute(self.raw())).await.map(drop)
     }
 
     fn is_in_transaction(&self) -> bool {
         match &self.raw {
             Raw::Pooled(Pooled { in_transaction, .. }) | Raw::Dedicated { in_transaction, .. } => *in_transaction,
-            Raw::Transaction(_) => true,
         }
     }
 
@@ -172,28 +205,42 @@ impl PgConnection {
             Raw::Pooled(Pooled { in_transaction, .. }) | Raw::Dedicated { in_transaction, .. } => {
                 *in_transaction = value;
             }
-            Raw::Transaction(_) => {}
         }
     }
 
-    /// Returns sqlx's connection.
+    /// Returns sqlx's connection, whose responses have no time limit.
     pub fn raw(&mut self) -> &mut sqlx::PgConnection {
         match &mut self.raw {
-            Raw::Pooled(Pooled { connection, .. }) => connection,
+            Raw::Pooled(pooled) => pooled.connection.as_mut().expect("the connection is taken only when it is dropped"),
             Raw::Dedicated { connection, .. } => connection,
-            Raw::Transaction(transaction) => transaction,
         }
     }
 
     async fn run<'q, E: Execute<'q, Postgres> + 'q>(&mut self, query: E) -> Result<Vec<QueryOutput>, Error> {
+        let limit = self.response_timeout;
         if self.is_in_transaction() || self.statements != Statements::InTransaction {
-            return self.raw().fetch_many(Unnamed(query)).try_collect().await;
+            return limited(self.raw().fetch_many(Unnamed(query)), limit).try_collect().await;
         }
         self.begin().await?;
-        let steps = self.raw().fetch_many(Unnamed(query)).try_collect().await;
+        let steps = limited(self.raw().fetch_many(Unnamed(query)), limit).try_collect().await;
+        if matches!(steps, Err(Error::Io(_))) {
+            // The database would not respond to `rollback` either. The transaction is open, so the connection is closed.
+            return steps;
+        }
         self.end(if steps.is_ok() { "commit" } else { "rollback" }).await?;
         steps
     }
+}
+
+/// Limits the time for each response of a statement.
+fn limited<'e, T: Send + 'e>(
+    responses: BoxStream<'e, Result<T, Error>>,
+    limit: Duration,
+) -> BoxStream<'e, Result<T, Error>> {
+    let next = move |mut responses: BoxStream<'e, Result<T, Error>>| async move {
+        Ok(with_timeout(limit, responses.try_next()).await?.map(|response| (response, responses)))
+    };
+    stream::try_unfold(responses, next).boxed()
 }
 
 /// A transaction; dropping it without a commit rolls it back.
@@ -202,19 +249,13 @@ pub struct Transaction(PgConnection);
 
 impl Transaction {
     /// Commits the transaction.
-    pub async fn commit(self) -> Result<(), Error> {
-        match self.0.raw {
-            Raw::Transaction(transaction) => transaction.commit().await,
-            Raw::Pooled(_) | Raw::Dedicated { .. } => Ok(()),
-        }
+    pub async fn commit(mut self) -> Result<(), Error> {
+        self.0.end("commit").await
     }
 
     /// Rolls the transaction back.
-    pub async fn rollback(self) -> Result<(), Error> {
-        match self.0.raw {
-            Raw::Transaction(transaction) => transaction.rollback().await,
-            Raw::Pooled(_) | Raw::Dedicated { .. } => Ok(()),
-        }
+    pub async fn rollback(mut self) -> Result<(), Error> {
+        self.0.end("rollback").await
     }
 }
 
@@ -266,7 +307,8 @@ impl<'c> Executor<'c> for &'c mut PgConnection {
         E: 'q + Execute<'q, Postgres>,
     {
         if self.statements == Statements::Named {
-            return self.raw().fetch_many(query);
+            let limit = self.response_timeout;
+            return limited(self.raw().fetch_many(query), limit);
         }
         let steps = stream::once(async move { self.run(query).await });
         steps.map_ok(|steps| stream::iter(steps.into_iter().map(Ok))).try_flatten().boxed()
@@ -278,7 +320,7 @@ impl<'c> Executor<'c> for &'c mut PgConnection {
         E: 'q + Execute<'q, Postgres>,
     {
         if self.statements == Statements::Named {
-            return self.raw().fetch_optional(query);
+            return Box::pin(with_timeout(self.response_timeout, self.raw().fetch_optional(query)));
         }
         Box::pin(async move { Ok(self.run(query).await?.into_iter().find_map(Either::right)) })
     }
@@ -287,7 +329,7 @@ impl<'c> Executor<'c> for &'c mut PgConnection {
     where
         'c: 'e,
     {
-        self.raw().prepare_with(sql, parameters)
+        Box::pin(with_timeout(self.response_timeout, self.raw().prepare_with(sql, parameters)))
     }
 
     fn describe<'e>(self, sql: SqlStr) -> BoxFuture<'e, Result<Describe<Postgres>, Error>>

@@ -12,7 +12,8 @@ use uuid::Uuid;
 pub struct Retention {
     /// Maximum age of runs in whole UTC days; `None` for no limit.
     pub days: Option<u32>,
-    /// Maximum bytes of all runs; `None` for no limit. Beyond this size, the oldest partitions are dropped, except today's.
+    /// Maximum bytes of all dated partitions and images; `None` for no limit. Beyond this size, the oldest partitions are
+    /// dropped, except today's. The other tables do not count, because their size does not decrease when runs are removed.
     pub bytes: Option<u64>,
 }
 

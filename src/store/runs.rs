@@ -111,6 +111,14 @@ pub(super) async fn by_id(
         .await
 }
 
+/// Returns the run with this id, also if it is deleted and not removed yet.
+pub(super) async fn stored_run(
+    connection: &mut PgConnection,
+    run_id: RunId,
+) -> Result<Option<RunSummary>, sqlx::Error> {
+    sqlx::query_as(select_runs!("mod_text", "where run_id = $1")).bind(run_id.0).fetch_optional(connection).await
+}
+
 /// Returns the run with a `request_id`, and the fingerprint of its document.
 pub(super) async fn request_id_owner(
     connection: &mut PgConnection,
@@ -124,18 +132,18 @@ pub(super) async fn request_id_owner(
     Ok(row.map(|(run_id, fingerprint)| (RunId(run_id), fingerprint)))
 }
 
-/// Reserves a `request_id` for a run. Returns false if another run has it. Waits for concurrent reservations of the id.
+/// Reserves a `request_id` for a run. Returns false if another run has it, or if the run has a `request_id`. Waits for
+/// concurrent reservations of the id.
 pub(super) async fn reserve_request_id(
     connection: &mut PgConnection,
     request_id: &str,
     run_id: RunId,
 ) -> Result<bool, sqlx::Error> {
-    let done =
-        sqlx::query("insert into run_keys (request_id, run_id) values ($1, $2) on conflict (request_id) do nothing")
-            .bind(request_id)
-            .bind(run_id.0)
-            .execute(connection)
-            .await?;
+    let done = sqlx::query("insert into run_keys (request_id, run_id) values ($1, $2) on conflict do nothing")
+        .bind(request_id)
+        .bind(run_id.0)
+        .execute(connection)
+        .await?;
     Ok(done.rows_affected() == 1)
 }
 
@@ -175,7 +183,7 @@ pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<
         .bind(run.has_attention)
         .bind(&run.surprise_strip)
         .bind(row.server_id)
-        .bind(row.search.as_deref().map(clean))
+        .bind(row.search.as_deref())
         .bind(row.columns.as_deref())
         .bind(row.fingerprint.as_ref().map(<[u8; 32]>::as_slice))
         .bind(row.request_extras.as_deref())

@@ -11,12 +11,17 @@ pub use status::SpoolStatus;
 
 use super::Error;
 use super::writer::Record;
+use crate::events::RunId;
 use record::{HEADER, decode, encode, read_body};
+use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
+
+/// Maximum ends of runs in a batch, because all items of a run are read when its end is stored.
+const MAX_ENDS: usize = 32;
 
 /// A locked spool file.
 #[derive(Debug)]
@@ -27,6 +32,8 @@ pub struct Spool {
     read: u64,
     /// Offset at which the next record is appended.
     end: u64,
+    /// Runs of which items were read, but no end.
+    open_runs: BTreeSet<RunId>,
 }
 
 impl Spool {
@@ -48,7 +55,7 @@ impl Spool {
             }
         };
         let end = file.metadata().map_err(disk("cannot read", &path))?.len();
-        Ok(Self { file, path, read: 0, end })
+        Ok(Self { file, path, read: 0, end, open_runs: BTreeSet::new() })
     }
 
     /// Returns the files of processes that have ended, oldest first.
@@ -66,7 +73,7 @@ impl Spool {
                 let file = File::options().read(true).write(true).open(&path).ok()?;
                 file.try_lock().ok()?;
                 let end = file.metadata().ok()?.len();
-                Some(Self { file, path, read: 0, end })
+                Some(Self { file, path, read: 0, end, open_runs: BTreeSet::new() })
             })
             .collect()
     }
@@ -109,12 +116,13 @@ impl Spool {
         Ok(())
     }
 
-    /// Returns the next records, about `items` items in total, and the offset after them for [`Spool::mark_drained`].
+    /// Returns the next records, about `items` items and up to [`MAX_ENDS`] ends in total, and the offset after them for
+    /// [`Spool::mark_drained`].
     pub fn next(&mut self, items: usize) -> Result<(Vec<Record>, u64), Error> {
         let mut records: Vec<Record> = Vec::new();
-        let (mut at, mut count) = (self.read, 0);
+        let (mut at, mut count, mut ends) = (self.read, 0, 0);
         self.file.seek(SeekFrom::Start(at)).map_err(disk("cannot read", &self.path))?;
-        while at < self.end && count < items {
+        while at < self.end && count < items && ends < MAX_ENDS {
             let Some(body) = read_body(&mut self.file, self.end - at).map_err(disk("cannot read", &self.path))? else {
                 tracing::warn!(path = %self.path.display(), at, end = self.end, "the spool file ends in the middle of a record");
                 self.truncate_damaged(at)?;
@@ -124,6 +132,14 @@ impl Spool {
             match decode(&body) {
                 Some(record) => {
                     count += record.weight();
+                    match &record {
+                        Record::Started(..) => {}
+                        Record::Items(run_id, ..) => drop(self.open_runs.insert(*run_id)),
+                        Record::Ended(run_id, _) => {
+                            ends += 1;
+                            self.open_runs.remove(run_id);
+                        }
+                    }
                     records.push(record);
                 }
                 None => {
@@ -134,12 +150,18 @@ impl Spool {
         Ok((records, at))
     }
 
+    /// Returns the runs of which all items in the file were read, but no end; `None` if records follow after the offset `at`.
+    pub fn open_runs(&self, at: u64) -> Option<&BTreeSet<RunId>> {
+        (at >= self.end).then_some(&self.open_runs)
+    }
+
     /// Marks all records before the offset `at` as stored, and empties the file when none is left.
     pub fn mark_drained(&mut self, at: u64) -> Result<(), Error> {
         self.read = at;
         if self.is_drained() {
             self.file.set_len(0).map_err(disk("cannot empty", &self.path))?;
             (self.read, self.end) = (0, 0);
+            self.open_runs.clear();
         }
         Ok(())
     }
@@ -180,8 +202,8 @@ fn disk(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::Spool;
     use super::record::{decode, encode, read_body};
+    use super::{MAX_ENDS, Spool};
     use crate::events::{
         AttentionStep, Event, EventType, Finish, FinishReason, Measurements, RunEnd, RunId, RunStart, RunStatus,
         Surface, TokenMeasurement, TraceItem, Usage, system,
@@ -301,6 +323,25 @@ mod tests {
         spool.mark_drained(at).unwrap();
         assert!(spool.is_drained());
         assert_eq!(spool.file.metadata().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn batch_has_a_limited_number_of_ends() {
+        let (_folder, mut spool) = spool();
+        for _ in 0..=MAX_ENDS {
+            spool.append(&records()).unwrap();
+        }
+        let open = records();
+        spool.append(&open[..2]).unwrap();
+        let per_run = open.len();
+        for (count, is_last) in [(MAX_ENDS * per_run, false), (per_run + 2, true)] {
+            let (read, at) = spool.next(10_000).unwrap();
+            assert_eq!(read.len(), count);
+            let open_runs = spool.open_runs(at).map(|runs| runs.iter().copied().collect::<Vec<_>>());
+            assert_eq!(open_runs, is_last.then(|| vec![open[0].run_id()]));
+            spool.mark_drained(at).unwrap();
+        }
+        assert!(spool.is_drained() && spool.open_runs.is_empty());
     }
 
     #[test]

@@ -2,8 +2,9 @@
 //!
 //! The runs of a past day, and those of a past hour with many runs, are counted once, into the tables of migration V18;
 //! others are counted when statistics are read. Later changes of such a time, such as deletions, do not change its counts,
-//! except that runs that were stored late are added. The durations of mod calls are counted in the same way, into the table of
-//! migration V22. The tables of migration V24 hold the sums of each day.
+//! except that runs that were stored late are added. Migration V26 keeps the ids of the counted runs for this. The durations
+//! of mod calls are counted in the same way, into the table of migration V22. The tables of migration V24 hold the sums of
+//! each day.
 
 /// SQL of the stored rows of a table from the time `$4` on. `$5` is null, but must be used, so that its type is known.
 macro_rules! stored {

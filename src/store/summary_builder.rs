@@ -1,5 +1,6 @@
 //! Computes the summary row of a run from its trace items.
 
+use super::full_text::index_text;
 use super::run_summary::RunSummary;
 use super::runs::pack;
 use super::statistics::{MAX_CALL_MODS, MAX_CALL_US};
@@ -74,7 +75,7 @@ pub struct RunRow {
     pub error_text: String,
     /// Durations of mod calls, in the order of the first calls.
     pub calls: Vec<ModCallTime>,
-    /// Searchable text; `None` keeps the stored text.
+    /// Searchable text in the form of [`index_text`]; `None` keeps the stored text.
     pub search: Option<String>,
     /// The compressed column file of a finished run.
     pub columns: Option<Vec<u8>>,
@@ -115,12 +116,13 @@ impl RunSummaryBuilder {
         summary.temperature = meta.temperature;
         summary.mod_text.clone_from(&meta.mod_text);
         summary.prompt_preview = truncate(meta.extras.user_prompt.as_deref().unwrap_or_default(), MAX_PREVIEW_CHARS);
-        Self { finished: true, ingested: true, reported: meta.extras.clone(), ..Self::from_stored(summary, None) }
+        Self { ingested: true, reported: meta.extras.clone(), ..Self::from_stored(summary, None) }
     }
 
     /// Creates a builder for a stored run. The caller applies the run's items again, beginning with the first.
     pub fn from_stored(summary: RunSummary, server_id: Option<Uuid>) -> Self {
         Self {
+            finished: summary.status != RunStatus::Running,
             summary,
             server_id,
             fold: Fold::new(),
@@ -129,7 +131,6 @@ impl RunSummaryBuilder {
             reported: RequestExtras::default(),
             ingested: false,
             usage: None,
-            finished: false,
         }
     }
 
@@ -280,8 +281,7 @@ impl RunSummaryBuilder {
                 }),
             }
         }
-        // Converted to lower case here, because the database's locale may not support it.
-        format!("{}\n{}", truncate(&text, MAX_SEARCH_CHARS), truncate(answer, MAX_SEARCH_CHARS)).to_lowercase()
+        index_text(&format!("{}\n{}", truncate(&text, MAX_SEARCH_CHARS), truncate(answer, MAX_SEARCH_CHARS)))
     }
 }
 

@@ -1,14 +1,13 @@
 //! Writes of records of live runs to the database. The records come from the engine or from a spool file.
 
 use super::pool::{PgConnection, PgPool};
-use super::read;
 use super::removed_runs::{self, MissingRun};
 use super::rows::{InsertMode, Rows, clean};
-use super::runs::{by_id, mark_interrupted, request_id_owner, reserve_request_id, save};
+use super::runs::{mark_interrupted, request_id_owner, reserve_request_id, save, stored_run};
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
-use super::{Error, images};
-use crate::events::{RunEnd, RunId, RunStart, RunStatus, Scope, TraceItem};
+use super::{Error, images, items};
+use crate::events::{RunEnd, RunId, RunStart, RunStatus, TraceItem};
 use crate::trace::document::Numbering;
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
@@ -196,6 +195,41 @@ pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<
     Ok(true)
 }
 
+/// Computes the row of a run again that is marked as interrupted, after further items were stored. Its status and its end do
+/// not change.
+pub async fn update_interrupted(pool: &PgPool, server: Uuid, run_id: RunId) -> Result<(), Error> {
+    let mut transaction = pool.begin().await?;
+    let interrupted = sqlx::query_scalar::<_, bool>("select status = $2 from runs where run_id = $1 for update");
+    let interrupted = interrupted.bind(run_id.0).bind(RunStatus::Interrupted.as_str());
+    if interrupted.fetch_optional(&mut *transaction).await? == Some(true) {
+        recompute_row(&mut transaction, run_id, |_| {}).await?;
+        notify(&mut transaction, server, vec![RunNotification::new(run_id, None)]).await?;
+    }
+    Ok(transaction.commit().await?)
+}
+
+/// Returns those of the runs that are marked as interrupted.
+pub async fn interrupted_runs(pool: &PgPool, runs: &BTreeSet<RunId>) -> Result<Vec<RunId>, sqlx::Error> {
+    let run_ids: Vec<Uuid> = runs.iter().map(|run_id| run_id.0).collect();
+    let interrupted: Vec<Uuid> = sqlx::query_scalar("select run_id from runs where run_id = any($1) and status = $2")
+        .bind(run_ids)
+        .bind(RunStatus::Interrupted.as_str())
+        .fetch_all(pool)
+        .await?;
+    Ok(interrupted.into_iter().map(RunId).collect())
+}
+
+/// Returns the number of stored items of a run, without attention.
+pub async fn count_items(pool: &PgPool, run_id: RunId) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(
+        "select (select count(*) from events where run_id = $1) + (select count(*) from mod_calls where run_id = $1)
+            + (select count(*) from mod_logs where run_id = $1) + (select count(*) from actions where run_id = $1)",
+    )
+    .bind(run_id.0)
+    .fetch_one(pool)
+    .await
+}
+
 async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {
     let starts = records.iter().filter_map(|record| match record {
         Record::Started(start, _) => Some(&**start),
@@ -228,15 +262,15 @@ async fn insert_run(
     attempt: Attempt,
 ) -> Result<(), sqlx::Error> {
     let run_id = start.run_id;
+    if attempt == Attempt::Retry && stored_run(connection, run_id).await?.is_some() {
+        return Ok(());
+    }
     let mut request_id = clean(&start.request_id).into_owned();
     if !reserve_request_id(connection, &request_id, run_id).await?
         && request_id_owner(connection, &request_id).await?.is_none_or(|(owner, _)| owner != run_id)
     {
         request_id = format!("{request_id}~{run_id}");
         reserve_request_id(connection, &request_id, run_id).await?;
-    }
-    if attempt == Attempt::Retry && by_id(connection, &Scope::All, run_id).await?.is_some() {
-        return Ok(());
     }
     let start = RunStart { request_id, ..start.clone() };
     save(connection, &RunSummaryBuilder::from_start(&start, server_id).row()).await
@@ -248,9 +282,9 @@ async fn recompute_row(
     run_id: RunId,
     change: impl FnOnce(&mut RunSummaryBuilder),
 ) -> Result<(), Error> {
-    let Some(run) = by_id(connection, &Scope::All, run_id).await? else { return Ok(()) };
+    let Some(run) = stored_run(connection, run_id).await? else { return Ok(()) };
     let mut summary = RunSummaryBuilder::from_stored(run, None);
-    for item in read::items(connection, run_id, 0..i32::MAX).await?.1 {
+    for item in items::all_items(connection, run_id).await? {
         summary.apply(&item);
     }
     // The items read above have no attention.

@@ -136,9 +136,10 @@ async fn load(app: &App, scope: &Scope, id: &str, from: i32, base: &str) -> Resu
     let unknown = || ApiError::not_found("experiment", id);
     let experiment_id: Uuid = id.parse().map_err(|_| unknown())?;
     let store = app.store()?;
+    let active = app.experiments().ids();
     let found = store.experiment(scope, experiment_id).await.map_err(error::failed)?;
     let mut experiment = found.ok_or_else(unknown)?;
-    app.experiments().update_state(store.server_id(), &mut experiment);
+    app.experiments().update_state(&active, store.server_id(), &mut experiment);
     let definition: Definition = serde_json::from_str(&experiment.definition).map_err(ApiError::internal)?;
     // A position after the last cell selects the last page.
     let from = from.clamp(0, (experiment.cells - 1).max(0)) / PAGE_SIZE * PAGE_SIZE;

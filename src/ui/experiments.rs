@@ -72,8 +72,9 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
 
 async fn experiments(app: &App, scope: &Scope) -> Result<Vec<Experiment>, ApiError> {
     let store = app.store()?;
+    let active = app.experiments().ids();
     let mut found = store.experiments(scope).await.map_err(error::failed)?;
-    found.iter_mut().for_each(|experiment| app.experiments().update_state(store.server_id(), experiment));
+    found.iter_mut().for_each(|experiment| app.experiments().update_state(&active, store.server_id(), experiment));
     Ok(found)
 }
 

@@ -72,14 +72,13 @@ fn run_name(id: &str) -> String {
 /// Reads the items of a run as lines of JSON.
 async fn lines(app: &App, scope: &Scope, run_id: RunId) -> Result<String, ApiError> {
     let store = app.store()?;
-    let (mut text, mut from) = (String::new(), Some(0));
-    while let Some(first) = from {
-        let ItemPage { mut numbering, items, next } = store.item_page(scope, run_id, first..i32::MAX).await?;
+    let mut text = String::new();
+    for page in store.item_pages(scope, run_id, 0..i32::MAX).await? {
+        let ItemPage { mut numbering, items } = store.item_page(scope, run_id, &page).await?;
         for line in items.iter().filter_map(|item| item_to_json(item, &mut numbering)) {
             text.push_str(&line);
             text.push('\n');
         }
-        from = next;
     }
     Ok(text)
 }

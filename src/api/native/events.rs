@@ -5,16 +5,15 @@ use crate::events::{RunId, Scope};
 use crate::server::extract::{Path, Query};
 use crate::server::peers::find_recent;
 use crate::server::{ApiError, App, Problem};
-use crate::store::{Error, ItemPage, Store};
+use crate::store::{Error, ItemPage, ItemRange, Store};
 use crate::trace::document::item_to_json;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use futures::{Stream, stream};
+use futures::{Stream, StreamExt, stream};
 use serde::Deserialize;
-use std::ops::Range;
 use utoipa::IntoParams;
 
 /// Query parameters of the list.
@@ -61,26 +60,26 @@ pub async fn list(
         return follow::respond(&app, scope, run_id, from);
     }
     let run = app.find_run(&scope, &id).await?;
-    let lines = lines(app.store()?.clone(), scope, run.run_id, range);
+    let store = app.store()?.clone();
+    let pages = store.item_pages(&scope, run.run_id, range).await?;
+    let lines = lines(store, scope, run.run_id, pages);
     Ok(([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response())
 }
 
-/// Returns the items as lines, read in pages of events. An error after the first page truncates the response, which
-/// clients detect.
-fn lines(store: Store, scope: Scope, run_id: RunId, range: Range<i32>) -> impl Stream<Item = Result<Bytes, Error>> {
-    stream::try_unfold(Some(range.start), move |from| {
+/// Returns the items as lines, read in pages of events. An error truncates the response, which clients detect.
+fn lines(store: Store, scope: Scope, run_id: RunId, pages: Vec<ItemRange>) -> impl Stream<Item = Result<Bytes, Error>> {
+    stream::iter(pages).then(move |page| {
         let (store, scope) = (store.clone(), scope.clone());
         async move {
-            let Some(from) = from else { return Ok(None) };
-            let read = store.item_page(&scope, run_id, from..range.end).await;
-            let ItemPage { mut numbering, items, next } =
+            let read = store.item_page(&scope, run_id, &page).await;
+            let ItemPage { mut numbering, items } =
                 read.inspect_err(|error| tracing::error!(run.id = %run_id, %error, "list of items truncated"))?;
             let mut text = String::new();
             for line in items.iter().filter_map(|item| item_to_json(item, &mut numbering)) {
                 text.push_str(&line);
                 text.push('\n');
             }
-            Ok(Some((Bytes::from(text), next)))
+            Ok(Bytes::from(text))
         }
     })
 }

@@ -123,13 +123,10 @@ impl Follower {
     /// Sends the stored items of the events `from..to`. Later items are numbered from there, even if the range is
     /// empty.
     async fn send_stored(&mut self, from: i32, to: i32) -> Result<(), StreamAbort> {
-        let mut from = Some(from);
-        while let Some(first) = from {
-            let ItemPage { numbering, items, next } =
-                self.app.store()?.item_page(&self.scope, self.run_id, first..to).await?;
+        for page in self.app.store()?.item_pages(&self.scope, self.run_id, from..to).await? {
+            let ItemPage { numbering, items } = self.app.store()?.item_page(&self.scope, self.run_id, &page).await?;
             self.numbering = numbering;
             self.send_items(&items).await?;
-            from = next;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use crate::api::shared::fields::Fields;
 use crate::api::shared::generation::RunClient;
 use crate::api::shared::images::restore_images;
 use crate::api::shared::mods::requested_mods;
+use crate::api::shared::parameters;
 use crate::api::shared::recorded_attention::stored_heads;
 use crate::api::shared::steering::parse_steering;
 use crate::engine::{ForkPoint, Generation, Request, SamplingParams};
@@ -247,7 +248,7 @@ impl ForkSource {
             (None, Some(text)) if text.is_empty() => {
                 return Err(ApiError::invalid("text", "`text` must not be empty; omit it to let the model continue"));
             }
-            (None, Some(text)) => vocabulary.encode(text, false, false),
+            (None, Some(text)) => parameters::run_in_place(text.len(), || vocabulary.encode_continuation(text, false)),
             (None, None) => Vec::new(),
         };
         let mut request = recorded::request(self.prompt.clone(), &self.recorded, loaded)?;

@@ -194,6 +194,10 @@ pub(super) async fn mods(app: &App, recorded: &Value, any_version: bool) -> Resu
         match current {
             Ok(mut found) if found.iter().all(is_same) => mods.append(&mut found),
             Err(error) if error.disabled => return Err(ApiError::conflict(error.to_string()).at(FIELD)),
+            // Also a mod that was removed.
+            Err(_) if app.registry().is_disabled(&mod_ref.name) => {
+                return Err(ApiError::conflict(format!("the mod '{}' is disabled", mod_ref.name)).at(FIELD));
+            }
             Err(error) if version.is_none() => return Err(ApiError::conflict(error.to_string()).at(FIELD)),
             Ok(_) | Err(_) => mods.push(earlier_version(app, mod_ref, version.unwrap_or_default()).await?),
         }

@@ -3,7 +3,7 @@
 mod summary;
 
 use crate::store::{Experiment, ExperimentState};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 pub(crate) use summary::{CellCounts, CellPosition, ExperimentSummary, Grid, VariantSummary};
 use tokio::sync::watch;
@@ -56,15 +56,17 @@ impl ActiveExperiments {
         }
     }
 
-    /// Returns true if this server runs the experiment.
-    pub(crate) fn is_active(&self, id: Uuid) -> bool {
-        self.lock().contains_key(&id)
+    /// Returns the experiments that this server runs.
+    pub(crate) fn ids(&self) -> HashSet<Uuid> {
+        self.lock().keys().copied().collect()
     }
 
-    /// Marks an experiment of this server as interrupted if its execution failed.
-    pub(crate) fn update_state(&self, server_id: Uuid, experiment: &mut Experiment) {
-        let is_own = experiment.server_id == server_id;
-        if experiment.state == ExperimentState::Running && is_own && !self.is_active(experiment.experiment_id) {
+    /// Marks an experiment of this server as interrupted if its execution failed. `before` are those that were active before
+    /// the experiment was read: it may have ended since then, and its state in the database with it.
+    pub(crate) fn update_state(&self, before: &HashSet<Uuid>, server_id: Uuid, experiment: &mut Experiment) {
+        let id = experiment.experiment_id;
+        let is_executed = experiment.server_id != server_id || before.contains(&id) || self.lock().contains_key(&id);
+        if experiment.state == ExperimentState::Running && !is_executed {
             experiment.state = ExperimentState::Interrupted;
         }
     }

@@ -2,6 +2,7 @@
 
 use super::{Comparison, Condition, CountField, Filter};
 use crate::events::RunStatus;
+use crate::store::full_text::search_texts;
 use crate::store::rows::clean;
 use sqlx::{Postgres, QueryBuilder};
 
@@ -233,12 +234,9 @@ impl Condition {
     fn push_words(&self, query: &mut QueryBuilder<Postgres>) {
         match self {
             Self::Word(word) => {
-                query.push("(nullif(plainto_tsquery('simple', ").push_bind(clean(word).to_lowercase());
-                query.push(")::text, '') || ':*')::tsquery");
+                push_search(query, word, "(nullif(plainto_tsquery('simple', ", ")::text, '') || ':*')::tsquery");
             }
-            Self::Phrase(phrase) => {
-                query.push("plainto_tsquery('simple', ").push_bind(clean(phrase).to_lowercase()).push(")");
-            }
+            Self::Phrase(phrase) => push_search(query, phrase, "plainto_tsquery('simple', ", ")"),
             _ => {}
         }
     }
@@ -257,7 +255,8 @@ impl Condition {
                 self.push_words(query);
             }
             Self::Phrase(phrase) => {
-                query.push("search @@ phraseto_tsquery('simple', ").push_bind(clean(phrase).to_lowercase()).push(")");
+                query.push("search @@ ");
+                push_search(query, phrase, "phraseto_tsquery('simple', ", ")");
             }
             Self::Model(text) => push_contains(query, "model", text),
             Self::Models(names, text) => {
@@ -312,6 +311,14 @@ impl Condition {
             }
         }
     }
+}
+
+/// Appends a full-text query for each of the [`search_texts`] of a text, between `begin` and `end`, joined by "or".
+fn push_search(query: &mut QueryBuilder<Postgres>, text: &str, begin: &'static str, end: &'static str) {
+    for (number, text) in search_texts(text).into_iter().enumerate() {
+        query.push(if number == 0 { "(" } else { " || " }).push(begin).push_bind(text).push(end);
+    }
+    query.push(")");
 }
 
 /// Returns the indexed part of a user's label.

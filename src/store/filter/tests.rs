@@ -1,6 +1,8 @@
 //! Tests of the filter language.
 
 use super::*;
+use crate::events::Scope;
+use crate::store::{RunQuery, test_store};
 use proptest::prelude::*;
 
 fn now() -> DateTime<Utc> {
@@ -83,6 +85,46 @@ fn index_is_used_for_rare_words_and_for_all_labels_if_one_is_rare() {
 }
 
 #[test]
+fn frequencies_are_estimated_for_the_longest_words_of_phrases() {
+    let words = |text: &str| -> Vec<String> {
+        let terms = Filter::parse(text, now()).unwrap().frequency_terms();
+        terms.into_iter().map(|(_, _, start)| start).collect()
+    };
+    assert_eq!(words("blue \"the sea\" sky blue \"The sea\""), ["blue", "sky", "sea", "the"]);
+    assert_eq!(words("“Sky” \"नमस्ते…  sea\""), ["sky", "नमस्ते", "sea"]);
+    let long: Vec<String> = (0..300).map(|number| format!("w{number}")).collect();
+    assert_eq!(words(&format!("\"{0}\" \"{0} x\" session:a", long.join(" "))).len(), 1 + MAX_PHRASE_WORDS);
+}
+
+/// Inserts a run as an earlier version did, whose index contains `don’t` as one word, and the same run of this version.
+const INSERT_RUNS: &str = "
+    insert into runs (run_id, request_id, created_at, status, surface, mods, prompt_preview, output_preview,
+        prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text,
+        has_attention, surprise_strip, search)
+    select ('01900000-0000-7000-8000-00000000000' || n)::uuid, 'r' || n, now(), 'done', 'openai', '{}', '', '', 1, 1, 0,
+        1, 0, 0, 0, 0, '', false, '', to_tsvector('simple', case n
+            when 1 then 'i don’t mind l’amour at 25°c' else 'i don t mind l amour at 25 c' end)
+    from generate_series(1, 2) n";
+
+#[tokio::test]
+async fn words_with_non_ascii_punctuation_are_found_in_new_and_old_runs() {
+    let (_folder, store) = test_store::open().await;
+    sqlx::query(INSERT_RUNS).execute(&store.inner.pool).await.unwrap();
+    let matches = async |q: &str| {
+        let query = RunQuery { q: q.into(), before: None, limit: 10 };
+        let page = store.runs(&Scope::All, &query).await.unwrap();
+        page.runs.into_iter().map(|run| run.request_id).collect::<Vec<_>>()
+    };
+    for q in ["don’t", "L’AM", "25°C", "\"don’t mind\"", "\"mind l’amour at\"", "don’t l’amour"] {
+        assert_eq!(matches(q).await, ["r2", "r1"], "{q}");
+    }
+    for q in ["don’t absent", "-don’t", "\"mind don’t\""] {
+        assert!(matches(q).await.is_empty(), "{q}");
+    }
+    store.close().await;
+}
+
+#[test]
 fn unknown_field_is_an_error_with_its_position() {
     let bad_filter = error("sky modle:qwen");
     assert_eq!((bad_filter.at, bad_filter.len, bad_filter.did_you_mean.as_deref()), (4, 5, Some("model")));
@@ -104,6 +146,8 @@ fn invalid_values_are_errors_with_their_position() {
     assert_eq!(error("after:soon").at, 6);
     let many = error(&"a ".repeat(65));
     assert_eq!((many.at, many.len), (128, 2));
+    let long = error(&format!("\"{}\"", "wörd ".repeat(1000)));
+    assert_eq!((long.at, long.len), (4000, 1002));
 }
 
 proptest! {

@@ -24,22 +24,32 @@ const MAX_REQUEST_MATCHES: i64 = 2000;
 const SEARCH_SETTINGS: &str = "set local enable_indexscan = off; set local enable_seqscan = off; set local jit = off; \
                                set local max_parallel_workers_per_gather = 0; set local work_mem = '64MB'";
 
+/// Statement that reads the frequencies of words and labels from the statistics of PostgreSQL.
+const FREQUENCIES: &str = "
+    with common as materialized (
+        select attname, element, frequency
+        from pg_stats, unnest(most_common_elems::text::text[], most_common_elem_freqs) as common (element, frequency)
+        where tablename = 'runs' and schemaname = any(current_schemas(false)) and attname in ('search', 'labels')
+    )
+    select coalesce(sum(frequency), 0)::float8
+    from unnest($1::text[], $2::text[]) with ordinality as wanted (attname, start, place)
+    left join common on common.attname = wanted.attname
+        and (element = start or common.attname = 'search' and starts_with(element, start))
+    group by place order by place";
+
 /// Selects the terms for which the search uses an index. Returns the maximum share of runs that match all of these terms.
 pub(super) async fn choose_indexes(connection: &mut PgConnection, filter: &mut Filter) -> Result<f64, Error> {
     let wanted = filter.frequency_terms();
     let mut shares = newest_shares(connection, &wanted).await?;
-    for (frequency, (_, column, start)) in shares.iter_mut().zip(&wanted) {
-        let overall: f64 = sqlx::query_scalar(
-            "select coalesce(sum(frequency), 0)::float8
-            from pg_stats, unnest(most_common_elems::text::text[], most_common_elem_freqs) as common (element, frequency)
-            where tablename = 'runs' and schemaname = any(current_schemas(false)) and attname = $1
-                and (element = $2 or $1 = 'search' and starts_with(element, $2))",
-        )
-        .bind(column)
-        .bind(start)
-        .fetch_one(&mut *connection)
-        .await?;
-        *frequency = frequency.max(overall);
+    if !wanted.is_empty() {
+        let overall: Vec<f64> = sqlx::query_scalar(FREQUENCIES)
+            .bind(wanted.iter().map(|(_, column, _)| *column).collect::<Vec<_>>())
+            .bind(wanted.iter().map(|(_, _, start)| start.as_str()).collect::<Vec<_>>())
+            .fetch_all(&mut *connection)
+            .await?;
+        for (share, overall) in shares.iter_mut().zip(overall) {
+            *share = share.max(overall);
+        }
     }
     let indexes = wanted.iter().map(|(index, ..)| *index);
     let lowest = filter.set_frequencies(&indexes.zip(shares).collect::<Vec<_>>());

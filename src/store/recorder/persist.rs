@@ -17,6 +17,10 @@ use uuid::Uuid;
 const BATCH_ITEMS: usize = 512;
 /// Maximum duration of a write.
 pub(super) const WRITE_TIMEOUT: Duration = Duration::from_secs(15);
+/// Items that a computation of a run's row reads and applies per second on a slow database.
+const ITEMS_PER_SECOND: u64 = 10_000;
+/// Maximum time for the rows of runs that are computed in one transaction, except for a single long run.
+const MAX_ROW_TIME: Duration = Duration::from_secs(15);
 /// Maximum duration of draining before the recorder continues with new batches.
 const MAX_DRAIN_TIME: Duration = Duration::from_millis(500);
 
@@ -66,7 +70,7 @@ pub(super) async fn persist(
         match attempt(write_timeout(&records), writer::write(pool, server, &records, &rows, Attempt::First)).await {
             Ok(removed) => {
                 while let Some(run_id) = abandoned.last()
-                    && attempt(WRITE_TIMEOUT, writer::interrupt(pool, server, *run_id, system::now())).await.is_ok()
+                    && interrupt(pool, server, *run_id).await.is_ok()
                 {
                     abandoned.pop();
                 }
@@ -114,12 +118,12 @@ pub(super) async fn persist(
 /// Stores the next records of a spool file.
 pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Result<(), Error> {
     let (records, at) = spool.next(BATCH_ITEMS)?;
-    match attempt(write_timeout(&records), writer::write_spooled(pool, server, &records)).await {
+    match store_spooled(pool, server, &records).await {
         Ok(()) => {}
         Err(failure) if !failure.is_transient() => {
             tracing::error!(error = %failure, "the database rejected spooled records; storing each run separately");
             for (_, records) in by_run(&records) {
-                match attempt(write_timeout(&records), writer::write_spooled(pool, server, &records)).await {
+                match store_spooled(pool, server, &records).await {
                     Ok(()) => {}
                     Err(failure) if failure.is_transient() => return Err(unavailable()),
                     Err(failure) => reject(spool, &records, &failure)?,
@@ -128,7 +132,62 @@ pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resu
         }
         Err(_) => return Err(unavailable()),
     }
+    if let Some(runs) = spool.open_runs(at).filter(|runs| !runs.is_empty()) {
+        match update_interrupted_runs(pool, server, runs).await {
+            Ok(()) => {}
+            Err(failure) if failure.is_transient() => return Err(unavailable()),
+            Err(failure) => tracing::error!(error = %failure, "cannot find interrupted runs to update their counts"),
+        }
+    }
     spool.mark_drained(at)
+}
+
+/// Stores records of a spool file, in several transactions if the rows of their runs take long.
+async fn store_spooled(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), WriteFailure> {
+    let (mut first, mut total_row_time) = (0, Duration::ZERO);
+    for (index, record) in records.iter().enumerate() {
+        if let Record::Ended(run_id, _) = record {
+            total_row_time += row_time(pool, *run_id).await?;
+        }
+        let next = index + 1;
+        if total_row_time >= MAX_ROW_TIME || next == records.len() {
+            let part = &records[first..next];
+            let limit = write_timeout(part) + total_row_time;
+            attempt(limit, writer::write_spooled(pool, server, part)).await?;
+            (first, total_row_time) = (next, Duration::ZERO);
+        }
+    }
+    Ok(())
+}
+
+async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId) -> Result<(), WriteFailure> {
+    let limit = WRITE_TIMEOUT + row_time(pool, run_id).await?;
+    attempt(limit, writer::interrupt(pool, server, run_id, system::now())).await.map(drop)
+}
+
+/// Updates the counts of those of the runs that are marked as interrupted.
+async fn update_interrupted_runs(pool: &PgPool, server: Uuid, runs: &BTreeSet<RunId>) -> Result<(), WriteFailure> {
+    for run_id in attempt(WRITE_TIMEOUT, writer::interrupted_runs(pool, runs)).await? {
+        match update_interrupted(pool, server, run_id).await {
+            Err(failure) if !failure.is_transient() => {
+                tracing::error!(run.id = %run_id, error = %failure, "cannot update the counts of an interrupted run");
+            }
+            result => result?,
+        }
+    }
+    Ok(())
+}
+
+async fn update_interrupted(pool: &PgPool, server: Uuid, run_id: RunId) -> Result<(), WriteFailure> {
+    let limit = WRITE_TIMEOUT + row_time(pool, run_id).await?;
+    attempt(limit, writer::update_interrupted(pool, server, run_id)).await
+}
+
+/// Returns the maximum duration of a computation of a run's row from all its items. A computation that is always too slow
+/// would be repeated forever.
+pub(super) async fn row_time(pool: &PgPool, run_id: RunId) -> Result<Duration, WriteFailure> {
+    let items = attempt(WRITE_TIMEOUT, writer::count_items(pool, run_id)).await?;
+    Ok(Duration::from_millis(items.unsigned_abs() * 1000 / ITEMS_PER_SECOND))
 }
 
 /// Stores each run separately. Returns the runs that could be neither stored nor spooled, and those that were removed.
@@ -145,7 +204,7 @@ async fn store_one_by_one(
         let row = rows.iter().find(|row| row.summary.run_id == run_id);
         // New records wait in memory during these writes, so only the first run waits for an unavailable database.
         let result = if is_unavailable {
-            Err(Failure::from(unavailable()))
+            Err(WriteFailure::from(unavailable()))
         } else {
             attempt(write_timeout(&records), writer::write(pool, server, &records, row, Attempt::Retry)).await
         };
@@ -184,7 +243,7 @@ fn reject(spool: &Spool, records: &[Record], failure: &dyn std::error::Error) ->
 
 /// A failed write to the database.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+pub(super) enum WriteFailure {
     #[error(transparent)]
     Store(#[from] Error),
     /// The outcome is unknown.
@@ -195,7 +254,7 @@ enum Failure {
     Panicked,
 }
 
-impl Failure {
+impl WriteFailure {
     /// Returns true if a later attempt can succeed.
     fn is_transient(&self) -> bool {
         matches!(self, Self::Store(Error::Unavailable(_)) | Self::TooSlow(_))
@@ -210,13 +269,16 @@ fn write_timeout(records: &[Record]) -> Duration {
 }
 
 /// Waits for a write with a timeout, and converts a panic to an error.
-async fn attempt<T, E: Into<Error>>(limit: Duration, write: impl Future<Output = Result<T, E>>) -> Result<T, Failure> {
+async fn attempt<T, E: Into<Error>>(
+    limit: Duration,
+    write: impl Future<Output = Result<T, E>>,
+) -> Result<T, WriteFailure> {
     match timeout(limit, AssertUnwindSafe(write).catch_unwind()).await {
-        Ok(Ok(result)) => result.map_err(|failure| Failure::Store(failure.into())),
-        Ok(Err(_)) => Err(Failure::Panicked),
+        Ok(Ok(result)) => result.map_err(|failure| WriteFailure::Store(failure.into())),
+        Ok(Err(_)) => Err(WriteFailure::Panicked),
         Err(_) => {
             ErrorCounts::add_timeout();
-            Err(Failure::TooSlow(limit))
+            Err(WriteFailure::TooSlow(limit))
         }
     }
 }

@@ -1,26 +1,13 @@
 //! Tests of the recorder when it panics: the other runs are recorded, and the records that cause the panic are kept.
 #![cfg(debug_assertions)] // a count that overflows panics only there
 
-use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, drain_batch, persist};
+use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, drain_batch, persist, row_time};
 use super::*;
-use crate::events::{EventType, ModCall, NotStored, RunEnd, RunStart, Scope, Surface, Usage, system};
-use crate::store::{Database, Store};
-use std::path::PathBuf;
+use crate::events::{Event, EventType, ModCall, NotStored, RunEnd, RunStart, Scope, Surface, Usage, system};
+use crate::store::test_store::{TestFolder, open as store};
+use crate::store::{RunSummary, Store, writer};
+use crate::trace::columns;
 use tokio::time::timeout;
-
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-async fn store() -> (Folder, Store) {
-    let folder = Folder(std::env::temp_dir().join(format!("thunder-recorder-{}", system::new_id())));
-    let store = Store::open(Database::Embedded { data_dir: folder.0.clone() }, |_| {}).await.unwrap();
-    (folder, store)
-}
 
 fn start() -> Arc<RunStart> {
     let run_id = RunId::now();
@@ -77,7 +64,7 @@ fn records() -> ([RunId; 2], Vec<Record>) {
     (ids, records)
 }
 
-fn refused(folder: &Folder) -> usize {
+fn refused(folder: &TestFolder) -> usize {
     let files = std::fs::read_dir(folder.0.join("spool")).unwrap();
     files.filter(|file| file.as_ref().unwrap().path().extension().is_some_and(|kind| kind == "refused")).count()
 }
@@ -164,6 +151,120 @@ async fn writes_to_a_hanging_database_time_out() {
     assert_eq!(result.expect("it waits for the database").abandoned, [abandoned], "it is marked the next time");
     blocker.rollback().await.unwrap();
     spool.remove();
+    store.close().await;
+}
+
+/// Returns an item record with one event.
+fn event(run_id: RunId, sequence_order: i32) -> Record {
+    let event = Event::new(EventType::Added, 0, sequence_order, None);
+    Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Event(event)]))
+}
+
+/// Stores records from a new spool file.
+async fn drain(folder: &TestFolder, store: &Store, records: &[Record]) {
+    let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
+    spool.append(records).unwrap();
+    while !spool.is_drained() {
+        drain_batch(&store.inner.pool, store.inner.server_id, &mut spool).await.unwrap();
+    }
+    spool.remove();
+}
+
+async fn find(store: &Store, run_id: RunId) -> RunSummary {
+    store.find(&Scope::All, &run_id.to_string()).await.unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn replayed_records_keep_hidden_and_renamed_runs() {
+    let (folder, store) = store().await;
+    let first = start();
+    let second = Arc::new(RunStart { request_id: first.request_id.clone(), ..(*start()).clone() });
+    let records = |start: &Arc<RunStart>| {
+        let run_id = start.run_id;
+        [Record::Started(Arc::clone(start), Uuid::nil()), event(run_id, 0), Record::Ended(run_id, end())]
+    };
+    drain(&folder, &store, &records(&first)).await;
+    drain(&folder, &store, &records(&second)).await;
+    let deletion = store.schedule_deletion(&Scope::All, &[first.run_id], system::now()).await.unwrap();
+    drain(&folder, &store, &records(&first)).await;
+    store.undo_deletion(&Scope::All, deletion.deletion_id, system::now()).await.unwrap();
+    let run = find(&store, first.run_id).await;
+    assert_eq!((run.status, run.events), (RunStatus::Done, 1));
+
+    // The request id is free again.
+    assert!(store.delete(&Scope::All, first.run_id).await.unwrap());
+    drain(&folder, &store, &records(&second)).await;
+    assert_eq!(refused(&folder), 0);
+    assert_eq!(find(&store, second.run_id).await.request_id, format!("{}~{}", first.request_id, second.run_id));
+    store.close().await;
+}
+
+/// Another server marked the run as interrupted while a part of it was in the spool file.
+#[tokio::test]
+async fn spooled_items_of_an_interrupted_run_update_its_row() {
+    let (folder, store) = store().await;
+    let start = start();
+    let run_id = start.run_id;
+    drain(&folder, &store, &[Record::Started(start, Uuid::nil()), event(run_id, 0)]).await;
+    assert!(writer::interrupt(&store.inner.pool, store.inner.server_id, run_id, system::now()).await.unwrap());
+    let before = find(&store, run_id).await;
+    drain(&folder, &store, &[event(run_id, 1), event(run_id, 2)]).await;
+    let after = find(&store, run_id).await;
+    assert_eq!((after.status, after.completed_at), (RunStatus::Interrupted, before.completed_at));
+    assert_eq!((before.events, after.events), (1, 3));
+    let columns = store.columns(&Scope::All, run_id).await.unwrap().unwrap();
+    assert_eq!(columns::decode(&columns).unwrap().events.len(), 3);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn time_for_the_row_of_a_run_depends_on_its_items() {
+    let (_folder, store) = store().await;
+    let run_id = RunId::now();
+    sqlx::query(
+        "insert into events (run_id, sequence_order, event_type, step)
+        select $1, i, 'Added', 0 from generate_series(1, 50000) i",
+    )
+    .bind(run_id.0)
+    .execute(&store.inner.pool)
+    .await
+    .unwrap();
+    assert_eq!(row_time(&store.inner.pool, run_id).await.unwrap(), Duration::from_secs(5));
+    assert_eq!(row_time(&store.inner.pool, RunId::now()).await.unwrap(), Duration::ZERO);
+    store.close().await;
+}
+
+/// A statement that waits for a lock has no response, like a statement on a host that has vanished.
+#[tokio::test]
+async fn connections_without_a_response_are_replaced() {
+    let (_folder, store) = store().await;
+    let mut blocker = store.inner.pool.begin().await.unwrap();
+    sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
+    let pool = store.inner.recorder_pool.with_response_timeout(Duration::from_millis(100));
+    // Opened before, because a busy machine may exceed the pool's time limit for new connections.
+    let opened = async { while !matches!(tokio::join!(pool.acquire(), pool.acquire()), (Ok(_), Ok(_))) {} };
+    timeout(Duration::from_mins(1), opened).await.unwrap();
+    let read = sqlx::query("select 1 from runs").fetch_all(&pool);
+    let read_in_transaction = async {
+        let mut transaction = pool.begin().await?;
+        sqlx::query("select 1 from runs").fetch_all(&mut *transaction).await
+    };
+    let (read, read_in_transaction) = tokio::join!(read, read_in_transaction);
+    for result in [read, read_in_transaction] {
+        let error = result.unwrap_err();
+        assert!(matches!(&error, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut), "{error}");
+    }
+    // Both connections of the pool were used.
+    let replaced = async {
+        while sqlx::query("select 1").execute(&pool).await.is_err() {}
+        let waiting =
+            "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query = 'select 1 from runs'";
+        while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&store.inner.pool).await.unwrap() > 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(Duration::from_mins(1), replaced).await.expect("the connections are still in use");
+    blocker.rollback().await.unwrap();
     store.close().await;
 }
 

@@ -218,6 +218,22 @@ pub(super) async fn store(connection: &mut PgConnection, span: TimeSpan, is_meas
     Ok(())
 }
 
+/// Adds the durations in runs of a span to the stored sums.
+pub(super) async fn add(connection: &mut PgConnection, span: TimeSpan, run_ids: &[Uuid]) -> Result<(), sqlx::Error> {
+    let insert = concat!(
+        "insert into mod_call_stats as stored (hour, owner, model, mod, calls, total_us, max_us)
+        select hour, owner, model, mod, ",
+        summed!(),
+        " from (",
+        measured!("$1", "$2"),
+        " and run_id = any($3)) measured group by hour, owner, model, mod
+        on conflict (hour, owner, model, mod) do update set calls = stored.calls + excluded.calls,
+            total_us = stored.total_us + excluded.total_us, max_us = greatest(stored.max_us, excluded.max_us)"
+    );
+    let insert = sqlx::query(insert).bind(first_run_id(span.0)).bind(first_run_id(span.1)).bind(run_ids);
+    insert.execute(connection).await.map(drop)
+}
+
 /// Durations of mod calls while rows are added.
 #[derive(Default)]
 pub(super) struct CallGroups(BTreeMap<String, CallGroup>);

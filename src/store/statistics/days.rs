@@ -2,11 +2,11 @@
 
 use super::calls;
 use super::midnight;
-use super::run_counts::count_runs;
+use super::run_counts;
 use crate::store::error::is_transient;
 use crate::store::pool::{PgConnection, PgPool};
 use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt::Display;
 use uuid::Uuid;
 
@@ -16,7 +16,7 @@ const RECOUNTED_DAYS: u64 = 7;
 /// Minimum age of an hour that is counted before its day. Most runs of the hour have ended then.
 const HOUR_DELAY: TimeDelta = TimeDelta::minutes(10);
 /// Minimum runs of such an hour. Fewer runs are counted quickly when statistics are read.
-const MIN_HOUR_RUNS: i64 = 200;
+const MIN_HOUR_RUNS: usize = 200;
 
 /// Returns the first day with runs or with counts.
 pub(super) async fn first_day(connection: &mut PgConnection) -> Result<Option<NaiveDate>, sqlx::Error> {
@@ -74,19 +74,16 @@ pub(in crate::store) async fn count_hours(pool: &PgPool, now: DateTime<Utc>, aga
         .bind(yesterday)
         .fetch_all(&mut connection)
         .await?;
-    let counted: HashMap<DateTime<Utc>, i64> = sqlx::query_as("select hour, runs from run_stats_hours")
-        .fetch_all(&mut connection)
-        .await?
-        .into_iter()
-        .collect();
+    let counted: HashSet<DateTime<Utc>> =
+        sqlx::query_scalar("select hour from run_stats_hours").fetch_all(&mut connection).await?.into_iter().collect();
     drop(connection);
     let is_past = |hour: &DateTime<Utc>| *hour + TimeDelta::hours(1) + HOUR_DELAY <= now;
     let mut result = Ok(());
     for day in [now.date_naive(), yesterday].into_iter().filter(|day| !days.contains(day)) {
         for hour in hours_of(day).filter(is_past) {
-            let before = counted.get(&hour).copied();
-            if before.is_none() || again {
-                let count = count_hour(pool, hour, before.unwrap_or(0)).await;
+            let is_counted = counted.contains(&hour);
+            if !is_counted || again {
+                let count = count_hour(pool, hour, is_counted).await;
                 keep_first_error(&mut result, &hour, count)?;
             }
         }
@@ -112,30 +109,32 @@ fn keep_first_error(
     Ok(())
 }
 
-/// Counts the runs of an hour, unless it has few, not more than before, or one that still runs.
-async fn count_hour(pool: &PgPool, hour: DateTime<Utc>, before: i64) -> Result<(), sqlx::Error> {
-    let span = (hour, hour + TimeDelta::hours(1));
+/// Counts the runs of an hour that are not counted, unless one still runs, or the hour is not counted and has few runs.
+async fn count_hour(pool: &PgPool, hour: DateTime<Utc>, is_counted: bool) -> Result<(), sqlx::Error> {
+    let span = hour_span(hour);
     let mut transaction = pool.begin().await?;
     lock(&mut transaction).await?;
-    let (ended, others): (i64, i64) = sqlx::query_as(
-        "select count(*) filter (where status <> 'running' and mod_call_names is not null),
-            count(*) filter (where status = 'running' or mod_call_names is null)
-        from runs where run_id >= $1 and run_id < $2 and deletion is null",
+    let is_complete: bool = sqlx::query_scalar(
+        "select not exists (select 1 from runs where run_id >= $1 and run_id < $2 and deletion is null
+            and (status = 'running' or mod_call_names is null))",
     )
     .bind(first_run_id(span.0))
     .bind(first_run_id(span.1))
     .fetch_one(&mut *transaction)
     .await?;
-    if ended < MIN_HOUR_RUNS || ended <= before || others > 0 {
+    if !is_complete {
         return Ok(());
     }
-    count_runs(&mut transaction, span).await?;
-    calls::store(&mut transaction, span, true).await?;
+    let uncounted = UncountedRuns::read(&mut transaction, hour).await?;
+    if uncounted.run_ids.len() < if is_counted { 1 } else { MIN_HOUR_RUNS } {
+        return Ok(());
+    }
+    uncounted.count(&mut transaction, true).await?;
     sqlx::query(
         "insert into run_stats_hours (hour, runs) values ($1, $2) on conflict (hour) do update set runs = excluded.runs",
     )
     .bind(hour)
-    .bind(ended)
+    .bind(counted_runs(&mut transaction, span).await?)
     .execute(&mut *transaction)
     .await?;
     sum_day(&mut transaction, hour.date_naive()).await?;
@@ -169,9 +168,14 @@ async fn is_summed(connection: &mut PgConnection, midnight: DateTime<Utc>) -> Re
 pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Result<(), sqlx::Error> {
     let mut connection = pool.acquire().await?;
     let Some(first) = first_day(&mut connection).await? else { return Ok(()) };
+    let first_recounted = today - Days::new(RECOUNTED_DAYS);
     let counted: Vec<NaiveDate> = sqlx::query_scalar("select day from run_stats_days where day < $1 and has_mod_calls")
-        .bind(today - Days::new(RECOUNTED_DAYS))
+        .bind(first_recounted)
         .fetch_all(&mut connection)
+        .await?;
+    sqlx::query("delete from counted_runs where hour < $1")
+        .bind(midnight(first_recounted))
+        .execute(&mut connection)
         .await?;
     drop(connection);
     let days: Vec<NaiveDate> =
@@ -184,86 +188,113 @@ pub(in crate::store) async fn count_days(pool: &PgPool, today: NaiveDate) -> Res
     result
 }
 
-/// The runs of an hour.
-struct HourRuns {
+/// The ended runs of an hour that are not counted.
+struct UncountedRuns {
     hour: DateTime<Utc>,
-    /// Ended runs that exist.
-    ended: i64,
-    /// Runs in the stored counts. Some may have been deleted since they were counted.
-    counted: i64,
+    run_ids: Vec<Uuid>,
+    /// True if the stored counts of the hour are replaced, false if these runs are added.
+    replaces: bool,
 }
 
-impl HourRuns {
-    /// Returns true if runs were added to the counted ones.
-    fn has_added_runs(&self) -> bool {
-        self.ended > self.counted
+impl UncountedRuns {
+    async fn read(connection: &mut PgConnection, hour: DateTime<Utc>) -> Result<Self, sqlx::Error> {
+        let span = hour_span(hour);
+        let mut run_ids: Vec<Uuid> = sqlx::query_scalar(
+            "select run_id from runs where run_id >= $1 and run_id < $2 and status <> 'running' and deletion is null",
+        )
+        .bind(first_run_id(span.0))
+        .bind(first_run_id(span.1))
+        .fetch_all(&mut *connection)
+        .await?;
+        let counted: Option<Vec<Uuid>> = sqlx::query_scalar("select run_ids from counted_runs where hour = $1")
+            .bind(hour)
+            .fetch_optional(&mut *connection)
+            .await?;
+        let stored = counted_runs(connection, span).await?;
+        // A server of an earlier version replaces the counts, but not the ids.
+        let counted = counted.filter(|run_ids| run_ids.len() as i64 == stored);
+        let replaces = counted.is_none();
+        if let Some(counted) = counted {
+            let counted: HashSet<Uuid> = counted.into_iter().collect();
+            run_ids.retain(|run_id| !counted.contains(run_id));
+        } else if run_ids.len() as i64 <= stored {
+            // A server of an earlier version counted the hour, and no runs were added, or not more than were deleted.
+            run_ids.clear();
+        }
+        Ok(Self { hour, run_ids, replaces })
+    }
+
+    /// Counts these runs, and the durations of their mod calls if they are measured.
+    async fn count(&self, connection: &mut PgConnection, is_measured: bool) -> Result<(), sqlx::Error> {
+        let span = hour_span(self.hour);
+        if self.replaces {
+            for delete in [
+                "delete from run_stats where hour = $1",
+                "delete from first_token_stats where hour = $1",
+                "delete from mod_call_stats where hour = $1",
+            ] {
+                sqlx::query(delete).bind(self.hour).execute(&mut *connection).await?;
+            }
+        }
+        run_counts::add(connection, span, &self.run_ids).await?;
+        if is_measured {
+            calls::add(connection, span, &self.run_ids).await?;
+        }
+        sqlx::query(
+            "insert into counted_runs (hour, run_ids) values ($1, $2) on conflict (hour) do update
+            set run_ids = case when $3 then excluded.run_ids else counted_runs.run_ids || excluded.run_ids end",
+        )
+        .bind(self.hour)
+        .bind(&self.run_ids)
+        .bind(self.replaces)
+        .execute(connection)
+        .await?;
+        Ok(())
     }
 }
 
-/// Returns the runs of each hour of a day.
-async fn hour_runs(connection: &mut PgConnection, day: NaiveDate) -> Result<Vec<HourRuns>, sqlx::Error> {
-    let span = (midnight(day), midnight(day + Days::new(1)));
-    let first_ids: Vec<Uuid> = hours_of(day).map(first_run_id).collect();
-    let ended: HashMap<i32, i64> = sqlx::query_as(
-        "select width_bucket(run_id, $1::uuid[]), count(*) from runs
-        where run_id >= $2 and run_id < $3 and status <> 'running' and deletion is null group by 1",
-    )
-    .bind(first_ids)
-    .bind(first_run_id(span.0))
-    .bind(first_run_id(span.1))
-    .fetch_all(&mut *connection)
-    .await?
-    .into_iter()
-    .collect();
-    let counted: HashMap<DateTime<Utc>, i64> = sqlx::query_as(
-        "select hour, sum(runs)::bigint from run_stats where hour >= $1 and hour < $2 and mod = '' group by hour",
+fn hour_span(hour: DateTime<Utc>) -> TimeSpan {
+    (hour, hour + TimeDelta::hours(1))
+}
+
+/// Returns the number of runs in the stored counts of a span.
+async fn counted_runs(connection: &mut PgConnection, span: TimeSpan) -> Result<i64, sqlx::Error> {
+    sqlx::query_scalar(
+        "select coalesce(sum(runs), 0)::bigint from run_stats where hour >= $1 and hour < $2 and mod = ''",
     )
     .bind(span.0)
     .bind(span.1)
-    .fetch_all(connection)
-    .await?
-    .into_iter()
-    .collect();
-    // The first bucket is 1.
-    let hours = hours_of(day).zip(1..).map(|(hour, bucket)| HourRuns {
-        hour,
-        ended: ended.get(&bucket).copied().unwrap_or(0),
-        counted: counted.get(&hour).copied().unwrap_or(0),
-    });
-    Ok(hours.collect())
+    .fetch_one(connection)
+    .await
 }
 
-/// Counts the runs of a day and the durations of their mod calls, except those of the hours of which as many runs are already
-/// counted: the counts of deleted runs stay.
+/// Counts the runs of a day that are not counted, and the durations of their mod calls. The counts of deleted runs stay.
 async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
     lock(&mut transaction).await?;
     let day_span = (midnight(day), midnight(day + Days::new(1)));
-    let hours = hour_runs(&mut transaction, day).await?;
     let has_mod_calls: Option<bool> = sqlx::query_scalar("select has_mod_calls from run_stats_days where day = $1")
         .bind(day)
         .fetch_optional(&mut *transaction)
         .await?;
     let is_measured = calls::is_measured(&mut transaction, day_span).await?;
-    let is_counted = has_mod_calls.is_some_and(|has_mod_calls| has_mod_calls || !is_measured);
-    if is_counted && !hours.iter().any(HourRuns::has_added_runs) {
+    let adds_mod_calls = is_measured && has_mod_calls != Some(false);
+    let mut is_counted = has_mod_calls.is_some_and(|has_mod_calls| has_mod_calls || !is_measured);
+    for hour in hours_of(day) {
+        let uncounted = UncountedRuns::read(&mut transaction, hour).await?;
+        if !uncounted.run_ids.is_empty() {
+            uncounted.count(&mut transaction, adds_mod_calls).await?;
+            is_counted = false;
+        }
+    }
+    if is_counted {
         // A server of an earlier version counts a day without its sums.
         if !is_summed(&mut transaction, day_span.0).await? {
             sum_day(&mut transaction, day).await?;
         }
         return transaction.commit().await;
     }
-    // Hours without counts are included, so that there are few spans.
-    let uncounted = hours.iter().filter(|hour| hour.counted == 0 || hour.has_added_runs());
-    let uncounted = join_hours(uncounted.map(|hour| hour.hour));
-    for span in &uncounted {
-        count_runs(&mut transaction, *span).await?;
-    }
-    if is_measured && has_mod_calls != Some(false) {
-        for span in uncounted {
-            calls::store(&mut transaction, span, true).await?;
-        }
-    } else {
+    if !adds_mod_calls {
         // An earlier version counted the day without its mod calls, or some runs are not measured.
         calls::store(&mut transaction, day_span, is_measured).await?;
     }
@@ -275,7 +306,7 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
         on conflict (day) do update set runs = excluded.runs, has_mod_calls = excluded.has_mod_calls",
     )
     .bind(day)
-    .bind(hours.iter().map(|hour| hour.ended.max(hour.counted)).sum::<i64>())
+    .bind(counted_runs(&mut transaction, day_span).await?)
     .bind(is_measured)
     .execute(&mut *transaction)
     .await?;
@@ -284,8 +315,9 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::uncounted_spans;
+    use super::{count_days, uncounted_spans};
     use crate::store::statistics::midnight;
+    use crate::store::test_store;
     use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
     use std::collections::HashSet;
 
@@ -307,5 +339,45 @@ mod tests {
         assert_eq!(spans(4, 5, &[4, 5, 6], &[]), []);
         let expected = [(hour(5, 0), hour(5, 3)), (hour(5, 5), hour(6, 23))];
         assert_eq!(spans(4, 5, &[4], &[hour(5, 3), hour(5, 4), hour(6, 23)]), expected);
+    }
+
+    /// Inserts the runs `$1` to `$2` of the first hour of 2100. The store's maintenance counts past days only.
+    const INSERT_RUNS: &str = "
+        insert into runs (run_id, request_id, created_at, status, surface, mods, prompt_preview, output_preview,
+            prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text,
+            has_attention, surprise_strip, search, mod_call_names)
+        select (lpad(to_hex(4102444800000 + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid, 'r' || n,
+            now(), 'done', 'openai', '{}', '', '', 1, 1, 0, 1, 0, 0, 0, 0, '', false, '', '', '{}'
+        from generate_series($1::integer, $2::integer) n";
+
+    /// Counts the hour like a server of an earlier version.
+    const EARLIER_COUNT: &str = "
+        delete from run_stats;
+        insert into run_stats select timestamptz '2100-01-01 00:00Z', '', '', '', count(*),
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 from runs";
+
+    #[tokio::test]
+    async fn server_of_an_earlier_version_causes_no_double_counts() {
+        let (_folder, store) = test_store::open().await;
+        let pool = &store.inner.pool;
+        let insert = async |first: i32, last: i32| {
+            sqlx::query(INSERT_RUNS).bind(first).bind(last).execute(pool).await.unwrap();
+        };
+        let count = async || {
+            count_days(pool, NaiveDate::from_ymd_opt(2100, 1, 2).unwrap()).await.unwrap();
+            let sum = "select sum(runs)::bigint from run_stats where mod = ''";
+            sqlx::query_scalar::<_, i64>(sum).fetch_one(pool).await.unwrap()
+        };
+        insert(1, 2).await;
+        assert_eq!(count().await, 2);
+        insert(3, 3).await;
+        sqlx::raw_sql(EARLIER_COUNT).execute(pool).await.unwrap();
+        assert_eq!(count().await, 3, "run 3 is counted once");
+        insert(4, 4).await;
+        assert_eq!((count().await, count().await), (4, 4));
+        sqlx::query("delete from runs where request_id = 'r1'").execute(pool).await.unwrap();
+        insert(5, 5).await;
+        assert_eq!((count().await, count().await), (5, 5), "the ids are those of the counted runs again");
+        store.close().await;
     }
 }

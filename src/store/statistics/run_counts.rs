@@ -5,6 +5,7 @@ use super::groups::{BucketRow, CountRow};
 use super::{Selection, StatisticsUnit, midnight};
 use crate::store::pool::PgConnection;
 use chrono::NaiveDate;
+use uuid::Uuid;
 
 /// SQL of the ended runs from the id `$from` up to and without the id `$until`, each once with an empty mod and once per mod.
 /// Only the first of several mods of a run counts if their names begin with the same 100 characters.
@@ -146,36 +147,46 @@ pub(super) async fn count(
     Ok((selection.fetch(connection, counts, span).await?, selection.fetch(connection, buckets, span).await?))
 }
 
-/// Stores the counts of the runs of a span, in place of earlier ones.
-pub(super) async fn count_runs(connection: &mut PgConnection, span: TimeSpan) -> Result<(), sqlx::Error> {
-    for delete in [
-        "delete from run_stats where hour >= $1 and hour < $2",
-        "delete from first_token_stats where hour >= $1 and hour < $2",
-    ] {
-        sqlx::query(delete).bind(span.0).bind(span.1).execute(&mut *connection).await?;
-    }
+/// Adds runs of a span to the stored counts.
+pub(super) async fn add(connection: &mut PgConnection, span: TimeSpan, run_ids: &[Uuid]) -> Result<(), sqlx::Error> {
     for insert in [
         concat!(
-            "insert into run_stats (hour, owner, model, mod, runs, failed, cancelled, interrupted, finish_stop, finish_length,
-                finish_tool_calls, prompt_tokens, completion_tokens, cached_tokens, timed_tokens, generation_us,
-                backtracked, forced, actions, errors)
+            "insert into run_stats as stored (hour, owner, model, mod, runs, failed, cancelled, interrupted, finish_stop,
+                finish_length, finish_tool_calls, prompt_tokens, completion_tokens, cached_tokens, timed_tokens,
+                generation_us, backtracked, forced, actions, errors)
             select hour, owner, model, mod, ",
             counted!(),
             " from (",
             ended!("$1", "$2"),
-            ") ended group by hour, owner, model, mod"
+            " and run_id = any($3)) ended group by hour, owner, model, mod
+            on conflict (hour, owner, model, mod) do update set runs = stored.runs + excluded.runs,
+                failed = stored.failed + excluded.failed, cancelled = stored.cancelled + excluded.cancelled,
+                interrupted = stored.interrupted + excluded.interrupted,
+                finish_stop = stored.finish_stop + excluded.finish_stop,
+                finish_length = stored.finish_length + excluded.finish_length,
+                finish_tool_calls = stored.finish_tool_calls + excluded.finish_tool_calls,
+                prompt_tokens = stored.prompt_tokens + excluded.prompt_tokens,
+                completion_tokens = stored.completion_tokens + excluded.completion_tokens,
+                cached_tokens = stored.cached_tokens + excluded.cached_tokens,
+                timed_tokens = stored.timed_tokens + excluded.timed_tokens,
+                generation_us = stored.generation_us + excluded.generation_us,
+                backtracked = stored.backtracked + excluded.backtracked, forced = stored.forced + excluded.forced,
+                actions = stored.actions + excluded.actions, errors = stored.errors + excluded.errors"
         ),
         concat!(
-            "insert into first_token_stats (hour, owner, model, mod, bucket, runs) select hour, owner, model, mod, ",
+            "insert into first_token_stats as stored (hour, owner, model, mod, bucket, runs)
+            select hour, owner, model, mod, ",
             bucket!(),
             " as bucket, count(*) from (",
             ended!("$1", "$2"),
-            ") ended where first_token_us > 0 group by hour, owner, model, mod, bucket"
+            " and run_id = any($3)) ended where first_token_us > 0 group by hour, owner, model, mod, bucket
+            on conflict (hour, owner, model, mod, bucket) do update set runs = stored.runs + excluded.runs"
         ),
     ] {
         sqlx::query(insert)
             .bind(first_run_id(span.0))
             .bind(first_run_id(span.1))
+            .bind(run_ids)
             .execute(&mut *connection)
             .await?;
     }

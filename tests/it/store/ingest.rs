@@ -1,12 +1,12 @@
 //! Ingested documents: round trips, conflicts, cancellation, and a killed database.
 
-use super::{Data, document, kill, payload, psql};
+use super::{Data, document, kill, payload, psql, wait_for_psql};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use thunder::events::{RunStatus, Scope};
+use thunder::events::{RunId, RunStatus, Scope};
 use thunder::store::{Database, IngestError, Store};
-use thunder::trace::document::Document;
+use thunder::trace::document::{Document, Numbering, item_to_json};
 use tokio::net::{TcpListener, UnixStream};
 
 #[tokio::test]
@@ -30,6 +30,13 @@ async fn ingested_document_is_exported_unchanged() {
     assert!(ingested.created);
     let mut stored = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();
     assert!(stored.request.created_at.is_some(), "the default is the time of ingestion");
+    let exported = Document::parse(&stored.write()).unwrap();
+    let again = store.ingest(&Scope::All, None, exported.clone()).await.unwrap();
+    assert_eq!((again.run_id, again.created), (ingested.run_id, false), "the export is the same document");
+    let mut changed = exported;
+    changed.request.temperature = Some(0.5);
+    let conflict = store.ingest(&Scope::All, None, changed).await.unwrap_err();
+    assert!(matches!(conflict, IngestError::Conflict { .. }), "{conflict}");
     stored.request.created_at = None;
     assert_eq!(format!("{document:#?}"), format!("{stored:#?}"));
 
@@ -38,8 +45,10 @@ async fn ingested_document_is_exported_unchanged() {
     assert_eq!(run.mods, ["early", "late"]);
     assert_eq!(store.find(&Scope::All, &run.run_id.to_string()).await.unwrap().unwrap(), run);
 
-    let page = store.item_page(&Scope::All, run.run_id, 2..3).await.unwrap();
-    assert_eq!((page.numbering.mod_calls, page.numbering.mod_logs, page.items.len(), page.next), (1, 1, 5, None));
+    let pages = store.item_pages(&Scope::All, run.run_id, 2..3).await.unwrap();
+    let page = store.item_page(&Scope::All, run.run_id, &pages[0]).await.unwrap();
+    let numbering = (page.numbering.mod_calls, page.numbering.mod_logs, page.numbering.actions);
+    assert_eq!((numbering, page.items.len(), pages.len()), ((1, 1, 0), 5, 1));
     assert_eq!(store.items(&Scope::All, run.run_id, 0..i32::MAX).await.unwrap().len(), 9);
     assert!(store.columns(&Scope::All, run.run_id).await.unwrap().unwrap().starts_with(b"RUNC"));
     assert!(store.damaged_links().await.unwrap().is_empty());
@@ -167,6 +176,56 @@ async fn document_larger_than_one_statement_round_trips() {
     let stored = store.document(&Scope::All, run_id).await.unwrap().unwrap();
     assert_eq!((stored.events.len(), stored.mod_calls.len()), (events, calls));
     store.close().await;
+}
+
+/// Returns the items of a run of ten pages as lines of JSON.
+async fn lines_of_pages(store: &Store, run_id: RunId) -> Vec<String> {
+    let mut lines = Vec::new();
+    let pages = store.item_pages(&Scope::All, run_id, 0..i32::MAX).await.unwrap();
+    assert_eq!(pages.len(), 10);
+    for page in &pages {
+        let mut page = store.item_page(&Scope::All, run_id, page).await.unwrap();
+        lines.extend(page.items.iter().filter_map(|item| item_to_json(item, &mut page.numbering)));
+    }
+    lines
+}
+
+#[tokio::test]
+async fn pages_have_all_items_and_read_each_row_a_few_times() {
+    let data = Data::new();
+    let store = data.open().await;
+    let mut document = document("pages", 3000);
+    let calls = document.mod_calls.len();
+    let ordered = store.ingest(&Scope::All, None, document.clone()).await.unwrap().run_id;
+    // The same calls in the reverse order.
+    document.request.request_id = "reversed".into();
+    document.mod_calls.reverse();
+    let last_call = i32::try_from(calls).unwrap() - 1;
+    document.mod_logs.iter_mut().for_each(|log| log.mod_call_sequence = last_call - log.mod_call_sequence);
+    document.actions.iter_mut().for_each(|action| action.mod_call_sequence = last_call - action.mod_call_sequence);
+    let reversed = store.ingest(&Scope::All, None, document).await.unwrap().run_id;
+    let lines = lines_of_pages(&store, ordered).await;
+    assert_eq!(lines.len(), 3 * calls + calls.div_ceil(4));
+    assert!(lines == lines_of_pages(&store, reversed).await, "the order of calls in the document does not matter");
+    let mut numbering = Numbering::default();
+    let items = store.items(&Scope::All, ordered, 0..i32::MAX).await.unwrap();
+    assert!(lines == items.iter().filter_map(|item| item_to_json(item, &mut numbering)).collect::<Vec<_>>());
+
+    // PostgreSQL counts the reads of a connection when it closes.
+    let url = data.url();
+    let others = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()
+        and backend_type = 'client backend'";
+    store.close().await;
+    wait_for_psql(&url, others, "0").await;
+    psql(&url, "select pg_stat_reset()").await;
+    let store = data.open().await;
+    lines_of_pages(&store, ordered).await;
+    store.close().await;
+    wait_for_psql(&url, others, "0").await;
+    let rows = "select sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) from pg_stat_user_tables
+        where relname like 'mod_calls%'";
+    let rows: usize = psql(&url, rows).await.parse().unwrap();
+    assert!(rows > calls && rows < 8 * calls, "{rows} rows were read for {calls} calls");
 }
 
 /// The connection of a cancelled ingest can be used again.

@@ -61,6 +61,20 @@ async fn runs_are_listed_filtered_and_paged() {
 }
 
 #[tokio::test]
+async fn words_next_to_non_ascii_punctuation_are_found() {
+    let data = Data::new();
+    let store = data.open().await;
+    let mut payload: serde_json::Value = serde_json::from_slice(&super::payload("quoted", 2)).unwrap();
+    payload["request"]["final_text"] = "Elle dit : «Hello there» — “yes”…".into();
+    let document = Document::parse(&serde_json::to_vec(&payload).unwrap()).unwrap();
+    store.ingest(&Scope::All, None, document).await.unwrap();
+    for q in ["hello", "\"hello there\"", "“HELLO", "yes", "\"there — yes\"", "there»…yes"] {
+        assert_eq!(runs_matching(&store, q).await, ["quoted"], "{q}");
+    }
+    store.close().await;
+}
+
+#[tokio::test]
 async fn words_are_found_in_new_and_old_runs() {
     let data = Data::new();
     let store = data.open().await;
@@ -257,7 +271,7 @@ async fn older_database_is_migrated_and_logged() {
                 ('gone', 'cancelled', 'cancelled', 'the client disconnected'),
                 ('full', 'failed', 'error', 'llama.cpp cannot decode: out of memory; use a smaller --ctx-size')
             ) old (name, status, reason, message);
-        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats, run_images, images, run_stats_by_day, first_token_stats_by_day, mod_call_stats_by_day, run_stats_hours, removed_runs, removed_days; drop function remove_images, sum_statistics, lock_runs, lock_days;
+        insert into responses values ('r', gen_random_uuid(), now(), 'key-0123ab', '{}', '[]'), ('s', gen_random_uuid(), now(), 'ann', '{}', '[]'); drop table servers, shared_secrets, saved_filters, experiment_cells, experiments, run_stats, first_token_stats, run_stats_days, mod_call_stats, run_images, images, run_stats_by_day, first_token_stats_by_day, mod_call_stats_by_day, run_stats_hours, removed_runs, removed_days, counted_runs; drop function remove_images, sum_statistics, lock_runs, lock_days;
         alter table runs drop column metadata, drop column labels, drop column final_tokens, drop column final_actions;
         drop index runs_user, runs_surface, runs_error_count, runs_backtracked, runs_forced; drop index if exists runs_error_text;
         drop function mod_sets;
@@ -276,7 +290,7 @@ async fn older_database_is_migrated_and_logged() {
     assert_eq!(
         *output.lock().unwrap(),
         [
-            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V22__mod_call_time, V23__images, V24__statistics_by_day, V25__removed_runs"
+            "bringing the database up to date: V7__list_indexes, V8__request_extras, V9__owners, V11__servers, V12__citus, V13__filters, V14__end_cause, V15__parents, V16__head_rows, V17__tags, V18__statistics, V19__experiments, V20__run_list, V21__notes, V22__mod_call_time, V23__images, V24__statistics_by_day, V25__removed_runs, V26__counted_runs"
         ]
     );
 }

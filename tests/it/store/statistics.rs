@@ -102,6 +102,32 @@ async fn counted_days_have_the_statistics_of_their_runs() {
     store.close().await;
 }
 
+#[tokio::test]
+async fn late_runs_are_added_to_an_hour_with_deleted_runs() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    psql(&url, RUNS).await;
+    let runs = async || {
+        store.count_days(today()).await.unwrap();
+        read(&store, &Scope::All, &queries()[0]).await.total.counts.runs
+    };
+    assert_eq!(runs().await, 288);
+    // Runs 4 to 7 are of one hour.
+    let insert_late = |first: u32, last: u32| {
+        let runs = RUNS.replace("(0, 288) n", &format!("({first}, {last}) n"));
+        runs.replace("to_hex(n)", &format!("to_hex(n + 1000 * {last})"))
+            .replace("'r' || n", &format!("'late{last}-' || n"))
+    };
+    psql(&url, "delete from runs where request_id in ('r4', 'r5', 'r6')").await;
+    psql(&url, &insert_late(4, 4)).await;
+    assert_eq!(runs().await, 289, "fewer late runs than deleted ones");
+    psql(&url, &insert_late(4, 7)).await;
+    assert_eq!(runs().await, 293, "more late runs than deleted ones");
+    assert_eq!(runs().await, 293, "each run is counted once");
+    store.close().await;
+}
+
 /// Three calls of `x` and one of `y` in each run that has the mod, and calls with durations that do not count.
 const CALLS: &str = "
     insert into mod_calls (run_id, call_index, event_sequence_order, mod_name, event_type, step, execution_time_ms,
@@ -113,7 +139,7 @@ const CALLS: &str = "
 /// Deletes the stored statistics, so that every day is counted when it is read.
 const DELETE_STATISTICS: &str = "delete from run_stats; delete from first_token_stats; delete from mod_call_stats;
     delete from run_stats_by_day; delete from first_token_stats_by_day; delete from mod_call_stats_by_day;
-    delete from run_stats_days; delete from run_stats_hours";
+    delete from run_stats_days; delete from run_stats_hours; delete from counted_runs";
 
 fn calls<'a>(statistics: &'a Statistics, name: &str) -> &'a ModCallStatistics {
     statistics.mod_calls.iter().find(|one| one.name == name).unwrap()

@@ -109,9 +109,12 @@ pub async fn create(
 #[utoipa::path(get, path = "/api/v1/experiments", operation_id = "list_experiments", tag = "experiments", responses(
     (status = 200, body = ExperimentList)))]
 pub async fn list(State(app): State<App>, scope: Scope) -> Result<axum::Json<ExperimentList>, ApiError> {
-    let mut experiments = app.store()?.experiments(&scope).await?;
-    let server_id = app.store()?.server_id();
-    experiments.iter_mut().for_each(|experiment| app.experiments().update_state(server_id, experiment));
+    let store = app.store()?;
+    let active = app.experiments().ids();
+    let mut experiments = store.experiments(&scope).await?;
+    experiments
+        .iter_mut()
+        .for_each(|experiment| app.experiments().update_state(&active, store.server_id(), experiment));
     Ok(axum::Json(ExperimentList { experiments }))
 }
 
@@ -260,8 +263,9 @@ pub async fn score(
 async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError> {
     let unknown = || ApiError::not_found("experiment", id);
     let experiment_id: Uuid = id.parse().map_err(|_| unknown())?;
+    let active = app.experiments().ids();
     let mut experiment = app.store()?.experiment(scope, experiment_id).await?.ok_or_else(unknown)?;
-    app.experiments().update_state(app.store()?.server_id(), &mut experiment);
+    app.experiments().update_state(&active, app.store()?.server_id(), &mut experiment);
     Ok(experiment)
 }
 
