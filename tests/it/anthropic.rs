@@ -1,7 +1,7 @@
 //! Anthropic's Messages API with a real model. Its weights are random, so a mod forces the answers that tests depend on.
 
 use super::chat::{CALLS, forced_answer};
-use super::harness::{ErrorTable, message_of, server, with_fields};
+use super::harness::{ErrorTable, Server, message_of, server, with_fields};
 use serde_json::{Value, json};
 
 const MESSAGES: &str = "/v1/messages";
@@ -210,7 +210,10 @@ async fn errors_have_anthropic_format() {
     let (_, answer) = server.post(MESSAGES, &message_request(json!({"system": "bread ".repeat(9000)}))).await;
     let error = &answer["error"];
     assert_eq!(error["type"], "invalid_request_error", "{answer}");
-    assert!(error["n_prompt_tokens"].as_u64() > error["n_ctx"].as_u64(), "{answer}");
+    let (tokens, context) = (error["n_prompt_tokens"].as_u64().unwrap(), error["n_ctx"].as_u64().unwrap());
+    assert!(tokens > context, "{answer}");
+    let message = format!("prompt is too long: {tokens} tokens > {} maximum; the prompt has", context - 1);
+    assert!(message_of(&answer).starts_with(&message), "{answer}");
     let (status, answer) = server.get(MESSAGES).await;
     assert_eq!((status, &answer["type"]), (405, &json!("error")));
     let body = message_request(json!({"mods": ["refuse"], "stream": true}));
@@ -234,6 +237,23 @@ async fn answer_can_be_constrained() {
 async fn system_message_may_follow_user_message() {
     let messages = json!([{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]);
     server().await.answer(MESSAGES, &message_request(json!({"messages": messages, "max_tokens": 1}))).await;
+}
+
+/// Claude Code starts the system prompt with a header whose checksum changes with each request.
+#[tokio::test]
+async fn billing_header_does_not_prevent_cached_tokens() {
+    let server = Server::start(&["-np", "1"]);
+    server.wait_ready().await;
+    let mut cached = Vec::new();
+    for checksum in ["a5145", "1c8b4"] {
+        let header = format!("x-anthropic-billing-header: cc_version=2.1.1; cc_entrypoint=cli; cch={checksum};");
+        let system = json!([{"type": "text", "text": header}, {"type": "text", "text": "Be short. ".repeat(20)}]);
+        let usage =
+            server.answer(MESSAGES, &message_request(json!({"system": system, "max_tokens": 1}))).await["usage"]
+                .clone();
+        cached.push((usage["cache_read_input_tokens"].as_u64().unwrap(), usage["input_tokens"].as_u64().unwrap()));
+    }
+    assert!(cached[1].0 > 100 && cached[1].1 < 20, "{cached:?}");
 }
 
 #[tokio::test]

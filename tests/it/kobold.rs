@@ -1,5 +1,7 @@
 //! `KoboldCPP`'s API as its clients use it, for example later versions of Halo Weave.
 
+mod bans;
+
 use crate::harness::{Server, SseReader, message_of, server};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

@@ -8,9 +8,11 @@ use std::path::{Path, PathBuf};
 const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
 
 /// Alternative paths of routes, for clients of llama-server, `KoboldCPP` and older APIs, each with the documented path.
-const ALIASES: [(&str, &str); 21] = [
+const ALIASES: [(&str, &str); 23] = [
     ("/api/latest/config/max_context_length", "/api/v1/config/max_context_length"),
     ("/api/latest/config/max_length", "/api/v1/config/max_length"),
+    ("/api/latest/config/soft_prompt", "/api/v1/config/soft_prompt"),
+    ("/api/latest/config/soft_prompts_list", "/api/v1/config/soft_prompts_list"),
     ("/api/latest/info/version", "/api/v1/info/version"),
     ("/api/latest/model", "/api/v1/model"),
     ("/chat/completions", "/v1/chat/completions"),

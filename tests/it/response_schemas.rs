@@ -155,6 +155,7 @@ async fn responses_have_the_declared_schemas() {
         ("/api/v1/generate", json!({"input_ids": [40, 41], "max_new_tokens": 2})),
         ("/api/v1/generate", tokens),
         ("/api/v1/generate", json!({"max_new_tokens": 2})),
+        ("/api/latest/generate", json!({"prompt": "Once", "max_length": 3, "logprobs": true})),
         ("/api/extra/generate/stream", json!({"prompt": "Once", "max_length": 3})),
         ("/api/extra/generate/check", json!({})),
         ("/api/extra/last_logprobs", json!({})),
@@ -170,6 +171,9 @@ async fn responses_have_the_declared_schemas() {
         ("/v1/models", "/v1/models"),
         ("/healthz", "/healthz"),
         ("/api/v1/model", "/api/v1/model"),
+        ("/api/v1/config/soft_prompts_list", "/api/v1/config/soft_prompts_list"),
+        ("/api/v1/config/soft_prompt", "/api/v1/config/soft_prompt"),
+        ("/api/extra/generate/check", "/api/extra/generate/check"),
     ] {
         check_response(&schemas, Method::GET, template, path, None).await;
     }

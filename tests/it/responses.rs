@@ -239,6 +239,100 @@ async fn response_continues_previous_response() {
 }
 
 #[tokio::test]
+async fn item_references_are_replaced_with_stored_items() {
+    let server = server().await;
+    let mods = forced_answer(&format!("<think>hm</think>{CALLS}"));
+    let first = server.answer(RESPONSES, &response_request(json!({"tools": tools(), "mods": mods}))).await;
+    let output = first["output"].as_array().unwrap();
+    assert_eq!(output.len(), 4);
+    let results = ["7", "3"].iter().zip(&output[2..]);
+    let results = results
+        .map(|(result, call)| json!({"type": "function_call_output", "call_id": call["call_id"], "output": result}));
+    let request = |items: Vec<Value>| {
+        let question = json!({"role": "user", "content": "Hello!"});
+        let input: Vec<Value> = std::iter::once(question).chain(items).chain(results.clone()).collect();
+        response_request(json!({"tools": tools(), "input": input, "max_output_tokens": 4}))
+    };
+    let references =
+        || -> Vec<Value> { output.iter().map(|item| json!({"type": "item_reference", "id": item["id"]})).collect() };
+    let count = server.answer("/v1/responses/input_tokens", &request(output.clone())).await;
+    assert_eq!(server.answer("/v1/responses/input_tokens", &request(references())).await, count);
+    let second = server.answer(RESPONSES, &request(references())).await;
+    assert!(second["usage"]["input_tokens"].as_u64() >= count["input_tokens"].as_u64(), "{second}");
+    // The stored conversation has the items, not the references.
+    let path = format!("/v1/responses/{}/input_items?order=asc", second["id"].as_str().unwrap());
+    let (_, page) = server.get(&path).await;
+    assert_eq!(page["data"][2]["content"], output[1]["content"], "{page}");
+    // A streamed answer may have more messages than the stored one, whose message has all of their texts.
+    let mods = forced_answer(&format!("<think>hm</think>{CALLS}"));
+    let body = response_request(json!({"tools": tools(), "mods": mods, "stream": true}));
+    let events = server.events(RESPONSES, &body).await;
+    let done = events.iter().filter(|(name, _)| name == "response.output_item.done");
+    let mut streamed: Vec<Value> =
+        done.map(|(_, data)| json!({"type": "item_reference", "id": data["item"]["id"]})).collect();
+    assert_eq!(streamed.len(), 4);
+    let (run, _) = streamed[1]["id"].as_str().unwrap().rsplit_once('_').unwrap();
+    let other_message = format!("{run}_1");
+    streamed.insert(2, json!({"type": "item_reference", "id": other_message}));
+    assert_eq!(server.answer("/v1/responses/input_tokens", &request(streamed)).await, count);
+
+    let unknown = || vec![json!({"type": "item_reference", "id": "msg_1f_0"})];
+    let twice = || [references(), references()].concat();
+    for (items, param) in [(unknown(), "input[1].id"), (twice(), "input[5].id")] {
+        for path in [RESPONSES, "/v1/responses/input_tokens"] {
+            let (status, answer) = server.post(path, &request(items.clone())).await;
+            assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn logprobs_are_those_of_the_text() {
+    let server = server().await;
+    let body = response_request(json!({"include": ["message.output_text.logprobs"], "tools": tools(),
+                                       "mods": forced_answer(&format!("<think>hm</think>{CALLS}"))}));
+    let text = |logprobs: &Value| -> String {
+        let tokens = logprobs.as_array().unwrap().iter();
+        tokens.map(|token| token["token"].as_str().filter(|_| token["logprob"].is_number()).unwrap()).collect()
+    };
+    let response = server.answer(RESPONSES, &body).await;
+    let part = &response["output"][1]["content"][0];
+    assert_eq!((part["text"].as_str(), text(&part["logprobs"]).trim()), (Some("I look."), "I look."), "{part}");
+    let mut streamed = body.clone();
+    streamed["stream"] = true.into();
+    let events = server.events(RESPONSES, &streamed).await;
+    let deltas = events.iter().filter(|(name, _)| name == "response.output_text.delta");
+    let sent: Vec<Value> = deltas.flat_map(|(_, data)| data["logprobs"].as_array().unwrap().clone()).collect();
+    let done = |name: &str| &events.iter().find(|(found, _)| found == name).expect(name).1;
+    assert_eq!(text(&sent.clone().into()).trim(), "I look.");
+    assert_eq!(done("response.output_text.done")["logprobs"], Value::from(sent.clone()));
+    let output = &events.last().unwrap().1["response"]["output"];
+    assert_eq!(output[1]["content"][0]["logprobs"], Value::from(sent));
+
+    let fields = json!({"top_logprobs": 2, "max_output_tokens": 8, "ignore_eos": true, "reasoning_format": "none"});
+    let response = server.answer(RESPONSES, &response_request(fields)).await;
+    let logprobs = response["output"][0]["content"][0]["logprobs"].as_array().unwrap();
+    assert!(!logprobs.is_empty() && logprobs.iter().all(|token| token["top_logprobs"].as_array().unwrap().len() == 2));
+}
+
+#[tokio::test]
+async fn truncation_drops_the_oldest_turns() {
+    let server = Server::start(&["-c", "512", "-np", "1"]);
+    server.wait_ready().await;
+    let turn =
+        |_| [json!({"role": "user", "content": "bread ".repeat(60)}), json!({"role": "assistant", "content": "Yes."})];
+    let mut input: Vec<Value> = (0..12).flat_map(turn).collect();
+    input.push(json!({"role": "user", "content": "Hello!"}));
+    let body =
+        |truncation: &str| response_request(json!({"input": input, "truncation": truncation, "max_output_tokens": 4}));
+    let response = server.answer(RESPONSES, &body("auto")).await;
+    assert_eq!(response["truncation"], "auto");
+    assert!(response["usage"]["input_tokens"].as_u64().unwrap() < 512, "{response}");
+    let (status, answer) = server.post(RESPONSES, &body("disabled")).await;
+    assert_eq!((status, &answer["error"]["code"]), (400, &json!("context_length_exceeded")), "{answer}");
+}
+
+#[tokio::test]
 async fn response_survives_restart_and_belongs_to_owner() {
     let first = Server::start(&["--api-key", "one", "--api-key", "two"]);
     first.wait_ready().await;
@@ -256,6 +350,13 @@ async fn response_survives_restart_and_belongs_to_owner() {
     let other =
         crate::harness::http().get(format!("{}{path}", restarted.base)).bearer_auth("two").send().await.unwrap();
     assert_eq!(other.status(), 404, "the response belongs to another key");
+    let reference =
+        json!([{"type": "item_reference", "id": stored["output"][0]["id"]}, {"role": "user", "content": "And now?"}]);
+    let body = response_request(json!({"input": reference, "max_output_tokens": 4}));
+    for (key, expected) in [("two", 400), ("one", 200)] {
+        let (status, answer) = restarted.send(key, reqwest::Method::POST, RESPONSES, Some(&body)).await;
+        assert_eq!(status, expected, "{answer}");
+    }
 }
 
 #[tokio::test]
@@ -269,6 +370,8 @@ async fn invalid_request_error_names_field() {
         (json!({"input": []}), "input"),
         (json!({"tools": [{"type": 5}]}), "tools[0].type"),
         (json!({"temperature": "hot"}), "temperature"),
+        (json!({"truncation": "half"}), "truncation"),
+        (json!({"top_logprobs": "many"}), "top_logprobs"),
     ] {
         let (status, answer) = server.post(RESPONSES, &response_request(fields)).await;
         assert_eq!((status, answer["error"]["param"].as_str()), (400, Some(param)), "{answer}");

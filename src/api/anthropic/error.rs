@@ -39,8 +39,16 @@ impl ApiError {
             ErrorKind::Unavailable => "overloaded_error",
             _ => self.error_type(),
         };
-        let error =
-            AnthropicErrorBody { r#type: kind, message: self.public_detail(), exceeded: self.exceeded_context() };
+        let message = match self.exceeded() {
+            // Clients such as Claude Code look for this text before they shorten a conversation.
+            Some((tokens, context)) => format!(
+                "prompt is too long: {tokens} tokens > {} maximum; {}",
+                context.saturating_sub(1),
+                self.public_detail()
+            ),
+            None => self.public_detail(),
+        };
+        let error = AnthropicErrorBody { r#type: kind, message, exceeded: self.exceeded_context() };
         AnthropicErrorResponse { r#type: "error", error, request_id: request_id() }
     }
 }

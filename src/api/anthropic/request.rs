@@ -76,7 +76,8 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
     let mut chat = fields.without(CONVERTED);
     let mut messages = Vec::new();
     if let Some(system) = fields.get("system") {
-        messages.push(json!({ "role": "system", "content": join_texts(system, "system")? }));
+        let text = without_checksum(join_texts(system, "system")?);
+        messages.push(json!({ "role": "system", "content": text }));
     }
     let list = fields.list("messages")?.filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| {
@@ -125,6 +126,20 @@ pub(super) fn to_chat(body: &Value) -> Result<Value, ApiError> {
         }
     }
     Ok(Value::Object(chat))
+}
+
+/// Replaces the checksum in the billing header of Claude Code with a constant, as llama-server does: it changes with each
+/// request, and no tokens after it could be taken from the KV cache.
+fn without_checksum(mut system: String) -> String {
+    const HEADER: &str = "x-anthropic-billing-header:";
+    const CHECKSUM: &str = "cch=";
+    let header = system.lines().next().filter(|line| line.starts_with(HEADER)).unwrap_or_default();
+    if let Some(at) = header.find(CHECKSUM) {
+        let start = at + CHECKSUM.len();
+        let end = header[start..].find(';').map_or(header.len(), |length| start + length);
+        system.replace_range(start..end, "fffff");
+    }
+    system
 }
 
 /// Converts `output_config`: the answer's format and the reasoning effort.
@@ -243,6 +258,24 @@ mod tests {
           "user": "u"
         }
         "#);
+    }
+
+    #[test]
+    fn only_the_checksum_of_the_billing_header_is_replaced() {
+        let header =
+            |checksum: &str| format!("x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch={checksum}");
+        let blocks = |text: String| json!([{"type": "text", "text": text}, {"type": "text", "text": "Use cch=1;"}]);
+        for (system, expected) in [
+            (blocks(header("a5145;")), header("fffff;\nUse cch=1;")),
+            (header("1c8b4;You are cch=2;").into(), header("fffff;You are cch=2;")),
+            (header("1c8b4").into(), header("fffff")),
+            ("Use cch=1;".into(), "Use cch=1;".to_owned()),
+            ("a\nx-anthropic-billing-header: cch=1;".into(), "a\nx-anthropic-billing-header: cch=1;".to_owned()),
+            ("x-anthropic-billing-header: a\ncch=1;".into(), "x-anthropic-billing-header: a\ncch=1;".to_owned()),
+        ] {
+            let chat = to_chat(&json!({"system": system, "messages": [{"role": "user", "content": "hi"}]})).unwrap();
+            assert_eq!(chat["messages"][0]["content"], expected);
+        }
     }
 
     #[test]

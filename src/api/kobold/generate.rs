@@ -2,7 +2,7 @@
 
 use super::error::KoboldError;
 use super::genkeys::{GenerationEntry, Genkeys};
-use super::request::{self, GenkeyRequest, KoboldRequest};
+use super::request::{self, GenkeyRequest, KoboldRequest, KoboldStreamRequest};
 use super::response::{KoboldAbortResponse, KoboldLogprobs, KoboldPartialResult, KoboldResult, KoboldResults};
 use crate::api::shared::generation::{self, RunClient, Runs, SentTokens};
 use crate::api::shared::{self, Fields};
@@ -21,6 +21,20 @@ use std::sync::Arc;
 /// completion_tokens}]}`.
 pub(crate) async fn generate(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Response {
     answer(client, genkeys, body).await.unwrap_or_else(KoboldError::render)
+}
+
+/// Generates an answer to a `prompt`, like `/api/v1/generate`.
+#[utoipa::path(post, path = "/api/latest/generate", tag = "KoboldCPP",
+    request_body(content = KoboldStreamRequest, content_type = "application/json"),
+    responses((status = 200, body = KoboldResults<KoboldResult>),
+              (status = 400, description = "A field is invalid; the message names it"),
+              (status = 503, description = "No model is loaded")))]
+pub(super) async fn generate_latest(
+    client: RunClient,
+    genkeys: Extension<Genkeys>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, KoboldError> {
+    Ok(answer(&client, &genkeys, &shared::parse_json(&body?)?).await?)
 }
 
 async fn answer(client: &RunClient, genkeys: &Genkeys, body: &Value) -> Result<Response, ApiError> {
@@ -159,6 +173,16 @@ pub(super) async fn check(
 ) -> Result<Json<KoboldResults<KoboldPartialResult>>, KoboldError> {
     let text = genkeys.text(&scope, &parse_genkey(&body?)?);
     Ok(Json(KoboldResults { results: [KoboldPartialResult { text }] }))
+}
+
+/// Returns the text generated so far without a `genkey`.
+#[utoipa::path(get, path = "/api/extra/generate/check", tag = "KoboldCPP",
+    responses((status = 200, body = KoboldResults<KoboldPartialResult>)))]
+pub(super) async fn check_without_key(
+    scope: Scope,
+    genkeys: Extension<Genkeys>,
+) -> Json<KoboldResults<KoboldPartialResult>> {
+    Json(KoboldResults { results: [KoboldPartialResult { text: genkeys.text(&scope, "") }] })
 }
 
 /// Ends the generations with this `genkey`. An absent `genkey` selects the generations without a key.

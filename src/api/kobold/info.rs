@@ -2,6 +2,7 @@
 
 use super::error::KoboldError;
 use super::request::default_length;
+use crate::api::shared::settings::EmptyList;
 use crate::events::TokenId;
 use crate::server::App;
 use crate::server::models::ModelView;
@@ -28,10 +29,14 @@ pub(super) fn router() -> OpenApiRouter<App> {
         .routes(routes!(max_length))
         .routes(routes!(api_version))
         .routes(routes!(perf))
+        .routes(routes!(soft_prompts))
+        .routes(routes!(soft_prompt))
         .route("/api/latest/model", get(model))
         .route("/api/latest/config/max_context_length", get(max_context_length))
         .route("/api/latest/config/max_length", get(max_length))
         .route("/api/latest/info/version", get(api_version))
+        .route("/api/latest/config/soft_prompts_list", get(soft_prompts))
+        .route("/api/latest/config/soft_prompt", get(soft_prompt))
 }
 
 /// Name, context and dimensions of the model. The id of a token that the model lacks is -1.
@@ -82,6 +87,21 @@ struct KoboldValueResponse {
 #[derive(Debug, Serialize, ToSchema)]
 struct KoboldResultResponse {
     result: &'static str,
+}
+
+/// The soft prompts of `KoboldAI`, which this server does not have.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldSoftPromptsResponse {
+    /// Always empty.
+    #[schema(value_type = Vec<String>)]
+    values: EmptyList,
+}
+
+/// The active soft prompt of `KoboldAI`.
+#[derive(Debug, Serialize, ToSchema)]
+struct KoboldSoftPromptResponse {
+    /// Always empty.
+    value: &'static str,
 }
 
 /// The load of the server.
@@ -184,4 +204,18 @@ async fn perf(State(app): State<App>) -> Result<Json<KoboldLoadResponse>, Kobold
         idle: u8::from(active == 0),
         uptime: uptime_s,
     }))
+}
+
+/// Returns an empty list: the server has no soft prompts. Clients of `KoboldAI` query it when they connect.
+#[utoipa::path(get, path = "/api/v1/config/soft_prompts_list", tag = "KoboldCPP",
+    responses((status = 200, body = KoboldSoftPromptsResponse)))]
+async fn soft_prompts() -> Json<KoboldSoftPromptsResponse> {
+    Json(KoboldSoftPromptsResponse { values: [] })
+}
+
+/// Returns an empty name: no soft prompt is active.
+#[utoipa::path(get, path = "/api/v1/config/soft_prompt", tag = "KoboldCPP",
+    responses((status = 200, body = KoboldSoftPromptResponse)))]
+async fn soft_prompt() -> Json<KoboldSoftPromptResponse> {
+    Json(KoboldSoftPromptResponse { value: "" })
 }

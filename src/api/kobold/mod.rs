@@ -5,6 +5,7 @@
 //! generation with a `genkey` can be polled and aborted from other connections.
 
 mod asyncapi;
+mod bans;
 mod error;
 mod generate;
 mod genkeys;
@@ -31,13 +32,14 @@ pub(super) fn protocol(genkeys: &Genkeys) -> Protocol {
     let genkeys = || Extension(genkeys.clone());
     let routes = OpenApiRouter::new()
         .merge(info::router())
-        .routes(routes!(generate::check))
+        .routes(routes!(generate::check, generate::check_without_key))
         .routes(routes!(generate::abort))
         .routes(routes!(logprobs::last_logprobs))
         .routes(routes!(tokens::count))
         .routes(routes!(tokens::text));
+    let runs = OpenApiRouter::new().routes(routes!(stream::generate)).routes(routes!(generate::generate_latest));
     Protocol::new(KoboldError::render, &["/api/extra", "/api/v1/config", "/api/latest"])
         .routes(Access::Key, routes.layer(genkeys()))
-        .routes(Access::Run, OpenApiRouter::new().routes(routes!(stream::generate)).layer(genkeys()))
+        .routes(Access::Run, runs.layer(genkeys()))
         .routes(Access::Socket, OpenApiRouter::new().routes(routes!(socket::open)).layer(genkeys()))
 }

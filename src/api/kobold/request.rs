@@ -1,5 +1,6 @@
 //! Parses a body with a `prompt` into an engine request.
 
+use super::bans::Bans;
 use crate::api::shared::attention::{apply_aliases, restore_client_names};
 use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use crate::api::shared::fields::invalid_value;
@@ -33,7 +34,7 @@ pub(super) struct GenkeyRequest {
     genkey: Option<String>,
 }
 
-/// The body of a streamed generation.
+/// The body of a generation.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "the body is read field by field; this describes it")]
 pub(super) struct KoboldStreamRequest {
@@ -53,6 +54,12 @@ pub(super) struct KoboldStreamRequest {
     sampler_seed: Option<i64>,
     /// Strings that end the answer.
     stop_sequence: Option<Vec<String>>,
+    /// Phrases that are removed from the answer, and tokens that are never sampled; also `banned_strings`. With
+    /// `input_ids` only tokens.
+    #[schema(value_type = Option<Vec<Value>>)]
+    banned_tokens: Option<Vec<Value>>,
+    /// Ids of tokens that are never sampled, separated by commas; only with `prompt`.
+    custom_token_bans: Option<String>,
     /// Send attention with each token.
     #[schema(default = true)]
     output_attentions: Option<bool>,
@@ -104,9 +111,19 @@ pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Res
     if fields.flag("bypass_eos")?.unwrap_or(false) || fields.flag("use_default_badwordsids")?.unwrap_or(false) {
         defaults.insert("ignore_eos".into(), Value::Bool(true));
     }
+    let bans = Bans::parse(fields, loaded.vocabulary())?;
+    let body = bans.as_ref().map(|bans| bans.replace_fields(fields));
+    let replaced = match &body {
+        Some(body) => Fields::new(body)?,
+        None => fields,
+    };
     // Like llama-server's clients, `KoboldCPP` clients send values from their forms without checking their range.
-    parse_fields(app, loaded, fields.with_defaults(&defaults).clamp_numbers(), images)
-        .map_err(|error| restore_client_names(error, fields))
+    let mut parsed = parse_fields(app, loaded, replaced.with_defaults(&defaults).clamp_numbers(), images)
+        .map_err(|error| restore_client_names(error, fields))?;
+    if let Some(bans) = bans {
+        parsed.request.mods.extend(bans.mods(app.registry())?);
+    }
+    Ok(parsed)
 }
 
 /// Reads the images of a body.
@@ -164,9 +181,9 @@ fn prompt(
     let media: Vec<TokenId> = images.images.iter().flat_map(|image| image.tokens()).copied().collect();
     // The engine rejects images that do not fit.
     let room = room.saturating_sub(media.len()).max(1);
-    let mut kept = vocabulary.encode(memory, true, true);
+    let mut kept = parameters::encode(vocabulary, memory, true, true);
     kept.truncate(room - 1);
-    let tokens = vocabulary.encode(text, kept.is_empty(), true);
+    let tokens = parameters::encode(vocabulary, text, kept.is_empty(), true);
     let free = room - kept.len();
     kept.extend(media);
     kept.extend(&tokens[tokens.len().saturating_sub(free)..]);

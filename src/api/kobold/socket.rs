@@ -13,7 +13,7 @@ use crate::api::shared::attention::{
 use crate::api::shared::fields::invalid_value;
 use crate::api::shared::generation::{RunClient, Runs};
 use crate::api::shared::sse::to_json;
-use crate::api::shared::{self, Fields};
+use crate::api::shared::{self, Fields, parameters};
 use crate::server::socket::{Close, Message, Outgoing, Socket, Upgrade};
 use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
 use axum::Extension;
@@ -129,7 +129,7 @@ fn writer(options: &AttentionOptions) -> AttentionWriter {
 fn apply_defaults(body: &mut Value, loaded: &Loaded) -> Result<(), ApiError> {
     let fields = Fields::new(body)?;
     let tokens = match (fields.get("input_ids"), fields.text("prompt")?) {
-        (None, Some(prompt)) => Some(loaded.vocabulary().encode(prompt, true, true)),
+        (None, Some(prompt)) => Some(parameters::encode(loaded.vocabulary(), prompt, true, true)),
         _ => None,
     };
     if let Some(format) = fields.text("attention_format")?

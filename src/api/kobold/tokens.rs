@@ -3,7 +3,7 @@
 use super::error::KoboldError;
 use super::request::{KoboldDetokenizeRequest, KoboldTokenCountRequest};
 use crate::api::shared::attention;
-use crate::api::shared::{self, Fields, ModelBody};
+use crate::api::shared::{self, Fields, ModelBody, parameters};
 use crate::events::TokenId;
 use crate::server::{ApiError, App};
 use axum::Json;
@@ -47,7 +47,7 @@ pub(super) async fn count(
         fields.text("prompt")?.ok_or_else(|| ApiError::invalid("prompt", "`prompt` is missing; send a string"))?;
     let special = fields.flag("special")?.unwrap_or(true);
     let loaded = app.loaded(fields.text("model")?).await?;
-    let ids = loaded.vocabulary().encode(text, special, true);
+    let ids = parameters::encode(loaded.vocabulary(), text, special, true);
     Ok(Json(KoboldTokensResponse { value: ids.len(), ids }))
 }
 

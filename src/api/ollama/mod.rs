@@ -4,6 +4,7 @@
 //! `options` too. `response` and `stream` convert the answer to Ollama's objects, which are streamed as JSON lines.
 
 mod body;
+mod description;
 mod embed;
 mod error;
 mod messages;
@@ -156,7 +157,7 @@ fn prompt_tokens(body: &Value, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError
         let tokens = shared::infill::infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
         return Ok(shared::infill::infill_prompt(vocabulary, tokens, prompt, suffix));
     }
-    Ok(parameters::or_start_token(vocabulary.encode(prompt, true, true), vocabulary))
+    Ok(parameters::or_start_token(parameters::encode(vocabulary, prompt, true, true), vocabulary))
 }
 
 fn without_answer(format: &OllamaFormat, model: &str, done_reason: &'static str) -> Response {

@@ -1,16 +1,18 @@
 //! Lists and describes models in Ollama's format.
 
+use super::description::{ModelDescription, OllamaDetails};
 use super::error::OllamaError;
 use super::request;
 use crate::api::shared::{self, Fields};
-use crate::model::chat::ChatTemplate;
-use crate::server::{App, Loaded, ModelEntry};
+use crate::events::hex;
+use crate::server::{App, ModelEntry};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use chrono::{DateTime, SecondsFormat, TimeDelta, Utc};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -34,33 +36,17 @@ struct OllamaTagsResponse {
 /// A model.
 #[derive(Debug, Serialize, ToSchema)]
 struct OllamaTag {
-    /// Name of the model.
+    /// Name of the model, with the tag `latest` if it has no tag.
     name: String,
-    /// Name of the model.
+    /// Like `name`.
     model: String,
     /// Time of the last change of the file.
     modified_at: String,
     /// Size of the file in bytes.
     size: u64,
-    /// Fingerprint of the weights; empty if the model is not loaded.
+    /// SHA-256 hash of path, size and time of the file, not of its content.
     digest: String,
     details: OllamaDetails,
-}
-
-/// Properties of a model; empty if it is not loaded.
-#[derive(Debug, Default, Serialize, ToSchema)]
-struct OllamaDetails {
-    /// Always empty.
-    parent_model: &'static str,
-    /// Always `gguf`.
-    format: &'static str,
-    /// Architecture of the model.
-    family: String,
-    families: Vec<String>,
-    /// Number of weights, such as `8.0B`.
-    parameter_size: String,
-    /// Quantization.
-    quantization_level: String,
 }
 
 /// The models in memory.
@@ -167,19 +153,18 @@ async fn show(
     // Older clients send `name`.
     let name = match request::model(fields)? {
         Some(name) => Some(name),
-        None => fields.text("name")?,
+        None => request::model_in(fields, "name")?,
     };
     let entry = app.models().find_entry(name)?;
-    let loaded = entry.ready();
-    let template = loaded.and_then(|loaded| loaded.template().ok());
+    let description = ModelDescription::new(&app, &entry).await;
     Ok(Json(OllamaShowResponse {
         license: "",
         modelfile: format!("FROM {}\n", entry.name),
         parameters: "",
-        template: template.map(ChatTemplate::source).unwrap_or_default().to_owned(),
-        details: OllamaDetails::new(loaded),
-        model_info: loaded.map(model_info).unwrap_or_default(),
-        capabilities: loaded.map(capabilities).unwrap_or_default(),
+        template: description.template,
+        details: description.details,
+        model_info: description.info,
+        capabilities: description.capabilities,
         modified_at: OllamaTag::new(&app, &entry).await.modified_at,
     }))
 }
@@ -194,91 +179,36 @@ impl OllamaTag {
     async fn new(app: &App, entry: &ModelEntry) -> Self {
         let file = tokio::fs::metadata(&entry.path).await.ok();
         let modified = file.as_ref().and_then(|file| file.modified().ok()).map(DateTime::<Utc>::from);
-        let digest = entry.ready().map(|loaded| format!("{:032x}", loaded.model().fingerprint()));
+        let modified_at = time(modified.unwrap_or(app.started_at()));
+        let size = file.map_or(0, |file| file.len());
+        let file = format!("{}\n{size}\n{modified_at}", entry.path.display());
+        let name = tagged_name(&entry.name);
         Self {
-            name: entry.name.clone(),
-            model: entry.name.clone(),
-            modified_at: time(modified.unwrap_or(app.started_at())),
-            size: file.map_or(0, |file| file.len()),
-            digest: digest.unwrap_or_default(),
+            name: name.clone(),
+            model: name,
+            modified_at,
+            size,
+            digest: hex(&Sha256::digest(file)),
             details: OllamaDetails::new(entry.ready()),
         }
     }
 }
 
-impl OllamaDetails {
-    fn new(loaded: Option<&Loaded>) -> Self {
-        let Some(card) = loaded.map(|loaded| loaded.model().card()) else {
-            return Self { format: "gguf", ..Self::default() };
-        };
-        Self {
-            parent_model: "",
-            format: "gguf",
-            family: card.architecture.clone(),
-            families: vec![card.architecture.clone()],
-            parameter_size: parameter_size(card.parameters),
-            quantization_level: card.file_type.clone(),
-        }
-    }
+/// Returns a name with the tag `latest` if it has no tag, because clients look for such a name in the list.
+fn tagged_name(name: &str) -> String {
+    if name.contains(':') { name.to_owned() } else { format!("{name}:latest") }
 }
 
 fn time(time: DateTime<Utc>) -> String {
     time.to_rfc3339_opts(SecondsFormat::Nanos, true)
 }
 
-/// Returns a number of weights in Ollama's format.
-fn parameter_size(parameters: u64) -> String {
-    let count = parameters as f64;
-    match parameters {
-        1_000_000_000.. => format!("{:.1}B", count / 1e9),
-        1_000_000.. => format!("{:.2}M", count / 1e6),
-        1_000.. => format!("{:.0}K", count / 1e3),
-        _ => parameters.to_string(),
-    }
-}
-
-fn model_info(loaded: &Loaded) -> serde_json::Map<String, serde_json::Value> {
-    let card = loaded.model().card();
-    let architecture = &card.architecture;
-    let own = |name: &str| format!("{architecture}.{name}");
-    [
-        ("general.architecture".to_owned(), architecture.as_str().into()),
-        ("general.parameter_count".to_owned(), card.parameters.into()),
-        (own("attention.head_count"), card.heads.into()),
-        (own("attention.head_count_kv"), card.kv_heads.into()),
-        (own("block_count"), card.layers.into()),
-        (own("context_length"), card.context_train.into()),
-        (own("embedding_length"), card.embedding.into()),
-        (own("vocab_size"), card.vocabulary.into()),
-    ]
-    .into_iter()
-    .collect()
-}
-
-fn capabilities(loaded: &Loaded) -> Vec<&'static str> {
-    let template = loaded.template().ok();
-    let has = |text: &str| template.is_some_and(|template| !text.is_empty() && template.source().contains(text));
-    let reasoning = template.map(|template| template.syntax().reasoning_markers.0.clone()).unwrap_or_default();
-    [
-        (loaded.model().generates(), "completion"),
-        (loaded.model().images().is_some(), "vision"),
-        (loaded.encoder().embeddings().is_ok(), "embedding"),
-        (has("tools"), "tools"),
-        (has(&reasoning), "thinking"),
-        (loaded.vocabulary().special().infill.is_some(), "insert"),
-    ]
-    .into_iter()
-    .filter_map(|(can, name)| can.then_some(name))
-    .collect()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::parameter_size;
+    use super::tagged_name;
 
     #[test]
-    fn parameter_sizes_have_a_unit() {
-        let sizes = [999, 12_345, 137_000_000, 8_030_261_248].map(parameter_size);
-        assert_eq!(sizes, ["999", "12K", "137.00M", "8.0B"]);
+    fn names_without_a_tag_get_one() {
+        assert_eq!(["tiny", "tiny:1b", "tiny.gguf"].map(tagged_name), ["tiny:latest", "tiny:1b", "tiny.gguf:latest"]);
     }
 }

@@ -61,7 +61,12 @@ pub(super) enum OllamaRequest {
 
 /// Returns the name of the requested model. The tag `latest` is Ollama's default.
 pub(super) fn model(fields: Fields<'_>) -> Result<Option<&str>, ApiError> {
-    let name = fields.text("model")?.filter(|name| !name.is_empty());
+    model_in(fields, "model")
+}
+
+/// Returns the name of the requested model in a field.
+pub(super) fn model_in<'a>(fields: Fields<'a>, field: &str) -> Result<Option<&'a str>, ApiError> {
+    let name = fields.text(field)?.filter(|name| !name.is_empty());
     Ok(name.map(|name| name.strip_suffix(":latest").unwrap_or(name)))
 }
 

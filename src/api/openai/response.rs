@@ -1,5 +1,6 @@
 //! Parts of responses that completions and chat completions share.
 
+pub(super) use crate::api::shared::generation::OPENAI_NO_LOGPROB as NO_LOGPROB;
 use crate::api::shared::generation::{self, RunTimings, ThunderFields};
 use crate::api::shared::llama_completion::{LlamaCompletionEnd, LlamaCompletionStart, StopType};
 use crate::api::shared::settings::GenerationSettings;
@@ -10,9 +11,6 @@ use utoipa::ToSchema;
 
 /// Fingerprint of the server. Clients of llama-server expect it to start with `b`, like a build number.
 const FINGERPRINT: &str = concat!("b0-thunder-", env!("CARGO_PKG_VERSION"));
-
-/// OpenAI's value for a token without a probability.
-pub(super) const NO_LOGPROB: f32 = -9999.0;
 
 /// The id of an answer: a prefix and the id of its run.
 #[derive(Debug, Clone, Copy)]

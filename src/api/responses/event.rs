@@ -1,8 +1,7 @@
 //! The events of a response's stream.
 
 use super::response::{OutputItem, OutputPart, ResponseObject};
-use crate::api::shared::generation::{PromptProgressResponse, RunTimings};
-use crate::api::shared::settings::EmptyList;
+use crate::api::shared::generation::{PromptProgressResponse, RunTimings, TokenProbabilities};
 use crate::server::ErrorCode;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -61,9 +60,8 @@ pub(super) enum ResponseEvent<'a> {
         output_index: usize,
         delta: &'a str,
         content_index: usize,
-        /// Always empty.
-        #[schema(value_type = Vec<String>)]
-        logprobs: EmptyList,
+        /// Log-probabilities of its tokens, if requested.
+        logprobs: Vec<TokenProbabilities>,
         #[serde(skip_serializing_if = "Option::is_none")]
         timings: Option<RunTimings>,
     },
@@ -86,9 +84,8 @@ pub(super) enum ResponseEvent<'a> {
         output_index: usize,
         content_index: usize,
         text: &'a str,
-        /// Always empty.
-        #[schema(value_type = Vec<String>)]
-        logprobs: EmptyList,
+        /// Log-probabilities of its tokens, if requested.
+        logprobs: Vec<TokenProbabilities>,
     },
     /// The complete arguments of a call.
     #[serde(rename = "response.function_call_arguments.done")]

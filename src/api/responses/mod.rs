@@ -5,6 +5,9 @@
 
 mod event;
 mod input_items;
+mod items;
+mod logprobs;
+mod references;
 mod request;
 mod response;
 mod stored;
@@ -23,6 +26,7 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use event::ResponseStreamEvent;
+use logprobs::TextTokens;
 use request::ResponsesBody;
 use response::{DeletedResponse, EchoedFields, ResponseObject};
 use serde_json::Value;
@@ -58,19 +62,25 @@ pub(super) fn protocol() -> Protocol {
 async fn create(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OpenAiError> {
     let body_json = shared::parse_json(&body?)?;
     let fields = Fields::new(&body_json)?;
-    let mut items = previous_items(&client.app, &client.caller.scope, fields).await?;
-    let body = request::to_chat(&body_json, &items)?;
+    let (mut items, input) = conversation(&client.app, &client.caller.scope, fields).await?;
+    let body = request::to_chat(&body_json, &items, &input)?;
     let echo = EchoedFields::from_body(&body_json);
     let stores = fields.flag("store")?.unwrap_or(true);
-    items.extend(request::input(fields)?);
+    items.extend(input);
     let mut chat = ChatStream::parse_and_start(&client, &body, Surface::Responses).await?;
     let run = chat.run();
     let record = stores.then_some(ResponseRecord { app: client.app, run, items, owner: client.caller.tenant });
     let response = if chat.options.stream {
         respond(chat, stream::ResponseEventWriter::new(echo, record))
     } else {
-        while chat.next().await?.is_some() {}
-        let response = ResponseObject::complete(&chat, echo);
+        let mut tokens = TextTokens::default();
+        while let Some(mut update) = chat.next().await? {
+            tokens.add(&chat, &mut update);
+            for delta in &update.deltas {
+                tokens.assign(delta);
+            }
+        }
+        let response = ResponseObject::complete(&chat, &tokens, echo);
         let response = match record {
             Some(record) => record.save(response).await,
             None => response,
@@ -80,12 +90,14 @@ async fn create(client: RunClient, body: Result<Bytes, BytesRejection>) -> Resul
     Ok(generation::with_run_id(response, run))
 }
 
-/// Returns the items of the conversation that the request continues.
-async fn previous_items(app: &App, scope: &Scope, fields: Fields<'_>) -> Result<Vec<Value>, ApiError> {
-    match fields.text("previous_response_id")? {
-        Some(id) => stored::conversation(app, scope, id).await,
-        None => Ok(Vec::new()),
-    }
+/// Returns the items of the conversation that the request continues, and those of its input without references.
+async fn conversation(app: &App, scope: &Scope, fields: Fields<'_>) -> Result<(Vec<Value>, Vec<Value>), ApiError> {
+    let earlier = match fields.text("previous_response_id")? {
+        Some(id) => stored::conversation(app, scope, id).await?,
+        None => Vec::new(),
+    };
+    let input = references::resolve(app, scope, &earlier, request::input(fields)?).await?;
+    Ok((earlier, input))
 }
 
 /// Returns a stored response.
@@ -120,8 +132,8 @@ async fn input_tokens(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<InputTokensResponse>, OpenAiError> {
     let body_json = shared::parse_json(&body?)?;
-    let items = previous_items(&app, &scope, Fields::new(&body_json)?).await?;
-    let body = request::to_chat(&body_json, &items)?;
+    let (items, input) = conversation(&app, &scope, Fields::new(&body_json)?).await?;
+    let body = request::to_chat(&body_json, &items, &input)?;
     let loaded = app.loaded(body.get("model").and_then(Value::as_str)).await?;
     let prepared = Conversation::parse(&app, Fields::new(&body)?)?.prepare(&loaded).await?;
     Ok(Json(InputTokensResponse::new(&prepared)))

@@ -2,8 +2,8 @@
 //!
 //! The converted body is parsed like that of any other chat completion, so it is a JSON value, not a struct.
 
-use crate::api::shared::chat::images;
-use crate::api::shared::fields::{Fields, invalid_value, join_text_parts, required_text};
+use super::items::push_item;
+use crate::api::shared::fields::{Fields, invalid_value};
 use crate::server::{ApiError, ErrorCode};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -18,12 +18,17 @@ const CONVERTED: &[&str] = &[
     "text",
     "max_output_tokens",
     "reasoning",
+    "include",
     "top_logprobs",
+    "truncation",
     "previous_response_id",
     "store",
     "n",
     "messages",
 ];
+
+/// The value of `include` that requests log-probabilities.
+const LOGPROBS: &str = "message.output_text.logprobs";
 
 /// Fields that refer to data that the server does not store, with the cause and the remedy.
 const UNSUPPORTED: &[(&str, &str)] = &[
@@ -37,7 +42,8 @@ const UNSUPPORTED: &[(&str, &str)] = &[
 pub(super) struct ResponsesBody {
     /// Name of the model, optionally followed by mods; default is the server's default model.
     model: Option<String>,
-    /// A text, or a list of items: messages, function calls and their outputs, and reasoning.
+    /// A text, or a list of items: messages, function calls and their outputs, reasoning, and references to items of
+    /// stored responses: `{type: "item_reference", id}`.
     #[schema(value_type = Value)]
     input: Value,
     /// The system prompt.
@@ -58,6 +64,14 @@ pub(super) struct ResponsesBody {
     /// `{effort?}`.
     #[schema(value_type = Option<Object>)]
     reasoning: Option<Value>,
+    /// Further output: `message.output_text.logprobs`. Other values have no effect.
+    include: Option<Vec<String>>,
+    /// Alternatives of each token in the log-probabilities.
+    #[schema(minimum = 0, maximum = 1000)]
+    top_logprobs: Option<u32>,
+    /// `auto` drops the oldest turns if the context is full, like `"context_policy": "evict"`; `disabled` does not.
+    #[schema(default = "disabled")]
+    truncation: Option<String>,
     /// Store the response, so that a later request can continue it.
     #[schema(default = true)]
     store: Option<bool>,
@@ -79,8 +93,9 @@ pub(super) fn input(fields: Fields<'_>) -> Result<Vec<Value>, ApiError> {
     }
 }
 
-/// Converts the body to that of a chat completion, with the items of an `earlier` conversation before its input.
-pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError> {
+/// Converts the body to that of a chat completion, with the items of an `earlier` conversation before those of its
+/// `input`, which have no references.
+pub(super) fn to_chat(body: &Value, earlier: &[Value], input: &[Value]) -> Result<Value, ApiError> {
     let fields = Fields::new(body)?;
     for (name, reason) in UNSUPPORTED {
         if fields.get(name).is_some() {
@@ -101,7 +116,7 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     for item in earlier {
         push_item(&mut messages, item, "previous_response_id")?;
     }
-    for (index, item) in input(fields)?.iter().enumerate() {
+    for (index, item) in input.iter().enumerate() {
         push_item(&mut messages, item, &format!("input[{index}]"))?;
     }
     chat.insert("messages".into(), messages.into());
@@ -130,7 +145,26 @@ pub(super) fn to_chat(body: &Value, earlier: &[Value]) -> Result<Value, ApiError
     if let Some(effort) = fields.object("reasoning")?.and_then(|reasoning| reasoning.get("effort")) {
         chat.insert("reasoning_effort".into(), effort.clone());
     }
+    insert_logprobs(fields, &mut chat)?;
+    match fields.text("truncation")? {
+        Some("auto") if fields.get("context_policy").is_none() => {
+            chat.insert("context_policy".into(), "evict".into());
+        }
+        None | Some("auto" | "disabled") => {}
+        Some(other) => return Err(invalid_value("truncation", "\"auto\" or \"disabled\"", &other.into())),
+    }
     Ok(Value::Object(chat))
+}
+
+/// Requests log-probabilities if `include` lists them or `top_logprobs` is above 0.
+fn insert_logprobs(fields: Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
+    let top = fields.get("top_logprobs");
+    let is_included = fields.list("include")?.is_some_and(|list| list.iter().any(|name| name == LOGPROBS));
+    if is_included || top.is_some_and(|top| *top != 0) {
+        chat.insert("logprobs".into(), true.into());
+        chat.insert("top_logprobs".into(), top.cloned().unwrap_or_else(|| 0.into()));
+    }
+    Ok(())
 }
 
 /// Converts a tool. Returns `None` for tools that only OpenAI's server can run; clients such as Codex always offer
@@ -156,98 +190,15 @@ fn convert_tool(tool: &Value, at: &str) -> Result<Option<Value>, ApiError> {
     Ok(Some(json!({ "type": "function", "function": function })))
 }
 
-/// Appends the converted item. Reasoning, text and calls of one answer become one message.
-fn push_item(messages: &mut Vec<Value>, item: &Value, at: &str) -> Result<(), ApiError> {
-    let text = |field: &str| required_text(item, field, at);
-    match item["type"].as_str() {
-        None | Some("message") => {
-            let Some(role @ ("user" | "assistant" | "system" | "developer")) = item["role"].as_str() else {
-                let expected = "\"user\", \"assistant\", \"system\" or \"developer\"";
-                return Err(invalid_value(&format!("{at}.role"), expected, &item["role"]));
-            };
-            let content = content_of(&item["content"], &format!("{at}.content"))?;
-            if role != "assistant" {
-                messages.push(json!({ "role": role, "content": content }));
-                return Ok(());
-            }
-            let message = assistant_message(messages, |last| last["content"] == "" && last.get("tool_calls").is_none());
-            message["content"] = content;
-        }
-        Some("function_call") => {
-            let call = json!({ "id": text("call_id")?, "type": "function",
-                               "function": { "name": text("name")?, "arguments": text("arguments")? } });
-            let message = assistant_message(messages, |_| true);
-            match message["tool_calls"].as_array_mut() {
-                Some(calls) => calls.push(call),
-                None => message["tool_calls"] = json!([call]),
-            }
-        }
-        Some("function_call_output") => {
-            let content = content_of(&item["output"], &format!("{at}.output"))?;
-            messages.push(json!({ "role": "tool", "tool_call_id": text("call_id")?, "content": content }));
-        }
-        Some("reasoning") => {
-            let parts = |field: &str| {
-                let texts = item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str());
-                texts.collect::<Vec<_>>().join("\n")
-            };
-            let reasoning = Some(parts("content")).filter(|text| !text.is_empty()).unwrap_or_else(|| parts("summary"));
-            messages.push(json!({ "role": "assistant", "content": "", "reasoning_content": reasoning }));
-        }
-        Some(_) => {
-            let expected = "\"message\", \"function_call\", \"function_call_output\" or \"reasoning\"";
-            return Err(invalid_value(&format!("{at}.type"), expected, &item["type"]));
-        }
-    }
-    Ok(())
-}
-
-/// Returns the last message if it is the assistant's and can be extended; otherwise appends a new one.
-fn assistant_message(messages: &mut Vec<Value>, belongs: impl Fn(&Value) -> bool) -> &mut Value {
-    let extends = messages.last().is_some_and(|last| last["role"] == "assistant" && belongs(last));
-    if !extends {
-        messages.push(json!({ "role": "assistant", "content": "" }));
-    }
-    let last = messages.len() - 1;
-    &mut messages[last]
-}
-
-/// Returns the content of a message: a text, or a list of parts if there are images.
-fn content_of(value: &Value, at: &str) -> Result<Value, ApiError> {
-    let is_image = |part: &Value| part["type"] == "input_image";
-    let Some(parts) = value.as_array().filter(|parts| parts.iter().any(is_image)) else {
-        return join_text_parts(value, at, part_text).map(Value::from);
-    };
-    let convert = |(index, part): (usize, &Value)| {
-        let at = format!("{at}[{index}]");
-        if !is_image(part) {
-            let text = part_text(part).ok_or_else(|| invalid_value(&at, "a part with text or an image", part))?;
-            return Ok(json!({ "type": "text", "text": text }));
-        }
-        if let Some(id) = part["file_id"].as_str() {
-            let detail = format!(
-                "`{at}.file_id`: the server stores no files, so '{id}' is unknown; send the image as a data URL in \
-                 image_url"
-            );
-            return Err(ApiError::invalid(format!("{at}.file_id"), detail).code(ErrorCode::Unsupported));
-        }
-        Ok(images::image_part(&required_text(part, "image_url", &at)?, &format!("{at}.image_url")))
-    };
-    parts.iter().enumerate().map(convert).collect()
-}
-
-fn part_text(part: &Value) -> Option<&str> {
-    match part["type"].as_str() {
-        Some("input_text" | "output_text" | "text") => part["text"].as_str(),
-        Some("refusal") => part["refusal"].as_str(),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::to_chat;
-    use serde_json::json;
+    use super::{Fields, input};
+    use crate::server::ApiError;
+    use serde_json::{Value, json};
+
+    fn to_chat(body: &Value) -> Result<Value, ApiError> {
+        super::to_chat(body, &[], &input(Fields::new(body)?)?)
+    }
 
     #[test]
     fn items_become_messages() {
@@ -265,7 +216,7 @@ mod tests {
                 {"type": "function_call_output", "call_id": "c1", "output": "2"},
             ],
         });
-        let chat = to_chat(&body, &[]).unwrap();
+        let chat = to_chat(&body).unwrap();
         insta::assert_json_snapshot!(chat["messages"], @r#"
         [
           {
@@ -318,7 +269,7 @@ mod tests {
         let body = json!({"input": [
             {"role": "user", "content": [image, {"type": "input_text", "text": "a"}]},
             {"type": "function_call_output", "call_id": "c1", "output": [image]}]});
-        let messages = &to_chat(&body, &[]).unwrap()["messages"];
+        let messages = &to_chat(&body).unwrap()["messages"];
         let part = |at: &str| crate::api::shared::chat::images::image_part("data:image/png;base64,aGk=", at);
         let expected = json!([part("input[0].content[0].image_url"), {"type": "text", "text": "a"}]);
         assert_eq!(messages[0]["content"], expected);
@@ -326,10 +277,30 @@ mod tests {
     }
 
     #[test]
+    fn logprobs_and_truncation_are_converted() {
+        let chat = |mut fields: Value| {
+            fields["input"] = "a".into();
+            let chat = to_chat(&fields).unwrap();
+            json!([chat["logprobs"], chat["top_logprobs"], chat["context_policy"]])
+        };
+        let include = json!(["reasoning.encrypted_content", "message.output_text.logprobs"]);
+        for (fields, expected) in [
+            (json!({"include": include}), json!([true, 0, null])),
+            (json!({"include": include, "top_logprobs": 2}), json!([true, 2, null])),
+            (json!({"top_logprobs": 2}), json!([true, 2, null])),
+            (json!({"top_logprobs": 0, "truncation": "disabled"}), json!([null, null, null])),
+            (json!({"truncation": "auto"}), json!([null, null, "evict"])),
+            (json!({"truncation": "auto", "context_policy": "shift"}), json!([null, null, "shift"])),
+        ] {
+            assert_eq!(chat(fields.clone()), expected, "{fields}");
+        }
+    }
+
+    #[test]
     fn hosted_tools_are_ignored() {
         let tools =
             json!([{"type": "web_search"}, {"type": "function", "name": "f"}, {"type": "custom", "name": "patch"}]);
-        let chat = to_chat(&json!({"input": "a", "tools": tools}), &[]).unwrap();
+        let chat = to_chat(&json!({"input": "a", "tools": tools})).unwrap();
         assert_eq!(chat["tools"], json!([{"type": "function", "function": {"name": "f"}}]));
     }
 
@@ -352,10 +323,12 @@ mod tests {
             ),
             (json!({"input": [{"role": "user", "content": [{"type": "input_audio"}]}]}), "input[0].content[0]"),
             (json!({"input": [{"type": "function_call", "name": "f"}]}), "input[0].call_id"),
-            (json!({"input": [{"type": "item_reference", "id": "x"}]}), "input[0].type"),
+            (json!({"input": [{"type": "computer_call", "id": "x"}]}), "input[0].type"),
+            (json!({"input": "a", "include": "x"}), "include"),
+            (json!({"input": "a", "truncation": "some"}), "truncation"),
             (json!({"input": "a", "max_output_tokens": 0}), "max_output_tokens"),
         ] {
-            assert_eq!(to_chat(&body, &[]).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
+            assert_eq!(to_chat(&body).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
         }
     }
 }

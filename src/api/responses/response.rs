@@ -1,7 +1,8 @@
 //! A response and its items.
 
+use super::logprobs::TextTokens;
 use crate::api::shared::chat::ChatStream;
-use crate::api::shared::generation::ThunderFields;
+use crate::api::shared::generation::{ThunderFields, TokenProbabilities};
 use crate::api::shared::settings::EmptyList;
 use crate::events::FinishReason;
 use serde::Serialize;
@@ -189,9 +190,8 @@ pub(super) enum OutputPart<'a> {
         /// Always empty.
         #[schema(value_type = Vec<String>)]
         annotations: EmptyList,
-        /// Always empty.
-        #[schema(value_type = Vec<String>)]
-        logprobs: EmptyList,
+        /// Log-probabilities of the text's tokens, if requested.
+        logprobs: Vec<TokenProbabilities>,
     },
     /// Text of the reasoning.
     ReasoningText {
@@ -201,8 +201,8 @@ pub(super) enum OutputPart<'a> {
 }
 
 impl<'a> OutputPart<'a> {
-    pub(super) fn text(text: impl Into<Cow<'a, str>>) -> Self {
-        Self::OutputText { text: text.into(), annotations: [], logprobs: [] }
+    pub(super) fn text(text: impl Into<Cow<'a, str>>, logprobs: Vec<TokenProbabilities>) -> Self {
+        Self::OutputText { text: text.into(), annotations: [], logprobs }
     }
 
     pub(super) fn reasoning(text: impl Into<Cow<'a, str>>) -> Self {
@@ -212,21 +212,22 @@ impl<'a> OutputPart<'a> {
 
 impl ResponseObject {
     /// Returns the complete response.
-    pub(super) fn complete(chat: &ChatStream, echo: EchoedFields) -> Self {
+    pub(super) fn complete(chat: &ChatStream, tokens: &TextTokens, echo: EchoedFields) -> Self {
         let parsed = chat.message(0);
         let status = status(chat);
         let mut output = Vec::new();
         if !parsed.reasoning.is_empty() {
-            output.push(OutputItem::reasoning(chat, output.len(), Some(parsed.reasoning.clone())));
+            output.push(OutputItem::reasoning(chat, 0, Some(parsed.reasoning.clone())));
         }
         let calls = chat.calls(0);
         if !parsed.content.is_empty() || (calls.is_empty() && output.is_empty()) {
-            output.push(OutputItem::message(chat, output.len(), Some(parsed.content.clone()), status));
+            let part = OutputPart::text(parsed.content.clone(), tokens.logprobs(chat, 0..tokens.assigned()));
+            output.push(OutputItem::message(chat, 0, Some(part), status));
         }
-        for call in calls {
+        for (number, call) in calls.into_iter().enumerate() {
             let is_complete = serde_json::from_str::<serde::de::IgnoredAny>(call.arguments).is_ok();
             let status = if is_complete { ResponseStatus::Completed } else { ResponseStatus::Incomplete };
-            output.push(OutputItem::function_call(chat, output.len(), call.id, call.name, call.arguments, status));
+            output.push(OutputItem::function_call(chat, number, call.id, call.name, call.arguments, status));
         }
         let details = IncompleteDetails { reason: "max_output_tokens" };
         let ended = chat.finish(0).filter(|_| status == ResponseStatus::Completed);
@@ -276,15 +277,17 @@ fn status(chat: &ChatStream) -> ResponseStatus {
     }
 }
 
-fn id(chat: &ChatStream, kind: &str, index: usize) -> String {
-    format!("{kind}_{}_{index}", chat.run().0.simple())
+/// Returns the id of an item. `number` counts the items of its kind: a streamed answer may have several messages between
+/// its reasoning and calls, which are one message of the complete response.
+fn id(chat: &ChatStream, kind: &str, number: usize) -> String {
+    format!("{kind}_{}_{number}", chat.run().0.simple())
 }
 
 impl OutputItem {
     /// Returns a reasoning item; `None` as text means that the item has just started.
-    pub(super) fn reasoning(chat: &ChatStream, index: usize, text: Option<String>) -> Self {
+    pub(super) fn reasoning(chat: &ChatStream, number: usize, text: Option<String>) -> Self {
         Self::Reasoning {
-            id: id(chat, "rs", index),
+            id: id(chat, "rs", number),
             summary: [],
             encrypted_content: None,
             status: if text.is_some() { ResponseStatus::Completed } else { ResponseStatus::InProgress },
@@ -292,23 +295,27 @@ impl OutputItem {
         }
     }
 
-    /// Returns a message item; `None` as text means that the item has just started.
-    pub(super) fn message(chat: &ChatStream, index: usize, text: Option<String>, status: ResponseStatus) -> Self {
-        let content = text.into_iter().map(OutputPart::text).collect();
-        Self::Message { id: id(chat, "msg", index), status, role: "assistant", content }
+    /// Returns a message item; `None` as its text means that the item has just started.
+    pub(super) fn message(
+        chat: &ChatStream,
+        number: usize,
+        text: Option<OutputPart<'static>>,
+        status: ResponseStatus,
+    ) -> Self {
+        Self::Message { id: id(chat, "msg", number), status, role: "assistant", content: text.into_iter().collect() }
     }
 
     /// Returns a function call item.
     pub(super) fn function_call(
         chat: &ChatStream,
-        index: usize,
+        number: usize,
         call: &str,
         name: &str,
         arguments: &str,
         status: ResponseStatus,
     ) -> Self {
         Self::FunctionCall {
-            id: id(chat, "fc", index),
+            id: id(chat, "fc", number),
             status,
             call_id: call.to_owned(),
             name: name.to_owned(),

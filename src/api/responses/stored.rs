@@ -26,7 +26,7 @@ impl ResponseRecord {
     pub(super) async fn save(self, mut response: ResponseObject) -> ResponseObject {
         let Self { app, run, mut items, owner } = self;
         let value = serde_json::to_value(&response).unwrap_or_default();
-        items.extend(value["output"].as_array().into_iter().flatten().cloned());
+        items.extend(value["output"].as_array().into_iter().flatten().map(without_logprobs));
         let stored = NewResponse { id: response.id.clone(), run_id: run, owner, response: value, items };
         let failure = match app.store() {
             Ok(store) => match timeout(STORE_TIMEOUT, store.save_response(&stored, app.now())).await {
@@ -42,6 +42,17 @@ impl ResponseRecord {
     }
 }
 
+/// Returns a copy of an output item without log-probabilities, which no later request needs.
+fn without_logprobs(item: &Value) -> Value {
+    let mut item = item.clone();
+    for part in item["content"].as_array_mut().into_iter().flatten() {
+        if let Some(logprobs) = part.get_mut("logprobs") {
+            *logprobs = Value::Array(Vec::new());
+        }
+    }
+    item
+}
+
 /// Returns the items of the conversation that ends with a response.
 ///
 /// # Errors
@@ -55,6 +66,12 @@ pub(super) async fn conversation(app: &App, scope: &Scope, id: &str) -> Result<V
         );
         ApiError::invalid(FIELD, detail).code(ErrorCode::PreviousResponseNotFound)
     })
+}
+
+/// Returns the output items of a stored response; none if it is not stored.
+pub(super) async fn output(app: &App, scope: &Scope, id: &str) -> Result<Vec<Value>, ApiError> {
+    let response = app.store()?.response(scope, id).await?;
+    Ok(response.and_then(|mut response| response["output"].as_array_mut().map(std::mem::take)).unwrap_or_default())
 }
 
 /// Returns a stored response.

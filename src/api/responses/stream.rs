@@ -4,11 +4,12 @@
 //! items are not sent again; the response in the last event is always correct.
 
 use super::event::{ResponseEvent, ResponseStreamEvent};
+use super::logprobs::TextTokens;
 use super::response::{EchoedFields, OutputItem, OutputPart, ResponseObject, ResponseStatus};
 use super::stored::ResponseRecord;
 use crate::api::shared::chat::sse::ChatEventWriter;
 use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
-use crate::api::shared::generation::RunTimings;
+use crate::api::shared::generation::{RunTimings, TokenProbabilities};
 use crate::api::shared::sse::{PendingEvents, push_typed};
 use crate::events::FinishReason;
 use crate::server::ApiError;
@@ -21,15 +22,42 @@ pub(super) struct ResponseEventWriter {
     sequence: u64,
     /// Number of completed items.
     completed: usize,
+    /// Number of items of each kind.
+    counts: ItemCounts,
     item: Option<Item>,
+    tokens: TextTokens,
 }
 
 /// The open item, to which deltas are added.
 #[derive(Debug)]
 struct Item {
     id: String,
+    /// Number of items of its kind before it.
+    number: usize,
     kind: ItemKind,
     text: String,
+    /// Number of tokens before the item.
+    tokens_before: usize,
+}
+
+#[derive(Debug, Default)]
+struct ItemCounts {
+    reasonings: usize,
+    messages: usize,
+    calls: usize,
+}
+
+impl ItemCounts {
+    /// Adds an item. Returns the number of items of its kind before it.
+    fn add(&mut self, kind: &ItemKind) -> usize {
+        let count = match kind {
+            ItemKind::Reasoning => &mut self.reasonings,
+            ItemKind::Text => &mut self.messages,
+            ItemKind::Call { .. } => &mut self.calls,
+        };
+        *count += 1;
+        *count - 1
+    }
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -69,7 +97,15 @@ impl EventSender<'_> {
 
 impl ResponseEventWriter {
     pub(super) fn new(echo: EchoedFields, record: Option<ResponseRecord>) -> Self {
-        Self { echo, record, sequence: 0, completed: 0, item: None }
+        Self {
+            echo,
+            record,
+            sequence: 0,
+            completed: 0,
+            counts: ItemCounts::default(),
+            item: None,
+            tokens: TextTokens::default(),
+        }
     }
 
     fn send(&mut self, event: ResponseEvent<'_>, pending: &mut PendingEvents) {
@@ -78,23 +114,33 @@ impl ResponseEventWriter {
 
     fn open(&mut self, chat: &ChatStream, kind: ItemKind, pending: &mut PendingEvents) {
         self.close(chat, ResponseStatus::Completed, pending);
-        let output_index = self.completed;
+        let (output_index, number) = (self.completed, self.counts.add(&kind));
         let started = ResponseStatus::InProgress;
         let (item, part) = match &kind {
-            ItemKind::Reasoning => (OutputItem::reasoning(chat, output_index, None), Some(OutputPart::reasoning(""))),
-            ItemKind::Text => (OutputItem::message(chat, output_index, None, started), Some(OutputPart::text(""))),
-            ItemKind::Call { id, name } => (OutputItem::function_call(chat, output_index, id, name, "", started), None),
+            ItemKind::Reasoning => (OutputItem::reasoning(chat, number, None), Some(OutputPart::reasoning(""))),
+            ItemKind::Text => {
+                (OutputItem::message(chat, number, None, started), Some(OutputPart::text("", Vec::new())))
+            }
+            ItemKind::Call { id, name } => (OutputItem::function_call(chat, number, id, name, "", started), None),
         };
         self.send(ResponseEvent::OutputItemAdded { output_index, item: &item }, pending);
         let item_id = item.id();
         if let Some(part) = part {
             self.send(ResponseEvent::ContentPartAdded { item_id, output_index, content_index: 0, part }, pending);
         }
-        self.item = Some(Item { id: item_id.to_owned(), kind, text: String::new() });
+        let tokens_before = self.tokens.assigned();
+        self.item = Some(Item { id: item_id.to_owned(), number, kind, text: String::new(), tokens_before });
     }
 
-    fn push_delta(&mut self, chat: &ChatStream, delta: &str, pending: &mut PendingEvents) {
-        let Self { item: Some(Item { id: item_id, kind, text }), completed: output_index, sequence, .. } = self else {
+    fn push_delta(
+        &mut self,
+        chat: &ChatStream,
+        delta: &str,
+        logprobs: Vec<TokenProbabilities>,
+        pending: &mut PendingEvents,
+    ) {
+        let Self { item: Some(Item { id: item_id, kind, text, .. }), completed: output_index, sequence, .. } = self
+        else {
             return;
         };
         text.push_str(delta);
@@ -105,7 +151,7 @@ impl ResponseEventWriter {
                 ResponseEvent::ReasoningTextDelta { item_id, output_index, delta, content_index, timings }
             }
             ItemKind::Text => {
-                ResponseEvent::OutputTextDelta { item_id, output_index, delta, content_index, logprobs: [], timings }
+                ResponseEvent::OutputTextDelta { item_id, output_index, delta, content_index, logprobs, timings }
             }
             ItemKind::Call { .. } => {
                 ResponseEvent::FunctionCallArgumentsDelta { item_id, output_index, delta, timings }
@@ -115,7 +161,11 @@ impl ResponseEventWriter {
     }
 
     fn close(&mut self, chat: &ChatStream, status: ResponseStatus, pending: &mut PendingEvents) {
-        let Some(Item { id, kind, text }) = self.item.take() else { return };
+        let Some(Item { id, number, kind, text, tokens_before }) = self.item.take() else { return };
+        // A mod that replaced the text with calls leaves its tokens.
+        let has_text = kind == ItemKind::Text && !text.is_empty();
+        let end = if has_text { self.tokens.assigned() } else { tokens_before };
+        let logprobs = self.tokens.logprobs(chat, tokens_before..end);
         let (item_id, output_index, content_index) = (id.as_str(), self.completed, 0);
         let (done, part) = match &kind {
             ItemKind::Reasoning => (
@@ -123,8 +173,14 @@ impl ResponseEventWriter {
                 Some(OutputPart::reasoning(text.as_str())),
             ),
             ItemKind::Text => (
-                ResponseEvent::OutputTextDone { item_id, output_index, content_index, text: &text, logprobs: [] },
-                Some(OutputPart::text(text.as_str())),
+                ResponseEvent::OutputTextDone {
+                    item_id,
+                    output_index,
+                    content_index,
+                    text: &text,
+                    logprobs: logprobs.clone(),
+                },
+                Some(OutputPart::text(text.as_str(), logprobs.clone())),
             ),
             ItemKind::Call { name, .. } => {
                 (ResponseEvent::FunctionCallArgumentsDone { item_id, output_index, name, arguments: &text }, None)
@@ -135,9 +191,9 @@ impl ResponseEventWriter {
             self.send(ResponseEvent::ContentPartDone { item_id, output_index, content_index, part }, pending);
         }
         let item = match kind {
-            ItemKind::Reasoning => OutputItem::reasoning(chat, output_index, Some(text)),
-            ItemKind::Text => OutputItem::message(chat, output_index, Some(text), status),
-            ItemKind::Call { id, name } => OutputItem::function_call(chat, output_index, &id, &name, &text, status),
+            ItemKind::Reasoning => OutputItem::reasoning(chat, number, Some(text)),
+            ItemKind::Text => OutputItem::message(chat, number, Some(OutputPart::text(text, logprobs)), status),
+            ItemKind::Call { id, name } => OutputItem::function_call(chat, number, &id, &name, &text, status),
         };
         self.send(ResponseEvent::OutputItemDone { output_index, item: &item }, pending);
         self.completed += 1;
@@ -152,7 +208,7 @@ impl ChatEventWriter for ResponseEventWriter {
         self.send(event, pending);
     }
 
-    fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
+    fn on_update(&mut self, chat: &ChatStream, mut update: ChatUpdate, pending: &mut PendingEvents) {
         let is_open = |item: &Option<Item>, kind: &ItemKind| item.as_ref().is_some_and(|item| item.kind == *kind);
         if let Some(progress) = update.progress {
             let event = ResponseEvent::InProgress {
@@ -162,22 +218,27 @@ impl ChatEventWriter for ResponseEventWriter {
             };
             self.send(event, pending);
         }
+        self.tokens.add(chat, &mut update);
         for delta in update.deltas {
-            match delta {
-                ChatDelta::Reasoning(text) => {
-                    if !is_open(&self.item, &ItemKind::Reasoning) {
-                        self.open(chat, ItemKind::Reasoning, pending);
-                    }
-                    self.push_delta(chat, &text, pending);
+            match &delta {
+                ChatDelta::Reasoning(_) if !is_open(&self.item, &ItemKind::Reasoning) => {
+                    self.open(chat, ItemKind::Reasoning, pending);
                 }
+                ChatDelta::Content(_) if !is_open(&self.item, &ItemKind::Text) => {
+                    self.open(chat, ItemKind::Text, pending);
+                }
+                _ => {}
+            }
+            let assigned = self.tokens.assign(&delta);
+            match delta {
                 ChatDelta::Content(text) => {
-                    if !is_open(&self.item, &ItemKind::Text) {
-                        self.open(chat, ItemKind::Text, pending);
-                    }
-                    self.push_delta(chat, &text, pending);
+                    let logprobs = self.tokens.logprobs(chat, assigned);
+                    self.push_delta(chat, &text, logprobs, pending);
                 }
                 ChatDelta::ToolCall { id, name, .. } => self.open(chat, ItemKind::Call { id, name }, pending),
-                ChatDelta::ToolArguments { text, .. } => self.push_delta(chat, &text, pending),
+                ChatDelta::Reasoning(text) | ChatDelta::ToolArguments { text, .. } => {
+                    self.push_delta(chat, &text, Vec::new(), pending);
+                }
                 ChatDelta::ToolCallEnd(_) => self.close(chat, ResponseStatus::Completed, pending),
                 ChatDelta::Retract(retraction) => {
                     if let Some(item) = &mut self.item {
@@ -197,7 +258,7 @@ impl ChatEventWriter for ResponseEventWriter {
     fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>> {
         let is_truncated = chat.reason(0) == FinishReason::Length;
         self.close(chat, if is_truncated { ResponseStatus::Incomplete } else { ResponseStatus::Completed }, pending);
-        let response = ResponseObject::complete(chat, self.echo.clone());
+        let response = ResponseObject::complete(chat, &self.tokens, self.echo.clone());
         // llama-server sends the timings next to the response.
         let timings = chat.finish(0).map(RunTimings::new);
         let mut sequence = self.sequence;

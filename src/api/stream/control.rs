@@ -101,9 +101,19 @@ async fn pause(connection: &mut StreamConnection, run: &Arc<StreamedRun>) -> Res
         let (run, outgoing) = (Arc::clone(run), connection.outgoing.clone());
         let id = run.request_id.clone();
         let watcher = connection.tasks.spawn(async move {
-            // Slightly longer than the engine's timeout, which the engine checks only when it is idle.
-            tokio::time::sleep(slot_timeout + Duration::from_millis(200)).await;
-            if run.control.progress().await.is_ok_and(|progress| progress.activity == RunActivity::Preempted) {
+            // The engine checks its timeout between two decodes.
+            tokio::time::sleep(slot_timeout).await;
+            let mut interval = Duration::from_millis(50);
+            let activity = loop {
+                match run.control.progress().await {
+                    Ok(progress) if progress.activity == RunActivity::Paused => {}
+                    Ok(progress) => break progress.activity,
+                    Err(RunOver) => return,
+                }
+                tokio::time::sleep(interval).await;
+                interval = (2 * interval).min(Duration::from_secs(1));
+            };
+            if activity == RunActivity::Preempted {
                 let text = "the slot was given to another run; resume waits for a free slot";
                 let preempted = status(StatusOperation::Pause, 100, text, Some(&run.request_id));
                 // Sending fails only if the client has disconnected.

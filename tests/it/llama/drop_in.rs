@@ -177,7 +177,7 @@ async fn wait_until_asleep(server: &Server) {
 
 #[tokio::test]
 async fn idle_model_sleeps_until_next_request() {
-    let server = Server::start(&["--sleep-idle-seconds", "2", "--metrics"]);
+    let server = Server::start(&["--sleep-idle-seconds", "5", "--metrics"]);
     server.wait_ready().await;
     let body = json!({"prompt": "Once", "n_predict": 8, "seed": 1, "ignore_eos": true});
     let first = server.answer("/completion", &body).await;
@@ -189,6 +189,9 @@ async fn idle_model_sleeps_until_next_request() {
     asleep["is_sleeping"] = false.into();
     assert_eq!(asleep["default_generation_settings"], awake["default_generation_settings"]);
     assert_eq!(asleep["chat_template"], awake["chat_template"]);
+    let described = server.answer("/api/show", &json!({"model": "tiny"})).await;
+    assert_eq!(described["template"], awake["chat_template"]);
+    assert_eq!(described["capabilities"], json!(["completion", "tools", "thinking"]));
     assert_eq!(token_counts(&server).await, metrics);
     assert_eq!(server.get("/health").await.0, 200);
     while server.get("/models").await.1["data"][0]["status"]["value"] != "sleeping" {

@@ -31,6 +31,13 @@ async fn fields_of_llama_server_are_accepted() {
     let settings = server.answer(PATH, &body(request)).await["generation_settings"].clone();
     assert_eq!(settings["samplers"], json!(["top_k", "temperature"]));
     assert_eq!((&settings["top_k"], &settings["speculative.types"]), (&json!(0), &json!("none")));
+    // Editor plugins send this list with every completion.
+    for samplers in [json!(["top_k", "top_p", "infill"]), json!("kpi")] {
+        let request = json!({"samplers": samplers, "ignore_eos": true, "n_predict": 4});
+        let answer = server.answer(PATH, &body(request)).await;
+        assert_eq!(answer["tokens_predicted"], 4);
+        assert_eq!(answer["generation_settings"]["samplers"], json!(["top_k", "top_p", "infill"]));
+    }
 }
 
 #[tokio::test]

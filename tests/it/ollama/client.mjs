@@ -6,8 +6,8 @@ const client = new Ollama({ host: process.argv[2] });
 const forcedAnswer = (text) => [{ name: "force-prefix", config: { text: `${text}<|im_end|>` } }];
 
 const { models } = await client.list();
-assert.deepEqual(models.map((model) => model.name), ["tiny"]);
-assert.equal((await client.ps()).models[0].name, "tiny");
+assert.deepEqual(models.map((model) => model.name), ["tiny:latest"]);
+assert.equal((await client.ps()).models[0].name, "tiny:latest");
 assert.equal((await client.show({ model: "tiny" })).details.format, "gguf");
 assert.match((await client.version()).version, /^\d+\.\d+\.\d+$/);
 

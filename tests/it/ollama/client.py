@@ -14,12 +14,12 @@ def forced_answer(text: str) -> list[dict]:
 
 
 [model] = client.list().models
-assert model.model == "tiny" and model.size > 0 and model.details.format == "gguf", model
-shown = client.show("tiny")
+assert model.model == "tiny:latest" and len(model.digest) == 64 and model.size > 0 and model.details.format == "gguf", model
+shown = client.show(model.model)
 assert shown.modelinfo["general.architecture"] == model.details.family, shown
 assert "completion" in shown.capabilities and "tools" in shown.capabilities, shown
 [running] = client.ps().models
-assert running.model == "tiny" and running.context_length > 0, running
+assert running.model == "tiny:latest" and running.context_length > 0, running
 
 messages = [{"role": "user", "content": "Hello!"}]
 options = {"num_predict": 30, "mods": forced_answer("<think>hm</think>Good day.")}

@@ -2,7 +2,7 @@
 //! a mod forces the answers that tests depend on.
 
 use super::chat::forced_answer;
-use super::harness::{ErrorTable, Server, server};
+use super::harness::{ErrorTable, Server, folder, model, server};
 use super::images::{DEMO, PROJECTOR};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -182,7 +182,30 @@ async fn request_without_prompt_loads_and_unloads_the_model() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
     assert_eq!(loaded["done_reason"], "load", "{loaded}");
-    assert_eq!(server.get("/api/ps").await.1["models"][0]["name"], "tiny");
+    assert_eq!(server.get("/api/ps").await.1["models"][0]["name"], "tiny:latest");
+}
+
+#[tokio::test]
+async fn model_that_is_not_loaded_is_described() {
+    let folder = folder();
+    std::fs::copy(model(), folder.join("other.gguf")).unwrap();
+    let server = Server::start(&["--models-dir", folder.to_str().unwrap()]);
+    server.wait_ready().await;
+    let (_, tags) = server.get("/api/tags").await;
+    let fields = |name: &str| -> Vec<String> {
+        tags["models"].as_array().unwrap().iter().map(|tag| tag[name].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!((fields("name"), fields("model")), (fields("model"), vec!["tiny:latest".into(), "other:latest".into()]));
+    let digests = fields("digest");
+    let is_hex = |digest: &String| digest.len() == 64 && digest.bytes().all(|digit| digit.is_ascii_hexdigit());
+    assert!(digests.iter().all(is_hex) && digests[0] != digests[1], "{tags}");
+    let show = async |name: &str| server.answer("/api/show", &json!({"model": name})).await;
+    let (loaded, other) = (show("tiny:latest").await, show("other:latest").await);
+    for field in ["template", "details", "model_info", "capabilities"] {
+        assert_eq!(loaded[field], other[field], "{field}");
+    }
+    assert_eq!(other["modelfile"], "FROM other\n");
+    assert_eq!(server.get("/api/ps").await.1["models"].as_array().unwrap().len(), 1, "the description loads no model");
 }
 
 #[tokio::test]
@@ -241,8 +264,9 @@ fn install_python(folder: &Path) -> Option<PathBuf> {
     };
     if !works() {
         let _ = Command::new("python3").args(["-m", "venv"]).arg(folder.join("python")).output();
-        let _ =
-            Command::new(&python).args(["-m", "pip", "install", "--quiet", "ollama", "litellm", "anthropic"]).output();
+        let _ = Command::new(&python)
+            .args(["-m", "pip", "install", "--quiet", "ollama==0.6.3", "litellm==1.110.2", "anthropic==2.14.0"])
+            .output();
     }
     works().then_some(python).or_else(|| report_skipped("the Python packages ollama, litellm and anthropic"))
 }
@@ -251,7 +275,7 @@ fn install_python(folder: &Path) -> Option<PathBuf> {
 fn install_node(folder: &Path) -> Option<PathBuf> {
     let installed = || folder.join("node_modules/ollama/package.json").is_file();
     if !installed() {
-        let arguments = ["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts", "ollama"];
+        let arguments = ["install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts", "ollama@0.6.4"];
         let _ = Command::new("npm").args(arguments).current_dir(folder).output();
     }
     installed().then(|| "node".into()).or_else(|| report_skipped("node and the package ollama of npm"))

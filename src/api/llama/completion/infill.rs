@@ -70,8 +70,8 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
         None => Vec::new(),
     };
     let parts = InfillParts {
-        prefix: vocabulary.encode(required("input_prefix")?, false, false),
-        suffix: vocabulary.encode(required("input_suffix")?, false, false),
+        prefix: parameters::encode(vocabulary, required("input_prefix")?, false, false),
+        suffix: parameters::encode(vocabulary, required("input_suffix")?, false, false),
         start,
         extra: encode_extra(fields, vocabulary, tokens)?,
         suffix_first,
@@ -85,7 +85,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
 fn encode_extra(fields: Fields<'_>, vocabulary: &Vocabulary, tokens: InfillTokens) -> Result<Vec<TokenId>, ApiError> {
     const EXPECTED: &str = "a list of {\"filename\": …, \"text\": …}";
     let mut all = Vec::new();
-    let plain = |text: &str| vocabulary.encode(text, false, false);
+    let plain = |text: &str| parameters::encode(vocabulary, text, false, false);
     if let Some(repository) = tokens.repository {
         all.push(repository);
         all.extend(plain("myproject\n"));

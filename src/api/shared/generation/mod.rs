@@ -10,7 +10,9 @@ mod timings;
 
 pub(crate) use crate::server::with_run_id;
 pub(crate) use client::RunClient;
-pub(crate) use probabilities::{LogprobsByText, ProbabilityFormatter, TokenLogprob, TokenProbabilities};
+pub(crate) use probabilities::{
+    LogprobsByText, OPENAI_NO_LOGPROB, ProbabilityFormatter, TokenLogprob, TokenProbabilities,
+};
 pub(crate) use runs::{Runs, SentTokens, check_run_count, repeat_request};
 pub(crate) use thunder::ThunderFields;
 pub(crate) use time_limit::wait_for_time_limit;

@@ -5,6 +5,9 @@ use crate::model::Vocabulary;
 use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
+/// Value for a token without a probability in OpenAI's formats.
+pub(crate) const OPENAI_NO_LOGPROB: f32 = -9999.0;
+
 /// A token with its probability and the most probable alternatives.
 #[derive(Debug, Clone, Serialize, ToSchema)]
 #[serde(untagged)]
