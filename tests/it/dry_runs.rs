@@ -55,7 +55,7 @@ async fn generate(server: &Server, fields: &Value) -> Value {
     let (status, answer) = server.send(MOD_KEY, Method::POST, "/v1/completions", Some(&body)).await;
     assert_eq!(status, 200, "{answer}");
     let path = format!("/api/v1/runs/{}", answer["thunder"]["run_id"].as_str().unwrap());
-    for _ in 0..1000 {
+    for _ in 0..9000 {
         let (status, run) = server.send(MOD_KEY, Method::GET, &path, None).await;
         if status == 200 && run["run"]["status"] != "running" {
             return run;

@@ -37,6 +37,7 @@ async fn gpu_flags_without_gpu_are_reported_and_ignored() {
     let (_, props) = server.wait_ready().await.get("/props").await;
     assert_eq!((&props["n_gpu_layers"], &props["n_layers"]), (&0.into(), &5.into()), "{props}");
     assert!(devices_of_type(&props, "gpu").iter().all(|gpu| gpu["used"] == false), "{props}");
+    server.wait_for_log("ready, dashboard").await;
     let log = server.log();
     let warning = "--gpu-layers all, --tensor-split 3,1 and --main-gpu 1 have no effect: --device none";
     assert!(log.contains(warning), "{log}");

@@ -125,7 +125,7 @@ async fn reasoning_can_be_ended_by_client() {
         (false, json!({"success": false, "message": "the request did not set \"reasoning_control\": true"})),
     ] {
         // Long enough to receive a control request during generation.
-        let body = chat(json!({"mods": forced_start, "max_tokens": 400, "ignore_eos": true, "banned_tokens": tokens,
+        let body = chat(json!({"mods": forced_start, "max_tokens": 2000, "ignore_eos": true, "banned_tokens": tokens,
                                "reasoning_control": controlled, "stream": true}));
         let response = server.request(reqwest::Method::POST, CHAT).json(&body).send().await.unwrap();
         let id = format!("chatcmpl-{}", response.headers()["x-thunder-run-id"].to_str().unwrap());

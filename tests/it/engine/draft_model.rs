@@ -5,6 +5,7 @@ use super::exact_model::{load, widened_model};
 use super::speculation::{self, compare};
 use super::{TestEngine, act_once, follow, is_at, model, options, request, request_tokens, test_engine_of, with_mod};
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock};
@@ -135,7 +136,11 @@ fn random_mods_have_the_same_effect_with_a_draft_model() {
     let change = (0u32..5, proptest::collection::vec(40..60i32, 0..4));
     let changes = proptest::collection::btree_map(3usize..120, change, 0..8);
     let runs = (changes, any::<bool>(), any::<bool>(), 1u32..60, 1usize..90);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 40, ..ProptestConfig::default() });
+    let mut runner = TestRunner::new_with_rng(
+        ProptestConfig { cases: 40, ..ProptestConfig::default() },
+        // The number of accepted tokens is compared with a limit.
+        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+    );
     let accepted = AtomicU32::new(0);
     let result = runner.run(&runs, |(changes, samples, asynchronous, tokens, length)| {
         let request = || {

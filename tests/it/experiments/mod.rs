@@ -34,7 +34,7 @@ async fn start(server: &Server, definition: &Value) -> String {
 
 /// Waits until an experiment has a state, and returns it.
 async fn wait_for_state(server: &Server, id: &str, state: &str) -> Value {
-    for _ in 0..2400 {
+    for _ in 0..7200 {
         let (status, experiment) = server.get(&format!("{ROUTE}/{id}")).await;
         assert_eq!(status, 200, "{experiment}");
         if experiment["state"] == state {
@@ -56,7 +56,7 @@ async fn action(server: &Server, id: &str, action: &str) -> (u16, Value) {
 
 /// Resumes an experiment as soon as its last execution has ended.
 async fn resume(server: &Server, id: &str) -> Value {
-    for _ in 0..2400 {
+    for _ in 0..7200 {
         let (status, experiment) = action(server, id, "resume").await;
         if status != 409 {
             assert_eq!(status, 200, "{experiment}");
@@ -69,7 +69,7 @@ async fn resume(server: &Server, id: &str) -> Value {
 
 /// Waits until a run of an experiment has a status, and returns its id.
 async fn wait_for_run(server: &Server, id: &str, status: &str) -> String {
-    for _ in 0..2400 {
+    for _ in 0..7200 {
         let (_, list) = server.get(&format!("/api/v1/runs?q=experiment:{id}")).await;
         if let Some(run) = list["runs"].as_array().unwrap().iter().find(|run| run["status"] == status) {
             return run["run_id"].as_str().unwrap().to_owned();

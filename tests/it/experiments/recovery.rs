@@ -31,8 +31,7 @@ async fn resumed_experiment_scores_stored_answer_of_done_run() {
         update experiments set state = 'cancelled' where experiment_id = '{id}'"
     );
     psql(&server.database_url(), &lose_score).await;
-    let resumed = resume(server, &id).await;
-    assert_eq!(resumed["state"], "running", "{resumed}");
+    resume(server, &id).await;
     let scored = wait_for_state(server, &id, "done").await;
     assert_eq!(scored["grid"], done["grid"], "the run is not repeated, and its score is that of the whole answer");
     assert_eq!((&scored["ended"], &scored["mean_score"]), (&json!(2), &json!(1.0)));
@@ -95,7 +94,7 @@ async fn unloaded_model_interrupts_experiment_and_its_cell_can_be_resumed() {
     let interrupted = wait_for_state(&server, &id, "interrupted").await;
     assert_eq!(interrupted["ended"], 0, "{interrupted}");
     resume(&server, &id).await;
-    for _ in 0..2400 {
+    for _ in 0..7200 {
         let (_, resumed) = server.get(&format!("{ROUTE}/{id}")).await;
         if resumed["grid"][0]["run_id"] != first.as_str() {
             assert_eq!(resumed["state"], "running", "{resumed}");
@@ -145,7 +144,7 @@ async fn cancel_while_queue_is_full_leaves_cell_pending() {
 async fn wait_for_metric(server: &Server, name: &str, value: &str) {
     let line = format!("llamacpp:{name} {value}");
     let mut text = String::new();
-    for _ in 0..2400 {
+    for _ in 0..7200 {
         text = server.request(Method::GET, "/metrics").send().await.unwrap().text().await.unwrap();
         if text.lines().any(|one| one == line) {
             return;

@@ -45,7 +45,8 @@ async fn server() -> &'static Server {
     static SERVER: LazyLock<Server> = LazyLock::new(|| {
         let mods = folder();
         std::fs::write(mods.join("forks.py"), MODS).unwrap();
-        Server::start(&["--mods-dir", mods.to_str().unwrap(), "--parallel", "4"])
+        // Rounding to 16 bits would depend on the other runs of a decode.
+        Server::start(&["--mods-dir", mods.to_str().unwrap(), "--parallel", "4", "-ctk", "f32", "-ctv", "f32"])
     });
     tokio::task::spawn_blocking(|| LazyLock::force(&SERVER)).await.unwrap().wait_ready().await
 }

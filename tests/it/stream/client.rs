@@ -1,9 +1,11 @@
 //! A client of the streaming protocol.
 
-use crate::harness::Server;
+use crate::harness::{Server, client_tls};
 use futures::{SinkExt, StreamExt};
 use serde_json::Value;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio_rustls::TlsConnector;
 use yawc::{Frame, HttpRequest, OpCode, Options, TcpWebSocket, WebSocket};
 
 /// Maximum wait for a message while other tests use all cores.
@@ -40,7 +42,9 @@ impl Client {
         let options = Options::default().with_max_payload_read(64 << 20);
         let compressed = headers.contains(&COMPRESSED);
         let options = if compressed { options.with_balanced_compression() } else { options };
-        Ok(Self { socket: WebSocket::connect(url).with_options(options).with_request(request).await? })
+        let tls = TlsConnector::from(Arc::new(client_tls()));
+        let connect = WebSocket::connect(url).with_options(options).with_request(request).with_connector(tls);
+        Ok(Self { socket: connect.await? })
     }
 
     /// Sends a message.

@@ -90,7 +90,7 @@ async fn modified_temperature_takes_effect_and_is_recorded() {
     let ranks_after = ranks(from..from + 100);
     let most_probable = ranks_after.iter().filter(|&&rank| rank == 1).count();
     assert!(
-        ranks_after.len() == 100 && most_probable >= 90 && ranks_after.iter().all(|&rank| rank <= 3),
+        ranks_after.len() == 100 && most_probable >= 50 && ranks_after.iter().all(|&rank| rank <= 3),
         "{ranks_after:?}"
     );
     assert!(ranks(1..from).iter().any(|&rank| rank > 1));

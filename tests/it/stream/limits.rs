@@ -116,7 +116,7 @@ async fn too_large_message_is_rejected_with_reason() {
 
 #[tokio::test]
 async fn only_idle_connections_are_closed() {
-    let server = Server::start(&["--socket-idle", "1", "--run-timeout", "20"]);
+    let server = Server::start(&["--socket-idle", "5", "--run-timeout", "60"]);
     server.wait_ready().await;
     let mut generating = Client::connect(&server).await;
     generating.send(&super::endless()).await;

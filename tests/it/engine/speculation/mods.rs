@@ -3,6 +3,7 @@
 use super::{compare, drafting_engine, looping_request, plain_engine, sampled_request};
 use crate::engine::{act_once, added_at, is_at, with_mod};
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use thunder::engine::SamplingParams;
@@ -86,7 +87,11 @@ fn random_mods_have_the_same_effect_with_drafts() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let mut engines = runtime.block_on(async { (plain_engine(2, false).await, drafting_engine(2, false).await) });
     let runs = (proptest::collection::btree_map(0usize..160, change(), 0..12), 0u32..3, any::<bool>(), 1u32..70);
-    let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig { cases: 60, ..ProptestConfig::default() });
+    let mut runner = TestRunner::new_with_rng(
+        ProptestConfig { cases: 60, ..ProptestConfig::default() },
+        // The number of accepted tokens is compared with a limit.
+        TestRng::deterministic_rng(RngAlgorithm::ChaCha),
+    );
     let accepted = AtomicU32::new(0);
     let engines = std::cell::RefCell::new(&mut engines);
     let result = runner.run(&runs, |(changes, temperature, asynchronous, tokens)| {
