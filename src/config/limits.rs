@@ -19,8 +19,8 @@ pub struct LimitFlags {
     /// a request fails with the error OOM
     #[arg(long, env = "THUNDER_MAX_ATTENTION", value_name = "SIZE", default_value = "1G")]
     pub max_attention: Size,
-    /// Seconds between pings on a WebSocket; clients that send nothing for three pings, and for a minute or more, are
-    /// disconnected; 0 for no pings
+    /// Seconds between pings on a WebSocket; clients that send nothing for three pings, and for a minute or more, or no
+    /// complete frame for 10 minutes are disconnected; 0 for no pings and no such limits
     #[arg(long, env = "THUNDER_SOCKET_PING", value_name = "SECONDS", default_value_t = 20)]
     pub socket_ping: u64,
     /// Seconds after which a WebSocket without messages and runs is closed; 0 for never

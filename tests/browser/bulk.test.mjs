@@ -112,8 +112,8 @@ for (const [scheme, width] of [['dark', 1280], ['light', 375]]) {
     }
     await page.keyboard.press('z');
     await page.keyboard.press('z');
-    await eventually.deepEqual(rows, all);
     await eventually.match(() => page.textContent('[data-toast]'), /^1 run restored$/);
+    await eventually.deepEqual(rows, all);
     await page.context().close();
     await expectNoErrors();
   });

@@ -251,7 +251,7 @@ test('open run list is updated after an outage of the server', async () => {
   const proxyUrl = `http://127.0.0.1:${proxy.address().port}`;
   const stop = new AbortController();
   const prompt = `away-${Date.now()}`;
-  const body = { prompt, max_tokens: 3500, ignore_eos: true, stream: true };
+  const body = { prompt, max_tokens: 4000, ignore_eos: true, stream: true };
   const run = await fetch(`${URL_}/v1/completions`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal: stop.signal });
   const id = run.headers.get('x-thunder-run-id');
   const page = await open(`/runs?q=${prompt}`, { server: proxyUrl, expected: (what) => /ERR_|Failed to fetch/.test(what) });

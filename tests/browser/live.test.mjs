@@ -60,6 +60,12 @@ const restOf = (page) => page.evaluate(() => {
   return Math.floor(scrollHeight - clientHeight - scrollTop);
 });
 
+/** Scrolls the text by a number of pixels, and waits until the page knows. */
+const scrollText = (page, pixels) => page.evaluate((by) => new Promise((done) => {
+  const text = document.querySelector('.text');
+  text.addEventListener('scroll', () => requestAnimationFrame(done), { once: true });
+  text.scrollTop += by;
+}), pixels);
 const later = (page) => page.locator('.token.later').allTextContents();
 
 test('run that has ended is navigated like a stored one', async () => {
@@ -73,7 +79,7 @@ test('run that has ended is navigated like a stored one', async () => {
   await page.focus('.text');
   await page.keyboard.press('End');
   await eventually.ok(async () => (await scrollTop()) > 0);
-  await page.evaluate(() => { document.querySelector('.text').scrollTop = 0; });
+  await scrollText(page, -9999);
   await sendUntil(39);
   await eventually.deepEqual(() => page.locator('.token.error').allTextContents(), [' src=x']);
   assert.equal(await scrollTop(), 0);
@@ -114,10 +120,6 @@ for (const [width, first] of [[1280, 0], [1280, 600], [375, 0], [375, 600]]) {
       trace.events[0].prompt_length += added;
       for (const { details } of trace.events.slice(1)) details.position += added;
     });
-    const scroll = async (pixels) => {
-      await page.evaluate((by) => { document.querySelector('.text').scrollTop += by; }, pixels);
-      await page.waitForTimeout(100);
-    };
     for (const event of [first, first + 10, first + 20, 700, 720, 740]) {
       await sendUntil(event);
       // The browser determines the actual heights of the blocks.
@@ -125,10 +127,10 @@ for (const [width, first] of [[1280, 0], [1280, 600], [375, 0], [375, 600]]) {
     }
     await sendUntil(750);
     await eventually.equal(() => restOf(page), 0);
-    await scroll(-20);
+    await scrollText(page, -20);
     await sendUntil(1000);
     assert.ok(await restOf(page) >= 20, 'a short distance is enough');
-    await scroll(9999);
+    await scrollText(page, 9999);
     await sendUntil();
     await eventually.equal(() => restOf(page), 0);
     await page.context().close();

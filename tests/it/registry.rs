@@ -274,7 +274,7 @@ async fn mod_disabled_during_a_run_is_no_longer_called() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn disabled_mod_is_not_called_in_forks_with_an_earlier_version() {
-    let process = Server::start(&UPLOAD_FLAGS);
+    let process = Server::start(&[&UPLOAD_FLAGS[..], &["--mod-timeout", "20000"]].concat());
     let server = Server::external(process.wait_ready().await.base.clone(), Some(MOD_KEY));
     let source = |seconds: f32| {
         format!(
@@ -283,7 +283,7 @@ async fn disabled_mod_is_not_called_in_forks_with_an_earlier_version() {
         )
     };
     assert_eq!(upload(&server, &json!({"name": "slow", "source": source(0.3)})).await.0, 200);
-    let body = json!({"prompt": "Hello", "max_tokens": 12, "ignore_eos": true, "mods": ["slow"]});
+    let body = json!({"prompt": "Hello", "max_tokens": 30, "ignore_eos": true, "mods": ["slow"]});
     let run = server.answer("/v1/completions", &body).await["thunder"]["run_id"].as_str().unwrap().to_owned();
     server.finished(&run).await;
     assert_eq!(upload(&server, &json!({"name": "slow", "source": source(0.1)})).await.0, 200);

@@ -69,7 +69,8 @@ pub(super) struct ResponsesBody {
     /// Alternatives of each token in the log-probabilities.
     #[schema(minimum = 0, maximum = 1000)]
     top_logprobs: Option<u32>,
-    /// `auto` drops the oldest turns if the context is full, like `"context_policy": "evict"`; `disabled` does not.
+    /// `auto` drops the oldest turns if the context is full, like `"context_policy": "evict"`; `disabled` uses
+    /// the policy of the server.
     #[schema(default = "disabled")]
     truncation: Option<String>,
     /// Store the response, so that a later request can continue it.

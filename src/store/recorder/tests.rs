@@ -252,6 +252,10 @@ async fn connections_without_a_response_are_replaced() {
     let (read, read_in_transaction) = tokio::join!(read, read_in_transaction);
     for result in [read, read_in_transaction] {
         let error = result.unwrap_err();
+        // A busy machine may exceed the time limit for connections.
+        if matches!(error, sqlx::Error::PoolTimedOut) {
+            continue;
+        }
         assert!(matches!(&error, sqlx::Error::Io(error) if error.kind() == std::io::ErrorKind::TimedOut), "{error}");
     }
     // Both connections of the pool were used.

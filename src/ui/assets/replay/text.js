@@ -120,6 +120,8 @@ export class Text {
 
   /** Adds the rows that are new since the last call. Creates the spans of all of them if `all` is true, else of the first ones. */
   addNewRows(all) {
+    // The event of a scroll may arrive after the new rows.
+    if (this.#root.scrollTop < this.#scrollTop) this.#onScroll();
     this.#removals = removals(this.#run.count, (i) => this.#run.removedAt(i));
     this.#removalByLastRow = new Map(this.#removals.map((removal) => [removal.last, removal]));
     this.#addRows(all ? this.#run.count : this.#blockOf.length + FIRST_ROWS);
