@@ -59,15 +59,14 @@ pub(super) enum OllamaRequest {
     Unload,
 }
 
-/// Returns the name of the requested model. The tag `latest` is Ollama's default.
+/// Returns the name of the requested model.
 pub(super) fn model(fields: Fields<'_>) -> Result<Option<&str>, ApiError> {
     model_in(fields, "model")
 }
 
 /// Returns the name of the requested model in a field.
 pub(super) fn model_in<'a>(fields: Fields<'a>, field: &str) -> Result<Option<&'a str>, ApiError> {
-    let name = fields.text(field)?.filter(|name| !name.is_empty());
-    Ok(name.map(|name| name.strip_suffix(":latest").unwrap_or(name)))
+    Ok(fields.text(field)?.filter(|name| !name.is_empty()))
 }
 
 /// Converts the body of a chat.
@@ -220,7 +219,7 @@ mod tests {
           "mods": [
             "log-top"
           ],
-          "model": "demo/log-top",
+          "model": "demo/log-top:latest",
           "stream": true,
           "response_format": {
             "type": "json_schema",

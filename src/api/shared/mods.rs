@@ -46,11 +46,12 @@ fn names_after_model<'a, 'n>(
     known: impl Fn(&str) -> bool,
 ) -> impl Iterator<Item = &'a str> {
     let segments = |text: &'a str| text.split('/').filter(|segment| !segment.is_empty());
-    let (rest, skip) = match (models::resolve(requested, names), &segments(requested).collect::<Vec<_>>()[..]) {
+    let untagged = models::without_tag(requested);
+    let (rest, skip) = match (models::resolve(requested, names), &segments(untagged).collect::<Vec<_>>()[..]) {
         (Some((_, rest)), _) => (rest, 0),
         // An unknown name is accepted as a model. Two segments are `publisher/model`, unless the second one is a mod.
-        (None, [_, second]) => (requested, if known(second) { 1 } else { 2 }),
-        (None, _) => (requested, 2),
+        (None, [_, second]) => (untagged, if known(second) { 1 } else { 2 }),
+        (None, _) => (untagged, 2),
     };
     segments(rest).skip(skip)
 }

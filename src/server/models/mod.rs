@@ -17,7 +17,7 @@ mod unload;
 
 pub use load::LoadStep;
 pub use loaded::Loaded;
-pub(crate) use names::resolve;
+pub(crate) use names::{resolve, without_tag};
 pub use sessions::{InsufficientMemory, SessionClient, Sessions};
 pub use sleeping::{ModelView, SleepingModel};
 
