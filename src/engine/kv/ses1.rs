@@ -275,7 +275,7 @@ fn field<const N: usize>(bytes: &[u8], range: Range<usize>) -> Result<[u8; N], S
 mod tests {
     use super::super::snapshot::VectorIdentity;
     use super::*;
-    use crate::model::llama::{ImageSpans, ScaledAdapter, ScaledVector};
+    use crate::model::llama::{AttentionWindow, ImageSpans, ScaledAdapter, ScaledVector};
     use proptest::prelude::*;
 
     /// Position of the checksum in a block of `count` tokens.
@@ -306,7 +306,7 @@ mod tests {
     }
 
     fn format() -> SnapshotFormat {
-        SnapshotFormat { vocabulary: 100, layout: StateLayout::from_state(&state(1), 64, 0) }
+        SnapshotFormat { vocabulary: 100, layout: StateLayout::from_state(&state(1), 64, AttentionWindow::None) }
     }
 
     /// Returns a block of `count` tokens, with an adapter if `adapted` and a control vector if `steered`.

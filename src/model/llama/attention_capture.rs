@@ -11,7 +11,7 @@ pub enum AttentionCapture {
     On,
     /// Capture with flash attention: rows are computed from its inputs, for requested tokens only.
     Flash,
-    /// [`AttentionCapture::Flash`] if it usually makes runs without attention faster, else [`AttentionCapture::On`].
+    /// [`AttentionCapture::On`] for caches of 32-bit floats, else [`AttentionCapture::Flash`].
     #[default]
     Auto,
 }

@@ -1,7 +1,8 @@
 //! Check that a draft model has the vocabulary of the main model, by the rules of llama.cpp's
 //! `common_speculative_are_compatible`.
 
-use super::{Model, ModelError, TOKENIZERS};
+use super::tokenizer::TOKENIZERS;
+use super::{Model, ModelError};
 use crate::events::TokenId;
 use llama_cpp_2::token::LlamaToken;
 
@@ -69,13 +70,11 @@ impl Profile {
     fn new(model: &Model) -> Self {
         let vocab = model.llama.vocab();
         let text = |token| vocab.text(LlamaToken::new(token)).map(|text| text.to_bytes().into()).unwrap_or_default();
-        // llama.cpp would abort the process at a text of a model without a tokenizer.
-        let texts = if model.card.tokenizer_id == 0 { 0 } else { vocab.n_tokens() };
         Self {
             tokenizer: model.card.tokenizer_id,
             bos: vocab.should_add_bos().then(|| vocab.bos().0),
             eos: vocab.should_add_eos().then(|| vocab.eos().0),
-            texts: (0..texts).map(text).collect(),
+            texts: (0..vocab.n_tokens()).map(text).collect(),
         }
     }
 

@@ -27,7 +27,7 @@ use sha2::{Digest, Sha256};
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Maximum bytes of embeddings of recent images that are kept for later requests of the same conversation.
 const MAX_CACHE_BYTES: usize = 256 << 20;
@@ -68,6 +68,8 @@ pub struct Images {
     max_undivided: u32,
     /// Recent images, the most recently used last.
     recent: Mutex<Vec<Arc<Image>>>,
+    /// Images that requests and runs use.
+    in_use: Mutex<Vec<Weak<Image>>>,
 }
 
 impl Images {
@@ -120,7 +122,15 @@ impl Images {
         let settings = format!("{:?} {:?}", options.min_tokens, options.max_tokens);
         let fingerprint = hash ^ fingerprint::hash_text(&settings);
         let vocabulary = Arc::clone(vocabulary);
-        Ok(Self { projector, vocabulary, fingerprint, non_causal, max_undivided, recent: Mutex::default() })
+        Ok(Self {
+            projector,
+            vocabulary,
+            fingerprint,
+            non_causal,
+            max_undivided,
+            recent: Mutex::default(),
+            in_use: Mutex::default(),
+        })
     }
 
     /// Returns the number of tokens up to which an image must fit into a physical batch, because its tokens attend to
@@ -148,7 +158,24 @@ impl Images {
         let placeholders = Placeholders::new(seed.finalize().into());
         let file = ImageFileInfo { sha256, header, bytes: file.len() };
         let traits = EmbeddingTraits { width: self.projector.width(), non_causal: self.non_causal };
-        Ok(Arc::new(Image::new(file, parts, placeholders, traits, &self.vocabulary)?))
+        Ok(self.share(Image::new(file, parts, placeholders, traits, &self.vocabulary)?))
+    }
+
+    /// Returns the image that another request or a run uses for the same file, so that the file is encoded once; else
+    /// `image`.
+    fn share(&self, image: Image) -> Arc<Image> {
+        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        in_use.retain(|other| other.strong_count() > 0);
+        let same = in_use.iter().filter_map(Weak::upgrade).find(|other| other.sha256() == image.sha256());
+        if let Some(same) = same {
+            if same.is_encoded() {
+                self.keep(&same);
+            }
+            return same;
+        }
+        let image = Arc::new(image);
+        in_use.push(Arc::downgrade(&image));
+        image
     }
 
     /// Encodes an image, unless that was done before, and keeps it for later requests. Takes seconds for a large
@@ -157,9 +184,8 @@ impl Images {
     /// # Errors
     /// [`ImageError::Encode`].
     pub fn encode(&self, image: &Arc<Image>) -> Result<(), ImageError> {
-        if image.encode(|pixels| self.projector.encode(pixels))? {
-            self.keep(image);
-        }
+        image.encode(|pixels| self.projector.encode(pixels))?;
+        self.keep(image);
         Ok(())
     }
 
@@ -186,6 +212,7 @@ impl Images {
     /// Adds an encoded image to the cache, and removes those that were not used for the longest time.
     fn keep(&self, image: &Arc<Image>) {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        recent.retain(|other| other.sha256() != image.sha256());
         recent.push(Arc::clone(image));
         let mut bytes: usize = recent.iter().map(|image| image.bytes()).sum();
         while recent.len() > 1 && (recent.len() > MAX_CACHED || bytes > MAX_CACHE_BYTES) {

@@ -18,11 +18,54 @@ pub(super) const OUT_OF_WINDOW: &str = "layers with an attention window have dro
 pub(super) const WITHIN_IMAGE: &str =
     "the tokens of an image cannot be separated in this model; remove the whole image";
 
+/// Architectures that rotate the keys of some layers only, which llama.cpp does not take into account when it shifts keys.
+const PARTLY_ROTATED: [&str; 7] = ["afmoe", "cohere2", "cohere2moe", "exaone-moe", "llama4", "muse-glimmer", "smollm3"];
+/// The same, for models whose layers have an attention window.
+const PARTLY_ROTATED_WITH_WINDOW: [&str; 2] = ["exaone4", "smallthinker"];
+/// Architectures that add a learned vector for each position.
+const LEARNED_POSITIONS: [&str; 2] = ["gpt2", "starcoder"];
+
+/// Attention window of some layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttentionWindow {
+    /// All layers attend to all tokens.
+    None,
+    /// A token attends to this number of tokens, the last of which is itself.
+    Sliding(u32),
+    /// Positions are divided into chunks of this length, and a token attends to those of its chunk.
+    Chunked(u32),
+}
+
+impl AttentionWindow {
+    fn new(model: &LlamaModel, architecture: &str) -> Self {
+        match ffi::memory::window(model) {
+            0 => Self::None,
+            width if architecture == "llama4" => Self::Chunked(width),
+            width => Self::Sliding(width),
+        }
+    }
+
+    /// Returns the first position that a token at `position` attends to in any layer.
+    #[must_use]
+    pub fn first_attended(self, position: u32) -> u32 {
+        match self {
+            Self::None => 0,
+            Self::Sliding(width) => (position + 1).saturating_sub(width),
+            Self::Chunked(width) => position / width * width,
+        }
+    }
+
+    /// Returns true if all layers attend to all tokens.
+    #[must_use]
+    pub fn is_none(self) -> bool {
+        self == Self::None
+    }
+}
+
 /// Capabilities of a context's memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MemoryCapabilities {
-    /// Attention window of some layers in tokens; 0 if all layers attend to all tokens.
-    pub window: u32,
+    pub window: AttentionWindow,
     /// True if there is a state that only represents the end of a sequence.
     pub recurrent: bool,
     /// The reason why tokens cannot be removed from the middle of a sequence.
@@ -32,22 +75,22 @@ pub(super) struct MemoryCapabilities {
 impl MemoryCapabilities {
     pub fn new(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType) -> Self {
         let recurrent = model.is_recurrent() || model.is_hybrid();
-        Self {
-            window: ffi::memory::window(model),
-            recurrent,
-            shift_obstacle: find_shift_obstacle(model, context, keys, recurrent),
-        }
+        let architecture = model.meta_val_str("general.architecture").unwrap_or_default();
+        let window = AttentionWindow::new(model, &architecture);
+        let obstacle = if recurrent { Some(RECURRENT) } else { find_shift_obstacle(model, context, keys) };
+        let shift_obstacle = obstacle.or_else(|| find_position_obstacle(&architecture, window));
+        Self { window, recurrent, shift_obstacle }
     }
 
     /// Returns the first position that a token at `position` attends to in any layer.
     pub fn first_attended(&self, position: u32) -> u32 {
-        if self.window == 0 { 0 } else { (position + 1).saturating_sub(self.window) }
+        self.window.first_attended(position)
     }
 
     /// Returns true if the first `keep` positions of a saved state of `length` positions are usable. For layers with a
-    /// window, a saved state contains only the last window.
+    /// window, a saved state contains only what its last token attends to.
     pub fn is_prefix_usable(&self, length: u32, keep: u32) -> bool {
-        let first = if self.window == 0 { 0 } else { length.saturating_sub(self.window) };
+        let first = self.first_attended(length.saturating_sub(1));
         keep == length || keep == 0 || (!self.recurrent && first <= self.first_attended(keep))
     }
 
@@ -55,7 +98,7 @@ impl MemoryCapabilities {
     /// the removal, all layers have the tokens from position `first` on; `left` tokens remain after it.
     pub fn can_remove(&self, first: u32, ranges: &[Range<u32>], left: u32) -> bool {
         let removed = ranges.iter().map(|range| range.end.min(first).saturating_sub(range.start)).sum::<u32>();
-        self.window == 0 || first - removed <= self.first_attended(left)
+        self.window.is_none() || first - removed <= self.first_attended(left)
     }
 }
 
@@ -77,15 +120,7 @@ fn head_width(model: &LlamaModel, key: &str) -> u32 {
     super::parameter(model, key).unwrap_or_else(|| model.n_embd().unsigned_abs() / model.n_head().max(1))
 }
 
-fn find_shift_obstacle(
-    model: &LlamaModel,
-    context: &mut LlamaContext<'_>,
-    keys: CacheType,
-    recurrent: bool,
-) -> Option<&'static str> {
-    if recurrent {
-        return Some(RECURRENT);
-    }
+fn find_shift_obstacle(model: &LlamaModel, context: &mut LlamaContext<'_>, keys: CacheType) -> Option<&'static str> {
     let rope = model.rope_type();
     if matches!(rope, Some(RopeType::MRope | RopeType::IMRope | RopeType::Vision)) {
         return Some("this model has multi-part positions, which cannot be shifted");
@@ -105,14 +140,25 @@ fn find_shift_obstacle(
     )
 }
 
+/// Returns the reason why the architecture's positions prevent a shift.
+fn find_position_obstacle(architecture: &str, window: AttentionWindow) -> Option<&'static str> {
+    if LEARNED_POSITIONS.contains(&architecture) {
+        return Some("this model has learned positions, which cannot be shifted");
+    }
+    let is_partly_rotated = PARTLY_ROTATED.contains(&architecture)
+        || (!window.is_none() && PARTLY_ROTATED_WITH_WINDOW.contains(&architecture));
+    is_partly_rotated
+        .then_some("llama.cpp cannot shift the keys of this model, because some of its layers do not rotate them")
+}
+
 #[cfg(test)]
 mod tests {
-    use super::MemoryCapabilities;
+    use super::{AttentionWindow, MemoryCapabilities, find_position_obstacle};
 
     #[test]
     fn window_must_be_complete_to_be_continued() {
-        let plain = MemoryCapabilities { window: 0, recurrent: false, shift_obstacle: None };
-        let window = MemoryCapabilities { window: 10, ..plain };
+        let plain = MemoryCapabilities { window: AttentionWindow::None, recurrent: false, shift_obstacle: None };
+        let window = MemoryCapabilities { window: AttentionWindow::Sliding(10), ..plain };
         let recurrent = MemoryCapabilities { recurrent: true, ..plain };
         assert!(
             plain.is_prefix_usable(50, 3) && recurrent.is_prefix_usable(50, 50) && recurrent.is_prefix_usable(50, 0)
@@ -125,5 +171,30 @@ mod tests {
         assert!(window.can_remove(40, &[5..20], 35) && !window.can_remove(40, &[44..46], 48));
         assert!(window.can_remove(40, &[5..6, 20..30], 39) && window.can_remove(40, &[5..6, 38..41], 46));
         assert!(!window.can_remove(40, &[5..6, 38..42], 45));
+    }
+
+    #[test]
+    fn chunk_must_be_complete_to_be_continued() {
+        let window = AttentionWindow::Chunked(10);
+        let chunked = MemoryCapabilities { window, recurrent: false, shift_obstacle: None };
+        assert_eq!([0, 9, 10, 25].map(|position| window.first_attended(position)), [0, 0, 10, 20]);
+        // The state has positions 20 to 24.
+        assert!(
+            chunked.is_prefix_usable(25, 24) && chunked.is_prefix_usable(25, 20) && !chunked.is_prefix_usable(25, 19)
+        );
+        assert!(chunked.can_remove(20, &[3..5], 23) && !chunked.can_remove(20, &[3..5], 19));
+    }
+
+    #[test]
+    fn keys_of_layers_without_rotation_are_not_shifted() {
+        let obstacle = |architecture, window| find_position_obstacle(architecture, window).is_some();
+        let window = AttentionWindow::Sliding(10);
+        assert!(
+            obstacle("smollm3", AttentionWindow::None)
+                && obstacle("cohere2", window)
+                && obstacle("gpt2", AttentionWindow::None)
+        );
+        assert!(obstacle("llama4", AttentionWindow::Chunked(10)) && obstacle("cohere2moe", window));
+        assert!(!obstacle("llama", AttentionWindow::None) && !obstacle("gemma3", window));
     }
 }

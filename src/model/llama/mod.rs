@@ -28,6 +28,7 @@ mod reason;
 mod rerank_template;
 mod sampler;
 mod state;
+mod tokenizer;
 mod tuning;
 mod ubatch;
 mod usage;
@@ -55,21 +56,20 @@ pub use images::{
 };
 pub use layer_set::LayerSet;
 pub use lens::{HiddenStates, UnsupportedLens};
+pub use memory::AttentionWindow;
 pub use numa::Numa;
 pub use options::{ContextRequirements, GpuLayers, ModelOptions, SplitMode};
 pub use probe::probe;
 pub use rerank_template::RerankTemplate;
-pub use sampler::{Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};
+pub use sampler::{AVOIDED_TOKEN_BIAS, Candidates, Draw, Sampler, SamplerInput, SamplerStage, SamplingParams};
 pub use state::{StateError, StateLayout};
 pub use tuning::{MetadataValue, RopeOptions, RopeScaling, Tuning};
 pub use usage::{LlamaUse, wait_for_end_of_use};
 pub use weights::WeightFile;
 
 use super::grammar::GrammarCompiler;
-use super::vocabulary::{InfillTokens, SpecialTokens};
 use super::{ModelError, Vocabulary};
 use llama_cpp_2::model::LlamaModel;
-use llama_cpp_2::token::LlamaToken;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -182,15 +182,8 @@ impl Model {
         }
         let adapters = Adapters::load(&mut llama, &options.adapters)?;
         let llama = Arc::new(llama);
-        let vocabulary = Arc::new(read_vocabulary(&llama));
-        let tokenizer = ffi::loading::vocab_type(&llama);
-        let kind = TOKENIZERS.get(tokenizer as usize).copied().unwrap_or("unknown");
-        if kind == "wpm" && (llama.vocab().bos().0 < 0 || llama.vocab().sep().0 < 0) {
-            // llama.cpp would abort the process at the first text.
-            let reason = "its vocabulary lacks [CLS] or [SEP]; tokenizer.ggml.bos_token_id and \
-                          tokenizer.ggml.seperator_token_id must be their ids";
-            return Err(load_error(reason.into()));
-        }
+        let (tokenizer_id, tokenizer) = tokenizer::check(&llama).map_err(load_error)?;
+        let vocabulary = Arc::new(tokenizer::read_vocabulary(&llama));
         let card = ModelCard {
             name: options.name.clone().unwrap_or_else(|| file_stem(path)),
             generates: encoder::generates(&llama, &architecture),
@@ -206,8 +199,8 @@ impl Model {
             window: Some(ffi::memory::window(&llama)).filter(|&width| width > 0),
             embedding: llama.n_embd().unsigned_abs(),
             file_type: ffi::loading::file_type(&llama),
-            tokenizer: kind,
-            tokenizer_id: tokenizer,
+            tokenizer,
+            tokenizer_id,
             chat_template: llama.chat_template(None).ok().and_then(|template| template.to_string().ok()),
         };
         let adapters = adapters.with_control_vectors(&options.control, &card)?;
@@ -309,46 +302,6 @@ fn parameter<T: std::str::FromStr>(llama: &LlamaModel, key: &str) -> Option<T> {
     llama.meta_val_str(&format!("{architecture}.{key}")).ok()?.parse().ok()
 }
 
-/// llama.cpp's types of tokenizer, by number.
-const TOKENIZERS: [&str; 7] = ["none", "spm", "bpe", "wpm", "ugm", "rwkv", "plamo2"];
-
 fn file_stem(path: &Path) -> String {
     path.file_stem().map_or_else(|| "model".into(), |stem| stem.to_string_lossy().into_owned())
-}
-
-fn read_vocabulary(llama: &Arc<LlamaModel>) -> Vocabulary {
-    let vocab = llama.vocab();
-    let count = vocab.n_tokens();
-    let tokens = || (0..count).map(LlamaToken::new);
-    let valid = |token: LlamaToken| (token.0 >= 0).then_some(token.0);
-    let infill = match (valid(vocab.fim_pre()), valid(vocab.fim_suf()), valid(vocab.fim_mid())) {
-        (Some(prefix), Some(suffix), Some(middle)) => {
-            let (repository, file) = (valid(vocab.fim_rep()), valid(vocab.fim_sep()));
-            Some(InfillTokens { prefix, suffix, middle, repository, file })
-        }
-        _ => None,
-    };
-    let special = SpecialTokens {
-        bos: valid(vocab.bos()),
-        eos: valid(vocab.eos()),
-        eot: valid(vocab.eot()),
-        pad: valid(vocab.pad()),
-        add_bos: vocab.should_add_bos(),
-        infill,
-    };
-    let owner = Arc::clone(llama);
-    Vocabulary::new(
-        tokens().map(|token| vocab.token_to_piece(token, true, None).into_boxed_slice()).collect(),
-        tokens().map(|token| vocab.is_control(token)).collect(),
-        tokens().filter(|&token| vocab.is_eog(token)).map(|token| token.0).collect(),
-        special,
-        move |text, add_special, parse_special| {
-            owner
-                .vocab()
-                .tokenize(text.as_bytes(), add_special, parse_special)
-                .into_iter()
-                .map(|token| token.0)
-                .collect()
-        },
-    )
 }

@@ -1,17 +1,21 @@
 //! A probe of a model file: the whole load by llama.cpp, except reading the weights.
 
 use super::ffi::loading::{self, LoadParams};
-use super::{GgufHeader, ModelError, backend, gguf, reason};
+use super::{GgufHeader, ModelError, backend, gguf, reason, tokenizer};
 use llama_cpp_2::context::params::LlamaContextParams;
 use std::ffi::CString;
 use std::num::NonZeroU32;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Context size of the probe in tokens.
 const TOKENS: u32 = 64;
 
-/// Probes the file: its header, vocabulary, tensors and the graph of its architecture. llama.cpp aborts the process on
+/// Text for the probe of the tokenizer, with letters, digits, punctuation, whitespace, control characters and scripts.
+const TEXT: &str = "Hello, world!  1234 it's\t\r\n\u{1} naïve Ωμέγα 日本語 한국어 😀 ﬁ e\u{301} <s></s>";
+
+/// Probes the file: its header, tokenizer, tensors and the graph of its architecture. llama.cpp aborts the process on
 /// some corrupt files, so run this in a separate process.
 ///
 /// # Errors
@@ -28,6 +32,10 @@ pub fn probe(path: &Path) -> Result<(), ModelError> {
     let backend = backend()?;
     let loading = LoadParams { no_alloc: true, ..LoadParams::default() };
     let model = loading::load(&file, &loading, |_| true).map_err(|lines| load_error(reason::reason(&lines)))?;
+    tokenizer::check(&model).map_err(load_error)?;
+    let model = Arc::new(model);
+    // An invalid table of the tokenizer ends the process only when a text is tokenized.
+    let _tokens = tokenizer::read_vocabulary(&model).encode(TEXT, true, true);
     let params = LlamaContextParams::default()
         .with_n_ctx(NonZeroU32::new(TOKENS))
         .with_n_batch(TOKENS)

@@ -15,6 +15,7 @@ mod tests;
 
 use super::cache_type::CacheType;
 use super::image_spans::ImageSpans;
+use super::memory::AttentionWindow;
 use crate::events::TokenId;
 use cells::read_cells;
 use detect::detect_sections;
@@ -44,8 +45,8 @@ pub struct StateLayout {
 /// A KV cache. Models with window layers have two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Cache {
-    /// Attention window of its layers in tokens; 0 if they attend to all tokens.
-    window: usize,
+    /// Attention window of its layers.
+    window: AttentionWindow,
     has_mrope: bool,
     transposed: bool,
     rotations: [u32; 2],
@@ -116,7 +117,7 @@ impl StateLayout {
     /// Derives the layout from the state of one token at position 0 in a context. Returns `None` if the state contains
     /// other parts than KV caches and recurrent states.
     #[must_use]
-    pub(crate) fn from_state(state: &[u8], context: usize, window: usize) -> Option<Self> {
+    pub(crate) fn from_state(state: &[u8], context: usize, window: AttentionWindow) -> Option<Self> {
         let magic = state.get(..4)?.try_into().ok()?;
         let streams = u32::from_le_bytes(state.get(HEADER_BYTES..HEADER_BYTES + 4)?.try_into().ok()?);
         let (mut caches, recurrent) = detect_sections(state, HEADER_BYTES)?;

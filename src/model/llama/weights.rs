@@ -16,7 +16,7 @@ const CHUNK: usize = 1 << 20;
 const SETTLED_S: i64 = 3;
 
 /// A model file with its attributes at load time.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightFile {
     path: PathBuf,
     attributes: FileAttributes,

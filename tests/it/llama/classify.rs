@@ -2,7 +2,7 @@
 
 use super::drop_in::token_counts;
 use super::{classifier, difference, encoders, expected, rejection};
-use crate::harness::{ErrorTable, Server, folder, message_of, server, thunder};
+use crate::harness::{ErrorTable, Server, message_of, server};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -209,22 +209,4 @@ async fn encoder_serves_embeddings_and_scores_without_flags() {
     let page = server.request(reqwest::Method::GET, "/playground").send().await.unwrap();
     assert_eq!(page.status(), 200);
     assert!(page.text().await.unwrap().contains("cannot generate text"));
-}
-
-/// llama.cpp aborts the process if it tokenizes with such a vocabulary.
-#[test]
-fn vocabulary_without_first_token_ends_start() {
-    let folder = folder();
-    let mut bytes = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/encoders/reranker.gguf")).unwrap();
-    let key = b"tokenizer.ggml.bos_token_id";
-    let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
-    bytes[at + key.len() - 1] = b'x';
-    let path = folder.join("damaged.gguf");
-    std::fs::write(&path, bytes).unwrap();
-    let mut command = thunder();
-    command.args(["serve", "--listen", "127.0.0.1:0", "--model"]).arg(&path).arg("--data-dir").arg(&folder);
-    let output = command.output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(error.contains("lacks [CLS] or [SEP]"), "{error}");
 }

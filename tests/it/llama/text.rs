@@ -1,6 +1,6 @@
 //! Text to tokens and back; templates without a run.
 
-use crate::harness::{ErrorTable, message_of, server};
+use crate::harness::{ErrorTable, Server, folder, message_of, server, thunder};
 use serde_json::json;
 
 #[tokio::test]
@@ -83,4 +83,50 @@ async fn tokenizer_routes_accept_vllm_fields() {
         (status, message_of(&error)),
         (400, "`prompt` must be a string, or a list of strings and token ids below 640, got 5")
     );
+}
+
+/// Such words would overflow the stack of an ordinary thread.
+#[tokio::test]
+async fn long_words_of_a_regular_expression_are_tokenized() {
+    let server = Server::start(&["--override-kv", "tokenizer.ggml.pre=str:gpt-4o", "-c", "256", "-np", "1"]);
+    server.wait_ready().await;
+    for text in
+        ["a".repeat(100_000), " ".repeat(20_000), format!("{}\nsecond", "=".repeat(300_000)), "é日".repeat(9000)]
+    {
+        let tokens = server.answer("/tokenize", &json!({"content": text})).await["tokens"].clone();
+        let back = server.answer("/detokenize", &json!({"tokens": tokens})).await;
+        assert!(back["content"] == text.as_str(), "{} bytes", text.len());
+    }
+    // A text that is tokenized in parts has the tokens of its lines.
+    let line = format!("{}\n", "Once upon a time, ".repeat(500));
+    let tokens = async |text: &str| {
+        server.answer("/tokenize", &json!({"content": text})).await["tokens"].as_array().unwrap().clone()
+    };
+    let of_line = tokens(&line).await;
+    assert!(tokens(&line.repeat(40)).await == vec![of_line; 40].concat());
+}
+
+/// llama.cpp aborts the process if it tokenizes with such a vocabulary.
+#[test]
+fn vocabulary_without_tokenizer_or_first_token_ends_start() {
+    let folder = folder();
+    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures");
+    let mut bytes = std::fs::read(format!("{fixtures}/encoders/reranker.gguf")).unwrap();
+    let key = b"tokenizer.ggml.bos_token_id";
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap();
+    bytes[at + key.len() - 1] = b'x';
+    let damaged = folder.join("damaged.gguf").display().to_string();
+    std::fs::write(&damaged, bytes).unwrap();
+    let without = ["--override-kv", "tokenizer.ggml.model=str:none,qwen2.vocab_size=int:640"];
+    for (model, flags, expected) in [
+        (damaged, &[][..], "lacks [CLS] or [SEP]"),
+        (format!("{fixtures}/models/tiny.gguf"), &without[..], "it has no tokenizer"),
+    ] {
+        let mut command = thunder();
+        command.args(["serve", "--listen", "127.0.0.1:0", "--model", &model, "--data-dir"]).arg(&folder).args(flags);
+        let output = command.output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains(expected), "{error}");
+    }
 }

@@ -104,9 +104,8 @@ impl Context<'_> {
             let head = OutputHead::probe(operations, states.as_ref(), logits, self.files);
             self.output_head = Some(head.map(Arc::new));
         }
-        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full).and_then(|state| {
-            StateLayout::from_state(&state, self.max_sequence_tokens as usize, self.memory.window as usize)
-        });
+        let layout = ffi::sequence_state(&self.llama, 0, StateExtent::Full)
+            .and_then(|state| StateLayout::from_state(&state, self.max_sequence_tokens as usize, self.memory.window));
         self.clear(0);
         self.layout.clone_from(&layout);
         Ok(layout)

@@ -107,7 +107,7 @@ impl Context<'_> {
     #[must_use]
     pub fn uses_checkpoints(&self) -> bool {
         // For layers with a window, llama.cpp would restore only the window, and cells would differ from positions.
-        self.memory.recurrent && self.memory.window == 0 && self.checkpoint_bytes > 0
+        self.memory.recurrent && self.memory.window.is_none() && self.checkpoint_bytes > 0
     }
 
     /// Saves the current state of a sequence of `length` tokens as a checkpoint.
@@ -145,7 +145,7 @@ impl Context<'_> {
     /// Returns true if every prefix of every saved state is usable.
     #[must_use]
     pub fn are_all_prefixes_usable(&self) -> bool {
-        self.memory.window == 0 && !self.memory.recurrent
+        self.memory.window.is_none() && !self.memory.recurrent
     }
 
     /// Removes all tokens of a sequence.
@@ -268,11 +268,11 @@ impl Context<'_> {
     /// Returns true if every cell of a sequence is at its position, in all layers.
     #[must_use]
     pub fn has_cells_in_order(&self, sequence: i32) -> bool {
-        self.memory.window == 0 || self.first_position(sequence) == 0
+        self.memory.window.is_none() || self.first_position(sequence) == 0
     }
 
     /// Returns the position of the oldest token that all layers have; 0 for an empty sequence.
     fn first_position(&self, sequence: i32) -> u32 {
-        if self.memory.window == 0 { 0 } else { self.llama.kv_cache_seq_pos_min(sequence).max(0).unsigned_abs() }
+        if self.memory.window.is_none() { 0 } else { self.llama.kv_cache_seq_pos_min(sequence).max(0).unsigned_abs() }
     }
 }

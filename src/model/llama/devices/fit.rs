@@ -62,6 +62,7 @@ impl GpuRequirements {
             output: header.arrays.get("tokenizer.ggml.tokens").unwrap_or(&0).saturating_mul(4 * ubatch),
             graph: values.saturating_mul(4 * ubatch),
         };
+        needs.layers[count_cached_layers(header, count as u64) as usize..].fill(0);
         let files = || std::iter::once(header).chain(others);
         let has_output = files().flat_map(|file| &file.tensors).any(|tensor| tensor.name == "output.weight");
         for tensor in files().flat_map(|file| &file.tensors) {
@@ -91,6 +92,16 @@ pub fn other_split_files(path: &Path, header: &GgufHeader) -> Vec<PathBuf> {
     (2..=files).map(|file| format!("{stem}-{file:05}-of-{files:05}.gguf").into()).collect()
 }
 
+/// Returns the number of layers that have a KV cache. The layers after them use the cache of an earlier layer.
+fn count_cached_layers(header: &GgufHeader, layers: u64) -> u64 {
+    // llama.cpp does not read this number from the file.
+    const GEMMA_3N: u64 = 20;
+    if header.text("general.architecture").is_some_and(|name| name == "gemma3n") {
+        return layers.min(GEMMA_3N);
+    }
+    layers.saturating_sub(header.parameter("attention.shared_kv_layers").unwrap_or(0))
+}
+
 /// Returns a lower bound for the KV cache in bytes; `None` for models that do not store keys and values of all heads in
 /// all layers.
 pub fn cache_bytes(header: &GgufHeader, requirements: &ContextRequirements) -> Option<u64> {
@@ -105,7 +116,7 @@ pub fn cache_bytes(header: &GgufHeader, requirements: &ContextRequirements) -> O
     if !is_plain {
         return None;
     }
-    let layers = parameter("block_count")?;
+    let layers = count_cached_layers(header, parameter("block_count")?);
     let key_heads = parameter("attention.head_count_kv").unwrap_or(1);
     let stored_bytes = |kind: CacheType| {
         let (block, bytes) = type_layout(kind.to_llama().into()).unwrap_or((1, 1));
@@ -251,6 +262,11 @@ mod tests {
         other.tuning.cache_on_host = true;
         assert_eq!(GpuRequirements::new(&header, &[], &other).layers, [11, 0]);
         other.tuning.cache_on_host = false;
+        let requirements = other.context;
+        let all = cache_bytes(&header, &requirements).unwrap();
+        header.metadata.insert("llama.attention.shared_kv_layers".into(), GgufScalar::Integer(1));
+        assert_eq!(GpuRequirements::new(&header, &[], &other).layers, [needs.layers[1] + 11, 0]);
+        assert_eq!(cache_bytes(&header, &requirements), Some(all / 2));
 
         // A header with excessive sizes fits nowhere.
         for key in ["embedding_length", "feed_forward_length", "attention.key_length"] {

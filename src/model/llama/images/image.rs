@@ -84,18 +84,18 @@ impl Image {
         Ok(Self { file, traits, tokens, chunks, parts: Mutex::new(Some(parts)), embeddings: OnceLock::new() })
     }
 
-    /// Computes the embeddings with `encode`. Returns false if they are available already.
+    /// Computes the embeddings with `encode`, unless they are available already.
     ///
     /// # Errors
     /// [`ImageError::Encode`].
-    pub(super) fn encode(&self, encode: impl Fn(&ImageParts) -> Option<Vec<f32>>) -> Result<bool, ImageError> {
+    pub(super) fn encode(&self, encode: impl Fn(&ImageParts) -> Option<Vec<f32>>) -> Result<(), ImageError> {
         let mut parts = self.parts.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(pixels) = parts.as_ref() else { return Ok(false) };
+        let Some(pixels) = parts.as_ref() else { return Ok(()) };
         let embeddings = encode(pixels).filter(|values| values.len() == self.placeholders() * self.traits.width);
         // The cell is empty, because the pixels are removed with the first encoding.
         let _ = self.embeddings.set(embeddings.ok_or(ImageError::Encode)?);
         *parts = None;
-        Ok(true)
+        Ok(())
     }
 
     /// Returns the SHA-256 of the file.

@@ -7,6 +7,9 @@ use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 
 /// Number of tokens per block. A block is skipped if its highest logit is too low to be selected.
 const BLOCK: usize = 128;
+/// Maximum absolute value of a candidate's logit. A mod or a bias can make logits so large that the temperature would
+/// divide them to infinity, for which the probabilities are NaN.
+const MAX_LOGIT: f32 = 1e30;
 /// Bits in a word of the mask.
 const WORD: usize = 32;
 /// Number of parallel maxima, so that the compiler vectorizes the loop.
@@ -124,6 +127,9 @@ impl LogitsView<'_> {
                 put(token, logit, &mut floor);
             }
         }
+        for entry in into {
+            entry.set_logit(bounded(entry.logit()));
+        }
     }
 
     /// Selects all tokens that can be sampled, in the vocabulary's order.
@@ -140,11 +146,15 @@ impl LogitsView<'_> {
                 while edits.next_if(|edit| edit.0 < token).is_some() {}
                 let logit = edits.next_if(|edit| edit.0 == token).map_or(logit, |edit| edit.1);
                 if logit > f32::NEG_INFINITY {
-                    into.push(LlamaTokenData::new(LlamaToken::new(token), logit, 0.0));
+                    into.push(LlamaTokenData::new(LlamaToken::new(token), bounded(logit), 0.0));
                 }
             }
         }
     }
+}
+
+fn bounded(logit: f32) -> f32 {
+    logit.clamp(-MAX_LOGIT, MAX_LOGIT)
 }
 
 fn max_value(values: &[f32]) -> f32 {

@@ -30,6 +30,14 @@ use std::sync::Arc;
 /// Maximum top-k that is selected from the logits directly; llama.cpp's own selection is faster for larger values.
 const MAX_PARTIAL_SORT: i32 = 256;
 
+/// Value that is added to the logit of a token to avoid it: the token is only sampled if no other token can be.
+pub const AVOIDED_TOKEN_BIAS: f32 = -100_000.0;
+/// Logit below which a token is avoided. Biases and penalties do not raise an avoided token above it.
+const MIN_LOGIT: f32 = AVOIDED_TOKEN_BIAS / 10.0;
+
+/// Minimum temperature above 0. A lower one has the same effect, but could divide logits to infinity.
+const MIN_TEMPERATURE: f32 = 1e-6;
+
 /// The sampler of one run.
 pub struct Sampler {
     bias: Vec<(TokenId, f32)>,
@@ -54,7 +62,7 @@ enum ActiveStage {
 /// The input for sampling a token.
 #[derive(Debug, Clone, Copy)]
 pub struct SamplerInput<'a> {
-    /// One logit per token of the vocabulary; `-inf` bans a token.
+    /// One logit per token of the vocabulary; `-inf` bans a token, and [`AVOIDED_TOKEN_BIAS`] avoids it.
     pub logits: &'a [f32],
     /// A bit per allowed token; `None` for all tokens.
     pub allowed: Option<&'a [u32]>,
@@ -177,6 +185,12 @@ impl Sampler {
         } else {
             view.all(&mut array.data);
         }
+        // Some filters count the logits of avoided tokens, and adaptive-p would draw the tokens.
+        let is_avoided = |entry: &LlamaTokenData| entry.logit() < MIN_LOGIT;
+        if array.data.iter().any(is_avoided) && !array.data.iter().all(is_avoided) {
+            array.data.retain(|entry| !is_avoided(entry));
+            stages.push(("avoided", array.data.len() as u32));
+        }
 
         let mut scaled = false;
         for stage in &mut self.chain[done..] {
@@ -213,7 +227,7 @@ impl Sampler {
                 ActiveStage::Temperature(filter) => {
                     scaled = true;
                     match (temperature, filter) {
-                        (Some(other), _) => LlamaSampler::temp(other).apply(array),
+                        (Some(other), _) => LlamaSampler::temp(bounded_temperature(other)).apply(array),
                         (None, Some(filter)) => filter.apply(array),
                         (None, None) => continue,
                     }
@@ -227,7 +241,7 @@ impl Sampler {
             return None;
         }
         if let (Some(other), false) = (temperature, scaled) {
-            LlamaSampler::temp(other).apply(array);
+            LlamaSampler::temp(bounded_temperature(other)).apply(array);
             stages.push(("temp", array.data.len() as u32));
         }
         if let Some(adaptive) = &mut self.adaptive {
@@ -268,6 +282,10 @@ impl Sampler {
     }
 }
 
+fn bounded_temperature(temperature: f32) -> f32 {
+    if temperature > 0.0 { temperature.max(MIN_TEMPERATURE) } else { temperature }
+}
+
 /// Creates the stage if its parameters have an effect.
 fn active_stage(
     stage: SamplerStage,
@@ -298,7 +316,7 @@ fn active_stage(
         }),
         SamplerStage::Infill => Some(ActiveStage::Infill(Infill::new(vocabulary))),
         SamplerStage::Temperature => {
-            let (temperature, range) = (sampling.temperature, sampling.dynatemp_range);
+            let (temperature, range) = (bounded_temperature(sampling.temperature), sampling.dynatemp_range);
             Some(ActiveStage::Temperature(
                 (temperature != 1.0 || range > 0.0)
                     .then(|| LlamaSampler::temp_ext(temperature, range, sampling.dynatemp_exponent)),

@@ -1,6 +1,8 @@
 //! Comparison of the chain with llama.cpp's own, stage by stage over the whole vocabulary.
 
+mod avoided;
 mod grammar;
+mod large_values;
 
 use super::*;
 use crate::model::llama::Model;

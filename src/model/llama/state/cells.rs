@@ -26,7 +26,7 @@ pub(super) fn read_cells(
 ) -> Result<usize, StateError> {
     let count = reader.u32()? as usize;
     // Cells outside the attention window are left out.
-    if count > tokens.len() || (cache.window == 0 && count < tokens.len()) {
+    if count > tokens.len() || (cache.window.is_none() && count < tokens.len()) {
         return Err(StateError::Cells { cells: count, tokens: tokens.len() });
     }
     let first = tokens.len() - count;
@@ -53,8 +53,8 @@ pub(super) fn read_cells(
             return Err(StateError::Position { cell: index, position: cell.position });
         }
     }
-    let last = positions.last().map_or(0, |&last| last as usize);
-    let required = positions.iter().rev().take_while(|&&position| position as usize + cache.window > last).count();
+    let first_required = positions.last().map_or(0, |&last| cache.window.first_attended(last));
+    let required = positions.iter().rev().take_while(|&&position| position >= first_required).count();
     if count < required {
         return Err(StateError::Cells { cells: count, tokens: tokens.len() });
     }

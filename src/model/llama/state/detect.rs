@@ -3,6 +3,7 @@
 use super::reader::{Reader, check_equal};
 use super::recurrent::Recurrent;
 use super::{Cache, MROPE_BYTES, Rows, StateError};
+use crate::model::llama::memory::AttentionWindow;
 
 /// Tries all combinations of caches, optionally followed by a recurrent state, until one consumes the state exactly.
 pub(super) fn detect_sections(state: &[u8], from: usize) -> Option<(Vec<Cache>, Option<Recurrent>)> {
@@ -48,7 +49,7 @@ fn detect_cache(reader: &mut Reader<'_>, has_mrope: bool, with_values: bool) -> 
         let keys = read(false)?;
         let values = if with_values { read(transposed)? } else { Vec::new() };
         check_equal("the number of sequences with cells", u32::from(found.is_some()), 0)?;
-        found = Some(Cache { window: 0, has_mrope, transposed, rotations, keys, values });
+        found = Some(Cache { window: AttentionWindow::None, has_mrope, transposed, rotations, keys, values });
     }
     found.ok_or(StateError::Truncated(reader.at))
 }

@@ -44,7 +44,7 @@ fn written(tokens: &[TokenId], stream: u32, streams: u32, transposed: bool, has_
 }
 
 fn layout(streams: u32, transposed: bool, has_mrope: bool) -> StateLayout {
-    StateLayout::from_state(&written(&[9], 0, streams, transposed, has_mrope), 64, 0).unwrap()
+    StateLayout::from_state(&written(&[9], 0, streams, transposed, has_mrope), 64, AttentionWindow::None).unwrap()
 }
 
 #[test]
@@ -79,14 +79,17 @@ fn only_window_layers_may_lack_old_tokens() {
         }
         out
     };
-    let layout = StateLayout::from_state(&both(&[9], &[9]), 64, 4).unwrap();
-    assert_eq!((layout.caches.len(), layout.caches[0].window, layout.caches[1].window), (2, 0, 4));
+    let layout = StateLayout::from_state(&both(&[9], &[9]), 64, AttentionWindow::Sliding(4)).unwrap();
+    assert_eq!(
+        (layout.caches.len(), layout.caches[0].window, layout.caches[1].window),
+        (2, AttentionWindow::None, AttentionWindow::Sliding(4))
+    );
     let tokens: Vec<TokenId> = (0..10).collect();
     let packed = layout.pack(&both(&tokens, &tokens[6..]), &tokens).unwrap();
     assert_eq!(layout.unpack(&packed, &tokens).unwrap().0, both(&tokens, &tokens[6..]));
     let too_few = layout.pack(&both(&tokens, &tokens[7..]), &tokens).unwrap_err();
     assert_eq!(too_few, StateError::Cells { cells: 3, tokens: 10 });
-    let plain = StateLayout::from_state(&written(&[9], 0, 1, false, false), 64, 0).unwrap();
+    let plain = StateLayout::from_state(&written(&[9], 0, 1, false, false), 64, AttentionWindow::None).unwrap();
     let mut short = vec![0; 8];
     short.extend_from_slice(&both(&tokens, &tokens[6..])[written(&tokens, 0, 1, false, false).len()..]);
     assert_eq!(plain.pack(&short, &tokens).unwrap_err(), StateError::Cells { cells: 4, tokens: 10 });
@@ -186,6 +189,6 @@ proptest! {
     fn noise_is_rejected(noise: Vec<u8>, count in 0usize..40) {
         let tokens: Vec<TokenId> = (0..count as i32).collect();
         prop_assert!(layout(2, true, false).unpack(&noise, &tokens).is_err());
-        prop_assert!(StateLayout::from_state(&noise, 64, 0).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
+        prop_assert!(StateLayout::from_state(&noise, 64, AttentionWindow::None).is_none_or(|layout| layout.caches.is_empty() || noise.len() > 40));
     }
 }
