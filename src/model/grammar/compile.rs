@@ -115,8 +115,9 @@ impl GrammarCompiler {
         let deadline = Deadline::start();
         let (done, result) = sync_channel(1);
         let work = move || {
-            let compiled =
-                translate(&source, &vocabulary, deadline).and_then(|grammar| create_matcher(&factory, grammar));
+            let compiled = translate(&source, &vocabulary, deadline)
+                .and_then(|grammar| create_matcher(&factory, grammar))
+                .map_err(|error| if matches!(source, GrammarSource::Lark(_)) { with_position(error) } else { error });
             // The receiver is dropped if the compilation timed out.
             let _ = done.send(compiled.map(|matcher| (matcher, permit)));
         };
@@ -172,8 +173,13 @@ fn translate(
     deadline: Deadline,
 ) -> Result<TopLevelGrammar, GrammarError> {
     Ok(match source {
-        GrammarSource::JsonSchema(value) => TopLevelGrammar::from_json_schema(schema::prepare(value)?),
-        GrammarSource::JsonObject => TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}))?),
+        GrammarSource::JsonSchema(value) => {
+            schema::check(value)?;
+            TopLevelGrammar::from_json_schema(schema::prepare(value, true))
+        }
+        GrammarSource::JsonObject => {
+            TopLevelGrammar::from_json_schema(schema::prepare(&json!({"type": "object"}), true))
+        }
         GrammarSource::Gbnf(text) => TopLevelGrammar::from_lark(gbnf::to_lark(text, vocabulary, deadline)?),
         GrammarSource::Lark(text) => {
             let lines = text.lines().count();
@@ -206,6 +212,23 @@ fn create_matcher(factory: &ParserFactory, grammar: TopLevelGrammar) -> Result<M
         Ok(mask) if mask.num_set() > 0 => Ok(matcher),
         Ok(_) => Err(GrammarError::unsupported("no token of this model can start an answer in this grammar")),
         Err(error) => Err(GrammarError::Unsupported(user_message(&error.to_string()))),
+    }
+}
+
+/// Converts an error of llguidance that starts with a position in the source, `at LINE(COLUMN): `.
+fn with_position(error: GrammarError) -> GrammarError {
+    let parse = |text: &str| {
+        let (position, message) = text.strip_prefix("at ")?.split_once(": ")?;
+        let (line, column) = position.strip_suffix(')')?.split_once('(')?;
+        Some(GrammarError::Syntax {
+            line: line.parse().ok()?,
+            column: column.parse().ok()?,
+            message: message.to_owned(),
+        })
+    };
+    match &error {
+        GrammarError::Unsupported(text) => parse(text).unwrap_or(error),
+        _ => error,
     }
 }
 

@@ -13,7 +13,7 @@ mod deadline;
 pub mod gbnf;
 mod mask_worker;
 mod matcher;
-mod schema;
+pub(in crate::model) mod schema;
 mod tokens;
 mod trigger;
 
@@ -51,13 +51,44 @@ pub struct Constraint {
     /// The trigger that activates the grammar; `None` if it applies from the first token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trigger: Option<Trigger>,
+    /// The request's schemas in a generated grammar, in the order of its lines.
+    #[serde(skip)]
+    pub schemas: Vec<SchemaLines>,
+}
+
+/// The lines of a generated grammar that are made from one schema of the request. They end at the next schema's lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemaLines {
+    /// First line, counted from 1.
+    pub first_line: usize,
+    /// Name of the request's field.
+    pub field: String,
+    /// Name of the function, if the schema is that of its arguments.
+    pub function: Option<String>,
 }
 
 impl Constraint {
     /// Creates a constraint that applies from the first token.
     #[must_use]
     pub fn new(field: impl Into<String>, source: GrammarSource) -> Self {
-        Self { field: field.into(), source, trigger: None }
+        Self { field: field.into(), source, trigger: None, schemas: Vec::new() }
+    }
+
+    /// Returns the field of the request that an error is about, and the error. In a generated grammar, the error names
+    /// the schema instead of the line.
+    #[must_use]
+    pub fn locate_error(&self, error: GrammarError) -> (&str, GrammarError) {
+        if let GrammarError::Syntax { line, message, .. } = &error
+            && let Some(schema) = self.schemas.iter().rev().find(|schema| schema.first_line <= *line)
+        {
+            let message = message.strip_prefix("failed to compile JSON schema: ").unwrap_or(message);
+            let message = match &schema.function {
+                Some(name) => format!("the parameters of the function '{name}': {message}"),
+                None => message.to_owned(),
+            };
+            return (&schema.field, GrammarError::Unsupported(message));
+        }
+        (&self.field, error)
     }
 
     /// Makes the constraint lazy: it begins after the first trigger. Until then all tokens are permitted, and a run may

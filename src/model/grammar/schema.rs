@@ -2,75 +2,157 @@
 
 use super::GrammarError;
 use serde_json::{Map, Value, json};
+use std::collections::HashSet;
 
 /// Whitespace between the parts of the JSON: a space, or a line break with an indentation. The length is bounded,
 /// because a model may otherwise fill its context with whitespace.
 const WHITESPACE: &str = r" |\n[ \t]{0,20}";
 
-/// Maximum nesting in which annotations are removed.
+/// Maximum nesting in which schemas are prepared.
 const MAX_DEPTH: usize = 128;
 
 /// Formats that llguidance enforces. Every other format is an annotation, as in the standard.
 const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown"];
 
-/// Validates the schema, removes annotations and sets the layout of the JSON.
-pub(super) fn prepare(schema: &Value) -> Result<Value, GrammarError> {
-    let mut schema = match schema {
-        Value::Object(object) => object.clone(),
-        Value::Bool(true) => Map::new(),
+/// Rejects a value that is not a schema, or permits no answer.
+pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
+    let found = match schema {
+        Value::Object(_) | Value::Bool(true) => return Ok(()),
         Value::Bool(false) => return Err(GrammarError::unsupported("the schema `false` permits no answer")),
-        other => {
-            let found = match other {
-                Value::Array(_) => "an array",
-                Value::String(_) => "a string",
-                Value::Number(_) => "a number",
-                _ => "null",
-            };
-            return Err(GrammarError::unsupported(format!("a schema must be an object, got {found}")));
-        }
+        Value::Array(_) => "an array",
+        Value::String(_) => "a string",
+        Value::Number(_) => "a number",
+        Value::Null => "null",
     };
-    simplify(&mut schema, true, 0);
-    let options = schema.entry("x-guidance").or_insert_with(|| json!({}));
-    if let Value::Object(options) = options
-        && !options.contains_key("whitespace_pattern")
-        && !options.contains_key("whitespace_flexible")
-    {
-        options.insert("whitespace_pattern".into(), WHITESPACE.into());
-    }
-    Ok(Value::Object(schema))
+    Err(GrammarError::unsupported(format!("a schema must be an object, got {found}")))
 }
 
-/// Removes annotations, and restricts objects to the listed properties unless the schema permits others. `alone` is
-/// false inside combinations such as `anyOf`, whose objects are not restricted. llama.cpp does the same, because models
-/// otherwise invent properties.
-fn simplify(schema: &mut Map<String, Value>, alone: bool, depth: usize) {
-    if depth > MAX_DEPTH {
-        return;
-    }
-    schema.shift_remove("deprecated");
-    if schema.get("format").and_then(Value::as_str).is_some_and(|format| !FORMATS.contains(&format)) {
-        schema.shift_remove("format");
-    }
-    if alone && lists_required_properties(schema) {
-        schema.insert("additionalProperties".into(), false.into());
-    }
-    let below = |value: &mut Value, alone| {
-        if let Value::Object(inner) = value {
-            simplify(inner, alone, depth + 1);
-        }
+/// Prepares a schema for the compiler: removes annotations, restricts objects to their properties and sets options. The
+/// compiler rejects keywords that it does not enforce; without `strict` it ignores them. `oneOf` has the meaning of
+/// `anyOf`, as in llama.cpp. A value that is not a schema is returned unchanged.
+pub(in crate::model) fn prepare(schema: &Value, strict: bool) -> Value {
+    let mut prepared = match schema {
+        Value::Bool(true) => json!({}),
+        schema => simplified(schema, &combined_schemas(schema), 0),
     };
-    for (keyword, value) in schema {
-        match (keyword.as_str(), value) {
-            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
-                named.values_mut().for_each(|value| below(value, keyword != "$defs" && keyword != "definitions"));
-            }
-            ("anyOf" | "allOf" | "oneOf", Value::Array(list)) => list.iter_mut().for_each(|value| below(value, false)),
-            ("prefixItems" | "items", Value::Array(list)) => list.iter_mut().for_each(|value| below(value, true)),
-            ("items" | "additionalItems" | "additionalProperties", value) => below(value, true),
-            _ => {}
+    if let Value::Object(keywords) = &mut prepared
+        && let Value::Object(options) = keywords.entry("x-guidance").or_insert_with(|| json!({}))
+    {
+        if !options.contains_key("whitespace_pattern") && !options.contains_key("whitespace_flexible") {
+            options.insert("whitespace_pattern".into(), WHITESPACE.into());
+        }
+        options.entry("coerce_one_of").or_insert(true.into());
+        if !strict {
+            options.entry("lenient").or_insert(true.into());
         }
     }
+    prepared
+}
+
+/// Returns the schema at a local reference, which is a JSON pointer in a URI fragment.
+pub(in crate::model) fn resolve<'s>(reference: &str, root: &'s Value) -> Option<&'s Value> {
+    let mut parts = reference.strip_prefix('#')?.split('%');
+    let mut pointer = parts.next()?.as_bytes().to_vec();
+    for part in parts {
+        pointer.push(u8::from_str_radix(part.get(..2)?, 16).ok()?);
+        pointer.extend_from_slice(&part.as_bytes()[2..]);
+    }
+    root.pointer(std::str::from_utf8(&pointer).ok()?)
+}
+
+/// Returns true if the schema of a string restricts its text without listing it.
+pub(in crate::model) fn restricts_text(schema: &Value) -> bool {
+    let has = |keyword: &&str| schema.get(*keyword).is_some();
+    !["enum", "const"].iter().any(has)
+        && (["pattern", "minLength", "maxLength"].iter().any(has)
+            || schema["format"].as_str().is_some_and(|format| FORMATS.contains(&format)))
+}
+
+/// Returns a schema without annotations. Objects only permit the listed properties, unless the schema permits others or
+/// is one of `combined`. llama.cpp does the same, because models otherwise invent properties.
+fn simplified(schema: &Value, combined: &HashSet<*const Value>, depth: usize) -> Value {
+    let Value::Object(keywords) = schema else { return schema.clone() };
+    if depth > MAX_DEPTH {
+        return schema.clone();
+    }
+    let below = |value: &Value| simplified(value, combined, depth + 1);
+    let mut result = Map::new();
+    for (keyword, value) in keywords {
+        let value = match (keyword.as_str(), value) {
+            ("deprecated", _) => continue,
+            ("format", Value::String(format)) if !FORMATS.contains(&format.as_str()) => continue,
+            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+                named.iter().map(|(name, value)| (name.clone(), below(value))).collect::<Map<_, _>>().into()
+            }
+            ("anyOf" | "allOf" | "oneOf" | "prefixItems" | "items", Value::Array(list)) => {
+                list.iter().map(below).collect()
+            }
+            ("items" | "additionalItems" | "additionalProperties", value) => below(value),
+            (_, value) => value.clone(),
+        };
+        result.insert(keyword.clone(), value);
+    }
+    if lists_required_properties(&result) && !combined.contains(&std::ptr::from_ref(schema)) {
+        result.insert("additionalProperties".into(), false.into());
+    }
+    Value::Object(result)
+}
+
+/// Returns the schemas that apply to a value together with other schemas, such as the components of `allOf`. Their
+/// objects have properties of the other schemas too.
+fn combined_schemas(root: &Value) -> HashSet<*const Value> {
+    let mut seen = HashSet::new();
+    let mut todo = vec![(root, false)];
+    while let Some((schema, is_combined)) = todo.pop() {
+        let Value::Object(keywords) = schema else { continue };
+        if !seen.insert((std::ptr::from_ref(schema), is_combined)) {
+            continue;
+        }
+        let is_combined = is_combined || combines_schemas(keywords);
+        for (keyword, value) in keywords {
+            match (keyword.as_str(), value) {
+                ("$ref", Value::String(reference)) if is_combined => {
+                    todo.extend(referenced(reference, root).into_iter().map(|schema| (schema, true)));
+                }
+                ("anyOf" | "allOf" | "oneOf", Value::Array(list)) => {
+                    todo.extend(list.iter().map(|schema| (schema, is_combined)));
+                }
+                ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(named)) => {
+                    todo.extend(named.values().map(|schema| (schema, false)));
+                }
+                ("prefixItems" | "items", Value::Array(list)) => todo.extend(list.iter().map(|schema| (schema, false))),
+                ("items" | "additionalItems" | "additionalProperties", schema) => todo.push((schema, false)),
+                _ => {}
+            }
+        }
+    }
+    seen.into_iter().filter_map(|(schema, is_combined)| is_combined.then_some(schema)).collect()
+}
+
+/// Returns true if several of a schema's keywords contribute to the properties of an object.
+fn combines_schemas(keywords: &Map<String, Value>) -> bool {
+    const CONTRIBUTING: &[&str] = &[
+        "$ref",
+        "anyOf",
+        "oneOf",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "minProperties",
+    ];
+    let components = keywords.get("allOf").and_then(Value::as_array).map_or(0, Vec::len);
+    components + CONTRIBUTING.iter().filter(|keyword| keywords.contains_key(**keyword)).count() > 1
+}
+
+/// Returns the schema at a reference, or all definitions for a reference that is not a JSON pointer.
+fn referenced<'s>(reference: &str, root: &'s Value) -> Vec<&'s Value> {
+    if let Some(schema) = resolve(reference, root) {
+        return vec![schema];
+    }
+    let definitions = ["$defs", "definitions"].into_iter().filter_map(|section| root.get(section)?.as_object());
+    definitions.flat_map(Map::values).collect()
 }
 
 fn lists_required_properties(schema: &Map<String, Value>) -> bool {
@@ -95,7 +177,7 @@ mod tests {
     use super::*;
 
     fn prepared(schema: &Value) -> Value {
-        let mut prepared = prepare(schema).unwrap();
+        let mut prepared = prepare(schema, true);
         prepared.as_object_mut().unwrap().remove("x-guidance");
         prepared
     }
@@ -108,6 +190,37 @@ mod tests {
         assert_eq!(of(json!({"properties": {"a": {}}, "additionalProperties": true})), Some(true.into()));
         assert_eq!(of(json!({"properties": {"a": {}}, "allOf": [{"properties": {"b": {}}}]})), None);
         assert_eq!(of(json!({"type": "object"})), None);
+    }
+
+    #[test]
+    fn only_combined_objects_are_open() {
+        let object = |name: &str| json!({"properties": {name: {"type": "integer"}}});
+        let is_closed = |schema: &Value, path: &str| {
+            prepared(schema).pointer(path).unwrap().get("additionalProperties") == Some(&false.into())
+        };
+        let definitions =
+            json!({"A": object("a"), "B": object("b"), "C": {"anyOf": [object("c"), {"$ref": "#/$defs/B"}]}});
+        let alternatives = json!({"anyOf": [object("a"), object("b")], "oneOf": []});
+        for (schema, path, closed) in [
+            (json!({"anyOf": [object("x"), object("y")]}), "/anyOf/1", true),
+            (json!({"type": "object", "oneOf": [object("x"), object("y")]}), "/oneOf/0", true),
+            (json!({"properties": {"z": true}, "anyOf": [object("x"), object("y")]}), "/anyOf/0", false),
+            (json!({"required": ["z"], "anyOf": [object("x"), object("y")]}), "/anyOf/0", false),
+            (alternatives, "/anyOf/0", false),
+            (json!({"allOf": [object("x"), object("y")]}), "/allOf/0", false),
+            (json!({"allOf": [object("x")]}), "/allOf/0", true),
+            (json!({"allOf": [{"anyOf": [object("x")]}, object("y")]}), "/allOf/0/anyOf/0", false),
+            (json!({"allOf": [{"properties": {"p": object("x")}}, object("y")]}), "/allOf/0/properties/p", true),
+            (json!({"properties": {"p": {"$ref": "#/$defs/A"}}, "$defs": definitions}), "/$defs/A", true),
+            (json!({"allOf": [{"$ref": "#/$defs/A"}], "$defs": definitions}), "/$defs/A", true),
+            (json!({"allOf": [{"$ref": "#/$defs/A"}, object("x")], "$defs": definitions}), "/$defs/A", false),
+            (json!({"allOf": [{"$ref": "#/$defs/A"}, object("x")], "$defs": definitions}), "/$defs/B", true),
+            (json!({"allOf": [{"$ref": "#/$defs/C"}, object("x")], "$defs": definitions}), "/$defs/B", false),
+            (json!({"allOf": [{"$ref": "#a"}, object("x")], "$defs": definitions}), "/$defs/A", false),
+            (json!({"$ref": "#/$defs/A", "properties": {"x": true}, "$defs": definitions}), "/$defs/A", false),
+        ] {
+            assert_eq!(is_closed(&schema, path), closed, "{schema} {path}");
+        }
     }
 
     #[test]

@@ -40,6 +40,23 @@ fn unsupported_schemas_are_rejected_with_the_keyword() {
 }
 
 #[test]
+fn one_of_has_the_meaning_of_any_of() {
+    let object = |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
+    let schema = json!({"oneOf": [object("x"), {"$ref": "#/$defs/y"}], "$defs": {"y": object("y")}});
+    let mut matcher = start_matcher(GrammarSource::JsonSchema(schema));
+    assert!(accepts(&mut matcher, r#"{"x":1}"#) && accepts(&mut matcher, r#"{"y":1}"#));
+    assert!(!accepts(&mut matcher, r#"{"y":1,"arguments":{}}"#));
+}
+
+#[test]
+fn position_of_an_error_in_lark_is_parsed() {
+    let error = GrammarCompiler::new(vocabulary())
+        .start_matcher(&Constraint::new("test", GrammarSource::Lark("start: a\na: %json {\"type\": \"int\"}".into())));
+    let message = "failed to compile JSON schema: Invalid type: int".to_owned();
+    assert_eq!(error.unwrap_err(), GrammarError::Syntax { line: 2, column: 4, message });
+}
+
+#[test]
 fn regular_expressions_match_the_whole_answer() {
     let mut matcher = start_matcher(GrammarSource::Regex("^(yes|no)[!]{0,2}$".into()));
     assert!(accepts(&mut matcher, "yes!!"));

@@ -34,7 +34,10 @@ impl GrammarInstance {
             Some(text) => constraint.lazy(Trigger::text(text)),
             None => after_reasoning(constraint, &run.answer_format, true, &run.vocabulary),
         };
-        let matcher = run.grammars.start_matcher(&constraint).map_err(|error| format!("`{field}`: {error}"))?;
+        let matcher = run.grammars.start_matcher(&constraint).map_err(|error| {
+            let (field, error) = constraint.locate_error(error);
+            format!("`{field}`: {error}")
+        })?;
         Ok(Self {
             matcher,
             tracker: SequenceTracker::default(),

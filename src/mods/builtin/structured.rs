@@ -37,7 +37,8 @@ impl ModFactory for JsonSchema {
             "json-schema",
             "Makes the answer JSON that is valid against a schema.",
             &format!(
-                "{BEHAVIOR} The JSON Schema keywords `uniqueItems`, `contains`, `if`, `not` and `dependentSchemas` are rejected with an error."
+                "{BEHAVIOR} JSON Schema keywords that cannot be enforced, such as `uniqueItems`, `contains`, `not`, `if` and `propertyNames`, are rejected \
+                 with an error. `oneOf` has the meaning of `anyOf`."
             ),
             json!({"schema": {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "additionalProperties": false}}),
             schema(

@@ -1,7 +1,7 @@
 //! Answers that are constrained to calls or to a format.
 
 use super::{CHAT, chat, tools};
-use crate::harness::server;
+use crate::harness::{message_of, server};
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -79,4 +79,49 @@ async fn answer_matches_requested_format() {
     let answer = server.answer(CHAT, &chat(json!({"grammar": "root ::= \"yes\" | \"no\"", "temperature": 3.0}))).await;
     let text = answer["choices"][0]["message"]["content"].as_str().unwrap();
     assert!(text == "yes" || text == "no", "{text}");
+}
+
+#[tokio::test]
+async fn schemas_of_tools_are_prepared_like_those_of_answers() {
+    let server = server().await;
+    let tool = |strict: bool, property: &Value| {
+        json!([{"type": "function", "function": {"name": "set", "strict": strict, "parameters": {
+            "properties": {"value": {"enum": [1]}, "other": property}, "required": ["value"]}}}])
+    };
+    let unique = json!({"type": "array", "uniqueItems": true, "items": {"enum": [1, 2]}, "maxItems": 2});
+    for (strict, property) in [
+        (false, &json!({"type": "string", "format": "uri-reference", "maxLength": 4})),
+        (true, &json!({"type": "string", "format": "password", "maxLength": 4})),
+        (
+            true,
+            &json!({"oneOf": [{"properties": {"x": {"enum": [1]}}}, {"properties": {"y": {"enum": [2]}}}], "type": "object"}),
+        ),
+        (false, &unique),
+    ] {
+        let body = chat(json!({"tools": tool(strict, property), "tool_choice": "required", "temperature": 3.0,
+                               "parallel_tool_calls": false}));
+        let answer = server.answer(CHAT, &body).await;
+        let call = &answer["choices"][0]["message"]["tool_calls"][0]["function"];
+        let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+        assert_eq!(arguments["value"], 1, "{property} {answer}");
+        let names = arguments.as_object().unwrap().keys();
+        assert!(names.into_iter().all(|name| name == "value" || name == "other"), "{arguments}");
+    }
+    let format = |schema: Value| json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+    let free = json!({"type": "object"});
+    for (fields, param, message) in [
+        (
+            json!({"tools": tool(true, &unique), "tool_choice": "required"}),
+            "tools",
+            "`tools`: the parameters of the function 'set': Unimplemented keys: [\"uniqueItems\"]",
+        ),
+        (
+            json!({"tools": tool(false, &free), "response_format": format(unique.clone())}),
+            "response_format",
+            "`response_format`: Unimplemented keys: [\"uniqueItems\"]",
+        ),
+    ] {
+        let (status, answer) = server.post(CHAT, &chat(fields)).await;
+        assert_eq!((status, answer["error"]["param"].as_str(), message_of(&answer)), (400, Some(param), message));
+    }
 }

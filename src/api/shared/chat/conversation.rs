@@ -7,7 +7,7 @@ use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::images::RequestImages;
 use crate::api::shared::parameters;
 use crate::config::ImageConfig;
-use crate::engine::ReasoningBudget;
+use crate::engine::{ReasoningBudget, SubmitError};
 use crate::events::{Span, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerFormat, ToolDefinition};
@@ -154,11 +154,15 @@ impl Conversation {
             thinking: rendered.thinking,
             single: self.single_call || matches!(self.choice, ToolChoice::Function(_)),
         };
-        let schema = self.text_constraint.as_ref().and_then(tools::schema);
         // Models with answer channels always start with reasoning. Other models could reason without end instead of
         // calling.
         let may_think = self.may_think.unwrap_or(syntax.is_channels());
-        let calls = tools::constraint(&answer_format, &self.choice, schema.as_ref(), may_think, vocabulary);
+        let text = self.text_constraint.as_ref();
+        let tools_len = self.tools.iter().map(|tool| tool.to_string().len()).sum();
+        let calls = parameters::run_in_place(tools_len, || {
+            tools::constraint(&answer_format, &self.choice, text, may_think, vocabulary)
+        });
+        let calls = calls.map_err(|error| SubmitError::Constraint { field: tools::FIELD.to_owned(), error })?;
         let constraint = calls.or_else(|| {
             self.text_constraint
                 .map(|constraint| tools::after_reasoning(constraint, &answer_format, may_think, vocabulary))

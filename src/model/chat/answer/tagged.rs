@@ -11,7 +11,7 @@ use super::{
 use crate::model::chat::pattern::{PatternMatch, Placeholder};
 use crate::model::chat::syntax::{CallForm, CallShape, Tags};
 use serde_json::{Map, Value};
-use value_type::{ValueType, container_schema, unclosed_string};
+use value_type::{ArgumentsSchema, ValueType, container_schema, unclosed_string};
 
 /// Maximum nesting of values that are also written in tags.
 const MAX_DEPTH: usize = 60;
@@ -92,8 +92,9 @@ impl TaggedParser {
                 return CallProgress::More;
             };
             let written = strip_line_breaks(&text[argument.from..end], tags);
-            let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
-            let value = parse_value(tags, schema, argument.kind.as_deref(), written, 0);
+            let arguments = arguments_schema(answer_format, self.name.as_deref());
+            let schema = arguments.argument(&argument.key);
+            let value = parse_value(tags, (&schema, arguments), argument.kind.as_deref(), written, 0);
             emit_member(self.count, &argument.key, &value, deltas, message);
             self.count += 1;
             self.at = end + argument.close.len();
@@ -164,8 +165,8 @@ impl TaggedParser {
         let value = &text[argument.from..];
         let value = &value[..len_before_partial_marker(value, &[argument.close.as_str()])];
         let written = strip_line_breaks(value, tags);
-        let schema = argument_schema(answer_format, self.name.as_deref(), &argument.key);
-        let value_type = value_type(tags, schema, argument.kind.as_deref());
+        let arguments = arguments_schema(answer_format, self.name.as_deref());
+        let value_type = value_type(tags, (&arguments.argument(&argument.key), arguments), argument.kind.as_deref());
         let unfinished = if let Some(text) = cut_unparsed_text(written) {
             unclosed_string(text)
         } else {
@@ -238,27 +239,28 @@ fn cut_unparsed_text(written: &str) -> Option<&str> {
     Some(text.strip_suffix(CDATA.1).unwrap_or_else(|| &text[..len_before_partial_marker(text, &[CDATA.1])]))
 }
 
-/// Returns the schema of an argument, and the schema of all arguments, which has the definitions.
-fn argument_schema<'r>(answer_format: &'r AnswerFormat, tool: Option<&str>, key: &str) -> (&'r Value, &'r Value) {
-    let tool = answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool);
-    let root = tool.map_or(&Value::Null, |tool| &tool.parameters);
-    (&root["properties"][key], root)
+/// Returns the schema of a tool's arguments.
+fn arguments_schema<'s>(answer_format: &'s AnswerFormat, tool: Option<&str>) -> ArgumentsSchema<'s> {
+    match answer_format.tools.iter().find(|candidate| Some(candidate.name.as_str()) == tool) {
+        Some(tool) => ArgumentsSchema { root: &tool.parameters, strict: tool.strict },
+        None => ArgumentsSchema { root: &Value::Null, strict: false },
+    }
 }
 
 /// Returns the type of a value according to its tag, or else to its schema.
-fn value_type(tags: &Tags, (schema, root): (&Value, &Value), kind: Option<&str>) -> ValueType {
+fn value_type(tags: &Tags, (schema, arguments): (&Value, ArgumentsSchema<'_>), kind: Option<&str>) -> ValueType {
     let text = tags.kinds.iter().find(|(json, _)| *json == "string");
     if let (Some(kind), Some((_, text))) = (kind, text) {
         return if kind == text { ValueType::Text } else { ValueType::Other };
     }
-    ValueType::from_schema(schema, root)
+    ValueType::from_schema(schema, arguments)
 }
 
 /// Converts a value to the type in its tag or in the schema, or else to the type that its text looks like. `depth` is the
 /// number of elements around it.
 fn parse_value(
     tags: &Tags,
-    (schema, root): (&Value, &Value),
+    (schema, arguments): (&Value, ArgumentsSchema<'_>),
     kind: Option<&str>,
     written: &str,
     depth: usize,
@@ -266,11 +268,11 @@ fn parse_value(
     if let Some(text) = written.strip_prefix(CDATA.0).and_then(|text| text.strip_suffix(CDATA.1)) {
         return text.into();
     }
-    if let Some(value) = value_type(tags, (schema, root), kind).parse(written) {
+    if let Some(value) = value_type(tags, (schema, arguments), kind).parse(written) {
         return value;
     }
     if tags.after_value.contains(Placeholder::Key.mark())
-        && let Some(value) = parse_elements(tags, (schema, root), written, depth)
+        && let Some(value) = parse_elements(tags, (schema, arguments), written, depth)
     {
         return value;
     }
@@ -278,14 +280,19 @@ fn parse_value(
 }
 
 /// Parses a value written as elements, each with its key: an object, or a list of `item`s.
-fn parse_elements(tags: &Tags, (schema, root): (&Value, &Value), written: &str, depth: usize) -> Option<Value> {
+fn parse_elements(
+    tags: &Tags,
+    (schema, arguments): (&Value, ArgumentsSchema<'_>),
+    written: &str,
+    depth: usize,
+) -> Option<Value> {
     let (before, middle) = (tags.before_key.marker()?, tags.middle.marker()?);
     let mut rest = written.trim();
     if depth > MAX_DEPTH || !rest.starts_with(before) {
         return None;
     }
     let (first_key, _) = rest.strip_prefix(before)?.split_once(middle)?;
-    let schema = container_schema(schema, root, first_key == "item");
+    let schema = container_schema(schema, arguments.root, first_key == "item");
     let mut members: Vec<(&str, Value)> = Vec::new();
     while !rest.is_empty() {
         let (key, _) = rest.strip_prefix(before)?.split_once(middle)?;
@@ -299,7 +306,7 @@ fn parse_elements(tags: &Tags, (schema, root): (&Value, &Value), written: &str, 
             (Value::Null, items) => items,
             (property, _) => property,
         };
-        members.push((key, parse_value(tags, (member_schema, root), None, &rest[from..end], depth + 1)));
+        members.push((key, parse_value(tags, (member_schema, arguments), None, &rest[from..end], depth + 1)));
         rest = rest[end + argument.close.len()..].trim_start();
     }
     let is_list = match schema["type"].as_str() {

@@ -1,28 +1,18 @@
 //! Grammar for required tool calls, in the format of the model's template.
 
-use super::definitions::with_definitions;
-use super::grammar::{GrammarWriter, REPEATED, with_bounded_whitespace};
+use super::FIELD;
+use super::grammar::{GrammarWriter, REPEATED};
+use super::members::{MemberFormat, Members};
 use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::pattern::{Pattern, PatternPart, Placeholder};
-use crate::model::chat::syntax::{CallForm, CallShape, Tags};
-use serde_json::{Map, Value, json};
-
-/// Maximum nesting of values that are not written as JSON.
-const MAX_DEPTH: usize = 12;
-
-/// Format of values that are not JSON.
-#[derive(Clone, Copy)]
-enum ValueFormat<'a> {
-    /// With strings in these quotes, and keys without quotes.
-    Braces(&'a str),
-    /// Each member in separate tags.
-    Elements(&'a Tags),
-}
+use crate::model::chat::syntax::{CallForm, CallShape};
+use crate::model::grammar::MAX_SOURCE_BYTES;
+use serde_json::Value;
 
 impl GrammarWriter<'_> {
     /// Adds rules for the calls; returns the expression for one or several of them. `with_marker` is true if the
     /// grammar includes the marker before the calls.
-    pub(super) fn add_calls(&mut self, tools: &[&ToolDefinition], several: bool, with_marker: bool) -> String {
+    pub(super) fn add_calls(&mut self, tools: &[ToolDefinition], several: bool, with_marker: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
         let (_, rest) = call_marker(&form);
         let (mut calls, mut first) = (Vec::new(), Vec::new());
@@ -30,6 +20,7 @@ impl GrammarWriter<'_> {
             if self.is_full() {
                 break;
             }
+            self.begin_schema(FIELD, Some(&tool.name));
             let (call, body) = (format!("call_{index}"), format!("body_{index}"));
             let shape = self.add_shape(&call, tool, &form.shape);
             let after = self.pattern(form.after.parts(), &tool.name);
@@ -71,26 +62,27 @@ impl GrammarWriter<'_> {
     fn add_shape(&mut self, rule: &str, tool: &ToolDefinition, shape: &CallShape) -> String {
         let named = |rest: &Pattern| [&[PatternPart::Placeholder(Placeholder::Name)], rest.parts()].concat();
         let name = Value::from(tool.name.as_str());
-        let schema = parameters(tool);
-        match shape {
-            CallShape::Tagged(tags) => {
-                let name = self.pattern(&named(&tags.after_name), &tool.name);
-                let values = ValueFormat::Elements(tags);
-                let members = self.add_members(rule, &schema, &schema, values, 0);
-                return format!("{name} {members}");
-            }
-            CallShape::Braces { quote } => {
-                let members = self.add_members(rule, &schema, &schema, ValueFormat::Braces(quote), 0);
-                return format!("{name} \"{{\" {members} \"}}\"");
-            }
-            CallShape::Python => {
-                let members = self.add_keyword_arguments(rule, &schema);
-                return format!("{name} \"(\" {members} \")\"");
-            }
-            _ => {}
+        let json = format!("%json {}", tool.parameters);
+        let format = match shape {
+            CallShape::Tagged(tags) => Some(MemberFormat::Elements(tags)),
+            CallShape::Braces { quote } => Some(MemberFormat::Braces(quote)),
+            CallShape::Python => Some(MemberFormat::Python),
+            _ => None,
+        };
+        // The compiler rejects longer grammars.
+        if let Some(format) = format.filter(|_| json.len() <= MAX_SOURCE_BYTES) {
+            let members = Members { root: &tool.parameters, strict: tool.strict, format };
+            let members = self.add_members(rule, &tool.parameters, members, 0);
+            return match format {
+                MemberFormat::Elements(tags) => {
+                    format!("{} {members}", self.pattern(&named(&tags.after_name), &tool.name))
+                }
+                MemberFormat::Braces(_) => format!("{name} \"{{\" {members} \"}}\""),
+                MemberFormat::Python => format!("{name} \"(\" {members} \")\""),
+            };
         }
         let arguments = format!("{rule}_arguments");
-        self.add_rule(&arguments, &format!("%json {}", with_bounded_whitespace(&schema)));
+        self.add_rule(&arguments, &json);
         match shape {
             CallShape::Json(keys) => {
                 let head = self.pattern(keys.head.parts(), &tool.name);
@@ -136,160 +128,6 @@ impl GrammarWriter<'_> {
         written.push(self.literal(&text));
         written.join(" ")
     }
-
-    /// Adds rules for the members of an object; those that are not required may be omitted.
-    fn add_members(
-        &mut self,
-        rule: &str,
-        schema: &Value,
-        root: &Value,
-        values: ValueFormat<'_>,
-        depth: usize,
-    ) -> String {
-        let none = Map::new();
-        let properties = schema["properties"].as_object().unwrap_or(&none);
-        let mut members = Vec::new();
-        for (index, (key, property)) in properties.iter().enumerate() {
-            if self.is_full() {
-                break;
-            }
-            let value = format!("{rule}_{index}");
-            let member = self.add_member(&value, key, property, root, values, depth);
-            let name = format!("{value}_member");
-            self.add_rule(&name, &member);
-            members.push((name, is_required(schema, key)));
-        }
-        let comma = if matches!(values, ValueFormat::Braces(_)) { "\",\"" } else { "" };
-        self.add_sequence(rule, &members, comma)
-    }
-
-    /// Adds rules for members in this order, separated by `comma` unless it is empty.
-    fn add_sequence(&mut self, rule: &str, members: &[(String, bool)], comma: &str) -> String {
-        if comma.is_empty() {
-            let members = members.iter().map(|(name, required)| format!("{name}{}", if *required { "" } else { "?" }));
-            return members.collect::<Vec<_>>().join(" ");
-        }
-        // Iterates from the last member. Collects the members that may follow another, and those that may come first.
-        let (mut later, mut first) = (String::new(), "\"\"".to_owned());
-        for (index, (name, required)) in members.iter().enumerate().rev() {
-            let begin = format!("{name} {later}");
-            let follow = format!("({comma} {name}){} {later}", if *required { "" } else { "?" });
-            let (first_rule, later_rule) = (format!("{rule}_first_{index}"), format!("{rule}_later_{index}"));
-            self.add_rule(&first_rule, &if *required { begin } else { format!("{begin} | {first}") });
-            self.add_rule(&later_rule, &follow);
-            (first, later) = (first_rule, later_rule);
-        }
-        if members.is_empty() { String::new() } else { first }
-    }
-
-    /// Adds rules for Python keyword arguments, `key=value`.
-    fn add_keyword_arguments(&mut self, rule: &str, schema: &Value) -> String {
-        let none = Map::new();
-        let mut members = Vec::new();
-        for (index, (key, property)) in schema["properties"].as_object().unwrap_or(&none).iter().enumerate() {
-            let value = format!("{rule}_{index}");
-            if self.is_full() {
-                break;
-            }
-            self.add_rule(&value, &format!("%json {}", with_bounded_whitespace(&with_definitions(property, schema))));
-            let name = format!("{value}_member");
-            self.add_rule(&name, &format!("{} {value}", Value::from(format!("{key}="))));
-            members.push((name, is_required(schema, key)));
-        }
-        self.add_sequence(rule, &members, "\", \"")
-    }
-
-    fn add_member(
-        &mut self,
-        rule: &str,
-        key: &str,
-        property: &Value,
-        root: &Value,
-        values: ValueFormat<'_>,
-        depth: usize,
-    ) -> String {
-        let key_text = Value::from(key).to_string();
-        match values {
-            ValueFormat::Braces(_) => {
-                let value = self.add_value(rule, property, root, values, depth);
-                format!("{} {value}", Value::from(format!("{key}:")))
-            }
-            ValueFormat::Elements(tags) => {
-                let before = self.pattern(tags.before_key.parts(), "");
-                let middle = self.type_marker(tags, property);
-                let close = tags.after_value.replace(Placeholder::Key.mark(), key);
-                let head = format!("{before} {key_text} {middle}");
-                let literal = self.literal(&close);
-                let line = if tags.lines { "\"\\n\"" } else { "" };
-                if is_text(property) {
-                    self.add_text_until(rule, &close);
-                    return format!("{head} {rule}");
-                }
-                let value = self.add_value(rule, property, root, values, depth);
-                format!("{head} {value} {line} {literal}")
-            }
-        }
-    }
-
-    /// Returns the text between key and value, with the value's type in it.
-    fn type_marker(&self, tags: &Tags, property: &Value) -> String {
-        let json = match property["type"].as_str() {
-            Some("integer") => "number",
-            Some(kind) => kind,
-            None if strings(property).is_some() => "string",
-            None => "object",
-        };
-        let kind = tags.kinds.iter().find(|(kind, _)| *kind == json).or(tags.kinds.last());
-        let mark = PatternPart::Placeholder(Placeholder::Kind);
-        let parts = tags.middle.parts().iter().map(|part| match (part, kind) {
-            (part, Some((_, kind))) if *part == mark => PatternPart::Text(kind.clone()),
-            (part, _) => part.clone(),
-        });
-        self.pattern(&parts.collect::<Vec<_>>(), "")
-    }
-
-    /// Adds rules for a value, and returns the expression for it.
-    fn add_value(&mut self, rule: &str, schema: &Value, root: &Value, values: ValueFormat<'_>, depth: usize) -> String {
-        let deeper = depth < MAX_DEPTH;
-        if let Some(strings) = strings(schema) {
-            let quote = if let ValueFormat::Braces(quote) = values { self.literal(quote) } else { String::new() };
-            let texts: Vec<String> =
-                strings.iter().map(|text| format!("{quote} {} {quote}", Value::from(*text))).collect();
-            return format!("({})", texts.join(" | "));
-        }
-        match (values, schema["type"].as_str()) {
-            (ValueFormat::Braces(quote), Some("string")) => {
-                self.add_text_until(rule, quote);
-                format!("{} {rule}", self.literal(quote))
-            }
-            (ValueFormat::Braces(_), Some("object")) if deeper && schema["properties"].is_object() => {
-                let members = self.add_members(rule, schema, root, values, depth + 1);
-                format!("\"{{\" {members} \"}}\"")
-            }
-            (ValueFormat::Braces(_), Some("array")) if deeper && schema["items"].is_object() => {
-                let item = self.add_value(&format!("{rule}_item"), &schema["items"], root, values, depth + 1);
-                self.add_rule(&format!("{rule}_each"), &item);
-                format!("\"[\" ({rule}_each (\",\" {rule}_each){{0,99}})? \"]\"")
-            }
-            (ValueFormat::Elements(tags), Some("object"))
-                if is_nested(tags) && deeper && schema["properties"].is_object() =>
-            {
-                self.add_members(rule, schema, root, values, depth + 1)
-            }
-            (ValueFormat::Elements(tags), Some("array"))
-                if is_nested(tags) && deeper && schema["items"].is_object() =>
-            {
-                let item = self.add_member(&format!("{rule}_item"), "item", &schema["items"], root, values, depth + 1);
-                self.add_rule(&format!("{rule}_each"), &item);
-                format!("{rule}_each{{0,99}}")
-            }
-            _ => {
-                let json = format!("{rule}_json");
-                self.add_rule(&json, &format!("%json {}", with_bounded_whitespace(&with_definitions(schema, root))));
-                json
-            }
-        }
-    }
 }
 
 /// Returns the marker before calls, and the rest of its pattern.
@@ -307,36 +145,4 @@ pub(super) fn call_marker(form: &CallForm) -> (String, &[PatternPart]) {
         PatternPart::Placeholder(_) => "",
     });
     (text.collect(), &parts[end..])
-}
-
-/// Returns true if objects and lists are also written in tags.
-fn is_nested(tags: &Tags) -> bool {
-    tags.after_value.contains(Placeholder::Key.mark())
-}
-
-fn is_required(schema: &Value, key: &str) -> bool {
-    schema["required"].as_array().is_some_and(|keys| keys.iter().any(|required| required == key))
-}
-
-/// Returns true if a value may be any text.
-fn is_text(schema: &Value) -> bool {
-    schema["type"] == "string" && strings(schema).is_none()
-}
-
-/// Returns the strings that a value may be, if the schema lists them.
-fn strings(schema: &Value) -> Option<Vec<&str>> {
-    match (&schema["enum"], &schema["const"]) {
-        (Value::Array(values), _) => values.iter().map(Value::as_str).collect(),
-        (_, Value::String(text)) => Some(vec![text]),
-        _ => None,
-    }
-}
-
-/// Returns the schema of a tool's arguments.
-pub(super) fn parameters(tool: &ToolDefinition) -> Value {
-    if tool.strict || tool.parameters.as_object().is_some_and(|schema| !schema.is_empty()) {
-        tool.parameters.clone()
-    } else {
-        json!({"type": "object"})
-    }
 }

@@ -1,4 +1,4 @@
-//! Definitions that a subschema of a tool's parameters refers to.
+//! Subschemas of a tool's parameters, with the definitions that they refer to.
 
 use serde_json::{Map, Value};
 use std::collections::HashSet;
@@ -9,8 +9,9 @@ const DEFINITIONS: [&str; 2] = ["$defs", "definitions"];
 /// Keywords of a schema with references.
 const REFERENCES: [&str; 3] = ["$ref", "$dynamicRef", "$recursiveRef"];
 
-/// Returns a subschema with the definitions of the root schema that it refers to, directly or through each other.
-pub(super) fn with_definitions(schema: &Value, root: &Value) -> Value {
+/// Returns a subschema with the compiler's options of the root schema, and the definitions that it refers to, directly or
+/// through each other.
+pub(super) fn standalone(schema: &Value, root: &Value) -> Value {
     let mut result = schema.as_object().cloned().unwrap_or_default();
     let mut needed: Vec<Definition<'_>> = Vec::new();
     let mut is_needed = HashSet::new();
@@ -50,6 +51,9 @@ pub(super) fn with_definitions(schema: &Value, root: &Value) -> Value {
         if !definitions.is_empty() {
             result.insert(section.to_owned(), Value::Object(definitions));
         }
+    }
+    if let Some(options) = root.get("x-guidance") {
+        result.insert("x-guidance".to_owned(), options.clone());
     }
     Value::Object(result)
 }

@@ -3,8 +3,8 @@
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
-use crate::model::grammar::MAX_SOURCE_BYTES;
-use serde_json::{Value, json};
+use crate::model::grammar::{Constraint, GrammarError, GrammarSource, MAX_SOURCE_BYTES, SchemaLines, schema};
+use serde_json::Value;
 use std::fmt::Write;
 
 /// An optional space or line break.
@@ -17,11 +17,31 @@ pub(super) struct GrammarWriter<'a> {
     pub(super) answer_format: &'a AnswerFormat,
     pub(super) vocabulary: &'a Vocabulary,
     rules: String,
+    /// Number of the next rule's line.
+    line: usize,
+    schemas: Vec<SchemaLines>,
+    /// The reason why a schema is rejected.
+    error: Option<String>,
 }
 
 impl<'a> GrammarWriter<'a> {
     pub(super) fn new(answer_format: &'a AnswerFormat, vocabulary: &'a Vocabulary) -> Self {
-        Self { answer_format, vocabulary, rules: String::new() }
+        Self { answer_format, vocabulary, rules: String::new(), line: 2, schemas: Vec::new(), error: None }
+    }
+
+    /// Sets the schema that the next rules are made from, for error messages.
+    pub(super) fn begin_schema(&mut self, field: &str, function: Option<&str>) {
+        let (field, function) = (field.to_owned(), function.map(str::to_owned));
+        self.schemas.push(SchemaLines { first_line: self.line, field, function });
+    }
+
+    /// Rejects the schema that the rules are made from, unless the grammar is too long already.
+    pub(super) fn reject(&mut self, reason: &str) {
+        if self.is_full() || self.error.is_some() {
+            return;
+        }
+        let function = self.schemas.last().and_then(|schema| schema.function.as_deref()).unwrap_or_default();
+        self.error = Some(format!("the parameters of the function '{function}': {reason}"));
     }
 
     /// Adds a rule, unless the grammar is too long already, so that the compiler will reject it.
@@ -31,6 +51,7 @@ impl<'a> GrammarWriter<'a> {
         }
         // Writing to a string cannot fail.
         let _ = writeln!(self.rules, "{name}: {body}");
+        self.line += 1;
     }
 
     /// Returns true if the grammar is longer than the compiler accepts.
@@ -38,8 +59,15 @@ impl<'a> GrammarWriter<'a> {
         self.rules.len() > MAX_SOURCE_BYTES
     }
 
-    pub(super) fn finish(self, start: &str) -> String {
-        format!("start: {start}\n{}", self.rules)
+    /// Returns the error if a schema was rejected.
+    pub(super) fn check(&self) -> Result<(), GrammarError> {
+        self.error.clone().map_or(Ok(()), |error| Err(GrammarError::Unsupported(error)))
+    }
+
+    /// Returns a constraint that starts with this expression.
+    pub(super) fn finish(self, field: &str, start: &str) -> Constraint {
+        let source = GrammarSource::Lark(format!("start: {start}\n{}", self.rules));
+        Constraint { schemas: self.schemas, ..Constraint::new(field, source) }
     }
 
     /// Returns an expression for a text, with references for the control tokens in it.
@@ -87,10 +115,13 @@ impl<'a> GrammarWriter<'a> {
         "lead ".into()
     }
 
-    /// Adds a rule for an answer without calls: JSON that follows the schema. Returns the rule's name.
-    pub(super) fn add_answer(&mut self, schema: &Value) -> &'static str {
+    /// Adds a rule for an answer without calls: JSON that follows the schema of the request's field. Returns the rule's
+    /// name.
+    pub(super) fn add_answer(&mut self, field: &str, schema: &Value) -> &'static str {
+        self.begin_schema(field, None);
+        let json = format!("%json {}", schema::prepare(schema, true));
         if self.answer_format.syntax.is_channels() {
-            self.add_rule("final_json", &format!("%json {}", with_bounded_whitespace(schema)));
+            self.add_rule("final_json", &json);
             let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
             let constrain = self.literal("<|constrain|>");
             self.add_rule(
@@ -98,7 +129,7 @@ impl<'a> GrammarWriter<'a> {
                 &format!("{channel} \"final\" (\" \"? {constrain} \"json\")? {message} final_json"),
             );
         } else {
-            self.add_rule("answer", &format!("%json {}", with_bounded_whitespace(schema)));
+            self.add_rule("answer", &json);
         }
         "answer"
     }
@@ -121,13 +152,4 @@ pub(super) fn control(text: &str, vocabulary: &Vocabulary) -> Option<TokenId> {
         [token] if vocabulary.is_control(token) => Some(token),
         _ => None,
     }
-}
-
-/// Adds a bound on the whitespace between the parts of the JSON to the schema.
-pub(super) fn with_bounded_whitespace(schema: &Value) -> Value {
-    let mut schema = schema.clone();
-    if let Value::Object(object) = &mut schema {
-        object.entry("x-guidance").or_insert_with(|| json!({ "whitespace_pattern": " |\\n[ \\t]{0,20}" }));
-    }
-    schema
 }

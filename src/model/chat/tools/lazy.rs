@@ -1,7 +1,8 @@
 //! Optional calls (`auto`): the texts that trigger the grammar, and the grammar after the trigger.
 
-use super::calls::{call_marker, parameters};
-use super::grammar::{GrammarWriter, REPEATED, SPACE, control, with_bounded_whitespace};
+use super::FIELD;
+use super::calls::call_marker;
+use super::grammar::{GrammarWriter, REPEATED, SPACE, control};
 use crate::model::chat::answer::ToolDefinition;
 use crate::model::chat::syntax::CallShape;
 use crate::model::grammar::Trigger;
@@ -12,10 +13,11 @@ const BETWEEN: &str = "(/[ \\n]{1,3}/ | /[ \\n]{0,2}[;,][ \\n]{0,2}/)?";
 
 impl GrammarWriter<'_> {
     /// Adds rules for the text of optional calls after the trigger, and returns the expression for it.
-    pub(super) fn add_lazy_calls(&mut self, tools: &[&ToolDefinition], several: bool) -> String {
+    pub(super) fn add_lazy_calls(&mut self, tools: &[ToolDefinition], several: bool) -> String {
         let form = self.answer_format.syntax.calls[0].clone();
-        let call = |grammar: &mut Self, (index, tool): (usize, &&ToolDefinition)| {
+        let call = |grammar: &mut Self, (index, tool): (usize, &ToolDefinition)| {
             let rule = format!("call_{index}");
+            grammar.begin_schema(FIELD, Some(&tool.name));
             let body = match form.shape {
                 CallShape::Channel => grammar.add_channel_call(&rule, tool),
                 _ => object_call(tool, &form.shape),
@@ -42,14 +44,14 @@ impl GrammarWriter<'_> {
     /// `to=functions.`.
     fn add_channel_call(&mut self, rule: &str, tool: &ToolDefinition) -> String {
         let arguments = format!("{rule}_arguments");
-        self.add_rule(&arguments, &format!("%json {}", with_bounded_whitespace(&parameters(tool))));
+        self.add_rule(&arguments, &format!("%json {}", tool.parameters));
         let (channel, message) = (self.literal("<|channel|>"), self.literal("<|message|>"));
         let (constrain, name) = (self.literal("<|constrain|>"), Value::from(tool.name.as_str()));
         format!("{name} ({channel} \"commentary\")? \" \"? {constrain}? \"json\"? {message} {arguments}")
     }
 
     /// Returns the trigger for a block of calls or a bare call.
-    pub(super) fn trigger(&self, tools: &[&ToolDefinition]) -> Trigger {
+    pub(super) fn trigger(&self, tools: &[ToolDefinition]) -> Trigger {
         let syntax = &self.answer_format.syntax;
         if syntax.is_channels() {
             let texts = ["<|channel|>commentary to=functions.", "<|start|>assistant to=functions."];
@@ -94,18 +96,20 @@ impl GrammarWriter<'_> {
 fn object_call(tool: &ToolDefinition, shape: &CallShape) -> String {
     let CallShape::Json(keys) = shape else { return String::new() };
     let (name, arguments) = (keys.name.as_deref().unwrap_or("name"), keys.arguments.as_str());
-    let mut parameters = parameters(tool);
     let mut schema = json!({
         "type": "object",
         "properties": { "type": { "const": "function" }, name: { "const": tool.name } },
         "required": [name, arguments],
         "additionalProperties": false,
-        "x-guidance": { "whitespace_pattern": "[ \\n\\r\\t]{1,20}" },
     });
-    for definitions in ["$defs", "definitions"] {
-        if let Some(found) = parameters.as_object_mut().and_then(|schema| schema.remove(definitions)) {
-            schema[definitions] = found;
+    let mut parameters = tool.parameters.clone();
+    for keyword in ["$defs", "definitions", "x-guidance"] {
+        if let Some(found) = parameters.as_object_mut().and_then(|schema| schema.remove(keyword)) {
+            schema[keyword] = found;
         }
+    }
+    if let Some(options) = schema["x-guidance"].as_object_mut() {
+        options.insert("whitespace_pattern".into(), "[ \\n\\r\\t]{1,20}".into());
     }
     schema["properties"][arguments] = parameters;
     format!("%json {schema}")

@@ -7,15 +7,18 @@ mod calls;
 mod definitions;
 mod grammar;
 mod lazy;
+mod members;
+mod object_forms;
 
 use super::answer::{AnswerFormat, ToolDefinition};
 use crate::model::Vocabulary;
-use crate::model::grammar::{Constraint, GrammarSource, Trigger};
+use crate::model::grammar::schema::prepare;
+use crate::model::grammar::{Constraint, GrammarError, GrammarSource, Trigger};
 use grammar::{GrammarWriter, control};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 /// Name of the request's field for error messages.
-const FIELD: &str = "tools";
+pub const FIELD: &str = "tools";
 
 /// A request's choice of function calls.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -31,47 +34,56 @@ pub enum ToolChoice {
     Function(String),
 }
 
-/// Returns the constraint that enforces the choice. `may_think` permits reasoning before the call; `answer` is a JSON
-/// schema for an answer without a call.
-#[must_use]
+/// Returns the constraint that enforces the choice. `may_think` permits reasoning before the call; `answer` is the
+/// constraint of an answer without a call, which must be JSON.
+///
+/// # Errors
+/// Returns an error if a grammar cannot enforce the schema of a strict function in the model's format.
 pub fn constraint(
     answer_format: &AnswerFormat,
     choice: &ToolChoice,
-    answer: Option<&Value>,
+    answer: Option<&Constraint>,
     may_think: bool,
     vocabulary: &Vocabulary,
-) -> Option<Constraint> {
-    let chosen: Vec<&ToolDefinition> = match choice {
-        ToolChoice::None => return None,
-        ToolChoice::Function(name) => answer_format.tools.iter().filter(|tool| tool.name == *name).collect(),
-        ToolChoice::Auto | ToolChoice::Required => answer_format.tools.iter().collect(),
+) -> Result<Option<Constraint>, GrammarError> {
+    let is_chosen = |tool: &&ToolDefinition| match choice {
+        ToolChoice::None => false,
+        ToolChoice::Function(name) => tool.name == *name,
+        ToolChoice::Auto | ToolChoice::Required => true,
     };
-    if chosen.is_empty() {
-        return None;
+    let is_auto = *choice == ToolChoice::Auto;
+    let answer = answer.filter(|_| is_auto).and_then(|answer| Some((&answer.field, schema(answer)?)));
+    let is_lazy = is_auto && answer.is_none();
+    let chosen: Vec<&ToolDefinition> = answer_format.tools.iter().filter(is_chosen).collect();
+    if chosen.is_empty() || (is_lazy && chosen.iter().all(|tool| !tool.strict)) {
+        return Ok(None);
     }
+    let chosen: Vec<ToolDefinition> = chosen.into_iter().map(with_prepared_parameters).collect();
     let mut grammar = GrammarWriter::new(answer_format, vocabulary);
     let several = !answer_format.single && !matches!(choice, ToolChoice::Function(_));
-    match (choice, answer) {
-        (ToolChoice::Auto, None) => {
-            if chosen.iter().all(|tool| !tool.strict) {
-                return None;
-            }
-            let trigger = grammar.trigger(&chosen);
-            let calls = grammar.add_lazy_calls(&chosen, several);
-            Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&calls))).lazy(trigger))
-        }
-        (ToolChoice::Auto, Some(schema)) => {
-            let calls = grammar.add_calls(&chosen, several, true);
-            let lead = grammar.add_lead(may_think);
-            let answer = grammar.add_answer(schema);
-            Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&format!("{lead}({answer} | {calls})")))))
-        }
-        _ => {
-            let calls = grammar.add_calls(&chosen, several, true);
-            let lead = grammar.add_lead(may_think);
-            Some(Constraint::new(FIELD, GrammarSource::Lark(grammar.finish(&format!("{lead}{calls}")))))
-        }
+    if is_lazy {
+        let trigger = grammar.trigger(&chosen);
+        let calls = grammar.add_lazy_calls(&chosen, several);
+        grammar.check()?;
+        return Ok(Some(grammar.finish(FIELD, &calls).lazy(trigger)));
     }
+    let calls = grammar.add_calls(&chosen, several, true);
+    grammar.check()?;
+    let lead = grammar.add_lead(may_think);
+    let start = match answer {
+        Some((field, schema)) => format!("{lead}({} | {calls})", grammar.add_answer(field, &schema)),
+        None => format!("{lead}{calls}"),
+    };
+    Ok(Some(grammar.finish(FIELD, &start)))
+}
+
+/// Returns a tool with the prepared schema of its arguments, which are always an object. A tool without parameters has
+/// no arguments, as in OpenAI's API.
+fn with_prepared_parameters(tool: &ToolDefinition) -> ToolDefinition {
+    let given = tool.parameters.as_object().filter(|schema| !schema.is_empty()).cloned();
+    let mut schema = given.unwrap_or_else(|| Map::from_iter([("properties".to_owned(), json!({}))]));
+    schema.insert("type".to_owned(), "object".into());
+    ToolDefinition { parameters: prepare(&Value::Object(schema), tool.strict), ..tool.clone() }
 }
 
 /// Delays a constraint until after the reasoning. `may_think` is true if the answer may start with reasoning.
@@ -112,8 +124,8 @@ fn in_final_channel(
     };
     let mut grammar = GrammarWriter::new(answer_format, vocabulary);
     let lead = grammar.add_lead(may_think);
-    let answer = grammar.add_answer(&schema);
-    Constraint { source: GrammarSource::Lark(grammar.finish(&format!("{lead}{answer}"))), ..constraint }
+    let answer = grammar.add_answer(&constraint.field, &schema);
+    grammar.finish(&constraint.field, &format!("{lead}{answer}"))
 }
 
 /// Returns the schema if a constraint requires JSON text.

@@ -1,4 +1,4 @@
-use super::{ToolChoice, after_reasoning, constraint};
+use super::{ToolChoice, after_reasoning};
 use crate::model::chat::answer::{AnswerFormat, AnswerMessage, AnswerParser, ToolDefinition};
 use crate::model::chat::family::ModelFamily;
 use crate::model::chat::syntax::AnswerSyntax;
@@ -7,6 +7,8 @@ use crate::model::{SpecialTokens, Vocabulary};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
+
+mod schemas;
 
 const END: i32 = 256;
 
@@ -43,6 +45,17 @@ fn answer_format(format: &AnswerSyntax) -> AnswerFormat {
         thinking: false,
         single: false,
     }
+}
+
+/// Returns the constraint of a choice whose schemas are supported.
+fn constraint(
+    answer_format: &AnswerFormat,
+    choice: &ToolChoice,
+    answer: Option<&Constraint>,
+    may_think: bool,
+    vocabulary: &Vocabulary,
+) -> Option<Constraint> {
+    super::constraint(answer_format, choice, answer, may_think, vocabulary).unwrap()
 }
 
 /// Generates text under a constraint until it is complete and all `draws` are used. Each draw selects a permitted
@@ -222,7 +235,8 @@ fn auto_choice_constrains_only_strict_functions() {
     }
     assert_eq!(constraint(&answer_format, &ToolChoice::Auto, None, false, &vocabulary), None);
     let schema = json!({"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]});
-    let either = constraint(&answer_format, &ToolChoice::Auto, Some(&schema), false, &vocabulary).unwrap();
+    let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema));
+    let either = constraint(&answer_format, &ToolChoice::Auto, Some(&form), false, &vocabulary).unwrap();
     let text = walk(&either, &vocabulary, &[0]);
     assert!(text.starts_with('{') || text.starts_with("<tool_call>"), "{text}");
 }
@@ -329,7 +343,8 @@ fn constraint_applies_to_the_final_channel() {
         let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
         let at_once = after_reasoning(form, &answer_format, false, &vocabulary);
         assert!(!follow(&at_once, &vocabulary, &analysis).0 && follow(&at_once, &vocabulary, &last).0);
-        let either = constraint(&answer_format, &ToolChoice::Auto, Some(&schema), true, &vocabulary).unwrap();
+        let form = Constraint::new("response_format", GrammarSource::JsonSchema(schema.clone()));
+        let either = constraint(&answer_format, &ToolChoice::Auto, Some(&form), true, &vocabulary).unwrap();
         assert!(follow(&either, &vocabulary, &[&analysis[..], &last].concat()).0);
         let regex = after_reasoning(
             Constraint::new("regex", GrammarSource::Regex("[0-9]+".into())),

@@ -1,12 +1,17 @@
 //! The type of a value in tags, according to its schema.
 
-use serde_json::Value;
+use crate::model::grammar::schema::{resolve, restricts_text};
+use serde_json::{Value, json};
+use std::borrow::Cow;
 
 /// Maximum nesting of the examined schemas.
 const MAX_DEPTH: usize = 60;
 
 /// Maximum number of followed references.
 const MAX_REFERENCES: usize = 32;
+
+/// Maximum number of different schemas of one argument.
+const MAX_ALTERNATIVES: usize = 32;
 
 /// Maximum length of the escape of a character in JSON: two units of UTF-16.
 const MAX_ESCAPE: usize = 12;
@@ -34,12 +39,13 @@ pub(super) enum ValueType {
 }
 
 impl ValueType {
-    /// Returns the type that a schema permits. `root` is the schema with the definitions.
-    pub(super) fn from_schema(schema: &Value, root: &Value) -> Self {
-        if schema["type"] == "string" || lists_quoted_text(schema) {
+    /// Returns the type that the schema of an argument, or of a value in it, permits.
+    pub(super) fn from_schema(schema: &Value, arguments: ArgumentsSchema<'_>) -> Self {
+        let is_json = arguments.strict && restricts_text(schema);
+        if (schema["type"] == "string" && !is_json) || lists_quoted_text(schema) {
             return Self::Text;
         }
-        let types = TypeResolver { root, references: 0 }.permitted(schema, 0);
+        let types = TypeResolver { root: arguments.root, references: 0 }.permitted(schema, 0);
         if types & STRING == 0 || types & OTHER != 0 {
             return Self::Other;
         }
@@ -71,6 +77,78 @@ impl ValueType {
             Self::Other => None,
         }
     }
+}
+
+/// The schema of a tool's arguments.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ArgumentsSchema<'s> {
+    /// The schema, with the definitions.
+    pub(super) root: &'s Value,
+    /// True if the arguments must follow it, so that the grammar writes strings with restricted text in JSON.
+    pub(super) strict: bool,
+}
+
+impl<'s> ArgumentsSchema<'s> {
+    /// Returns the schema of an argument, also of additional properties and in combinations.
+    pub(super) fn argument(self, key: &str) -> Cow<'s, Value> {
+        let mut resolver = ArgumentResolver { root: self.root, key, found: 0, references: 0 };
+        resolver.argument(self.root, 0).unwrap_or(Cow::Borrowed(&Value::Null))
+    }
+}
+
+/// Combines the schemas of an argument in the schemas of the arguments.
+struct ArgumentResolver<'s, 'k> {
+    root: &'s Value,
+    key: &'k str,
+    /// Number of found schemas.
+    found: usize,
+    /// Number of followed references.
+    references: usize,
+}
+
+impl<'s> ArgumentResolver<'s, '_> {
+    /// Returns the schema of the argument in this schema; `None` if it has none.
+    fn argument(&mut self, schema: &'s Value, depth: usize) -> Option<Cow<'s, Value>> {
+        let additional = schema.get("additionalProperties").filter(|additional| additional.is_object());
+        let own = schema["properties"].get(self.key).or(additional).filter(|_| self.found < MAX_ALTERNATIVES);
+        self.found += usize::from(own.is_some());
+        let mut all: Vec<_> = own.map(Cow::Borrowed).into_iter().collect();
+        if depth < MAX_DEPTH {
+            if let Some(target) = schema["$ref"].as_str().and_then(|reference| resolve(reference, self.root))
+                && self.references < MAX_REFERENCES
+            {
+                self.references += 1;
+                all.extend(self.argument(target, depth + 1));
+            }
+            let lists = ["allOf", "anyOf", "oneOf"].map(|keyword| {
+                let list = schema[keyword].as_array().into_iter().flatten();
+                list.filter_map(|schema| self.argument(schema, depth + 1)).collect()
+            });
+            let [components, any, one] = lists;
+            all.extend(components);
+            all.extend([any, one].into_iter().filter_map(|alternatives| combined("anyOf", alternatives)));
+        }
+        // As in the grammar, a schema that permits every value adds nothing.
+        if all.iter().any(|schema| **schema != Value::Bool(true)) {
+            all.retain(|schema| **schema != Value::Bool(true));
+        }
+        combined("allOf", all)
+    }
+}
+
+/// Combines different schemas with this keyword.
+fn combined<'s>(keyword: &str, schemas: Vec<Cow<'s, Value>>) -> Option<Cow<'s, Value>> {
+    let mut different: Vec<Cow<'s, Value>> = Vec::new();
+    for schema in schemas {
+        if !different.contains(&schema) {
+            different.push(schema);
+        }
+    }
+    if different.len() < 2 {
+        return different.pop();
+    }
+    let list: Vec<Value> = different.into_iter().map(Cow::into_owned).collect();
+    Some(Cow::Owned(json!({ keyword: list })))
 }
 
 /// Collects the types that schemas permit.
@@ -153,11 +231,6 @@ fn find_container<'s>(
     alternatives.find_map(|alternative| find_container(alternative, root, is_accepted, depth + 1, references))
 }
 
-/// Returns the schema at a local reference.
-fn resolve<'s>(reference: &str, root: &'s Value) -> Option<&'s Value> {
-    root.pointer(reference.strip_prefix('#')?)
-}
-
 fn named_type(name: &str) -> u8 {
     match name {
         "string" => STRING,
@@ -213,7 +286,7 @@ pub(super) fn unclosed_string(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::ValueType;
+    use super::{ArgumentsSchema, ValueType};
     use serde_json::{Value, json};
 
     const OPTIONAL: ValueType = ValueType::TextOrJson { nullable: true };
@@ -266,7 +339,11 @@ mod tests {
             (json!(true), ValueType::Other),
             (Value::Null, ValueType::Other),
         ] {
-            assert_eq!(ValueType::from_schema(&schema, &root), expected, "{schema}");
+            assert_eq!(
+                ValueType::from_schema(&schema, ArgumentsSchema { root: &root, strict: false }),
+                expected,
+                "{schema}"
+            );
         }
     }
 

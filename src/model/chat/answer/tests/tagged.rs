@@ -77,6 +77,34 @@ fn text_argument_has_type_of_its_schema() {
 }
 
 #[test]
+fn argument_has_type_of_referenced_additional_or_restricted_schema() {
+    let text = json!({"type": "string"});
+    let object = |value: &Value| json!({"properties": {"value": value}});
+    let code = json!({"type": "string", "pattern": "^[0-9]+$"});
+    for (parameters, strict, written, value) in [
+        (json!({"additionalProperties": text}), false, "5", json!("5")),
+        (json!({"$ref": "#/$defs/Q", "$defs": {"Q": object(&text)}}), false, "5", json!("5")),
+        (json!({"allOf": [object(&text), {"properties": {"other": {}}}]}), false, "5", json!("5")),
+        (json!({"anyOf": [object(&text), object(&text)]}), false, "\"5\"", json!("\"5\"")),
+        (json!({"anyOf": [object(&text), object(&json!({"type": "integer"}))]}), false, "5", json!(5)),
+        (json!({"anyOf": [object(&text), object(&json!({"type": "null"}))]}), false, "5", json!("5")),
+        (json!({"allOf": [object(&text), object(&json!({"type": ["string", "integer"]}))]}), false, "5", json!("5")),
+        (json!({"$ref": "#/$defs/Q%3CR%3E", "$defs": {"Q<R>": object(&text)}}), false, "5", json!("5")),
+        (object(&code), false, "\"5\"", json!("\"5\"")),
+        (object(&code), true, "\"5\"", json!("5")),
+        (object(&text), true, "\"5\"", json!("\"5\"")),
+    ] {
+        for family in FAMILIES {
+            let (start, end) = call_with(family, written);
+            let tools = vec![ToolDefinition { name: "add".into(), parameters: parameters.clone(), strict }];
+            let message =
+                read_in(&AnswerFormat { tools, ..answer_format(family) }, [format!("{start}{end}").as_str()], false);
+            assert_eq!(calls(&message), [("add", json!({"value": value}))], "{family:?} {parameters} {written}");
+        }
+    }
+}
+
+#[test]
 fn text_argument_that_was_cut_off_keeps_quotes() {
     let text = json!({"type": "string"});
     let optional = json!({"anyOf": [{"type": "string"}, {"type": "null"}]});
