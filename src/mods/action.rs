@@ -35,7 +35,7 @@ pub enum Action {
     },
     /// End the run with these tokens as the answer.
     ForceOutput(Vec<TokenId>),
-    /// End the run with these tool calls: one OpenAI tool call or a list of them.
+    /// End the run with these tool calls: one OpenAI tool call, a list of them, or a message that has them.
     ToolCalls(Value),
     /// End the run with an error.
     EmitError {
@@ -53,7 +53,7 @@ pub enum LogitEdit {
     Keep,
     /// Set entries to values; `f32::NEG_INFINITY` bans a token.
     Set(Vec<(TokenId, f32)>),
-    /// Add values to entries.
+    /// Add values to entries; [`AVOIDED_TOKEN_BIAS`](crate::model::llama::AVOIDED_TOKEN_BIAS) avoids a token.
     Add(Vec<(TokenId, f32)>),
     /// Set all entries outside of the mask to `f32::NEG_INFINITY`.
     Allow(Arc<TokenMask>),
@@ -73,6 +73,13 @@ impl LogitEdit {
             Self::Replace(_) => "replace",
         }
     }
+}
+
+/// Returns the calls in the payload of [`Action::ToolCalls`].
+#[must_use]
+pub fn tool_calls_of(payload: &Value) -> &[Value] {
+    let calls = payload.get("tool_calls").unwrap_or(payload);
+    calls.as_array().map_or(std::slice::from_ref(calls), Vec::as_slice)
 }
 
 impl Action {

@@ -1,6 +1,6 @@
 //! Validation of the actions that mods return.
 
-use super::{Action, LogitEdit, ModException, Reply};
+use super::{Action, LogitEdit, ModException, Reply, tool_calls_of};
 use crate::events::{EventType, TokenId};
 use serde_json::Value;
 
@@ -89,11 +89,10 @@ fn check_edit(edit: &LogitEdit, vocabulary: usize) -> Result<(), String> {
     }
 }
 
-/// Checks the payload of `ToolCalls`: one call, a list of calls, or a message that has calls.
+/// Checks the payload of `ToolCalls`.
 fn check_tool_calls(payload: &Value) -> Result<(), String> {
     const SHAPE: &str = r#"{"id": …, "type": "function", "function": {"name": …, "arguments": …}}"#;
-    let payload = payload.get("tool_calls").unwrap_or(payload);
-    let calls = payload.as_array().map_or(std::slice::from_ref(payload), Vec::as_slice);
+    let calls = tool_calls_of(payload);
     if calls.is_empty() {
         return Err("ToolCalls needs at least one tool call".into());
     }

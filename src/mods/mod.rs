@@ -17,7 +17,7 @@ mod registry;
 mod replay;
 mod schema_check;
 
-pub use action::{Action, LogitEdit};
+pub use action::{Action, LogitEdit, tool_calls_of};
 pub use call::{Call, CallEvent, EventSet, ModException, ModLogLine, PromptImage, Reply, ReplySender, RunView};
 pub use registry::{
     CallFailure, CallStats, FolderWatch, InvalidUpload, ModDescription, ModFolder, ModInfo, ModOrigin, ModProblem,

@@ -1,6 +1,6 @@
 //! The built-in mods over HTTP, on a model with random weights: each mod works as documented for any text.
 
-use super::harness::{ErrorTable, Server, model, recorded_items, server};
+use super::harness::{ErrorTable, Server, model, recorded_items, server, with_fields};
 use serde_json::{Value, json};
 use thunder::events::{ActionType, TraceItem};
 use thunder::model::Model;
@@ -97,6 +97,26 @@ async fn constraints_and_bans_combine_in_any_order() {
 }
 
 #[tokio::test]
+async fn banned_phrase_is_kept_if_a_constraint_requires_it() {
+    let server = server().await;
+    let schema = json!({"type": "object", "properties": {"date": {"type": "boolean"}}, "required": ["date"], "additionalProperties": false});
+    let ban = json!({"name": "ban-phrases", "config": {"phrases": ["date"]}});
+    let format = json!({"type": "json_schema", "json_schema": {"name": "day", "strict": true, "schema": schema}});
+    for fields in [
+        json!({"response_format": format, "mods": [ban]}),
+        json!({"grammar": "root ::= \"{\\\"date\\\": \" (\"true\" | \"false\") \"}\"", "mods": [ban]}),
+        json!({"mods": [ban, {"name": "json-schema", "config": {"schema": schema}}]}),
+        json!({"mods": [{"name": "json-schema", "config": {"schema": schema}}, ban]}),
+    ] {
+        let answer = server.answer(CHAT, &with_fields(body(3, json!([])), &fields)).await;
+        let value: Value = serde_json::from_str(text(&answer)).unwrap_or_else(|error| panic!("{error}: {answer}"));
+        assert!(value["date"].is_boolean(), "{value}");
+        let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
+        assert_eq!(logs(&items), ["'date' is kept: no other token is possible at its beginning"]);
+    }
+}
+
+#[tokio::test]
 async fn phrases_are_banned_and_replaced_as_whole_words() {
     let server = server().await;
     let output = async |name: &str, config: Value, forced: &str| {
@@ -180,6 +200,24 @@ async fn most_probable_choice_is_the_answer() {
     streamed["stream"] = json!(true);
     let events = server.stream(COMPLETIONS, &streamed).await;
     assert!(events.iter().all(|event| !event.contains("retract")), "text was retracted: {events:?}");
+}
+
+#[tokio::test]
+async fn choice_that_another_mod_removes_is_replaced_with_the_next_best() {
+    let server = server().await;
+    let choices = ["yes", "no"];
+    let mut mods = vec![json!({"name": "choices", "config": {"choices": choices, "pick": "most-probable"}})];
+    let best = text(&server.answer(CHAT, &body(1, json!(mods))).await).to_owned();
+    let other = choices.into_iter().find(|choice| *choice != best).unwrap();
+    mods.push(json!({"name": "ban-phrases", "config": {"phrases": [best]}}));
+    for _ in 0..2 {
+        assert_eq!(stopped_text(server, CHAT, &body(1, json!(mods))).await, other);
+        mods.reverse();
+    }
+    mods.push(json!({"name": "ban-phrases", "config": {"phrases": [other]}}));
+    let (status, answer) = server.post(CHAT, &body(1, json!(mods))).await;
+    let message = format!("another mod removed {other:?}, the last one of the choices");
+    assert_eq!((status, &answer["error"]["message"]), (422, &json!(message)), "{answer}");
 }
 
 #[tokio::test]
@@ -272,6 +310,27 @@ async fn invalid_tool_calls_are_blocked() {
     let (status, answer) = server.post(CHAT, &with_error).await;
     let message = "tool-guard: gave up after 0 retries: unknown tool 'rm'; known tools: get_weather, add";
     assert_eq!((status, &answer["error"]["message"]), (422, &json!(message)), "{answer}");
+}
+
+#[tokio::test]
+async fn invalid_tool_call_is_kept_if_the_request_requires_one() {
+    let server = server().await;
+    for (seed, then) in [(1, "text"), (2, "text"), (3, "keep"), (4, "error")] {
+        let guard = json!({"block": ["get_weather", "add"], "max_retries": 1, "then": then});
+        let fields = json!({"tools": super::chat::tools(), "tool_choice": "required", "parallel_tool_calls": false,
+            "max_tokens": 400});
+        let request = with_fields(body(seed, json!([{"name": "tool-guard", "config": guard}])), &fields);
+        let (status, answer) = server.post(CHAT, &request).await;
+        if then == "error" {
+            assert_eq!(status, 422, "{answer}");
+            continue;
+        }
+        assert_eq!((status, &answer["choices"][0]["finish_reason"]), (200, &json!("tool_calls")), "{answer}");
+        let items = recorded_items(server, answer["thunder"]["run_id"].as_str().unwrap()).await;
+        let outcome =
+            if then == "text" { "; keeping it, because a constraint permits only a call" } else { "; keeping it" };
+        assert!(logs(&items).last().unwrap().ends_with(outcome), "{:?}", logs(&items));
+    }
 }
 
 #[tokio::test]

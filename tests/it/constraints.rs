@@ -1,7 +1,7 @@
 //! Constrained answers: grammars and JSON schemas on every route that accepts them, with a model with random
 //! weights, which would not generate such text by itself.
 
-use super::harness::{ErrorTable, Server, message_of, recorded_items, server, with_fields};
+use super::harness::{ErrorTable, Server, recorded_items, server, with_fields};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use thunder::events::{Event, Measurements, TraceItem};
@@ -156,15 +156,11 @@ async fn json_object_format_yields_an_object() {
 #[tokio::test]
 async fn backtracking_mods_respect_constraint() {
     let server = server().await;
-    // "name" contains an e: if the grammar requires a token that a mod forbids, the run reports it.
+    // The key "name" contains an e, so this one is kept.
     let mut request = body(0, format());
     request["mods"] = json!([{"name": "ban-phrases", "config": {"phrases": ["e"]}}]);
-    let (status, error) = server.post(CHAT, &request).await;
-    assert_eq!(status, 422, "{error}");
-    assert_eq!(
-        message_of(&error),
-        "no token can be drawn: mods, bans and biases leave no token that the constraint permits"
-    );
+    let answer = server.answer(CHAT, &request).await;
+    assert_valid(complete_text(&answer, "/message/content").unwrap());
     let mut complete = 0;
     for seed in 0..10 {
         let mut request = body(seed, format());

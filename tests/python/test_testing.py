@@ -136,10 +136,23 @@ class Ends(unittest.TestCase):
 
     def test_tool_calls_and_errors_end_run(self):
         call = {"id": "1", "type": "function", "function": {"name": "now", "arguments": "{}"}}
-        result = run(at("Added", lambda e, a, t: a.tool_calls(call)), model="abc").check()
-        self.assertEqual((result.finish_reason, result.tool_calls, result.text), ("tool_calls", [call], "a"))
+        for payload in (call, [call], {"role": "assistant", "tool_calls": [call]}):
+            result = run(at("Added", lambda e, a, t: a.tool_calls(payload)), model="abc").check()
+            self.assertEqual((result.finish_reason, result.tool_calls), ("tool_calls", [call]))
         result = run(at("Prefilled", lambda e, a, t: a.emit_error("no")), model="abc").check()
         self.assertEqual((result.finish_reason, result.message, result.tokens), ("error", "no", []))
+
+    def test_tool_calls_and_errors_discard_text_that_was_not_sent(self):
+        call = {"function": {"name": "now", "arguments": "{}"}}
+        for act in (lambda e, a, t: a.tool_calls(call), lambda e, a, t: a.emit_error("no")):
+            for holdback, sent in ((0, "ab"), (1, "a"), (9, "")):
+
+                @mod(events=[Added], holdback=holdback)
+                def ends(event, actions, tokenizer):
+                    return act(event, actions, tokenizer) if event.step == 3 else None
+
+                result = run(ends, model="abcdef").check()
+                self.assertEqual((result.seen(), result.text), (sent, sent))
 
     def test_end_token_in_forced_list_ends_run(self):
         result = run(at("Added", lambda e, a, t: a.force_tokens([66, t.eos_token_id, 67])), model="aaa").check()

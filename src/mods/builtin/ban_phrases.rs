@@ -1,12 +1,13 @@
 use super::{
+    avoided::AvoidedTokens,
     config::{ConfigFields, schema},
     describe,
     phrase::{self, Phrases},
     sequence::is_over,
 };
-use crate::events::{EventType, LogLevel, TokenId};
+use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
     ReplySender, RunView,
 };
 use serde_json::{Value, json};
@@ -20,7 +21,7 @@ impl ModFactory for BanPhrases {
         describe(
             "ban-phrases",
             "Removes phrases as soon as they are complete, so that the model continues differently.",
-            "When an added token completes a phrase, the tokens of the phrase are removed, and the first of them is banned at its \
+            "When an added token completes a phrase, the tokens of the phrase are removed, and the first of them is avoided at its \
             position, so that the model continues differently. The text of the answer is searched, not token ids, so \
              any tokenization is found; the prompt is not searched. After `max_retries` attempts at one position, or if no other \
              token is possible, the phrase is kept and a warning is logged. Only text that may become a phrase is held back.",
@@ -64,17 +65,16 @@ struct BanInstance {
     clean: usize,
 }
 
-/// A position in the answer and the tokens that are banned there.
+/// The tokens that are avoided at a position, and the number of phrases that were removed there.
 struct PositionBans {
-    position: usize,
-    tokens: Vec<TokenId>,
+    avoided: AvoidedTokens,
     tries: usize,
 }
 
 impl BanInstance {
     /// Removes the bans after `position`, because the answer before them has changed.
     fn remove_bans_after(&mut self, position: usize) {
-        while self.bans_by_position.last().is_some_and(|entry| entry.position > position) {
+        while self.bans_by_position.last().is_some_and(|entry| entry.avoided.position() > position) {
             self.bans_by_position.pop();
         }
     }
@@ -83,6 +83,9 @@ impl BanInstance {
         let vocabulary = &call.run.vocabulary;
         let (generated, length) = (call.generated(), call.length());
         self.remove_bans_after(length - count);
+        if let Some(entry) = self.bans_by_position.last_mut() {
+            entry.avoided.observe(call);
+        }
         // A phrase that remains because another mod's action won is found again.
         self.clean = self.clean.min(length - count);
         let fresh = (length - self.clean).min(generated.len());
@@ -95,44 +98,29 @@ impl BanInstance {
         let kept = generated.len() - found.tokens;
         self.holdback = self.phrases.holdback(vocabulary, &generated[..kept]);
         self.remove_bans_after(position);
-        if self.bans_by_position.last().is_none_or(|entry| entry.position < position) {
-            self.bans_by_position.push(PositionBans { position, tokens: Vec::new(), tries: 0 });
+        if self.bans_by_position.last().is_none_or(|entry| entry.avoided.position() < position) {
+            self.bans_by_position.push(PositionBans { avoided: AvoidedTokens::new(position), tries: 0 });
         }
         let entry = self.bans_by_position.last_mut().expect("one was just pushed");
-        if entry.tries >= self.max_retries {
+        if entry.avoided.is_unavoidable() || entry.tries >= self.max_retries {
             self.clean = length;
-            let message = format!(
-                "'{}' is kept: the model repeated it after {} other attempts",
-                self.phrases.text(found.phrase),
-                self.max_retries
-            );
+            let reason = if entry.avoided.is_unavoidable() {
+                "no other token is possible at its beginning".to_owned()
+            } else {
+                format!("the model repeated it after {} other attempts", self.max_retries)
+            };
+            let message = format!("'{}' is kept: {reason}", self.phrases.text(found.phrase));
             return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
         }
         entry.tries += 1;
-        if !entry.tokens.contains(&generated[kept]) {
-            entry.tokens.push(generated[kept]);
-        }
+        entry.avoided.insert(generated[kept]);
         Action::Backtrack { n: u32::try_from(found.tokens).unwrap_or(u32::MAX), tokens: Vec::new() }.into()
     }
 
-    fn forward(&mut self, call: &Call<'_>, logits: &[f32]) -> Reply {
-        self.remove_bans_after(call.length());
-        let max_retries = self.max_retries;
-        let Some(entry) = self.bans_by_position.last_mut().filter(|entry| entry.position == call.length()) else {
-            return Reply::noop();
-        };
-        if entry.tokens.is_empty() {
-            return Reply::noop();
-        }
-        let mut others = (0..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        if others.all(|(token, _)| entry.tokens.contains(&token)) {
-            entry.tokens.clear();
-            entry.tries = max_retries;
-            let message = "the phrase is kept: no other token is possible here".to_owned();
-            return Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() };
-        }
-        let bans = entry.tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect();
-        Action::AdjustedLogits { edit: LogitEdit::Set(bans), temperature: None }.into()
+    fn forward(&mut self, length: usize) -> Reply {
+        self.remove_bans_after(length);
+        let entry = self.bans_by_position.last().filter(|entry| entry.avoided.position() == length);
+        entry.map_or_else(Reply::noop, |entry| entry.avoided.action().into())
     }
 }
 
@@ -151,7 +139,7 @@ impl ModInstance for BanInstance {
         done.disarm();
         Ok(match call.event {
             CallEvent::Added { tokens, .. } => self.added(call, tokens.len()),
-            CallEvent::ForwardPass { logits, .. } => self.forward(call, logits),
+            CallEvent::ForwardPass { .. } => self.forward(call.length()),
             _ => Reply::noop(),
         })
     }
@@ -160,7 +148,9 @@ impl ModInstance for BanInstance {
 #[cfg(test)]
 mod tests {
     use super::BanPhrases;
+    use crate::model::llama::AVOIDED_TOKEN_BIAS;
     use crate::mods::builtin::stop_rules::StopRules;
+    use crate::mods::builtin::structured::Regex;
     use crate::mods::builtin::testing::{EOG, ModHarness, PROMPT, Simulation, word};
     use crate::mods::{Action, CallEvent, LogitEdit, ModFactory};
     use proptest::prelude::*;
@@ -168,8 +158,8 @@ mod tests {
 
     fn banned(harness: &mut ModHarness) -> Vec<i32> {
         match harness.forward(&[0.0; 300]).action {
-            Some(Action::AdjustedLogits { edit: LogitEdit::Set(entries), temperature: None }) => {
-                assert!(entries.iter().all(|(_, value)| *value == f32::NEG_INFINITY));
+            Some(Action::AdjustedLogits { edit: LogitEdit::Add(entries), temperature: None }) => {
+                assert!(entries.iter().all(|(_, value)| *value == AVOIDED_TOKEN_BIAS));
                 entries.into_iter().map(|(token, _)| token).collect()
             }
             None => Vec::new(),
@@ -203,8 +193,7 @@ mod tests {
             assert!(matches!(harness.write_text("b").unwrap().action, Some(Action::Backtrack { n: 2, .. })));
             assert_eq!(banned(&mut harness).len(), expected);
         }
-        harness.write_text("a");
-        let reply = harness.add(i32::from(b'b'));
+        let reply = harness.append(&[i32::from(b'a'), i32::from(b'b')], true);
         assert!(reply.action.is_none());
         assert_eq!(reply.logs[0].message, "'ab' is kept: the model repeated it after 2 other attempts");
         assert!(harness.write_text("ab").is_some(), "other positions have their own attempts");
@@ -247,14 +236,19 @@ mod tests {
 
     #[test]
     fn phrase_is_kept_if_no_other_token_is_possible() {
-        let mut harness = ModHarness::new(&BanPhrases, &json!({"phrases": ["ab"]}));
-        harness.write_text("ab");
-        let mut logits = vec![f32::NEG_INFINITY; 265];
-        logits[usize::from(b'a')] = 1.0;
-        let reply = harness.forward(&logits);
-        assert!(reply.action.is_none());
-        assert_eq!(reply.logs[0].message, "the phrase is kept: no other token is possible here");
-        assert!(harness.write_text("ab").is_none());
+        let ban = json!({"phrases": ["xa", "b"]});
+        let regex = json!({"pattern": "xxa(b|c)b"});
+        let mut mods: [(&dyn ModFactory, serde_json::Value); 2] = [(&BanPhrases, ban), (&Regex, regex)];
+        for _ in 0..2 {
+            let result = Simulation { script: "xxabb".into(), ..Simulation::default() }.run_mods(&mods);
+            assert_eq!((result.text.as_str(), result.ended), ("xxacb", true), "{result:?}");
+            let kept =
+                ["'xa'", "'b'"].map(|phrase| format!("{phrase} is kept: no other token is possible at its beginning"));
+            assert_eq!(result.logs, kept);
+            // Each phrase that is kept was removed once.
+            assert!(result.controls <= 4, "{result:?}");
+            mods.reverse();
+        }
     }
 
     #[test]

@@ -34,7 +34,8 @@ impl ModFactory for Choices {
             "With `pick` \"sample\", the answer is drawn token by token from the tokens that lead to one of the texts. With `pick` \
              \"most-probable\", every text followed by the end of the answer is evaluated, at the cost of one decode each, \
              and the one with the highest total log-probability becomes the answer; the totals are logged, and nothing is \
-             sent before. If the answer begins with reasoning, the choice follows it.",
+             sent before. If another mod removes the selected text, the next most probable one becomes the answer; after the \
+             last one, the run ends with an error. If the answer begins with reasoning, the choice follows it.",
             json!({"choices": ["yes", "no"], "pick": "sample"}),
             schema(
                 &["choices"],
@@ -89,15 +90,23 @@ struct Choice {
     logprob: Option<f64>,
 }
 
+impl Choice {
+    /// Returns the number of tokens of the text.
+    fn text_tokens(&self) -> usize {
+        self.tokens.len() - 1
+    }
+}
+
+#[derive(Clone, Copy)]
 enum Phase {
     /// Waits for the end of the reasoning.
     Waiting,
-    /// A choice was forced after `base` tokens of the answer.
-    Trying {
-        choice: usize,
-        base: usize,
-    },
-    Done,
+    /// `choice` is about to be appended after `base` tokens of the answer: as the answer if it is selected, otherwise to
+    /// be scored.
+    Forcing { choice: usize, base: usize, is_selected: bool },
+    /// The selected choice was appended after `base` tokens of the answer and ends it. `is_removed` is true if another mod
+    /// has removed a part of its text since.
+    Done { choice: usize, base: usize, is_removed: bool },
 }
 
 struct Scoring {
@@ -113,69 +122,95 @@ impl Scoring {
     fn forward(&mut self, is_reasoning: bool) -> Reply {
         let length = self.tracker.token_count();
         match self.phase {
-            Phase::Done => Reply::noop(),
-            Phase::Waiting if is_reasoning => Reply::noop(),
-            // Another mod has removed the forced tokens.
-            Phase::Trying { choice, base } if base == length => self.next(choice, None),
-            Phase::Waiting | Phase::Trying { .. } => self.restart(length),
+            // Another mod's action won the event, so the choice was not appended. A part of the previous one may remain.
+            Phase::Forcing { choice, base, is_selected } if base <= length => {
+                self.force(choice, base, is_selected).into()
+            }
+            // The run did not end with the choice: another mod has removed it, or continues the answer after it.
+            Phase::Done { choice, base, is_removed } if base <= length => {
+                if !is_removed && length >= base + self.choices[choice].text_tokens() {
+                    return Reply::noop();
+                }
+                self.choices[choice].logprob = None;
+                let message = format!("another mod removed {:?}", self.choices[choice].text);
+                let Some(mut reply) = self.select(base, None) else {
+                    return Action::error(format!("{message}, the last one of the choices")).into();
+                };
+                reply.logs.insert(0, ModLogLine { level: LogLevel::Warning, message });
+                reply
+            }
+            _ if is_reasoning => Reply::noop(),
+            _ => self.restart(length),
         }
     }
 
     fn restart(&mut self, base: usize) -> Reply {
         self.restarts += 1;
         if self.restarts > MAX_RESTARTS {
-            self.phase = Phase::Done;
             return Action::error("the choices cannot be compared: another mod changes the answer").into();
         }
-        self.phase = Phase::Trying { choice: 0, base };
-        Action::ForceTokens(self.choices[0].tokens.clone()).into()
+        self.choices.iter_mut().for_each(|choice| choice.logprob = None);
+        self.force(0, base, false).into()
     }
 
     fn added(&mut self, tokens: &[TokenId], logprobs: &[Option<f32>]) -> Reply {
-        let Phase::Trying { choice, base } = self.phase else { return Reply::noop() };
-        let length = self.tracker.token_count();
-        if length - tokens.len() != base {
-            self.phase = Phase::Waiting;
-            return Reply::noop();
+        let start = self.tracker.token_count() - tokens.len();
+        match self.phase {
+            Phase::Forcing { choice, base, is_selected }
+                if base == start && self.choices[choice].tokens.starts_with(tokens) =>
+            {
+                if is_selected {
+                    self.phase = Phase::Done { choice, base, is_removed: false };
+                    return Reply::noop();
+                }
+                let scored = &mut self.choices[choice];
+                if scored.tokens.len() == tokens.len() && logprobs.len() == tokens.len() {
+                    scored.logprob = logprobs.iter().map(|logprob| logprob.map(f64::from)).sum();
+                }
+                if choice + 1 < self.choices.len() {
+                    return self.force(choice + 1, base, false).into();
+                }
+                self.select(base, Some(choice))
+                    .unwrap_or_else(|| Action::error("none of the choices fits into the remaining tokens").into())
+            }
+            Phase::Done { choice, base, is_removed } if base <= start => {
+                let is_removed = is_removed || start < base + self.choices[choice].text_tokens();
+                self.phase = Phase::Done { choice, base, is_removed };
+                Reply::noop()
+            }
+            _ => {
+                self.phase = Phase::Waiting;
+                Reply::noop()
+            }
         }
-        let scored = &mut self.choices[choice];
-        if scored.tokens == tokens && logprobs.len() == tokens.len() {
-            scored.logprob = logprobs.iter().map(|logprob| logprob.map(f64::from)).sum();
-        } else if !scored.tokens.starts_with(tokens) {
-            self.phase = Phase::Waiting;
-            return Reply::noop();
-        }
-        self.next(choice, Some(tokens.len()))
     }
 
-    /// Returns the reply that forces the next choice, or the best one after the last. The last `kept_tokens` tokens of
-    /// the answer belong to `choice`; `None` if it was not forced.
-    fn next(&mut self, choice: usize, kept_tokens: Option<usize>) -> Reply {
-        let base = self.tracker.token_count() - kept_tokens.unwrap_or(0);
-        let (next, logs) = if choice + 1 < self.choices.len() {
-            self.phase = Phase::Trying { choice: choice + 1, base };
-            (choice + 1, Vec::new())
+    /// Returns the action that replaces the answer after the first `base` tokens with a choice.
+    fn force(&mut self, choice: usize, base: usize, is_selected: bool) -> Action {
+        self.phase = Phase::Forcing { choice, base, is_selected };
+        let tokens = self.choices[choice].tokens.clone();
+        match self.tracker.token_count() - base {
+            0 => Action::ForceTokens(tokens),
+            count => Action::Backtrack { n: u32::try_from(count).unwrap_or(u32::MAX), tokens },
+        }
+    }
+
+    /// Makes the most probable choice the answer after the first `base` tokens; `None` if no choice has a score. The
+    /// answer ends with `appended` already.
+    fn select(&mut self, base: usize, appended: Option<usize>) -> Option<Reply> {
+        let scored = self.choices.iter().enumerate().filter_map(|(index, choice)| Some((choice.logprob?, index)));
+        // Of equal scores, the first wins.
+        let (_, best) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best })?;
+        let totals = self.choices.iter().filter_map(|choice| Some(format!("{:?} {:.3}", choice.text, choice.logprob?)));
+        let message = format!("{}: {:?} is selected", totals.collect::<Vec<_>>().join(" · "), self.choices[best].text);
+        let logs = vec![ModLogLine { level: LogLevel::Info, message }];
+        let action = if appended == Some(best) {
+            self.phase = Phase::Done { choice: best, base, is_removed: false };
+            None
         } else {
-            self.phase = Phase::Done;
-            let scored = self.choices.iter().enumerate().filter_map(|(index, choice)| Some((choice.logprob?, index)));
-            // Of equal scores, the first wins.
-            let Some((_, best)) = scored.reduce(|best, other| if other.0 > best.0 { other } else { best }) else {
-                return Action::error("none of the choices fits into the remaining tokens").into();
-            };
-            let totals =
-                self.choices.iter().filter_map(|choice| Some(format!("{:?} {:.3}", choice.text, choice.logprob?)));
-            let message =
-                format!("{}: {:?} is selected", totals.collect::<Vec<_>>().join(" · "), self.choices[best].text);
-            (best, vec![ModLogLine { level: LogLevel::Info, message }])
+            Some(self.force(best, base, true))
         };
-        let tokens = self.choices[next].tokens.clone();
-        let action = match kept_tokens {
-            // The best choice already ends the answer.
-            Some(count) if next == choice && tokens.len() == count => None,
-            Some(count) => Some(Action::Backtrack { n: u32::try_from(count).unwrap_or(u32::MAX), tokens }),
-            None => Some(Action::ForceTokens(tokens)),
-        };
-        Reply { action, logs, ..Reply::default() }
+        Some(Reply { action, logs, ..Reply::default() })
     }
 }
 
@@ -185,7 +220,7 @@ impl ModInstance for Scoring {
     }
 
     fn holdback(&self) -> usize {
-        if matches!(self.phase, Phase::Trying { .. }) { usize::MAX } else { 0 }
+        if matches!(self.phase, Phase::Forcing { .. }) { usize::MAX } else { 0 }
     }
 
     fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
@@ -207,8 +242,9 @@ impl ModInstance for Scoring {
 mod tests {
     use super::Choices;
     use crate::mods::ModFactory;
+    use crate::mods::builtin::ban_phrases::BanPhrases;
     use crate::mods::builtin::testing::{Simulation, run};
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     #[test]
     fn sampled_answer_is_one_of_choices() {
@@ -254,6 +290,32 @@ mod tests {
             (&Choices, json!({"choices": ["yes", "no"], "pick": "most-probable"})),
         ]);
         assert_eq!(result.text, "So: no");
+    }
+
+    #[test]
+    fn removed_choice_is_replaced_with_the_next_best() {
+        let choices = |texts: &[&str]| json!({"choices": texts, "pick": "most-probable"});
+        let ban = |phrases: &[&str]| json!({"phrases": phrases});
+        for (texts, phrases, expected) in [
+            (vec!["yes", "no", "maybe"], vec!["yes"], "no"),
+            (vec!["no", "maybe", "yes"], vec!["yes"], "no"),
+            (vec!["maybe", "yes", "no"], vec!["YES", "no"], "maybe"),
+            // A part of the choice remains.
+            (vec!["yes", "no"], vec!["es"], "no"),
+        ] {
+            let mut mods: [(&dyn ModFactory, Value); 2] = [(&Choices, choices(&texts)), (&BanPhrases, ban(&phrases))];
+            for _ in 0..2 {
+                let simulation = Simulation { script: "yes".into(), alphabet: "no", ..Simulation::default() };
+                let result = simulation.run_mods(&mods);
+                assert_eq!((result.text.as_str(), result.ended), (expected, true), "{texts:?} {phrases:?} {result:?}");
+                assert_eq!(result.retracted, 0);
+                mods.reverse();
+            }
+        }
+        let mods: [(&dyn ModFactory, Value); 2] =
+            [(&Choices, choices(&["yes", "no"])), (&BanPhrases, ban(&["yes", "no"]))];
+        let result = Simulation { script: "yes".into(), ..Simulation::default() }.run_mods(&mods);
+        assert_eq!(result.error.as_deref(), Some("another mod removed \"no\", the last one of the choices"));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! has only one sequence.
 
 mod answer_text;
+mod avoided;
 mod ban_phrases;
 mod bias_tokens;
 mod choices;

@@ -1,5 +1,6 @@
 use super::{
     answer_text::AnswerText,
+    avoided::AvoidedTokens,
     config::{ConfigFields, schema},
     describe,
     sequence::{SequenceTracker, ends_answer},
@@ -25,7 +26,8 @@ impl ModFactory for ToolGuard {
             "Calls are parsed in the format of the model's family. If the name is unknown or blocked, if the \
              arguments do not match the tool's JSON schema, or if a call cannot be parsed, it is removed and drawn \
              again at `temperature`. After `max_retries` retries in one answer, the field `then` decides: the call is replaced with \
-             text, the run ends with an error, or the call is kept with a warning. The stream holds a call back until it is \
+             text, the run ends with an error, or the call is kept with a warning. If a constraint such as `tool_choice` \
+             \"required\" permits only a call, the call is kept instead of replaced with text. The stream holds a call back until it is \
              checked.",
             json!({"tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}], "block": ["delete"]}),
             schema(
@@ -72,7 +74,7 @@ impl ModFactory for ToolGuard {
             kept_until: 0,
             retries: 0,
             retry_from: None,
-            banned_at: None,
+            avoided: None,
             expected_length: None,
         }))
     }
@@ -117,8 +119,8 @@ struct Guard {
     retries: usize,
     /// Position in tokens from which a call is sampled again.
     retry_from: Option<usize>,
-    /// Position in tokens at which these tokens are banned, so that no call begins there.
-    banned_at: Option<(usize, Vec<TokenId>)>,
+    /// Tokens that are avoided at a position in tokens, so that no call begins there.
+    avoided: Option<AvoidedTokens>,
     /// Expected length of the answer in tokens after a Backtrack.
     expected_length: Option<usize>,
 }
@@ -146,7 +148,10 @@ impl Guard {
         }
         let length = self.tracker.token_count();
         self.retry_from = self.retry_from.filter(|&from| from <= length);
-        self.banned_at.take_if(|(from, _)| *from > length);
+        self.avoided.take_if(|avoided| avoided.position() > length);
+        if let Some(avoided) = &mut self.avoided {
+            avoided.observe(call);
+        }
     }
 
     /// Parses new text and returns the first invalid call in it.
@@ -214,6 +219,9 @@ impl Guard {
     fn respond(&mut self, invalid: &InvalidCall, call: &Call<'_>) -> Reply {
         let cut = self.answer.cut(invalid.from);
         let position = self.tracker.token_count() - cut.tokens;
+        let tokens = call.run.vocabulary.encode_continuation(&cut.before, false);
+        let call_start = position + tokens.len();
+        self.avoided.take_if(|avoided| avoided.position() != call_start);
         let again = self.retries < self.max_retries;
         let (level, is_removed, outcome) = match self.then {
             _ if again => (LogLevel::Info, true, "retrying"),
@@ -225,6 +233,9 @@ impl Guard {
                 ))
                 .into();
             }
+            _ if self.avoided.as_ref().is_some_and(AvoidedTokens::is_unavoidable) => {
+                (LogLevel::Warning, false, "keeping it, because a constraint permits only a call")
+            }
             _ => (LogLevel::Warning, true, "replacing it with text"),
         };
         let logs = vec![ModLogLine { level, message: format!("{}; {outcome}", invalid.reason) }];
@@ -233,8 +244,6 @@ impl Guard {
             return Reply { logs, ..Reply::default() };
         }
         let generated = call.generated();
-        let tokens = call.run.vocabulary.encode_continuation(&cut.before, false);
-        let call_start = position + tokens.len();
         if again {
             self.retries += 1;
             self.retry_from = Some(call_start);
@@ -243,11 +252,8 @@ impl Guard {
             let first = generated.len().checked_sub(cut.tokens).map(|index| generated[index]);
             let first = if cut.before.is_empty() { first } else { self.first_of_call(invalid.from, call) };
             self.retry_from = None;
-            let bans = self.banned_at.get_or_insert((call_start, Vec::new()));
-            if bans.0 != call_start {
-                *bans = (call_start, Vec::new());
-            }
-            bans.1.extend(first);
+            let avoided = self.avoided.get_or_insert_with(|| AvoidedTokens::new(call_start));
+            first.into_iter().for_each(|token| avoided.insert(token));
         }
         self.expected_length = Some(position);
         let n = u32::try_from(cut.tokens).unwrap_or(u32::MAX);
@@ -302,12 +308,8 @@ impl ModInstance for Guard {
                     Reply::noop()
                 }
             }
-            CallEvent::ForwardPass { .. } => match (&self.banned_at, self.retry_from) {
-                (Some((call_start, tokens)), _) if *call_start == length => Action::AdjustedLogits {
-                    edit: LogitEdit::Set(tokens.iter().map(|&token| (token, f32::NEG_INFINITY)).collect()),
-                    temperature: None,
-                }
-                .into(),
+            CallEvent::ForwardPass { .. } => match (&self.avoided, self.retry_from) {
+                (Some(avoided), _) if avoided.position() == length => avoided.action().into(),
                 (_, Some(_)) => {
                     Action::AdjustedLogits { edit: LogitEdit::Keep, temperature: Some(self.temperature) }.into()
                 }

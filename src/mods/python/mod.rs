@@ -89,7 +89,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-pub use worker_dir::unpack_sdk;
+pub use worker_dir::{remove_worker_dirs, unpack_sdk};
 use worker_spec::WorkerSpec;
 
 /// Template of a new mod.

@@ -1,11 +1,12 @@
 //! The private directory of a worker.
 
 use crate::events::system;
+use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::Once;
+use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, SystemTime};
 
 /// Python SDK, unpacked for every worker.
@@ -15,6 +16,9 @@ struct Sdk;
 
 /// Prefix of the name of a worker's directory.
 const WORKER_DIR_PREFIX: &str = "thunder-mod-";
+
+/// Existing directories of this process.
+static OWN_DIRS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
 /// Directory of a worker, with the SDK.
 pub struct WorkerDir {
@@ -30,6 +34,7 @@ impl WorkerDir {
         SWEPT.call_once(|| remove_stale_dirs(&std::env::temp_dir()));
         let path = std::env::temp_dir().join(format!("{WORKER_DIR_PREFIX}{}", system::new_id().simple()));
         DirBuilder::new().mode(0o700).create(&path)?;
+        OWN_DIRS.lock().unwrap_or_else(PoisonError::into_inner).insert(path.clone());
         let lock = File::create(path.join("lock"))?;
         lock.lock()?;
         let home = Self { path, _lock: lock };
@@ -67,17 +72,34 @@ fn is_source(name: &str) -> bool {
     path.extension().is_some_and(|kind| kind == "py") && !path.starts_with("build") && !path.starts_with("dist")
 }
 
+/// Removes the directories of all workers of this process. The exit of the process kills the workers, and does not wait
+/// for the threads that own them.
+pub fn remove_worker_dirs() {
+    for path in std::mem::take(&mut *OWN_DIRS.lock().unwrap_or_else(PoisonError::into_inner)) {
+        // Fails if the owner of the directory removes it at the same time, or if the worker writes into it.
+        let _ = (0..3).any(|_| fs::remove_dir_all(&path).is_ok() || !path.exists());
+    }
+}
+
 /// Removes the directories of servers that were killed together with their workers.
 fn remove_stale_dirs(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         if !entry.file_name().to_string_lossy().starts_with(WORKER_DIR_PREFIX) {
             continue;
         }
-        // A directory that is being created may have no lock yet.
-        let modified = entry.metadata().and_then(|found| found.modified()).ok();
-        let age = modified.and_then(|at| SystemTime::from(system::now()).duration_since(at).ok());
+        // Not that of the target if another user has put a link here.
+        let Ok(metadata) = entry.metadata() else { continue };
+        if !metadata.is_dir() || metadata.uid() != nix::unistd::geteuid().as_raw() {
+            continue;
+        }
+        let age = metadata.modified().ok().and_then(|at| SystemTime::from(system::now()).duration_since(at).ok());
         let is_old = age.is_some_and(|age| age > Duration::from_mins(1));
-        if is_old && File::open(entry.path().join("lock")).is_ok_and(|lock| lock.try_lock().is_ok()) {
+        let is_unused = match File::open(entry.path().join("lock")) {
+            Ok(lock) => lock.try_lock().is_ok(),
+            // Created a moment ago, unless the directory is old: then its removal was interrupted.
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        };
+        if is_old && is_unused {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
@@ -86,6 +108,7 @@ fn remove_stale_dirs(folder: &Path) {
 impl Drop for WorkerDir {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.path);
+        OWN_DIRS.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.path);
     }
 }
 
@@ -114,9 +137,16 @@ mod tests {
         let (unlocked, _) = make(&format!("{WORKER_DIR_PREFIX}without"), false, 100);
         let (alive, lock) = make(&format!("{WORKER_DIR_PREFIX}alive"), true, 100);
         let (other, _) = make("other", true, 100);
+        let (target, _) = make("target", false, 100);
+        let link = folder.join(format!("{WORKER_DIR_PREFIX}link"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
         lock.as_ref().unwrap().lock().unwrap();
         remove_stale_dirs(&folder);
-        assert_eq!([left, young, unlocked, alive, other].map(|path| path.exists()), [false, true, true, true, true]);
+        assert_eq!(
+            [left, young, unlocked, alive, other, target].map(|path| path.exists()),
+            [false, true, false, true, true, true]
+        );
+        assert!(link.exists());
         fs::remove_dir_all(folder).unwrap();
     }
 }

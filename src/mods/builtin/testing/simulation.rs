@@ -151,7 +151,8 @@ impl SimulationState {
     }
 
     fn draw(&mut self, temperature: f32) -> Option<usize> {
-        let weights: Vec<f32> = self.logits.iter().map(|logit| (logit / temperature).exp()).collect();
+        let max = self.logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f32> = self.logits.iter().map(|logit| ((logit - max) / temperature).exp()).collect();
         let sum: f32 = weights.iter().sum();
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;

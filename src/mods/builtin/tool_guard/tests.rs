@@ -2,6 +2,7 @@
 
 use super::ToolGuard;
 use crate::mods::ModFactory;
+use crate::mods::builtin::structured::Regex;
 use crate::mods::builtin::testing::{Simulation, SimulationResult, run};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -80,6 +81,23 @@ fn field_then_decides_after_the_last_retry() {
     let result = simulate(&[invalid; 9], &json!({"max_retries": 1, "then": "keep"}));
     assert_eq!(result.text, invalid.trim_end_matches('\0'));
     assert_eq!(result.controls, 1);
+}
+
+#[test]
+fn call_is_kept_if_a_constraint_requires_one() {
+    let pattern = r#"<tool_call>\n\{"name": "(add|delete)", "arguments": \{\}\}\n</tool_call>"#;
+    let call = "<tool_call>\n{\"name\": \"delete\", \"arguments\": {}}\n</tool_call>";
+    let mut mods: [(&dyn ModFactory, Value); 2] = [
+        (&ToolGuard, config(&json!({"block": ["add", "delete"], "max_retries": 0}))),
+        (&Regex, json!({"pattern": pattern})),
+    ];
+    for _ in 0..2 {
+        let result = Simulation { script: call.into(), ..Simulation::default() }.run_mods(&mods);
+        assert_eq!((result.text.as_str(), result.ended), (call, true), "{result:?}");
+        let outcomes = ["replacing it with text", "keeping it, because a constraint permits only a call"];
+        assert_eq!(result.logs, outcomes.map(|outcome| format!("the tool 'delete' is blocked; {outcome}")));
+        mods.reverse();
+    }
 }
 
 #[test]

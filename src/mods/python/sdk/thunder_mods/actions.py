@@ -93,14 +93,15 @@ class AdjustedLogits(ModAction):
 
 
 class ToolCalls(ModAction):
-    """End the run with these tool calls: one OpenAI tool call or a list of them."""
+    """End the run with these tool calls: one OpenAI tool call, a list of them, or a message that has them. Text that was
+    held back is not sent."""
 
     def __init__(self, tool_calls: Any) -> None:
         self.tool_calls = tool_calls
 
 
 class EmitError(ModAction):
-    """End the run with an error."""
+    """End the run with an error. Text that was held back is not sent."""
 
     def __init__(self, err_str: str) -> None:
         self.err_str = err_str
@@ -235,13 +236,14 @@ class ActionBuilder:
         return ForceOutput(_token_ids(tokens, "force_output"))
 
     def tool_calls(self, payload: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]) -> ToolCalls:
-        """Ends the run with these tool calls: one OpenAI tool call or a list of them; see `tool_call`."""
+        """Ends the run with these tool calls: one OpenAI tool call, a list of them, or a message that has them; see
+        `tool_call`. Text that was held back is not sent."""
         self._permit(ToolCalls, "tool_calls")
         check_nesting(payload)
         return ToolCalls(payload)
 
     def emit_error(self, err_str: str) -> EmitError:
-        """Ends the run with an error."""
+        """Ends the run with an error. Text that was held back is not sent."""
         self._permit(EmitError, "emit_error")
         return EmitError(str(err_str))
 

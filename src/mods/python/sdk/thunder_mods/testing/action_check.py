@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Any, List, Optional
 
 from ..actions import (
     AdjustedLogits,
@@ -55,10 +55,15 @@ def action_error(action: ModAction, vocabulary: int, context: int) -> Optional[s
     return None
 
 
-def _tool_calls_error(payload: Any) -> Optional[str]:
+def tool_calls_of(payload: Any) -> List[Any]:
+    """Returns the calls of a payload: one call, a list of calls, or a message that has calls."""
     if isinstance(payload, dict) and "tool_calls" in payload:
         payload = payload["tool_calls"]
-    calls = list(payload) if isinstance(payload, (list, tuple)) else [payload]
+    return list(payload) if isinstance(payload, (list, tuple)) else [payload]
+
+
+def _tool_calls_error(payload: Any) -> Optional[str]:
+    calls = tool_calls_of(payload)
     if not calls:
         return "ToolCalls needs at least one tool call"
     for index, call in enumerate(calls):

@@ -21,6 +21,10 @@ class Answer:
         """Returns the text before the first stop string."""
         return self._before_stop(tokens)[0].decode("utf-8", "replace")
 
+    def received(self) -> str:
+        """Returns the text that the client has."""
+        return self._sent.decode("utf-8", "replace")
+
     def stopped(self, tokens: Sequence[int]) -> bool:
         """Returns True if the text contains a stop string."""
         return self._before_stop(tokens)[1]

@@ -27,7 +27,7 @@ from ..config import fill_defaults
 from ..decorator import mod as _decorate
 from ..events import Added, ContextInfo, ForwardPass, HiddenStates, ModEvent, Prefilled, Sampled
 from ..logits import Logits, flat
-from .action_check import action_error
+from .action_check import action_error, tool_calls_of
 from .answer import Answer
 from .capture import captured
 from .models import to_model
@@ -152,6 +152,8 @@ class _Run:
         self.logits: Any = None
         self.draw_temperature: Optional[float] = None
         self.drawn: Optional[int] = None
+        #: True if the text that was not sent is not part of the answer.
+        self.discards_unsent = False
         self.end: Optional[Tuple[str, Optional[str], Optional[List[Any]]]] = None
 
     def execute(self, prompt: List[int]) -> Result:
@@ -162,14 +164,15 @@ class _Run:
         else:
             self._apply("Prefilled", winner)
         assert self.end is not None
-        self.answer.end(self._generated())
+        if not self.discards_unsent:
+            self.answer.end(self._generated())
         lifecycle.notify_finished(self.request_id)
         for active in self.mods:
             if active.finished is not None:
                 active.finished(self.request_id)
         reason, message, calls = self.end
         generated, prompt_tokens = self._generated(), self.sequence[: self.prompt_len]
-        text = self.answer.text(generated)
+        text = self.answer.received() if self.discards_unsent else self.answer.text(generated)
         return Result(
             text, prompt_tokens, generated, reason, message, calls, self.events, self.calls, self.answer.sent
         )
@@ -236,9 +239,10 @@ class _Run:
                 self._record("Added", step, tokens, True)
             self._finish("stop")
         elif isinstance(action, ToolCalls):
-            calls = action.tool_calls
-            self._finish("tool_calls", None, list(calls) if isinstance(calls, (list, tuple)) else [calls])
+            self.discards_unsent = True
+            self._finish("tool_calls", None, tool_calls_of(action.tool_calls))
         elif isinstance(action, EmitError):
+            self.discards_unsent = True
             self._finish("error", str(action.err_str))
         if self.end is None and kind == "Prefilled":
             self._run_steps()
