@@ -1,9 +1,11 @@
 //! The configuration file: flags by their long names, with lower precedence than the command line and the environment.
 
+use super::llama_server::replace_spelling;
 use super::precedence::{conflict, flag_source};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Command};
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
@@ -22,6 +24,8 @@ pub(super) struct ConfigFileError {
 enum InvalidConfig {
     #[error("cannot be read: {0}; check the path of --config-file or THUNDER_CONFIG_FILE")]
     Read(#[from] std::io::Error),
+    #[error("{0}; permit this account to read the file, or set THUNDER_CONFIG_FILE to another file, or to nothing")]
+    Permission(String),
     #[error("invalid TOML: {0}")]
     Syntax(#[from] toml::de::Error),
     #[error("'{0}' is not a flag of any command; `thunder config` lists the flags of `thunder serve`")]
@@ -33,10 +37,11 @@ enum InvalidConfig {
 }
 
 /// The flags that a file sets.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct ConfigFile {
     path: PathBuf,
-    table: Table,
+    /// An error if this account may not read the user's or the machine's file.
+    table: Result<Table, String>,
 }
 
 impl ConfigFile {
@@ -51,8 +56,13 @@ impl ConfigFile {
                 None => return Ok(None),
             },
         };
-        let read = std::fs::read_to_string(&path).map_err(InvalidConfig::from);
-        match read.and_then(|text| text.parse::<Table>().map_err(InvalidConfig::from)) {
+        let table = match std::fs::read_to_string(&path) {
+            Ok(text) => text.parse().map(Ok).map_err(InvalidConfig::from),
+            // The file of a service contains secrets, and most commands do not need it.
+            Err(error) if name.is_none() && error.kind() == ErrorKind::PermissionDenied => Ok(Err(error.to_string())),
+            Err(error) => Err(error.into()),
+        };
+        match table {
             Ok(table) => Ok(Some(Self { path, table })),
             Err(problem) => Err(ConfigFileError { file: path, problem }),
         }
@@ -91,8 +101,18 @@ impl ConfigFile {
             (command, matches) = (found, inner);
             names.push(name.to_owned());
         }
+        let table = match (&self.table, &names[..]) {
+            (Ok(table), _) => table,
+            (Err(error), [name]) if ["serve", "doctor", "config"].contains(&name.as_str()) => {
+                return Err(InvalidConfig::Permission(error.clone()));
+            }
+            (Err(error), _) => {
+                eprintln!("thunder: not using the configuration file {}: {error}", self.path.display());
+                return Ok((None, Vec::new()));
+            }
+        };
         let mut shared = Table::new();
-        for (key, value) in &self.table {
+        for (key, value) in table {
             match (value, root.find_subcommand(key)) {
                 (Value::Table(own), Some(owner)) => {
                     if let Some(flag) = own.keys().find(|flag| find_flag(root, owner, flag).is_none()) {
@@ -110,7 +130,7 @@ impl ConfigFile {
             [name] => vec![name.as_str()],
             _ => Vec::new(),
         };
-        let own = own.into_iter().filter_map(|name| self.table.get(name)?.as_table());
+        let own = own.into_iter().filter_map(|name| table.get(name)?.as_table());
         let known = command.get_arguments().chain(root.get_arguments().filter(|flag| flag.is_global_set()));
         // A flag with the value false overrides only itself.
         let mut set: Vec<(&Arg, bool)> =
@@ -147,11 +167,18 @@ fn has_flag(command: &Command, name: &str) -> bool {
     flag_named(command, name).is_some() || command.get_subcommands().any(|inner| has_flag(inner, name))
 }
 
-fn flag_named<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+fn flag_named<'a>(command: &'a Command, key: &str) -> Option<&'a Arg> {
+    let word = flag_word(key);
+    let name = word.split_once('=').map_or(&*word, |(name, _)| name).trim_start_matches("--");
     let is_named = |flag: &&Arg| {
         flag.get_long() == Some(name) || flag.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
     };
     command.get_arguments().filter(|flag| flag.get_long() != Some("help")).find(is_named)
+}
+
+/// Returns the flag of a key as the command line accepts it: with its value for a spelling such as `no-slots`.
+fn flag_word(key: &str) -> String {
+    replace_spelling(format!("--{key}").into()).to_string_lossy().into_owned()
 }
 
 /// Returns the flag of a command, or of all commands.
@@ -172,9 +199,10 @@ fn is_false(matches: &ArgMatches, flag: &Arg) -> bool {
 
 fn add(flags: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Result<(), InvalidConfig> {
     let invalid = |expected| InvalidConfig::Type { flag: key.to_owned(), found: value.type_str(), expected };
-    if !flag.get_action().takes_values() {
+    let word = flag_word(key);
+    if !flag.get_action().takes_values() || word.contains('=') {
         let is_set = value.as_bool().ok_or_else(|| invalid("true or false"))?;
-        flags.extend(is_set.then(|| format!("--{key}").into()));
+        flags.extend(is_set.then(|| word.into()));
         return Ok(());
     }
     let to_text = |value: &Value| match value {
@@ -187,7 +215,13 @@ fn add(flags: &mut Vec<OsString>, flag: &Arg, key: &str, value: &Value) -> Resul
         single => to_text(single).map(|text| vec![text]),
     };
     let values = values.ok_or_else(|| invalid("a string, a number, true or false, or a list of these"))?;
-    flags.extend(values.into_iter().map(|text| format!("--{key}={text}").into()));
+    // A flag with a fixed number of values takes all of them at once, other flags are repeated.
+    if values.len() > 1 && flag.get_num_args() == Some(values.len().into()) {
+        flags.push(word.into());
+        flags.extend(values.into_iter().map(OsString::from));
+    } else {
+        flags.extend(values.into_iter().map(|text| format!("{word}={text}").into()));
+    }
     Ok(())
 }
 
@@ -207,7 +241,7 @@ mod tests {
     use std::ffi::OsString;
 
     fn read(text: &str, line: &str) -> Result<Vec<String>, String> {
-        let file = ConfigFile { path: "test.toml".into(), table: text.parse().unwrap() };
+        let file = ConfigFile { path: "test.toml".into(), table: Ok(text.parse().unwrap()) };
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let command = Cli::command();
         let matches = command.clone().try_get_matches_from(&words).unwrap();
@@ -268,10 +302,52 @@ mod tests {
         assert_eq!(line(file, "thunder run hi --model-url x"), "thunder run --system=Hi hi --model-url x");
         assert_eq!(line(file, "thunder serve"), "thunder serve --model=b.gguf");
         assert_eq!(line(file, "thunder serve --no-model"), "thunder serve --no-model");
+        let file = "listen = ['127.0.0.1:1']\n[serve]\nmetrics = true\n";
+        assert_eq!(line(file, "thunder serve --host ::1"), "thunder serve --metrics=true --host ::1");
         let pull = line("hf-repo = 'user/model'", "thunder models pull user/other");
         assert_eq!(pull, "thunder models pull user/other");
-        let error = read("model = 'a'\nmodel-url = 'b'", "thunder serve").unwrap_err();
-        assert!(error.contains("cannot be used with"), "{error}");
+        for file in ["model = 'a'\nmodel-url = 'b'", "listen = '127.0.0.1:1'\nport = 2"] {
+            let error = read(file, "thunder serve").unwrap_err();
+            assert!(error.contains("cannot be used with"), "{error}");
+        }
+    }
+
+    #[test]
+    fn list_sets_all_values_of_a_flag() {
+        let added = read("control-vector-layer-range = [1, 5]", "thunder run hi").unwrap();
+        assert_eq!(added.join(" "), "thunder run --control-vector-layer-range 1 5 hi");
+        let error = read("control-vector-layer-range = [1, 5, 6]", "thunder run hi").unwrap_err();
+        assert!(error.contains("2 values required"), "{error}");
+    }
+
+    #[test]
+    fn keys_may_have_the_spellings_of_llama_server() {
+        let line = |file| read(file, "thunder serve").map(|words| words.join(" "));
+        let file =
+            "ctx_size = 512\nno-slots = true\nspec_default = false\n[serve]\nno_kv_offload = true\nno-webui = true";
+        let words = "thunder serve --ctx-size=512 --slots=off --no-ui --kv-offload=off";
+        assert_eq!(line(file).as_deref(), Ok(words));
+        assert_eq!(line("no-slots = true\n[serve]\nno-slots = false").as_deref(), Ok("thunder serve"));
+        let error = line("no-slots = 'off'").unwrap_err();
+        assert!(error.contains("'no-slots' must be true or false, got string"), "{error}");
+    }
+
+    #[test]
+    fn unreadable_file_of_the_machine_ends_only_commands_that_need_it() {
+        let file = ConfigFile { path: "test.toml".into(), table: Err("Permission denied".into()) };
+        let command = Cli::command();
+        let added = |line: &str| {
+            let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            let matches = command.clone().try_get_matches_from(&words).unwrap();
+            file.add_to(&words, &command, &matches).map_err(|error| error.to_string())
+        };
+        for line in ["thunder serve", "thunder doctor --port 1", "thunder config"] {
+            let error = added(line).unwrap_err();
+            assert!(error.contains("test.toml: Permission denied") && error.contains("THUNDER_CONFIG_FILE"), "{error}");
+        }
+        for line in ["thunder completions bash", "thunder run hi", "thunder db status"] {
+            assert_eq!(added(line).unwrap().join(" ".as_ref()), line);
+        }
     }
 
     #[test]

@@ -1,24 +1,34 @@
+use super::client::error_message;
 use super::{hub, output, startup};
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::config::{Config, ModSandbox, bundled_model};
+use crate::config::{Config, DEFAULT_ADDRESS, ModSandbox, bundled_model};
 use crate::model::llama::{backend, devices, missing_gpu_reason};
 use crate::mods::python::PythonMods;
 use crate::mods::python::sandbox::SandboxLauncher;
 use crate::server::Listeners;
+use anyhow::bail;
 use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 use tokio::task::spawn_blocking;
+use tokio_rustls::rustls::crypto::ring;
 
 /// Minimum free bytes on the disk of the data directory; with less, a warning is printed.
 const MIN_FREE_BYTES: u128 = 2 << 30;
+/// Maximum time until a running server responds; shorter than the timeout of the image's health check.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Check everything that `thunder serve` needs: model, devices, addresses, disk, database, Python and sandbox
 ///
-/// Takes the flags of `thunder serve`. Starts the embedded database for the check and stops it again. Exits with 1 if the
-/// server could not start.
+/// Takes the flags of `thunder serve`. Starts the embedded database for the check and stops it again. Exits with 1 if a
+/// check failed.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    /// Check only that the server with these flags runs and is healthy
+    #[arg(long)]
+    running: bool,
     #[command(flatten)]
     engine: EngineFlags,
     #[command(flatten)]
@@ -60,6 +70,13 @@ impl Finding {
 
 /// Runs all checks and prints a line for each.
 pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
+    if args.running {
+        let finding = match check_running(args).await {
+            Ok(url) => Finding::works(format!("{url} is healthy")),
+            Err(error) => Finding::fails(super::with_causes(&error)),
+        };
+        return Ok(if print("server", &finding)? { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
     let (os, machine) = (std::env::consts::OS, std::env::consts::ARCH);
     output::print_line(format_args!("thunder {} on {os}, {machine}", env!("CARGO_PKG_VERSION")))?;
     // The check of a model that is not in the cache would have to download it.
@@ -99,6 +116,30 @@ pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
         can_start &= print("mod sandbox", &spawn_blocking(move || check_sandbox(policy, launcher.as_ref())).await?)?;
     }
     Ok(if can_start { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Checks the health of the server that runs with these flags. Returns its address.
+async fn check_running(mut args: Args) -> anyhow::Result<String> {
+    // The server may have its keys from flags that this process does not have.
+    args.server.allow_unauthenticated = true;
+    let server = Config::new(args.engine, args.data, &args.server)?.server;
+    let mut address = server.listen.first().copied().unwrap_or(DEFAULT_ADDRESS);
+    if address.ip().is_unspecified() {
+        address.set_ip(if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+    }
+    let scheme = if server.credentials.tls.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{address}{}", server.prefix);
+    // An error means that a provider is already installed.
+    let _ = ring::default_provider().install_default();
+    // The request contains nothing secret, and few certificates are valid for the address.
+    let client = reqwest::Client::builder().tls_danger_accept_invalid_certs(true).no_proxy().timeout(RESPONSE_TIMEOUT);
+    let response = client.build()?.get(format!("{url}/healthz")).send().await?;
+    let status = response.status();
+    if !status.is_success() {
+        let message = error_message(&response.text().await.unwrap_or_default());
+        bail!("{url} is not healthy: {}", message.unwrap_or_else(|| status.to_string()));
+    }
+    Ok(url)
 }
 
 /// Prints a finding. Returns false if it prevents a start.

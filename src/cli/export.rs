@@ -12,7 +12,7 @@ use reqwest::Method;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Export a recorded run as a payload for `ingest`
+/// Export a recorded run as a document for `ingest`
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Run id or `request_id`

@@ -18,7 +18,7 @@ pub struct Args {
     /// Run id or `request_id`
     #[arg(value_name = "RUN")]
     run: String,
-    /// First step that the fork generates anew, from 1
+    /// First step that the fork generates again, from 1
     #[arg(long, value_name = "STEP", required_unless_present = "event", conflicts_with = "event")]
     at: Option<i32>,
     /// Event of that step, by `sequence_order`

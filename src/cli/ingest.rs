@@ -16,7 +16,7 @@ use std::process::ExitCode;
 /// Record traces of other engines: check each file, then send it to the running server or store it in the database
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Files with payloads of POST /ingest; - reads one payload from standard input
+    /// Files with documents for POST /ingest; - reads one document from standard input
     #[arg(required = true, value_name = "FILE")]
     files: Vec<String>,
     /// Validation only; nothing is recorded
@@ -44,7 +44,7 @@ pub async fn ingest(args: Args, is_given: impl Fn(&str) -> bool) -> anyhow::Resu
         }
     }
     if invalid > 0 {
-        bail!("{invalid} of {} files are not valid payloads; nothing was recorded", args.files.len());
+        bail!("{invalid} of {} files are not valid documents; nothing was recorded", args.files.len());
     }
     if args.check {
         for (name, _, document) in &documents {

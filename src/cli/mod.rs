@@ -39,6 +39,7 @@ mod trust;
 
 use crate::config::flags::OnOffAuto;
 use crate::model::llama::wait_for_end_of_use;
+use crate::mods::python::remove_worker_dirs;
 use crate::store::Store;
 use anyhow::Context as _;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -137,7 +138,7 @@ pub fn main() -> ExitCode {
     if let Err(error) = log(&cli) {
         return failed(&error);
     }
-    if let Command::Serve(_) = &cli.command {
+    if let Command::Serve(_) | Command::Doctor(_) = &cli.command {
         let unread = llama_server::ignored_variable_notes(std::env::vars_os().map(|(name, _)| name));
         translated.notes.iter().chain(&unread).for_each(|note| tracing::warn!("{note}"));
     }
@@ -158,6 +159,7 @@ pub fn main() -> ExitCode {
         Err(error) => failed(&error),
     };
     wait_for_end_of_use(LLAMA_TIMEOUT);
+    remove_worker_dirs();
     code
 }
 
@@ -296,6 +298,17 @@ mod tests {
     #[test]
     fn command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn help_of_values_says_more_than_their_names() {
+        let command = Cli::command();
+        for flag in command.find_subcommand("serve").unwrap().get_arguments() {
+            for value in flag.get_possible_values() {
+                let help = value.get_help().map(|help| help.to_string().to_lowercase());
+                assert_ne!(help.as_deref(), Some(value.get_name()), "--{}", flag.get_id());
+            }
+        }
     }
 
     #[test]

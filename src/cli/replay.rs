@@ -18,7 +18,7 @@ pub struct Args {
     /// Run id, `request_id`, or a file of `thunder export`
     #[arg(value_name = "RUN")]
     run: String,
-    /// Comparison of the new run with the recorded one
+    /// Comparison of the new run with the recorded one; required
     #[arg(long, required = true)]
     verify: bool,
     /// Python file with a mod of the run; repeatable

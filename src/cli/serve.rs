@@ -20,7 +20,7 @@ use std::sync::Arc;
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "These flags of llama-server work, too: its sampling flags (--xtc-probability, --dry-multiplier, \
-                        --mirostat, --samplers, --logit-bias, --reverse-prompt, …), --embd-normalize, --spm-infill, --log-file, \
+                        --mirostat, --samplers, --logit-bias, --reverse-prompt, …), --embd-normalize, --spm-infill, \
                         --log-colors and --verbosity. Its other flags are accepted without effect, which the log mentions where \
                         it matters, or rejected with an alternative. Its variables LLAMA_ARG_… apply where the corresponding \
                         variable THUNDER_… is not set."
@@ -53,6 +53,8 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
     if let Some(note) = args.engine.speculation.ineffective_flag_note() {
         tracing::warn!("{note}");
     }
+    // A reload during the start takes place when the server is ready.
+    let mut reload_signal = signals.take_reload_signal();
     match signals.run_until_signal(hub::set_model(&mut args.engine)).await {
         Err(code) => return Ok(code),
         Ok(done) => done?,
@@ -84,7 +86,6 @@ pub async fn serve(mut args: Args, mut signals: EndSignals) -> anyhow::Result<Ex
             eprintln!("thunder: ready, dashboard and APIs are on {scheme}://{address}{}", server.prefix);
         }
         notify_systemd(&[NotifyState::Ready]);
-        let mut reload_signal = signals.take_reload_signal();
         loop {
             tokio::select! {
                 _ = signals.next() => break,

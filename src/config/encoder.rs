@@ -61,7 +61,7 @@ pub enum HeadFlag {
     Tanh,
     /// Rectified linear unit.
     Relu,
-    /// GELU.
+    /// Gaussian error linear unit.
     Gelu,
 }
 

@@ -2,15 +2,18 @@
 
 use clap::ValueEnum;
 
+/// The help of values whose names say what they do; the flag's help describes their effect.
+const NO_HELP: Option<&str> = None;
+
 /// On or off.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub enum OnOff {
     /// On.
     #[default]
-    #[value(aliases = ["1", "true", "enabled"])]
+    #[value(help = NO_HELP, aliases = ["1", "true", "enabled"])]
     On,
     /// Off.
-    #[value(aliases = ["0", "false", "disabled"])]
+    #[value(help = NO_HELP, aliases = ["0", "false", "disabled"])]
     Off,
 }
 
@@ -19,12 +22,13 @@ pub enum OnOff {
 pub enum OnOffAuto {
     /// Chosen automatically.
     #[default]
+    #[value(help = NO_HELP)]
     Auto,
     /// On.
-    #[value(aliases = ["1", "true", "enabled"])]
+    #[value(help = NO_HELP, aliases = ["1", "true", "enabled"])]
     On,
     /// Off.
-    #[value(aliases = ["0", "false", "disabled"])]
+    #[value(help = NO_HELP, aliases = ["0", "false", "disabled"])]
     Off,
 }
 

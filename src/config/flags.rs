@@ -44,7 +44,7 @@ pub struct EngineFlags {
     /// Threads for prompt processing; default: same as --threads [also: -tb]
     #[arg(long, env = "THUNDER_THREADS_BATCH", value_name = "N")]
     pub threads_batch: Option<u16>,
-    /// Maximum tokens per decode call
+    /// Maximum tokens per decode call; at least one for each slot
     #[arg(short, long, env = "THUNDER_BATCH_SIZE", value_name = "TOKENS", default_value_t = 2048)]
     pub batch_size: u32,
     /// Maximum tokens computed at once within a decode call [also: -ub]
@@ -56,8 +56,8 @@ pub struct EngineFlags {
     /// Weights locked in memory
     #[arg(long, env = "THUNDER_MLOCK", value_parser = clap::builder::FalseyValueParser::new())]
     pub mlock: bool,
-    /// Attention capture for runs that request it: without flash attention (on), none (off), or with flash attention where
-    /// that is usually faster (auto; default)
+    /// Attention capture for runs that request it: auto (default) with flash attention, unless the cache stores 32-bit
+    /// numbers or --flash-attn is off; on without flash attention; off for none
     #[arg(long, env = "THUNDER_ATTENTION", value_name = "auto|on|off")]
     pub attention: Option<OnOffAuto>,
     /// Flash attention; with --attention auto, on always uses it and off never; cannot be on with --attention on [also: -fa]
@@ -134,12 +134,12 @@ pub struct DataFlags {
 #[command(next_help_heading = "Server")]
 pub struct ServerFlags {
     /// Address to listen on; repeat or separate with commas; default: 127.0.0.1:6767
-    #[arg(long, env = "THUNDER_LISTEN", value_name = "ADDR", value_delimiter = ',')]
+    #[arg(long, env = "THUNDER_LISTEN", value_name = "ADDR", value_delimiter = ',', conflicts_with_all = ["host", "port"])]
     pub listen: Vec<SocketAddr>,
-    /// Host to listen on together with --port; separate several with commas; llama-server's spelling of --listen
+    /// Host to listen on together with --port, instead of --listen; separate several with commas; same as llama-server's flag
     #[arg(long, env = "THUNDER_HOST", value_name = "HOST")]
     pub host: Option<String>,
-    /// Port to listen on together with --host; llama-server's spelling of --listen
+    /// Port to listen on together with --host, instead of --listen; same as llama-server's flag
     #[arg(long, env = "THUNDER_PORT", value_name = "PORT")]
     pub port: Option<u16>,
     /// API key that clients send as "Authorization: Bearer KEY", "X-Api-Key: KEY" or "X-User-Api-Key: KEY"; repeatable

@@ -201,8 +201,8 @@ pub struct RouteFlags {
 /// Log settings, with llama-server's flags.
 #[derive(Debug, Clone, Default, Args)]
 pub struct LogFlags {
-    /// File that the log is appended to instead of standard error.
-    #[arg(long, hide = true, value_name = "FILE")]
+    /// File to which the log is appended; default: standard error
+    #[arg(long, env = "THUNDER_LOG_FILE", value_name = "FILE", help_heading = "Logging")]
     pub log_file: Option<PathBuf>,
     /// Colored lines; default: if standard error is a terminal.
     #[arg(long, hide = true, value_name = "on|off|auto", num_args = 0..=1, default_missing_value = "on")]

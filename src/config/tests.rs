@@ -234,8 +234,7 @@ fn mod_upload_requires_a_mod_key() {
 
 #[test]
 fn keys_with_one_name_are_one_tenant() {
-    let file = tempfile("a name=ann\nb name=ann mods\nc\n");
-    let security = config(&["--api-key-file", &file]).unwrap().server.credentials.security;
+    let security = with_key_file("a name=ann\nb name=ann mods\nc\n");
     let tenant = |key| security.find_key(key).unwrap().tenant();
     assert_eq!((tenant("a"), tenant("b")), ("ann".into(), "ann".into()));
     // The first 16 bytes of SHA-256 of "c".
@@ -256,8 +255,7 @@ fn only_tenant_owns_runs_without_a_key() {
     assert_eq!(two.owner(two.find_ingest_key("i")), None);
     assert!(!two.scope(two.find_key("k")).includes(None));
     assert!(two.scope(two.find_ingest_key("i")).includes(None), "a repeated document finds its run");
-    let file = tempfile("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
-    let named = config(&["--api-key-file", &file]).unwrap().server.credentials.security;
+    let named = with_key_file("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
     assert!(named.find_key("i").is_none(), "an ingest key permits nothing else");
     assert_eq!(named.owner(named.find_ingest_key("i")), Some("ann".into()));
     assert_eq!(named.owner(named.find_ingest_key("x")), Some("eve".into()));
@@ -267,9 +265,11 @@ fn only_tenant_owns_runs_without_a_key() {
     assert_eq!(admin.scope(admin.find_key("a")), Scope::All);
 }
 
-/// Writes a key file into the temp directory.
-fn tempfile(text: &str) -> String {
+/// Returns the access control with a key file, which is removed.
+fn with_key_file(text: &str) -> SecurityConfig {
     let path = std::env::temp_dir().join(format!("thunder-keys-{:032x}", system::random::<u128>()));
     std::fs::write(&path, text).unwrap();
-    path.display().to_string()
+    let config = config(&["--api-key-file", path.to_str().unwrap()]);
+    std::fs::remove_file(&path).unwrap();
+    config.unwrap().server.credentials.security
 }

@@ -40,7 +40,7 @@ pub use kv::error::SlotError;
 pub use kv::ses1::Ses1Error;
 pub use kv::snapshot::{SlotSnapshot, SlotTokens};
 pub use latencies::{Latencies, ModCalls};
-pub use options::{AttentionEncodeFn, Clock, EngineOptions};
+pub use options::{AttentionEncodeFn, Clock, EngineOptions, MAX_UNREAD_TIME};
 pub use output::{
     EndReasoningOutcome, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta,
 };
@@ -112,9 +112,11 @@ impl Engine {
     /// llama.cpp could not create the context, e.g. for lack of memory.
     pub async fn start(
         model: Arc<Model>,
-        options: EngineOptions,
+        mut options: EngineOptions,
         recorder: impl Into<Recorder>,
     ) -> Result<Self, ModelError> {
+        // With less than one token for each slot, the last runs would get no tokens until others end.
+        options.batch_size = options.batch_size.max(options.parallel);
         let recorder = recorder.into();
         let (commands, inbox) = std::sync::mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));

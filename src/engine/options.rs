@@ -5,6 +5,11 @@ use crate::events::StoredHeads;
 use crate::model::llama::{AttentionCapture, CacheType};
 use chrono::{DateTime, Utc};
 use std::path::PathBuf;
+use std::time::Duration;
+
+/// Default of [`EngineOptions::max_unread_time`]: longer than a reader stops at a full page, and as long as a client may
+/// take to send one message. Without a limit, clients that never read would keep their slots.
+pub const MAX_UNREAD_TIME: Duration = Duration::from_mins(10);
 
 /// Settings of the engine.
 #[derive(Debug, Clone)]
@@ -36,6 +41,8 @@ pub struct EngineOptions {
     pub speculation: SpeculationOptions,
     /// Draft model of speculative decoding, if `speculation` uses one.
     pub draft_model: Option<DraftModel>,
+    /// Time after which a run ends if its client does not read; see [`MAX_UNREAD_TIME`].
+    pub max_unread_time: Duration,
     /// Folder that caches the hashes of model files.
     pub hash_cache: Option<PathBuf>,
     /// Maximum tokens in the answer of any run; `None` for as many as the context holds.

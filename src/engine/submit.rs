@@ -56,7 +56,8 @@ impl Engine {
         let event_buffer = EventBuffer::new(request.record != RecordPolicy::Off, options.clock);
         let start = Signal::Started(Arc::new(run_start(&request, &view, &mods, fork.as_deref(), &event_buffer)));
         let output_capacity = output_capacity(request.report, model, options.ctx_size);
-        let (client, output) = mpsc::channel(output_capacity);
+        // One place is reserved for the end of the run.
+        let (client, output) = mpsc::channel(output_capacity + 1);
         let unfinished = durability::unfinished_end(event_buffer.now(), request.prompt.len());
         let is_required = request.record == RecordPolicy::Required;
         let ack = durability_acks.as_ref().filter(|_| is_required).map(|acks| acks.request(id));
@@ -256,7 +257,10 @@ async fn compile_constraint(request: &Request, model: &Arc<Model>) -> Result<Opt
     let grammars = Arc::clone(model.grammars());
     let compile = move || {
         let matcher = grammars.start_matcher(&constraint);
-        matcher.map_err(|error| SubmitError::Constraint { field: constraint.field, error })
+        matcher.map_err(|error| {
+            let (field, error) = constraint.locate_error(error);
+            SubmitError::Constraint { field: field.to_owned(), error }
+        })
     };
     tokio::task::spawn_blocking(compile).await.map_err(|_| SubmitError::Stopped)?.map(Some)
 }

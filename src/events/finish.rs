@@ -69,7 +69,7 @@ pub enum EndCause {
     Timeout,
     /// A request other than the client's own cancelled the run.
     Cancel,
-    /// The client disconnected.
+    /// The client disconnected, or did not read for too long.
     Disconnect,
     /// The server shut down.
     Shutdown,

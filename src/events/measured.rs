@@ -48,7 +48,7 @@ pub struct Measurements {
     /// `Added`: the reason why these tokens end the sequence, e.g. the stop string they completed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped_by: Option<String>,
-    /// `Prefilled` and `ForwardPass`: tokens evicted before the event because the context was full.
+    /// `Prefilled`, `ForwardPass` and `Added`: tokens evicted before the event because the context was full.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub evicted: Option<Box<Eviction>>,
     /// `ForwardPass` and `Added`: a note for the reader, e.g. that parameters were changed, or that these tokens
@@ -68,11 +68,13 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// Tokens evicted because the context was full. Positions of later events refer to the sequence after the eviction.
+/// Tokens evicted because the context was full. Positions in this event and later ones, and in attention rows, refer to
+/// the sequence after the eviction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Eviction {
-    /// First index and one past the last index of each evicted range, in the sequence before the eviction; in order.
+    /// First index and one past the last index of each evicted range, in the sequence before the eviction; in order. At
+    /// `Prefilled`, this is the client's prompt: the recorded prompt is already without these tokens.
     pub ranges: Vec<(u32, u32)>,
     /// The evicted messages; empty if tokens were evicted regardless of messages.
     pub messages: Vec<EvictedMessage>,

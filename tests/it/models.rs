@@ -86,6 +86,20 @@ async fn request_replaces_least_recently_used_model() {
     }
 }
 
+#[tokio::test]
+async fn playground_only_warns_if_no_model_is_ready() {
+    let dir = models(&["apple"]);
+    let server = start(&dir, &["--models-max", "2"]).await;
+    server.answer("/v1/completions", &completion_request("apple")).await;
+    for (name, warns) in [("tiny", false), ("apple", true)] {
+        server.answer("/models/unload", &json!({"model": name})).await;
+        wait_for_status(&server, name, "unloaded").await;
+        let page = server.request(reqwest::Method::GET, "/playground").send().await.unwrap().text().await.unwrap();
+        assert_eq!(page.contains("The default model is not loaded"), warns, "without {name}: {page}");
+        assert!(page.contains("&#34;model&#34;: &#34;tiny&#34;"), "{page}");
+    }
+}
+
 /// Returns a folder with two models that differ in one bit of a weight, so that only a checksum of the whole file can
 /// tell them apart.
 fn models_with_one_different_bit() -> PathBuf {
@@ -171,6 +185,43 @@ async fn model_is_unloaded_after_its_runs() {
 }
 
 #[tokio::test]
+async fn idle_model_is_replaced_without_grace_period() {
+    let dir = models(&["apple"]);
+    let server = start(&dir, &["--models-max", "1", "--shutdown-grace", "0"]).await;
+    let begun = Instant::now();
+    // The previous model may be in use for a moment after its response.
+    for name in ["apple", "tiny"] {
+        loop {
+            let (code, answer) = server.post("/v1/completions", &completion_request(name)).await;
+            if code == 200 {
+                assert_eq!(answer["model"], name);
+                break;
+            }
+            assert!(code == 429 && begun.elapsed() < Duration::from_mins(1), "{name}: {answer}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn sleeping_model_whose_load_failed_is_loaded_by_the_next_request() {
+    let dir = models(&["apple"]);
+    let (file, elsewhere) = (dir.join("apple.gguf"), dir.join("apple.gguf.moved"));
+    let flags = ["--model", file.to_str().unwrap(), "--no-models-autoload", "--sleep-idle-seconds", "1"];
+    let server = Server::start(&flags);
+    server.wait_ready().await;
+    wait_for_status(&server, "apple", "sleeping").await;
+    std::fs::rename(&file, &elsewhere).unwrap();
+    for _ in 0..2 {
+        let (code, error) = server.post("/v1/completions", &completion_request("apple")).await;
+        assert_eq!(code, 503, "{error}");
+        assert!(message_of(&error).contains("could not be loaded"), "{error}");
+    }
+    assert_eq!(status(&server, "apple").await["failed"], true);
+    std::fs::rename(&elsewhere, &file).unwrap();
+    assert_eq!(server.answer("/v1/completions", &completion_request("apple")).await["model"], "apple");
+}
+
+#[tokio::test]
 async fn long_runs_end_when_their_model_is_unloaded() {
     let dir = models(&["apple"]);
     let server = start(&dir, &["--shutdown-grace", "0"]).await;
@@ -228,10 +279,12 @@ async fn damaged_file_fails_only_its_model() {
         assert!(status["reason"].as_str().unwrap().contains(reason), "{status}");
     }
     assert_eq!(server.get("/healthz").await.0, 200);
-    // The repaired file is loaded by the next request.
+    // A repaired file is loaded by the next request.
     std::fs::write(dir.join("cut.gguf"), &whole).unwrap();
-    assert_eq!(server.post("/models/load", &json!({"model": "cut"})).await.0, 200);
-    wait_for_status(&server, "cut", "loaded").await;
+    assert_eq!(server.answer("/v1/completions", &completion_request("cut")).await["model"], "cut");
+    std::fs::write(dir.join("other.gguf"), &whole).unwrap();
+    assert_eq!(server.post("/models/load", &json!({"model": "other"})).await.0, 200);
+    wait_for_status(&server, "other", "loaded").await;
 }
 
 #[tokio::test]

@@ -89,6 +89,22 @@ async fn reload_without_api_keys_keeps_previous_ones() {
 }
 
 #[tokio::test]
+async fn hangup_during_the_start_reloads_api_keys_when_ready() {
+    if !can_receive("HUP") {
+        return;
+    }
+    let keys = folder().join("keys");
+    std::fs::write(&keys, "first-key name=a\n").unwrap();
+    let server = Server::start_embedded(&["--api-key-file", keys.to_str().unwrap()]);
+    server.wait_for_log("creating the database").await;
+    std::fs::write(&keys, "second-key name=a\n").unwrap();
+    send_hangup(&server);
+    server.wait_ready().await;
+    wait_until(&server, || async { status(&server, "second-key").await == 200 }).await;
+    assert_eq!(status(&server, "first-key").await, 401);
+}
+
+#[tokio::test]
 async fn hangup_reloads_the_certificate() {
     if !can_receive("HUP") {
         return;

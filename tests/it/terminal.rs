@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Maximum wait for an expected output.
-const WAIT_TIMEOUT: Duration = Duration::from_mins(2);
+pub const WAIT_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Runs `thunder chat` on a server with these lines in a pipe.
 async fn piped(server: &Server, arguments: &[&str], lines: &str) -> Output {
@@ -173,7 +173,7 @@ async fn chat_works_without_server() {
 }
 
 /// A pseudo-terminal in which the program runs.
-struct Terminal {
+pub struct Terminal {
     child: Child,
     keys: ChildStdin,
     shown: Arc<Mutex<String>>,
@@ -184,7 +184,7 @@ impl Terminal {
         Self::start_at(&server.base, arguments)
     }
 
-    fn start_at(base: &str, arguments: &[&str]) -> Self {
+    pub fn start_at(base: &str, arguments: &[&str]) -> Self {
         let home = folder();
         let program = env!("CARGO_BIN_EXE_thunder");
         let mut command = Command::new("python3");
@@ -206,13 +206,13 @@ impl Terminal {
         Self { child, keys, shown }
     }
 
-    fn press(&mut self, keys: &str) {
+    pub fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
         self.keys.flush().unwrap();
     }
 
     /// Waits for a text after `from` and returns its end.
-    fn wait(&mut self, from: usize, expected: &str) -> usize {
+    pub fn wait(&mut self, from: usize, expected: &str) -> usize {
         let begun = Instant::now();
         loop {
             let shown = self.shown.lock().unwrap().clone();
@@ -234,7 +234,7 @@ impl Terminal {
     }
 
     /// Waits until the program ends; returns its exit code.
-    fn wait_for_end(&mut self) -> Option<i32> {
+    pub fn wait_for_end(&mut self) -> Option<i32> {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {

@@ -1,7 +1,8 @@
 //! TLS on the server's port: TLS clients, plain clients, and requirements of the files.
 
 use super::harness::{
-    ErrorTable, Server, certificate, client, client_tls, folder, read_until_closed, text, thunder, websocket_handshake,
+    ErrorTable, Server, certificate, client, client_tls, folder, output_of, read_until_closed, text, thunder,
+    websocket_handshake,
 };
 use reqwest::Method;
 use serde_json::json;
@@ -75,6 +76,34 @@ async fn everything_is_served_over_https() {
     };
     let server = tokio::task::spawn_blocking(clients).await.unwrap();
     assert_eq!(server.stop("TERM").await, Some(0), "{}", server.log());
+}
+
+#[tokio::test]
+async fn doctor_checks_the_running_server() {
+    let server = start(&["--api-prefix", "/llm"]).await;
+    let (host, _) = server.base.strip_prefix("https://").unwrap().split_once('/').unwrap();
+    let doctor = |listen: &str, prefix: &str| {
+        let mut command = thunder();
+        command.args(["doctor", "--running"]).env("THUNDER_LISTEN", listen).env("THUNDER_API_PREFIX", prefix);
+        command.args(["--ssl-cert-file", &certificate("server.pem"), "--ssl-key-file", &certificate("server.key")]);
+        command.arg("--data-dir").arg(folder());
+        output_of(command)
+    };
+    let any = host.replace("127.0.0.1", "0.0.0.0");
+    for (listen, prefix, expected) in [
+        (host, "/llm", format!("ok       server         {} is healthy\n", server.base)),
+        (host, "/other", format!("FAILED   server         https://{host}/other is not healthy: no route exists")),
+        ("127.0.0.1:1", "/llm", "Connection refused".to_owned()),
+    ] {
+        let output = doctor(listen, prefix).await;
+        let report = text(&output.stdout);
+        assert!(output.status.success() == report.starts_with("ok") && report.contains(&expected), "{report}");
+    }
+    // All addresses include the loopback address.
+    let mut command = thunder();
+    command.args(["doctor", "--running", "--listen", &any, "--api-prefix", "/llm"]);
+    let output = output_of(command).await;
+    assert!(text(&output.stdout).contains(&format!("http://{host}/llm")), "{}", text(&output.stdout));
 }
 
 #[tokio::test]

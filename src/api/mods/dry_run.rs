@@ -3,7 +3,7 @@
 use super::check::{CheckProblem, validate_and_import};
 use crate::mods::ModUpload;
 use crate::server::extract::Json;
-use crate::server::mods::{DryRunReport, dry_run, require_upload_rights};
+use crate::server::mods::{DryRunReport, dry_run, require_upload_rights, run_with_permits};
 use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
@@ -62,7 +62,7 @@ pub async fn run(
     let document = document.ok_or_else(|| ApiError::not_found("run", &id))?;
     let model = model_of(&app, run.model.as_deref()).await?;
     let busy = || ApiError::new(ErrorKind::Busy, "too many dry runs are active; try again later").retry_after(1);
-    let _permit = PERMITS.try_acquire().map_err(|_| busy())?;
+    let permit = PERMITS.try_acquire().map_err(|_| busy())?;
     let factory = match validate_and_import(&app, upload).await? {
         Ok(factory) => factory,
         Err(problem) => return Ok(axum::Json(DryRunResponse { problems: vec![problem], report: None })),
@@ -70,7 +70,7 @@ pub async fn run(
     let deadline = Instant::now() + TIMEOUT;
     let limits = model.engine().replay_limits();
     let call = move || dry_run(model.model(), &*factory, config.as_ref(), &id, &document, limits, Some(deadline));
-    let report = tokio::task::spawn_blocking(call).await.map_err(ApiError::internal)?;
+    let report = run_with_permits(permit, call).await?;
     let report = report.map_err(|reason| ApiError::invalid("run", format!("the run cannot be replayed: {reason}")))?;
     Ok(axum::Json(DryRunResponse { problems: Vec::new(), report: Some(report) }))
 }

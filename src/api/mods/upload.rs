@@ -6,7 +6,7 @@ use crate::server::mods::{RegisterModResponse, register_upload, require_upload_r
 use crate::server::{ApiError, App, Caller, Problem};
 use axum::extract::State;
 
-/// Registers a mod or a new version of one: `{name, description?, language: "python", module?, entrypoint, source}`.
+/// Registers a mod or a new version of one: `{name, description?, language: "python", module?, entrypoint?, source}`.
 /// `source` is text, or an object that maps paths to texts. The mod is imported in a sandbox before it is registered.
 #[utoipa::path(post, path = "/v1/mods", tag = "mods", request_body(content = ModUpload, content_type = "application/json"),
     responses((status = 200, body = RegisterModResponse),

@@ -47,6 +47,10 @@ impl From<&ModelEntry> for ModelStatus {
     fn from(entry: &ModelEntry) -> Self {
         let mut details = ModelStatusDetails::default();
         let value = match &entry.state {
+            ModelState::Failed(failure) => {
+                details = ModelStatusDetails { failed: Some(true), reason: Some(failure.reason.clone()), ..details };
+                ModelStatusValue::Unloaded
+            }
             _ if entry.is_sleeping() => ModelStatusValue::Sleeping,
             ModelState::Unloaded => ModelStatusValue::Unloaded,
             ModelState::Loading(done) => {
@@ -55,10 +59,6 @@ impl From<&ModelEntry> for ModelStatus {
             }
             ModelState::Ready(_) => ModelStatusValue::Loaded,
             ModelState::Unloading => ModelStatusValue::Unloading,
-            ModelState::Failed(reason) => {
-                details = ModelStatusDetails { failed: Some(true), reason: Some(reason.clone()), ..details };
-                ModelStatusValue::Unloaded
-            }
         };
         Self { value, details }
     }

@@ -14,7 +14,7 @@ use tokio::signal::unix::Signal;
 /// A finished answer and its metadata.
 #[derive(Debug, Default)]
 pub struct ChatAnswer {
-    /// The answer's message; `None` if it is empty.
+    /// The answer's message; `None` if the answer was stopped before its first text.
     pub message: Option<ChatMessage>,
     /// The finish reason; `None` if the user stopped the answer or the connection was lost.
     pub finish_reason: Option<String>,
@@ -152,7 +152,8 @@ impl StreamedAnswer {
 
     fn finish(self, screen: &Screen, run_id: Option<String>) -> ChatAnswer {
         let mut answer = self.answer;
-        if screen.text().is_empty() && screen.thinking().is_empty() && self.calls.is_empty() {
+        let is_empty = screen.text().is_empty() && screen.thinking().is_empty() && self.calls.is_empty();
+        if is_empty && answer.finish_reason.is_none() {
             return answer;
         }
         let mut message = ChatMessage::new("assistant", screen.text());

@@ -11,6 +11,7 @@ use crate::cli::output;
 use crate::cli::printer::escape_control_characters;
 use crate::cli::run_target::RunTarget;
 use anyhow::{Context, bail};
+use futures::FutureExt as _;
 use reqwest::Method;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -82,8 +83,9 @@ impl ChatLoop {
             // On a terminal the line editor handles Ctrl-C.
             let piped = !self.reader.is_terminal();
             let input = tokio::select! {
-                input = self.reader.read(prompt, open.is_none()) => input?,
+                biased;
                 _ = interrupts.recv(), if piped => return Ok(ExitCode::from(130)),
+                input = self.reader.read(prompt, open.is_none()) => input?,
             };
             let text = match input {
                 Input::End => break,
@@ -152,6 +154,8 @@ impl ChatLoop {
     /// Requests an answer to the last message.
     async fn answer(&mut self, interrupts: &mut Signal) -> anyhow::Result<()> {
         self.screen.begin(!self.conversation.mods.is_empty());
+        // A signal from before the request must not stop its answer.
+        while interrupts.recv().now_or_never().is_some() {}
         let keys = KeyListener::listen(self.reader.is_terminal());
         let (parameters, mut run_id) = (json!({ "attention": self.attention }), None);
         let (server, conversation, screen) = (self.target.server(), &self.conversation, &mut self.screen);
@@ -163,18 +167,21 @@ impl ChatLoop {
         let answer = match result {
             Ok(answer) => answer,
             Err(error) => {
-                // The message may have caused the error, so it is removed.
-                if self.conversation.messages.last().is_some_and(|message| message.role() == "user") {
-                    self.conversation.messages.pop();
-                }
+                // The message may have caused the error.
+                self.conversation.remove_question();
                 return Err(error);
             }
         };
         self.report(&answer);
         let interrupted = answer.interrupted.clone();
         self.slot = answer.slot.or(self.slot);
-        if let Some(message) = answer.message {
-            self.conversation.messages.push(message);
+        match answer.message {
+            Some(message) => self.conversation.messages.push(message),
+            // Some chat templates reject two messages of the user in a row.
+            None if self.conversation.remove_question() => {
+                self.screen.note("nothing was generated; the conversation is unchanged");
+            }
+            None => {}
         }
         if let Some(error) = interrupted {
             bail!("{error}; the text received so far stays in the conversation");

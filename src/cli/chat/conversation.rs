@@ -104,6 +104,11 @@ impl ChatTranscript {
         removed
     }
 
+    /// Removes the last message if it is one of the user, which has no answer. Returns true if it was removed.
+    pub fn remove_question(&mut self) -> bool {
+        self.messages.pop_if(|message| message.role() == "user").is_some()
+    }
+
     /// Returns the id, name and arguments of each tool call in the last answer that has no result yet.
     pub fn open_calls(&self) -> Vec<(String, String, String)> {
         let Some(at) = self.messages.iter().rposition(|message| message.role() == "assistant") else {

@@ -176,8 +176,9 @@ impl Remote {
         let mut files = Vec::new();
         for path in names {
             let mut url = first.clone();
-            if let Ok(mut segments) = url.path_segments_mut() {
-                segments.pop().push(&path);
+            // Unlike segments, a path keeps the escapes of the name.
+            if let Some((folder, _)) = first.path().rsplit_once('/') {
+                url.set_path(&format!("{folder}/{path}"));
             }
             files.push(self.file_of_url(path, url).await?);
         }

@@ -25,12 +25,12 @@ pub(super) struct UnsupportedFlag {
     remedy: &'static str,
 }
 
-/// Translates a command line. For `serve`, flags that only llama-server has are removed.
+/// Translates a command line. For `serve` and `doctor`, flags that only llama-server has are removed.
 pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<CommandLine, UnsupportedFlag> {
     let words: Vec<OsString> = replace_spellings(words).collect();
-    let Some(serve) = find_serve(&words) else { return Ok(CommandLine { words, notes: Vec::new() }) };
-    let mut translated = CommandLine { words: words[..=serve].to_vec(), notes: Vec::new() };
-    let mut rest = words[serve + 1..].iter().peekable();
+    let Some(command) = find_server_command(&words) else { return Ok(CommandLine { words, notes: Vec::new() }) };
+    let mut translated = CommandLine { words: words[..=command].to_vec(), notes: Vec::new() };
+    let mut rest = words[command + 1..].iter().peekable();
     while let Some(word) = rest.next() {
         if word == "--" {
             translated.words.push(word.clone());
@@ -64,14 +64,14 @@ pub(super) fn command_line(words: impl Iterator<Item = OsString>) -> Result<Comm
     Ok(translated)
 }
 
-/// Returns the index of the command `serve`, if that is the command.
-fn find_serve(words: &[OsString]) -> Option<usize> {
+/// Returns the index of the command, if it takes the flags of a server.
+fn find_server_command(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.to_string_lossy().starts_with("--") {
         // Flags with a value that may precede the command.
         at += if ["--log", "--log-format", "--config-file"].iter().any(|flag| words[at] == *flag) { 2 } else { 1 };
     }
-    (words.get(at)? == "serve").then_some(at)
+    ["serve", "doctor"].iter().any(|command| words[at] == *command).then_some(at)
 }
 
 /// Returns notes about llama-server's environment variables that are set but ignored.
@@ -110,13 +110,15 @@ fn replace_spellings(words: impl Iterator<Item = OsString>) -> impl Iterator<Ite
     let mut text_follows = false;
     words.map(move |word| {
         text_follows |= word == "--";
-        if text_follows {
-            return word;
-        }
-        let word = with_dashes(word);
-        let spelling = SPELLINGS.iter().find(|(short, _)| word == *short);
-        spelling.map_or(word, |(_, long)| long.into())
+        if text_follows { word } else { replace_spelling(word) }
     })
+}
+
+/// Returns an argument in clap's form.
+pub(super) fn replace_spelling(word: OsString) -> OsString {
+    let word = with_dashes(word);
+    let spelling = SPELLINGS.iter().find(|(short, _)| word == *short);
+    spelling.map_or(word, |(_, long)| long.into())
 }
 
 /// Replaces `_` by `-` in the name of a long flag: `--ctx_size=512` becomes `--ctx-size=512`.
@@ -232,6 +234,7 @@ mod tests {
         assert_eq!(rest("thunder --log info serve -devd none --metrics"), words("thunder --log info serve --metrics"));
         assert_eq!(rest("thunder serve --fit --metrics"), words("thunder serve --metrics"));
         assert_eq!(rest("thunder serve --draft-p-split=5 -- --jinja"), words("thunder serve -- --jinja"));
+        assert_eq!(rest("thunder doctor --jinja --timeout 5 --metrics"), words("thunder doctor --metrics"));
         assert_eq!(rest("thunder run --ui"), words("thunder run --ui"));
     }
 

@@ -22,7 +22,7 @@ pub struct EncoderSettings {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncoderUnavailable {
     /// Embeddings are not enabled.
-    #[error("embeddings are not enabled; start the server with --embedding")]
+    #[error("embeddings and hidden states are not enabled; start the server with --embedding")]
     Embeddings,
     /// Scores are not enabled.
     #[error("scores are not enabled; start the server with --reranking")]

@@ -14,6 +14,8 @@ pub struct PromptView<'a> {
     pub spans: &'a [Span],
     /// Vocabulary of the model.
     pub vocabulary: &'a Vocabulary,
+    /// Maximum tokens of the answer.
+    pub max_tokens: usize,
     /// Key of the states that the run can reuse.
     pub key: StateKey<'a>,
     /// True if the state of a matching prefix is reused.

@@ -4,7 +4,7 @@ use super::dispatch::ActionEffect;
 use super::{ForcedTokens, Run, RunState};
 use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
 use crate::model::distribution::TokenDistribution;
-use crate::mods::{Action, Reply};
+use crate::mods::{Action, Reply, tool_calls_of};
 use serde_json::Value;
 
 impl Run {
@@ -80,10 +80,12 @@ impl Run {
                 self.finish(FinishReason::Stop, None, None);
             }
             Action::ToolCalls(payload) => {
-                let calls = if payload.is_array() { payload } else { Value::Array(vec![payload]) };
+                self.discard_unsent();
+                let calls = Value::Array(tool_calls_of(&payload).to_vec());
                 self.finish(FinishReason::ToolCalls, None, Some(calls));
             }
             Action::EmitError { message, fault } => {
+                self.discard_unsent();
                 self.fault = Some(fault);
                 self.finish(FinishReason::Error, Some(message), None);
             }
@@ -102,20 +104,19 @@ impl Run {
 
     /// Appends tokens, which are then decoded together. The decode also gives the probability of each token.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
-        if step > self.max_steps {
-            return self.finish_at_max_steps();
+        if step > self.last_step() {
+            return self.finish_at_last_step();
         }
         self.truncate_at_end(&mut tokens);
+        let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
+        let left = self.max_tokens.saturating_sub(self.sequence.generated());
+        // An end-of-generation token does not count as a token of the answer.
+        if tokens.len() - usize::from(ends) > left {
+            tokens.truncate(left);
+        }
         // If there is no room, the tokens are truncated below.
         let _ = self.sequence.make_room(tokens.len());
-        let room = self.max_tokens.saturating_sub(self.sequence.generated()).min(self.sequence.room());
-        let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
-        // An end-of-generation token does not count as a token of the answer.
-        if tokens.len() - usize::from(ends) > room {
-            tokens.truncate(room);
-        } else if tokens.len() > self.sequence.room() {
-            tokens.pop();
-        }
+        tokens.truncate(self.sequence.room());
         if tokens.is_empty() {
             return self.finish(FinishReason::Length, None, None);
         }
@@ -157,11 +158,10 @@ impl Run {
     }
 
     /// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested
-    /// more than were generated. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
+    /// more than it can remove. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
     fn clamp_backtrack(&self, event: EventType, n: u32) -> (usize, bool) {
         let requested = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
-        // The model needs one token to continue from, even if a full context evicted the whole prompt.
-        let max = self.sequence.len() - self.sequence.prompt_len().max(1);
+        let max = self.sequence.removable();
         (requested.min(max), requested > max)
     }
 

@@ -77,6 +77,16 @@ impl PendingAnswer {
         self.take_with_text(text, generated)
     }
 
+    /// Discards everything of the `generated` tokens that was not sent. The answer ends with the text that was sent.
+    pub fn discard_unsent(&mut self, generated: usize) {
+        if self.per_token {
+            self.text.truncate(generated - self.unsent.len());
+        } else {
+            self.text.discard_unsent();
+        }
+        self.unsent.clear();
+    }
+
     /// Removes all but the first `generated` of `before` tokens, and retracts those that were sent.
     pub fn retract(&mut self, before: usize, generated: usize, outbox: &mut Outbox) {
         let unsent_from = before - self.unsent.len();

@@ -3,6 +3,7 @@
 use super::{Run, RunState};
 use crate::engine::output::Output;
 use crate::engine::recording::Recording;
+use crate::engine::request::Limits;
 use crate::events::{EndCause, Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
 use crate::model::without_nul;
 use std::sync::Arc;
@@ -88,20 +89,33 @@ impl Run {
         self.state = RunState::Ended;
     }
 
-    /// Ends a run that reached the maximum number of steps.
-    pub(super) fn finish_at_max_steps(&mut self) {
-        let message = format!(
-            "the limit of {} steps was reached with {} tokens in the answer; a mod may backtrack endlessly",
-            self.max_steps,
-            self.sequence.generated()
-        );
-        self.finish(FinishReason::Length, Some(message), None);
+    /// Returns the last step that the run can reach: the maximum of steps, or the last one in which the answer can
+    /// become longer than it was. Without a limit of tokens, only the latter stops a mod that backtracks endlessly.
+    pub(super) fn last_step(&self) -> u32 {
+        let without_growth = Limits::new(self.sequence.context() as u32).max_steps;
+        self.max_steps.min(self.longest.1.saturating_add(without_growth))
+    }
+
+    /// Ends a run that reached its last step.
+    pub(super) fn finish_at_last_step(&mut self) {
+        let (generated, (longest, since)) = (self.sequence.generated(), self.longest);
+        let reached = if self.step >= self.max_steps {
+            format!("the limit of {} steps was reached with {generated} tokens in the answer", self.max_steps)
+        } else {
+            let steps = self.step - since;
+            format!("the answer did not exceed {longest} tokens in the last {steps} steps, and has {generated} now")
+        };
+        self.finish(FinishReason::Length, Some(reached + "; a mod may backtrack endlessly"), None);
     }
 
     /// Ends the run for an external reason: the client disconnected or stopped it, the server shuts down, or the model
     /// failed.
     pub fn abort(&mut self, cause: EndCause, message: impl Into<String>) {
         if self.end.is_none() {
+            if let Some(forced) = self.forced.take() {
+                // No event has recorded these tokens.
+                self.sequence.retract(self.sequence.len() - forced.start);
+            }
             self.cause = Some(cause);
             self.finish(cause.finish_reason(), Some(message.into()), None);
         }

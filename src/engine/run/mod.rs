@@ -143,6 +143,8 @@ pub struct Run {
     /// Maximum steps; higher if a mod has raised the maximum of tokens.
     max_steps: u32,
     step: u32,
+    /// Maximum tokens that the answer has had, and the first step with that many.
+    longest: (usize, u32),
     added: AddedTokens,
     /// Forced tokens that are being decoded.
     forced: Option<ForcedTokens>,
@@ -185,6 +187,7 @@ impl Run {
             max_tokens: request.limits.max_tokens as usize,
             max_steps: request.limits.max_steps,
             step: 0,
+            longest: (0, 0),
             added: AddedTokens::default(),
             forced: None,
             prompt_probabilities: Vec::new(),

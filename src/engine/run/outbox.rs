@@ -1,7 +1,7 @@
 //! Outputs of a run that its client has not received yet, in order.
 
 use crate::engine::output::Output;
-use crate::events::FinishReason;
+use crate::events::{FinishReason, RunEnd};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -32,6 +32,17 @@ impl Outbox {
             self.has_ended.store(true, Ordering::Release);
         }
         output
+    }
+
+    /// Returns true if the next output is the end of the run.
+    pub fn is_at_end(&self) -> bool {
+        matches!(self.queue.front(), Some(Output::Ended(_)))
+    }
+
+    /// Replaces all outputs with the end of the run.
+    pub fn replace_with_end(&mut self, end: Arc<RunEnd>) {
+        self.queue.clear();
+        self.queue.push_back(Output::Ended(end));
     }
 
     /// Adds the finish reason to the last delta, if it is still queued.

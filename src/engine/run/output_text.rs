@@ -123,6 +123,12 @@ impl OutputText {
         self.take_until(self.text_end())
     }
 
+    /// Removes all text that was not sent, at the end of the run.
+    pub fn discard_unsent(&mut self) {
+        self.bytes.truncate(self.sent);
+        (self.stopped, self.outdented) = (None, None);
+    }
+
     /// Returns true if the text has a line break.
     pub fn has_new_line(&self) -> bool {
         self.first_line_break.is_some()

@@ -39,6 +39,7 @@ impl Run {
         }
         self.set_sampling(target, false);
         self.step = fork.step.saturating_sub(1);
+        self.longest = (self.sequence.generated(), self.step);
         self.fork_tokens = Some(fork.tokens.clone());
         Ok(())
     }
@@ -51,6 +52,8 @@ impl Run {
 
     /// Begins the first new step: appends `tokens` if there are any; otherwise samples after a decode.
     pub(super) fn begin_fork(&mut self, tokens: Vec<TokenId>) {
+        // The client of the recorded run received this text before the step.
+        self.send_text();
         if self.sequence.generated() >= self.max_tokens {
             self.finish(FinishReason::Length, None, None);
         } else if !tokens.is_empty() {
@@ -88,6 +91,9 @@ impl Run {
 
     fn restore_event(&mut self, event: &Event) -> Result<(), String> {
         let measured = event.measured.as_deref().ok_or("its events lack measurements")?;
+        if measured.evicted.is_some() && event.event_type != EventType::Prefilled {
+            return Err(format!("its context was full at step {}", event.step));
+        }
         match event.event_type {
             EventType::Prefilled => {
                 // The new run records its own parameters.
@@ -101,9 +107,6 @@ impl Run {
                         "its parameters were changed while it was running, at step {}: {note}",
                         event.step
                     ));
-                }
-                if measured.evicted.is_some() {
-                    return Err(format!("its context was full at step {}", event.step));
                 }
             }
             EventType::Sampled => {

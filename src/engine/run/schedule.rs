@@ -17,6 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+/// Maximum rows of logits in one decode of a run, each with a value per token of the vocabulary.
+const MAX_LOGIT_ROWS: usize = 256;
+
+/// Maximum attention rows in one decode of a run, each with a value per layer, head and position.
+const MAX_ATTENTION_ROWS: usize = 4;
+
 /// New parameters of a run.
 pub struct ParameterChange {
     /// Sampling parameters.
@@ -92,11 +98,12 @@ impl Run {
 
     /// Returns the prompt and the settings that determine which KV state it can reuse.
     pub fn prompt_view(&self) -> PromptView<'_> {
-        let Self { request, sequence, view, .. } = self;
+        let Self { request, sequence, view, max_tokens, .. } = self;
         PromptView {
             tokens: sequence.tokens(),
             spans: sequence.spans(),
             vocabulary: &view.vocabulary,
+            max_tokens: *max_tokens,
             key: StateKey { owner: request.owner.as_ref(), adapters: request.adapters.as_ref() },
             cache_prompt: request.cache_prompt,
             cache_reuse: request.cache_reuse,
@@ -112,7 +119,7 @@ impl Run {
             kv_len: self.sequence.kv_len(),
             removals: self.sequence.take_kv_removals(),
             needs_cells_in_order: self.request.attention,
-            history: self.sequence.take_history(),
+            history: self.sequence.slot_history(),
             processed: self.prompt_decoded(),
         }
     }
@@ -152,15 +159,20 @@ impl Run {
         }
     }
 
-    /// Returns the maximum number of tokens for the next decode. It is limited if every token needs a row of logits.
+    /// Returns the maximum number of tokens for the next decode. Its rows of logits and attention are limited.
     pub fn max_decode_len(&self) -> usize {
-        const MAX_LOGIT_ROWS: usize = 256;
-        let len = match self.next_embeddings() {
+        let mut len = match self.next_embeddings() {
             Some(rows) => self.sequence.decode_len().min(rows.count()),
             None => self.sequence.text_decode_len(),
         };
-        let needs_all_rows = self.request.report.prompt_probabilities && !self.has_decoded_prompt();
-        if needs_all_rows { len.min(MAX_LOGIT_ROWS) } else { len }
+        let kv_len = self.sequence.kv_len();
+        let outputs_from = self.logits_from().unwrap_or(kv_len);
+        len = len.min(outputs_from.saturating_sub(kv_len) + MAX_LOGIT_ROWS);
+        if self.request.report.attention_rows {
+            let rows_from = outputs_from.max(self.sequence.prompt_len().saturating_sub(1));
+            len = len.min(rows_from.saturating_sub(kv_len) + MAX_ATTENTION_ROWS);
+        }
+        len
     }
 
     /// Returns true if the next decode starts with an image.

@@ -45,6 +45,8 @@ struct Evictions {
     truncated: bool,
     /// Number of evicted tokens of the answer.
     generated: usize,
+    /// Index of the first token that followed all evicted ones.
+    end: usize,
     /// Number of all evicted tokens.
     tokens: usize,
     messages: Vec<EvictedMessage>,
@@ -130,6 +132,12 @@ impl Sequence {
         self.evictions.generated
     }
 
+    /// Returns the number of tokens that a mod can remove: those of the answer after evicted ones. One token always
+    /// remains, because the model needs it to continue.
+    pub fn removable(&self) -> usize {
+        self.tokens.len() - self.prompt_len.max(self.evictions.end).max(1)
+    }
+
     /// Returns the number of tokens that the context still has room for.
     pub fn room(&self) -> usize {
         self.limit.context.saturating_sub(self.tokens.len())
@@ -161,7 +169,7 @@ impl Sequence {
     pub fn retract_answer(&mut self) -> usize {
         let count = self.generated_in_context();
         self.retract(count);
-        self.evictions.generated = 0;
+        (self.evictions.generated, self.evictions.end) = (0, 0);
         count
     }
 
@@ -171,6 +179,7 @@ impl Sequence {
         self.prompt_tokens = tokens.len();
         self.tokens = tokens;
         self.unchanged = 0;
+        self.evictions.end = 0;
         self.history = SlotHistory::default();
         self.spans.clear();
     }
@@ -293,14 +302,14 @@ impl Sequence {
         self.prompt_tokens = self.prompt_len;
     }
 
-    /// Evicts tokens so that `more` tokens can follow.
+    /// Evicts tokens if necessary so that `more` tokens can follow. Returns true if it evicted any.
     ///
     /// # Errors
     /// Not enough tokens can be evicted; the message gives the reason.
-    pub fn make_room(&mut self, more: usize) -> Result<(), String> {
+    pub fn make_room(&mut self, more: usize) -> Result<bool, String> {
         let (len, context) = (self.tokens.len(), self.limit.context);
         if len + more <= context {
-            return Ok(());
+            return Ok(false);
         }
         let max = context.saturating_sub(more);
         self.evictions.truncated = true;
@@ -316,7 +325,7 @@ impl Sequence {
                 // An image is kept or dropped as a whole, because its embeddings are decoded together.
                 let keep = self.outside_image(keep);
                 let left = len - keep;
-                let discard = if discard == 0 { left / 2 } else { discard }.max(len - max);
+                let discard = if discard == 0 { left / 2 } else { discard.min(left.saturating_sub(1)) }.max(len - max);
                 let discard = self.outside_image(keep + discard) - keep;
                 if discard >= left {
                     return Err(format!("the context of {context} tokens is full, and {keep} of them must be kept"));
@@ -324,7 +333,7 @@ impl Sequence {
                 let ranges = vec![keep..keep + discard];
                 self.history.remove_ranges(&ranges);
                 self.remove_ranges(&ranges, Vec::new());
-                Ok(())
+                Ok(true)
             }
             Overflow::Evict => {
                 let prompt = &self.tokens[..self.prompt_len];
@@ -339,17 +348,18 @@ impl Sequence {
                 let ranges: Vec<Range<usize>> = parts.into_iter().map(|part| part.range).collect();
                 self.history.record_dropped(&self.tokens, &self.spans, &ranges, &self.vocabulary);
                 self.remove_ranges(&ranges, messages);
-                Ok(())
+                Ok(true)
             }
         }
     }
 
-    /// Takes the history for the slot, including this answer.
-    pub fn take_history(&mut self) -> SlotHistory {
+    /// Returns the history for the slot, including this answer so far.
+    pub fn slot_history(&self) -> SlotHistory {
+        let mut history = self.history.clone();
         if self.evictions.generated == 0 && !self.spans.is_empty() {
-            self.history.record_answer(self.prompt_len, &self.tokens[self.prompt_len..], &self.vocabulary);
+            history.record_answer(self.prompt_len, &self.tokens[self.prompt_len..], &self.vocabulary);
         }
-        std::mem::take(&mut self.history)
+        history
     }
 
     /// Removes ordered ranges from the sequence, and lists the removal for the KV cache.
@@ -370,6 +380,8 @@ impl Sequence {
         let total: usize = ranges.iter().map(Range::len).sum();
         self.evictions.generated += total - (self.prompt_len - prompt_len);
         self.prompt_len = prompt_len;
+        let end = ranges.last().map_or(0, |range| range.end);
+        self.evictions.end = shifted_index(end.max(self.evictions.end), ranges);
         for range in ranges.iter().rev() {
             self.tokens.drain(range.clone());
         }

@@ -32,7 +32,13 @@ impl Run {
                     (Some((reason, message)), _) => self.finish(reason, message, None),
                     (None, Some(closing_tokens)) => self.force(closing_tokens, self.step + 1),
                     (None, None) => match self.sequence.make_room(1) {
-                        Ok(()) => self.continue_from_end(),
+                        Ok(has_evicted) => {
+                            if has_evicted {
+                                // The logits after forced tokens, and their attention, belong to the longer sequence.
+                                self.step_logits.discard_saved();
+                            }
+                            self.continue_from_end();
+                        }
                         Err(message) => self.finish(FinishReason::Length, Some(message), None),
                     },
                 }
@@ -54,8 +60,8 @@ impl Run {
 
     /// Begins a step with the logits at the end of the sequence: records the `ForwardPass` event.
     pub(super) fn begin_step(&mut self) {
-        if self.step >= self.max_steps {
-            return self.finish_at_max_steps();
+        if self.step >= self.last_step() {
+            return self.finish_at_last_step();
         }
         if self.max_tokens == 0 {
             self.finish(FinishReason::Length, None, None);
@@ -141,10 +147,14 @@ impl Run {
         step: u32,
     ) {
         self.timing.mark_token();
+        if self.sequence.generated() > self.longest.0 {
+            self.longest = (self.sequence.generated(), step);
+        }
         let note = self.process_tokens(&mut tokens, forced);
         let stopped_by = self.answer.text().stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
         let position = self.sequence.len() - tokens.len();
+        let evicted = self.sequence.take_unreported_eviction();
         let order = self.event_buffer.event(EventType::Added, step, |event| {
             event.added_tokens = Some(tokens.iter().map(|measured| measured.token).collect());
             event.added_token_count = Some(tokens.len() as i32);
@@ -153,6 +163,7 @@ impl Run {
                 position: Some(position as u32),
                 tokens: tokens.clone(),
                 stopped_by,
+                evicted,
                 note,
                 ends_generation,
                 ..Measurements::default()
@@ -225,6 +236,12 @@ impl Run {
         let ends = self.unsent_ends_generation();
         let delta = self.answer.take_remaining(self.sequence.generated(), ends);
         self.send(delta);
+    }
+
+    /// Discards all text that was held back: the client must not receive it.
+    pub(super) fn discard_unsent(&mut self) {
+        self.answer.discard_unsent(self.sequence.generated());
+        self.attention.truncate(0);
     }
 
     fn send(&mut self, delta: Option<TextDelta>) {

@@ -7,9 +7,10 @@ use crate::engine::recording::Recording;
 use crate::engine::run::{Run, RunResources};
 use crate::engine::speculation::run_speculation::{DraftedToken, RunSpeculation};
 use crate::engine::status::EngineStatus;
-use crate::events::EndCause;
+use crate::events::{EndCause, RunEnd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::{self, error::TrySendError};
+use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
 
 /// Time without reads by the client after which queued runs may take the run's slot.
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -20,6 +21,8 @@ pub struct ActiveRun {
     /// Speculative decoding.
     pub speculation: RunSpeculation,
     client: mpsc::Sender<Output>,
+    /// Place in the client's channel for the end of the run.
+    end_permit: Option<OwnedPermit<Output>>,
     /// Number of the run in order of arrival.
     arrival: u64,
     /// Number of the last partial batch that included the run.
@@ -48,6 +51,7 @@ impl ActiveRun {
         Self {
             run,
             speculation,
+            end_permit: client.clone().try_reserve_owned().ok(),
             client,
             arrival,
             last_partial_batch: 0,
@@ -112,16 +116,22 @@ impl ActiveRun {
     /// Sends outputs while the client has room.
     pub fn flush_outbox(&mut self) {
         while self.run.has_outputs() {
-            let permit = match self.client.try_reserve() {
-                Ok(permit) => Some(permit),
-                Err(TrySendError::Closed(())) => None,
-                Err(TrySendError::Full(())) => {
-                    self.unread_since.get_or_insert_with(Instant::now);
-                    return;
+            match self.client.try_reserve() {
+                Ok(permit) => {
+                    if let Some(output) = self.run.outbox().pop() {
+                        permit.send(output);
+                    }
                 }
-            };
-            if let (Some(output), Some(permit)) = (self.run.outbox().pop(), permit) {
-                permit.send(output);
+                Err(TrySendError::Closed(())) => drop(self.run.outbox().pop()),
+                Err(TrySendError::Full(())) => {
+                    let Some(permit) = self.end_permit.take_if(|_| self.run.outbox().is_at_end()) else {
+                        self.unread_since.get_or_insert_with(Instant::now);
+                        return;
+                    };
+                    if let Some(end) = self.run.outbox().pop() {
+                        permit.send(end);
+                    }
+                }
             }
             self.unread_since = None;
         }
@@ -139,6 +149,11 @@ impl ActiveRun {
     /// Returns true if the run has ended, and its client has read everything or has disconnected.
     pub fn is_finished(&self) -> bool {
         self.run.end().is_some() && (!self.run.has_outputs() || self.client.is_closed())
+    }
+
+    /// Returns true if outputs wait for the client to read.
+    pub fn has_unsent_outputs(&self) -> bool {
+        self.run.has_outputs() && !self.client.is_closed()
     }
 
     /// Passes the logits after a drafted token to the run. Returns `false` if the token is rejected: the run has not
@@ -179,9 +194,27 @@ impl ActiveRun {
         }
     }
 
+    /// Returns the time for which outputs have waited for the client to read; `None` if none wait.
+    pub fn unread_time(&self, now: Instant) -> Option<Duration> {
+        self.unread_since.map(|since| now.duration_since(since))
+    }
+
+    /// Ends the run because its client does not read. The client receives this end in place of the unsent outputs.
+    pub fn end_unread(&mut self, message: String, status: &EngineStatus) {
+        self.abort(EndCause::Disconnect, message.as_str());
+        self.count_end(status);
+        if let Some(end) = self.run.end() {
+            // The run may have ended before, but the client lacks the rest of the answer.
+            let mut end = RunEnd::clone(end);
+            end.set_aborted(EndCause::Disconnect, message);
+            self.run.outbox().replace_with_end(Arc::new(end));
+        }
+        self.flush_outbox();
+    }
+
     /// Returns true if the client has blocked the run for longer than [`UNREAD_TIMEOUT`].
     pub fn is_stalled(&self, now: Instant) -> bool {
-        self.unread_since.is_some_and(|since| now.duration_since(since) >= UNREAD_TIMEOUT)
+        self.unread_time(now).is_some_and(|time| time >= UNREAD_TIMEOUT)
             && (self.run.end().is_some() || (self.run.needs_decode() && self.run.is_between_tokens()))
     }
 

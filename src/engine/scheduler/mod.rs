@@ -103,7 +103,8 @@ impl<'model> Scheduler<'model> {
     /// Runs until a stop command.
     pub fn run(mut self) {
         while self.take_commands() {
-            self.runs.reclaim_slots(&mut self.kv, &mut self.recording);
+            self.runs.end_unread(self.options.max_unread_time, &self.status);
+            self.runs.reclaim_slots(&mut self.kv, &mut self.recording, &self.status);
             self.runs.serve_preempted(&mut self.recording, &self.status);
             self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
             self.admit();
@@ -166,6 +167,8 @@ impl<'model> Scheduler<'model> {
     fn wait(&mut self) -> bool {
         self.kv.park_threads();
         self.drafter.park_threads();
+        // While each reply arrives during the polling, the flush below is not reached.
+        self.flush_events(false);
         if let Some(command) = self.poll_mods() {
             return self.handle_command(command);
         }

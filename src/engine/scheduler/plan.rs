@@ -233,15 +233,15 @@ fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
     if is_first {
         let kv_len = kv.reuse(index, active.run.prompt_view(), outputs_from);
         active.run.sequence_mut().set_kv_len(kv_len);
-        if kv.uses_checkpoints() {
-            active.run.plan_checkpoints(outputs_from);
-        }
     }
     let needs_cells_in_order = active.run.request().attention;
     let sequence = active.run.sequence_mut();
     let removals = sequence.take_kv_removals();
     let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_cells_in_order);
     sequence.set_kv_len(kv.truncate(index, kv_len));
+    if is_first && kv.uses_checkpoints() {
+        active.run.plan_checkpoints(outputs_from);
+    }
     if is_first && !active.was_preempted() {
         active.run.sequence_mut().count_cached_tokens();
         active.run.report_progress();

@@ -1,8 +1,8 @@
 //! All runs of the decode thread: those in slots, queued runs, and preempted runs.
 //!
 //! A paused run keeps its slot for a while. Then it is preempted: the slot goes to other runs. A run whose client does
-//! not read is preempted, too, if other runs wait for a slot. When a preempted run continues, it is queued and reuses
-//! its KV state if it is still cached.
+//! not read is preempted, too, if other runs wait for a slot, and ends after some time. When a preempted run continues,
+//! it is queued and reuses its KV state if it is still cached.
 
 use super::active_run::ActiveRun;
 use super::command::ControlRequest;
@@ -15,10 +15,10 @@ use crate::engine::status::EngineStatus;
 use crate::events::{EndCause, RunId};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-/// Maximum number of preempted runs. With more, runs whose clients do not read are not preempted. The unsent outputs of
-/// such runs stay in memory.
+/// Maximum number of preempted runs with unsent outputs, which stay in memory. Before more runs whose clients do not
+/// read are preempted, the run that was unread for longest ends.
 const MAX_PREEMPTED: usize = 16;
 
 /// All runs of the decode thread.
@@ -57,10 +57,9 @@ impl ActiveRuns {
             return Some(active.progress_in_slot());
         }
         if let Some(at) = self.queue.position(|active| active.run.id() == id) {
-            let leaves_queue = matches!(request, ControlRequest::Pause(_) | ControlRequest::Stop(..));
             let active = self.queue.get_mut(at)?;
             active.apply_request(request);
-            if !leaves_queue {
+            if active.can_continue() {
                 return Some(active.progress(RunActivity::Queued));
             }
             let progress = active.progress(RunActivity::Preempted);
@@ -92,23 +91,55 @@ impl ActiveRuns {
         }
     }
 
-    /// Preempts runs whose pause has expired, and runs whose clients do not read while other runs need a slot.
-    pub fn reclaim_slots(&mut self, kv: &mut KvSlots<'_>, recording: &mut Recording) {
+    /// Ends runs whose clients have not read for `max_time`.
+    pub fn end_unread(&mut self, max_time: Duration, status: &EngineStatus) {
         let now = Instant::now();
-        let mut slots_needed = self.queue.len().saturating_sub(self.slots.free());
-        for index in 0..self.slots.len() {
-            let should_preempt = self.slots.get(index).is_some_and(|active| {
-                active.is_pause_expired(now)
-                    || (slots_needed > 0 && self.preempted.len() < MAX_PREEMPTED && active.is_stalled(now))
-            });
-            if should_preempt {
-                slots_needed = slots_needed.saturating_sub(1);
-                // The slot keeps the state until another run needs it; then the state moves to the host cache.
-                if let Some(mut active) = self.slots.release(index, kv) {
-                    active.preempt(recording);
-                    self.preempted.push(active);
-                }
+        for active in self.slots.runs_mut().chain(&mut self.preempted) {
+            if let Some(time) = active.unread_time(now).filter(|&time| time >= max_time) {
+                let (time, max) = (time.as_secs(), max_time.as_secs());
+                active.end_unread(format!("the client did not read for {time} s; the maximum is {max} s"), status);
             }
+        }
+    }
+
+    /// Preempts runs whose pause has expired, and runs whose clients do not read while other runs need a slot.
+    pub fn reclaim_slots(&mut self, kv: &mut KvSlots<'_>, recording: &mut Recording, status: &EngineStatus) {
+        let now = Instant::now();
+        let free = self.slots.free() + self.slots.runs().filter(|active| active.is_finished()).count();
+        let mut slots_needed = self.queue.len().saturating_sub(free);
+        for index in 0..self.slots.len() {
+            let Some(active) = self.slots.get(index) else { continue };
+            let is_stalled = slots_needed > 0 && active.is_stalled(now);
+            if !is_stalled && !active.is_pause_expired(now) {
+                continue;
+            }
+            slots_needed = slots_needed.saturating_sub(1);
+            if is_stalled && !self.can_preempt() {
+                self.end_longest_unread(now, status);
+            }
+            // The slot keeps the state until another run needs it; then the state moves to the host cache.
+            if (!is_stalled || self.can_preempt())
+                && let Some(mut active) = self.slots.release(index, kv)
+            {
+                active.preempt(recording);
+                self.preempted.push(active);
+            }
+        }
+    }
+
+    /// Returns true if there are fewer preempted runs with unsent outputs than [`MAX_PREEMPTED`].
+    fn can_preempt(&self) -> bool {
+        self.preempted.iter().filter(|active| active.has_unsent_outputs()).count() < MAX_PREEMPTED
+    }
+
+    /// Ends the run whose client has not read for longest.
+    fn end_longest_unread(&mut self, now: Instant, status: &EngineStatus) {
+        let runs = self.slots.runs_mut().chain(&mut self.preempted);
+        let unread = runs.filter_map(|active| Some((active.unread_time(now)?, active)));
+        if let Some((time, active)) = unread.max_by_key(|&(time, _)| time) {
+            let time = time.as_secs();
+            let message = format!("the client did not read for {time} s while other runs waited for a slot");
+            active.end_unread(message, status);
         }
     }
 

@@ -13,6 +13,8 @@ pub enum ErrorKind {
     NotFound,
     /// The route exists, but not for this method.
     MethodNotAllowed,
+    /// The body did not arrive in time; the client can retry.
+    RequestTimeout,
     /// The request conflicts with existing state.
     Conflict,
     /// The body exceeds the route's limit.
@@ -43,6 +45,7 @@ impl ErrorKind {
             Self::Forbidden => StatusCode::FORBIDDEN,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::MethodNotAllowed => StatusCode::METHOD_NOT_ALLOWED,
+            Self::RequestTimeout => StatusCode::REQUEST_TIMEOUT,
             Self::Conflict => StatusCode::CONFLICT,
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
@@ -62,6 +65,7 @@ impl ErrorKind {
             Self::Forbidden => "forbidden",
             Self::NotFound => "not-found",
             Self::MethodNotAllowed => "method-not-allowed",
+            Self::RequestTimeout => "request-timeout",
             Self::Conflict => "conflict",
             Self::TooLarge => "too-large",
             Self::UnsupportedMediaType => "unsupported-media-type",

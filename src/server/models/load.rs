@@ -5,11 +5,11 @@ use crate::config::{
     self, Config, DEFAULT_SLOT_CONTEXT, EngineConfig, OverrideValue, TuningFlags, bundled_model, flags,
 };
 use crate::engine::encoder::Encoder;
-use crate::engine::{Clock, DraftModel, DrafterKind, Engine, EngineOptions, SpeculationOptions};
+use crate::engine::{Clock, DraftModel, DrafterKind, Engine, EngineOptions, MAX_UNREAD_TIME, SpeculationOptions};
 use crate::events::Recorder;
 use crate::model::llama::{
     AttentionCapture, CacheType, ContextRequirements, ControlVectors, GpuLayers, ImageOptions, MetadataValue,
-    ModelOptions, Numa, RopeOptions, RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning,
+    ModelOptions, Numa, RopeOptions, RopeScaling, SplitMode, TensorPlacement, ThreadOptions, Tuning, WeightFile,
 };
 use crate::model::{Model, ModelError};
 use crate::server::ApiError;
@@ -17,6 +17,11 @@ use crate::trace::attention;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Time after which a request repeats a failed load of an unchanged file. The cause may have been temporary, such as too
+/// little free memory.
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Progress of a load.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -25,6 +30,16 @@ pub enum LoadStep {
     Weights(f32),
     /// Creating the context for decoding.
     Context,
+}
+
+/// A failed load.
+#[derive(Debug, Clone)]
+pub struct LoadFailure {
+    /// The cause.
+    pub reason: String,
+    /// The file before the load; `None` if there was none.
+    file: Option<WeightFile>,
+    at: Instant,
 }
 
 type Observer = dyn Fn(&str, LoadStep) + Send + Sync;
@@ -112,6 +127,7 @@ impl ModelRegistry {
     }
 
     async fn load(&self, entry: &ModelEntry, observe: Arc<Observer>) -> Result<(), ModelError> {
+        let file = WeightFile::new(&entry.path).ok();
         let started = self.start(entry, observe).await;
         let load_cancelled = entry.load_cancelled.load(Ordering::Acquire);
         let (state, result) = match started {
@@ -121,11 +137,16 @@ impl ModelRegistry {
             }
             Ok(loaded) => (ModelState::Ready(loaded), Ok(())),
             Err(error) if load_cancelled => (ModelState::Unloaded, Err(error)),
-            Err(error) => (ModelState::Failed(error.to_string()), Err(error)),
+            Err(error) => {
+                (ModelState::Failed(LoadFailure { reason: error.to_string(), file, at: Instant::now() }), Err(error))
+            }
         };
         self.change(&entry.name, |entry| {
             entry.state = state;
-            entry.sleeping = None;
+            // A sleeping model whose load failed stays asleep: another request loads it.
+            if !matches!(entry.state, ModelState::Failed(_)) {
+                entry.sleeping = None;
+            }
         });
         result
     }
@@ -172,6 +193,13 @@ impl ModelRegistry {
             })
         };
         tokio::task::spawn_blocking(read).await.map_err(|_| load_error(&entry.path, "the loader panicked"))?
+    }
+
+    /// Returns true if another load may succeed although the last one failed. The load of an unchanged file is not
+    /// repeated if another model would have to be unloaded for it.
+    pub(super) fn may_load_again(&self, entry: &ModelEntry) -> bool {
+        let ModelState::Failed(LoadFailure { file, at, .. }) = &entry.state else { return true };
+        WeightFile::new(&entry.path).ok() != *file || (at.elapsed() >= RETRY_DELAY && self.has_room(&entry.name))
     }
 }
 
@@ -293,6 +321,7 @@ fn engine_options(
         cache_ram_bytes: engine.cache.cache_ram_bytes,
         speculation: speculation(engine, draft_model.is_some()),
         draft_model,
+        max_unread_time: MAX_UNREAD_TIME,
         hash_cache: Some(data.dir.join("cache").join("weights")),
         max_tokens: server.max_tokens,
         encode_heads: attention::encode_heads,

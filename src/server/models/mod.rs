@@ -15,7 +15,7 @@ mod sessions;
 mod sleeping;
 mod unload;
 
-pub use load::LoadStep;
+pub use load::{LoadFailure, LoadStep};
 pub use loaded::Loaded;
 pub(crate) use names::{resolve, without_tag};
 pub use sessions::{InsufficientMemory, SessionClient, Sessions};
@@ -42,7 +42,7 @@ pub enum ModelState {
     /// Accepts no new requests; active runs may end.
     Unloading,
     /// Loading failed.
-    Failed(String),
+    Failed(LoadFailure),
 }
 
 /// A known model.
@@ -90,6 +90,8 @@ enum ModelLookup {
     Ready(Loaded),
     /// It can be loaded under this name.
     Unloaded(String),
+    /// Its last load failed, and another request may load it again.
+    Failed(ModelEntry),
     /// It is being loaded or unloaded.
     Changing,
 }
@@ -156,7 +158,8 @@ impl ModelRegistry {
     }
 
     /// Returns the model that `requested` names; `None` is the default model. Text after the model's name, such as
-    /// mods, is ignored. Loads the model if the configuration allows that, and waits for it.
+    /// mods, is ignored. Loads the model if the configuration allows that, and waits for it. A failed load is repeated if
+    /// the file has changed or some time has passed.
     ///
     /// # Errors
     /// 404 for an unknown model; 400 if it is not loaded; 503 if loading failed or it is being unloaded; 429 if
@@ -164,11 +167,22 @@ impl ModelRegistry {
     pub async fn loaded(&self, requested: Option<&str>) -> Result<Loaded, ApiError> {
         let mut changed = self.changes();
         let mut rescanned = self.0.config.server.models.dir.is_none();
+        let mut requested_load = false;
         loop {
             changed.mark_unchanged();
             match self.look_up(requested) {
                 Ok(ModelLookup::Ready(loaded)) => return Ok(loaded),
-                Ok(ModelLookup::Unloaded(name)) => self.load_in_background(&name).await?,
+                Ok(ModelLookup::Unloaded(name)) => {
+                    requested_load = true;
+                    self.load_in_background(&name).await?;
+                }
+                Ok(ModelLookup::Failed(entry)) => {
+                    if requested_load || !self.may_load_again(&entry) {
+                        return Err(entry.not_loaded());
+                    }
+                    requested_load = true;
+                    self.load_in_background(&entry.name).await?;
+                }
                 // The sender is part of `self`, so waiting cannot fail.
                 Ok(ModelLookup::Changing) => drop(changed.changed().await),
                 // The file may have been added after the last scan.
@@ -192,6 +206,7 @@ impl ModelRegistry {
         match &entry.state {
             ModelState::Ready(loaded) => Ok(ModelLookup::Ready(loaded.clone())),
             ModelState::Unloaded if autoload => Ok(ModelLookup::Unloaded(entry.name.clone())),
+            ModelState::Failed(_) if autoload => Ok(ModelLookup::Failed(entry.clone())),
             ModelState::Loading(_) => Ok(ModelLookup::Changing),
             ModelState::Unloading if autoload => Ok(ModelLookup::Changing),
             _ => Err(entry.not_loaded()),
@@ -270,7 +285,8 @@ impl ModelEntry {
         }
     }
 
-    fn names(&self) -> impl Iterator<Item = &str> + Clone {
+    /// Returns all names that requests may use.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> + Clone {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
 
@@ -291,7 +307,7 @@ impl ModelEntry {
     pub(crate) fn not_loaded(&self) -> ApiError {
         let name = &self.name;
         match &self.state {
-            ModelState::Failed(reason) => {
+            ModelState::Failed(LoadFailure { reason, .. }) => {
                 ApiError::unavailable(format!("the model '{name}' could not be loaded: {reason}")).at("model")
             }
             ModelState::Loading(_) => {

@@ -70,6 +70,7 @@ impl ModelEntry {
     /// Returns true if the model is unloaded, or about to be, until the next request.
     #[must_use]
     pub const fn is_sleeping(&self) -> bool {
-        self.sleeping.is_some() && matches!(self.state, ModelState::Unloaded | ModelState::Unloading)
+        self.sleeping.is_some()
+            && matches!(self.state, ModelState::Unloaded | ModelState::Unloading | ModelState::Failed(_))
     }
 }

@@ -32,6 +32,7 @@ impl ModelRegistry {
             }
             ModelState::Failed(_) => {
                 entry.state = ModelState::Unloaded;
+                entry.sleeping = None;
                 Ok(None)
             }
             ModelState::Unloading => Ok(None),
@@ -76,36 +77,48 @@ impl ModelRegistry {
         tracing::info!(model = name, "model unloaded");
     }
 
-    /// Unloads the least recently used models without active runs until one more may be loaded. Waits for a model to
-    /// become idle, for up to `--shutdown-grace`.
+    /// Returns true if the model can be loaded without unloading another one.
+    pub(super) fn has_room(&self, name: &str) -> bool {
+        let models = self.lock();
+        let others = models.entries.iter().filter(|entry| entry.name != name && entry.occupies_memory()).count();
+        self.0.config.server.models.max_loaded.is_none_or(|max| others < max)
+    }
+
+    /// Unloads the least recently used models without active runs until one more may be loaded. If all are in use, waits
+    /// for one to become idle, for up to `--shutdown-grace`.
     pub(super) async fn make_room(&self, name: &str) -> Result<(), ApiError> {
         let Some(max_loaded) = self.0.config.server.models.max_loaded else { return Ok(()) };
         let began = Instant::now();
         let mut changed = self.changes();
         loop {
             changed.mark_unchanged();
-            let (others, idle) = {
+            let (others, unloading, idle) = {
                 let models = self.lock();
                 let others: Vec<&ModelEntry> =
                     models.entries.iter().filter(|entry| entry.name != name && entry.occupies_memory()).collect();
                 let idle = others.iter().filter(|entry| entry.ready().is_some_and(|loaded| !loaded.is_busy()));
                 // The default model is unloaded last, because requests without a name would load it again.
                 let idle = idle.min_by_key(|entry| (entry.default, entry.last_used)).map(|entry| entry.name.clone());
-                (others.len(), idle)
+                let unloading = others.iter().any(|entry| matches!(entry.state, ModelState::Unloading));
+                (others.len(), unloading, idle)
             };
             if others < max_loaded {
                 return Ok(());
             }
-            if began.elapsed() > self.0.config.server.shutdown_grace {
-                let detail =
-                    format!("all {max_loaded} models allowed by --models-max are loaded and in use; try again later");
-                return Err(ApiError::new(ErrorKind::Busy, detail).at("model").retry_after(5));
-            }
-            let unloading = self.list().iter().any(|entry| matches!(entry.state, ModelState::Unloading));
-            if let Some(idle) = idle.filter(|_| !unloading) {
-                tracing::info!(model = idle, "unloading model to load another one");
-                // Another task may have unloaded it meanwhile.
-                let _ = self.begin_unload(&idle);
+            match idle {
+                _ if unloading => {}
+                Some(idle) => {
+                    tracing::info!(model = idle, "unloading model to load another one");
+                    // Another task may have unloaded it meanwhile.
+                    let _ = self.begin_unload(&idle);
+                }
+                None if began.elapsed() >= self.0.config.server.shutdown_grace => {
+                    let detail = format!(
+                        "all {max_loaded} models allowed by --models-max are loaded and in use; try again later"
+                    );
+                    return Err(ApiError::new(ErrorKind::Busy, detail).at("model").retry_after(5));
+                }
+                None => {}
             }
             let _ = timeout(CHECK_INTERVAL * 10, changed.changed()).await;
         }

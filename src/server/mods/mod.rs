@@ -49,3 +49,40 @@ pub(crate) fn unknown_mod(app: &App, name: &str) -> ApiError {
     let name: String = name.chars().take(100).collect();
     ApiError::new(ErrorKind::NotFound, format!("unknown mod '{name}'; known mods: {}", known.join(", ")))
 }
+
+/// Runs `work` on a blocking thread, which releases the permits when it ends. If the client disconnects, it ends later than
+/// the request.
+///
+/// # Errors
+/// The work panicked.
+pub(crate) async fn run_with_permits<T: Send + 'static>(
+    permits: impl Send + 'static,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let run = move || {
+        let _permits = permits;
+        work()
+    };
+    tokio::task::spawn_blocking(run).await.map_err(ApiError::internal)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::run_with_permits;
+    use std::sync::{Arc, mpsc};
+    use tokio::sync::Semaphore;
+
+    #[tokio::test]
+    async fn work_keeps_its_permits_when_its_request_is_dropped() {
+        let permits = Arc::new(Semaphore::new(1));
+        let (end, ended) = mpsc::channel();
+        let permit = Arc::clone(&permits).acquire_owned().await.unwrap();
+        let request = tokio::spawn(run_with_permits(permit, move || ended.recv()));
+        tokio::task::yield_now().await;
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+        assert_eq!(permits.available_permits(), 0);
+        end.send(()).unwrap();
+        permits.acquire().await.unwrap().forget();
+    }
+}

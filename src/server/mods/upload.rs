@@ -1,5 +1,6 @@
 //! Validates and registers uploads.
 
+use super::run_with_permits;
 use crate::mods::python::LoadError;
 use crate::mods::{self, ModFactory, ModOrigin, ModUpload, RegisteredVersion};
 use crate::server::{ApiError, App, ErrorCode, ErrorKind};
@@ -120,7 +121,7 @@ pub(crate) async fn try_import(
 ) -> Result<Result<Arc<dyn ModFactory>, LoadError>, ApiError> {
     static WAITING: Semaphore = Semaphore::const_new(MAX_WAITING_UPLOADS);
     let busy = || ApiError::new(ErrorKind::Busy, "too many mods are being checked; try again later").retry_after(1);
-    let _waits = WAITING.try_acquire().map_err(|_| busy())?;
-    let _turn = IMPORT_PERMITS.acquire().await.map_err(|_| busy())?;
-    tokio::task::spawn_blocking(move || upload.load(&python)).await.map_err(ApiError::internal)
+    let waiting = WAITING.try_acquire().map_err(|_| busy())?;
+    let importing = IMPORT_PERMITS.acquire().await.map_err(|_| busy())?;
+    run_with_permits((waiting, importing), move || upload.load(&python)).await
 }

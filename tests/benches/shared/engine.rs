@@ -1,6 +1,6 @@
 use std::path::Path;
 use std::sync::Arc;
-use thunder::engine::{DraftModel, Engine, EngineOptions, SpeculationOptions};
+use thunder::engine::{DraftModel, Engine, EngineOptions, MAX_UNREAD_TIME, SpeculationOptions};
 use thunder::events::{Recorder, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
@@ -30,6 +30,7 @@ pub async fn engine(
         cache_ram_bytes: 0,
         speculation,
         draft_model: draft_model.map(|path| DraftModel::new(load(path))),
+        max_unread_time: MAX_UNREAD_TIME,
         hash_cache: None,
         max_tokens: None,
         encode_heads: thunder::trace::attention::encode_heads,

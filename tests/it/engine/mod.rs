@@ -5,6 +5,7 @@ mod attention;
 mod constraints;
 mod draft_model;
 pub mod exact_model;
+mod forced_tokens;
 mod forks;
 mod mods;
 mod recording;
@@ -16,7 +17,9 @@ pub mod speculation;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use thunder::engine::{Engine, EngineOptions, Limits, Output, Request, SamplingParams, SpeculationOptions};
+use thunder::engine::{
+    Engine, EngineOptions, Limits, MAX_UNREAD_TIME, Output, Request, SamplingParams, SpeculationOptions,
+};
 use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem, system};
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
@@ -89,6 +92,7 @@ pub fn options(parallel: u32, attention: bool) -> EngineOptions {
         cache_ram_bytes: 64 << 20,
         speculation: SpeculationOptions::default(),
         draft_model: None,
+        max_unread_time: MAX_UNREAD_TIME,
         hash_cache: None,
         max_tokens: None,
         encode_heads: thunder::trace::attention::encode_heads,

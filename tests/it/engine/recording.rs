@@ -2,9 +2,14 @@
 
 use super::{follow, model, options, request, request_tokens};
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 use thunder::engine::{Engine, Request};
 use thunder::events::{EventType, RunId, Signal, TraceItem};
+use thunder::mods::{
+    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Pending, Reply, ReplySender,
+    RunView, SelectedMod,
+};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -112,5 +117,62 @@ async fn slow_recorder_receives_everything_in_order() {
     assert!(received.is_complete(3), "{:?}", received.0);
     for state in received.0.values() {
         assert_eq!(state.passes, state.rows, "every step has a row");
+    }
+}
+
+/// A mod that discards every sampled token. It replies when it is polled.
+struct PolledMod;
+
+struct PolledModInstance(Option<ReplySender>);
+
+impl ModFactory for PolledMod {
+    fn describe(&self) -> ModDescription {
+        ModDescription {
+            name: "polled".into(),
+            description: String::new(),
+            language: "test".into(),
+            version: "1".into(),
+            origin: ModOrigin::Builtin,
+            ..ModDescription::default()
+        }
+    }
+    fn start(&self, _: &serde_json::Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
+        Ok(Box::new(PolledModInstance(None)))
+    }
+}
+
+impl ModInstance for PolledModInstance {
+    fn handles(&self) -> EventSet {
+        EventSet::new(&[EventType::Sampled])
+    }
+    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+        self.0 = Some(done);
+        Err(Pending)
+    }
+    fn poll_reply(&mut self) {
+        if let Some(done) = self.0.take() {
+            done.reply(Action::Backtrack { n: 1, tokens: Vec::new() }.into());
+        }
+    }
+    fn stop_polling(&mut self) {
+        self.poll_reply();
+    }
+}
+
+#[tokio::test]
+async fn events_are_recorded_while_a_mod_prevents_decodes() {
+    let (engine, mut signals) = start_engine(100_000).await;
+    let mut request = request("The sky is", 5);
+    request.limits.max_steps = 2000;
+    let mod_ref = ModRef { name: "polled".into(), config: serde_json::Value::Null };
+    request.mods.push(SelectedMod { mod_ref, factory: Arc::new(PolledMod) });
+    let end = follow(engine.submit(request).await.unwrap().output).await.1;
+    assert!(end.finish.message.as_ref().unwrap().starts_with("the limit of 2000 steps was reached"), "{end:?}");
+    engine.stop().await;
+    while let Some(signal) = signals.recv().await {
+        if let Signal::Items(_, items) = signal {
+            // 128 items, and those of the last step.
+            assert!(items.len() < 160, "{} items were kept until they were recorded", items.len());
+        }
     }
 }

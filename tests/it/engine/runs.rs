@@ -1,10 +1,10 @@
 //! Runs: numbering of events, control tokens, counts of prompt tokens, ends, shared batches, clients that
 //! disconnect or do not read.
 
-use super::{added_at, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod};
+use super::{TestEngine, added_at, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thunder::engine::{Output, Request};
+use thunder::engine::{Limits, Output, Overflow, Request, RunActivity, RunControl, SamplingParams};
 use thunder::events::{EndCause, EventType, FinishReason, RunEnd, TraceItem};
 use thunder::mods::Action;
 
@@ -79,6 +79,50 @@ async fn batch_may_be_smaller_than_the_number_of_slots() {
     for output in outputs {
         assert_eq!(follow(output).await.0, alone);
     }
+}
+
+#[tokio::test]
+async fn small_batch_has_room_for_every_slot() {
+    let test_engine = test_engine_with(3, false, |options| (options.batch_size, options.ubatch_size) = (1, 1)).await;
+    let endless = [start_endless(&test_engine).await, start_endless(&test_engine).await];
+    let last = test_engine.engine.submit(request("The sky is", 12)).await.unwrap();
+    let (_, end) = tokio::time::timeout(Duration::from_mins(1), follow(last.output)).await.unwrap();
+    assert_eq!(end.finish.usage.completion_tokens, 12);
+    for control in endless {
+        control.stop(EndCause::ClientStop, "the test ends").await.unwrap();
+    }
+}
+
+/// Starts a run that only ends when it is stopped, and reads its outputs.
+async fn start_endless(test_engine: &TestEngine) -> RunControl {
+    let overflow = Overflow::Shift { keep: None, discard: 0 };
+    let endless = Request { overflow, ..request_tokens(vec![6; 4], 100_000_000) };
+    let generation = test_engine.engine.submit(endless).await.unwrap();
+    tokio::spawn(follow(generation.output));
+    generation.control
+}
+
+#[tokio::test]
+async fn change_that_ends_a_queued_run_is_reported_immediately() {
+    let test_engine = test_engine(1, false).await;
+    let mut queued = test_engine.engine.submit(request("The sky is", 400)).await.unwrap();
+    queued.output.recv().await.unwrap();
+    queued.control.pause(Duration::ZERO).await.unwrap();
+    while queued.control.progress().await.unwrap().activity != RunActivity::Preempted {
+        while queued.output.try_recv().is_ok() {}
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let endless = start_endless(&test_engine).await;
+    while endless.progress().await.unwrap().activity != RunActivity::Running {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(queued.control.resume().await.unwrap().activity, RunActivity::Queued);
+    let limits = Limits { ignore_eos: true, ..Limits::new(1) };
+    let progress = queued.control.modify(SamplingParams::default(), limits, "max_tokens is 1".into()).await.unwrap();
+    assert_eq!(progress.activity, RunActivity::Finished);
+    let (_, end) = tokio::time::timeout(Duration::from_mins(1), follow(queued.output)).await.unwrap();
+    assert_eq!(end.finish.reason, FinishReason::Length);
+    endless.stop(EndCause::ClientStop, "the test ends").await.unwrap();
 }
 
 #[tokio::test]

@@ -1,14 +1,16 @@
-//! Clients that do not read, or disconnect: their runs yield their slots to others, up to a limit.
+//! Clients that do not read, or disconnect: their runs yield their slots to others, or end.
 
-use super::{TestEngine, follow, request_tokens, test_engine};
+use super::{TestEngine, follow, request_tokens, test_engine, test_engine_with};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use thunder::engine::{Generation, RunActivity};
-use thunder::events::{EventType, FinishReason, RunStatus, Signal};
+use thunder::engine::{EngineOptions, Generation, Output, RunActivity};
+use thunder::events::{EndCause, EventType, FinishReason, RunEnd, RunStatus, Signal};
 use thunder::mods::{
     Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Pending, Reply, ReplySender, RunView,
     SelectedMod,
 };
+use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 /// Maximum number of preempted runs of clients that do not read, as in the engine.
 const MAX_PREEMPTED: usize = 16;
@@ -36,6 +38,27 @@ fn count(activities: &[Option<RunActivity>], activity: RunActivity) -> usize {
     activities.iter().filter(|&&one| one == Some(activity)).count()
 }
 
+/// Reads the outputs of a run. Returns the number of texts and the end.
+async fn read_all(mut output: mpsc::Receiver<Output>) -> (usize, Arc<RunEnd>) {
+    let mut texts = 0;
+    loop {
+        match output.recv().await.unwrap() {
+            Output::Ended(end) => return (texts, end),
+            _ => texts += 1,
+        }
+    }
+}
+
+/// Asserts that a run ended because its client did not read. The client receives what was sent before, and the end.
+async fn assert_ended_unread(output: mpsc::Receiver<Output>, message: &str) {
+    let (texts, end) = read_all(output).await;
+    assert_eq!(
+        (texts, end.finish.reason, end.finish.cause),
+        (256, FinishReason::Cancelled, Some(EndCause::Disconnect))
+    );
+    assert!(end.finish.message.as_ref().unwrap().contains(message), "{end:?}");
+}
+
 #[tokio::test]
 async fn preempted_runs_of_slow_clients_are_limited() {
     let test_engine = test_engine(MAX_PREEMPTED as u32, false).await;
@@ -50,29 +73,18 @@ async fn preempted_runs_of_slow_clients_are_limited() {
             && count(&all[MAX_PREEMPTED..], RunActivity::Running) == MAX_PREEMPTED
     })
     .await;
+    // No more runs can be preempted, so the run that was unread for longest ends.
     let reading_run = test_engine.engine.submit(request_tokens(vec![6; 4], 3)).await.unwrap();
-    let is_full = |generated: u32| generated > 256;
-    for generation in &unread[MAX_PREEMPTED..] {
-        while !is_full(generation.control.progress().await.unwrap().generated) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-    // Longer than the engine waits for a client before it preempts its run.
-    let full_since = Instant::now();
-    while full_since.elapsed() < Duration::from_secs(6) {
-        let all = activities(&unread).await;
-        assert_eq!(
-            (count(&all, RunActivity::Preempted), count(&all, RunActivity::Running)),
-            (MAX_PREEMPTED, MAX_PREEMPTED)
-        );
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-    assert_eq!(reading_run.control.progress().await.unwrap().activity, RunActivity::Queued);
-    // A run whose client reads continues. When it ends, another run can be preempted.
-    let read = unread.remove(0);
-    let (continued, other) = tokio::join!(follow(read.output), follow(reading_run.output));
-    assert_eq!((continued.1.finish.reason, continued.1.finish.usage.completion_tokens), (FinishReason::Length, 400));
-    assert_eq!(other.1.finish.usage.completion_tokens, 3);
+    let (_, end) = timeout(Duration::from_mins(2), follow(reading_run.output)).await.unwrap();
+    assert_eq!(end.finish.usage.completion_tokens, 3);
+    let all = activities(&unread).await;
+    let ended: Vec<usize> = (0..all.len()).filter(|&at| all[at].is_none()).collect();
+    let [ended] = ended[..] else { panic!("{all:?}") };
+    assert!(ended < MAX_PREEMPTED, "{all:?}");
+    assert_ended_unread(unread.remove(ended).output, "while other runs waited for a slot").await;
+    // A run whose client reads continues.
+    let continued = follow(unread.remove(0).output).await.1;
+    assert_eq!((continued.finish.reason, continued.finish.usage.completion_tokens), (FinishReason::Length, 400));
     // The runs of disconnected clients end.
     drop(unread);
     let last = test_engine.engine.submit(request_tokens(vec![7; 4], 3)).await.unwrap();
@@ -80,6 +92,40 @@ async fn preempted_runs_of_slow_clients_are_limited() {
     while test_engine.engine.runs() > 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+}
+
+#[tokio::test]
+async fn unread_runs_end_after_a_time_limit() {
+    let short = |options: &mut EngineOptions| options.max_unread_time = Duration::from_millis(50);
+    let mut test_engine = test_engine_with(4, false, short).await;
+    // The last two generate their whole answers; the client has room for all tokens of the last one, but not for its end.
+    let mut unread = Vec::new();
+    for tokens in [400, 258, 257, 256] {
+        let mut request = request_tokens(vec![5; 4], tokens);
+        request.report.per_token = true;
+        unread.push(test_engine.engine.submit(request).await.unwrap());
+    }
+    let run_ids: Vec<_> = unread.iter().map(|generation| generation.run_id).collect();
+    let submitted = Instant::now();
+    while test_engine.engine.runs() > 0 {
+        assert!(submitted.elapsed() < Duration::from_mins(2), "the runs do not end");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let whole = unread.pop().unwrap();
+    for generation in unread {
+        assert_ended_unread(generation.output, "; the maximum is 0 s").await;
+    }
+    let (texts, end) = read_all(whole.output).await;
+    assert_eq!((texts, end.finish.reason), (256, FinishReason::Length), "a place is kept for the end");
+    let mut recorded = Vec::new();
+    while let Ok(signal) = test_engine.signals.try_recv() {
+        if let Signal::Ended(id, end) = signal {
+            recorded.push((run_ids.iter().position(|run| *run == id).unwrap(), end.status));
+        }
+    }
+    recorded.sort_unstable_by_key(|&(run, _)| run);
+    let (cancelled, done) = (RunStatus::Cancelled, RunStatus::Done);
+    assert_eq!(recorded, [(0, cancelled), (1, cancelled), (2, done), (3, done)]);
 }
 
 /// A mod that does not reply to `Added` events.

@@ -239,6 +239,25 @@ fn file_of_a_url_is_cached_by_its_version() {
     }
 }
 
+#[test]
+fn escapes_in_a_url_are_kept() {
+    let parts = [bytes(100), bytes(200)];
+    let hub = Hub::start(&[
+        ("my model.gguf", bytes(10)),
+        ("a b-00001-of-00002.gguf", parts[0].clone()),
+        ("a b-00002-of-00002.gguf", parts[1].clone()),
+    ]);
+    let cache = folder();
+    let url = format!("{}/plain/my%20model.gguf?download=true", hub.url());
+    let path = pull(&hub, &cache, &["--model-url", &url]).unwrap();
+    assert_eq!(std::fs::read(path).unwrap(), bytes(10));
+    assert_eq!(hub.requests()[0], "HEAD 127.0.0.1 /plain/my%20model.gguf - -");
+    let url = format!("{}/plain/a%20b-00001-of-00002.gguf", hub.url());
+    let first = pull(&hub, &cache, &["--model-url", &url]).unwrap();
+    let second = first.with_file_name("a%20b-00002-of-00002.gguf");
+    assert_eq!([first, second].map(|path| std::fs::read(path).unwrap()), parts);
+}
+
 /// Returns the size of the only partial file.
 fn partial_size(cache: &Path) -> u64 {
     let files = tree(cache);

@@ -97,6 +97,38 @@ async fn mod_can_end_run_with_tool_calls() {
 }
 
 #[tokio::test]
+async fn held_back_text_is_not_sent_before_error_of_mod() {
+    let server = server().await;
+    for stream in [false, true] {
+        let body = chat(json!({"mods": ["block"], "stream": stream, "max_tokens": 30, "ignore_eos": true}));
+        let (status, answer) = server.post(CHAT, &body).await;
+        assert_eq!((status, &answer["error"]["message"]), (422, &json!("blocked by policy")), "{answer}");
+    }
+}
+
+#[tokio::test]
+async fn message_with_tool_calls_replaces_held_back_text() {
+    let server = server().await;
+    let mut body = chat(json!({"mods": ["convert_call"], "max_tokens": 30, "ignore_eos": true}));
+    let answer = server.answer(CHAT, &body).await;
+    let message = &answer["choices"][0]["message"];
+    assert_eq!((&message["content"], message["tool_calls"].as_array().unwrap().len()), (&Value::Null, 1));
+    assert_eq!(message["tool_calls"][0]["function"]["name"], "find");
+
+    body["stream"] = true.into();
+    let chunks = chunks(&server.stream(CHAT, &body).await);
+    for chunk in &chunks {
+        let content = chunk["choices"][0]["delta"]["content"].as_str().unwrap_or_default();
+        assert!(content.is_empty() && chunk.pointer("/thunder/retract").is_none(), "{chunk}");
+    }
+    let names: Vec<&str> = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["tool_calls"][0]["function"]["name"].as_str())
+        .collect();
+    assert_eq!(names, ["find"]);
+}
+
+#[tokio::test]
 async fn backtracked_text_is_retracted_from_stream() {
     let server = server().await;
     let body = chat(json!({"mods": ["replace_start"], "max_tokens": 16, "ignore_eos": true}));

@@ -1,14 +1,14 @@
 //! Conversations: messages dropped when the context is full, and state kept between turns.
 
 use super::{assert_first_layer_equals, irregular_tokens, rows, with_attention};
-use crate::engine::{CONTEXT, added_at, model, request_tokens, test_engine, with_mod};
-use thunder::engine::{Overflow, Request, SubmitError};
+use crate::engine::{CONTEXT, added_at, follow, model, request_tokens, test_engine, with_mod};
+use std::time::Duration;
+use thunder::engine::{Overflow, Request, RunActivity, SubmitError};
 use thunder::events::{EvictedMessage, FinishReason, Scope, Span, TokenId, TraceItem};
 use thunder::mods::Action;
 
 /// Returns a conversation in `ChatML`, as tokens and spans.
 fn chat(messages: &[(&str, Vec<TokenId>)]) -> (Vec<TokenId>, Vec<Span>) {
-    let encode = |text: &str| model().vocabulary().encode(text, false, true);
     let (mut tokens, mut spans): (Vec<TokenId>, Vec<Span>) = (Vec::new(), Vec::new());
     let mut content_end = 0;
     let template =
@@ -33,6 +33,20 @@ fn conversation(messages: &[(&str, Vec<TokenId>)], max_tokens: u32) -> Request {
     request.spans = spans;
     request.overflow = Overflow::Evict;
     request
+}
+
+fn encode(text: &str) -> Vec<TokenId> {
+    model().vocabulary().encode(text, false, true)
+}
+
+/// Returns a conversation whose run generates this answer.
+fn answered(messages: &[(&str, Vec<TokenId>)], answer: &[TokenId]) -> Request {
+    let mut request = conversation(messages, CONTEXT);
+    request.limits.ignore_eos = false;
+    let forced = [answer, &encode("<|im_end|>")].concat();
+    with_mod(request, false, move |call| {
+        if added_at(call, 1) { Action::Backtrack { n: 1, tokens: forced.clone() } } else { Action::Noop }
+    })
 }
 
 fn roles(evicted: &[EvictedMessage]) -> Vec<&str> {
@@ -151,18 +165,9 @@ async fn messages_are_dropped_only_at_some_turns() {
 #[tokio::test]
 async fn reasoning_is_kept_between_turns() {
     let mut test_engine = test_engine(1, true).await;
-    let encode = |text: &str| model().vocabulary().encode(text, false, true);
     let first = [("user", encode("Say hello"))];
     let answer = encode("<think>They want me to say it.</think>\n\nHello there");
-    let end = encode("<|im_end|>");
-    let mut request = conversation(&first, 200);
-    request.limits.ignore_eos = false;
-    let forced = [answer.clone(), end].concat();
-    let result = test_engine
-        .run(with_mod(request, false, move |call| {
-            if added_at(call, 1) { Action::Backtrack { n: 1, tokens: forced.clone() } } else { Action::Noop }
-        }))
-        .await;
+    let result = test_engine.run(answered(&first, &answer)).await;
     assert_eq!(result.end.finish.reason, FinishReason::Stop);
     let slot_sequence = test_engine.engine.slot_tokens(&Scope::All, 0).await.unwrap().tokens;
     let (prompt, _) = chat(&first);
@@ -191,4 +196,49 @@ async fn reasoning_is_kept_between_turns() {
     let changed = [first[0].clone(), ("assistant", encode("Hello here")), ("user", encode("Again"))];
     let result = test_engine.run(conversation(&changed, 4)).await;
     assert_eq!(result.end.finish.usage.prompt_tokens as usize, chat(&changed).0.len());
+}
+
+#[tokio::test]
+async fn restored_reasoning_leaves_room_for_the_answer() {
+    let reasoned = [encode("<think>"), irregular_tokens(9, 360), encode("</think>\n\nHello there")].concat();
+    for overflow in [Overflow::Stop, Overflow::Shift { keep: Some(0), discard: 0 }, Overflow::Evict] {
+        // With the reasoning, the prompt leaves little room in the context, or does not fit into it.
+        for question in [1, 110] {
+            let mut test_engine = test_engine(1, false).await;
+            let mut messages = vec![("user", irregular_tokens(1, 10))];
+            test_engine.run(answered(&messages, &encode("Good day"))).await;
+            messages.extend([("assistant", encode("Good day")), ("user", irregular_tokens(2, 10))]);
+            test_engine.run(answered(&messages, &reasoned)).await;
+            messages.extend([("assistant", encode("Hello there")), ("user", irregular_tokens(3, question))]);
+            let prompt = chat(&messages).0;
+            assert!(prompt.len() + reasoned.len() + 128 > CONTEXT as usize);
+            let result = test_engine.run(Request { overflow, ..conversation(&messages, 150) }).await;
+            let finish = &result.end.finish;
+            assert_eq!(finish.usage.prompt_tokens as usize, prompt.len(), "{overflow:?}");
+            assert_eq!(finish.usage.completion_tokens, 150, "{overflow:?}: {:?}", finish.message);
+            assert!(!finish.truncated && finish.evicted_tokens == 0, "{overflow:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn preempted_run_keeps_the_history_of_its_conversation() {
+    let mut test_engine = test_engine(1, false).await;
+    let answer = encode("<think>They want me to say it.</think>\n\nHello there");
+    let mut messages = vec![("user", encode("Say hello"))];
+    test_engine.run(answered(&messages, &answer)).await;
+    messages.extend([("assistant", encode("Hello there")), ("user", encode("Again"))]);
+    let mut second = test_engine.engine.submit(conversation(&messages, 300)).await.unwrap();
+    second.output.recv().await.unwrap();
+    second.control.pause(Duration::ZERO).await.unwrap();
+    while second.control.progress().await.unwrap().activity != RunActivity::Preempted {
+        while second.output.try_recv().is_ok() {}
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    second.control.resume().await.unwrap();
+    assert_eq!(follow(second.output).await.1.finish.usage.completion_tokens, 300);
+    messages.extend([("assistant", encode("Hello")), ("user", encode("Once more"))]);
+    let usage = test_engine.run(conversation(&messages, 4)).await.end.finish.usage;
+    messages[1].1 = answer;
+    assert_eq!(usage.prompt_tokens as usize, chat(&messages).0.len());
 }

@@ -7,7 +7,7 @@ use crate::engine::{act_once, added_at, follow, request_tokens, test_engine, tes
 use crate::harness::ErrorTable;
 use bytes::Bytes;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use thunder::engine::{Ses1Error, SlotError};
+use thunder::engine::{Request, Ses1Error, SlotError};
 use thunder::events::{Scope, Span, TokenId};
 use thunder::model::llama::CacheType;
 use thunder::mods::Action;
@@ -184,6 +184,29 @@ async fn shared_instructions_are_not_recomputed() {
                 "{name}"
             );
         }
+    }
+}
+
+#[tokio::test]
+async fn checkpoints_are_planned_after_the_reused_one() {
+    let prompt = |tokens: Vec<TokenId>, last_user: u32| {
+        let end = tokens.len() as u32;
+        let spans = vec![Span { role: "user".into(), start: last_user, end }];
+        Request { spans, ..request_tokens(tokens, 1) }
+    };
+    for name in RECURRENT {
+        let mut test_engine = test_engine_of(load(name), 2, false, |_| {}).await;
+        let mut cached = async |slot, tokens, last_user| {
+            let result = test_engine.run(in_slot(prompt(tokens, last_user), slot)).await;
+            result.end.finish.usage.cached_tokens
+        };
+        let first = [irregular_tokens(1, 120), irregular_tokens(2, 180)].concat();
+        assert_eq!(cached(0, first.clone(), 120).await, 0, "{name}");
+        // 200 tokens match, but the copied state can only return to its checkpoint, which is before the last message.
+        let second = [&first[..200], &irregular_tokens(3, 60)].concat();
+        assert_eq!(cached(1, second.clone(), 190).await, 120, "{name}");
+        let third = [&second[..190], &irregular_tokens(4, 40)].concat();
+        assert_eq!(cached(1, third, 190).await, 190, "{name}");
     }
 }
 

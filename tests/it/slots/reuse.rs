@@ -68,3 +68,14 @@ async fn replaced_state_is_kept_in_the_host_cache() {
         }
     }
 }
+
+#[tokio::test]
+async fn host_cache_keeps_a_state_that_is_used_for_a_short_prefix() {
+    let mut test_engine = test_engine(1, false).await;
+    let mut cached = async |prompt| test_engine.run(request_tokens(prompt, 1)).await.end.finish.usage.cached_tokens;
+    let long = [irregular_tokens(1, 100), irregular_tokens(2, 200)].concat();
+    assert_eq!(cached(long.clone()).await, 0);
+    assert_eq!(cached(irregular_tokens(3, 110)).await, 0);
+    assert_eq!(cached([irregular_tokens(1, 100), irregular_tokens(4, 40)].concat()).await, 100);
+    assert_eq!(cached([long, vec![99]].concat()).await, 300);
+}

@@ -1,11 +1,16 @@
 //! Tokens removed from the middle of a sequence, on request or because the context is full.
 
 use super::{assert_first_layer_equals, in_slot, irregular_tokens, rows, with_attention};
-use crate::engine::{CONTEXT, act_once, follow, model, request, request_tokens, test_engine, with_mod};
+use crate::engine::{
+    CONTEXT, CompletedRun, act_once, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod,
+};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use thunder::engine::{Overflow, SlotError};
-use thunder::events::{EventType, FinishReason, Scope, TraceItem};
-use thunder::mods::{Action, Call};
+use thunder::events::{EventType, FinishReason, Scope, TokenId, TraceItem};
+use thunder::mods::{Action, Call, CallEvent};
+use thunder::trace::fold::Fold;
 
 #[tokio::test]
 async fn shifted_slot_has_its_tokens_in_order() {
@@ -127,4 +132,88 @@ async fn backtrack_after_a_shift_removes_the_right_tokens() {
     assert_eq!(result.end.finish.usage.completion_tokens, 700);
     assert_eq!(result.text, result.end.finish.text);
     assert_eq!(result.text, model().vocabulary().decode(&result.generated()));
+}
+
+/// Returns the context at each event, computed from the recording as the replay does: the visible tokens without evicted
+/// ones.
+fn recorded_contexts(result: &CompletedRun) -> Vec<Vec<TokenId>> {
+    let mut fold = Fold::new();
+    result.items.iter().for_each(|item| fold.apply(item));
+    let rows = fold.rows();
+    let mut left_at: Vec<u32> = rows.iter().map(|row| row.removed_at).collect();
+    let context = |left_at: &[u32], n: u32| -> Vec<usize> {
+        (0..rows.len()).filter(|&row| rows[row].added_at <= n && n < left_at[row]).collect()
+    };
+    for mark in fold.marks() {
+        let before = context(&left_at, mark.seq);
+        for &(start, end) in &mark.evicted {
+            before[start as usize..end as usize].iter().for_each(|&row| left_at[row] = mark.seq);
+        }
+    }
+    let tokens = |n| context(&left_at, n).into_iter().map(|row| rows[row].token).collect();
+    (0..fold.event_count()).map(tokens).collect()
+}
+
+#[tokio::test]
+async fn recording_gives_the_context_of_every_event() {
+    let mut test_engine = test_engine_with(1, true, |options| options.ctx_size = 64).await;
+    let mut request = with_attention(request_tokens(irregular_tokens(1, 10), 200));
+    request.limits.max_steps = 4000;
+    // Part of the answer is kept, too.
+    request.overflow = Overflow::Shift { keep: Some(20), discard: 0 };
+    let contexts: Arc<Mutex<Vec<Vec<TokenId>>>> = Arc::default();
+    let (seen, backtracks) = (Arc::clone(&contexts), AtomicUsize::new(0));
+    let request = with_mod(request, false, move |call| {
+        seen.lock().unwrap().push(call.sequence.to_vec());
+        match call.event {
+            // These tokens fill the context.
+            CallEvent::Added { forced: false, .. } if call.sequence.len() == 60 => Action::ForceTokens(vec![60; 4]),
+            CallEvent::Added { .. } if call.length() % 23 == 5 => Action::ForceTokens(vec![61; 12]),
+            // No step is between these tokens and those of the line above.
+            CallEvent::Added { .. } if call.length() % 23 == 17 => Action::ForceTokens(vec![62; 30]),
+            CallEvent::Added { .. } if call.length() % 31 == 29 && backtracks.fetch_add(1, Ordering::Relaxed) < 6 => {
+                Action::Backtrack { n: 40, tokens: Vec::new() }
+            }
+            _ => Action::Noop,
+        }
+    });
+    let result = test_engine.run(request).await;
+    assert_eq!(result.text, model().vocabulary().decode(&result.generated()));
+    assert_eq!(recorded_contexts(&result), *contexts.lock().unwrap());
+    // Event type of each eviction, and true if forced tokens were added before it.
+    let mut evictions = Vec::new();
+    let (mut after_forced, mut has_clamped) = (false, false);
+    for item in &result.items {
+        match item {
+            TraceItem::Event(event) => {
+                if event.measured.as_ref().is_some_and(|measured| measured.evicted.is_some()) {
+                    evictions.push((event.event_type, after_forced));
+                }
+                after_forced = event.forced == Some(true);
+            }
+            TraceItem::Action(action) => {
+                let details = action.details.as_ref().map_or("", |details| details.get());
+                has_clamped |= !evictions.is_empty() && details.contains("\"clamped\":true");
+            }
+            TraceItem::Attention(step) => {
+                let context = &contexts.lock().unwrap()[step.sequence_order as usize];
+                assert_eq!(step.row_len as usize, context.len(), "event {}", step.sequence_order);
+            }
+            _ => {}
+        }
+    }
+    for eviction in [(EventType::ForwardPass, true), (EventType::Added, true)] {
+        assert!(evictions.contains(&eviction), "{eviction:?} is not among {evictions:?}");
+    }
+    assert!(has_clamped, "no backtrack reached the evicted tokens");
+}
+
+#[tokio::test]
+async fn shift_of_more_tokens_than_possible_leaves_the_last_one() {
+    let mut test_engine = test_engine(1, false).await;
+    let mut request = request_tokens(irregular_tokens(1, 100), 800);
+    request.overflow = Overflow::Shift { keep: Some(20), discard: usize::MAX };
+    let finish = test_engine.run(request).await.end.finish.clone();
+    assert_eq!((finish.reason, finish.usage.completion_tokens), (FinishReason::Length, 800), "{:?}", finish.message);
+    assert_eq!(finish.evicted_tokens, CONTEXT - 20 - 1);
 }

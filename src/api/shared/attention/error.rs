@@ -93,7 +93,7 @@ fn code(error: &ApiError) -> String {
         None => {}
     }
     let name = match error.kind() {
-        ErrorKind::BadRequest | ErrorKind::UnsupportedMediaType => "INVALID_REQUEST",
+        ErrorKind::BadRequest | ErrorKind::RequestTimeout | ErrorKind::UnsupportedMediaType => "INVALID_REQUEST",
         ErrorKind::Unauthorized => "UNAUTHORIZED",
         ErrorKind::Forbidden => "FORBIDDEN",
         ErrorKind::NotFound => "NOT_FOUND",

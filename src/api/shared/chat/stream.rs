@@ -7,6 +7,7 @@ use crate::events::{Alternative, Finish, FinishReason, RunEnd, RunId, Surface, T
 use crate::model::Vocabulary;
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerMessage, AnswerParser, Retraction};
 use crate::model::chat::family::ModelFamily;
+use crate::mods::tool_calls_of;
 use crate::server::{ApiError, Loaded};
 use serde_json::Value;
 use std::sync::Arc;
@@ -299,8 +300,7 @@ impl ChatAnswer {
 
     fn add_mod_calls(&mut self, payload: &Value, family: ModelFamily) -> Vec<ChatDelta> {
         let mut deltas = Vec::new();
-        let payload = payload.get("tool_calls").unwrap_or(payload);
-        for call in payload.as_array().map_or(std::slice::from_ref(payload), Vec::as_slice) {
+        for call in tool_calls_of(payload) {
             let function = call.get("function").filter(|function| function.is_object()).unwrap_or(call);
             let arguments = match function.get("arguments").or_else(|| function.get("parameters")) {
                 None | Some(Value::Null) => "{}".to_owned(),

@@ -3,6 +3,7 @@
 //! The token list of a slot always equals the content of its sequence in the context; only this module changes them.
 //! Callers pass the tokens of a run and get back the number of tokens whose state is valid.
 
+mod common_chunks;
 mod prefix_match;
 mod snapshots;
 

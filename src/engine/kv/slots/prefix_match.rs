@@ -1,5 +1,6 @@
 //! Reuse of KV state by a new prompt: choice of a slot, and preparation of its state for the first decode.
 
+use super::common_chunks::common_chunks;
 use super::{KvSlots, SlotState};
 use crate::engine::kv::conversation::{self, Alignment, SlotHistory, align};
 use crate::engine::kv::host_cache::CachedState;
@@ -15,6 +16,9 @@ const MIN_CHUNK_TOKENS: usize = 32;
 /// Minimum number of tokens that a copy of another slot's state must save. Decoding fewer tokens is as fast as the
 /// copy.
 const MIN_COPY_TOKENS: usize = 64;
+
+/// An alignment must leave room for the answer, up to the context divided by this number.
+const ANSWER_RESERVE_DIVISOR: usize = 4;
 
 /// Match of a prompt with one cached state.
 struct PrefixMatch {
@@ -83,7 +87,7 @@ impl KvSlots<'_> {
         if usable_prefix < kept {
             matched = usable_prefix;
         }
-        if 2 * matched < slot.tokens.len() {
+        if is_mostly_unmatched(matched, &slot.tokens) {
             self.store_in_host_cache(index);
         }
         let source = self.find_source(index, prompt, outputs_from, matched.min(outputs_from), None);
@@ -97,8 +101,9 @@ impl KvSlots<'_> {
             matched = 0;
             if self.load_from_host_cache(index, &entry) {
                 matched = usable(&entry.tokens);
-                if !self.context.are_all_prefixes_usable() {
-                    // A recurrent state cannot return to this position after a decode, so the cache keeps its copy.
+                if is_mostly_unmatched(matched, &entry.tokens) || !self.context.are_all_prefixes_usable() {
+                    // The slot loses the tokens after the match. A recurrent state cannot even return to the match
+                    // after a decode.
                     self.host_cache.insert(entry);
                 }
             }
@@ -193,7 +198,7 @@ impl KvSlots<'_> {
             }
             Err(error) => {
                 tracing::warn!(%error, source, slot = index, "slot state not copied");
-                self.slots[index].tokens.clear();
+                self.discard(index);
                 false
             }
         }
@@ -214,7 +219,8 @@ impl KvSlots<'_> {
         }
         let context = self.ctx_size;
         let omit_dropped = prompt.evicts && prompt.tokens.len() > conversation::eviction_target(context);
-        let aligned = align(prompt.tokens, prompt.spans, cached, history, prompt.vocabulary, omit_dropped);
+        let aligned = align(prompt.tokens, prompt.spans, cached, history, prompt.vocabulary, omit_dropped)
+            .filter(|aligned| leaves_room(prompt, aligned.tokens.len(), context));
         let (tokens, spans) = aligned
             .as_ref()
             .map_or((prompt.tokens, prompt.spans), |aligned| (aligned.tokens.as_slice(), aligned.spans.as_slice()));
@@ -305,40 +311,22 @@ fn is_worth_copying(usable: usize, known: usize, length: usize) -> bool {
     saved >= MIN_COPY_TOKENS && 4 * saved >= length
 }
 
-/// Returns the chunks of `min_len` or more `cached` tokens, after the `matched` prefix, that the prompt has in the same
-/// order after that prefix.
-fn common_chunks(cached: &[TokenId], prompt: &[TokenId], matched: usize, min_len: usize) -> Vec<Range<usize>> {
-    let (mut at, mut prompt_at) = (matched, matched);
-    let mut chunks = Vec::new();
-    while at < cached.len() && prompt_at < prompt.len() {
-        let len = common_prefix(&cached[at..], &prompt[prompt_at..]);
-        if len >= min_len {
-            chunks.push(at..at + len);
-            at += len;
-            prompt_at += len;
-        } else {
-            at += 1;
-        }
-    }
-    chunks
+/// Returns true if a run that matches `matched` tokens of a state does not use most of it, so that the host cache should
+/// keep the state.
+fn is_mostly_unmatched(matched: usize, tokens: &[TokenId]) -> bool {
+    2 * matched < tokens.len()
+}
+
+/// Returns true if a prompt that an alignment changes to `aligned` tokens leaves room for the answer. Restored reasoning
+/// must not shorten the answer or evict messages of a prompt that fits without it.
+fn leaves_room(prompt: PromptView<'_>, aligned: usize, context: usize) -> bool {
+    let reserve = prompt.max_tokens.min(context / ANSWER_RESERVE_DIVISOR).max(1);
+    let original = prompt.tokens.len();
+    aligned + reserve <= context || aligned <= original || (prompt.evicts && original >= context)
 }
 
 fn slot_choice(slot: usize, prefix: PrefixMatch, history: &SlotHistory) -> SlotChoice {
     let mut history = history.clone();
     history.truncate(prefix.matched);
     SlotChoice { slot, aligned: prefix.aligned, history }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::common_chunks;
-
-    #[test]
-    fn chunks_are_found_in_order() {
-        let cached = [1, 2, 3, 90, 91, 4, 5, 6, 92, 7, 8, 9];
-        assert_eq!(common_chunks(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 3), [5..8, 9..12]);
-        assert!(common_chunks(&cached, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 3, 4).is_empty());
-        assert!(common_chunks(&cached, &[1, 2, 3], 3, 1).is_empty());
-        assert_eq!(common_chunks(&cached, &[1, 2, 3, 7, 8, 4, 5, 6], 3, 2), [9..11]);
-    }
 }
