@@ -13,7 +13,9 @@ use axum::body::{Body, BodyDataStream};
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use futures::StreamExt;
-use tokio::sync::Semaphore;
+use std::time::Duration;
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::{Instant, timeout, timeout_at};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -26,9 +28,36 @@ const MAX_BYTES: usize = 64 * 1024 * 1024;
 const MAX_DISCARDED_BYTES: usize = 4 * MAX_BYTES;
 /// Size above which documents are parsed on a blocking thread.
 const LARGE_BYTES: usize = 256 * 1024;
+/// Size above which a body is read only with a permit of [`LARGE_BODIES`].
+const SMALL_BODY_BYTES: usize = 1 << 20;
+/// The limits of large bodies.
+static LARGE_BODIES: LargeBodies = LargeBodies {
+    permits: Semaphore::const_new(4),
+    permit_timeout: Duration::from_secs(30),
+    idle_timeout: Duration::from_secs(30),
+    total_timeout: Duration::from_mins(15),
+};
 /// Permits to parse and store documents, one per MiB or part of it, because a document needs several times its size in
 /// memory.
 static MIB_PERMITS: Semaphore = Semaphore::const_new(4 * (MAX_BYTES >> 20));
+
+/// Limits of bodies above [`SMALL_BODY_BYTES`].
+struct LargeBodies {
+    /// Permits to have a large body in memory, from its first bytes until its document is stored.
+    permits: Semaphore,
+    /// Maximum time to wait for a permit.
+    permit_timeout: Duration,
+    /// Maximum time between two parts of a body, so that a client that stalls frees its permit.
+    idle_timeout: Duration,
+    /// Maximum time to read a body; enough for [`MAX_BYTES`] over a slow line.
+    total_timeout: Duration,
+}
+
+/// A body, and the permit for it if it is large.
+struct Payload {
+    bytes: Vec<u8>,
+    permit: Option<SemaphorePermit<'static>>,
+}
 
 /// Returns the routes.
 pub(super) fn protocol() -> Protocol {
@@ -43,7 +72,7 @@ pub(super) fn protocol() -> Protocol {
 /// replaced with U+FFFD; `run.notes` of `GET /api/v1/runs/{id}` counts them.
 #[utoipa::path(post, path = "/ingest", tag = "ingest",
     request_body(content = DocumentWire, content_type = "application/json",
-        description = "`{request, events, mod_calls, mod_logs, actions}`; gzip and zstd by Content-Encoding; at most 64 MiB decompressed",
+        description = "`{request, events, mod_calls, mod_logs, actions}`; gzip and zstd by Content-Encoding; at most 64 MiB decompressed; above 1 MiB, it must arrive within 15 minutes and without a pause of 30 s",
         example = json!({
             "request": {"request_id": "req_1", "created_at": "2025-12-01T18:30:00Z", "model": "my-model", "max_tokens": 100},
             "events": [
@@ -58,22 +87,32 @@ pub(super) fn protocol() -> Protocol {
         (status = 201, description = "Stored, or the same document was stored before; the body is empty"),
         (status = 400, body = Problem, description = "The body is not JSON, a field has the wrong type, or an entry refers to a missing one; `pointer` is the JSON path"),
         (status = 401, body = Problem, description = "The API key is missing or unknown; see --ingest-key and --ingest-open"),
+        (status = 408, body = Problem, description = "A body above 1 MiB paused for 30 s or took longer than 15 minutes; the request can be sent again"),
         (status = 409, body = Problem, description = "Another document has this request_id"),
-        (status = 413, body = Problem), (status = 503, body = Problem, description = "The database is unavailable; see Retry-After")))]
+        (status = 413, body = Problem),
+        (status = 503, body = Problem, description = "The database is unavailable, or the server is reading too many bodies above 1 MiB; see Retry-After")))]
 async fn ingest(
     State(app): State<App>,
     caller: Caller,
     headers: HeaderMap,
     body: Body,
 ) -> Result<StatusCode, ApiError> {
-    let store = app.store()?;
-    let payload = read(&headers, body).await?;
-    let mib = payload.len().div_ceil(1 << 20).max(1);
+    app.store()?;
+    let payload = read(&headers, body, &LARGE_BODIES).await?;
+    let surface = headers.get(SURFACE).is_some_and(|surface| surface == "cli").then_some(Surface::Cli);
+    // A task, because the permits must cover the work, which does not end when the client disconnects.
+    tokio::spawn(store(app, caller, surface, payload)).await.map_err(ApiError::internal)??;
+    Ok(StatusCode::CREATED)
+}
+
+async fn store(app: App, caller: Caller, surface: Option<Surface>, payload: Payload) -> Result<(), ApiError> {
+    let Payload { bytes, permit: _permit } = payload;
+    let mib = bytes.len().div_ceil(1 << 20).max(1);
     let _permits = MIB_PERMITS.acquire_many(mib as u32).await.map_err(ApiError::internal)?;
-    let mut document = if payload.len() > LARGE_BYTES {
-        tokio::task::spawn_blocking(move || Document::parse(&payload)).await.map_err(ApiError::internal)?
+    let mut document = if bytes.len() > LARGE_BYTES {
+        tokio::task::spawn_blocking(move || Document::parse(&bytes)).await.map_err(ApiError::internal)?
     } else {
-        Document::parse(&payload)
+        Document::parse(&bytes)
     }?;
     let credentials = app.credentials();
     if let Some(sent) = &mut document.request.user_api_key
@@ -82,19 +121,17 @@ async fn ingest(
         // Quote sends its client's key in this field; the key's label is stored instead.
         *sent = key.label();
     }
-    if headers.get(SURFACE).is_some_and(|surface| surface == "cli") {
-        document.request.surface = Some(Surface::Cli);
-    }
+    document.request.surface = surface.or(document.request.surface);
     let files = mods::used_files(&document);
-    store.ingest(&caller.scope, caller.tenant, document).await?;
+    app.store()?.ingest(&caller.scope, caller.tenant, document).await?;
     // The run is stored, so a failure here must not become an error response.
     if let Err(error) = mods::store_local_sources(&app, files).await {
         tracing::warn!(?error, "mod sources of a run not stored; the run cannot be repeated with them");
     }
-    Ok(StatusCode::CREATED)
+    Ok(())
 }
 
-async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, ApiError> {
+async fn read(headers: &HeaderMap, body: Body, large_bodies: &'static LargeBodies) -> Result<Payload, ApiError> {
     let number = |name| headers.get(name).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     let length = number(header::CONTENT_LENGTH).unwrap_or(0);
     // A client that sends `Expect: 100-continue` has sent nothing yet.
@@ -102,17 +139,56 @@ async fn read(headers: &HeaderMap, body: Body) -> Result<Vec<u8>, ApiError> {
         return Err(too_large());
     }
     let mut chunks = body.into_data_stream();
-    let mut payload = Vec::with_capacity(length.min(MAX_BYTES));
-    while let Some(chunk) = chunks.next().await {
+    let mut payload = Payload { bytes: Vec::new(), permit: None };
+    let mut deadline = None;
+    loop {
+        if payload.permit.is_none() && length.max(payload.bytes.len()) > SMALL_BODY_BYTES {
+            payload.permit = Some(large_bodies.acquire().await?);
+            deadline = Some(Instant::now() + large_bodies.total_timeout);
+        }
+        let chunk = match deadline {
+            Some(deadline) => {
+                let chunk = timeout_at(deadline.min(Instant::now() + large_bodies.idle_timeout), chunks.next()).await;
+                chunk.map_err(|_| large_bodies.too_slow(payload.bytes.len()))?
+            }
+            None => chunks.next().await,
+        };
+        let Some(chunk) = chunk else { return Ok(payload) };
         let chunk = chunk.map_err(|error| read_error(&error))?;
-        if payload.len() + chunk.len() > MAX_BYTES {
+        if payload.bytes.len() + chunk.len() > MAX_BYTES {
             drop(payload);
             discard(chunks).await;
             return Err(too_large());
         }
-        payload.extend_from_slice(&chunk);
+        payload.bytes.extend_from_slice(&chunk);
     }
-    Ok(payload)
+}
+
+impl LargeBodies {
+    async fn acquire(&self) -> Result<SemaphorePermit<'_>, ApiError> {
+        let permit = timeout(self.permit_timeout, self.permits.acquire()).await;
+        permit.map_err(|_| self.too_many())?.map_err(ApiError::internal)
+    }
+
+    fn too_many(&self) -> ApiError {
+        let seconds = self.permit_timeout.as_secs();
+        let detail = format!(
+            "a body above {} MiB waited {seconds} s for other large bodies; send it again later",
+            SMALL_BODY_BYTES >> 20
+        );
+        ApiError::unavailable(detail).retry_after(seconds)
+    }
+
+    fn too_slow(&self, received: usize) -> ApiError {
+        let detail = format!(
+            "a body above {} MiB must arrive within {} s and without a pause of {} s, but only {received} bytes arrived; \
+             send it again, and compress it with gzip or zstd if the connection is slow",
+            SMALL_BODY_BYTES >> 20,
+            self.total_timeout.as_secs(),
+            self.idle_timeout.as_secs()
+        );
+        ApiError::new(ErrorKind::RequestTimeout, detail)
+    }
 }
 
 async fn discard(mut chunks: BodyDataStream) {
@@ -148,5 +224,54 @@ impl From<DocumentError> for ApiError {
     fn from(error: DocumentError) -> Self {
         let detail = format!("expected {}, got {}", error.expected, error.found);
         Self::invalid(error.path, detail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::Bytes;
+    use axum::http::HeaderValue;
+    use futures::stream;
+    use std::io;
+
+    /// Returns limits with one permit; a timeout of 0 expires at once.
+    const fn limits(idle_timeout: Duration, total_timeout: Duration) -> LargeBodies {
+        LargeBodies { permits: Semaphore::const_new(1), permit_timeout: Duration::ZERO, idle_timeout, total_timeout }
+    }
+
+    fn large_length() -> HeaderMap {
+        HeaderMap::from_iter([(header::CONTENT_LENGTH, HeaderValue::from(SMALL_BODY_BYTES + 1))])
+    }
+
+    /// Returns a body that never ends after its chunks.
+    fn stalled(chunks: &[&'static str]) -> Body {
+        let chunks: Vec<_> = chunks.iter().map(|chunk| Ok::<_, io::Error>(Bytes::from(*chunk))).collect();
+        Body::from_stream(stream::iter(chunks).chain(stream::pending()))
+    }
+
+    #[tokio::test]
+    async fn stalled_large_body_is_a_408_and_frees_its_permit() {
+        static IDLE: LargeBodies = limits(Duration::ZERO, Duration::from_hours(1));
+        static TOTAL: LargeBodies = limits(Duration::from_hours(1), Duration::ZERO);
+        for limits in [&IDLE, &TOTAL] {
+            let error = read(&large_length(), stalled(&["{", "}"]), limits).await.err().unwrap();
+            assert_eq!(error.status(), StatusCode::REQUEST_TIMEOUT);
+            assert!(error.public_detail().contains("only 2 bytes arrived"), "{}", error.public_detail());
+            assert_eq!(limits.permits.available_permits(), 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn large_body_without_permit_is_a_503_with_retry_after() {
+        static LIMITS: LargeBodies = LargeBodies {
+            permit_timeout: Duration::from_millis(10),
+            permits: Semaphore::const_new(0),
+            idle_timeout: Duration::from_hours(1),
+            total_timeout: Duration::from_hours(1),
+        };
+        let error = read(&large_length(), stalled(&[]), &LIMITS).await.err().unwrap();
+        assert_eq!((error.status(), error.retry_after_s().is_some()), (StatusCode::SERVICE_UNAVAILABLE, true));
+        assert_eq!(read(&HeaderMap::new(), Body::from("{}"), &LIMITS).await.ok().unwrap().bytes, b"{}");
     }
 }

@@ -1,6 +1,5 @@
 //! Experiments: grids of runs, with the run and the score of each cell.
 
-mod answers;
 mod cells;
 
 use super::rows::clean;

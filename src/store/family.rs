@@ -32,17 +32,22 @@ pub struct Family {
 pub struct FamilyRun {
     /// Its summary.
     pub run: RunSummary,
-    /// Mean ln p of its added tokens, up to [`MAX_MEASURED_EVENTS`] events.
+    /// Mean ln p of its added tokens, up to [`MAX_MEASURED_EVENTS`] events; `None` if it was not requested.
     pub mean_logprob: Option<f64>,
 }
 
 impl Store {
-    /// Returns the family of a run, as far as the scope covers it. Reads one generation per statement, because Citus
-    /// rejects recursive queries over its shards.
+    /// Returns the family of a run, as far as the scope covers it, with the means of the members in `mean_of`; `None` for
+    /// all. Reads one generation per statement, because Citus rejects recursive queries over its shards.
     ///
     /// # Errors
     /// The database failed.
-    pub async fn family(&self, scope: &Scope, run: RunSummary) -> Result<Family, Error> {
+    pub async fn family(
+        &self,
+        scope: &Scope,
+        run: RunSummary,
+        mean_of: Option<&HashSet<RunId>>,
+    ) -> Result<Family, Error> {
         let mut connection = self.inner.pool.acquire().await?;
         let mut root = run;
         for _ in 0..MAX_GENERATIONS {
@@ -80,8 +85,9 @@ impl Store {
                 break;
             }
         }
-        let ids: Vec<Uuid> = runs.iter().map(|run| run.run_id.0).collect();
-        let means = mean_logprobs(&mut connection, ids).await?;
+        let is_measured = |id: &RunId| mean_of.is_none_or(|ids| ids.contains(id));
+        let ids: Vec<Uuid> = runs.iter().map(|run| run.run_id).filter(is_measured).map(|id| id.0).collect();
+        let means = if ids.is_empty() { HashMap::new() } else { mean_logprobs(&mut connection, ids).await? };
         let with_mean = |run: RunSummary| FamilyRun { mean_logprob: means.get(&run.run_id).copied().flatten(), run };
         Ok(Family { runs: runs.into_iter().map(with_mean).collect(), truncated })
     }

@@ -45,7 +45,7 @@ pub const FIELDS: [&str; 20] = [
 ];
 
 /// Maximum characters of a filter; each word of a phrase may be looked up in the index.
-const MAX_CHARS: usize = 4000;
+pub const MAX_FILTER_CHARS: usize = 4000;
 
 /// Maximum number of terms; each may be evaluated for every run.
 const MAX_TERMS: usize = 64;
@@ -309,9 +309,14 @@ fn names_containing(known: &[String], text: &str, chars: usize) -> Vec<String> {
 /// Returns the terms of a filter, each with its text.
 fn terms(text: &str, now: DateTime<Utc>) -> Result<Vec<(Term, String)>, BadFilter> {
     let chars: Vec<char> = text.chars().collect();
-    if chars.len() > MAX_CHARS {
-        let message = format!("the filter has more than {MAX_CHARS} characters");
-        return Err(BadFilter { at: MAX_CHARS, len: chars.len() - MAX_CHARS, message, did_you_mean: None });
+    if chars.len() > MAX_FILTER_CHARS {
+        let message = format!("the filter has more than {MAX_FILTER_CHARS} characters");
+        return Err(BadFilter {
+            at: MAX_FILTER_CHARS,
+            len: chars.len() - MAX_FILTER_CHARS,
+            message,
+            did_you_mean: None,
+        });
     }
     let mut scanner = FilterScanner::new(&chars);
     let mut terms = Vec::new();

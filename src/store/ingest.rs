@@ -6,7 +6,7 @@ use super::rows::{InsertMode, Rows};
 use super::runs::{RunSummary, by_id, request_id_owner, reserve_request_id, save};
 use super::servers::notification::RunNotification;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
-use super::{IngestError, Store, extras};
+use super::{IngestError, Store};
 use crate::events::{RunId, RunStatus, Scope, Tenant, system};
 use crate::trace::document::Document;
 use std::sync::{Arc, PoisonError};
@@ -45,11 +45,7 @@ impl Store {
         let document = Arc::new(document);
         let prepared = tokio::task::spawn_blocking({
             let (document, owner) = (Arc::clone(&document), owner.clone());
-            move || RunRow {
-                fingerprint: Some(document.fingerprint()),
-                request_extras: extras::to_json(&document.request.extras),
-                ..summary(run_id, owner, &document)
-            }
+            move || RunRow { fingerprint: Some(document.fingerprint()), ..summary(run_id, owner, &document) }
         });
         let ingested = timeout(STORE_TIMEOUT, self.insert(scope, run_id, document, prepared)).await;
         let ingested = ingested.unwrap_or(Err(IngestError::Unavailable { retry_after_s: 30 }));

@@ -86,6 +86,20 @@ pub(super) async fn events(
     list(connection, run_id, &[range], select, event).await
 }
 
+/// Returns the measurements in the `details` of the newest `Added`. For a run of this server, these are only the values that
+/// the column `measured` omits; for a document of Thunder, all.
+pub(super) async fn last_added(connection: &mut PgConnection, run_id: RunId) -> Result<Measurements, Error> {
+    let details: Option<Option<String>> = sqlx::query_scalar(
+        "select details::text from events where run_id = $1 and event_type = 'Added' order by sequence_order desc limit 1",
+    )
+    .bind(run_id.0)
+    .fetch_optional(connection)
+    .await?;
+    let details = details.flatten().map(RawValue::from_string).transpose();
+    let details = details.map_err(|error| damaged(run_id, error))?;
+    Ok(details.as_ref().map(Measurements::from_details).unwrap_or_default())
+}
+
 fn event(row: &PgRow) -> Result<Event, sqlx::Error> {
     let mut details = raw(row, "details")?;
     let from_details = details.as_ref().map(Measurements::from_details);

@@ -258,7 +258,8 @@ pub(super) async fn save_columns(
     Ok(())
 }
 
-// Writes three tables in one round trip. A null column file, fingerprint or search text keeps the stored one.
+// Writes three tables in one round trip. A null column file, fingerprint, search text or value of `request_extras` keeps the
+// stored one.
 const SAVE: &str = "
     with column_file as (
         insert into run_columns (run_id, columns) select $1, $34 where $34::bytea is not null
@@ -288,4 +289,5 @@ const SAVE: &str = "
         surprise_strip = excluded.surprise_strip, mod_call_names = excluded.mod_call_names,
         mod_call_counts = excluded.mod_call_counts, mod_call_us = excluded.mod_call_us,
         mod_call_max_us = excluded.mod_call_max_us, version = runs.version + 1,
-        search = case when $33 is null then runs.search else excluded.search end";
+        search = case when $33 is null then runs.search else excluded.search end,
+        request_extras = coalesce(excluded.request_extras, runs.request_extras)";

@@ -1,13 +1,14 @@
 //! Computes the summary row of a run from its trace items.
 
+use super::extras;
 use super::full_text::index_text;
 use super::run_summary::RunSummary;
 use super::runs::pack;
 use super::statistics::{MAX_CALL_MODS, MAX_CALL_US};
-use crate::events::{RunEnd, RunId, RunStart, RunStatus, Surface, Tenant, TraceItem, Usage};
+use crate::events::{EndCause, RunEnd, RunId, RunStart, RunStatus, Surface, Tenant, TraceItem, Usage};
 use crate::trace::columns;
 use crate::trace::document::{RequestExtras, RequestMeta};
-use crate::trace::fold::{Fold, flags};
+use crate::trace::fold::{Fold, client_text, flags};
 use chrono::{DateTime, Utc};
 use serde_json::{Map, Value};
 use uuid::Uuid;
@@ -31,7 +32,8 @@ pub struct RunSummaryBuilder {
     fold: Fold,
     error_text: String,
     calls: Vec<ModCallTime>,
-    /// Fields that the engine of an ingested run reported; empty for a run of this server.
+    /// Fields that the engine of an ingested run reported; for a run of this server, only the answer that the client
+    /// received, if it differs from the text of the tokens or from [`client_text`].
     reported: RequestExtras,
     /// True if the run was ingested as a document.
     ingested: bool,
@@ -183,6 +185,13 @@ impl RunSummaryBuilder {
         summary.generation_us = Some(saturate(finish.generation_us));
         self.usage = Some(finish.usage);
         self.finished = true;
+        // The tokens may also contain a stop string, hidden control tokens or a part of a character; without a stored answer,
+        // it is `client_text`. An engine that stopped does not report the answer.
+        let estimate = client_text(self.fold.answer(), finish.stop_string.as_deref());
+        let differs = finish.text != self.fold.answer_text() || finish.text != estimate;
+        if finish.cause != Some(EndCause::EngineStopped) && differs {
+            self.reported.final_text = Some(finish.text.clone());
+        }
     }
 
     /// Records that the run's server ended before the run did.
@@ -228,7 +237,7 @@ impl RunSummaryBuilder {
             // If compression fails, readers build the file from the items.
             columns: if self.finished { pack(&columns::encode(&self.fold)).ok() } else { None },
             fingerprint: None,
-            request_extras: None,
+            request_extras: extras::to_json(&self.reported),
             error_text: self.error_text.clone(),
             calls: self.calls.clone(),
             server_id: self.server_id,

@@ -5,8 +5,8 @@
 //! length}`; sections begin at multiples of 8 bytes and are little-endian. `src/ui/assets/replay/columns.js` reads it.
 
 use super::fold::{EventPoint, Fold, Mark, NEVER, TokenRow, flags};
-use crate::events::TokenId;
 use std::collections::HashMap;
+use std::sync::Arc;
 
 const MAGIC: [u8; 4] = *b"RUNC";
 const VERSION: u16 = 1;
@@ -55,14 +55,12 @@ impl Columns {
     /// Returns the text of the generated tokens at the end of the run, like [`Fold::answer_text`].
     #[must_use]
     pub fn answer_text(&self) -> String {
-        self.answer_text_without(|_| false)
+        self.answer().filter(|row| !row.ends_generation()).map(|row| &*row.text).collect()
     }
 
-    /// Returns the text of the generated tokens at the end of the run without hidden ones.
-    #[must_use]
-    pub fn answer_text_without(&self, is_hidden: impl Fn(TokenId) -> bool) -> String {
-        let generated = self.rows.iter().filter(|row| row.removed_at == NEVER && row.flags & flags::PROMPT == 0);
-        generated.filter(|row| !row.ends_generation() && !is_hidden(row.token)).map(|row| row.text.as_str()).collect()
+    /// Returns the generated tokens at the end of the run, like [`Fold::answer`].
+    pub fn answer(&self) -> impl Iterator<Item = &TokenRow> {
+        self.rows.iter().filter(|row| row.removed_at == NEVER && row.flags & flags::PROMPT == 0)
     }
 }
 
@@ -152,7 +150,7 @@ fn string_table(rows: &[TokenRow]) -> (Vec<u8>, Vec<u8>) {
     let mut bytes: Vec<u8> = Vec::new();
     let mut indexes = Vec::with_capacity(rows.len() * 4);
     for row in rows {
-        let index = *known.entry(&row.text).or_insert_with(|| {
+        let index = *known.entry(&*row.text).or_insert_with(|| {
             bytes.extend(row.text.as_bytes());
             offsets.push(bytes.len() as u32);
             offsets.len() as u32 - 2
@@ -181,7 +179,7 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
     let table = table_end.and_then(|end| bytes.get(HEADER_BYTES..end)).ok_or(ColumnsError::Format)?;
     let file = File { bytes, table: numbers(table) };
 
-    let strings = file.strings()?;
+    let strings: Vec<Arc<str>> = file.strings()?.into_iter().map(Arc::from).collect();
     let text = file.u32s(section::TEXT, rows)?;
     let token = file.u32s(section::TOKEN, rows)?;
     let pos = file.u32s(section::POS, rows)?;
@@ -197,7 +195,7 @@ pub fn decode(bytes: &[u8]) -> Result<Columns, ColumnsError> {
         .map(|i| {
             Ok(TokenRow {
                 token: token[i] as i32,
-                text: (*strings.get(text[i] as usize).ok_or(ColumnsError::Section(section::TEXT))?).to_owned(),
+                text: strings.get(text[i] as usize).ok_or(ColumnsError::Section(section::TEXT))?.clone(),
                 pos: pos[i],
                 added_at: added_at[i],
                 removed_at: removed_at[i],

@@ -34,6 +34,8 @@ async fn dashboard_works_in_browser() {
     ]);
     editor.wait_ready().await;
     let projector = super::images::PROJECTOR;
+    let models = super::harness::folder();
+    std::fs::copy(super::harness::model(), models.join("other.gguf")).unwrap();
     let images = Server::start(&[
         "--model",
         demo,
@@ -44,6 +46,10 @@ async fn dashboard_works_in_browser() {
         "--record-images",
         "--parallel",
         "1",
+        "--ctx-size",
+        "512",
+        "--models-dir",
+        models.to_str().unwrap(),
     ]);
     images.wait_ready().await;
     let empty = Server::start(&["--no-model"]);

@@ -33,7 +33,8 @@ fn handbook_lists_every_flag_of_serve() {
     let command = thunder::cli::Cli::command();
     let serve = command.find_subcommand("serve").unwrap();
     let mut groups: Vec<(String, String)> = Vec::new();
-    for flag in serve.get_arguments().filter(|flag| flag.get_id() != "help" && !flag.is_hide_set()) {
+    let global = command.get_arguments().filter(|flag| flag.is_global_set());
+    for flag in serve.get_arguments().chain(global).filter(|flag| flag.get_id() != "help" && !flag.is_hide_set()) {
         let short = flag.get_short().map(|short| format!("`-{short}` ")).unwrap_or_default();
         let long = flag.get_long().unwrap();
         let env = flag.get_env().map(|env| format!("`{}`", env.to_string_lossy())).unwrap_or_default();

@@ -3,10 +3,8 @@
 use super::harness::{Server, message_of, server};
 use reqwest::{Method, Response};
 use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 const SAMPLE: &[u8] = include_bytes!("../../fixtures/sample_payload.json");
 
@@ -248,36 +246,6 @@ async fn too_large_document_is_rejected_even_if_compressed() {
         let problem: Value = response.json().await.unwrap();
         assert_eq!(problem["detail"], "a document may have at most 64 MiB after decompression");
     }
-}
-
-#[tokio::test]
-async fn expect_continue_is_answered() {
-    let server = server().await;
-    let address = server.base.strip_prefix("http://").unwrap().to_owned();
-    let body = sample("expect").to_string();
-    let lines = tokio::task::spawn_blocking(move || {
-        let send_head = |length: usize| {
-            let mut stream = TcpStream::connect(&address).unwrap();
-            stream.set_read_timeout(Some(Duration::from_mins(1))).unwrap();
-            let head = format!(
-                "POST /ingest HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\nexpect: 100-continue\r\n\
-                 connection: close\r\n\r\n"
-            );
-            stream.write_all(head.as_bytes()).unwrap();
-            let mut answer = [0; 25];
-            stream.read_exact(&mut answer).unwrap();
-            (stream, String::from_utf8_lossy(&answer).lines().next().unwrap().to_owned())
-        };
-        let (_, too_large) = send_head(70 << 20);
-        let (mut stream, continue_line) = send_head(body.len());
-        stream.write_all(body.as_bytes()).unwrap();
-        let mut rest = String::new();
-        stream.read_to_string(&mut rest).unwrap();
-        (too_large, continue_line, rest.lines().next().unwrap().to_owned())
-    });
-    let (too_large, continue_line, created) = lines.await.unwrap();
-    assert!(too_large.starts_with("HTTP/1.1 413"), "{too_large}");
-    assert_eq!((continue_line.as_str(), created.as_str()), ("HTTP/1.1 100 Continue", "HTTP/1.1 201 Created"));
 }
 
 #[tokio::test]

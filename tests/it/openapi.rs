@@ -2,7 +2,7 @@
 
 use super::harness::server;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 const METHODS: [&str; 7] = ["get", "put", "post", "delete", "options", "head", "patch"];
@@ -148,6 +148,52 @@ fn collect_references<'v>(value: &'v Value, found: &mut Vec<&'v str>) {
         Value::Array(list) => list.iter().for_each(|member| collect_references(member, found)),
         _ => {}
     }
+}
+
+/// Returns the properties of an object schema and of its parts, by name.
+fn properties<'d>(document: &'d Value, schema: &'d Value) -> BTreeMap<&'d str, &'d Value> {
+    if let Some(target) = schema["$ref"].as_str() {
+        return properties(document, document.pointer(target.trim_start_matches('#')).unwrap());
+    }
+    let own = schema["properties"].as_object().into_iter().flatten();
+    let mut all: BTreeMap<&str, &Value> = own.map(|(name, property)| (name.as_str(), property)).collect();
+    let parts = schema["allOf"].as_array().into_iter().flatten();
+    parts.for_each(|part| all.extend(properties(document, part)));
+    all
+}
+
+#[tokio::test]
+async fn openapi_declares_request_fields_of_the_handbook() {
+    let document = document().await;
+    let declared = properties(&document, &document["components"]["schemas"]["ChatCompletionRequest"]);
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/docs/api-openai.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for section in ["Fields beyond OpenAI's", "Sampling"] {
+        let text = page.split(&format!("## {section}\n")).nth(1).unwrap().split("\n## ").next().unwrap();
+        let cells = text.lines().filter_map(|row| row.strip_prefix("| `")?.split(" | ").next());
+        let names: Vec<&str> =
+            cells.flat_map(|cell| cell.split('`').step_by(2)).filter(|name| !name.is_empty()).collect();
+        assert!(names.len() > 20, "{names:?}");
+        let missing: Vec<&&str> = names.iter().filter(|name| !declared.contains_key(**name)).collect();
+        assert!(missing.is_empty(), "{section}: {missing:?} are not declared");
+    }
+}
+
+#[tokio::test]
+async fn openapi_declares_the_defaults_of_the_server() {
+    let document = document().await;
+    let (_, props) = server().await.get("/props").await;
+    let settings = props["default_generation_settings"]["params"].as_object().unwrap();
+    let fields = properties(&document, &document["components"]["schemas"]["GenerationFields"]);
+    let is_equal = |a: &Value, b: &Value| if a.is_number() { a.as_f64() == b.as_f64() } else { a == b };
+    let mut compared = 0;
+    for (name, setting) in settings {
+        if let Some(default) = fields.get(name.as_str()).and_then(|field| field.get("default")) {
+            assert!(is_equal(default, setting), "{name}: the document has {default}, the server {setting}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 20, "only {compared} defaults were compared");
 }
 
 #[tokio::test]

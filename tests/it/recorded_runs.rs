@@ -1,7 +1,7 @@
 //! Runs that are read while they are recorded: after their first token, after their answer, while the database is slow,
 //! and from another server.
 
-use super::harness::{Server, run_start, server, with_fields};
+use super::harness::{Server, folder, psql, run_start, server, with_fields};
 use futures::StreamExt;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use sqlx::{Connection, PgConnection};
 use std::collections::BTreeSet;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
-use thunder::events::{Event, EventType, RunEnd, RunId, RunStatus, Signal, TraceItem, Usage, system};
+use thunder::events::{Event, EventType, RunEnd, RunId, RunStatus, Scope, Signal, TraceItem, Usage, system};
 use thunder::store::{Database, Store};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::sleep;
@@ -257,4 +257,31 @@ async fn run_has_the_surface_of_its_route() {
         let (_, found) = server.get(&format!("/api/v1/runs?q=surface:{surface}&limit=100")).await;
         assert!(found.to_string().contains(&run_id), "{path}: {found}");
     }
+}
+
+/// The tokens of the run contain the stop string, the answer does not. Earlier versions stored no answer.
+#[tokio::test]
+async fn answer_before_a_stop_string_survives_ingestion_and_is_estimated_for_old_runs() {
+    let server = server().await;
+    let whole = server.answer("/v1/completions", &completion_request(&json!({}))).await;
+    let whole = whole["choices"][0]["text"].as_str().unwrap().to_owned();
+    let stop: String = whole.chars().skip(whole.chars().count() / 2).take(2).collect();
+    let answer = server.answer("/v1/completions", &completion_request(&json!({"stop": stop}))).await;
+    let expected = whole.split(&stop).next().unwrap();
+    assert_eq!(answer["choices"][0]["text"], expected);
+    let id = answer["thunder"]["run_id"].as_str().unwrap();
+    let mut document = server.finished(id).await;
+    assert_eq!(document["request"]["final_text"], expected);
+
+    document["request"]["request_id"] = json!("ingested-stop-string");
+    assert_eq!(server.post("/ingest", &document).await.0, 201);
+    let (_, ingested) = server.get("/api/v1/runs/ingested-stop-string").await;
+    assert_eq!((&ingested["run"]["notes"], &ingested["request"]["final_text"]), (&Value::Null, &json!(expected)));
+
+    let url = server.database_url();
+    psql(&url, &format!("update runs set request_extras = null where run_id = '{id}' returning 1")).await;
+    let store = Store::open(Database::Url { url, direct_url: None, data_dir: folder() }, |_| {}).await.unwrap();
+    let run = store.find(&Scope::All, id).await.unwrap().unwrap();
+    assert_eq!(store.answer(&Scope::All, run.run_id).await.unwrap().as_deref(), Some(expected));
+    store.close().await;
 }

@@ -1,6 +1,7 @@
 //! Descriptions of the attention API's requests. Requests are read field by field, so that every error names the field.
 
 use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
+use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
 
@@ -48,11 +49,10 @@ pub(crate) struct GenerateAttention {
     attention_encoding: Option<String>,
     /// `json` or `msgpack`, on the WebSocket; default is the format of the request.
     message_format: Option<String>,
-    /// Send each token's log-probability.
-    #[schema(default = true)]
-    logprobs: Option<bool>,
-    /// Alternatives per token.
-    #[schema(minimum = 0, maximum = 100, default = 2)]
+    /// Send each token's log-probability. Default is true on the WebSocket, false over HTTP.
+    logprobs: Option<LogprobsBody>,
+    /// Alternatives per token. Default is 2 on the WebSocket; over HTTP, they are only sent if requested.
+    #[schema(minimum = 0, maximum = 100)]
     top_logprobs: Option<u32>,
     /// Number of answers, numbered by `sample`, with consecutive seeds.
     #[schema(minimum = 1, maximum = 64, default = 1)]
@@ -77,6 +77,17 @@ pub(crate) struct GenerateAttention {
     /// Record the run.
     #[schema(default = true)]
     record: Option<bool>,
+}
+
+/// The log-probabilities of an answer's tokens.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "the body is read field by field; this describes it")]
+pub(crate) enum LogprobsBody {
+    /// With or without them.
+    Requested(bool),
+    /// With this number of alternatives per token, up to 100.
+    Alternatives(u32),
 }
 
 /// The format of attention.

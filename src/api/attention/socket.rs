@@ -4,10 +4,12 @@
 //! same format. Each request is a task. A client that stops reading fills the connection's queue, which pauses the
 //! tasks and with them their runs.
 
-use crate::api::shared::attention::event::{AttentionWriter, MessageFormat, PongMessage, encode, error_message};
+use crate::api::shared::attention::event::{
+    AttentionWriter, MessageFormat, PongMessage, done_message, encode, error_message,
+};
 use crate::api::shared::attention::pruning::PruningHistory;
 use crate::api::shared::attention::request;
-use crate::api::shared::attention::request::Transport;
+use crate::api::shared::attention::request::{AttentionOptions, Transport};
 use crate::api::shared::attention::stream::{self, AttentionEvent, AttentionStream};
 use crate::api::shared::fields::{abbreviate, invalid_value};
 use crate::api::shared::generation::{RunClient, Runs};
@@ -205,28 +207,23 @@ impl Connection {
         let received = Instant::now();
         self.app.rate_limits().check(Some(&self.caller), self.address)?;
         let fields = Fields::new(body)?;
-        let loaded = self.app.loaded(fields.text("model")?).await?;
-        let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };
-        let request = request::parse(&self.app, &loaded, fields, transport, received).await?;
-        let writer = AttentionWriter::new(format, id, &request.options);
-        let samples = request.options.samples;
-        let mut ended = vec![false; samples];
-        let client = RunClient::socket(self.app.clone(), self.caller.clone());
-        let submit = Runs::submit(&client, &loaded, request.requests, request.options.time_limit);
-        let runs = tokio::select! {
-            runs = submit => runs?,
+        let (runs, options) = tokio::select! {
+            biased;
             () = wait_for_cancel(&mut cancelled) => {
                 deregister();
-                return self.send_cancelled(&writer, None, &ended).await;
+                return self.send_cancelled_before_start(format, fields, id, received).await;
             }
+            started = self.start_runs(format, fields, received) => started?,
         };
-        let mut stream = AttentionStream::with_history(runs, request.options, self.history.clone());
+        let writer = AttentionWriter::new(format, id, &options);
+        let mut ended = vec![false; options.samples];
+        let mut stream = AttentionStream::with_history(runs, options, self.history.clone());
         loop {
             let event = tokio::select! {
                 event = stream.next() => event?,
                 () = wait_for_cancel(&mut cancelled) => {
                     deregister();
-                    return self.send_cancelled(&writer, Some(stream), &ended).await;
+                    return self.send_cancelled(&writer, stream, &ended).await;
                 }
             };
             let Some(event) = event else { return Ok(()) };
@@ -246,20 +243,49 @@ impl Connection {
         }
     }
 
+    /// Waits for the model and starts the runs of a request.
+    async fn start_runs(
+        &self,
+        format: MessageFormat,
+        fields: Fields<'_>,
+        received: Instant,
+    ) -> Result<(Runs, AttentionOptions), ApiError> {
+        let loaded = self.app.loaded(fields.text("model")?).await?;
+        let transport = if format == MessageFormat::Msgpack { Transport::MsgpackSocket } else { Transport::Socket };
+        let request = request::parse(&self.app, &loaded, fields, transport, received).await?;
+        let client = RunClient::socket(self.app.clone(), self.caller.clone());
+        let runs = Runs::submit(&client, &loaded, request.requests, request.options.time_limit).await?;
+        Ok((runs, request.options))
+    }
+
+    /// Sends the end of all samples of a request that was cancelled before it started.
+    async fn send_cancelled_before_start(
+        &self,
+        format: MessageFormat,
+        fields: Fields<'_>,
+        id: &str,
+        received: Instant,
+    ) -> Result<(), ApiError> {
+        let prompt_tokens = fields.list("input_ids")?.map_or(0, |list| list.len() as u32);
+        let samples = request::samples(fields)?;
+        for sample in 0..samples {
+            let done = stream::SampleEnd::before_start(sample, prompt_tokens, received);
+            if self.outgoing.send(done_message(format, id, samples, &done)?).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Sends the end of all samples that have not ended.
     async fn send_cancelled(
         &self,
         writer: &AttentionWriter,
-        stream: Option<AttentionStream>,
+        stream: AttentionStream,
         ended: &[bool],
     ) -> Result<(), ApiError> {
         let active_samples = (0..ended.len()).filter(|&sample| !ended[sample]);
-        let ends: Vec<_> = active_samples
-            .map(|sample| match &stream {
-                Some(stream) => stream.cancelled(sample),
-                None => stream::SampleEnd::before_start(sample, &writer.options),
-            })
-            .collect();
+        let ends: Vec<_> = active_samples.map(|sample| stream.cancelled(sample)).collect();
         // Dropping the receiver ends the runs within one token.
         drop(stream);
         for done in ends {

@@ -40,7 +40,7 @@ pub struct StepAlternatives {
     sequence_order: i32,
     /// Number of the step.
     step: i32,
-    /// Index of the next token in the sequence; `null` if an ingested run does not report it.
+    /// Index of the next token in the context; `null` if an ingested run does not report it.
     position: Option<u32>,
     /// The sampled token; `null` if a mod chose the tokens instead.
     chosen: Option<TokenId>,

@@ -37,8 +37,9 @@ pub struct ShowAttentionParams {
     to: Option<i32>,
     /// Maximum columns of the map, 1 to 4096; default 256. A column has the largest value of its positions.
     bins: Option<usize>,
-    /// Position in the sequence. With `from` and `to`, the response has the exact value of this position at every step
-    /// instead of a map, for any view. A page covers 3072 events; `next` is the first event of the next page.
+    /// Position in the context. With `from` and `to`, the response has the exact value of this position at every step
+    /// instead of a map, for any view. A page covers 3072 events; `next` is the first event of the next page. The
+    /// `evicted` ranges in an event's `details` are removed from the context, so later tokens change their position.
     position: Option<u32>,
 }
 
@@ -127,7 +128,7 @@ enum RunAttention {
 pub struct StepAttention {
     /// `sequence_order` of its `ForwardPass`.
     sequence_order: i32,
-    /// Number of positions.
+    /// Number of positions in the context.
     row_len: u32,
     /// The layers with attention.
     layer_ids: Vec<u16>,

@@ -2,14 +2,35 @@
 
 use super::forks;
 use crate::events::{FinishReason, RunId, RunParent, RunStatus, Scope, TraceItem};
-use crate::server::extract::Path;
+use crate::server::extract::{Path, Query};
 use crate::server::{ApiError, App, Problem};
 use crate::store::FamilyRun;
 use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
-use serde::Serialize;
-use utoipa::ToSchema;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use utoipa::{IntoParams, ToSchema};
+
+/// Query parameters of a family.
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct FamilyParams {
+    /// Ids of the runs whose `mean_logprob` is computed, separated by commas; default: all. Polling clients omit those of
+    /// ended runs, which do not change.
+    mean_of: Option<String>,
+}
+
+impl FamilyParams {
+    fn mean_of(&self) -> Result<Option<HashSet<RunId>>, ApiError> {
+        let Some(text) = &self.mean_of else { return Ok(None) };
+        let ids = text.split(',').filter(|id| !id.is_empty()).map(str::parse);
+        ids.collect::<Result<_, _>>().map(Some).map_err(|_| {
+            ApiError::invalid("mean_of", format!("`mean_of` must be run ids separated by commas, got {text:?}"))
+        })
+    }
+}
 
 /// The runs that descend from the same run.
 #[derive(Debug, Serialize, ToSchema)]
@@ -45,7 +66,7 @@ pub struct FamilyMember {
     /// Tokens of the answer.
     completion_tokens: i32,
     /// Mean natural log-probability of the added tokens according to the model, including tokens that were removed
-    /// later. Only the first 8,192 events are read.
+    /// later; `null` if `mean_of` does not name the run. Only the first 8,192 events are read.
     mean_logprob: Option<f64>,
     /// Beginning of the answer.
     output_preview: String,
@@ -78,13 +99,16 @@ impl From<FamilyRun> for FamilyMember {
 
 /// Returns the family of a run: the run that it descends from, and all forks below that one.
 #[utoipa::path(get, path = "/api/v1/runs/{id}/family", tag = "runs",
-    params(("id" = String, Path, description = "`run_id` or `request_id`")), responses(
-    (status = 200, body = FamilyResponse), (status = 404, body = Problem)))]
+    params(("id" = String, Path, description = "`run_id` or `request_id`"), FamilyParams), responses(
+    (status = 200, body = FamilyResponse), (status = 400, body = Problem, description = "The query is invalid"),
+    (status = 404, body = Problem)))]
 pub async fn show(
     State(app): State<App>,
     scope: Scope,
     Path(id): Path<String>,
+    Query(params): Query<FamilyParams>,
 ) -> Result<Json<FamilyResponse>, ApiError> {
+    let mean_of = params.mean_of()?;
     let run = app.find_run(&scope, &id).await?;
     let store = app.store()?;
     let first = store.items(&scope, run.run_id, 0..1).await?;
@@ -97,7 +121,7 @@ pub async fn show(
         app.models().named(name).err().map(|error| error.problem().detail)
     };
     let not_forkable = forks::missing_for_fork(prompt).map(str::to_owned).or_else(unknown_model);
-    let family = store.family(&scope, run).await?;
+    let family = store.family(&scope, run, mean_of.as_ref()).await?;
     Ok(Json(FamilyResponse {
         runs: family.runs.into_iter().map(FamilyMember::from).collect(),
         truncated: family.truncated,

@@ -2,6 +2,7 @@
 
 use crate::server::extract::{Json, Path};
 use crate::server::{ApiError, App, Caller, Problem};
+use crate::store::filter::MAX_FILTER_CHARS;
 use crate::store::{MAX_SAVED_FILTERS, SavedFilter};
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -11,9 +12,6 @@ use utoipa::ToSchema;
 /// Maximum length of a name in characters.
 const MAX_NAME_CHARS: usize = 64;
 
-/// Maximum length of a filter in characters.
-const MAX_FILTER_CHARS: usize = 2000;
-
 /// A filter to save.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -21,8 +19,8 @@ pub struct FilterRequest {
     /// A name of 1 to 64 characters. An earlier filter with this name is replaced.
     #[schema(min_length = 1, max_length = 64)]
     name: String,
-    /// A filter of the run list, up to 2,000 characters.
-    #[schema(min_length = 1, max_length = 2000)]
+    /// A filter of the run list, up to 4,000 characters.
+    #[schema(min_length = 1, max_length = 4000)]
     q: String,
 }
 

@@ -19,6 +19,12 @@ pub(crate) struct GenerationFields {
     stream: Option<bool>,
     /// Maximum tokens of the answer; -1 for the rest of the context. Also `n_predict` and `max_completion_tokens`.
     max_tokens: Option<i64>,
+    /// Maximum forward passes; default is 4 times the maximum tokens plus 256.
+    #[schema(minimum = 1)]
+    max_steps: Option<u32>,
+    /// Maximum duration of the generation in milliseconds; 0 for no limit.
+    #[schema(default = 0)]
+    t_max_predict_ms: Option<i64>,
     /// Strings that end the answer: one or a list.
     #[schema(value_type = Option<Vec<String>>)]
     stop: Option<Value>,
@@ -69,7 +75,7 @@ pub(crate) struct GenerationFields {
     #[schema(default = 2)]
     dry_allowed_length: Option<i32>,
     /// -1 for the whole context.
-    #[schema(default = -1)]
+    #[schema(default = 64)]
     dry_penalty_last_n: Option<i32>,
     dry_sequence_breakers: Option<Vec<String>>,
     /// 0 for none, 1 or 2 for the version.
@@ -109,10 +115,14 @@ pub(crate) struct GenerationFields {
     response_format: Option<Value>,
     /// Unique id of the run, up to 256 bytes.
     request_id: Option<String>,
-    /// Label of the user.
+    /// Label of the user; if it is missing, `safety_identifier`, then `prompt_cache_key`.
     user: Option<String>,
-    /// Labels of the run.
+    safety_identifier: Option<String>,
+    prompt_cache_key: Option<String>,
+    /// Labels of the run, up to 16.
     metadata: Option<HashMap<String, String>>,
+    /// The label `session_id` of the run, outside of `metadata`.
+    session_id: Option<String>,
     /// Recording: true, false, `required`, `best-effort` or `off`.
     #[schema(value_type = Option<Value>)]
     record: Option<Value>,
@@ -131,10 +141,35 @@ pub(crate) struct GenerationFields {
     cache_prompt: Option<bool>,
     /// Behavior when the context is full: `stop`, `shift` or `evict`.
     context_policy: Option<String>,
+    /// Tokens of the prompt that a context shift keeps; -1 for all.
+    #[schema(default = 0)]
+    n_keep: Option<i32>,
+    /// Tokens that a context shift removes; 0 for half.
+    #[schema(default = 0)]
+    n_discard: Option<i32>,
+    /// Minimum tokens of a cached part of the prompt that is reused at another position; 0 disables the reuse.
+    #[schema(default = 0)]
+    n_cache_reuse: Option<i32>,
+    /// Minimum indentation of lines in whitespace characters.
+    #[schema(maximum = 1000, default = 0)]
+    n_indent: Option<u32>,
+    /// Maximum tokens of a draft; 0 for no drafts. Default is `--spec-draft-n-max`.
+    #[serde(rename = "speculative.n_max")]
+    speculative_n_max: Option<u32>,
+    /// Minimum tokens of a draft. Default is `--spec-draft-n-min`.
+    #[serde(rename = "speculative.n_min")]
+    speculative_n_min: Option<u32>,
+    /// Minimum probability of a drafted token. Default is `--spec-draft-p-min`.
+    #[serde(rename = "speculative.p_min")]
+    #[schema(minimum = 0, maximum = 1)]
+    speculative_p_min: Option<f64>,
     /// Scales of LoRA adapters; adapters that are not listed are not applied.
     lora: Option<Vec<AdapterScaleBody>>,
     /// Control vectors, in place of those with a default scale; up to 64.
     steering: Option<Vec<ControlVectorBody>>,
+    /// Number of probabilities per token.
+    #[schema(minimum = 0, maximum = 1000, default = 0)]
+    n_probs: Option<u32>,
     /// Add timings to every chunk of a stream.
     #[schema(default = false)]
     timings_per_token: Option<bool>,
@@ -179,8 +214,8 @@ pub(crate) struct ChatCompletionRequest {
     reasoning_format: Option<String>,
     /// Allow reasoning.
     enable_thinking: Option<bool>,
-    /// Maximum tokens of the reasoning; -1 for no limit.
-    reasoning_budget: Option<i64>,
+    /// Maximum tokens of the reasoning; -1 for no limit. Also `thinking_budget_tokens` and `reasoning_budget`.
+    reasoning_budget_tokens: Option<i64>,
     /// Text appended when the budget is spent.
     reasoning_budget_message: Option<String>,
     /// Allow a control request to end the reasoning.

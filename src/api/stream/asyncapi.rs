@@ -43,7 +43,10 @@ pub(crate) fn describe() -> SocketDescription {
             "token",
             "A token. The text is the concatenation of all `token`s; a `token` may be empty while a character is incomplete.",
         ),
-        MessageDescription::typed::<BacktrackMessage<'_>>("backtrack", "A mod removed the end of the text."),
+        MessageDescription::typed::<BacktrackMessage<'_>>(
+            "backtrack",
+            "A mod removed the last tokens from the answer.",
+        ),
         MessageDescription::typed::<CompletionMessage<'_>>("completion", "The run has ended."),
         MessageDescription::typed::<RunErrorMessage<'_>>(
             "error",

@@ -6,7 +6,7 @@ use crate::model::Vocabulary;
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// Maximum stored entries; older ones are merged into the base text.
+/// Maximum stored entries, except those that a follower still needs; older ones are merged into the base text.
 const MAX_ENTRIES: usize = 65_536;
 
 /// An entry of a run's output.
@@ -14,9 +14,9 @@ const MAX_ENTRIES: usize = 65_536;
 pub(super) enum LogEntry {
     /// A generated token.
     Token(LogToken),
-    /// A mod removed the last characters.
+    /// A mod removed the last tokens.
     Backtrack {
-        /// Number of Unicode scalar values removed.
+        /// Number of Unicode scalar values removed; 0 if the tokens have no text.
         chars: usize,
         /// Number of tokens removed.
         tokens: usize,
@@ -31,7 +31,7 @@ pub(super) struct LogToken {
     pub(super) text: String,
     /// `None` for text without a separate token.
     pub(super) id: Option<TokenId>,
-    /// Natural log-probabilities of the token, then of the most probable alternatives.
+    /// Natural log-probabilities of the token, then of the most probable alternatives, as many as the client requested.
     pub(super) logprobs: Vec<(String, f32)>,
     /// Time since the previous token.
     pub(super) elapsed: Duration,
@@ -53,12 +53,13 @@ pub(super) struct RunLog {
     entries: VecDeque<LogEntry>,
     /// The text so far.
     text: String,
-    /// Number of characters of each token.
-    token_chars: Vec<usize>,
+    /// Maximum log-probabilities stored with a token.
+    max_logprobs: usize,
 }
 
 impl RunLog {
-    pub(super) fn new() -> Self {
+    /// Creates an empty log. `logprobs` is the number of log-probabilities that the client requested with each token.
+    pub(super) fn new(logprobs: Option<usize>) -> Self {
         let now = Instant::now();
         Self {
             started: now,
@@ -67,7 +68,7 @@ impl RunLog {
             base: String::new(),
             entries: VecDeque::new(),
             text: String::new(),
-            token_chars: Vec::new(),
+            max_logprobs: logprobs.map_or(0, |count| count.max(1)),
         }
     }
 
@@ -106,11 +107,10 @@ impl RunLog {
             if !is_shown(measurement.token, &token_text) {
                 continue;
             }
-            let mut logprobs = Vec::with_capacity(alternatives.len() + 1);
-            logprobs.extend(measurement.logprob.map(|logprob| (measurement.text, logprob)));
+            let own = measurement.logprob.map(|logprob| (measurement.text, logprob));
             let others = alternatives.into_iter().filter(|other| other.token != measurement.token && other.prob > 0.0);
-            logprobs.extend(others.map(|other| (other.text, other.prob.ln())));
-            sent.push((Some(measurement.token), token_text, logprobs));
+            let logprobs = own.into_iter().chain(others.map(|other| (other.text, other.prob.ln())));
+            sent.push((Some(measurement.token), token_text, logprobs.take(self.max_logprobs).collect()));
         }
         if !text.is_empty() {
             match sent.last_mut() {
@@ -123,39 +123,33 @@ impl RunLog {
         self.last_output = now;
         let count = sent.len();
         for (index, (id, text, logprobs)) in sent.into_iter().enumerate() {
-            self.token_chars.push(text.chars().count());
             let last = last.filter(|_| index + 1 == count);
             self.push(LogEntry::Token(LogToken { text, id, logprobs, elapsed, at: now - self.started, last }));
         }
     }
 
-    /// Removes the last characters.
-    pub(super) fn retract(&mut self, chars: usize) {
+    /// Removes the last characters and tokens.
+    pub(super) fn retract(&mut self, chars: usize, tokens: usize) {
         let keep = self.text.chars().count().saturating_sub(chars);
         let at = self.text.char_indices().nth(keep).map_or(self.text.len(), |(at, _)| at);
         let text = self.text[at..].to_owned();
-        let (mut left, mut tokens) = (chars, 0);
-        while let Some(part) = self.token_chars.last_mut().filter(|part| left > 0 || **part == 0) {
-            if *part > left {
-                *part -= left;
-                break;
-            }
-            left -= *part;
-            tokens += 1;
-            self.token_chars.pop();
-        }
         self.push(LogEntry::Backtrack { chars, tokens, text });
     }
 
-    fn push(&mut self, entry: LogEntry) {
-        entry.apply(&mut self.text);
-        self.entries.push_back(entry);
-        if self.entries.len() > MAX_ENTRIES
+    /// Merges entries above the maximum into the base text, but none after the first `taken` ones.
+    pub(super) fn drop_oldest(&mut self, taken: usize) {
+        while self.entries.len() > MAX_ENTRIES
+            && self.dropped < taken
             && let Some(oldest) = self.entries.pop_front()
         {
             oldest.apply(&mut self.base);
             self.dropped += 1;
         }
+    }
+
+    fn push(&mut self, entry: LogEntry) {
+        entry.apply(&mut self.text);
+        self.entries.push_back(entry);
     }
 }
 
@@ -172,6 +166,8 @@ impl LogEntry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::{Alternative, TokenMeasurement};
+    use crate::model::grammar::testing::vocabulary;
 
     fn token(text: &str) -> LogEntry {
         let (elapsed, at) = (Duration::ZERO, Duration::ZERO);
@@ -179,28 +175,42 @@ mod tests {
     }
 
     fn log(texts: &[&str]) -> RunLog {
-        let mut log = RunLog::new();
-        for text in texts {
-            log.token_chars.push(text.chars().count());
-            log.push(token(text));
-        }
+        let mut log = RunLog::new(None);
+        texts.iter().for_each(|text| log.push(token(text)));
         log
     }
 
     #[test]
     fn backtrack_reports_removed_tokens() {
         let mut log = log(&["a", "é€", "", "xyz"]);
-        log.retract(4);
-        assert_eq!(log.get(4), Some(&LogEntry::Backtrack { chars: 4, tokens: 2, text: "€xyz".into() }));
+        log.retract(4, 3);
+        assert_eq!(log.get(4), Some(&LogEntry::Backtrack { chars: 4, tokens: 3, text: "€xyz".into() }));
         assert_eq!((log.text.as_str(), log.len()), ("aé", 5));
-        log.retract(1);
-        assert_eq!(log.get(5), Some(&LogEntry::Backtrack { chars: 1, tokens: 1, text: "é".into() }));
+        log.retract(0, 1);
+        assert_eq!(log.get(5), Some(&LogEntry::Backtrack { chars: 0, tokens: 1, text: String::new() }));
+    }
+
+    #[test]
+    fn only_requested_log_probabilities_are_stored() {
+        let alternative = |token, prob| Alternative { token, text: "x".into(), prob };
+        let stored = |logprobs| {
+            let mut log = RunLog::new(logprobs);
+            let token =
+                TokenMeasurement { token: 97, text: "a".into(), logprob: Some(-0.5), rank: None, entropy: None };
+            let tokens = vec![(token, vec![alternative(97, 0.6), alternative(98, 0.2), alternative(99, 0.1)])];
+            log.add(TextDelta { text: "a".into(), tokens, ..TextDelta::default() }, &vocabulary());
+            match log.get(0) {
+                Some(LogEntry::Token(token)) => token.logprobs.len(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([None, Some(0), Some(1), Some(2), Some(9)].map(stored), [0, 1, 1, 2, 3]);
     }
 
     #[test]
     fn text_is_known_at_every_index() {
         let mut log = log(&["a", "b", "c"]);
-        log.retract(2);
+        log.retract(2, 2);
         let texts: Vec<String> = (0..6).map(|index| log.text_at(index).1).collect();
         assert_eq!(texts, ["", "a", "ab", "abc", "a", "a"]);
         assert_eq!(log.text_at(9).0, 4);
@@ -212,6 +222,9 @@ mod tests {
         for _ in 0..MAX_ENTRIES + 10 {
             log.push(token("x"));
         }
+        log.drop_oldest(4);
+        assert_eq!((log.get(3), log.get(4)), (None, Some(&token("x"))), "a follower still needs entry 4");
+        log.drop_oldest(usize::MAX);
         assert_eq!((log.text_at(0).0, log.text_at(0).1.len(), log.len()), (10, 10, MAX_ENTRIES + 10));
         assert_eq!((log.get(9), log.get(10)), (None, Some(&token("x"))));
     }

@@ -59,7 +59,7 @@ pub(super) fn token<'a>(run: &'a StreamedRun, index: usize, token: LogToken, tex
         token_id: id.filter(|_| options.token_ids),
         echo: false,
         generated_text: options.cumulative.then(|| with_prompt_echo(run, text)),
-        logprobs: options.logprobs.map(|count| logprobs.into_iter().take(count.max(1)).map(logprob).collect()),
+        logprobs: options.logprobs.map(|_| logprobs.into_iter().map(logprob).collect()),
         timing: options.timing.then(|| TokenTiming { token_ms: ms(elapsed), total_ms: ms(at) }),
         finish_reason: reason,
         finished: reason.is_some(),

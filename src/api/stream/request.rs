@@ -4,6 +4,7 @@
 use crate::api::shared::body::{AdapterScaleBody, ControlVectorBody};
 use serde::Serialize;
 use serde_json::Value;
+use std::collections::HashMap;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::{Object, ObjectBuilder, SchemaType, Type};
 
@@ -26,6 +27,22 @@ pub(super) struct ConfigMessage {
     lora: Option<Vec<AdapterScaleBody>>,
     /// Control vectors, in place of those with a default scale; up to 64.
     steering: Option<Vec<ControlVectorBody>>,
+    /// Record the attention of each token: true, false, or `{"heads": "all"}` or `{"heads": [[layer, head], …]}` to store
+    /// the rows of individual heads too.
+    #[schema(value_type = Option<Value>)]
+    attention: Option<Value>,
+    /// Record the logits of the most probable tokens after each layer (logit lens).
+    #[schema(default = false)]
+    lens: Option<bool>,
+    /// Recording: true, false, `required`, `best-effort` or `off`.
+    #[schema(value_type = Option<Value>)]
+    record: Option<Value>,
+    /// Label of the user; if it is missing, `safety_identifier`, then `prompt_cache_key`.
+    user: Option<String>,
+    /// Labels of the run, up to 16.
+    metadata: Option<HashMap<String, String>>,
+    /// The label `session_id` of the run, outside of `metadata`.
+    session_id: Option<String>,
 }
 
 fn prompt_schema() -> Object {

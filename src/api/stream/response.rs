@@ -114,7 +114,7 @@ pub(super) struct TokenTiming {
     pub(super) total_ms: f64,
 }
 
-/// The removal of the end of the text by a mod.
+/// The removal of the last tokens by a mod.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct BacktrackMessage<'a> {
     /// The run's `request_id`.
@@ -123,7 +123,7 @@ pub(super) struct BacktrackMessage<'a> {
     pub(super) index: usize,
     /// Number of removed tokens.
     pub(super) removed_tokens: usize,
-    /// Number of Unicode scalar values to remove from the end of the text.
+    /// Number of Unicode scalar values to remove from the end of the text; 0 if the tokens have no text.
     pub(super) removed_characters: usize,
     /// The removed text.
     pub(super) removed_text: String,

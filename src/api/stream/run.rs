@@ -101,10 +101,10 @@ impl StreamedRun {
             id: run_id,
             request_id,
             seed: AtomicU32::new(head.seed),
+            log: Mutex::new(RunLog::new(head.options.logprobs)),
             head,
             control,
             config: Mutex::new(config),
-            log: Mutex::new(RunLog::new()),
             progress: Mutex::default(),
             ending: Mutex::default(),
             changed: watch::Sender::new(()),
@@ -122,12 +122,15 @@ impl StreamedRun {
     /// Returns a follower that receives the run's entries without the first `after` ones. It replaces the previous
     /// follower.
     pub(super) fn follow(self: &Arc<Self>, after: usize) -> Follower {
-        let (at, text) = self.log().text_at(after);
+        // Locked until the position is known, so that no entry after it is dropped.
+        let log = self.log();
+        let (at, text) = log.text_at(after);
         let mut number = 0;
         self.follower.send_modify(|follower| {
             number = follower.number + 1;
             *follower = FollowerState { number, is_connected: true, at, since: Instant::now() };
         });
+        drop(log);
         // Wakes the previous follower.
         self.changed.send_replace(());
         Follower {
@@ -175,6 +178,14 @@ impl StreamedRun {
 
     fn log(&self) -> MutexGuard<'_, RunLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Changes the log and drops its oldest entries, except those that a connected follower has not taken.
+    fn change_log(&self, change: impl FnOnce(&mut RunLog)) {
+        let mut log = self.log();
+        change(&mut log);
+        let follower = *self.follower.borrow();
+        log.drop_oldest(if follower.is_connected { follower.at } else { usize::MAX });
     }
 
     fn end(&self, outcome: Result<Arc<RunEnd>, ApiError>) {
@@ -248,14 +259,14 @@ async fn advance(
             }
         };
         match output {
-            Some(Output::Text(delta)) => run.log().add(delta, &run.head.vocabulary),
-            Some(Output::Prompt(_) | Output::Retract { chars: 0, .. }) => continue,
+            Some(Output::Text(delta)) => run.change_log(|log| log.add(delta, &run.head.vocabulary)),
+            Some(Output::Prompt(_)) => continue,
             // The report before the first decode contains nothing new for the client.
             Some(Output::Progress(progress)) if progress.processed == progress.cached => continue,
             Some(Output::Progress(progress)) => {
                 *run.progress.lock().unwrap_or_else(PoisonError::into_inner) = Some(progress);
             }
-            Some(Output::Retract { chars, .. }) => run.log().retract(chars),
+            Some(Output::Retract { chars, tokens }) => run.change_log(|log| log.retract(chars, tokens)),
             Some(Output::Ended(end)) => {
                 run.end(Ok(end));
                 break;

@@ -2,10 +2,10 @@
 
 use super::error::StreamErrorMessage;
 use super::response::{CompletionMessage, InitMessage, RunErrorMessage, StreamMessage};
-use crate::events::{ActionRecord, ActionType, EndCause, Fault, FinishReason, RunStatus, Scope, TraceItem, Usage};
+use crate::events::{ActionRecord, ActionType, EndCause, EventType, Fault, FinishReason, RunStatus, Scope, Usage};
+use crate::mods::tool_calls_of;
 use crate::server::{ApiError, App};
 use crate::store::RunSummary;
-use crate::trace::fold::Fold;
 use serde_json::Value;
 
 /// Returns the first and last message of a stored run.
@@ -19,20 +19,14 @@ pub(super) async fn messages(app: &App, scope: &Scope, id: &str) -> Result<[Stre
         let detail = format!("run '{id}' is active but was not started with this protocol on this server");
         return Err(ApiError::conflict(detail).at("request_id"));
     }
-    let document = store.document(scope, run.run_id).await?.ok_or_else(|| ApiError::not_found("run", id))?;
-    let fold = move || {
-        let items = document.items();
-        let mut fold = Fold::new();
-        items.iter().for_each(|item| fold.apply(item));
-        let actions = items.iter().filter_map(|item| match item {
-            TraceItem::Action(action) => Some(action),
-            _ => None,
-        });
-        (fold.answer_text(), ModResult::from_actions(actions))
-    };
-    let (text, mod_result) = tokio::task::spawn_blocking(fold).await.map_err(ApiError::internal)?;
+    let not_found = || ApiError::not_found("run", id);
+    let document = store.document(scope, run.run_id).await?.ok_or_else(not_found)?;
+    let text = store.answer(scope, run.run_id).await?.ok_or_else(not_found)?;
+    let last_added = document.events.iter().rev().find(|event| event.event_type == EventType::Added);
+    let stop_string = last_added.and_then(|event| event.measured.as_ref()?.stopped_by.clone());
+    let mod_result = ModResult::from_actions(&document.actions);
     let init = InitMessage::stored(run.request_id.clone().into(), run.run_id, run.model.clone().map(Into::into));
-    Ok([StreamMessage::Init(init), last(run, text, mod_result)])
+    Ok([StreamMessage::Init(init), last(run, text, stop_string, mod_result)])
 }
 
 /// The result with which a mod ended the run.
@@ -43,15 +37,14 @@ struct ModResult {
 }
 
 impl ModResult {
-    fn from_actions<'a>(actions: impl Iterator<Item = &'a ActionRecord>) -> Self {
+    fn from_actions(actions: &[ActionRecord]) -> Self {
         let mut result = Self::default();
         for action in actions {
             match action.action_type {
                 ActionType::EmitError => result.fault = Some(Fault::Mod),
                 ActionType::ToolCalls => {
                     let payload = action.tool_calls.as_ref().and_then(|calls| serde_json::to_value(calls).ok());
-                    result.tool_calls =
-                        payload.map(|calls| if calls.is_array() { calls } else { Value::Array(vec![calls]) });
+                    result.tool_calls = payload.map(|payload| Value::Array(tool_calls_of(&payload).to_vec()));
                 }
                 _ => {}
             }
@@ -61,7 +54,7 @@ impl ModResult {
 }
 
 /// Returns the last message, equal to that of [`super::message::last`] for a run in memory.
-fn last(run: RunSummary, text: String, mod_result: ModResult) -> StreamMessage<'static> {
+fn last(run: RunSummary, text: String, stop_string: Option<String>, mod_result: ModResult) -> StreamMessage<'static> {
     let usage = Usage {
         prompt_tokens: run.prompt_tokens.max(0).cast_unsigned(),
         cached_tokens: run.cached_tokens.max(0).cast_unsigned(),
@@ -74,6 +67,7 @@ fn last(run: RunSummary, text: String, mod_result: ModResult) -> StreamMessage<'
             let stopped = run.status != RunStatus::Done;
             let completion = CompletionMessage::new(run.request_id.into(), text.into(), reason, usage);
             let mut completion = if stopped { completion.stopped_by_client() } else { completion };
+            completion.stop_string = stop_string.filter(|_| reason == FinishReason::Stop);
             completion.tool_calls = mod_result.tool_calls.filter(|_| reason == FinishReason::ToolCalls);
             completion.stored = true;
             return StreamMessage::Completion(completion);

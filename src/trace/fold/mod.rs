@@ -11,16 +11,17 @@ mod row;
 mod step;
 
 use crate::events::{Event, EventType, Eviction, ModCall, ModLog, TokenId, TraceItem};
-pub use row::{Counters, EventPoint, Mark, MarkKind, NEVER, TokenRow, flags};
+pub use row::{Counters, EventPoint, Mark, MarkKind, NEVER, TokenRow, client_text, flags};
 use row::{placeholder_text, special_flag};
 use std::collections::HashMap;
+use std::sync::Arc;
 use step::StepState;
 
 /// Maximum number of placeholder rows for tokens that a trace of another engine counts but does not list. A few bytes
 /// may claim billions of tokens.
 const MAX_PLACEHOLDER_ROWS: u32 = 65_536;
-/// Maximum characters of a mark's label and name, and of a text that several tokens of one step share. A small trace of
-/// another engine may repeat each of them without limit.
+/// Maximum characters of a mark's label and name, and of a text that several tokens share. A small trace of another engine
+/// may repeat each of them without limit.
 const MAX_LABEL_CHARS: usize = 80;
 
 /// The fold over the items of a run. The time for an item is proportional to the rows that it creates, ends or flags.
@@ -52,7 +53,7 @@ pub struct Fold {
     /// True if the newest event is an `Added` and further tokens come from Quote's queue; see [`quote`].
     queued: bool,
     /// Texts of tokens that actions mention.
-    texts: HashMap<TokenId, String>,
+    texts: HashMap<TokenId, Arc<str>>,
     /// The newest row, if only its text suggests that it ends the generation.
     assumed_end: Option<usize>,
     /// `created_at` of the first event, in milliseconds.
@@ -124,7 +125,7 @@ impl Fold {
     /// Returns the text of the visible generated tokens, without an end-of-generation token.
     #[must_use]
     pub fn answer_text(&self) -> String {
-        self.answer().filter(|row| !row.ends_generation()).map(|row| row.text.as_str()).collect()
+        self.answer().filter(|row| !row.ends_generation()).map(|row| &*row.text).collect()
     }
 
     fn apply_event(&mut self, event: &Event) {
@@ -138,7 +139,7 @@ impl Fold {
         self.newest = Some(event.event_type);
         self.queued = event.event_type == EventType::Added && event.forced == Some(true);
         if let Some(eviction) = event.measured.as_ref().and_then(|measured| measured.evicted.as_ref()) {
-            self.apply_eviction(eviction);
+            self.apply_eviction(eviction, event.event_type);
         }
         match event.event_type {
             EventType::Prefilled => {
@@ -178,9 +179,6 @@ impl Fold {
         let forced = event.forced == Some(true);
         let measured = event.measured.as_ref();
         let measures = measured.map_or(&[][..], |measured| &measured.tokens);
-        let drawn = self.step.drawn(event.step);
-        let drawn_text = drawn.as_ref().and_then(|drawn| drawn.text.as_deref());
-        let shared = drawn_text.is_some_and(|text| text.chars().nth(MAX_LABEL_CHARS).is_none());
         let assumed_tokens: Vec<TokenId>;
         let tokens = match quote::listed_tokens(event) {
             Some(tokens) => tokens,
@@ -189,6 +187,7 @@ impl Fold {
                 &assumed_tokens
             }
             None => {
+                let drawn = self.step.drawn(event.step);
                 let token = drawn.as_ref().and_then(|drawn| drawn.token).unwrap_or(-1);
                 let count = event.added_token_count.unwrap_or_else(|| i32::from(drawn.is_some()));
                 assumed_tokens = vec![token; self.reserve_placeholders(count.max(0) as u32).unwrap_or(0) as usize];
@@ -198,14 +197,18 @@ impl Fold {
         let origin = if forced { flags::FORCED | flags::TOUCHED } else { flags::SAMPLED };
         let pending = std::mem::take(&mut self.step.pending);
         for (index, &token) in tokens.iter().enumerate() {
-            let drawn = drawn.as_ref().filter(|drawn| drawn.token.is_none_or(|drawn| drawn == token));
+            let drawn = self.step.drawn(event.step);
+            let mut drawn = drawn.filter(|drawn| drawn.token.is_none_or(|drawn| drawn == token));
             let measure = measures.get(index).filter(|measure| measure.token == token);
-            let text = match (measure, drawn.and(drawn_text)) {
-                (Some(measure), _) => measure.text.clone(),
-                (None, Some(text)) if shared || index == 0 => text.to_owned(),
-                (None, _) => self.texts.get(&token).cloned().unwrap_or_else(|| placeholder_text(token)),
+            let text = match measure {
+                Some(measure) => measure.text.as_str().into(),
+                None => drawn
+                    .as_mut()
+                    .and_then(|drawn| drawn.take_text())
+                    .or_else(|| self.texts.get(&token).cloned())
+                    .unwrap_or_else(|| placeholder_text(token)),
             };
-            let known = drawn.filter(|_| !forced);
+            let known = drawn.as_ref().filter(|_| !forced);
             let row = TokenRow {
                 token,
                 pos: 0,
@@ -268,7 +271,7 @@ impl Fold {
         self.end_rows(self.alive.len(), seq);
         self.base = 0;
         for (index, &token) in tokens.iter().enumerate() {
-            let text = texts.get(index).cloned().unwrap_or_else(|| placeholder_text(token));
+            let text = texts.get(index).map_or_else(|| placeholder_text(token), |text| text.as_str().into());
             self.append(TokenRow {
                 token,
                 pos: 0,
@@ -317,13 +320,17 @@ impl Fold {
         self.push_mark(MarkKind::Log, &log.log_message, log.mod_call_sequence as u32);
     }
 
-    /// Records an eviction. The rows stay visible, because they are part of the prompt and the answer.
-    fn apply_eviction(&mut self, eviction: &Eviction) {
+    /// Records an eviction. The rows stay visible, because they are part of the prompt and the answer. The prompt of a
+    /// `Prefilled` event is already without the evicted tokens.
+    fn apply_eviction(&mut self, eviction: &Eviction, event_type: EventType) {
         let tokens: u64 = eviction.ranges.iter().map(|&(start, end)| u64::from(end.saturating_sub(start))).sum();
         let roles: Vec<&str> = eviction.messages.iter().map(|message| message.role.as_str()).collect();
         let roles = if roles.is_empty() { String::new() } else { format!(" ({})", roles.join(", ")) };
         let label = format!("context full: {tokens} tokens dropped{roles}");
         self.push_mark_for("engine", MarkKind::Log, &label, self.calls);
+        if let Some(mark) = self.marks.last_mut().filter(|_| event_type != EventType::Prefilled) {
+            mark.evicted.clone_from(&eviction.ranges);
+        }
     }
 
     fn push_mark(&mut self, kind: MarkKind, label: &str, call_index: u32) {
@@ -335,7 +342,8 @@ impl Fold {
     fn push_mark_for(&mut self, mod_name: &str, kind: MarkKind, label: &str, call_index: u32) {
         let short = |text: &str| text.chars().take(MAX_LABEL_CHARS).collect();
         let seq = self.event_count().saturating_sub(1);
-        self.marks.push(Mark { seq, kind, mod_name: short(mod_name), label: short(label), call_index });
+        let (mod_name, label) = (short(mod_name), short(label));
+        self.marks.push(Mark { seq, kind, mod_name, label, call_index, evicted: Vec::new() });
     }
 }
 

@@ -46,7 +46,7 @@ impl Fold {
     pub(super) fn apply_quote_action(&mut self, kind: ActionType, details: &Details) {
         for (&token, text) in details.tokens.iter().zip(&details.tokens_as_text) {
             if text.chars().nth(MAX_LABEL_CHARS).is_none() {
-                self.texts.insert(token, text.clone());
+                self.texts.insert(token, text.as_str().into());
             }
         }
         let after = self.event_count();
@@ -142,7 +142,7 @@ impl Fold {
 
     fn append_forced(&mut self, tokens: &[TokenId], texts: &[String], after: u32) {
         for (index, &token) in tokens.iter().enumerate() {
-            let text = texts.get(index).cloned().unwrap_or_else(|| placeholder_text(token));
+            let text = texts.get(index).map_or_else(|| placeholder_text(token), |text| text.as_str().into());
             self.append(TokenRow {
                 token,
                 pos: 0,

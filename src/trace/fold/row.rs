@@ -2,6 +2,7 @@
 
 use crate::events::TokenId;
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 
 /// Value of `TokenRow::removed_at` for a token that is visible at the end of the run.
 pub const NEVER: u32 = u32::MAX;
@@ -30,9 +31,10 @@ pub mod flags {
 pub struct TokenRow {
     /// Token id; -1 if a trace of another engine does not contain it.
     pub token: i32,
-    /// Its text; "" for an incomplete part of a UTF-8 character whose bytes join a later token.
-    pub text: String,
-    /// Index in the sequence while it is visible.
+    /// Its text; "" for an incomplete part of a UTF-8 character whose bytes join a later token. Rows share it, because a
+    /// small trace of another engine may append the same token again and again.
+    pub text: Arc<str>,
+    /// Index among the visible tokens. Tokens after evicted ones have a lower index in the model's context.
     pub pos: u32,
     /// `sequence_order` of the first event after which it is visible.
     pub added_at: u32,
@@ -63,6 +65,9 @@ pub struct Mark {
     pub label: String,
     /// Index of the mod call.
     pub call_index: u32,
+    /// Ranges of the context that an eviction removed; empty for one before the prompt. See [`crate::events::Eviction`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evicted: Vec<(u32, u32)>,
 }
 
 /// The kind of a [`Mark`].
@@ -112,9 +117,19 @@ impl TokenRow {
     }
 }
 
+/// Returns the text that a client received according to the rows of the answer: without control tokens, and without the stop
+/// string that ended it. It is an estimate, because only the engine knows which control tokens are visible.
+pub fn client_text<'a>(rows: impl Iterator<Item = &'a TokenRow>, stop_string: Option<&str>) -> String {
+    let mut text: String = rows.filter(|row| row.flags & flags::SPECIAL == 0).map(|row| &*row.text).collect();
+    if let Some(end) = stop_string.and_then(|stop| text.find(stop)) {
+        text.truncate(end);
+    }
+    text
+}
+
 /// Returns a placeholder for the text of a token with an unknown text or id.
-pub(super) fn placeholder_text(token: TokenId) -> String {
-    if token < 0 { "⟨?⟩".to_owned() } else { format!("⟨{token}⟩") }
+pub(super) fn placeholder_text(token: TokenId) -> Arc<str> {
+    if token < 0 { "⟨?⟩".into() } else { format!("⟨{token}⟩").into() }
 }
 
 /// Returns [`flags::SPECIAL`] for the usual notations of control tokens.
@@ -136,4 +151,28 @@ pub(super) fn special_flag(text: &str) -> u8 {
     let bars = text.starts_with("<|") && text.ends_with("|>");
     let wide_bars = text.starts_with("<｜") && text.ends_with("｜>");
     if bars || wide_bars || NAMES.contains(&text) { flags::SPECIAL } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_text_lacks_control_tokens_and_stop_string() {
+        let row = |text: &str| TokenRow {
+            token: 1,
+            text: text.into(),
+            pos: 0,
+            added_at: 0,
+            removed_at: NEVER,
+            logprob: None,
+            rank: None,
+            entropy: None,
+            flags: flags::SAMPLED | special_flag(text),
+            dt_ms: 0,
+        };
+        let rows = ["Hel", "<|im_start|>", "lo E", "ND!", "</s>"].map(row);
+        assert_eq!(client_text(rows.iter(), None), "Hello END!");
+        assert_eq!(client_text(rows.iter(), Some("END")), "Hello ");
+    }
 }

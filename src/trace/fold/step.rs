@@ -1,7 +1,9 @@
 //! The data of one step before its tokens are appended.
 
+use super::MAX_LABEL_CHARS;
 use crate::events::{Event, TokenId};
 use serde::Deserialize;
+use std::sync::Arc;
 
 /// The state of a step between `ForwardPass` and `Added`.
 #[derive(Debug, Clone, Default)]
@@ -22,7 +24,7 @@ pub struct StepState {
 #[derive(Debug, Clone)]
 pub struct SampledToken {
     pub token: Option<TokenId>,
-    pub text: Option<String>,
+    text: Option<Arc<str>>,
     pub logprob: Option<f32>,
     pub rank: Option<u32>,
     pub entropy: Option<f32>,
@@ -83,7 +85,7 @@ impl StepState {
             |order: f64| self.candidates.iter().filter(|other| other.probability.order() > order).count() as u32;
         let drawn = SampledToken {
             token,
-            text: event.token_text.clone().or_else(|| measure.map(|measure| measure.text.clone())),
+            text: event.token_text.as_deref().or_else(|| measure.map(|measure| measure.text.as_str())).map(Arc::from),
             logprob: measure.and_then(|m| m.logprob).or_else(|| candidate.map(|(_, logprob)| logprob)),
             rank: measure.and_then(|m| m.rank).or_else(|| candidate.map(|(order, _)| 1 + above(order))),
             entropy: measure.and_then(|m| m.entropy).or(self.entropy),
@@ -92,7 +94,16 @@ impl StepState {
     }
 
     /// Returns the token sampled in this step.
-    pub fn drawn(&self, step: i32) -> Option<SampledToken> {
-        self.drawn.as_ref().filter(|(of, _)| *of == step).map(|(_, drawn)| drawn.clone())
+    pub fn drawn(&mut self, step: i32) -> Option<&mut SampledToken> {
+        self.drawn.as_mut().filter(|(of, _)| *of == step).map(|(_, drawn)| drawn)
+    }
+}
+
+impl SampledToken {
+    /// Returns the text for a row. A long text is returned only once: a small trace of another engine may list the token
+    /// without limit.
+    pub fn take_text(&mut self) -> Option<Arc<str>> {
+        let is_long = self.text.as_ref().is_some_and(|text| text.chars().nth(MAX_LABEL_CHARS).is_some());
+        if is_long { self.text.take() } else { self.text.clone() }
     }
 }

@@ -6,6 +6,7 @@ use base64::Engine as _;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 /// Returns the rows visible after event `n`, by position.
 fn visible(fold: &Fold, n: u32) -> Vec<usize> {
@@ -32,7 +33,7 @@ fn expectation(fold: &Fold) -> Value {
         .iter()
         .map(|row| {
             json!({
-                "token": row.token, "text": row.text, "pos": row.pos, "added_at": row.added_at,
+                "token": row.token, "text": &*row.text, "pos": row.pos, "added_at": row.added_at,
                 "removed_at": (row.removed_at != NEVER).then_some(row.removed_at),
                 "logprob_q": columns::quantize_logprob(row.logprob), "rank": row.rank.unwrap_or(0),
                 "entropy_q": columns::quantize_entropy(row.entropy), "flags": row.flags, "dt_ms": row.dt_ms,
@@ -146,6 +147,28 @@ fn repeated_backtracks_create_a_bounded_number_of_rows() {
     let mut items = vec![TraceItem::Event(added), TraceItem::Event(forced), call];
     items.extend(std::iter::repeat_n(TraceItem::Action(back), 10_000));
     assert!(fold_of(&items).rows().len() <= 60_000 + super::MAX_PLACEHOLDER_ROWS as usize);
+}
+
+/// A `Backtrack` before queued tokens appends them again.
+#[test]
+fn rows_that_are_appended_again_share_their_text() {
+    let mut sampled = Event::new(EventType::Sampled, 1, 1, None);
+    sampled.token_text = Some("t".repeat(1000));
+    let mut before = Event::new(EventType::Added, 0, 0, None);
+    before.added_tokens = Some(vec![1; 100]);
+    let mut queued = Event::new(EventType::Added, 1, 2, None);
+    (queued.added_tokens, queued.forced) = (Some(vec![2]), Some(true));
+    let call =
+        item_from_json(br#"{"kind":"mod_call","event_sequence_order":2,"mod_name":"m","event_type":"Added","step":1}"#)
+            .unwrap();
+    let mut back = ActionRecord::new(0, ActionType::Backtrack, None);
+    back.details = Some(serde_json::value::to_raw_value(&json!({"backtrack_steps": 2})).unwrap());
+    let mut items = vec![TraceItem::Event(before), TraceItem::Event(sampled), TraceItem::Event(queued), call];
+    items.extend(std::iter::repeat_n(TraceItem::Action(back), 100));
+    let fold = fold_of(&items);
+    let texts: Vec<_> = fold.rows().iter().map(|row| &row.text).filter(|text| text.len() == 1000).collect();
+    assert_eq!(texts.len(), 101);
+    assert!(texts.iter().all(|text| Arc::ptr_eq(text, texts[0])));
 }
 
 #[test]

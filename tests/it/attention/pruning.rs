@@ -1,7 +1,7 @@
 //! Suggestions of sentences to remove from the context.
 
 use super::{PATH, connect, generate_request, send, tokens_of, until_done};
-use crate::harness::server;
+use crate::harness::{Server, server};
 use serde_json::json;
 use yawc::Options;
 
@@ -39,4 +39,24 @@ async fn sentences_with_little_attention_are_suggested() {
                               "stop_tokens": [first["generated_tokens"][0]["token_id"]]});
     let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &empty_answer)).await;
     assert_eq!((&answer["generated_tokens"], &answer["pruning_suggestion"]), (&json!([]), &json!([])));
+}
+
+#[tokio::test]
+async fn steps_after_a_context_shift_do_not_count_for_sentences() {
+    let server = Server::start(&["--ctx-size", "256", "--parallel", "1"]);
+    server.wait_ready().await;
+    let prompt: Vec<i64> = (0..250).map(|index| 40 + index * index % 200).collect();
+    // After the shift, the newest tokens are at the positions of the second sentence.
+    let sentences = json!([{"turn_id": 0, "sentence_id": 0, "start": 1, "end": 100}, {"turn_id": 0, "sentence_id": 1, "start": 100, "end": 150}]);
+    let mut suggestions = Vec::new();
+    for policy in ["stop", "shift"] {
+        let fields = json!({"suggest_pruning": true, "prune_below": 1.0, "sentences": sentences, "max_new_tokens": 20,
+                            "context_policy": policy, "request_id": policy});
+        let answer = server.answer("/api/v1/generate", &generate_request(&prompt, &fields)).await;
+        let tokens = answer["generated_tokens"].as_array().unwrap().len();
+        assert_eq!(tokens, if policy == "stop" { 6 } else { 20 });
+        suggestions.push(answer["pruning_suggestion"].clone());
+    }
+    assert_eq!(suggestions[0].as_array().unwrap().len(), 2);
+    assert_eq!(suggestions[0], suggestions[1]);
 }

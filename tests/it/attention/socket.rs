@@ -3,9 +3,11 @@
 use super::{
     HEADS, LAYERS, PATH, WAIT_TIMEOUT, base64_floats, connect, generate_request, next, send, tokens_of, until_done,
 };
-use crate::harness::server;
+use crate::harness::{Server, folder, model, server};
 use futures::{SinkExt, StreamExt};
 use serde_json::json;
+use std::fs::File;
+use std::process::Command;
 use yawc::{Frame, OpCode, Options};
 
 /// Sends the messages that the first version of Halo Weave sends, a web page that displays attention.
@@ -124,6 +126,32 @@ async fn requests_share_a_socket_and_one_can_be_cancelled() {
     assert_eq!(end["prompt_tokens"], prompt.len());
     send(&mut socket, &json!({"type": "cancel", "request_id": "endless"})).await;
     assert_eq!(next(&mut socket).await.0["error_code"], "NOT_FOUND");
+}
+
+#[tokio::test]
+async fn request_can_be_cancelled_while_its_model_loads() {
+    let models = folder();
+    let path = models.join("other.gguf");
+    std::fs::copy(model(), &path).unwrap();
+    let server = Server::start(&["--models-dir", models.to_str().unwrap()]);
+    server.wait_ready().await;
+    // The load ends when the pipe is closed.
+    std::fs::remove_file(&path).unwrap();
+    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let _pipe = File::options().read(true).write(true).open(&path).unwrap();
+    let mut socket = connect(&server, PATH, Options::default()).await;
+    let fields = json!({"model": "other", "request_id": "waits", "num_samples": 2});
+    send(&mut socket, &generate_request(&[40, 41, 42], &fields)).await;
+    send(&mut socket, &json!({"type": "cancel", "request_id": "waits"})).await;
+    for sample in 0..2 {
+        let (done, _) = next(&mut socket).await;
+        assert_eq!((&done["type"], &done["finish_reason"]), (&json!("done"), &json!("cancelled")), "{done}");
+        assert_eq!((&done["sample"], &done["total_tokens"]), (&json!(sample), &json!(0)));
+        assert_eq!(done["prompt_tokens"], 3);
+    }
+    send(&mut socket, &json!({"type": "cancel", "request_id": "waits"})).await;
+    assert_eq!(next(&mut socket).await.0["error_code"], "NOT_FOUND");
+    server.stop("KILL").await;
 }
 
 #[tokio::test]

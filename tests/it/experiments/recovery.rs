@@ -26,6 +26,9 @@ async fn resumed_experiment_scores_stored_answer_of_done_run() {
     let id = start(server, &definition).await;
     let done = wait_for_state(server, &id, "done").await;
     assert_eq!(column(&done, "score"), [&json!(1.0); 2], "{done}");
+    let csv =
+        server.request(Method::GET, &format!("{ROUTE}/{id}/cells.csv")).send().await.unwrap().text().await.unwrap();
+    assert!(csv.contains("one STOP two") && csv.matches(",one ,").count() == 2, "the answer ends before STOP: {csv}");
     let lose_score = format!(
         "update experiment_cells set ended = false, score = null where experiment_id = '{id}' and cell = 1;
         update experiments set state = 'cancelled' where experiment_id = '{id}'"

@@ -18,6 +18,17 @@ async fn family_has_all_generations() {
         families.push(family);
     }
     assert!(families.iter().all(|family| *family == families[0]), "every member has the same family");
+    let path = format!("/api/v1/runs/{}/family?mean_of=", id(&run));
+    for (named, expected) in [(String::new(), 0), (format!("{},{}", id(&first), id(&nested)), 2)] {
+        let (_, found) = server.get(&format!("{path}{named}")).await;
+        let members = found["runs"].as_array().unwrap();
+        let measured: Vec<&Value> = members.iter().filter(|member| member["mean_logprob"].is_number()).collect();
+        assert_eq!((members.len(), measured.len()), (4, expected), "{found}");
+        assert!(measured.iter().all(|member| named.contains(member["run_id"].as_str().unwrap())), "{found}");
+    }
+    let (status, problem) = server.get(&format!("{path}none")).await;
+    assert_eq!(status, 400);
+    assert_eq!(problem["detail"], "`mean_of` must be run ids separated by commas, got \"none\"");
     let mut family = families.remove(0);
     let order: Vec<&Value> = family["runs"].as_array().unwrap().iter().map(|member| &member["run_id"]).collect();
     assert_eq!(order, [&run, &first, &second, &nested].map(|run| &run["run"]["run_id"]));

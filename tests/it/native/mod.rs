@@ -334,7 +334,9 @@ async fn exported_and_ingested_run_has_same_counts() {
         for field in ["completion_tokens", "prompt_tokens", "events", "forced", "surprise_strip"] {
             assert_eq!(original["run"][field], copy["run"][field], "{name}: {field}");
         }
+        assert_eq!(original["run"]["output_preview"], answer["choices"][0]["text"], "{name}");
         assert_eq!(original["run"]["output_preview"], copy["run"]["output_preview"], "{name}");
+        assert!(original["run"].get("notes").is_none(), "{name}: only ingested runs have notes");
         assert_eq!(original["run"]["completion_tokens"], answer["usage"]["completion_tokens"], "{name}");
     }
 }

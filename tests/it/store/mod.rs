@@ -350,7 +350,7 @@ impl LiveRun {
             reason: FinishReason::Stop,
             message: None,
             stop_string: Some(".".into()),
-            text: "done".into(),
+            text: " sky is blue.".into(),
             tool_calls: None,
             fault: None,
             cause: None,

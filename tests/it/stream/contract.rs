@@ -2,7 +2,7 @@
 
 use super::client::COMPRESSED;
 use super::{Client, assemble_text, with_type};
-use crate::harness::server;
+use crate::harness::{Server, folder, server};
 use serde_json::{Value, json};
 use thunder::events::system;
 
@@ -130,6 +130,31 @@ async fn backtrack_message_contains_removed_text() {
             .collect();
         assert_eq!(message["generated_text"], assemble_text(&so_far));
     }
+}
+
+#[tokio::test]
+async fn removal_of_tokens_without_text_is_reported() {
+    let mods = folder();
+    // A control token has no text. It is removed after it was sent.
+    let source = "from thunder import Added, ForwardPass, mod\n\n\n@mod\ndef take_back(event, actions):\n    \
+                  if isinstance(event, ForwardPass) and event.step == 2:\n        return actions.force_tokens([1])\n    \
+                  if isinstance(event, Added) and event.step == 3:\n        return actions.backtrack(2)\n";
+    std::fs::write(mods.join("take_back.py"), source).unwrap();
+    let server = Server::start(&["--mods-dir", mods.to_str().unwrap()]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    let config = json!({"type": "config", "prompt": "Once", "mods": ["take_back"],
+                        "parameters": {"max_tokens": 6, "ignore_eos": true, "seed": 5}});
+    let messages = client.run(&config).await;
+    let backtrack = with_type(&messages, "backtrack").next().expect("a backtrack");
+    assert_eq!(
+        (&backtrack["removed_tokens"], &backtrack["removed_characters"], &backtrack["removed_text"]),
+        (&json!(1), &json!(0), &json!("")),
+        "{messages:?}"
+    );
+    let completion = messages.last().unwrap();
+    let sent = with_type(&messages, "token").count() as u64;
+    assert_eq!(completion["usage"]["completion_tokens"], sent - 1, "{messages:?}");
 }
 
 #[tokio::test]

@@ -1,9 +1,20 @@
 //! Clients that resume runs.
 
 use super::{Client, assemble_text, endless, with_type};
-use crate::harness::{Server, server};
+use crate::harness::{Server, folder, server};
 use serde_json::{Value, json};
 use thunder::events::system;
+
+/// Resumes an ended run until the server no longer has it in memory.
+async fn stored_run(client: &mut Client, id: &str) -> Vec<Value> {
+    loop {
+        client.send(&json!({"type": "resume", "request_id": id})).await;
+        let received = client.until_end().await;
+        if received[0]["stored"] == true {
+            return received;
+        }
+    }
+}
 
 #[tokio::test]
 async fn resumed_client_receives_each_message_once() {
@@ -97,6 +108,11 @@ async fn resumed_stored_run_has_the_same_last_message() {
     let with_tool_call = json!({"type": "config", "prompt": "Once", "mods": ["call_tool"]});
     let mut sent =
         vec![client.run(&with_timeout).await, client.run(&with_mod_error).await, client.run(&with_tool_call).await];
+    // Mods that end a run while all of its text is held back.
+    for name in ["block", "convert_call"] {
+        let config = json!({"type": "config", "prompt": "Once", "mods": [name], "parameters": {"ignore_eos": true}});
+        sent.push(client.run(&config).await);
+    }
     client.send(&endless()).await;
     let mut stopped = client.until(|message| message["index"] == 2).await;
     client.send(&json!({"type": "control", "action": "stop"})).await;
@@ -105,17 +121,41 @@ async fn resumed_stored_run_has_the_same_last_message() {
     for sent in sent {
         let (id, last) = (sent[0]["request_id"].as_str().unwrap(), sent.last().unwrap());
         server.finished(id).await;
-        let stored = loop {
-            client.send(&json!({"type": "resume", "request_id": id})).await;
-            let received = client.until_end().await;
-            if received[0]["stored"] == true {
-                break received;
-            }
-        };
-        let stored = stored.last().unwrap();
+        let stored = stored_run(&mut client, id).await.pop().unwrap();
         for field in
             ["type", "finish_reason", "stopped_by", "error", "recovery_action", "tool_calls", "generated_text", "usage"]
         {
+            assert_eq!(stored[field], last[field], "{field}: {stored}");
+        }
+    }
+}
+
+/// The recorded tokens also contain the stop string and hidden control tokens.
+#[tokio::test]
+async fn resumed_stored_run_has_the_received_answer() {
+    let mods = folder();
+    // A control token, a letter and a part of a character.
+    let source = "from thunder import ForwardPass, mod\n\n\n@mod\ndef force_parts(event, actions, tokenizer):\n    \
+                  if isinstance(event, ForwardPass) and event.step == 1:\n        \
+                  return actions.force_tokens([1, tokenizer.encode(\"a\")[0], tokenizer.encode(\"😀\")[0]])\n";
+    std::fs::write(mods.join("force_parts.py"), source).unwrap();
+    let server = Server::start(&["--stream-keep", "0", "--mods-dir", mods.to_str().unwrap()]);
+    server.wait_ready().await;
+    let mut client = Client::connect(&server).await;
+    let with_stop_string = json!({"type": "config", "prompt": "Once",
+        "mods": [{"name": "force-prefix", "config": {"text": "one STOP two"}}],
+        "parameters": {"max_tokens": 40, "ignore_eos": true, "stop": ["STOP"]}});
+    let with_parts = json!({"type": "config", "prompt": "Once", "mods": ["force_parts"],
+        "parameters": {"max_tokens": 3, "ignore_eos": true}});
+    for (config, text, stop_string) in
+        [(with_stop_string, "one ", json!("STOP")), (with_parts, "a\u{fffd}", Value::Null)]
+    {
+        let sent = client.run(&config).await;
+        let (id, last) = (sent[0]["request_id"].as_str().unwrap(), sent.last().unwrap());
+        assert_eq!((&last["generated_text"], &last["stop_string"]), (&json!(text), &stop_string), "{last}");
+        server.finished(id).await;
+        let stored = stored_run(&mut client, id).await.pop().unwrap();
+        for field in ["finish_reason", "stop_string", "generated_text", "usage"] {
             assert_eq!(stored[field], last[field], "{field}: {stored}");
         }
     }

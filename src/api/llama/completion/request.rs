@@ -38,29 +38,11 @@ pub(super) struct LlamaOptionFields {
     /// Number of answers per prompt, up to the number of slots. Also `n`.
     #[schema(minimum = 1, default = 1)]
     n_cmpl: Option<u32>,
-    /// Number of probabilities per token.
-    #[schema(minimum = 0, maximum = 1000, default = 0)]
-    n_probs: Option<u32>,
     /// Report the ids of the answer's tokens.
     #[schema(default = false)]
     return_tokens: Option<bool>,
     /// Paths to include in the response, such as `timings/prompt_n`; default all.
     response_fields: Option<Vec<String>>,
-    /// Tokens of the prompt that a context shift keeps; -1 for all.
-    #[schema(default = 0)]
-    n_keep: Option<i32>,
-    /// Tokens that a context shift removes; 0 for half.
-    #[schema(default = 0)]
-    n_discard: Option<i32>,
-    /// Minimum tokens of a cached part of the prompt that is reused at another position; 0 disables the reuse.
-    #[schema(default = 0)]
-    n_cache_reuse: Option<i32>,
-    /// Minimum indentation of lines in whitespace characters.
-    #[schema(default = 0)]
-    n_indent: Option<u32>,
-    /// Maximum duration of the generation in milliseconds; 0 for no limit.
-    #[schema(default = 0)]
-    t_max_predict_ms: Option<i64>,
 }
 
 /// A prompt with its images.

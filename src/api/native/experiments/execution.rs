@@ -244,24 +244,15 @@ impl Execution {
 
     /// Scores the stored answer of a run, and stores the score.
     async fn score_stored(self: Arc<Self>, cell: usize, run: RunSummary) -> Result<(), ApiError> {
-        let completed = if self.scorer.is_some() { self.read_answer(cell, &run).await? } else { None };
+        let completed = if self.scorer.is_some() { self.read_answer(&run).await? } else { None };
         self.end_cell(record(cell, Some(run.run_id)), completed).await
     }
 
     /// Returns a stored run with its answer; `None` if it was deleted.
-    async fn read_answer(&self, cell: usize, run: &RunSummary) -> Result<Option<CompletedRun>, ApiError> {
-        let request = self.definition.request(&self.app, &self.loaded, self.id, cell)?;
-        // The recorded tokens include those that the answer's text lacks, and the stop string.
-        let is_hidden = |token| self.loaded.vocabulary().is_control(token) && !request.visible_tokens.contains(&token);
-        let answer = self.app.store()?.answer(&self.caller.scope, run.run_id, is_hidden).await?;
-        let Some(mut answer) = answer else { return Ok(None) };
+    async fn read_answer(&self, run: &RunSummary) -> Result<Option<CompletedRun>, ApiError> {
+        let answer = self.app.store()?.answer(&self.caller.scope, run.run_id).await?;
+        let Some(answer) = answer else { return Ok(None) };
         let finish_reason = run.finish_reason.unwrap_or(FinishReason::Stop);
-        if finish_reason == FinishReason::Stop {
-            let stop = request.limits.stop.iter().filter(|stop| !stop.is_empty());
-            if let Some(end) = stop.filter_map(|stop| answer.find(stop.as_str())).min() {
-                answer.truncate(end);
-            }
-        }
         let completion_tokens = run.completion_tokens.max(0).cast_unsigned();
         Ok(Some(CompletedRun { run_id: run.run_id, answer, finish_reason, completion_tokens }))
     }

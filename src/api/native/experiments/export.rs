@@ -141,7 +141,7 @@ impl<F: ExportFormat> Export<F> {
 
     async fn answer(&self, run_id: Option<RunId>) -> Result<Option<String>, ApiError> {
         match run_id {
-            Some(run_id) => Ok(self.store.answer(&self.scope, run_id, |_| false).await?),
+            Some(run_id) => Ok(self.store.answer(&self.scope, run_id).await?),
             None => Ok(None),
         }
     }

@@ -169,15 +169,7 @@ impl AttentionWriter {
     /// # Errors
     /// Serialization failed.
     pub(crate) fn done(&self, done: &SampleEnd) -> Result<Message, ApiError> {
-        self.encode(&AttentionDoneEvent {
-            r#type: "done",
-            request_id: &self.request_id,
-            sample: self.sample(done.sample),
-            finish_reason: done.finish_reason,
-            total_tokens: done.total_tokens,
-            prompt_tokens: done.prompt_tokens,
-            generation_time_ms: done.generation_time_ms,
-        })
+        done_message(self.format, &self.request_id, self.options.samples, done)
     }
 
     /// Returns an error message of this request.
@@ -244,6 +236,28 @@ impl AttentionWriter {
     fn encode(&self, event: &impl Serialize) -> Result<Message, ApiError> {
         encode(self.format, event)
     }
+}
+
+/// Returns the last message of one of `samples` samples.
+///
+/// # Errors
+/// Serialization failed.
+pub(crate) fn done_message(
+    format: MessageFormat,
+    request_id: &str,
+    samples: usize,
+    done: &SampleEnd,
+) -> Result<Message, ApiError> {
+    let event = AttentionDoneEvent {
+        r#type: "done",
+        request_id,
+        sample: (samples > 1).then_some(done.sample),
+        finish_reason: done.finish_reason,
+        total_tokens: done.total_tokens,
+        prompt_tokens: done.prompt_tokens,
+        generation_time_ms: done.generation_time_ms,
+    };
+    encode(format, &event)
 }
 
 /// Returns an error message, with or without a request id.

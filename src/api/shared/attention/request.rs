@@ -231,13 +231,21 @@ fn response_options(
         attention,
         logprobs: logprobs(fields, transport.default_logprobs())?,
         pruning,
-        samples: fields.integer("num_samples", 1..=MAX_SAMPLES)?.unwrap_or(1) as usize,
+        samples: samples(fields)?,
         prompt_tokens: prompt.len() as u32,
         layers,
         max_bytes: app.config().server.max_attention_bytes,
         time_limit: app.config().server.run_timeouts.max_duration,
         received,
     })
+}
+
+/// Parses `num_samples`.
+///
+/// # Errors
+/// 400 if it is out of range.
+pub(crate) fn samples(fields: Fields<'_>) -> Result<usize, ApiError> {
+    Ok(fields.integer("num_samples", 1..=MAX_SAMPLES)?.unwrap_or(1) as usize)
 }
 
 /// Removes a request id that another run already has. In this API an id identifies a request only on its connection,

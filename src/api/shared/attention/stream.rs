@@ -10,6 +10,7 @@ use crate::server::{ApiError, ErrorKind};
 use crate::trace::attention::AttentionRows;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Maximum values of a row that is converted on the calling thread, because switching threads would take longer.
 const MAX_INLINE_VALUES: usize = 1 << 14;
@@ -57,15 +58,10 @@ impl GeneratedToken {
 }
 
 impl SampleEnd {
-    /// Returns the end of a sample that produced no output.
-    pub(crate) fn before_start(sample: usize, options: &AttentionOptions) -> Self {
-        Self {
-            sample,
-            finish_reason: "cancelled",
-            total_tokens: 0,
-            prompt_tokens: options.prompt_tokens,
-            generation_time_ms: options.elapsed_ms(),
-        }
+    /// Returns the end of a sample that was cancelled before it started.
+    pub(crate) fn before_start(sample: usize, prompt_tokens: u32, received: Instant) -> Self {
+        let generation_time_ms = received.elapsed().as_millis() as u64;
+        Self { sample, finish_reason: "cancelled", total_tokens: 0, prompt_tokens, generation_time_ms }
     }
 }
 
@@ -87,6 +83,8 @@ pub(crate) struct AttentionStream {
     /// Number of tokens of each sample.
     counts: Vec<usize>,
     trackers: Vec<Option<SentenceTracker>>,
+    /// Number of samples that have ended.
+    ended: usize,
     pending: VecDeque<AttentionEvent>,
 }
 
@@ -100,7 +98,7 @@ impl AttentionStream {
     pub(crate) fn with_history(runs: Runs, options: AttentionOptions, history: PruningHistory) -> Self {
         let samples = options.samples;
         let trackers = vec![options.pruning.clone(); samples];
-        Self { runs, options, history, counts: vec![0; samples], trackers, pending: VecDeque::new() }
+        Self { runs, options, history, counts: vec![0; samples], trackers, ended: 0, pending: VecDeque::new() }
     }
 
     /// Returns the id of the first run.
@@ -122,13 +120,16 @@ impl AttentionStream {
                 Output::Text(delta) => {
                     if delta.retracted > 0 {
                         self.counts[sample] = self.counts[sample].saturating_sub(delta.retracted);
+                        if let Some(tracker) = &mut self.trackers[sample] {
+                            tracker.retract(delta.retracted);
+                        }
                         self.pending.push_back(AttentionEvent::Retract { sample, tokens: delta.retracted });
                     }
-                    self.counts[sample] += delta.tokens.len();
                     let mut rows = delta.rows.into_iter();
                     for (measurement, top) in delta.tokens {
                         let row = rows.next().flatten();
                         self.track(sample, row.as_ref()).await?;
+                        self.counts[sample] += 1;
                         self.pending.push_back(AttentionEvent::Token(Box::new(GeneratedToken {
                             sample,
                             measurement,
@@ -137,25 +138,34 @@ impl AttentionStream {
                         })));
                     }
                 }
-                Output::Ended(end) => self.add_end(sample, &end),
+                Output::Ended(end) => {
+                    self.add_end(sample, &end);
+                    self.ended += 1;
+                    if self.ended == self.options.samples {
+                        self.history.add(self.trackers.iter().flatten());
+                    }
+                }
                 // Not sent with `per_token`, or not requested.
                 Output::Retract { .. } | Output::Prompt(_) | Output::Progress(_) => {}
             }
         }
     }
 
-    /// Adds the attention of a token to the sentences.
+    /// Adds the attention of a token to the sentences. Rows after a context shift or a change of the prompt by a mod are
+    /// ignored, because their positions are not those of the sentences.
     async fn track(&mut self, sample: usize, row: Option<&Arc<AttentionRow>>) -> Result<(), ApiError> {
-        let Some(row) = row else { return Ok(()) };
+        let sequence_len = self.options.prompt_tokens + self.counts[sample] as u32;
+        let row = row.filter(|row| row.row_len == sequence_len).cloned();
         let Some(mut tracker) = self.trackers[sample].take() else { return Ok(()) };
-        let values = Arc::clone(row);
+        let added = row.clone();
         let add_step = move || {
-            if let Ok(rows) = AttentionRows::new(&values.values, values.layer_ids.len(), usize::from(values.heads)) {
-                tracker.add_step(&rows);
-            }
+            let rows = added
+                .as_ref()
+                .and_then(|row| AttentionRows::new(&row.values, row.layer_ids.len(), usize::from(row.heads)).ok());
+            tracker.add_step(rows.as_ref());
             Ok(tracker)
         };
-        self.trackers[sample] = Some(run_blocking(Some(row), add_step).await?);
+        self.trackers[sample] = Some(run_blocking(row.as_deref(), add_step).await?);
         Ok(())
     }
 
@@ -165,6 +175,7 @@ impl AttentionStream {
         {
             let context = end.finish.usage.prompt_tokens + self.counts[sample] as u32;
             self.pending.push_back(AttentionEvent::Failed { sample, error: error.at_context(context) });
+            self.trackers[sample] = None;
             return;
         }
         if let Some(tracker) = &self.trackers[sample] {

@@ -8,7 +8,7 @@ import { COLUMNS, EVENT_COLUMNS, EVENT_TYPES, FLAGS, NEVER, Rows, SCALE, UNKNOWN
 const MAX_QUANTIZED = 65_534;
 /** Maximum rows for tokens that a trace counts but does not list. */
 const MAX_PLACEHOLDER_ROWS = 65_536;
-/** Maximum characters of a label, and of a text that several tokens of one step share. */
+/** Maximum characters of a label, and of a text that several tokens share. */
 const MAX_LABEL_CHARS = 80;
 const SPECIAL_NAMES = new Set([
   '<s>', '</s>', '<bos>', '<eos>', '<pad>', '<unk>', '<mask>', '<start_of_turn>', '<end_of_turn>', '[INST]', '[/INST]',
@@ -31,6 +31,13 @@ function specialFlag(text) {
 /** Limits the length of a label. */
 function shorten(text) {
   return text.length <= MAX_LABEL_CHARS ? text : Array.from(text).slice(0, MAX_LABEL_CHARS).join('');
+}
+
+/** Returns the text of a drawn token for a row. A long text is returned only once: a trace may list the token without limit. */
+function takeText(drawn) {
+  const { text } = drawn;
+  if (text !== undefined && shorten(text) !== text) drawn.text = undefined;
+  return text;
 }
 
 /** The rows of a run that grows item by item. */
@@ -113,7 +120,7 @@ export class RunState extends Rows {
     this.eventCount += 1;
     this.#newest = event.event_type;
     this.#isQueued = event.event_type === 'Added' && event.forced === true;
-    if (measurements.evicted) this.#applyEviction(measurements.evicted);
+    if (measurements.evicted) this.#applyEviction(measurements.evicted, event.event_type);
     if (event.event_type === 'Prefilled') {
       this.#step = new Step();
       this.#tokenUs = us;
@@ -149,16 +156,13 @@ export class RunState extends Rows {
       const count = this.#reservePlaceholders(nonNegative(event.added_token_count ?? (drawn ? 1 : 0)));
       tokens = Array(count ?? 0).fill(drawn?.token ?? -1);
     }
-    // If the drawn token is listed several times, only a short text is repeated.
-    const canShareText = shorten(drawn?.text ?? '') === (drawn?.text ?? '');
     const origin = forced ? FLAGS.forced | FLAGS.touched : FLAGS.sampled;
     const pending = this.#step.pending;
     this.#step.pending = 0;
     tokens.forEach((token, index) => {
       const draw = drawn && (drawn.token === undefined || drawn.token === token) ? drawn : null;
       const measurement = tokenMeasurements[index]?.token === token ? tokenMeasurements[index] : null;
-      const drawnText = canShareText || index === 0 ? draw?.text : undefined;
-      const text = measurement ? measurement.text ?? '' : drawnText ?? this.#texts.get(token) ?? placeholderText(token);
+      const text = measurement ? measurement.text ?? '' : (draw && takeText(draw)) ?? this.#texts.get(token) ?? placeholderText(token);
       const sampledDraw = forced ? null : draw;
       const logprob = measurement?.logprob ?? sampledDraw?.logprob;
       this.#append(token, text, seq, origin | pending | specialFlag(text), index === 0 ? dt : 0, {
@@ -257,11 +261,12 @@ export class RunState extends Rows {
     }
   }
 
-  /** Marks an eviction from a full context. The rows stay visible, because they are part of the prompt and the answer. */
-  #applyEviction({ ranges = [], messages = [] }) {
+  /** Marks an eviction from a full context. The rows stay visible, because they are part of the prompt and the answer. The prompt of a Prefilled event is already without the evicted tokens. */
+  #applyEviction({ ranges = [], messages = [] }, type) {
     const tokens = ranges.reduce((sum, [start, end]) => sum + Math.max(0, end - start), 0);
     const roles = messages.length ? ` (${messages.map((message) => message.role).join(', ')})` : '';
     this.#addMark('log', `context full: ${tokens} tokens dropped${roles}`, this.#calls, 'engine');
+    if (type !== 'Prefilled' && ranges.length) this.marks.at(-1).evicted = ranges;
   }
 
   #addMark(kind, label, callIndex, by = this.#caller) {
