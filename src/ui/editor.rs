@@ -43,6 +43,8 @@ struct EditorPage {
     has_source: bool,
     /// The displayed version; empty for a new mod.
     hash: String,
+    /// The version that runs use; empty for a new and for a deleted mod.
+    current: String,
     /// First digits of the version.
     short: String,
     /// Path of the mod's page.
@@ -229,6 +231,7 @@ impl EditorPage {
         page.is_current = current.as_ref() == Some(&hash);
         page.versions =
             list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
+        page.current = current.unwrap_or_default();
         page.has_source = source.is_some();
         match source {
             Some(ModSource::Text(text)) => page.source = text,
@@ -300,6 +303,7 @@ impl EditorPage {
             source: String::new(),
             has_source: false,
             hash: String::new(),
+            current: String::new(),
             short: String::new(),
             href: "/mods/-new".to_owned(),
             is_current: true,

@@ -1,7 +1,8 @@
 //! The form that starts an experiment.
 
 use super::error::show;
-use super::shell::{Shell, encoded, origin};
+use super::shell::{Shell, curl_post, encoded, key_variable};
+use crate::config::SecurityConfig;
 use crate::mods::ModDescription;
 use crate::server::mods::require_upload_rights;
 use crate::server::{App, Caller};
@@ -47,16 +48,21 @@ pub(super) async fn page(State(app): State<App>, caller: Caller, headers: Header
     entries.sort_by_key(|entry| !entry.default);
     let models = entries.into_iter().map(|entry| entry.name).collect();
     let refused = require_upload_rights(&app, &caller).err().map(|error| error.problem().detail);
-    show(StatusCode::OK, &FormPage::new(&headers, app.registry().list(), models, refused.unwrap_or_default()))
+    let (credentials, mods) = (app.credentials(), app.registry().list());
+    show(StatusCode::OK, &FormPage::new(&headers, &credentials.security, mods, models, refused.unwrap_or_default()))
 }
 
 impl FormPage {
-    fn new(headers: &HeaderMap, mods: Vec<ModDescription>, models: Vec<String>, python_refusal: String) -> Self {
+    fn new(
+        headers: &HeaderMap,
+        security: &SecurityConfig,
+        mods: Vec<ModDescription>,
+        models: Vec<String>,
+        python_refusal: String,
+    ) -> Self {
         let body = r#"{"name": "greetings", "prompts": ["Hello", "The sky"], "seeds": [1, 2], "parameters": [{"max_tokens": 20}]}"#;
-        let curl = format!(
-            "curl {}/api/v1/experiments \\\n  -H 'Content-Type: application/json' \\\n  -d '{body}'",
-            origin(headers)
-        );
+        let key = key_variable(security);
+        let curl = curl_post(headers, "/api/v1/experiments", key, &format!("'{body}'"));
         Self {
             shell: Shell::new(headers, "experiments"),
             mods: mods.into_iter().map(ModView::from).collect(),
@@ -80,7 +86,8 @@ mod tests {
             config: json!({"phrase": "<x>"}),
             ..ModDescription::default()
         };
-        let page = FormPage::new(&HeaderMap::new(), vec![known], vec!["demo".into()], "not <allowed>".into());
+        let (headers, security) = (HeaderMap::new(), SecurityConfig::default());
+        let page = FormPage::new(&headers, &security, vec![known], vec!["demo".into()], "not <allowed>".into());
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);
         assert!(

@@ -3,11 +3,11 @@
 use super::assets;
 use super::error::show;
 use super::replay::Pane;
-use super::shell::{Shell, curl_chat};
+use super::shell::{Shell, curl_chat, key_variable};
 use super::steering::control_vectors;
 use crate::events::Scope;
 use crate::mods::ModDescription;
-use crate::server::App;
+use crate::server::{App, Loaded, ModelEntry};
 use askama::Template;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
@@ -22,16 +22,32 @@ struct PlaygroundPage {
     shell: Shell,
     /// Reason why nothing can be generated; empty if generation is possible.
     not_ready: String,
-    model: String,
-    /// True if the server can capture attention.
+    /// The models that generate text, and those that are not loaded; the default model first.
+    models: Vec<ModelView>,
+    /// True if a loaded model can capture attention.
     attention: bool,
-    /// Reason why the server cannot record the logit lens; empty if it can.
+    /// Reason why no loaded model can record the logit lens; empty if one can.
     lens_problem: String,
     mods: Vec<ModView>,
+    /// Variable of the environment with the API key that curl commands send; empty if the server has no keys.
+    key_variable: &'static str,
     curl_chat: String,
     pane: Pane,
     /// True if there are no runs to look at.
     is_empty: bool,
+}
+
+struct ModelView {
+    name: String,
+    /// All its names as a JSON array.
+    names: String,
+}
+
+impl From<&ModelEntry> for ModelView {
+    fn from(entry: &ModelEntry) -> Self {
+        let names: Vec<&str> = entry.names().collect();
+        Self { name: entry.name.clone(), names: serde_json::json!(names).to_string() }
+    }
 }
 
 struct ModView {
@@ -56,25 +72,31 @@ impl From<ModDescription> for ModView {
 
 /// `GET /playground`: renders the playground.
 pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMap) -> Response {
-    let (model, not_ready) = match app.engine() {
-        Ok(engine) if engine.model().generates() => (engine.model().name().to_owned(), String::new()),
-        Ok(engine) => (engine.model().name().to_owned(), encoder_sentence(engine.model().name())),
-        Err(error) => (String::new(), super::error::sentence(&error.problem().detail)),
+    let is_empty = super::runs::is_empty(&app, &scope).await;
+    let mut models = app.models().list();
+    models.retain(|entry| entry.ready().is_none_or(|loaded| loaded.model().generates()));
+    let engines: Vec<_> = models.iter().filter_map(ModelEntry::ready).map(Loaded::engine).collect();
+    let not_ready = match app.default_model() {
+        Ok(loaded) if models.is_empty() => encoder_sentence(loaded.name()),
+        Err(error) if engines.is_empty() => super::error::sentence(&error.problem().detail),
+        _ => String::new(),
     };
-    let lens_problem = match app.engine() {
-        Ok(engine) => engine.lens().err().map(|error| error.to_string()).unwrap_or_default(),
-        Err(_) => not_ready.clone(),
+    let lens_problem = match engines.iter().find(|engine| engine.lens().is_ok()).or(engines.first()) {
+        Some(engine) => engine.lens().err().map(|error| error.to_string()).unwrap_or_default(),
+        None => not_ready.clone(),
     };
+    let credentials = app.credentials();
     let page = PlaygroundPage {
         shell: Shell::new(&headers, "playground"),
         not_ready,
-        model,
+        models: models.iter().map(ModelView::from).collect(),
         lens_problem,
-        attention: app.engine().is_ok_and(|engine| engine.attention().is_ok()),
+        attention: engines.iter().any(|engine| engine.attention().is_ok()),
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
-        curl_chat: curl_chat(&headers),
+        key_variable: key_variable(&credentials.security),
+        curl_chat: curl_chat(&headers, &credentials.security, models.first().map(|entry| entry.name.as_str())),
         pane: Pane { modules: MODULES.clone(), vectors: control_vectors(&app, None), ..Pane::idle() },
-        is_empty: super::runs::is_empty(&app, &scope).await,
+        is_empty,
     };
     show(StatusCode::OK, &page)
 }
@@ -103,16 +125,21 @@ mod tests {
         let page = PlaygroundPage {
             shell: Shell::new(&HeaderMap::new(), "playground"),
             not_ready: String::new(),
-            model: "demo".into(),
+            models: ["demo", "<b>"]
+                .map(|name| ModelView { name: name.into(), names: json!([name]).to_string() })
+                .into(),
             attention: false,
             lens_problem: "the model has <no> head".into(),
             mods: vec![known.into()],
+            key_variable: "THUNDER_API_KEY",
             curl_chat: String::new(),
             pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
             is_empty: true,
         };
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);
+        assert!(html.contains("<option value=\"demo\"") && !html.contains("<b>\""), "{html}");
+        assert!(html.contains("data-key-variable=\"THUNDER_API_KEY\""), "{html}");
         assert!(html.contains("--attention off") && html.contains("(the model has &#60;no&#62; head)"));
         assert!(html.contains("Open a sample run"));
         assert!(!html.contains("<x>"));

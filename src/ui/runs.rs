@@ -2,7 +2,8 @@
 
 use super::error::{self, show};
 use super::run::RunPageView;
-use super::shell::{Shell, curl_chat, encoded, origin, runs_href};
+use super::shell::{Shell, curl_chat, curl_post, encoded, key_variable, runs_href};
+use crate::config::SecurityConfig;
 use crate::events::{RunId, Scope};
 use crate::server::base;
 use crate::server::{App, Caller};
@@ -158,7 +159,7 @@ pub(super) async fn page(
         Err(error) => return error::render(&headers, &error::failed(error)),
     };
     let status = if found.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
-    let list = List::new(q, params.before.is_some(), found, &headers);
+    let list = List::new(q, params.before.is_some(), found, &headers, &app.credentials().security);
     if headers.contains_key("x-fragment") {
         return show(status, &Fragment { list });
     }
@@ -240,8 +241,23 @@ fn by_family(runs: &[RunSummary], q: &str) -> Vec<RunPageView> {
     members.map(|(at, run)| RunPageView { is_branch: at > 0, ..RunPageView::new(run, q) }).collect()
 }
 
+/// Returns the variable of the environment with the key that permits sending traces; empty if none is needed.
+fn ingest_key_variable(security: &SecurityConfig) -> &'static str {
+    match key_variable(security) {
+        _ if security.ingest_open => "",
+        "" if !security.ingest_keys.is_empty() => "THUNDER_INGEST_KEY",
+        variable => variable,
+    }
+}
+
 impl List {
-    fn new(q: String, paged: bool, found: Result<RunPage, BadFilter>, headers: &HeaderMap) -> Self {
+    fn new(
+        q: String,
+        paged: bool,
+        found: Result<RunPage, BadFilter>,
+        headers: &HeaderMap,
+        security: &SecurityConfig,
+    ) -> Self {
         let (page, filter_error) = match found {
             Ok(page) => (Some(page), FilterErrorView::default()),
             Err(error) => (None, FilterErrorView::new(&q, &error)),
@@ -266,11 +282,8 @@ impl List {
             newest_href: if paged { runs_href(&q) } else { String::new() },
             older_href,
             base: base(headers).to_owned(),
-            curl_chat: curl_chat(headers),
-            curl_ingest: format!(
-                "curl {}/ingest -H 'Content-Type: application/json' -d @sample_payload.json",
-                origin(headers)
-            ),
+            curl_chat: curl_chat(headers, security, None),
+            curl_ingest: curl_post(headers, "/ingest", ingest_key_variable(security), "@sample_payload.json"),
             q,
         }
     }
@@ -285,7 +298,7 @@ mod tests {
 
     fn rendered(q: &str, found: Result<RunPage, BadFilter>) -> String {
         let headers = HeaderMap::new();
-        let list = List::new(q.to_owned(), false, found, &headers);
+        let list = List::new(q.to_owned(), false, found, &headers, &SecurityConfig::default());
         let saved = SavedFilter { name: "<b>mine</b>".into(), q: "a b".into(), created_at: DateTime::default() };
         let saved = saved_views(vec![saved], q);
         RunsPage { shell: Shell::new(&headers, "runs"), views: views(q), saved, list }.render().unwrap()

@@ -1,6 +1,7 @@
 //! The parts that all pages share, and small formats.
 
 use super::assets;
+use crate::config::SecurityConfig;
 use crate::server::base;
 use axum::http::{HeaderMap, header};
 use chrono::{DateTime, Utc};
@@ -73,18 +74,32 @@ pub(super) fn origin(headers: &HeaderMap) -> String {
     format!("{scheme}://{}{}", host.unwrap_or("127.0.0.1:6767"), base(headers))
 }
 
-/// Returns a curl command that starts a run.
-pub(super) fn curl_chat(headers: &HeaderMap) -> String {
-    format!(
-        "curl {}/v1/chat/completions \\\n  -H 'Content-Type: application/json' \\\n  \
-         -d '{{\"messages\": [{{\"role\": \"user\", \"content\": \"Why is the sky blue?\"}}]}}'",
-        origin(headers)
-    )
+/// Returns the variable of the environment with the API key that examples send; empty if the server has no keys.
+pub(super) fn key_variable(security: &SecurityConfig) -> &'static str {
+    if security.keys.is_empty() { "" } else { "THUNDER_API_KEY" }
+}
+
+/// Returns a curl command that posts JSON. `key_variable` is the one with the key, or empty.
+pub(super) fn curl_post(headers: &HeaderMap, path: &str, key_variable: &str, json: &str) -> String {
+    let key = match key_variable {
+        "" => String::new(),
+        variable => format!(" \\\n  -H \"Authorization: Bearer ${variable}\""),
+    };
+    format!("curl {}{path}{key} \\\n  -H 'Content-Type: application/json' \\\n  -d {json}", origin(headers))
+}
+
+/// Returns a curl command that starts a run of a model; without a model, of the default one.
+pub(super) fn curl_chat(headers: &HeaderMap, security: &SecurityConfig, model: Option<&str>) -> String {
+    let model = model.map(|name| format!("\"model\": {}, ", serde_json::Value::from(name))).unwrap_or_default();
+    let json = format!(r#"{{{model}"messages": [{{"role": "user", "content": "Why is the sky blue?"}}]}}"#);
+    let quoted = format!("'{}'", json.replace('\'', r"'\''"));
+    curl_post(headers, "/v1/chat/completions", key_variable(security), &quoted)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Shell, encoded, origin};
+    use super::{Shell, curl_chat, encoded, origin};
+    use crate::config::{KeyHash, SecurityConfig};
     use axum::http::HeaderMap;
 
     #[test]
@@ -103,5 +118,15 @@ mod tests {
         let mut headers = HeaderMap::new();
         headers.insert("host", "thunder.test:8080".parse().unwrap());
         assert_eq!(origin(&headers), "http://thunder.test:8080");
+    }
+
+    #[test]
+    fn examples_send_the_key_of_servers_with_keys() {
+        let open = SecurityConfig::default();
+        let closed = SecurityConfig { keys: vec![KeyHash::new("secret")], ..SecurityConfig::default() };
+        assert!(!curl_chat(&HeaderMap::new(), &open, None).contains("Authorization"));
+        let command = curl_chat(&HeaderMap::new(), &closed, Some("it's"));
+        assert!(command.contains("\n  -H \"Authorization: Bearer $THUNDER_API_KEY\" \\\n"), "{command}");
+        assert!(command.contains(r#"-d '{"model": "it'\''s", "messages": [{"#), "{command}");
     }
 }

@@ -4,6 +4,7 @@ mod calls;
 
 use super::error::{self, show};
 use super::shell::{Shell, encoded, runs_href};
+use crate::config::SecurityConfig;
 use crate::events::{Scope, system};
 use crate::server::App;
 use crate::store::{
@@ -141,7 +142,10 @@ pub(super) async fn page(
     query.model = named(&params.model);
     query.used_mod = named(&params.used_mod);
     match store.statistics(&scope, &query, now.date_naive()).await {
-        Ok(statistics) => show(StatusCode::OK, &StatsPage::new(&headers, &query, days, &statistics, now)),
+        Ok(statistics) => {
+            let credentials = app.credentials();
+            show(StatusCode::OK, &StatsPage::new(&headers, &credentials.security, &query, days, &statistics, now))
+        }
         Err(error) => error::render(&headers, &error.into()),
     }
 }
@@ -149,6 +153,7 @@ pub(super) async fn page(
 impl StatsPage {
     fn new(
         headers: &HeaderMap,
+        security: &SecurityConfig,
         query: &StatisticsQuery,
         days: Option<u32>,
         statistics: &Statistics,
@@ -190,7 +195,7 @@ impl StatsPage {
                 .collect(),
             by_model: statistics.models.iter().map(|one| NamedGroup::from_model(one, &filter)).collect(),
             by_mod: statistics.mods.iter().map(|one| ModView::new(one, &filter)).collect(),
-            curl_chat: super::shell::curl_chat(headers),
+            curl_chat: super::shell::curl_chat(headers, security, None),
             model,
             used_mod,
         }

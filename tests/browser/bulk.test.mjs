@@ -73,6 +73,20 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
   });
 }
 
+test('runs are selected by touch on a phone', async () => {
+  const page = await open(list, { width: 375, height: 640 });
+  await page.waitForSelector('.run');
+  for (const row of [0, 1]) await page.locator('.row-select').nth(row).click();
+  await eventually.equal(() => page.textContent('[data-bulk-text]'), '2 runs selected');
+  const box = await page.locator('.row-select').first().boundingBox();
+  assert.ok(box.width >= 24 && box.height >= 24, `${box.width} ${box.height}`);
+  await check(page);
+  await page.click('[data-bulk-compare]');
+  await page.waitForURL(/\/compare/);
+  await page.context().close();
+  await expectNoErrors();
+});
+
 test('exported file of several runs is imported', async () => {
   const page = await open(list);
   await page.waitForSelector('.run');

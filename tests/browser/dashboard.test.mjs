@@ -69,6 +69,7 @@ test('keyboard steps through the replay: position, removed tokens, panel, link',
   await ready(page);
   const where = () => page.textContent('[data-where]');
   await eventually.match(() => where(), /event end/);
+  assert.equal(await page.locator('output[data-where]').count(), 0, 'playback would announce each position');
   await eventually.equal(() => page.evaluate(() => document.querySelectorAll('.text img').length), 0, 'token text is never markup');
   await eventually.match(() => page.textContent('.text u'), /U\+202E/);
   const answer = () => page.evaluate(() => [...document.querySelectorAll('.token:not(.prompt):not(.hidden):not(.later):not(.removed)')].map((e) => e.textContent).join(''));
@@ -158,6 +159,58 @@ test('panel of the replay shows the funnel of each candidate, and what the recor
   await page.keyboard.press('ArrowRight');
   await page.waitForFunction(() => document.querySelector('.panel').textContent.includes('stages of this step were not recorded'));
   await eventually.equal(() => page.locator('.panel .funnel').count(), 0);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('candidates of an earlier step cannot be used while those of another one are loaded', async () => {
+  const page = await open('/docs');
+  let load;
+  const isMoved = new Promise((resolve) => { load = resolve; });
+  await page.route(/\/events\?from=[1-9]/, async (route) => { await isMoved; await route.continue(); });
+  const id = `${requestId}-busy`;
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 60)) });
+  assert.equal(response.status, 201);
+  await page.goto(`${URL_}/runs/${id}?at=6`);
+  const candidates = page.locator('.panel section:not([aria-busy]) .candidates');
+  await candidates.waitFor();
+  await page.focus('.panel summary:has-text("As recorded")');
+  await page.keyboard.press('End');
+  await page.waitForSelector('.panel section[aria-busy=true] .candidates');
+  assert.equal(await candidates.count(), 0);
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), 'As recorded', 'the focus stays');
+  await page.keyboard.press('Enter');
+  assert.equal(await page.locator('.panel section[aria-busy] details[open]').count(), 0);
+  load();
+  await candidates.waitFor();
+  await eventually.equal(() => page.locator('.panel [aria-busy]').count(), 0);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('list of marks follows the cursor', async () => {
+  const id = `${requestId}-marks`;
+  const trace = sample(id, 300);
+  const added = trace.events.filter(({ event_type: type }) => type === 'Added');
+  trace.mod_calls = added.map((event) => ({ event_sequence_order: event.sequence_order, mod_name: 'log', event_type: 'Added', step: event.step, exception_occurred: false }));
+  trace.mod_logs = added.flatMap((_, i) => ['a', 'b'].map((text) => ({ mod_call_sequence: i, mod_name: 'log', log_message: text })));
+  trace.actions = [];
+  const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace) });
+  assert.equal(response.status, 201, await response.text());
+  const page = await open(`/runs/${id}?at=0`);
+  await ready(page);
+  await page.click('.lanes summary');
+  const events = () => page.locator('.lanes tbody button').allTextContents();
+  const first = added[0].sequence_order;
+  const last = added.at(-1).sequence_order;
+  await eventually.deepEqual(async () => [(await events()).length, Number((await events())[0])], [400, first]);
+  await eventually.equal(() => page.textContent('.lanes p.hint'), '600 marks; the table shows the 400 around the cursor.');
+  await page.locator('.lanes tbody button').last().click();
+  await page.focus('.text');
+  await page.keyboard.press('End');
+  await eventually.deepEqual(async () => [(await events()).length, Number((await events()).at(-1))], [400, last]);
+  await page.keyboard.press('Home');
+  await eventually.equal(async () => Number((await events())[0]), first);
   await page.context().close();
   await expectNoErrors();
 });
@@ -323,6 +376,24 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.waitForFunction(() => document.querySelector('.message textarea')?.value === 'Count as far as you can.');
   await eventually.equal(() => page.inputValue('input[name=temperature]'), '0.3');
   await ready(page);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('request that replaces another one in the playground is not shown as stopped', async () => {
+  const page = await open('/playground');
+  const requests = [];
+  await page.route('**/v1/chat/completions', (route) => { requests.push(route); });
+  await page.fill('.message textarea', 'Hello');
+  const state = () => page.textContent('[data-state]');
+  for (const count of [1, 2]) {
+    await page.keyboard.press('Control+Enter');
+    await eventually.equal(() => requests.length, count);
+  }
+  assert.equal(await state(), 'Waiting for the model…');
+  assert.ok(await page.isEnabled('[data-action=stop]'));
+  await page.click('[data-action=stop]');
+  await eventually.equal(state, 'Stopped.');
   await page.context().close();
   await expectNoErrors();
 });

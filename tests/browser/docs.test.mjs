@@ -52,7 +52,7 @@ test('headings have anchors, and code blocks can be copied', async () => {
   await eventually.equal(() => page.locator('.docs-text pre .copy').count(), blocks);
   await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
   await page.locator('.docs-text pre .copy').first().click();
-  await eventually.match(() => page.evaluate(() => navigator.clipboard.readText()), /^thunder mods new calm$/);
+  await eventually.match(() => page.evaluate(() => navigator.clipboard.readText()), /^thunder mods new quiet$/);
   await page.context().close();
   await expectNoErrors();
 });

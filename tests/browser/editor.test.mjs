@@ -160,6 +160,50 @@ test('discarded draft is replaced with the saved source', { skip }, async () => 
   expectNoErrors();
 });
 
+test('version that another editor has saved is only replaced after a warning', { skip }, async () => {
+  const mod = `${name}-shared`;
+  const upload = async (text) => {
+    const body = JSON.stringify({ name: mod, language: 'python', source: forcedAnswer(text) });
+    const response = await fetch(`${EDITOR_URL}/v1/mods`, { method: 'POST', headers: { 'content-type': 'application/json', authorization: `Bearer ${MOD_KEY}` }, body });
+    return (await response.json()).hash;
+  };
+  const current = () => page.evaluate(async (one) => (await (await fetch(`/v1/mods/${one}/versions`)).json()).current, mod);
+  await upload('one');
+  const page = await open(`/mods/${mod}`);
+  await page.waitForSelector('.cm-editor');
+  const other = await upload('two');
+  await write(page, forcedAnswer('three'));
+  await page.keyboard.press('Control+s');
+  await eventually.match(() => page.textContent('[data-problem]'), new RegExp(`^Not saved: this would replace version ${other.slice(0, 12)} of ${mod}, of .*, on which your text is not based\\.`));
+  assert.equal(await current(), other);
+  await page.click('[data-problem] a');
+  await page.waitForURL(/version=/);
+  await eventually.match(() => page.textContent('.cm-content'), /Says two/);
+  await eventually.match(() => page.textContent('[data-draft]'), /Restore/, 'the own changes are kept');
+  await page.goBack();
+  await eventually.match(() => page.textContent('.cm-content'), /Says three/);
+  // The restored changes are still those of the first version.
+  await page.reload();
+  await eventually.match(() => page.textContent('.cm-content'), /Says three/);
+  await page.click('.cm-content');
+  await page.keyboard.press('Control+s');
+  await eventually.match(() => page.textContent('[data-problem]'), new RegExp(other.slice(0, 12)));
+  assert.equal(await current(), other);
+  await page.click('[data-problem] button');
+  await eventually.equal(() => page.textContent('[data-state]'), 'Saved');
+  assert.equal(await page.isVisible('[data-problem]'), false);
+  assert.equal(await current(), await page.getAttribute('[data-version]', 'title'));
+  await page.context().close();
+  // A new mod does not replace one of this name.
+  const page2 = await open('/mods/-new');
+  await page2.waitForSelector('.cm-editor');
+  await page2.fill('[name=name]', mod);
+  await page2.keyboard.press('Control+s');
+  await eventually.match(() => page2.textContent('[data-problem]'), /^Not saved/);
+  await page2.context().close();
+  expectNoErrors();
+});
+
 test('package of two files is edited, with errors at their file', { skip }, async () => {
   const mod = `${name}-package`;
   const files = {
@@ -314,7 +358,8 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
   test(`dry run shows what the edited mod would do (${scheme}, ${width} px)`, { skip }, async () => {
     const page = await open(`/mods/-new`, { scheme, width });
     await page.waitForSelector('[data-dry-run]:not([hidden])');
-    await page.fill('[name=name]', `${name}-dry`);
+    const mod = `${name}-dry-${width}`;
+    await page.fill('[name=name]', mod);
     await write(page, forcedAnswer('dry'));
     const id = `dry-${scheme}-${Date.now()}`;
     const made = await page.evaluate(async (request_id) => (await fetch('/v1/completions', { method: 'POST', headers: { 'content-type': 'application/json', 'X-Requested-By': 'dashboard' }, body: JSON.stringify({ prompt: 'Hello', max_tokens: 3, request_id }) })).status, id);
@@ -349,7 +394,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await page.waitForSelector('.diverged');
     await page.click('text=Run for real in the playground');
     await page.waitForURL(/\/playground\?from=/);
-    await page.waitForSelector(`[data-mods] [data-mod="${name}-dry"]`);
+    await page.waitForSelector(`[data-mods] [data-mod="${mod}"]`);
     await page.context().close();
     expectNoErrors();
   });

@@ -141,7 +141,7 @@ test('lens of another form is not shown, and hostile numbers do no harm', async 
     await page.keyboard.press('Control+k');
     await page.keyboard.type(`event ${event}`);
     await page.keyboard.press('Enter');
-    await page.waitForFunction((n) => document.querySelector('[data-where]').textContent.includes(`event ${n} `) && !document.querySelector('.panel[aria-busy]'), event);
+    await page.waitForFunction((n) => document.querySelector('[data-where]').textContent.includes(`event ${n} `) && !document.querySelector('.panel > [aria-busy]'), event);
     await page.waitForFunction((n) => document.querySelectorAll('.panel .candidates tbody tr').length > n, 3);
     await eventually.equal(() => section(page).isVisible(), step === forms.length, `step ${step}`);
   }

@@ -157,6 +157,20 @@ test('panel at a fixed cursor keeps the focus while the run grows, and removed t
   await expectNoErrors();
 });
 
+test('list of marks keeps the focus while the run grows', async () => {
+  const { page, sendUntil } = await openLive('marks', 60);
+  await sendUntil(20);
+  await page.click('.lanes summary');
+  await page.focus('.lanes tbody button');
+  const row = await page.locator('.lanes tbody tr').first().elementHandle();
+  const count = await page.locator('.lanes tbody tr').count();
+  await sendUntil();
+  await eventually.ok(async () => (await page.locator('.lanes tbody tr').count()) > count);
+  assert.ok(await row.evaluate((el) => el.isConnected && el.contains(document.activeElement)));
+  await page.context().close();
+  await expectNoErrors();
+});
+
 test('playback of a growing run is not moved back by new events', async () => {
   const { page, sendUntil } = await openLive('play', 60);
   await sendUntil(60);

@@ -1,7 +1,7 @@
 // Modules of the page frame, the run list and the playground that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { SHORTCUTS, actionOf, keyLabel } from '../../src/ui/assets/keys.js';
+import { SHORTCUTS, actionOf, keyLabel, keyOf } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';
@@ -40,6 +40,17 @@ test('each key has one function per page', () => {
   assert.equal(keyLabel('+'), '+');
 });
 
+test('AltGr and Option are part of a typed character, and other keys with Alt are left to the browser', () => {
+  const press = (key, modifiers) => keyOf({ key, shiftKey: false, ctrlKey: false, metaKey: false, altKey: false, ...modifiers, getModifierState: (name) => name === 'AltGraph' && Boolean(modifiers.altGraph) });
+  assert.equal(press(']', { ctrlKey: true, altKey: true, altGraph: true }), ']', 'AltGr on Windows');
+  assert.equal(press(']', { altGraph: true }), ']', 'AltGr on Linux');
+  assert.equal(press('[', { altKey: true }), '[', 'Option on a Mac');
+  assert.equal(press('e', { altKey: true }), null);
+  assert.equal(press('[', { ctrlKey: true, altKey: true }), null);
+  assert.equal(press('k', { metaKey: true }), 'Ctrl+k');
+  assert.equal(press('ArrowLeft', { shiftKey: true }), 'Shift+ArrowLeft');
+});
+
 const form = {
   tab: 'chat', raw: '', stop: 'a\n\nb', attention: true, model: 'm',
   messages: [{ role: 'user', content: 'hi' }, { role: 'user', content: '' }],
@@ -62,15 +73,19 @@ test('form is converted to a request of the public API', () => {
 });
 
 test('curl command quotes its arguments', () => {
-  const line = curlOf({ path: '/v1/completions', body: { prompt: "it's" } }, 'http://h:1');
+  const request = { path: '/v1/completions', body: { prompt: "it's" } };
+  const line = curlOf(request, 'http://h:1', '');
   assert.ok(line.includes("it'\\''s") && line.startsWith('curl -N http://h:1/v1/completions'));
+  assert.ok(!line.includes('Authorization'));
+  assert.ok(curlOf(request, 'http://h:1', 'THUNDER_API_KEY').includes(' \\\n  -H "Authorization: Bearer $THUNDER_API_KEY" \\\n'));
 });
 
 test('recorded run fills the form', () => {
-  const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'] });
-  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], tools: '', schema: '', extra: '', steering: null, lens: false });
+  const back = formOf({ conversation: [{ role: 'user', content: 'hi' }], parameters: { sampling: { temperature: 0.1, top_k: 3 }, limits: { max_tokens: 5, stop: ['x', 'y'] } } }, { mods: ['m'], model: 'other' });
+  assert.deepEqual(back, { tab: 'chat', messages: [{ role: 'user', content: 'hi' }], numbers: { temperature: 0.1, top_k: 3, max_tokens: 5 }, stop: 'x\ny', mods: [{ name: 'm', config: '' }], tools: '', schema: '', extra: '', steering: null, lens: false, model: 'other' });
   assert.equal(formOf({ texts: ['a', 'b'] }).raw, 'ab');
-  assert.equal(formOf(undefined).tab, undefined);
+  assert.equal(formOf({ parameters: { model: { name: 'recorded' } } }, { model: 'other' }).model, 'recorded');
+  assert.deepEqual([formOf(undefined).tab, formOf(undefined).model], [undefined, '']);
 });
 
 test('tools, format and biases of a recorded run are restored', () => {
@@ -82,7 +97,7 @@ test('tools, format and biases of a recorded run are restored', () => {
     { role: 'assistant', content: null, tool_calls: [call] },
     { role: 'tool', content: '1', tool_call_id: 'c' },
   ];
-  const back = formOf({ conversation, tools, parameters: { request } });
+  const back = formOf({ conversation, tools, parameters: { request, model: { name: 'm' } } });
   const { body } = requestOf({ ...form, mods: [], numbers: {}, stop: '', attention: false, ...back });
   assert.deepEqual(body, {
     model: 'm', messages: [{ role: 'user', content: 'a\nb' }, ...conversation.slice(1)], tools, ...request, stream: true,
@@ -122,7 +137,8 @@ test('schema of the form is sent as response format, and read back', () => {
 test('differences name the fields that differ from the original form', () => {
   const same = { ...form, numbers: { temperature: 0.50, seed: '' }, mods: [{ name: 'x', config: '{"a":1}' }, { name: 'y', config: '' }] };
   assert.deepEqual(differences(form, same), [], 'other spellings of the same values');
-  assert.deepEqual(differences(form, { ...form, numbers: { temperature: '1', seed: '4' }, mods: form.mods.slice(1), messages: [{ role: 'user', content: 'ho' }], lens: true }), [
+  assert.deepEqual(differences(form, { ...form, numbers: { temperature: '1', seed: '4' }, mods: form.mods.slice(1), messages: [{ role: 'user', content: 'ho' }], lens: true, model: 'n' }), [
+    { name: 'model', before: 'm', after: 'n' },
     { name: 'temperature', before: '0.5', after: '1' },
     { name: 'seed', before: '', after: '4' },
     { name: 'mods', before: 'x {"a":1}, y', after: 'y' },
@@ -131,21 +147,22 @@ test('differences name the fields that differ from the original form', () => {
   ]);
 });
 
-test('chosen tokens are kept as ids until the text is edited', () => {
+test('chosen tokens are kept as ids until the text or the model changes', () => {
   const chain = new TokenChain();
-  assert.equal(chain.idsOf(''), null, 'the empty text must be tokenized too');
-  chain.start('Once', [1, 40]);
+  assert.equal(chain.idsOf('', 'm'), null, 'the empty text must be tokenized too');
+  chain.start('Once', [1, 40], 'm');
   const text = chain.append(7, ' upon');
   assert.equal(text, 'Once upon');
-  assert.deepEqual(chain.idsOf(text), [1, 40, 7]);
+  assert.deepEqual(chain.idsOf(text, 'm'), [1, 40, 7]);
   assert.equal(chain.append(9, ''), text, 'a token without text');
-  assert.deepEqual(chain.idsOf(text), [1, 40, 7, 9]);
-  assert.equal(chain.idsOf('Once up'), null);
+  assert.deepEqual(chain.idsOf(text, 'm'), [1, 40, 7, 9]);
+  assert.equal(chain.idsOf(text, 'n'), null, 'another model has other tokens');
+  assert.equal(chain.idsOf('Once up', 'm'), null);
   assert.equal(chain.undo(), text);
   assert.equal(chain.undo(), 'Once');
   assert.equal(chain.chosenCount, 0);
   assert.equal(chain.undo(), 'Once', 'only chosen tokens are removed');
-  assert.deepEqual(chain.idsOf('Once'), [1, 40]);
+  assert.deepEqual(chain.idsOf('Once', 'm'), [1, 40]);
 });
 
 test('command field finds events, tokens, runs, pages and searches', () => {

@@ -38,6 +38,8 @@ test('a stage that may have removed a candidate is only named if the counts perm
   // A grammar may remove any candidate, but rank 2 passes top-k.
   assert.deepEqual(removedBy(list(['grammar', 50], ['top-k', 40], ['min-p', 1]), 2), [0, 2]);
   assert.deepEqual(removedBy(list(['top-k', 40], ['xtc', 38], ['temp', 38]), 1), [1]);
+  // Tokens that mods avoid have the lowest ranks.
+  assert.deepEqual(removedBy(list(['avoided', 90], ['top-p', 40]), 60), [1]);
   assert.deepEqual(removedBy(stages, 2, false), [0, 1, 2]);
   assert.equal(description(row({ removedBy: [0, 2] }), stages), 'passed no stage; removed by top-k (40 left) or min-p (1 left)');
 });

@@ -1,6 +1,6 @@
 // The page of a mod: its source in an editor, which the server checks, and which is saved as a new version. Uses the public
 // API: `POST /api/v1/mods/check` and `POST /v1/mods`.
-import { base, h, sendJson, toast } from './dom.js';
+import { base, fetchApi, h, sendJson, toast } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { packageFiles, singleFile } from './mod-files.js';
 import { uploadOf } from './mod-source.js';
@@ -35,6 +35,8 @@ let checkTimer = 0;
 /** AbortController of the newest check. */
 let pendingCheck = null;
 let isSaving = false;
+/** The version that a save replaces: the one that runs used when the user began to edit, or a newer one that the user knows. */
+let replaced = { name, hash: form.dataset.current };
 
 const editor = createEditor(form.querySelector('[data-code]'), {
   text: textarea?.value ?? '', nonce: form.dataset.nonce, readonly: !canSave, label: 'Source of the mod, in Python', changed,
@@ -74,7 +76,7 @@ function storeDraft() {
   isDraftStored = !isDraftOffered;
   if (isDraftOffered) return;
   try {
-    if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: source.value, base: form.dataset.hash, at: Date.now() }));
+    if (isChanged()) localStorage.setItem(draftKey, JSON.stringify({ text: source.value, base: form.dataset.hash, replaces: replaced.hash, at: Date.now() }));
     else localStorage.removeItem(draftKey);
   } catch {
     isDraftStored = false;
@@ -91,6 +93,13 @@ function restoreDraft() {
   let draft = null;
   try { draft = JSON.parse(localStorage.getItem(draftKey)); } catch { /* unreadable, so there is no draft */ }
   if (typeof draft?.text !== typeof initialSource || !draft.text || isInitial(draft.text) || !canSave) return;
+  /** The version that a save replaces after the draft is discarded. */
+  let before = replaced;
+  const restore = () => {
+    before = replaced;
+    replaced = { name, hash: draft.replaces ?? draft.base };
+    source.value = draft.text;
+  };
   // On the page of an earlier version or of a template, the user expects that source, so the draft is only offered.
   isDraftOffered = new URL(location).search !== '' || (!name && document.referrer.includes('/mods/-new'));
   const discardButton = h('button', { type: 'button', onclick: () => {
@@ -99,11 +108,14 @@ function restoreDraft() {
     if (isDraftOffered) {
       isDraftOffered = false;
       storeDraft();
-    } else source.value = savedSource ?? initialSource;
+    } else {
+      replaced = before;
+      source.value = savedSource ?? initialSource;
+    }
   } }, 'Discard');
   const restoreButton = h('button', { type: 'button', onclick: () => {
     isDraftOffered = false;
-    source.value = draft.text;
+    restore();
     offer.remove();
   } }, 'Restore');
   const offer = h('span', {}, 'Restore or discard them first: until then, changes on this page are not kept. ', restoreButton);
@@ -111,7 +123,7 @@ function restoreDraft() {
   const origin = draft.base && draft.base !== hash ? `, based on version ${draft.base.slice(0, 12)}` : '';
   draftBox.replaceChildren(h('p', {}, `Unsaved changes of ${time}${origin}. `, isDraftOffered && offer, ' ', discardButton));
   draftBox.hidden = false;
-  if (!isDraftOffered) source.value = draft.text;
+  if (!isDraftOffered) restore();
 }
 
 // Results of the server's checks.
@@ -162,6 +174,26 @@ function changed() {
 }
 form.elements.name.addEventListener('input', changed);
 
+/** Returns the version of a mod that a save would replace, if the user does not know it, or undefined. */
+async function unknownVersion(target) {
+  const { mods } = await (await fetchApi('/v1/mods')).json();
+  return mods.find((mod) => mod.name === target && mod.origin === 'uploaded' && (target !== replaced.name || mod.hash !== replaced.hash));
+}
+
+/** Shows that a save would replace a version that the user does not know. */
+function warnOfVersion({ name: target, hash: newer, registered_at: at, registered_by: by }) {
+  const saveAnyway = () => {
+    replaced = { name: target, hash: newer };
+    save();
+  };
+  const saved = `of ${new Date(at).toLocaleString()}${by ? ` by ${by}` : ''}`;
+  showError(`Not saved: this would replace version ${newer.slice(0, 12)} of ${target}, ${saved}, on which your text is not based.`);
+  errorBox.append(h('p', { class: 'links' },
+    h('a', { href: `${base}/mods/${encodeURIComponent(target)}?version=${newer}` }, 'Show it'),
+    h('button', { type: 'button', onclick: saveAnyway }, 'Replace it')));
+  setState('Not saved', 'err');
+}
+
 /** Saves the source as a new version. Returns true if that succeeded. */
 async function save() {
   if (!canSave || isSaving || !form.reportValidity()) return false;
@@ -173,8 +205,14 @@ async function save() {
   setState('Saving…');
   showError('');
   try {
+    const unknown = await unknownVersion(upload().name);
+    if (unknown) {
+      warnOfVersion(unknown);
+      return false;
+    }
     const response = await sendJson('/v1/mods', upload());
     const version = await response.json();
+    replaced = version;
     savedSource = sent;
     storeDraft();
     draftBox.hidden = !isDraftOffered;

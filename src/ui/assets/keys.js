@@ -101,10 +101,16 @@ const STORAGE_KEY = 'thunder.keys';
 export const singleKeysEnabled = () => localStorage.getItem(STORAGE_KEY) !== 'off';
 export const setSingleKeysEnabled = (on) => (on ? localStorage.removeItem(STORAGE_KEY) : localStorage.setItem(STORAGE_KEY, 'off'));
 
-/** Returns the name of a pressed key in the table. */
-function keyOf(event) {
+/**
+ * Returns the name of a pressed key in the table, or null if it is pressed with Alt. AltGr, which Windows reports as Ctrl and Alt,
+ * and Option, which types brackets on some keyboards, are part of the typed character.
+ */
+export function keyOf(event) {
+  const isAltGraph = Boolean(event.getModifierState?.('AltGraph'));
+  const isCtrl = !isAltGraph && (event.ctrlKey || event.metaKey);
+  if (event.altKey && !isAltGraph && (isCtrl || !['[', ']'].includes(event.key))) return null;
   const shifted = event.shiftKey && event.key.length > 1;
-  return `${event.ctrlKey || event.metaKey ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
+  return `${isCtrl ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
 }
 
 /** Returns the name of a key for the help. */
@@ -138,8 +144,9 @@ export function actionOf(key, pages) {
 export function listenForShortcuts(pages, act) {
   let prefix = '';
   document.addEventListener('keydown', (event) => {
-    if (event.defaultPrevented || event.isComposing || event.altKey || document.querySelector('dialog[open]')) return;
+    if (event.defaultPrevented || event.isComposing || document.querySelector('dialog[open]')) return;
     const key = keyOf(event);
+    if (key === null) return;
     let name = key;
     if (!key.startsWith('Ctrl+')) {
       if (key !== 'Escape' && (isTextField(event.target) || !singleKeysEnabled())) return;

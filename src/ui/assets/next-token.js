@@ -8,24 +8,26 @@ import { candidateTable } from './replay/candidates.js';
 const MAX_ROWS = 12;
 
 /**
- * A text with its token ids, to which chosen tokens are appended. The text is only tokenized again after the user edits it, so
- * that the model continues from exactly the chosen tokens. Pure.
+ * A text with its token ids, to which chosen tokens are appended. The text is only tokenized again after the user edits it or
+ * selects another model, so that the model continues from exactly the chosen tokens. Pure.
  */
 export class TokenChain {
   #ids = [];
   #text = null;
+  #model = null;
   /** Length of the text before each chosen token. */
   #starts = [];
 
-  /** Returns the ids of `text`, or null if it is another text, which must be tokenized. */
-  idsOf(text) { return text === this.#text ? [...this.#ids] : null; }
+  /** Returns the ids of `text`, or null if it is another text or for another model, so that it must be tokenized. */
+  idsOf(text, model) { return text === this.#text && model === this.#model ? [...this.#ids] : null; }
 
   /** Number of chosen tokens, which `undo()` can remove. */
   get chosenCount() { return this.#starts.length; }
 
-  /** Starts again with a tokenized text. */
-  start(text, ids) {
+  /** Starts again with a text that was tokenized for a model. */
+  start(text, ids, model) {
     this.#text = text;
+    this.#model = model;
     this.#ids = [...ids];
     this.#starts = [];
   }
@@ -64,8 +66,8 @@ export class NextToken {
   #loadId = 0;
 
   /**
-   * Shows the candidates in `box`. `textarea` has the text. `hooks.request(ids)` returns path and body of the request for a list
-   * of tokens, `hooks.changed()` is called after a change of the text, and `hooks.onError(message)` shows an error.
+   * Shows the candidates in `box`. `textarea` has the text. `hooks.request(prompt)` returns path and body of the request for a text
+   * or a list of tokens, `hooks.changed()` is called after a change of the text, and `hooks.onError(message)` shows an error.
    */
   constructor(box, textarea, hooks) {
     this.#box = box;
@@ -82,13 +84,13 @@ export class NextToken {
     this.#box.setAttribute('aria-busy', 'true');
     try {
       const text = this.#textarea.value;
-      if (!this.#chain.idsOf(text)) {
-        const { tokens } = await (await sendJson('/tokenize', { content: text, add_special: true })).json();
-        this.#chain.start(text, tokens);
+      const { model } = this.#hooks.request(text).body;
+      if (!this.#chain.idsOf(text, model)) {
+        const { tokens } = await (await sendJson('/tokenize', { model, content: text, add_special: true })).json();
+        this.#chain.start(text, tokens, model);
         this.#sessionId = `next-token ${crypto.getRandomValues(new Uint32Array(2)).join('')}`;
       }
-      const ids = this.#chain.idsOf(text);
-      const { path, body } = this.#hooks.request(ids);
+      const { path, body } = this.#hooks.request(this.#chain.idsOf(text, model));
       const response = await sendJson(path, { ...body, session_id: this.#sessionId, max_tokens: 1, stream: false });
       await response.text();
       const id = response.headers.get('x-thunder-run-id');

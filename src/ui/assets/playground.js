@@ -79,6 +79,9 @@ function configurationFields(schema) {
     ])));
 }
 
+/** Returns the option of a model with that name, or null. */
+const optionOfModel = (name) => [...form.elements.model.options].find((option) => JSON.parse(option.dataset.names).includes(name)) ?? null;
+
 /** Returns the option of a mod in the list of available mods, or null. */
 const optionOf = (name) => form.querySelector(`[data-add-mod] option[value="${CSS.escape(name)}"]`);
 
@@ -134,7 +137,7 @@ function readForm() {
     attention: field('attention').checked,
     lens: field('lens').checked,
     steering: steering.value,
-    model: form.dataset.model,
+    model: form.elements.model.value,
   };
 }
 
@@ -149,6 +152,7 @@ function writeForm(data) {
   steering.value = data.steering ?? null;
   // Without control vectors on the server, the field only shows those of the run.
   steering.element.hidden = !vectors && !data.steering;
+  form.elements.model.selectedIndex = optionOfModel(data.model)?.index ?? 0;
   if (data.tools || data.schema || data.extra || data.steering) form.elements.extra.closest('details').open = true;
   mods.replaceChildren();
   for (const m of data.mods ?? []) addMod(m);
@@ -265,11 +269,10 @@ async function generate() {
     status.textContent = 'Generating…';
     await readToEnd(response);
   } catch (error) {
-    if (controller.signal.aborted) status.textContent = 'Stopped.';
-    else {
-      status.textContent = '';
-      showProblem(error.message);
-    }
+    // Another request may have replaced this one.
+    if (activeRequest !== controller) return undefined;
+    status.textContent = controller.signal.aborted ? 'Stopped.' : '';
+    if (!controller.signal.aborted) showProblem(error.message);
   } finally {
     if (activeRequest === controller) {
       activeRequest = null;
@@ -316,7 +319,7 @@ const nextToken = new NextToken(nextTokenBox, raw, {
   changed: save,
   onError: showProblem,
 });
-raw.addEventListener('input', () => nextToken.clear());
+for (const field of [raw, form.elements.model]) field.addEventListener('input', () => nextToken.clear());
 
 /** Computes the next token of the raw text. A chat is first rendered by the model's template. */
 async function showNextToken() {
@@ -362,7 +365,7 @@ form.addEventListener('click', (event) => {
     addMod({ name: option.value, config: exampleConfig(option) });
     save();
   } else if (action === 'curl') {
-    try { copyText(curlOf(requestOf(readForm()), location.origin + base), 'curl command'); } catch (error) { showProblem(error.message); }
+    try { copyText(curlOf(requestOf(readForm()), location.origin + base, form.dataset.keyVariable), 'curl command'); } catch (error) { showProblem(error.message); }
   }
   return undefined;
 });
@@ -425,6 +428,11 @@ async function fillFromRun(id, query) {
   const stored = storedForm();
   writeForm({ ...stored, ...values, numbers: { ...stored.numbers, ...values.numbers } });
   originalForm = readForm();
+  if (values.model && !optionOfModel(values.model)) {
+    showProblem(`This server does not have the model “${values.model}” of the run; requests use ${originalForm.model || 'its default model'}.`);
+    originalForm.model = values.model;
+    showChangedFields(readForm());
+  }
   showRun(id, { hasAttention: Boolean(summary?.run?.has_attention), state: { at }, hooks: {} });
   if (at === null) runLine.replaceChildren('settings of ', runLink(id));
   else runLine.replaceChildren(`the text at event ${at} of `, runLink(id, `?at=${at}`));
@@ -455,7 +463,7 @@ fillForm();
 const available = [...form.querySelectorAll('[data-add-mod] option')].map((option) => option.value);
 if (!form.elements.attention.disabled) available.push('attention');
 // The page has a warning while no model can answer.
-const canGenerate = form.dataset.model && !document.querySelector('main > .banner.warn');
+const canGenerate = form.elements.model.value && !document.querySelector('main > .banner.warn');
 if (canGenerate && !new URL(location).searchParams.has('from')) {
   const buttons = starterButtons(available, (chosen) => {
     writeForm({ ...readForm(), ...chosen });

@@ -28,12 +28,18 @@ function update(container, next) {
   }
 }
 
+/** Number of the newest request; the responses of earlier ones are older and discarded. */
+let requestId = 0;
+
 /** Loads the page again and updates `container`. `fragment` is the name of its template if the server can render it alone, or null. */
 export async function refresh(container, fragment) {
+  requestId += 1;
+  const id = requestId;
   const response = await fetchUrl(location.href, { headers: fragment ? { 'X-Fragment': fragment } : {} });
   if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
   const next = document.createElement('div');
   const html = await response.text(); // the server's own escaped template, same origin
+  if (id !== requestId) return;
   if (fragment) next.innerHTML = html;
   else {
     const page = new DOMParser().parseFromString(html, 'text/html');
@@ -42,15 +48,19 @@ export async function refresh(container, fragment) {
   update(container, next);
 }
 
-/** Refreshes `container` every second while `isRunning()` returns true and the page is visible. `changed()` is called after that. */
-export function refreshWhile(container, { fragment, isRunning, changed = () => {} }) {
-  setInterval(async () => {
-    if (document.hidden || !isRunning()) return;
+/**
+ * Refreshes `container` while `isRunning()` returns true and the page is visible, a second after the previous refresh.
+ * `changed()` is called after each one.
+ */
+export async function refreshWhile(container, { fragment, isRunning, changed = () => {} }) {
+  for (;;) {
+    await new Promise((resolve) => setTimeout(resolve, INTERVAL_MS));
+    if (document.hidden || !isRunning()) continue;
     try {
       await refresh(container, fragment);
       changed();
     } catch { /* the next refresh tries again */ }
-  }, INTERVAL_MS);
+  }
 }
 
 /** Moves the focus by a number of rows of a table. Returns false if the table has no rows. */

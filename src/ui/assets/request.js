@@ -1,6 +1,6 @@
 // Conversion between the playground's form, requests of the API and recorded runs. A form is plain data:
-// `{tab, messages, raw, numbers, stop, mods, attention, lens, steering, tools, schema, extra, model}`; `raw` is text or token ids, and
-// `steering` is null or a list of control vectors. Pure.
+// `{tab, messages, raw, numbers, stop, mods, attention, lens, steering, tools, schema, extra, model}`; `raw` is text or token ids,
+// `steering` is null or a list of control vectors, and an empty `model` is the default of the server. Pure.
 
 /** Name of the schema in requests. The API requires one, but the server does not use it. */
 const SCHEMA_NAME = 'answer';
@@ -76,10 +76,11 @@ export function missingInput(form) {
   return form.messages.some(hasContent) ? null : 'Write a message first.';
 }
 
-/** Returns a request as a shell command. */
-export function curlOf({ path, body }, origin) {
+/** Returns a request as a shell command. `keyVariable` is the variable of the environment with the key, or empty. */
+export function curlOf({ path, body }, origin, keyVariable) {
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  return `curl -N ${origin}${path} \\\n  -H 'Content-Type: application/json' \\\n  -d '${json}'`;
+  const key = keyVariable ? ` \\\n  -H "Authorization: Bearer $${keyVariable}"` : '';
+  return `curl -N ${origin}${path}${key} \\\n  -H 'Content-Type: application/json' \\\n  -d '${json}'`;
 }
 
 /** Returns the text of a message, whose content may be a list of parts. */
@@ -131,6 +132,7 @@ export function formOf(prompt, run) {
   if (typeof p.attention === 'boolean') form.attention = p.attention;
   form.lens = p.lens === true;
   form.steering = p.steering ?? null;
+  form.model = p.model?.name ?? run?.model ?? '';
   if (Array.isArray(flat.stop)) form.stop = flat.stop.join('\n');
   const mods = Array.isArray(flat.mods) ? flat.mods : run?.mods ?? [];
   form.mods = mods.map((m) => (typeof m === 'string' ? { name: m, config: '' } : { name: m.name, config: m.config ? JSON.stringify(m.config) : '' }));
@@ -150,6 +152,7 @@ function displayedValues(form) {
   const text = (value) => (value === undefined || value === null ? '' : String(value));
   const messages = (form.messages ?? []).filter(hasContent).map(({ role, content }) => `${role}: ${content}`);
   return {
+    model: text(form.model),
     ...Object.fromEntries(NUMBERS.map((name) => [name.replace('_', ' '), text(form.numbers?.[name])])),
     'stop strings': text(form.stop),
     mods: (form.mods ?? []).map(({ name, config }) => `${name}${config?.trim() ? ` ${json(config)}` : ''}`).join(', '),

@@ -1,8 +1,9 @@
 // The page with the list of runs: filters it while the user types, and announces new runs without moving rows.
-import { base, copyText, fetchApi, fetchUrl } from './dom.js';
+import { base, copyText, fetchUrl } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
 import { listenForShortcuts } from './keys.js';
+import { fetchRows, replaceRow } from './run-rows.js';
 import { showLocalTime } from './shell.js';
 
 const filterBox = document.querySelector('#q');
@@ -22,12 +23,16 @@ let hasLoadFailed = false;
 const newRuns = new Set();
 /** True if the server dropped notifications about changes, so the list may lack some of them. */
 let isOutdated = false;
+/** For each request of the list in progress, a list of the changes since it was sent, which its response may lack. */
+const missedChanges = new Set();
 
 /** Shows the list of a URL. If its filter is invalid, the old rows remain, grayed out. */
 async function load(url, { updateUrl = true } = {}) {
   request?.abort();
   request = new AbortController();
   const { signal } = request;
+  const changes = [];
+  missedChanges.add(changes);
   const startedAt = performance.now();
   const showDuration = () => { loadTime.textContent = `${Math.round(performance.now() - startedAt)} ms`; };
   results.setAttribute('aria-busy', 'true');
@@ -51,7 +56,7 @@ async function load(url, { updateUrl = true } = {}) {
       hasLoadFailed = false;
       newRuns.clear();
       isOutdated = false;
-      updateNewRunsButton();
+      applyChanges(changes);
     } else throw new Error(`${response.status} ${response.statusText}`);
     if (updateUrl) history.replaceState(null, '', url);
     const q = new URL(url, location).searchParams.get('q') ?? '';
@@ -71,6 +76,7 @@ async function load(url, { updateUrl = true } = {}) {
     results.classList.add('stale');
   } finally {
     clearInterval(timer);
+    missedChanges.delete(changes);
     if (request?.signal === signal) results.removeAttribute('aria-busy');
   }
 }
@@ -134,57 +140,47 @@ follow('/api/v1/runs/live', {
   onState: (text, ok, status) => {
     // A restarted server may require a new login, and its login page redirects to this page.
     if (status === 401) location.reload();
-    // The server does not repeat changes from the time of a lost connection.
-    if (ok && (hasLoadFailed || liveDot.classList.contains('off'))) refresh();
+    // The server does not repeat changes from the time before the connection.
+    if (ok) refresh();
     liveDot.className = `dot ${ok ? 'on' : 'off'}`;
     liveText.textContent = ok ? 'live' : text;
   },
   onEvent: ({ event, data }) => {
-    if (event === 'missed') {
-      isOutdated = true;
-      updateNewRunsButton();
-      return;
+    let change = {};
+    if (event !== 'missed') {
+      try { change = JSON.parse(data); } catch { return; }
     }
-    let change;
-    try { change = JSON.parse(data); } catch { return; }
+    for (const changes of missedChanges) changes.push(change);
+    applyChanges([change]);
+  },
+});
+
+/** Returns true if the page shows an error instead of the result of the filter. */
+const hasFilterError = () => Boolean(results.querySelector('#filter-error:not([hidden])'));
+
+/** Shows changes: the new status of a run, or a change without a run if the server dropped some. */
+function applyChanges(changes) {
+  for (const change of changes) {
     const id = change.run_id ?? change.run?.run_id;
     const status = change.status ?? change.run?.status;
-    if (!id) return;
-    const row = results.querySelector(`[data-run="${CSS.escape(id)}"]`);
-    if (row) {
+    const row = id && results.querySelector(`[data-run="${CSS.escape(id)}"]`);
+    if (!id) isOutdated = true;
+    else if (!row) newRuns.add(id);
+    // The row may be newer than the change.
+    else if (row.dataset.status === 'running' && status !== 'running') {
       const cell = row.querySelector('.run-status');
       cell.textContent = status;
       cell.className = `run-status status-${status}`;
-      if (status !== 'running' && row.dataset.status === 'running') refreshRow(row, id);
       row.dataset.status = status;
-    } else if (!results.querySelector('.runs') && !results.querySelector('#filter-error:not([hidden])') && !filterBox.value) {
-      load(listUrl('')); // replaces the empty state with the list
-    } else {
-      newRuns.add(id);
-      updateNewRunsButton();
+      refreshRow(row, id);
     }
-  },
-});
+  }
+  if (newRuns.size && !results.querySelector('.runs') && !hasFilterError() && !filterBox.value) load(listUrl('')); // replaces the empty state with the list
+  else updateNewRunsButton();
+}
 addEventListener('pagehide', () => pageClosed.abort());
 // The browser restored the page after Back, without its connection.
 addEventListener('pageshow', ({ persisted }) => { if (persisted) location.reload(); });
-
-/** Fetches the list again. Returns its rows by the ids of their runs. */
-async function fetchRows() {
-  const response = await fetchApi(location.href.slice(location.origin.length + base.length), { headers: { 'X-Fragment': 'list' } });
-  const page = document.createElement('div');
-  page.innerHTML = await response.text();
-  return new Map([...page.querySelectorAll('[data-run]')].map((row) => [row.dataset.run, row]));
-}
-
-/** Replaces a row by its newer version, and keeps its selection and focus. */
-function replaceRow(row, next) {
-  next.querySelectorAll('time[datetime]').forEach(showLocalTime);
-  next.querySelector('[data-select]').checked = row.querySelector('[data-select]').checked;
-  const isFocused = row.querySelector('.run-text a') === document.activeElement;
-  row.replaceWith(next);
-  if (isFocused) next.querySelector('.run-text a').focus();
-}
 
 /** Shows the final numbers in the row of a run that has just ended. */
 async function refreshRow(row, id) {
@@ -194,11 +190,27 @@ async function refreshRow(row, id) {
   } catch { /* the row keeps its old numbers; the next load corrects it */ }
 }
 
-/** Updates the list after a lost connection: in place, or completely if rows were deleted. */
+/** Updates the list after the connection is established: in place, or completely if a row is not in it anymore. */
 async function refresh() {
+  if (hasFilterError() && !hasLoadFailed) return;
+  const before = request;
+  const { href } = location;
+  const changes = [];
+  missedChanges.add(changes);
+  let current = null;
+  try {
+    if (!hasLoadFailed) current = await fetchRows();
+  } catch (error) {
+    // The connection is lost, so this is called again.
+    if (!error.status) return;
+  } finally {
+    missedChanges.delete(changes);
+  }
+  // A newer request loads the list.
+  if (request !== before) return;
   const rows = [...results.querySelectorAll('[data-run]')];
-  const current = hasLoadFailed || !rows.length ? null : await fetchRows().catch(() => null);
-  if (!current || rows.some((row) => !current.has(row.dataset.run))) {
+  // An older request can have replaced the list by that of another filter meanwhile.
+  if (!current || location.href !== href || (!rows.length && current.size) || rows.some((row) => !current.has(row.dataset.run))) {
     load(location.href, { updateUrl: false });
     return;
   }
@@ -208,7 +220,7 @@ async function refresh() {
   }
   for (const id of current.keys()) newRuns.add(id);
   loadedAt = Date.now();
-  updateNewRunsButton();
+  applyChanges(changes);
 }
 
 listenForFiles(document.querySelector('[data-import]'), document.querySelector('[data-imported]'), () => load(location.href, { updateUrl: false }));

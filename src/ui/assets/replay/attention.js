@@ -10,6 +10,8 @@ import { AttentionMap } from './map.js';
 
 const MAX_LISTED = 8;
 const MAX_CACHED_STEPS = 200;
+/** Maximum evictions up to which the attention of later steps is loaded, because each needs its own request. */
+const MAX_EVICTIONS = 50;
 /** Views that every run with attention has, with their names. A view selects or combines layers and heads. */
 const VIEWS = [['mean', 'mean'], ['max', 'max'], ['last', 'last layer'], ['weighted_layers', 'weighted layers']];
 
@@ -51,7 +53,7 @@ export class Attention {
   #hooks;
   /** Responses of the API by step and view. */
   #cache = new Map();
-  /** The attention of the current step, `{values, sink, peak, seq, quality, missing}`, or null. `missing` says why there are no values. */
+  /** The attention of the current step, `{values, rows, sink, peak, quality, missing}`, or null. `rows` are the rows of the context by position, and `missing` says why there are no values. */
   #current = null;
   #signal;
   /** Loads the attention of steps. Its targets are keys of `#cache`. */
@@ -69,8 +71,9 @@ export class Attention {
   /** The token, as a row, whose attention from later steps is shown, or null. */
   #subject = null;
   /**
-   * The attention of later steps to the subject, or null: `{key, byRow, steps, peak, next, isLoading, state}`. `byRow` has the values by
-   * the rows that the steps added, `next` is the event from which the next range is loaded, and `state` is a text.
+   * The attention of later steps to the subject, or null: `{key, byRow, steps, peak, next, evictions, isLoading, state}`. `byRow` has the values by
+   * the rows that the steps added, `next` is the event from which the next range is loaded, `evictions` is their number
+   * before it, and `state` is a text.
    */
   #later = null;
   #laterController = new AbortController();
@@ -126,12 +129,10 @@ export class Attention {
   get shading() {
     if (!this.isOn || !this.#current) return null;
     if (this.showsLaterSteps) return this.#laterShading();
-    const { values, sink, peak, seq } = this.#current;
-    const run = this.#run;
-    return (i) => {
-      const pos = run.pos(i);
-      return run.isVisible(i, seq) && pos < values.length && pos !== sink ? bucketOfShare(values[pos], peak) : -1;
-    };
+    const { values, rows, sink, peak } = this.#current;
+    const buckets = new Map();
+    rows.forEach((row, pos) => { if (pos < values.length && pos !== sink) buckets.set(row, bucketOfShare(values[pos], peak)); });
+    return (row) => buckets.get(row) ?? -1;
   }
 
   /** True if the attention of later steps to one token is shown. */
@@ -159,7 +160,7 @@ export class Attention {
     if (this.#later?.key !== key) {
       this.#laterController.abort();
       this.#laterController = new AbortController();
-      this.#later = { key, byRow: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), isLoading: false, state: row === null ? 'Choose a token.' : 'loading…' };
+      this.#later = { key, byRow: new Map(), steps: 0, peak: 0, next: row === null ? 0 : run.addedAt(row), evictions: 0, isLoading: false, state: row === null ? 'Choose a token.' : 'loading…' };
     }
     const later = this.#later;
     const { signal } = this.#laterController;
@@ -169,9 +170,11 @@ export class Attention {
     later.isLoading = true;
     try {
       await new Promise((resolve) => setTimeout(resolve, this.#laterDelay()));
-      const end = () => Math.min(run.removedAt(row), run.eventCount);
-      for (let to = end(); later.next < to && !signal.aborted; to = end()) {
-        const query = new URLSearchParams({ from: later.next, to, position: run.pos(row), ...viewQuery(this.view) });
+      // The position of the token is the same up to the next eviction.
+      const last = () => Math.min(run.leftContextAt(row), run.eventCount);
+      const end = () => Math.min(last(), run.nextEviction(later.next));
+      for (let to = end(); later.next < to && later.evictions < MAX_EVICTIONS && !signal.aborted; to = end()) {
+        const query = new URLSearchParams({ from: later.next, to, position: run.context(later.next).indexOf(row), ...viewQuery(this.view) });
         const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`, { signal });
         const { attention } = await response.json();
         for (const { sequence_order: seq, value } of attention.rows) {
@@ -179,10 +182,12 @@ export class Attention {
           later.peak = Math.max(later.peak, value);
           for (const added of rowsAddedByStep(run, seq)) later.byRow.set(added, value);
         }
+        const eviction = run.nextEviction(later.next);
         later.next = attention.next ?? to;
+        if (later.next === eviction) later.evictions += 1;
         update();
       }
-      later.state = '';
+      later.state = later.next < last() ? `loaded up to event ${later.next}, the ${MAX_EVICTIONS}th eviction` : '';
     } catch (error) {
       later.state = `loading failed: ${error.message}`;
     }
@@ -255,7 +260,7 @@ export class Attention {
 
   #show(attention) {
     const values = attention.values ?? [];
-    this.#current = { values, ...sinkOf(values), seq: attention.sequence_order, quality: attention.quality ?? 'exact', missing: attention.missing };
+    this.#current = { values, rows: this.#run.context(attention.sequence_order), ...sinkOf(values), quality: attention.quality ?? 'exact', missing: attention.missing };
     this.#heads.show(attention, this.view);
     this.#showFacts();
     this.#map.load();
@@ -268,13 +273,12 @@ export class Attention {
     if (!this.#current) return undefined;
     this.#stripBox.hidden = this.showsLaterSteps || !this.#current.values.length;
     if (this.showsLaterSteps) return this.#showLaterFacts();
-    const { values, sink, seq, quality, missing } = this.#current;
-    const rows = this.#run.sequence(seq);
+    const { values, rows, sink, quality, missing } = this.#current;
     const sinkText = sink >= 0 ? ` · sink ${displayText(rows[sink] === undefined ? '' : this.#run.text(rows[sink]))} ${percent(values[sink])}, left out of the scale` : '';
     this.#facts.textContent = missing ? '' : `${values.length} positions · ${QUALITY[quality] ?? quality}${sinkText}`;
     this.#note.textContent = missing ?? '';
     const top = values.map((v, pos) => [v, pos]).filter(([, pos]) => pos !== sink).sort((a, b) => b[0] - a[0]).slice(0, MAX_LISTED);
-    this.#showTopPositions(top.map(([v, pos]) => [pos, rows[pos], v]));
+    this.#showTopPositions(top.map(([v, pos]) => [rows[pos] === undefined ? pos : this.#run.pos(rows[pos]), rows[pos], v]));
     this.#drawStrip();
     return undefined;
   }
@@ -291,7 +295,7 @@ export class Attention {
 
   /** Returns the text at a position of the current step. */
   #textAt(pos) {
-    const row = this.#current && this.#run.sequence(this.#current.seq)[pos];
+    const row = this.#current?.rows[pos];
     return row === undefined ? `position ${pos}` : this.#run.text(row);
   }
 
@@ -331,7 +335,7 @@ export class Attention {
     if (!this.#current) return;
     const bounds = this.#stripBox.getBoundingClientRect();
     const pos = Math.floor(((event.clientX - bounds.left) / bounds.width) * this.#current.values.length);
-    const row = this.#run.sequence(this.#current.seq)[pos];
+    const row = this.#current.rows[pos];
     if (row !== undefined) this.#hooks.select(row);
   }
 }

@@ -18,7 +18,7 @@ export function candidates(list) {
 }
 
 /** Stages that only remove the least probable candidates. */
-const BY_RANK = new Set(['top-k', 'top-p', 'min-p', 'top-n-sigma', 'temp', 'argmax']);
+const BY_RANK = new Set(['avoided', 'top-k', 'top-p', 'min-p', 'top-n-sigma', 'temp', 'argmax']);
 /** Stages that change the order of candidates and remove none. */
 const REORDERING = new Set(['penalties', 'dry']);
 /** Stages that keep the order of the remaining candidates. */

@@ -6,7 +6,9 @@ import { appendText } from './glyphs.js';
 import { Run } from './run.js';
 import { changeOf, neighbor, order, rowsSince, statistics } from './tree.js';
 
-const POLL_INTERVAL_MS = 250;
+/** Delay between two updates of active branches, which is doubled after each error up to the maximum. */
+const POLL_INTERVAL_MS = 1500;
+const MAX_POLL_INTERVAL_MS = 30_000;
 /** Maximum tokens of a branch that are shown. */
 const MAX_SHOWN_TOKENS = 160;
 /** Maximum number of branches whose tokens are loaded. */
@@ -32,7 +34,6 @@ export class Family {
   #elements = new Map();
   /** Loaded runs that have ended, by id. */
   #runs = new Map();
-  #timer = 0;
   /** Number of the newest load; earlier ones are not continued. */
   #loadId = 0;
   /** Reason why the page's run cannot be forked, or null. */
@@ -53,7 +54,7 @@ export class Family {
 
   get isLoaded() { return this.#members.length > 0; }
 
-  async #fetch() { return (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family`)).json(); }
+  async #fetch(query = '') { return (await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/family${query}`)).json(); }
 
   /** Loads the family and shows it. */
   async load() {
@@ -77,7 +78,7 @@ export class Family {
       this.#list.replaceChildren(h('li', { class: 'err' }, `The branches could not be loaded: ${error.message}.`));
       return;
     }
-    this.#loadTokens();
+    this.#follow();
   }
 
   /** Shows started forks, whose data are a response of the API. A single fork is also shown beside the text. */
@@ -146,7 +147,8 @@ export class Family {
     return row;
   }
 
-  #showFacts(member, tokens = member.completion_tokens, meanLogprob = member.mean_logprob) {
+  #showFacts(member, tokens = member.completion_tokens) {
+    const { mean_logprob: meanLogprob } = member;
     const { facts, row } = this.#elements.get(member.run_id) ?? {};
     if (!row) return; // a run without branches
     row.dataset.status = member.status;
@@ -158,7 +160,8 @@ export class Family {
   #showTokens(member, run) {
     const { parent } = member;
     const rows = rowsSince(run, parent?.sequence_order ?? 0);
-    this.#showFacts(member, rowsSince(run).filter((i) => !run.isStop(i)).length, statistics(run, rowsSince(run)).meanLogprob);
+    member.mean_logprob = statistics(run, rowsSince(run)).meanLogprob;
+    this.#showFacts(member, rowsSince(run).filter((i) => !run.isStop(i)).length);
     const { text } = this.#elements.get(member.run_id);
     text.replaceChildren(parent && rows[0] > 0 ? '… ' : '', ...rows.slice(0, MAX_SHOWN_TOKENS).map((i) => {
       const bucket = MODES[0].bucket(run, i);
@@ -168,14 +171,14 @@ export class Family {
     }), rows.length > MAX_SHOWN_TOKENS ? ' …' : '');
   }
 
-  /** Loads the tokens of the branches, repeatedly for active ones. */
-  async #loadTokens() {
-    clearTimeout(this.#timer);
-    this.#loadId += 1;
-    const loadId = this.#loadId;
-    const outdated = this.#members.length < 2 ? [] : this.#members.slice(0, MAX_LOADED_BRANCHES)
-      .filter((m) => m.completion_tokens <= MAX_TOKENS && (m.status === 'running' || !this.#runs.has(m.run_id)));
-    for (const m of outdated) {
+  /** True for a branch whose tokens are loaded. */
+  #isShown(member) {
+    return this.#members.length > 1 && this.#members.indexOf(member) < MAX_LOADED_BRANCHES && member.completion_tokens <= MAX_TOKENS;
+  }
+
+  /** Loads the tokens of branches that are active or not loaded yet, unless a newer load has started. */
+  async #loadTokens(loadId) {
+    for (const m of this.#members.filter((one) => this.#isShown(one) && (one.status === 'running' || !this.#runs.has(one.run_id)))) {
       try {
         const path = `/api/v1/runs/${encodeURIComponent(m.run_id)}`;
         const run = Run.stored(await (await fetchApi(`${path}/columns`)).arrayBuffer());
@@ -184,20 +187,51 @@ export class Family {
         if (m.status !== 'running') this.#runs.set(m.run_id, run);
       } catch { /* the row remains as it is */ }
     }
-    if (!this.#members.some((m) => m.status === 'running')) return;
-    this.#timer = setTimeout(async () => {
+  }
+
+  /** Updates the branches. Returns false if the tree must be drawn again, because a branch is new or the run can now be forked. */
+  async #update() {
+    const meanOf = this.#members.filter((m) => m.status === 'running' && !this.#isShown(m) && this.#members.length > 1).map((m) => m.run_id);
+    const family = await this.#fetch(`?${new URLSearchParams({ mean_of: meanOf.join(',') })}`);
+    if (family.not_forkable !== this.#notForkable) return false;
+    for (const fresh of family.runs) {
+      const m = this.#members.find((other) => other.run_id === fresh.run_id);
+      if (!m) return false;
+      Object.assign(m, fresh, { mean_logprob: fresh.mean_logprob ?? m.mean_logprob });
+      if (!this.#isShown(m)) this.#showFacts(m);
+    }
+    return true;
+  }
+
+  /** True while the family can change in a way that the page shows: a single run only shows why it cannot be forked. */
+  get #isChanging() {
+    return this.#members.some((m) => m.status === 'running') && (this.#members.length > 1 || this.#notForkable !== null);
+  }
+
+  /** Loads the tokens of the branches, and updates them while some are active and the page is visible. */
+  async #follow() {
+    this.#loadId += 1;
+    const loadId = this.#loadId;
+    await this.#loadTokens(loadId);
+    let delay = POLL_INTERVAL_MS;
+    while (loadId === this.#loadId && this.#isChanging) {
+      await new Promise((resolve) => setTimeout(resolve, delay));
+      while (document.hidden) await new Promise((resolve) => document.addEventListener('visibilitychange', resolve, { once: true }));
+      if (loadId !== this.#loadId) return undefined;
       try {
-        const family = await this.#fetch();
-        if (family.not_forkable !== this.#notForkable) return this.load();
-        for (const fresh of family.runs) {
-          const m = this.#members.find((other) => other.run_id === fresh.run_id);
-          if (m) Object.assign(m, fresh);
-          else return this.load();
-          this.#showFacts(m);
-        }
-      } catch { /* the next poll tries again */ }
-      return this.#loadTokens();
-    }, POLL_INTERVAL_MS);
+        const isCurrent = await this.#update();
+        if (loadId !== this.#loadId) return undefined;
+        if (!isCurrent) return this.load();
+        delay = POLL_INTERVAL_MS;
+      } catch (error) {
+        // The run was deleted, or the login has expired.
+        if (error.status >= 400 && error.status < 500) return undefined;
+        delay = Math.min(2 * delay, MAX_POLL_INTERVAL_MS);
+        continue;
+      }
+      await this.#loadTokens(loadId);
+    }
+    return undefined;
   }
 }
 

@@ -12,7 +12,7 @@ export const tokenCount = ({ tiles }) => tiles.reduce((count, tile) => count + p
 /**
  * Returns the attention of a step to the patches of an image: `{tiles, mass, peak, peakPlace}` with the values of the patches
  * of each tile, line by line, their sum, the highest one, and its place `{tile, column, row}`, or null. `rows` are the rows of
- * the run by position, and `values` the attention to the positions. Pure.
+ * the run by position in the context, and `values` the attention to the positions. Pure.
  */
 export function patchValues(tiles, rows, values) {
   /** Tile and patch by row of the run. */
@@ -88,9 +88,9 @@ class PromptImage {
       picture, h('p', { class: 'hint' }, `SHA-256 ${sha256}${bytes ? ` · ${bytes} bytes` : ''}`));
   }
 
-  /** Shows the attention of a step, `{values}`, or none if it is null. `sequence` are the rows of the run at the step. */
-  showAttention(attention, sequence) {
-    this.#attention = attention && patchValues(this.#record.tiles, sequence, attention.values);
+  /** Shows the attention of a step, `{values, rows}` with the rows by position, or none if it is null. */
+  showAttention(attention) {
+    this.#attention = attention && patchValues(this.#record.tiles, attention.rows, attention.values);
     this.section.hidden = !attention;
     if (!attention) return;
     const { mass, peak, peakPlace } = this.#attention;
@@ -128,12 +128,10 @@ class PromptImage {
 
 /** The images of a run's prompt. */
 export class Images {
-  #run;
   #images;
 
   /** Replaces the tokens of each image in `text` by a chip. `id` is the id of the run, or null in an exported page. */
-  constructor(run, id, prompt, text) {
-    this.#run = run;
+  constructor(id, prompt, text) {
     const records = imagesOf(prompt);
     const url = (record) => (id === null ? null : `${base}/api/v1/runs/${encodeURIComponent(id)}/images/${record.sha256}`);
     this.#images = records.map((record, i) => new PromptImage(record, i + 1, records.length, url(record)));
@@ -149,10 +147,9 @@ export class Images {
     section.querySelector('.strip').after(...this.#images.map((image) => image.section));
   }
 
-  /** Shows the attention of a step, `{values, seq}`, or none if it is null. */
+  /** Shows the attention of a step, `{values, rows}`, or none if it is null. */
   showAttention(attention) {
-    const sequence = attention ? this.#run.sequence(attention.seq) : [];
-    for (const image of this.#images) image.showAttention(attention, sequence);
+    for (const image of this.#images) image.showAttention(attention);
   }
 
   /** Draws the attention again, in the colors of the current theme. */

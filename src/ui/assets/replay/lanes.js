@@ -14,6 +14,15 @@ export function colorNameOf(mark) {
   return /^Force/.test(mark.label) ? 'forced' : 'accent';
 }
 
+/**
+ * Returns the index of the first listed one of `count` marks, if `first` was listed first before: the same, unless the cursor,
+ * at the mark with the index `at`, has left the middle half of the table. Pure.
+ */
+export function firstListed(count, at, first) {
+  const isCentered = at >= first + MAX_LISTED / 4 && at < first + MAX_LISTED * 3 / 4;
+  return Math.max(0, Math.min(count - MAX_LISTED, isCentered ? first : at - MAX_LISTED / 2));
+}
+
 export class Lanes {
   #root;
   #run;
@@ -22,6 +31,12 @@ export class Lanes {
   #lanes = new Map();
   #lanesBox = h('div');
   #tableBody = h('tbody');
+  /** The line above the table that says which marks it shows. */
+  #listedText = h('p', { class: 'hint', hidden: true });
+  /** Index of the first listed one of the shown marks. */
+  #first = 0;
+  /** Listed marks, with their rows. */
+  #listed = new Map();
   /** The element with the table, which the user can open. */
   #details;
   /** Kinds of marks that the table shows. */
@@ -44,6 +59,7 @@ export class Lanes {
     this.#details = h('details', { ontoggle: () => this.#updateTable() },
       h('summary', { class: 'hint' }, 'List view'),
       h('div', { class: 'row' }, filter),
+      this.#listedText,
       h('div', { class: 'scroll', tabindex: '0', role: 'group', 'aria-label': 'Marks as a table' },
         h('table', { class: 'table' },
           h('thead', {}, h('tr', {}, ['Event', 'Mod', 'Kind', 'Description'].map((title) => h('th', { scope: 'col' }, title)))), this.#tableBody)));
@@ -112,22 +128,35 @@ export class Lanes {
     }
   }
 
-  /** Shows the marks around the cursor in the table, if it is open. */
+  /** Shows the marks around the cursor in the table, if it is open. Rows that were listed before keep their place and focus. */
   #updateTable() {
     if (!this.#details.open) return;
     const marks = this.#run.marks.filter((mark) => this.#shownKinds.has(mark.kind));
-    const first = Math.max(0, marks.findLastIndex((mark) => mark.seq <= this.#n) - MAX_LISTED / 2);
-    this.#tableBody.replaceChildren(...marks.slice(first, first + MAX_LISTED).map((mark) => h('tr', {},
-      h('td', { class: 'num' }, h('button', { type: 'button', onclick: () => this.#go(mark.seq) }, String(mark.seq))),
-      h('td', {}, mark.mod_name), h('td', { class: mark.kind === 'error' ? 'err' : '' }, mark.kind), h('td', {}, mark.label))));
-    if (marks.length > MAX_LISTED) {
-      this.#tableBody.append(h('tr', {}, h('td', { colspan: '4', class: 'hint' }, `${marks.length} marks; the table shows the ${MAX_LISTED} around the cursor.`)));
+    this.#first = firstListed(marks.length, marks.findLastIndex((mark) => mark.seq <= this.#n), this.#first);
+    const listed = marks.slice(this.#first, this.#first + MAX_LISTED);
+    const rows = new Map(listed.map((mark) => [mark, this.#listed.get(mark) ?? this.#row(mark)]));
+    for (const [mark, row] of this.#listed) if (!rows.has(mark)) row.remove();
+    let next = this.#tableBody.firstChild;
+    for (const row of rows.values()) {
+      if (row === next) next = row.nextSibling;
+      else this.#tableBody.insertBefore(row, next);
     }
+    this.#listed = rows;
+    this.#listedText.hidden = marks.length <= MAX_LISTED;
+    this.#listedText.textContent = `${marks.length} marks; the table shows the ${MAX_LISTED} around the cursor.`;
+  }
+
+  /** Returns the row of a mark in the table. */
+  #row(mark) {
+    return h('tr', {},
+      h('td', { class: 'num' }, h('button', { type: 'button', onclick: () => this.#go(mark.seq) }, String(mark.seq))),
+      h('td', {}, mark.mod_name), h('td', { class: mark.kind === 'error' ? 'err' : '' }, mark.kind), h('td', {}, mark.label));
   }
 
   /** Shows the cursor at event `n`. */
   moveCursor(n) {
     this.#n = n;
+    if (this.#run.marks.length > MAX_LISTED) this.#updateTable();
     const left = `calc(${((n / Math.max(1, this.#run.eventCount)) * 100).toFixed(3)}% - 1px)`;
     for (const { cursor } of this.#lanes.values()) cursor.style.left = left;
   }

@@ -10,7 +10,7 @@ const RETRY_DELAY_MS = 10_000;
 export class AttentionMap {
   #canvas = h('canvas', { 'aria-hidden': 'true' });
   #head = h('h2');
-  #box = h('div', { class: 'map', title: 'Steps down, positions across. Click to go there.', onclick: (event) => this.#onClick(event) }, this.#canvas);
+  #box = h('div', { class: 'map', title: 'Steps down, positions in the context across. Click to go there.', onclick: (event) => this.#onClick(event) }, this.#canvas);
   el = h('div', { hidden: true }, this.#head, this.#box);
   #run;
   #id;
@@ -42,12 +42,25 @@ export class AttentionMap {
       const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/attention?${query}`);
       Object.assign(map, await readMap(response));
       if (this.#map !== map) return;
+      this.#addPromptLengths(map.rows);
       this.#head.textContent = `Steps × positions, mean of all heads${map.isSampled ? `, ${map.rows.length} of the steps` : ''}`;
       this.redraw();
     } catch {
       if (this.#map !== map) return;
       this.el.hidden = true;
       setTimeout(() => { if (this.#map === map) this.#map = null; }, RETRY_DELAY_MS);
+    }
+  }
+
+  /** Adds the number of tokens of the prompt that were in the context of each step. */
+  #addPromptLengths(rows) {
+    let [promptLength, end] = [0, 0];
+    for (const row of rows) {
+      if (row.seq >= end) {
+        promptLength = this.#run.context(row.seq).filter((i) => this.#run.isPrompt(i)).length;
+        end = this.#run.nextEviction(row.seq);
+      }
+      row.promptLength = promptLength;
     }
   }
 
@@ -94,9 +107,8 @@ export class AttentionMap {
       context.fillStyle = bucket >= 7 ? colors.spark : colors[`b${bucket}`];
       context.fillRect(x * columnWidth, y * rowHeight, Math.ceil(columnWidth), Math.ceil(rowHeight));
     }));
-    const promptLength = this.#run.sequence(0).length;
     context.fillStyle = colors['line-strong'];
-    if (map.positions) context.fillRect((promptLength / map.positions) * width, 0, 1, height);
+    map.rows.forEach(({ promptLength }, y) => context.fillRect((promptLength / map.positions) * width, y * rowHeight, 1, Math.ceil(rowHeight)));
     context.fillStyle = colors.danger;
     for (const mark of this.#run.marks) {
       if (mark.kind !== 'action' || !/^Backtrack/.test(mark.label)) continue;
@@ -115,12 +127,12 @@ export class AttentionMap {
 }
 
 /**
- * Returns the map in a response of the API: `{rows: [{seq, values}], columns, positions, isSampled, peak}`. `columns` is the
+ * Returns the map in a response of the API: `{rows: [{seq, values, promptLength}], columns, positions, isSampled, peak}`. `columns` is the
  * number of values in the longest row, `positions` its number of positions, and `isSampled` is true if some steps are left out.
  */
 async function readMap(response) {
   const { attention } = await response.json();
-  const rows = (attention.rows ?? attention.steps ?? []).map((row) => ({ seq: row.sequence_order, values: row.values }));
+  const rows = (attention.rows ?? attention.steps ?? []).map((row) => ({ seq: row.sequence_order, values: row.values, promptLength: 0 }));
   const columns = attention.bins ?? Math.max(0, ...rows.map(({ values }) => values.length));
   // The highest value of a step is often an attention sink, so the second highest ones determine the scale.
   const secondHighest = rows.flatMap(({ values }) => [...values].sort((a, b) => b - a).slice(1, 2));

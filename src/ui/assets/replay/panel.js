@@ -16,7 +16,6 @@ const MAX_MOVED = 6;
 const duration = (ms) => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixed(1)} ms`);
 
 export class Panel {
-  #root;
   #run;
   #events;
   #go;
@@ -27,6 +26,8 @@ export class Panel {
   #lens = new Lens();
   #modSection = h('section');
   #recordSection = h('section', { hidden: true });
+  /** The sections that show the details of an event, which are loaded. */
+  #eventSections = [this.#alternatives, this.#lens.section, this.#modSection, this.#recordSection];
   /** True if all candidates are listed. */
   #showsAll = false;
   /** Loads the details of events. The first request is delayed, so that the text is usually shown before it is sent. */
@@ -50,8 +51,14 @@ export class Panel {
     this.#playgroundUrl = playgroundUrl;
     this.#startForks = startForks;
     if (vectors) this.#steering = new SteeringField(vectors, 'Change steering');
-    this.#root = root;
-    root.replaceChildren(this.#tokenSection, this.#alternatives, this.#lens.section, this.#modSection, this.#recordSection);
+    root.replaceChildren(this.#tokenSection, ...this.#eventSections);
+    // Inert sections would lose the focus.
+    const ignoreIfBusy = (event) => {
+      if (!event.currentTarget.ariaBusy) return;
+      event.preventDefault();
+      event.stopPropagation();
+    };
+    for (const section of this.#eventSections) for (const type of ['click', 'submit']) section.addEventListener(type, ignoreIfBusy, true);
   }
 
   /** Offers the run's control vectors for its forks. */
@@ -60,11 +67,17 @@ export class Panel {
   /** Adds a section of another part below the token. */
   addSection(section) { this.#tokenSection.after(section); }
 
+  /** While the details of an event are loaded, the sections below its token are those of an earlier event, and cannot be used. */
+  #setBusy(isBusy) {
+    for (const section of this.#eventSections) section.ariaBusy = isBusy ? 'true' : null;
+  }
+
   /** Shows event `e`, or null if there is none, and a row: the selected one, or else the one that the event added, or null. */
   show(e, row) {
     this.#drawToken(e, row);
     this.#loader.cancel();
     if (e === null) {
+      this.#setBusy(false);
       this.#drawAlternatives([]);
       this.#modSection.hidden = true;
       this.#recordSection.hidden = true;
@@ -75,7 +88,7 @@ export class Panel {
       this.#drawEvent(e, loaded);
       return;
     }
-    this.#root.setAttribute('aria-busy', 'true');
+    this.#setBusy(true);
     this.#loader.request(e);
   }
 
@@ -87,7 +100,7 @@ export class Panel {
       if (this.#loader.target === e) this.#drawEvent(e, entries);
     } catch (error) {
       if (this.#loader.target !== e) return;
-      this.#root.removeAttribute('aria-busy');
+      this.#setBusy(false);
       this.#drawAlternatives([]);
       this.#recordSection.hidden = true;
       this.#modSection.hidden = false;
@@ -129,7 +142,7 @@ export class Panel {
 
   /** Draws the details of event `e`; `entries` are those of its step. */
   #drawEvent(e, entries) {
-    this.#root.removeAttribute('aria-busy');
+    this.#setBusy(false);
     const entry = entries.find(({ event }) => event.sequence_order === e);
     this.#drawEventFacts(entry?.event);
     this.#drawAlternatives(entries);

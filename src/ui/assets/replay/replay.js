@@ -116,7 +116,7 @@ export class Replay {
     try {
       const { Images } = await (this.#hooks.images?.() ?? import('./images.js'));
       if (this.#closed.signal.aborted || parts.images) return;
-      parts.images = new Images(this.#run, this.#isLocal ? null : this.#id, prompt, parts.text);
+      parts.images = new Images(this.#isLocal ? null : this.#id, prompt, parts.text);
       document.addEventListener('theme', () => parts.images.draw(), { signal: this.#closed.signal });
       this.#updateColors();
     } catch (error) {

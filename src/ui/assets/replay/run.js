@@ -1,10 +1,18 @@
 // A run that is shown: its rows (one per token), events and marks. In this folder, `i` and `row` are indexes of rows, `e` and
 // `seq` indexes of events, and `n` is an event or, after the last one, the end of the run.
 import { parseColumns } from './columns.js';
-import { EVENT_TYPES, FLAGS } from './rows.js';
+import { EVENT_TYPES, FLAGS, NEVER } from './rows.js';
 
 export class Run {
   #rows;
+  /** Event of the eviction of each evicted row. */
+  #evictedAt = new Map();
+  /** Number of marks whose evictions are in `#evictedAt`. */
+  #readMarks = 0;
+  /** The context after the last of these evictions: rows by position. */
+  #kept = [];
+  /** First row that was not added to the text at that eviction. */
+  #nextRow = 0;
 
   /** `rows` are the `Rows` of a stored run, or the `RunState` of a live one. */
   constructor(rows) {
@@ -20,12 +28,12 @@ export class Run {
   /** Number of rows, including removed ones. */
   get count() { return this.#rows.count; }
   get eventCount() { return this.#rows.eventCount; }
-  /** Actions, exceptions and log lines: `{seq, kind, mod_name, label}`. */
+  /** Actions, exceptions, log lines and evictions: `{seq, kind, mod_name, label, evicted}`. */
   get marks() { return this.#rows.marks; }
 
   text(i) { return this.#rows.text(i); }
   token(i) { return this.#rows.token[i]; }
-  /** Position in the sequence. */
+  /** Position in the whole text, which includes evicted tokens. */
   pos(i) { return this.#rows.pos[i]; }
   /** Event that added the row. */
   addedAt(i) { return this.#rows.addedAt[i]; }
@@ -65,6 +73,55 @@ export class Run {
     const rows = [];
     for (let i = 0; i < this.count; i += 1) if (this.isVisible(i, n)) rows[this.pos(i)] = i;
     return rows;
+  }
+
+  /**
+   * Returns the rows in the model's context at event `n`, by their position in it: the visible rows without the ones that were
+   * evicted because the context was full. The positions of attention are these.
+   */
+  context(n) {
+    this.#readEvictions();
+    const rows = [];
+    let evicted = 0;
+    for (let i = 0; i < this.count; i += 1) {
+      if (!this.isVisible(i, n)) continue;
+      if (n < this.#leftContextAt(i)) rows[this.pos(i) - evicted] = i;
+      else evicted += 1;
+    }
+    return rows;
+  }
+
+  /** Returns the first event at which row `i` is not in the context anymore, or `NEVER`. */
+  leftContextAt(i) {
+    this.#readEvictions();
+    return this.#leftContextAt(i);
+  }
+
+  /** Returns the first event after `n` with an eviction, which changes the positions in the context, or `NEVER`. */
+  nextEviction(n) {
+    return this.marks.find(({ seq, evicted }) => evicted && seq > n)?.seq ?? NEVER;
+  }
+
+  #leftContextAt(i) { return Math.min(this.removedAt(i), this.#evictedAt.get(i) ?? NEVER); }
+
+  /** Reads the evictions of new marks, whose ranges are positions in the context before the eviction. */
+  #readEvictions() {
+    for (; this.#readMarks < this.marks.length; this.#readMarks += 1) {
+      const { seq, evicted } = this.marks[this.#readMarks];
+      if (!evicted) continue;
+      this.#updateKept(seq);
+      // Backwards, because the ranges are positions before the eviction.
+      for (const [from, to] of [...evicted].sort((a, b) => b[0] - a[0])) this.#kept.splice(from, to - from).forEach((row) => this.#evictedAt.set(row, seq));
+    }
+  }
+
+  /** Moves `#kept` from the last eviction to event `n`: removes rows from its end and appends new ones. */
+  #updateKept(n) {
+    const rows = this.#kept;
+    while (rows.length && !(rows.at(-1) !== undefined && this.isVisible(rows.at(-1), n))) rows.pop();
+    for (; this.#nextRow < this.count && this.addedAt(this.#nextRow) <= n; this.#nextRow += 1) {
+      if (this.isVisible(this.#nextRow, n)) rows[rows.length || this.pos(this.#nextRow)] = this.#nextRow;
+    }
   }
 
   /** Returns the rows of the final answer, in order. */

@@ -1,0 +1,190 @@
+// Pages that follow the server: the run list, branches of a run, and experiments. Responses are delayed by the tests.
+import test, { after, before } from 'node:test';
+import assert from 'node:assert/strict';
+import { URL_, launch, open, eventually, expectNoErrors } from './browser.mjs';
+import { document as sample } from './document.mjs';
+
+let browser;
+before(async () => { browser = await launch(); });
+after(() => browser?.close());
+
+const post = (path, body, signal) => fetch(URL_ + path, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
+const json = async (path) => (await fetch(URL_ + path)).json();
+const stored = (id) => eventually.ok(async () => !['running', undefined].includes((await json(`/api/v1/runs/${id}`)).run?.status));
+
+/** Starts a run that `end()` ends. It is in the run list when this returns. */
+async function startRun(prompt) {
+  const stop = new AbortController();
+  const response = await post('/v1/completions', { prompt, max_tokens: 4000, ignore_eos: true, stream: true }, stop.signal);
+  const id = response.headers.get('x-thunder-run-id');
+  await eventually.equal(async () => (await json(`/api/v1/runs?q=${prompt}`)).runs.length, 1);
+  return { id, end: () => { stop.abort(); return stored(id); } };
+}
+
+/** Delays the first response to requests that match: `{isReady, send}`, with a promise that ends when the page waits for the response. */
+async function holdFirst(page, matches) {
+  let isHeld = false;
+  const held = {};
+  held.isReady = new Promise((resolve) => { held.ready = resolve; });
+  const sent = new Promise((resolve) => { held.send = resolve; });
+  await page.route(() => true, async (route) => {
+    if (isHeld || !matches(route.request())) return route.fallback();
+    isHeld = true;
+    const response = await route.fetch();
+    held.ready();
+    await sent;
+    return route.fulfill({ response });
+  });
+  return held;
+}
+
+const isFragment = (name) => (request) => request.headers()['x-fragment'] === name;
+const status = (page, id) => page.textContent(`[data-run="${id}"] .run-status`);
+
+test('run that ends before the list is connected is shown as ended', async () => {
+  const prompt = `connect-${Date.now()}`;
+  const run = await startRun(prompt);
+  const page = await open('/docs');
+  let connect;
+  const connected = new Promise((resolve) => { connect = resolve; });
+  await page.route('**/api/v1/runs/live', async (route) => { await connected; await route.continue(); });
+  await page.goto(`${URL_}/runs?q=${prompt}`);
+  assert.equal(await status(page, run.id), 'running');
+  await run.end();
+  connect();
+  await eventually.notEqual(() => status(page, run.id), 'running');
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('changes while the list is loaded are not lost', async () => {
+  const prompt = `load-${Date.now()}`;
+  const run = await startRun(prompt);
+  const page = await open('/docs');
+  // The list is loaded again after the connection.
+  await Promise.all([page.waitForResponse((response) => isFragment('list')(response.request())), page.goto(`${URL_}/runs?q=${prompt}`)]);
+  const held = await holdFirst(page, isFragment('list'));
+  await page.focus('#q');
+  await page.keyboard.press('Enter');
+  await held.isReady;
+  await run.end();
+  const { thunder } = await (await post('/v1/completions', { prompt, max_tokens: 1 })).json();
+  await eventually.notEqual(() => status(page, run.id), 'running');
+  await eventually.match(() => page.textContent('[data-new-runs]'), /^\d+ new run/);
+  const replaced = page.evaluate(() => new Promise((resolve) => { new MutationObserver(resolve).observe(document.querySelector('#results'), { childList: true }); }));
+  held.send();
+  await replaced;
+  await eventually.notEqual(() => status(page, run.id), 'running', 'the response is older than the change');
+  assert.ok(await page.isVisible('[data-new-runs]'), 'the new run is still announced');
+  await page.click('[data-new-runs]');
+  await page.waitForSelector(`[data-run="${thunder.run_id}"]`);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('update of the list is not applied to that of another filter', async () => {
+  const time = Date.now();
+  for (const prompt of [`first${time}`, `first${time} second${time}`]) await post('/v1/completions', { prompt, max_tokens: 1 });
+  await eventually.equal(async () => (await json(`/api/v1/runs?q=first${time}`)).runs.length, 2);
+  const page = await open('/docs');
+  const requests = [];
+  page.on('request', (request) => { if (isFragment('list')(request)) requests.push(request); });
+  // The list is updated after the connection.
+  const held = await holdFirst(page, isFragment('list'));
+  await page.goto(`${URL_}/runs?q=first${time}`);
+  await held.isReady;
+  await page.fill('#q', `second${time}`);
+  await eventually.equal(() => page.locator('[data-run]').count(), 1);
+  const finished = requests[0].response();
+  held.send();
+  await (await finished).finished();
+  await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve); }));
+  assert.equal(await page.isVisible('[data-new-runs]'), false);
+  assert.equal(await page.locator('[data-run]').count(), 1);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('older response does not replace the state of an experiment', async () => {
+  const definition = { name: `older-${Date.now()}`, prompts: ['Hello'], seeds: [1, 2, 3], parameters: [{ max_tokens: 4000, ignore_eos: true }] };
+  const { experiment_id: id } = await (await post('/api/v1/experiments', definition)).json();
+  const page = await open('/docs');
+  await page.clock.install();
+  const requests = [];
+  page.on('request', (request) => { if (isFragment('grid')(request)) requests.push(request); });
+  const held = await holdFirst(page, isFragment('grid'));
+  await page.goto(`${URL_}/experiments/${id}`);
+  await eventually.ok(async () => { await page.clock.runFor(1000); return requests.length; });
+  await held.isReady;
+  await page.clock.runFor(10_000);
+  assert.equal(requests.length, 1, 'the next request waits for the response');
+  const state = () => page.getAttribute('[data-part=progress]', 'data-state');
+  await page.click('[data-action=cancel]');
+  await eventually.equal(state, 'cancelled');
+  const finished = requests[0].response();
+  held.send();
+  await (await finished).finished();
+  assert.equal(await state(), 'cancelled');
+  await page.context().close();
+  await expectNoErrors();
+});
+
+/** Opens a run whose family the test answers: `answer(original)` returns the response. `requests()` is the number of requests. */
+async function openFamily(answer) {
+  const id = `family-${Math.random()}`;
+  assert.equal((await post('/ingest', sample(id, 15))).status, 201);
+  const page = await open('/docs', { expected: (what) => /40\d|503/.test(what) });
+  await page.clock.install();
+  await page.addInitScript(() => {
+    const { fetch } = globalThis;
+    globalThis.families = [];
+    globalThis.fetch = (url, options) => {
+      if (String(url).includes('/family')) globalThis.families.push(String(url));
+      return fetch(url, options);
+    };
+  });
+  await page.route(/\/family(\?|$)/, async (route) => route.fulfill(answer(await (await route.fetch()).json())));
+  await page.goto(`${URL_}/runs/${id}`);
+  await page.waitForSelector('.branch-list > *');
+  return { page, requests: () => page.evaluate(() => globalThis.families) };
+}
+
+test('active run without branches is not polled once it can be forked', async () => {
+  const { page, requests } = await openFamily((family) => {
+    family.runs[0].status = 'running';
+    return { json: { ...family, not_forkable: null } };
+  });
+  await eventually.match(() => page.textContent('.branch-list'), /None yet/);
+  for (let i = 0; i < 5; i += 1) await page.clock.runFor(10_000);
+  assert.equal((await requests()).length, 1);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('active branches are polled less often after errors, and not after a refusal', async () => {
+  const statuses = [200, 200, 503, 404];
+  const { page, requests } = await openFamily((family) => {
+    const [run] = family.runs;
+    const fork = { ...run, run_id: '0192f0c4-0000-7000-8000-000000000001', status: 'running', mean_logprob: -1, completion_tokens: 5000, parent: { run_id: run.run_id, step: 3, sequence_order: 7, change: {} } };
+    const code = statuses.shift() ?? 200;
+    return { status: code, json: code === 200 ? { ...family, runs: [run, fork], not_forkable: null } : { title: 'x' } };
+  });
+  const count = async () => (await requests()).length;
+  const until = (expected) => eventually.equal(async () => { await page.clock.runFor(500); return count(); }, expected);
+  // The time only passes in this test, not by itself.
+  await page.clock.pauseAt(await page.evaluate(() => Date.now() + 60_000));
+  await until(2);
+  const [, poll] = await requests();
+  assert.ok(poll.endsWith('/family?mean_of=0192f0c4-0000-7000-8000-000000000001'), 'a mean is read if the tokens are not loaded');
+  await until(3);
+  // The response is an error, so the next request follows after 3 s. In steps, so that the page can read the response.
+  for (let i = 0; i < 28; i += 1) await page.clock.runFor(100);
+  assert.equal(await count(), 3);
+  await until(4);
+  // The last response refuses the request.
+  await eventually.equal(() => statuses.length, 0);
+  for (let i = 0; i < 5; i += 1) await page.clock.runFor(60_000);
+  assert.equal(await count(), 4);
+  await page.context().close();
+  await expectNoErrors();
+});
