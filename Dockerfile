@@ -10,7 +10,7 @@ COPY . .
 RUN .ci/release && mkdir /opt/thunder && tar -xzf target/dist/thunder-*.tar.gz --strip-components=1 -C /opt/thunder
 
 FROM debian:bookworm-slim
-RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl libstdc++6 postgresql python3-numpy \
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates libstdc++6 postgresql python3-numpy \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --system --home-dir /var/lib/thunder --create-home --shell /usr/sbin/nologin thunder
 COPY --from=build /opt/thunder /opt/thunder
@@ -21,7 +21,8 @@ VOLUME /var/lib/thunder
 EXPOSE 6767
 # The server also answers other containers, so it refuses to start without THUNDER_API_KEY or a key file.
 ENV THUNDER_LISTEN=0.0.0.0:6767
-HEALTHCHECK --start-period=5m --interval=15s --timeout=5s CMD ["curl", "-sf", "http://127.0.0.1:6767/healthz"]
+# Reads address, prefix and certificate from the environment and the configuration file.
+HEALTHCHECK --start-period=5m --interval=15s --timeout=5s CMD ["thunder", "doctor", "--running"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["thunder"]
 CMD ["serve"]
