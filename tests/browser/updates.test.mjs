@@ -63,9 +63,9 @@ test('changes while the list is loaded are not lost', async () => {
   const page = await open('/docs');
   // The list is loaded again after the connection.
   await Promise.all([page.waitForResponse((response) => isFragment('list')(response.request())), page.goto(`${URL_}/runs?q=${prompt}`)]);
-  const held = await holdFirst(page, isFragment('list'));
-  await page.focus('#q');
-  await page.keyboard.press('Enter');
+  // Another filter for the same runs, so that its request differs from those that update the list.
+  const held = await holdFirst(page, (request) => isFragment('list')(request) && request.url().split(prompt).length === 3);
+  await page.fill('#q', `${prompt} ${prompt}`);
   await held.isReady;
   await run.end();
   const { thunder } = await (await post('/v1/completions', { prompt, max_tokens: 1 })).json();

@@ -6,8 +6,6 @@ use super::{
 use crate::harness::{Server, folder, model, server};
 use futures::{SinkExt, StreamExt};
 use serde_json::json;
-use std::fs::File;
-use std::process::Command;
 use yawc::{Frame, OpCode, Options};
 
 /// Sends the messages that the first version of Halo Weave sends, a web page that displays attention.
@@ -131,14 +129,15 @@ async fn requests_share_a_socket_and_one_can_be_cancelled() {
 #[tokio::test]
 async fn request_can_be_cancelled_while_its_model_loads() {
     let models = folder();
-    let path = models.join("other.gguf");
-    std::fs::copy(model(), &path).unwrap();
-    let server = Server::start(&["--models-dir", models.to_str().unwrap()]);
+    std::fs::copy(model(), models.join("other.gguf")).unwrap();
+    // The load waits until no run uses the first model, which would be unloaded for it.
+    let flags = ["--models-dir", models.to_str().unwrap(), "--models-max", "1", "--shutdown-grace", "600"];
+    let server = Server::start(&flags);
     server.wait_ready().await;
-    // The load ends when the pipe is closed.
-    std::fs::remove_file(&path).unwrap();
-    assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-    let _pipe = File::options().read(true).write(true).open(&path).unwrap();
+    let mut first = connect(&server, PATH, Options::default()).await;
+    let endless = json!({"max_new_tokens": 3500, "context_policy": "shift", "ignore_eos": true});
+    send(&mut first, &generate_request(&[40, 41, 42], &endless)).await;
+    next(&mut first).await;
     let mut socket = connect(&server, PATH, Options::default()).await;
     let fields = json!({"model": "other", "request_id": "waits", "num_samples": 2});
     send(&mut socket, &generate_request(&[40, 41, 42], &fields)).await;
