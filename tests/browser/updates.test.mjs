@@ -57,6 +57,32 @@ test('run that ends before the list is connected is shown as ended', async () =>
   await expectNoErrors();
 });
 
+test('changes while the list is loaded are not lost', async () => {
+  const prompt = `load-${Date.now()}`;
+  const run = await startRun(prompt);
+  const page = await open('/docs');
+  // The list is loaded again after the connection.
+  await Promise.all([page.waitForResponse((response) => isFragment('list')(response.request())), page.goto(`${URL_}/runs?q=${prompt}`)]);
+  // Another filter for the same runs, so that its request differs from those that update the list.
+  const held = await holdFirst(page, (request) => isFragment('list')(request) && request.url().split(prompt).length === 3);
+  await page.fill('#q', `${prompt} ${prompt}`);
+  await held.isReady;
+  await run.end();
+  const { thunder } = await (await post('/v1/completions', { prompt, max_tokens: 1 })).json();
+  await eventually.notEqual(() => status(page, run.id), 'running');
+  await eventually.match(() => page.textContent('[data-new-runs]'), /^\d+ new run/);
+  // Observed before the response is sent, because a busy page may handle the response first.
+  await page.evaluate(() => { globalThis.replaced = new Promise((resolve) => { new MutationObserver(() => resolve()).observe(document.querySelector('#results'), { childList: true }); }); });
+  held.send();
+  await page.evaluate(() => globalThis.replaced);
+  await eventually.notEqual(() => status(page, run.id), 'running', 'the response is older than the change');
+  assert.ok(await page.isVisible('[data-new-runs]'), 'the new run is still announced');
+  await page.click('[data-new-runs]');
+  await page.waitForSelector(`[data-run="${thunder.run_id}"]`);
+  await page.context().close();
+  await expectNoErrors();
+});
+
 test('update of the list is not applied to that of another filter', async () => {
   const time = Date.now();
   for (const prompt of [`first${time}`, `first${time} second${time}`]) await post('/v1/completions', { prompt, max_tokens: 1 });
