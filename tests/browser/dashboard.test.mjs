@@ -172,11 +172,17 @@ test('candidates of an earlier step cannot be used while those of another one ar
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(sample(id, 60)) });
   assert.equal(response.status, 201);
   await page.goto(`${URL_}/runs/${id}?at=6`);
+  // While the page loads, the panel is drawn again, which replaces an element that has the focus.
+  await page.waitForLoadState('networkidle');
   const candidates = page.locator('.panel section:not([aria-busy]) .candidates');
   await candidates.waitFor();
+  await page.focus('.panel summary:has-text("As recorded")');
   await page.keyboard.press('End');
   await page.waitForSelector('.panel section[aria-busy=true] .candidates');
   assert.equal(await candidates.count(), 0);
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), 'As recorded', 'the focus stays');
+  await page.keyboard.press('Enter');
+  assert.equal(await page.locator('.panel section[aria-busy] details[open]').count(), 0);
   load();
   await candidates.waitFor();
   await eventually.equal(() => page.locator('.panel [aria-busy]').count(), 0);
