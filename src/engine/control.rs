@@ -5,7 +5,7 @@
 use super::error::RunOver;
 use super::output::{EndReasoningOutcome, Output, RunMetrics, RunProgress};
 use super::request::Limits;
-use super::run::schedule::ParameterChange;
+use super::run::parameter_change::ParameterChange;
 use super::scheduler::command::{Command, ControlRequest};
 use crate::events::{EndCause, RunId};
 use crate::model::Vocabulary;

@@ -10,10 +10,7 @@ use super::scheduler::command::Command;
 use super::speculation::draft_context::{DraftContext, MainContextSettings};
 use super::status::EngineStatus;
 use crate::events::Signal;
-use crate::model::llama::{
-    AttentionCapture, AttentionSupport, Context, ContextOptions, LlamaUse, NoHiddenStates, StateLayout,
-    UnsupportedAttention, UnsupportedLens,
-};
+use crate::model::llama::{Context, ContextCapabilities, ContextOptions, LlamaUse};
 use crate::model::{Model, ModelError};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -37,32 +34,11 @@ pub struct DecodeThread {
 }
 
 /// Properties of a llama context. The default describes a model without a context.
+#[derive(Default)]
 pub struct ContextProperties {
-    /// Layout of saved states; `None` if they cannot be validated.
-    pub layout: Option<StateLayout>,
-    /// Setting that takes effect; never [`AttentionCapture::Auto`].
-    pub attention_capture: AttentionCapture,
-    /// Attention that can be captured from the model; `None` if capture is off.
-    pub attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
-    /// The reason if the model has no logit lens; `None` if capture is off.
-    pub lens_support: Option<Result<(), UnsupportedLens>>,
-    /// Number of layers whose hidden states can be captured.
-    pub hidden_layers: Result<u16, NoHiddenStates>,
+    pub capabilities: ContextCapabilities,
     /// True if runs draft tokens.
     pub speculates: bool,
-}
-
-impl Default for ContextProperties {
-    fn default() -> Self {
-        Self {
-            layout: None,
-            attention_capture: AttentionCapture::Off,
-            attention_support: None,
-            lens_support: None,
-            hidden_layers: Err(NoHiddenStates::CaptureOff),
-            speculates: false,
-        }
-    }
 }
 
 impl DecodeThread {
@@ -85,33 +61,27 @@ impl DecodeThread {
 
     fn run(self, ready: oneshot::Sender<Result<ContextProperties, ModelError>>, starting: LlamaUse) {
         let Self { model, options, inbox, commands, recorder, waiting, status } = self;
-        let (mut context, attention_encoder, layout) = match create_context(&model, &options, &recorder) {
+        let (context, attention_encoder, capabilities) = match create_context(&model, &options, &recorder) {
             Ok(created) => created,
             // The receiver is dropped only if the start was cancelled.
             Err(error) => return drop(ready.send(Err(error))),
         };
-        let state_bytes = layout.as_ref().map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
+        let layout = capabilities.layout.as_ref();
+        let state_bytes = layout.map_or((0, 0), |layout| (layout.fixed_bytes(), layout.bytes_per_token()));
         let prefixes_usable = context.are_all_prefixes_usable();
         let draft_context = match create_draft_context(&model, &options, &context) {
             Ok(created) => created,
             Err(error) => return drop(ready.send(Err(error))),
         };
-        let properties = ContextProperties {
-            layout,
-            attention_capture: context.attention_capture(),
-            attention_support: context.attention_support().cloned(),
-            lens_support: context.lens_support(),
-            hidden_layers: context.hidden_layers(),
-            speculates: options.speculation.is_enabled() && prefixes_usable,
-        };
+        let properties =
+            ContextProperties { capabilities, speculates: options.speculation.is_enabled() && prefixes_usable };
         if ready.send(Ok(properties)).is_ok() {
             drop(starting);
             let host_cache = HostCache::new(options.cache_ram_bytes, state_bytes, prefixes_usable);
             let kv = KvSlots::new(context, options.parallel, options.ctx_size, host_cache);
             let recording = Recording::new(recorder, attention_encoder);
-            Scheduler::new(kv, options.clone(), inbox, commands, recording, waiting, status)
-                .with_draft_model(draft_context)
-                .run();
+            let channel = (commands, inbox);
+            Scheduler::new(kv, draft_context, options.clone(), channel, recording, waiting, status).run();
         }
     }
 }
@@ -120,7 +90,7 @@ fn create_context<'model>(
     model: &'model Model,
     options: &EngineOptions,
     recorder: &mpsc::Sender<Signal>,
-) -> Result<(Context<'model>, Option<AttentionEncoderThread>, Option<StateLayout>), ModelError> {
+) -> Result<(Context<'model>, Option<AttentionEncoderThread>, ContextCapabilities), ModelError> {
     let mut context = model.context(&ContextOptions {
         context_per_sequence: options.ctx_size,
         sequences: options.parallel,
@@ -133,7 +103,7 @@ fn create_context<'model>(
         cache_type_v: options.cache_type_v,
         checkpoint_bytes: options.cache_ram_bytes / CHECKPOINT_MEMORY_DIVISOR,
     })?;
-    let layout = context.detect_layout()?;
+    let capabilities = context.probe_capabilities()?;
     context.check_control_vectors()?;
     let encoders = Encoders { tiers: options.encode_attention, heads: options.encode_heads };
     let start_encoder = || AttentionEncoderThread::start(encoders, recorder.clone());
@@ -143,7 +113,7 @@ fn create_context<'model>(
         .then(start_encoder)
         .transpose()
         .map_err(|error| ModelError::Decode(error.to_string()))?;
-    Ok((context, attention_encoder, layout))
+    Ok((context, attention_encoder, capabilities))
 }
 
 /// Creates the context of the draft model, if runs use one.
@@ -167,11 +137,11 @@ fn create_draft_context<'model>(
 
 /// Logs the properties of a new context.
 pub fn log_start(model: &Model, options: &EngineOptions, properties: &ContextProperties) {
-    let ContextProperties { attention_capture, speculates, .. } = properties;
+    let ContextProperties { capabilities, speculates } = properties;
     let draft_model = options.draft_model.as_ref().map(|draft| draft.model.name());
     tracing::info!(
         model = model.name(),
-        attention = attention_capture.as_str(),
+        attention = capabilities.attention_capture.as_str(),
         speculates,
         draft_model,
         "context created"

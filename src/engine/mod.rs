@@ -4,7 +4,8 @@
 //! the thread decodes one batch with all runs that are ready; prompt chunks share the batch with generated tokens. A
 //! run that waits for a mod, or for a client that does not read, is left out of the batch and does not delay other
 //! runs. Results leave the thread through bounded channels: [`crate::events::Signal`]s to the recorder, [`Output`]s to
-//! the API that submitted the run. The decode thread never waits for a database, a disk or a socket.
+//! the API that submitted the run. The decode thread never waits for a database, socket or mod; it reads a file only for
+//! the logit lens.
 
 mod captures;
 mod control;
@@ -18,12 +19,13 @@ mod kv;
 mod latencies;
 mod options;
 mod output;
+mod queue_place;
 mod recorded_parameters;
 mod recording;
 mod request;
 mod run;
 mod scheduler;
-mod slots;
+mod slot_operations;
 mod speculation;
 mod status;
 mod submit;
@@ -40,17 +42,19 @@ pub use kv::error::SlotError;
 pub use kv::ses1::Ses1Error;
 pub use kv::snapshot::{SlotSnapshot, SlotTokens};
 pub use latencies::{Latencies, ModCalls};
-pub use options::{AttentionEncodeFn, Clock, EngineOptions, MAX_UNREAD_TIME};
+pub use options::{
+    AttentionEncodeFn, Clock, DraftLimits, DraftModel, DrafterKind, EngineOptions, MAX_UNREAD_TIME, SpeculationOptions,
+};
 pub use output::{
     EndReasoningOutcome, Output, PromptProgress, PromptTiming, RunActivity, RunMetrics, RunProgress, TextDelta,
 };
 pub use recorded_parameters::recorded_parameter;
 pub use request::{Limits, Overflow, ReasoningBudget, RecordPolicy, ReportOptions, Request};
 pub use run::dispatch::ModHealth;
-pub use speculation::{DraftLimits, DraftModel, DrafterKind, SpeculationOptions};
 pub use status::{EngineCounts, EngineStatus, SlotRun, SlotView, TokenTotals};
 
 use crate::events::{DurabilityAcks, Recorder, Signal, UnstoredRuns};
+use crate::model::llama::ContextCapabilities;
 use crate::model::{Model, ModelError};
 use crate::mods::ReplayLimits;
 use decode_thread::{ContextProperties, DecodeThread, log_start};
@@ -72,18 +76,11 @@ struct Inner {
     model: Arc<Model>,
     options: EngineOptions,
     commands: std::sync::mpsc::Sender<Command>,
-    /// Number of submitted runs that have no slot.
+    /// Number of submitted runs that have no slot, and of requests whose run is being created.
     waiting: Arc<AtomicUsize>,
     snapshot_format: Arc<SnapshotFormat>,
     identity_watch: IdentityWatch,
-    /// Setting that takes effect; never [`AttentionCapture::Auto`].
-    attention_capture: AttentionCapture,
-    /// Attention that can be captured from the model; `None` if capture is off.
-    attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
-    /// The reason if the model has no logit lens; `None` if capture is off.
-    lens_support: Option<Result<(), UnsupportedLens>>,
-    /// Number of layers whose hidden states can be captured.
-    hidden_layers: Result<u16, NoHiddenStates>,
+    capabilities: ContextCapabilities,
     status: Arc<EngineStatus>,
     /// True if runs draft tokens.
     speculates: bool,
@@ -137,16 +134,13 @@ impl Engine {
         } else {
             (ContextProperties::default(), None)
         };
-        let ContextProperties { layout, attention_capture, attention_support, lens_support, hidden_layers, speculates } =
-            properties;
+        let ContextProperties { mut capabilities, speculates } = properties;
+        let layout = capabilities.layout.take();
         Ok(Self {
             inner: Arc::new(Inner {
                 snapshot_format: Arc::new(SnapshotFormat { vocabulary: model.vocabulary().len(), layout }),
                 identity_watch: IdentityWatch::start(&model, options.hash_cache.clone()),
-                attention_capture,
-                attention_support,
-                lens_support,
-                hidden_layers,
+                capabilities,
                 model,
                 options,
                 commands,
@@ -209,7 +203,7 @@ impl Engine {
     /// Returns the capture setting that takes effect; never [`AttentionCapture::Auto`].
     #[must_use]
     pub fn attention_capture(&self) -> AttentionCapture {
-        self.inner.attention_capture
+        self.inner.capabilities.attention_capture
     }
 
     /// Returns the attention that can be captured from the model.
@@ -217,7 +211,7 @@ impl Engine {
     /// # Errors
     /// The error that a request for attention gets.
     pub fn attention(&self) -> Result<&AttentionSupport, SubmitError> {
-        match &self.inner.attention_support {
+        match &self.inner.capabilities.attention_support {
             None => Err(SubmitError::AttentionOff),
             Some(Ok(attention_support)) => Ok(attention_support),
             Some(Err(reason)) => {
@@ -231,7 +225,7 @@ impl Engine {
     /// # Errors
     /// The error that a request with `lens` gets.
     pub fn lens(&self) -> Result<(), SubmitError> {
-        match &self.inner.lens_support {
+        match &self.inner.capabilities.lens_support {
             None => Err(SubmitError::LensOff),
             Some(Ok(())) => Ok(()),
             Some(Err(reason)) => {

@@ -2,6 +2,7 @@
 
 use crate::events::{Alternative, FinishReason, RunEnd, TokenMeasurement};
 use crate::model::llama::AttentionRow;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -58,10 +59,23 @@ pub struct PromptProgress {
 /// Metrics of a run that are known before it ends.
 #[derive(Debug, Default)]
 pub struct RunMetrics {
-    /// Slot of the run.
-    pub slot: OnceLock<u32>,
+    /// Number of the run's slot plus 1; 0 before it has a slot.
+    slot: AtomicU32,
     /// Timing of the prompt, once it is decoded.
     pub prompt: OnceLock<PromptTiming>,
+}
+
+impl RunMetrics {
+    /// Returns the slot of the run, or the last one if it was preempted; `None` before it has a slot. A run that
+    /// continues after it was preempted may get another slot.
+    #[must_use]
+    pub fn slot(&self) -> Option<u32> {
+        self.slot.load(Relaxed).checked_sub(1)
+    }
+
+    pub(super) fn set_slot(&self, slot: u32) {
+        self.slot.store(slot + 1, Relaxed);
+    }
 }
 
 /// Timing of a prompt.

@@ -2,7 +2,7 @@
 
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
-use crate::engine::speculation::DraftLimits;
+use crate::engine::options::DraftLimits;
 use crate::events::{ImageFile, ImageRecord, RunMetadata, Span, StoredHeads, Surface, Tenant, TokenId};
 use crate::model::Vocabulary;
 use crate::model::chat::answer::AnswerFormat;
@@ -211,6 +211,8 @@ pub struct ReportOptions {
     pub per_token: bool,
     /// Attention row of each token, in [`crate::engine::TextDelta::rows`]. Needs `attention` and `per_token`.
     pub attention_rows: bool,
+    /// Number of other runs of the same client's request, with which the run shares the maximum of queued attention.
+    pub siblings: u32,
 }
 
 /// Limits and stop conditions of a run.

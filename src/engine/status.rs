@@ -1,5 +1,5 @@
 //! Status of the decode thread, readable from any thread: counters since the start, and a view of every slot. The
-//! decode thread writes atomics; it takes a lock only when a slot gets a new run.
+//! decode thread writes atomics; it takes a lock only when a slot gets a new run or the parameters of its run change.
 
 use super::latencies::Latencies;
 use super::request::Limits;
@@ -55,9 +55,11 @@ struct Bucket {
 struct SlotStatus {
     /// See [`SlotView::task`].
     task: AtomicU64,
+    /// Number of changes of the parameters in `run`.
+    parameter_changes: AtomicU32,
     busy: AtomicBool,
     prompt_tokens: AtomicU32,
-    processed: AtomicU32,
+    decoded: AtomicU32,
     cached: AtomicU32,
     generated: AtomicU32,
     new_line: AtomicBool,
@@ -84,8 +86,8 @@ pub struct SlotRun {
 pub(super) struct SlotProgress {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
-    /// Prompt tokens decoded so far.
-    pub processed: usize,
+    /// Prompt tokens decoded so far, without the cached ones.
+    pub decoded: usize,
     /// Prompt tokens whose state was cached.
     pub cached: usize,
     /// Tokens generated so far.
@@ -94,6 +96,8 @@ pub(super) struct SlotProgress {
     pub new_line: bool,
     /// True until the run has ended.
     pub busy: bool,
+    /// Number of changes of the run's parameters.
+    pub parameter_changes: u32,
 }
 
 /// State of a slot, as last published by the decode thread.
@@ -106,8 +110,8 @@ pub struct SlotView {
     pub busy: bool,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Prompt tokens decoded so far.
-    pub processed: u32,
+    /// Prompt tokens decoded so far, without the cached ones.
+    pub decoded: u32,
     /// Prompt tokens whose state was cached.
     pub cached: u32,
     /// Tokens generated so far.
@@ -211,10 +215,13 @@ impl EngineStatus {
         self.queued.store(queued as u32, Relaxed);
     }
 
-    /// Publishes the run in a slot. `task` is its arrival number; `run` is called only if that number has changed.
+    /// Publishes the run in a slot. `task` is its arrival number; `run` is called only if that number or the run's
+    /// parameters have changed.
     pub(super) fn set_slot(&self, slot: usize, task: u64, progress: SlotProgress, run: impl FnOnce() -> SlotRun) {
         let Some(slot) = self.slots.get(slot) else { return };
-        if slot.task.swap(task, Relaxed) != task {
+        let is_new = slot.task.swap(task, Relaxed) != task;
+        let is_changed = slot.parameter_changes.swap(progress.parameter_changes, Relaxed) != progress.parameter_changes;
+        if is_new || is_changed {
             *slot.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(run()));
         }
         slot.set(progress);
@@ -227,7 +234,7 @@ impl EngineStatus {
         }
     }
 
-    /// Counts a run that has ended. `slot` is the slot that it had.
+    /// Counts a run that has ended. `slot` is its slot, whose last progress it sets; `None` for a run without a slot.
     pub(super) fn count_run(&self, slot: Option<u32>, progress: SlotProgress, end: &RunEnd) {
         if let Some(slot) = slot.and_then(|slot| self.slots.get(slot as usize)) {
             slot.set(progress);
@@ -354,7 +361,7 @@ impl SlotStatus {
             task: self.task.load(Relaxed),
             busy: self.busy.load(Relaxed),
             prompt_tokens: self.prompt_tokens.load(Relaxed),
-            processed: self.processed.load(Relaxed),
+            decoded: self.decoded.load(Relaxed),
             cached: self.cached.load(Relaxed),
             generated: self.generated.load(Relaxed),
             new_line: self.new_line.load(Relaxed),
@@ -364,7 +371,7 @@ impl SlotStatus {
 
     fn set(&self, progress: SlotProgress) {
         self.prompt_tokens.store(progress.prompt_tokens as u32, Relaxed);
-        self.processed.store(progress.processed as u32, Relaxed);
+        self.decoded.store(progress.decoded as u32, Relaxed);
         self.cached.store(progress.cached as u32, Relaxed);
         self.generated.store(progress.generated as u32, Relaxed);
         self.new_line.store(progress.new_line, Relaxed);

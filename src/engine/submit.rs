@@ -4,12 +4,13 @@ use super::control::{Generation, RunControl};
 use super::error::SubmitError;
 use super::fork::ForkPoint;
 use super::output::Output;
+use super::queue_place::QueuePlace;
 use super::recorded_parameters::record_parameters;
-use super::recording::durability::{self, PanicGuard};
+use super::recording::durability;
 use super::recording::event_buffer::EventBuffer;
 use super::request::{RecordPolicy, ReportOptions, Request, shortest_f64};
 use super::run::dispatch::{ActiveMod, ModHealth};
-use super::run::registration::Registration;
+use super::run::registration::{PanicGuard, Registration};
 use super::run::replay::replay_mods;
 use super::run::request_ids::ActiveRequestId;
 use super::run::{Run, RunParts};
@@ -23,13 +24,12 @@ use crate::model::llama::{Sampler, SamplingParams};
 use crate::model::{Model, Vocabulary};
 use crate::mods::{PromptImage, ReplayLimits, RunView, SelectedMod};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 /// Maximum outputs queued for a client that does not read. Its run is not decoded while the queue is full.
 const MAX_QUEUED_OUTPUTS: usize = 256;
 
-/// Maximum bytes of attention queued for a client that does not read.
+/// Maximum bytes of attention queued for a client that does not read, in all runs of its request.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
 
 impl Engine {
@@ -40,6 +40,7 @@ impl Engine {
     pub async fn submit(&self, mut request: Request) -> Result<Generation, SubmitError> {
         let Inner { model, options, commands, durability_acks, recorder, .. } = &*self.inner;
         self.validate(&mut request)?;
+        let place = QueuePlace::reserve(&self.inner.waiting)?;
         self.encode_images(&request.images).await?;
         let mut fork = request.fork.take();
         request.limits.ban_end_tokens(&mut request.sampling, model.vocabulary());
@@ -55,7 +56,9 @@ impl Engine {
         let sampler = create_sampler(&request.sampling, model.vocabulary()).await?;
         let event_buffer = EventBuffer::new(request.record != RecordPolicy::Off, options.clock);
         let start = Signal::Started(Arc::new(run_start(&request, &view, &mods, fork.as_deref(), &event_buffer)));
-        let output_capacity = output_capacity(request.report, model, options.ctx_size);
+        let (layers, heads) = (model.card().layers as usize, model.card().heads as usize);
+        let row_bytes = size_of::<f32>() * layers * heads * options.ctx_size as usize;
+        let output_capacity = output_capacity(request.report, row_bytes);
         // One place is reserved for the end of the run.
         let (client, output) = mpsc::channel(output_capacity + 1);
         let unfinished = durability::unfinished_end(event_buffer.now(), request.prompt.len());
@@ -70,7 +73,7 @@ impl Engine {
             run = restore(run, fork).await?;
         }
         let metrics = Arc::clone(run.metrics());
-        self.send(run, &request_id, client, start, recorder.as_ref())?;
+        self.send(run, place, &request_id, client, start, recorder.as_ref())?;
         let output = match ack {
             Some(ack) => durability::hold_end(output, ack, unfinished, output_capacity),
             None => output,
@@ -81,7 +84,7 @@ impl Engine {
 
     /// Returns the properties of the run that mods can read.
     fn run_view(&self, request: &Request, fork: Option<&ForkPoint>, id: RunId, request_id: &str) -> RunView {
-        let Inner { model, hidden_layers, .. } = &*self.inner;
+        let Inner { model, capabilities, .. } = &*self.inner;
         // The mods of a fork keep the seed with which the recorded run started.
         let sampling = fork.and_then(|fork| fork.sampling.first()).map_or(&request.sampling, |(_, first)| first);
         RunView {
@@ -99,7 +102,7 @@ impl Engine {
             parameters: record_parameters(request, fork, model),
             seed: sampling.seed,
             grammars: Arc::clone(model.grammars()),
-            hidden_layers: *hidden_layers,
+            hidden_layers: capabilities.hidden_layers,
         }
     }
 
@@ -107,12 +110,13 @@ impl Engine {
     fn send(
         &self,
         run: Box<Run>,
+        place: QueuePlace<'_>,
         request_id: &str,
         client: mpsc::Sender<Output>,
         start: Signal,
         recorder: Option<&mpsc::Sender<Signal>>,
     ) -> Result<(), SubmitError> {
-        let Inner { commands, waiting, unstored, .. } = &*self.inner;
+        let Inner { commands, unstored, .. } = &*self.inner;
         let id = run.id();
         let unstored = unstored.as_ref().filter(|_| recorder.is_some());
         if let Some(unstored) = unstored {
@@ -124,11 +128,11 @@ impl Engine {
             Err(TrySendError::Full(start)) => Some(start),
             Ok(()) | Err(TrySendError::Closed(_)) => None,
         });
-        waiting.fetch_add(1, Ordering::AcqRel);
         if commands.send(Command::Submit(run, client, unsent_start)).is_err() {
             unstored.inspect(|unstored| unstored.remove(id));
             return Err(SubmitError::Stopped);
         }
+        place.hand_over();
         Ok(())
     }
 }
@@ -172,14 +176,13 @@ async fn restore(mut run: Box<Run>, fork: Box<ForkPoint>) -> Result<Box<Run>, Su
     tokio::task::spawn_blocking(restore).await.map_err(|_| SubmitError::Stopped)?
 }
 
-/// Returns the capacity of the output channel of a run.
-fn output_capacity(report: ReportOptions, model: &Model, context: u32) -> usize {
+/// Returns the capacity of the output channel of a run. `row_bytes` is the size of an attention row.
+fn output_capacity(report: ReportOptions, row_bytes: usize) -> usize {
     if !report.attention_rows {
         return MAX_QUEUED_OUTPUTS;
     }
-    let card = model.card();
-    let row_bytes = size_of::<f32>() * card.layers as usize * card.heads as usize * context as usize;
-    (MAX_QUEUED_BYTES / row_bytes.max(1)).clamp(2, MAX_QUEUED_OUTPUTS)
+    let max_bytes = MAX_QUEUED_BYTES / (1 + report.siblings as usize);
+    (max_bytes / row_bytes.max(1)).clamp(2, MAX_QUEUED_OUTPUTS)
 }
 
 /// Reserves the client's request id. Reserves the run's id if the client sent none, or if another run has the client's
@@ -263,4 +266,18 @@ async fn compile_constraint(request: &Request, model: &Arc<Model>) -> Result<Opt
         })
     };
     tokio::task::spawn_blocking(compile).await.map_err(|_| SubmitError::Stopped)?.map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_QUEUED_OUTPUTS, ReportOptions, output_capacity};
+
+    #[test]
+    fn runs_of_a_request_share_the_bytes_of_queued_attention() {
+        let capacity = |attention_rows, siblings| {
+            output_capacity(ReportOptions { attention_rows, siblings, ..ReportOptions::default() }, 1 << 20)
+        };
+        assert_eq!((capacity(true, 0), capacity(true, 3), capacity(true, 63)), (64, 16, 2));
+        assert_eq!(capacity(false, 63), MAX_QUEUED_OUTPUTS);
+    }
 }

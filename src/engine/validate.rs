@@ -4,15 +4,11 @@ use super::error::SubmitError;
 use super::kv::conversation;
 use super::request::{Overflow, Request};
 use super::{Engine, Inner, head_rows};
-use std::sync::atomic::Ordering;
-
-/// Maximum runs that wait for a slot.
-const MAX_QUEUED_RUNS: usize = 1024;
 
 impl Engine {
     /// Checks that the engine can serve the request, and applies the server's limits to it.
     pub(crate) fn validate(&self, request: &mut Request) -> Result<(), SubmitError> {
-        let Inner { model, options, waiting, .. } = &*self.inner;
+        let Inner { model, options, .. } = &*self.inner;
         if !model.generates() {
             return Err(SubmitError::NoGeneration { model: model.name().to_owned() });
         }
@@ -29,12 +25,7 @@ impl Engine {
         if request.lens {
             self.lens()?;
         }
-        request.limits.apply_server_limit(options.max_tokens)?;
-        let queued = waiting.load(Ordering::Acquire);
-        if queued >= MAX_QUEUED_RUNS {
-            return Err(SubmitError::Busy { waiting: queued });
-        }
-        Ok(())
+        request.limits.apply_server_limit(options.max_tokens)
     }
 
     /// Checks that the prompt has only known tokens and images and fits into the context, possibly after messages are

@@ -10,12 +10,12 @@ use std::sync::Arc;
 pub enum Action {
     /// Continue.
     Noop,
-    /// Replace the prompt, and optionally the limit of generated tokens.
+    /// Replace the prompt, and optionally the maximum of tokens in the answer.
     AdjustedPrefill {
         /// New prompt.
         tokens: Vec<TokenId>,
-        /// New limit of generated tokens.
-        max_steps: Option<u32>,
+        /// New maximum of tokens in the answer. Python mods and recordings name it `max_steps`.
+        max_tokens: Option<u32>,
     },
     /// Edit the logits of this step.
     AdjustedLogits {

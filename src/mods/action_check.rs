@@ -46,7 +46,7 @@ fn check_action(action: &Action, vocabulary: usize, context: usize) -> Result<()
                 tokens.len()
             ))
         }
-        Action::AdjustedPrefill { max_steps: Some(0), .. } => Err("`max_steps` must be 1 or more, got 0".into()),
+        Action::AdjustedPrefill { max_tokens: Some(0), .. } => Err("`max_steps` must be 1 or more, got 0".into()),
         Action::ForceTokens(tokens)
         | Action::ForceOutput(tokens)
         | Action::Backtrack { tokens, .. }

@@ -9,7 +9,7 @@ use crate::model::llama::{HiddenStates, NoHiddenStates};
 use serde::Serialize;
 use serde_json::Value;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// An image of the prompt, for mods.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -83,8 +83,10 @@ pub struct Call<'a> {
     pub prompt_len: usize,
     /// Number of generated tokens evicted by a full context: they are part of the answer but not of `sequence`.
     pub evicted: usize,
-    /// Limit of generated tokens.
-    pub max_steps: u32,
+    /// Index in `sequence` of the first token that followed all evicted ones; 0 if none were evicted.
+    pub evictions_end: usize,
+    /// Maximum tokens in the answer. Python mods know it as `max_steps`.
+    pub max_tokens: u32,
     /// Event with its data.
     pub event: CallEvent<'a>,
 }
@@ -134,16 +136,16 @@ impl Call<'_> {
         }
     }
 
-    /// Returns the generated tokens.
+    /// Returns the generated tokens that are in the context.
     #[must_use]
-    pub fn generated(&self) -> &[TokenId] {
+    pub fn generated_in_context(&self) -> &[TokenId] {
         &self.sequence[self.prompt_len..]
     }
 
     /// Returns the number of tokens of the answer, including those evicted by a full context.
     #[must_use]
-    pub fn length(&self) -> usize {
-        self.generated().len() + self.evicted
+    pub fn answer_len(&self) -> usize {
+        self.generated_in_context().len() + self.evicted
     }
 }
 
@@ -156,7 +158,7 @@ pub struct Reply {
     pub exception: Option<ModException>,
     /// Lines that the mod printed and logged, in order.
     pub logs: Vec<ModLogLine>,
-    /// Time that the mod took; zero if the engine must measure it.
+    /// Time that the mod took; zero if the mod did not measure it. See [`Reply::elapsed_since`].
     pub elapsed: Duration,
 }
 
@@ -165,6 +167,19 @@ impl Reply {
     #[must_use]
     pub fn noop() -> Self {
         Self::default()
+    }
+
+    /// Sets the time of a call that began at `start`, unless the mod measured it.
+    #[must_use]
+    pub fn measured_since(mut self, start: Instant) -> Self {
+        self.elapsed = self.elapsed_since(start);
+        self
+    }
+
+    /// Returns the time that the mod took for a call that began at `start`.
+    #[must_use]
+    pub fn elapsed_since(&self, start: Instant) -> Duration {
+        if self.elapsed.is_zero() { start.elapsed() } else { self.elapsed }
     }
 }
 
@@ -192,7 +207,7 @@ pub struct ModLogLine {
     pub message: String,
 }
 
-/// Sender for the reply to a call that returned `Pending`. Dropping it without a reply sends an exception, so that a
+/// Sender for a reply that comes after the call has returned. Dropping it without a reply sends an exception, so that a
 /// run never waits for a mod that has ended.
 pub struct ReplySender {
     deliver: Option<Box<dyn FnOnce(Reply) + Send>>,
@@ -240,11 +255,6 @@ impl ReplySender {
             }
             None => self,
         }
-    }
-
-    /// Discards the sender without a reply, because the call returned its reply directly.
-    pub fn disarm(mut self) {
-        self.deliver = None;
     }
 }
 

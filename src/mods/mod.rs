@@ -12,6 +12,7 @@ mod action;
 mod action_check;
 pub mod builtin;
 mod call;
+mod name;
 pub mod python;
 mod registry;
 mod replay;
@@ -34,6 +35,11 @@ use std::sync::Arc;
 pub trait ModFactory: Send + Sync {
     /// Returns the description, which includes name, language and version.
     fn describe(&self) -> ModDescription;
+
+    /// Returns false if the mod was disabled or removed.
+    fn is_enabled(&self) -> bool {
+        true
+    }
 
     /// Returns the SHA-256 of the source in hexadecimal, if the source can be shown.
     fn source_hash(&self) -> Option<String> {
@@ -69,13 +75,10 @@ pub trait ModInstance: Send {
         &[]
     }
 
-    /// Handles one event. `Ok` is the reply; `Err(Pending)` means that the reply will come through `done`.
-    ///
-    /// # Errors
-    /// [`Pending`], which is not a failure.
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending>;
+    /// Handles one event. Returns the reply; `None` if it will come later, through a sender that `new_sender` creates.
+    fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply>;
 
-    /// Delivers the reply to a call with a [polled](ReplySender::polled) `done`, if it has arrived. Takes a
+    /// Delivers the reply to a call with a [polled](ReplySender::polled) sender, if it has arrived. Takes a
     /// microsecond, which is faster than waking the thread that would deliver it otherwise.
     fn poll_reply(&mut self) {}
 
@@ -85,7 +88,3 @@ pub trait ModInstance: Send {
     /// Handles the end of the run for any reason. The instance can drop its state.
     fn finished(&mut self) {}
 }
-
-/// The reply will come through [`ReplySender`].
-#[derive(Debug)]
-pub struct Pending;

@@ -4,7 +4,7 @@
 //! most probable tokens of each step. The mod gets these tokens with their probabilities, and all other tokens with
 //! equal shares of the remaining probability.
 
-use super::{Action, Call, CallEvent, ModInstance, Pending, Reply, ReplySender, RunView};
+use super::{Action, Call, CallEvent, ModInstance, Reply, ReplySender, RunView};
 use crate::events::{ActionRecord, ActionType, Event, EventType, RequestedAction, TokenId};
 use crate::model::Vocabulary;
 use serde::Deserialize;
@@ -27,7 +27,9 @@ pub struct RecordedSequence {
     prompt_len: usize,
     /// Number of generated tokens evicted from the full context.
     evicted: usize,
-    max_steps: u32,
+    /// Index of the first token that followed all evicted ones; 0 if none were evicted.
+    evictions_end: usize,
+    max_tokens: u32,
     newest: Option<EventType>,
     /// Action that won the newest event. It takes effect when all mods were called.
     winner: Option<ActionRecord>,
@@ -76,7 +78,8 @@ impl RecordedSequence {
             tokens: Vec::new(),
             prompt_len: 0,
             evicted: 0,
-            max_steps: 0,
+            evictions_end: 0,
+            max_tokens: 0,
             newest: None,
             winner: None,
             has_ended: false,
@@ -97,6 +100,7 @@ impl RecordedSequence {
                 let of_prompt = self.prompt_len.min(to).saturating_sub(from);
                 self.prompt_len -= of_prompt;
                 self.evicted += to - from - of_prompt;
+                self.evictions_end = self.evictions_end.max(to) - (to - from);
                 self.tokens.drain(from..to);
             }
         }
@@ -104,7 +108,7 @@ impl RecordedSequence {
             let prompt = measured.and_then(|measured| measured.prompt.as_ref());
             self.tokens = prompt.map(|prompt| prompt.tokens.clone()).unwrap_or_default();
             self.prompt_len = self.tokens.len();
-            self.max_steps = event.max_steps.unwrap_or(0).max(0) as u32;
+            self.max_tokens = event.max_steps.unwrap_or(0).max(0) as u32;
         }
         self.tokens.extend(event.added_tokens.iter().flatten());
         match self.tokens.iter().find(|&&token| !vocabulary.is_prompt_token(token)) {
@@ -121,9 +125,10 @@ impl RecordedSequence {
             ActionType::AdjustedPrefill if !details.tokens.is_empty() => {
                 self.prompt_len = details.tokens.len();
                 self.tokens = details.tokens;
+                self.evictions_end = 0;
                 if let Some(steps) = action.adjusted_max_steps {
                     let steps = steps.max(0) as u32;
-                    self.max_steps = self.limits.max_tokens.map_or(steps, |max| steps.min(max));
+                    self.max_tokens = self.limits.max_tokens.map_or(steps, |max| steps.min(max));
                 }
             }
             ActionType::Backtrack | ActionType::ForceOutput if !details.superseded => {
@@ -138,7 +143,7 @@ impl RecordedSequence {
         let Some(action) = self.winner.take() else { return };
         if action.action_type == ActionType::ForceOutput {
             self.tokens.truncate(self.prompt_len);
-            self.evicted = 0;
+            (self.evicted, self.evictions_end) = (0, 0);
             self.has_ended = true;
         } else {
             let unappended = usize::from(self.newest == Some(EventType::Sampled));
@@ -189,16 +194,23 @@ impl RecordedSequence {
             sequence: &self.tokens,
             prompt_len: self.prompt_len,
             evicted: self.evicted,
-            max_steps: self.max_steps,
+            evictions_end: self.evictions_end,
+            max_tokens: self.max_tokens,
             event: call_event,
         };
         let (sender, receiver) = mpsc::channel();
-        let done = ReplySender::new(move |reply| {
-            let _ = sender.send(reply);
-        });
-        let reply = match instance.call(&call, done) {
-            Ok(reply) => reply,
-            Err(Pending) => receiver.recv().map_err(|_| "the mod's worker has ended".to_owned())?,
+        let new_sender = || {
+            let sender = sender.clone();
+            ReplySender::new(move |reply| {
+                let _ = sender.send(reply);
+            })
+        };
+        let reply = match instance.call(&call, &new_sender) {
+            Some(reply) => reply,
+            None => {
+                drop(sender);
+                receiver.recv().map_err(|_| "the mod's worker has ended".to_owned())?
+            }
         };
         let reply = reply.validate_action(event.event_type, view.vocabulary.len(), self.limits.context);
         Ok(Some(to_replayed_reply(reply)))
@@ -222,8 +234,8 @@ fn requested_action(action: Action) -> Option<RequestedAction> {
     let to_i32 = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
     Some(match action {
         Action::Noop => return None,
-        Action::AdjustedPrefill { tokens, max_steps } => {
-            RequestedAction { tokens, max_steps: max_steps.map(to_i32), ..requested }
+        Action::AdjustedPrefill { tokens, max_tokens } => {
+            RequestedAction { tokens, max_steps: max_tokens.map(to_i32), ..requested }
         }
         Action::AdjustedLogits { edit, temperature } => {
             // In the number format of the recording: 0.8, not 0.800000011920929.

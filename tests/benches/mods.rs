@@ -19,8 +19,8 @@ use thunder::engine::{
 use thunder::events::{EventType, Surface, TokenId};
 use thunder::mods::python::PythonMods;
 use thunder::mods::{
-    Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, ModRegistry, Pending, Reply,
-    ReplySender, RunView,
+    Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, ModRegistry, Reply, ReplySender,
+    RunView,
 };
 use tokio::sync::mpsc;
 
@@ -71,9 +71,8 @@ impl ModInstance for NoopMod {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
-    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        Ok(Reply::noop())
+    fn call(&mut self, _: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        Some(Reply::noop())
     }
 }
 

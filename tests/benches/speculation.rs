@@ -27,8 +27,8 @@ use thunder::engine::{
 };
 use thunder::events::{DraftUsage, EventType, Surface, TokenId};
 use thunder::mods::{
-    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Pending, Reply,
-    ReplySender, RunView, SelectedMod,
+    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Reply, ReplySender,
+    RunView, SelectedMod,
 };
 use tokio::sync::mpsc;
 
@@ -83,10 +83,9 @@ impl ModInstance for FixedAnswer {
     fn handles(&self) -> EventSet {
         EventSet::new(&[EventType::ForwardPass])
     }
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        let next = self.0.get(call.generated().len());
-        Ok(Reply::from(next.map_or(Action::Noop, |&next| Action::AdjustedLogits {
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        let next = self.0.get(call.generated_in_context().len());
+        Some(Reply::from(next.map_or(Action::Noop, |&next| Action::AdjustedLogits {
             edit: LogitEdit::Add(vec![(next, 1000.0)]),
             temperature: None,
         })))

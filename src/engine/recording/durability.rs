@@ -1,8 +1,7 @@
-//! Reports the ends of runs that the decode thread cannot report itself: of runs that must be stored before their
-//! client receives the end, and of runs that are active when the decode thread panics.
+//! Reports the end of a run that must be stored before its client receives the end.
 
 use crate::engine::output::Output;
-use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, RunId, Signal, Usage};
+use crate::events::{DurabilityAck, EndCause, NotStored, RunEnd, Usage};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -103,55 +102,6 @@ async fn forward(
     let _ = client.send(Output::Ended(Arc::new(end))).await;
 }
 
-/// Guard that, unless it was disarmed, reports the end of its run when it is dropped: if the decode thread panics, or
-/// stops before it receives the run.
-pub struct PanicGuard {
-    run_id: RunId,
-    client: mpsc::Sender<Output>,
-    recorder: Option<mpsc::Sender<Signal>>,
-    unfinished: RunEnd,
-    /// True if the run has ended normally.
-    disarmed: bool,
-}
-
-impl PanicGuard {
-    /// Creates the guard of a run. It reports `unfinished` to the client and, for a recorded run, to the recorder.
-    pub fn new(
-        run_id: RunId,
-        client: mpsc::Sender<Output>,
-        recorder: Option<mpsc::Sender<Signal>>,
-        unfinished: RunEnd,
-    ) -> Self {
-        Self { run_id, client, recorder, unfinished, disarmed: false }
-    }
-
-    /// Disarms the guard: the run has ended normally.
-    pub fn disarm(mut self) {
-        self.disarmed = true;
-    }
-}
-
-impl Drop for PanicGuard {
-    fn drop(&mut self) {
-        if self.disarmed {
-            return;
-        }
-        let reason = if std::thread::panicking() {
-            "the decode thread panicked; restart the server"
-        } else {
-            "the engine has stopped"
-        };
-        let mut end = self.unfinished.clone();
-        end.set_aborted(EndCause::EngineStopped, reason.into());
-        let end = Arc::new(end);
-        // The thread must not wait here. A client that does not get the output sees a closed channel.
-        let _ = self.client.try_send(Output::Ended(Arc::clone(&end)));
-        if let Some(recorder) = &self.recorder {
-            let _ = recorder.try_send(Signal::Ended(self.run_id, end));
-        }
-    }
-}
-
 /// Returns the end of a run that has not generated anything.
 pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) -> RunEnd {
     RunEnd::empty(now, Usage { prompt_tokens: prompt_tokens as u32, ..Usage::default() })
@@ -159,11 +109,9 @@ pub fn unfinished_end(now: chrono::DateTime<chrono::Utc>, prompt_tokens: usize) 
 
 #[cfg(test)]
 mod tests {
-    use super::{PanicGuard, hold_end, unfinished_end};
+    use super::{hold_end, unfinished_end};
     use crate::engine::output::{Output, TextDelta};
-    use crate::events::{
-        EndCause, FinishReason, NotStored, RunEnd, RunId, RunStatus, Signal, TokenMeasurement, system,
-    };
+    use crate::events::{EndCause, FinishReason, NotStored, RunEnd, RunStatus, TokenMeasurement, system};
     use std::sync::Arc;
     use tokio::sync::{mpsc, oneshot};
 
@@ -208,15 +156,5 @@ mod tests {
             let Some(Output::Ended(end)) = held.recv().await else { panic!("no end") };
             assert_eq!((end.finish.text.as_str(), end.finish.usage.completion_tokens), ("ad", 2));
         }
-    }
-
-    #[test]
-    fn dropped_guard_reports_stopped_engine() {
-        let (client, mut output) = mpsc::channel(1);
-        let (recorder, mut signals) = mpsc::channel(1);
-        drop(PanicGuard::new(RunId::now(), client, Some(recorder), unfinished_end(system::now(), 3)));
-        let expected = (RunStatus::Failed, FinishReason::Cancelled, Some(EndCause::EngineStopped));
-        assert!(matches!(output.try_recv(), Ok(Output::Ended(end)) if aborted(&end) == expected));
-        assert!(matches!(signals.try_recv(), Ok(Signal::Ended(_, end)) if aborted(&end) == expected));
     }
 }

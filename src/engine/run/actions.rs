@@ -1,61 +1,31 @@
 //! Application of the mods' actions to a run.
 
 use super::dispatch::ActionEffect;
+use super::finish::EndReason;
+use super::sequence::Sequence;
+use super::step_logits::StepLogits;
 use super::{ForcedTokens, Run, RunState};
 use crate::events::{EventType, FinishReason, TokenId, TokenMeasurement};
 use crate::model::distribution::TokenDistribution;
-use crate::mods::{Action, Reply, tool_calls_of};
+use crate::mods::{Action, tool_calls_of};
 use serde_json::Value;
 
 impl Run {
-    /// Records the reply of a mod. Applies an edit of the prompt or the logits immediately; a control action is applied
-    /// after the dispatch, if it wins the event.
-    pub(super) fn apply_reply(&mut self, index: usize, reply: Reply) {
-        let RunState::Dispatching(mut dispatched) = std::mem::replace(&mut self.state, RunState::Ended) else { return };
-        let reply = reply.validate_action(dispatched.event, self.view.vocabulary.len(), self.sequence.context());
-        let recorded = self.dispatch.record_reply(&mut dispatched, index, reply, &mut self.event_buffer);
-        let effect = self.compute_effect(dispatched.event, &recorded.action);
-        self.dispatch.record_action(&recorded, &self.view.vocabulary, &effect, &mut self.event_buffer);
-        match recorded.action {
-            Action::Noop => {}
-            Action::AdjustedPrefill { tokens, max_steps } => {
-                self.sequence.replace_prompt(tokens);
-                if let Some(max_steps) = max_steps {
-                    self.adjust_max_tokens(max_steps);
-                }
-            }
-            Action::AdjustedLogits { edit, temperature } => {
-                self.step_logits.edit(edit, temperature, effect.edit.edited);
-            }
-            control => dispatched.set_winner(control),
-        }
-        self.state = RunState::Dispatching(dispatched);
-    }
-
-    /// Sets the maximum answer length that a mod requests with `AdjustedPrefill`.
-    pub(super) fn adjust_max_tokens(&mut self, max_tokens: u32) {
-        let limits = &self.request.limits;
-        let max_tokens = limits.capped(max_tokens);
-        self.max_steps = self.max_steps.max(limits.max_steps_for(max_tokens));
-        self.max_tokens = max_tokens as usize;
-    }
-
     /// Applies the action that won an event.
     pub(super) fn apply_action(&mut self, event: EventType, action: Action) {
-        let step = if event == EventType::Added || self.step == 0 { self.step + 1 } else { self.step };
+        let step = self.budget.step();
+        let step = if event == EventType::Added || step == 0 { step + 1 } else { step };
         match action {
             Action::ForceTokens(tokens) => {
                 if event == EventType::Added {
                     self.send_text();
                 }
-                self.step_logits.take_drawn();
                 self.force(tokens, step);
             }
             Action::Backtrack { n, tokens } => {
-                let (removed, _) = self.clamp_backtrack(event, n);
-                self.step_logits.take_drawn();
+                let (removed, _) = clamp_backtrack(event, n, &self.sequence);
                 if removed > 0 {
-                    let before = self.sequence.generated();
+                    let before = self.sequence.answer_len();
                     self.sequence.retract(removed);
                     self.process_retraction(before, removed);
                 }
@@ -66,9 +36,8 @@ impl Run {
                 }
             }
             Action::ForceOutput(mut tokens) => {
-                self.step_logits.take_drawn();
                 self.truncate_at_end(&mut tokens);
-                let before = self.sequence.generated();
+                let before = self.sequence.answer_len();
                 let removed = self.sequence.retract_answer();
                 self.process_retraction(before, removed);
                 self.sequence.extend(&tokens);
@@ -77,17 +46,16 @@ impl Run {
                     let unmeasured = tokens.iter().map(|&token| unmeasured(token)).collect();
                     self.record_added(unmeasured, None, true, step);
                 }
-                self.finish(FinishReason::Stop, None, None);
+                self.finish(FinishReason::Stop);
             }
             Action::ToolCalls(payload) => {
                 self.discard_unsent();
                 let calls = Value::Array(tool_calls_of(&payload).to_vec());
-                self.finish(FinishReason::ToolCalls, None, Some(calls));
+                self.finish(EndReason { tool_calls: Some(calls), ..FinishReason::ToolCalls.into() });
             }
             Action::EmitError { message, fault } => {
                 self.discard_unsent();
-                self.fault = Some(fault);
-                self.finish(FinishReason::Error, Some(message), None);
+                self.finish(EndReason { fault: Some(fault), ..EndReason::new(FinishReason::Error, message) });
             }
             Action::Noop | Action::AdjustedPrefill { .. } | Action::AdjustedLogits { .. } => self.continue_from_end(),
         }
@@ -98,18 +66,18 @@ impl Run {
         let ForcedTokens { start, step, mut measurements } = forced;
         let tokens = &self.sequence.tokens()[start..];
         measurements.extend(tokens.iter().skip(measurements.len()).map(|&token| unmeasured(token)));
-        self.step = self.step.max(step);
+        self.budget.advance_to(step);
         self.record_added(measurements, None, true, step);
     }
 
     /// Appends tokens, which are then decoded together. The decode also gives the probability of each token.
     pub(super) fn force(&mut self, mut tokens: Vec<TokenId>, step: u32) {
-        if step > self.last_step() {
+        if !self.budget.permits(step) {
             return self.finish_at_last_step();
         }
         self.truncate_at_end(&mut tokens);
         let ends = tokens.last().is_some_and(|&token| self.ends_generation(token));
-        let left = self.max_tokens.saturating_sub(self.sequence.generated());
+        let left = self.budget.tokens_left(self.sequence.answer_len());
         // An end-of-generation token does not count as a token of the answer.
         if tokens.len() - usize::from(ends) > left {
             tokens.truncate(left);
@@ -118,7 +86,7 @@ impl Run {
         let _ = self.sequence.make_room(tokens.len());
         tokens.truncate(self.sequence.room());
         if tokens.is_empty() {
-            return self.finish(FinishReason::Length, None, None);
+            return self.finish(FinishReason::Length);
         }
         let start = self.sequence.len();
         self.attention.clear_drawn();
@@ -131,7 +99,7 @@ impl Run {
         }
         let outputs_from = if first.is_some() { start } else { start - 1 };
         self.sequence.decode_from(outputs_from);
-        self.step_logits.discard_saved();
+        self.step_logits.discard_end();
         self.sequence.extend(&tokens);
         self.forced = Some(ForcedTokens { start, step, measurements: first.into_iter().collect() });
         self.state = RunState::Decode { outputs_from };
@@ -140,8 +108,8 @@ impl Run {
     /// Updates the parts of the run after the last `removed` tokens were removed from the sequence, which had `before`
     /// generated tokens.
     pub(super) fn process_retraction(&mut self, before: usize, removed: usize) {
-        let generated = self.sequence.generated();
-        self.step_logits.discard_saved();
+        let generated = self.sequence.answer_len();
+        self.step_logits.discard_end();
         self.answer.retract(before, generated, &mut self.outbox);
         self.attention.truncate(self.answer.unsent());
         self.sampler.rewind(generated, removed);
@@ -156,27 +124,33 @@ impl Run {
             tokens.truncate(end + 1);
         }
     }
+}
 
-    /// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested
-    /// more than it can remove. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
-    fn clamp_backtrack(&self, event: EventType, n: u32) -> (usize, bool) {
-        let requested = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
-        let max = self.sequence.removable();
-        (requested.min(max), requested > max)
-    }
+/// Returns the number of tokens of the sequence that a Backtrack of `n` tokens removes, and true if it requested more
+/// than it can remove. At `Sampled`, `n` includes the sampled token, which is not in the sequence yet.
+fn clamp_backtrack(event: EventType, n: u32, sequence: &Sequence) -> (usize, bool) {
+    let requested = if event == EventType::Sampled { n as usize - 1 } else { n as usize };
+    let max = sequence.removable();
+    (requested.min(max), requested > max)
+}
 
-    /// Computes the effect of an action before it is applied.
-    fn compute_effect(&self, event: EventType, action: &Action) -> ActionEffect {
-        match action {
-            Action::Backtrack { n, .. } => {
-                let (removed, clamped) = self.clamp_backtrack(event, *n);
-                ActionEffect { removed: Some(removed as u32), clamped, ..ActionEffect::default() }
-            }
-            Action::AdjustedLogits { edit, .. } if self.event_buffer.is_recorded() => {
-                ActionEffect { edit: self.step_logits.effect_of(edit), ..ActionEffect::default() }
-            }
-            _ => ActionEffect::default(),
+/// Computes the effect of an action before it is applied.
+pub(super) fn effect_of(
+    action: &Action,
+    event: EventType,
+    sequence: &Sequence,
+    step_logits: &StepLogits,
+    is_recorded: bool,
+) -> ActionEffect {
+    match action {
+        Action::Backtrack { n, .. } => {
+            let (removed, clamped) = clamp_backtrack(event, *n, sequence);
+            ActionEffect { removed: Some(removed as u32), clamped, ..ActionEffect::default() }
         }
+        Action::AdjustedLogits { edit, .. } if is_recorded => {
+            ActionEffect { edit: step_logits.effect_of(edit), ..ActionEffect::default() }
+        }
+        _ => ActionEffect::default(),
     }
 }
 

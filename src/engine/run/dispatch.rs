@@ -8,10 +8,10 @@ use crate::engine::request::shortest_f64;
 use crate::events::{self, EventType, LogLevel, ModCall, ModLog, RawJson};
 use crate::model::llama::LayerSet;
 use crate::model::{Vocabulary, without_nul};
-use crate::mods::{Action, Call, ModInstance, ModLogLine, Pending, Reply, ReplySender};
+use crate::mods::{Action, Call, ModInstance, ModLogLine, Reply, ReplySender};
 use serde_json::json;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Number of consecutive failed calls, per type of event, after which a mod is disabled for its run.
 const MAX_CONSECUTIVE_FAILURES: u8 = 5;
@@ -70,10 +70,10 @@ pub struct DispatchedEvent {
     pub step: u32,
     /// Number of the event.
     order: i32,
-    /// Index of the next mod to call.
+    /// Index of the mod that is called, or of the next one.
     next: usize,
-    /// Start of the last call.
-    called_at: Option<Instant>,
+    /// Start of the call whose reply is awaited.
+    awaited_since: Option<Instant>,
     /// First control action of the event: one that forces or removes tokens or ends the run, instead of editing the
     /// prompt or the logits.
     winner: Option<Action>,
@@ -82,7 +82,7 @@ pub struct DispatchedEvent {
 impl DispatchedEvent {
     /// Creates an event before its dispatch.
     pub fn new(event: EventType, order: i32, step: u32) -> Self {
-        Self { event, step, order, next: 0, called_at: None, winner: None }
+        Self { event, step, order, next: 0, awaited_since: None, winner: None }
     }
 
     /// Makes a control action the winner of the event, if it is the first.
@@ -141,65 +141,57 @@ impl Dispatch {
         }
     }
 
-    /// Returns the instance of a mod.
-    pub fn instance(&mut self, index: usize) -> Option<&mut dyn ModInstance> {
-        Some(self.mods.get_mut(index)?.instance.as_mut())
-    }
-
-    /// Returns true if this is the number of the last call.
-    pub fn is_last_call(&self, call: u64) -> bool {
-        self.last_call == call
-    }
-
-    /// Returns the index of the next mod that handles the event.
-    pub fn next_mod(&self, event: &mut DispatchedEvent) -> Option<usize> {
+    /// Advances the event to the next mod that handles it. Returns `false` if there is none.
+    pub fn advance_to_next_mod(&self, event: &mut DispatchedEvent) -> bool {
         while let Some(active) = self.mods.get(event.next) {
             if active.health.disabled.is_none() && active.instance.handles().contains(event.event) {
-                return Some(event.next);
+                return true;
             }
             event.next += 1;
         }
-        None
+        false
     }
 
-    /// Calls a mod with the event. Returns `None` if the reply will arrive later, through the sender that
-    /// `reply_sender` creates for the number of the call.
+    /// Calls the next mod of the event. Returns `None` if the reply will arrive later, through a sender that
+    /// `new_sender` creates for the number of the call.
     pub fn call(
         &mut self,
         event: &mut DispatchedEvent,
-        index: usize,
         call: &Call<'_>,
-        reply_sender: impl FnOnce(u64) -> ReplySender,
+        new_sender: impl Fn(u64) -> ReplySender,
     ) -> Option<Reply> {
         self.last_call += 1;
-        let start = Instant::now();
-        event.called_at = Some(start);
-        match self.mods[index].instance.call(call, reply_sender(self.last_call)) {
-            Ok(mut reply) => {
-                if reply.elapsed.is_zero() {
-                    reply.elapsed = start.elapsed();
-                }
-                Some(reply)
-            }
-            Err(Pending) => None,
+        let (number, start) = (self.last_call, Instant::now());
+        let reply = self.mods[event.next].instance.call(call, &|| new_sender(number));
+        if reply.is_none() {
+            event.awaited_since = Some(start);
         }
+        reply.map(|reply| reply.measured_since(start))
     }
 
-    /// Records a validated reply and returns its action.
+    /// Returns a reply that arrived later, if it is the awaited one.
+    pub fn receive(&self, event: &mut DispatchedEvent, call: u64, reply: Reply) -> Option<Reply> {
+        let start = event.awaited_since.take_if(|_| self.last_call == call)?;
+        Some(reply.measured_since(start))
+    }
+
+    /// Returns the mod whose reply is awaited.
+    pub fn awaited_mod(&mut self, event: &DispatchedEvent) -> Option<&mut dyn ModInstance> {
+        event.awaited_since?;
+        Some(self.mods.get_mut(event.next)?.instance.as_mut())
+    }
+
+    /// Records the validated reply of the called mod. Returns its action.
     pub fn record_reply(
         &mut self,
         event: &mut DispatchedEvent,
-        index: usize,
         reply: Reply,
         event_buffer: &mut EventBuffer,
     ) -> RecordedReply {
-        let active = &mut self.mods[index];
+        let mod_index = event.next;
+        let active = &mut self.mods[mod_index];
         event.next += 1;
-        let elapsed = if reply.elapsed.is_zero() {
-            event.called_at.map_or(Duration::ZERO, |at| at.elapsed())
-        } else {
-            reply.elapsed
-        };
+        let elapsed = reply.elapsed;
         let action = reply.action.unwrap_or(Action::Noop);
         let exception = reply.exception;
         active.calls.add(elapsed, exception.is_some());
@@ -233,7 +225,7 @@ impl Dispatch {
             });
         }
         let superseded = action.is_control() && event.winner.is_some();
-        RecordedReply { mod_index: index, call_index, superseded, action }
+        RecordedReply { mod_index, call_index, superseded, action }
     }
 
     /// Records the action of a reply.
@@ -263,11 +255,11 @@ impl Dispatch {
         };
         match action {
             Action::Noop => {}
-            Action::AdjustedPrefill { tokens, max_steps } => {
+            Action::AdjustedPrefill { tokens, max_tokens } => {
                 put_tokens(tokens);
                 record.new_prompt = Some(without_nul(vocabulary.decode(tokens)));
                 record.new_length = Some(tokens.len() as i32);
-                record.adjusted_max_steps = max_steps.map(saturating_i32);
+                record.adjusted_max_steps = max_tokens.map(saturating_i32);
             }
             Action::AdjustedLogits { edit, temperature } => {
                 record.logits_shape = Some(format!("[1, {}]", vocabulary.len()));
@@ -318,7 +310,7 @@ pub struct RecordedReply {
     /// Number of the call.
     call_index: i32,
     /// True for a control action if the control action of an earlier mod has won the event.
-    pub superseded: bool,
+    superseded: bool,
     /// Action of the mod.
     pub action: Action,
 }
@@ -359,9 +351,8 @@ mod tests {
             32
         }
 
-        fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-            done.disarm();
-            Ok(Reply::noop())
+        fn call(&mut self, _: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+            Some(Reply::noop())
         }
     }
 

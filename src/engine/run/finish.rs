@@ -1,52 +1,72 @@
-//! End of a run: stop conditions, and recording of the end.
+//! End of a run: stop conditions and the result.
 
 use super::{Run, RunState};
 use crate::engine::output::Output;
-use crate::engine::recording::Recording;
-use crate::engine::request::Limits;
-use crate::events::{EndCause, Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
+use crate::events::{EndCause, Fault, Finish, FinishReason, RunEnd, RunStatus, TokenId, Usage};
 use crate::model::without_nul;
+use serde_json::Value;
 use std::sync::Arc;
 
+/// Reason for which a run ends.
+pub(super) struct EndReason {
+    pub reason: FinishReason,
+    pub message: Option<String>,
+    /// Tool calls of a mod.
+    pub tool_calls: Option<Value>,
+    /// Origin of an error; `None` for the engine.
+    pub fault: Option<Fault>,
+    /// Cause of an abort.
+    pub cause: Option<EndCause>,
+}
+
+impl EndReason {
+    /// Creates a reason with a message.
+    pub fn new(reason: FinishReason, message: impl Into<String>) -> Self {
+        Self { message: Some(message.into()), ..Self::from(reason) }
+    }
+}
+
+impl From<FinishReason> for EndReason {
+    fn from(reason: FinishReason) -> Self {
+        Self { reason, message: None, tool_calls: None, fault: None, cause: None }
+    }
+}
+
 impl Run {
-    /// Returns the finish reason and a message if the run ends after the last token.
-    pub(super) fn end_reason(&self) -> Option<(FinishReason, Option<String>)> {
+    /// Returns the reason for which the run ends after the last token; `None` if it continues.
+    pub(super) fn end_reason(&self) -> Option<EndReason> {
         let last = self.sequence.last()?;
         let text = self.answer.text();
         if self.ends_generation(last) || text.is_stopped() || self.sampler.is_complete() {
-            return Some((FinishReason::Stop, None));
+            return Some(FinishReason::Stop.into());
         }
-        if self.sequence.generated() >= self.max_tokens {
-            return Some((FinishReason::Length, None));
+        if self.budget.tokens_left(self.sequence.answer_len()) == 0 {
+            return Some(FinishReason::Length.into());
         }
         let limits = &self.request.limits;
         if text.is_outdented() {
             let message = format!("a line has less than the minimum indentation of {}", limits.min_indent);
-            return Some((FinishReason::Length, Some(message)));
+            return Some(EndReason::new(FinishReason::Length, message));
         }
         if let (Some(max), Some(elapsed_us)) = (limits.max_time, self.timing.since_first_token_us())
             && text.has_new_line()
             && elapsed_us >= max.as_micros() as u64
         {
             let message = format!("the time limit of {} ms was reached", max.as_millis());
-            return Some((FinishReason::Length, Some(message)));
+            return Some(EndReason::new(FinishReason::Length, message));
         }
         None
     }
 
     /// Ends the run.
-    pub(super) fn finish(
-        &mut self,
-        reason: FinishReason,
-        message: Option<String>,
-        tool_calls: Option<serde_json::Value>,
-    ) {
+    pub(super) fn finish(&mut self, end_reason: impl Into<EndReason>) {
+        let EndReason { reason, message, tool_calls, fault, cause } = end_reason.into();
         self.send_remaining();
-        let generated = self.sequence.generated();
+        let generated = self.sequence.answer_len();
         let ends_hidden = generated > 0 && self.sequence.last().is_some_and(|token| self.ends_generation(token));
         let message = message.into_iter().chain(self.dispatch.disabled()).reduce(|all, next| all + "; " + &next);
         // A run without a slot was only queued.
-        let worked_us = if self.metrics.slot.get().is_some() { self.timing.since_slot_us() } else { 0 };
+        let worked_us = if self.metrics.slot().is_some() { self.timing.since_slot_us() } else { 0 };
         let prompt_us = self.timing.prompt_us().unwrap_or(worked_us);
         let (evicted_tokens, evicted) = self.sequence.evicted();
         let text = self.answer.text();
@@ -63,8 +83,8 @@ impl Run {
                 stop_string: (reason == FinishReason::Stop).then(|| text.stopped_by()).flatten(),
                 text: without_nul(text.text()),
                 tool_calls,
-                fault: self.fault,
-                cause: self.cause,
+                fault,
+                cause,
                 usage: Usage {
                     prompt_tokens: self.sequence.prompt_tokens() as u32,
                     cached_tokens: self.sequence.cached_tokens() as u32,
@@ -89,23 +109,10 @@ impl Run {
         self.state = RunState::Ended;
     }
 
-    /// Returns the last step that the run can reach: the maximum of steps, or the last one in which the answer can
-    /// become longer than it was. Without a limit of tokens, only the latter stops a mod that backtracks endlessly.
-    pub(super) fn last_step(&self) -> u32 {
-        let without_growth = Limits::new(self.sequence.context() as u32).max_steps;
-        self.max_steps.min(self.longest.1.saturating_add(without_growth))
-    }
-
-    /// Ends a run that reached its last step.
+    /// Ends a run that may not reach its next step.
     pub(super) fn finish_at_last_step(&mut self) {
-        let (generated, (longest, since)) = (self.sequence.generated(), self.longest);
-        let reached = if self.step >= self.max_steps {
-            format!("the limit of {} steps was reached with {generated} tokens in the answer", self.max_steps)
-        } else {
-            let steps = self.step - since;
-            format!("the answer did not exceed {longest} tokens in the last {steps} steps, and has {generated} now")
-        };
-        self.finish(FinishReason::Length, Some(reached + "; a mod may backtrack endlessly"), None);
+        let message = self.budget.exhausted_message(self.sequence.answer_len());
+        self.finish(EndReason::new(FinishReason::Length, message));
     }
 
     /// Ends the run for an external reason: the client disconnected or stopped it, the server shuts down, or the model
@@ -116,8 +123,7 @@ impl Run {
                 // No event has recorded these tokens.
                 self.sequence.retract(self.sequence.len() - forced.start);
             }
-            self.cause = Some(cause);
-            self.finish(cause.finish_reason(), Some(message.into()), None);
+            self.finish(EndReason { cause: Some(cause), ..EndReason::new(cause.finish_reason(), message) });
         }
     }
 
@@ -125,30 +131,5 @@ impl Run {
     /// that a mod forces still end the run.
     pub(super) fn ends_generation(&self, token: TokenId) -> bool {
         self.request.limits.stop_tokens.contains(&token) || self.view.vocabulary.is_end_of_generation(token)
-    }
-
-    /// Sends the run's events to the recorder: those that are due, or `everything`.
-    pub fn record(&mut self, recording: &mut Recording, everything: bool) {
-        let items = if everything { Some(self.event_buffer.take_all()) } else { self.event_buffer.take_due() };
-        if let Some(items) = items {
-            recording.send_items(self.id, items);
-        }
-        for (order, captured) in self.attention.take_ready() {
-            if self.event_buffer.is_recorded() {
-                let stored = self.attention.stored_heads(&self.request.stored_heads, &captured);
-                recording.send_attention_row(self.id, order, captured, stored);
-            }
-        }
-    }
-
-    /// Sends the last events and the end of the run to the recorder.
-    pub fn record_end(mut self, recording: &mut Recording) {
-        if self.event_buffer.is_recorded() {
-            self.record(recording, true);
-            if let Some(end) = self.end {
-                recording.send_end(self.id, end, self.request.attention);
-            }
-        }
-        self.registration.end();
     }
 }

@@ -4,25 +4,30 @@
 //! A run connects its parts, which own their fields: [`sequence`] has the tokens and their positions, [`step_logits`]
 //! the logits of the step, [`sampling`] the sampler and the grammar constraint, [`measure`] the measurements of tokens,
 //! [`reasoning`] the reasoning budget, [`answer`] and [`outbox`] the text and the outputs for the client, [`dispatch`]
-//! the mods, [`token_attention`] the attention rows, and [`timing`] the times. The transitions of the state machine are
-//! in [`steps`], [`actions`] and [`finish`]; [`schedule`] has the methods for the scheduler, and [`restore`] those for
-//! forks.
+//! the mods, [`token_attention`] the attention rows, [`budget`] the limits of tokens and steps, and [`timing`] the times.
+//! The transitions of the state machine are in [`steps`], [`mod_calls`], [`actions`] and [`finish`]. The scheduler uses
+//! [`slot_state`], [`next_decode`], [`parameter_change`] and [`record`]; [`restore`] starts forks.
 
 mod actions;
 mod answer;
+mod budget;
 pub mod dispatch;
 mod finish;
 mod measure;
+mod mod_calls;
+mod next_decode;
 mod outbox;
 mod output_text;
+pub mod parameter_change;
 mod reasoning;
+mod record;
 pub mod registration;
 pub mod replay;
 pub mod request_ids;
 mod restore;
 mod sampling;
-pub mod schedule;
 pub mod sequence;
+mod slot_state;
 mod step_logits;
 mod steps;
 mod timing;
@@ -31,15 +36,13 @@ mod token_attention;
 use super::output::{Output, PromptTiming, RunMetrics};
 use super::recording::event_buffer::EventBuffer;
 use super::request::Request;
-use crate::events::{
-    Alternative, DraftUsage, EndCause, EventType, Fault, Measurements, PromptRecord, RunEnd, RunId, TokenId,
-    TokenMeasurement,
-};
+use crate::events::{Alternative, DraftUsage, EndCause, EventType, RunEnd, RunId, TokenId, TokenMeasurement};
 use crate::model::distribution::TokenDistribution;
 use crate::model::grammar::GrammarMatcher;
 use crate::model::llama::{Candidates, Sampler};
-use crate::mods::{Action, Call, CallEvent, Reply, ReplySender, RunView};
+use crate::mods::{ModInstance, ReplySender, RunView};
 use answer::PendingAnswer;
+use budget::StepBudget;
 use dispatch::{ActiveMod, Dispatch, DispatchedEvent};
 use measure::TokenMeasurer;
 use outbox::Outbox;
@@ -48,6 +51,7 @@ use registration::Registration;
 use sampling::TokenSampler;
 use sequence::Sequence;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 use step_logits::StepLogits;
 use timing::Timing;
@@ -75,10 +79,8 @@ enum RunState {
     New,
     /// The tokens that the KV cache does not hold must be decoded, with logits from position `outputs_from` on.
     Decode { outputs_from: usize },
-    /// An event is dispatched to the mods.
+    /// An event is dispatched to the mods; the reply of a mod may be awaited.
     Dispatching(DispatchedEvent),
-    /// The reply of the mod with this index is awaited.
-    AwaitingReply(DispatchedEvent, usize),
     /// The run has ended.
     Ended,
 }
@@ -138,13 +140,7 @@ pub struct Run {
     registration: Registration,
     /// Tokens to append before the first step of a fork; `None` for a run that is no fork or has started.
     fork_tokens: Option<Vec<TokenId>>,
-    /// Maximum tokens in the answer; a mod may change it.
-    max_tokens: usize,
-    /// Maximum steps; higher if a mod has raised the maximum of tokens.
-    max_steps: u32,
-    step: u32,
-    /// Maximum tokens that the answer has had, and the first step with that many.
-    longest: (usize, u32),
+    budget: StepBudget,
     added: AddedTokens,
     /// Forced tokens that are being decoded.
     forced: Option<ForcedTokens>,
@@ -154,12 +150,8 @@ pub struct Run {
     drafts: DraftUsage,
     /// Note to record with the next step.
     note: Option<String>,
-    /// True if the model returned logits that were NaN or infinite.
-    invalid_logits: bool,
-    /// Origin of an error of the run; `None` for the engine.
-    fault: Option<Fault>,
-    /// Cause of an abort.
-    cause: Option<EndCause>,
+    /// Number of changes of the parameters by the client.
+    parameter_changes: u32,
     end: Option<Arc<RunEnd>>,
 }
 
@@ -184,22 +176,78 @@ impl Run {
             metrics: Arc::default(),
             registration,
             fork_tokens: None,
-            max_tokens: request.limits.max_tokens as usize,
-            max_steps: request.limits.max_steps,
-            step: 0,
-            longest: (0, 0),
+            budget: StepBudget::new(&request.limits, context),
             added: AddedTokens::default(),
             forced: None,
             prompt_probabilities: Vec::new(),
             drafts: DraftUsage::default(),
             note: None,
-            invalid_logits: false,
-            fault: None,
-            cause: None,
+            parameter_changes: 0,
             end: None,
             request,
             view,
         }
+    }
+
+    /// Returns the id.
+    pub fn id(&self) -> RunId {
+        self.id
+    }
+
+    /// Returns the request. Its prompt and spans were moved to [`Run::sequence`].
+    pub fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Returns the sequence.
+    pub fn sequence(&self) -> &Sequence {
+        &self.sequence
+    }
+
+    /// Returns the sequence, for updates of its KV state.
+    pub fn sequence_mut(&mut self) -> &mut Sequence {
+        &mut self.sequence
+    }
+
+    /// Returns the outputs for the client.
+    pub fn outbox(&mut self) -> &mut Outbox {
+        &mut self.outbox
+    }
+
+    /// Returns true if the outbox has outputs.
+    pub fn has_outputs(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    /// Returns the flag that is set before the client receives the end of the run.
+    pub fn ended_flag(&self) -> Arc<AtomicBool> {
+        self.outbox.ended_flag()
+    }
+
+    /// Returns the metrics that are known before the run ends.
+    pub fn metrics(&self) -> &Arc<RunMetrics> {
+        &self.metrics
+    }
+
+    /// Returns the end of the run, once it has ended.
+    pub fn end(&self) -> Option<&Arc<RunEnd>> {
+        self.end.as_ref()
+    }
+
+    /// Returns true after the prompt was decoded.
+    pub fn has_decoded_prompt(&self) -> bool {
+        self.timing.prompt_us().is_some()
+    }
+
+    /// Returns true if the run is a fork that has not started.
+    pub fn is_fork(&self) -> bool {
+        self.fork_tokens.is_some()
+    }
+
+    /// Returns the mod whose reply the run waits for.
+    pub fn awaited_mod(&mut self) -> Option<&mut dyn ModInstance> {
+        let RunState::Dispatching(dispatched) = &self.state else { return None };
+        self.dispatch.awaited_mod(dispatched)
     }
 
     /// Returns the number of prompt tokens that were decoded, without the cached ones.
@@ -217,30 +265,6 @@ impl Run {
         self.dispatch_events(None, resources);
     }
 
-    /// Records the `Prefilled` event and returns its number.
-    fn record_prompt(&mut self) -> i32 {
-        let Self { event_buffer, sequence, view, request, max_tokens, .. } = self;
-        event_buffer.event(EventType::Prefilled, 0, |event| {
-            event.prompt_length = Some(sequence.prompt_len() as i32);
-            event.tokens_so_far_len = Some(0);
-            event.max_steps = Some(*max_tokens as i32);
-            event.measured = Some(Box::new(Measurements {
-                position: Some(0),
-                evicted: sequence.take_unreported_eviction(),
-                prompt: Some(Box::new(PromptRecord {
-                    texts: view.vocabulary.storable_texts(sequence.tokens()),
-                    tokens: sequence.tokens().to_vec(),
-                    spans: sequence.spans().to_vec(),
-                    images: request.describe_images(sequence.tokens()),
-                    conversation: request.conversation.clone(),
-                    tools: request.tools.clone(),
-                    parameters: Some(view.parameters.clone()),
-                })),
-                ..Measurements::default()
-            }));
-        })
-    }
-
     /// Processes the logits after `position`. Those after the last position begin a step; those after an earlier
     /// position give the probability of the next token, which is forced or part of the prompt.
     pub fn on_logits(&mut self, position: usize, logits: &[f32], resources: &mut RunResources) {
@@ -251,7 +275,6 @@ impl Run {
         if !distribution.is_valid {
             // The KV state that gave such logits must not be reused.
             self.sequence.set_kv_len(0);
-            self.invalid_logits = true;
             let message = "the model returned logits that are NaN or infinite: its KV state or its weights are damaged; the slot's state is discarded";
             return self.abort(EndCause::InvalidLogits, message);
         }
@@ -279,7 +302,7 @@ impl Run {
             }
         }
         let top = self.measurer.top(logits, distribution);
-        self.step_logits.set_logits(logits, distribution, top);
+        self.step_logits.set_end(logits, distribution, top);
         if let Some(forced) = self.forced.take() {
             // The next step starts with these logits, after the `Added` event of the forced tokens.
             self.step_logits.save(Some(logits));
@@ -288,92 +311,5 @@ impl Run {
             self.begin_step();
         }
         self.dispatch_events(Some(logits), resources);
-    }
-
-    /// Processes the reply to a mod call, if the run still waits for it.
-    pub fn on_reply(&mut self, call: u64, reply: Reply, resources: &mut RunResources) {
-        if !matches!(self.state, RunState::AwaitingReply(..)) || !self.dispatch.is_last_call(call) {
-            return;
-        }
-        if let RunState::AwaitingReply(event, index) = std::mem::replace(&mut self.state, RunState::Ended) {
-            self.state = RunState::Dispatching(event);
-            self.apply_reply(index, reply);
-            self.dispatch_events(None, resources);
-        }
-    }
-
-    /// Dispatches events until the run needs a decode, waits for a mod, or has ended. `new_logits` are the model's
-    /// logits at the end of the sequence; `None` if they are saved.
-    fn dispatch_events(&mut self, mut new_logits: Option<&[f32]>, resources: &mut RunResources) {
-        loop {
-            let RunState::Dispatching(dispatched) = &mut self.state else { return };
-            if let Some(index) = self.dispatch.next_mod(dispatched) {
-                if !self.call_mod(index, new_logits, resources) {
-                    return;
-                }
-                continue;
-            }
-            let (event, winner) = (dispatched.event, dispatched.take_winner());
-            match winner {
-                Some(action) => {
-                    self.step_logits.save(new_logits);
-                    self.apply_action(event, action);
-                }
-                None => self.advance(event, new_logits, &mut resources.candidates),
-            }
-            // `Added` changes the end of the sequence, and the logits are not needed after `Sampled`.
-            if event != EventType::ForwardPass {
-                new_logits = None;
-            }
-        }
-    }
-
-    /// Calls a mod with the current event. Returns `false` if the reply comes later.
-    fn call_mod(&mut self, index: usize, new_logits: Option<&[f32]>, resources: &RunResources) -> bool {
-        let RunState::Dispatching(mut dispatched) = std::mem::replace(&mut self.state, RunState::Ended) else {
-            return false;
-        };
-        let tokens = self.sequence.tokens();
-        let event = match dispatched.event {
-            EventType::Prefilled => CallEvent::Prefilled,
-            EventType::ForwardPass => CallEvent::ForwardPass {
-                logits: self.step_logits.logits(new_logits),
-                hidden_states: self.step_logits.hidden_states(),
-            },
-            EventType::Sampled => {
-                let drawn = self.step_logits.drawn();
-                CallEvent::Sampled {
-                    token: drawn.map_or(0, |drawn| drawn.token),
-                    text: drawn.map_or("", |drawn| drawn.text.as_str()),
-                    logprob: drawn.and_then(|drawn| drawn.logprob).unwrap_or(0.0),
-                }
-            }
-            EventType::Added => {
-                let AddedTokens { count, forced, logprobs } = &self.added;
-                CallEvent::Added { tokens: &tokens[tokens.len() - count..], logprobs, forced: *forced }
-            }
-        };
-        let call = Call {
-            run: &self.view,
-            step: dispatched.step,
-            sequence: tokens,
-            prompt_len: self.sequence.prompt_len(),
-            evicted: self.sequence.evicted_generated(),
-            max_steps: self.max_tokens as u32,
-            event,
-        };
-        let id = self.id;
-        let reply = self.dispatch.call(&mut dispatched, index, &call, |number| (resources.reply_sender)(id, number));
-        if reply.as_ref().is_none_or(|reply| matches!(reply.action, Some(Action::AdjustedLogits { .. }))) {
-            self.step_logits.save(new_logits);
-        }
-        if let Some(reply) = reply {
-            self.state = RunState::Dispatching(dispatched);
-            self.apply_reply(index, reply);
-            true
-        } else {
-            self.state = RunState::AwaitingReply(dispatched, index);
-            false
-        }
     }
 }

@@ -2,6 +2,7 @@
 //! [`super::replay`] does the same for the mods of the run.
 
 use super::Run;
+use super::finish::EndReason;
 use crate::engine::error::SubmitError;
 use crate::engine::fork::ForkPoint;
 use crate::events::{ActionRecord, ActionType, Event, EventType, FinishReason, TokenId, TraceItem};
@@ -24,7 +25,8 @@ impl Run {
         for item in fork.items.iter() {
             match item {
                 TraceItem::Event(event) => {
-                    if let Some((_, sampling)) = phases.next_if(|(from, _)| event.step >= *from as i32) {
+                    // A run that was forked several times at the same step has several phases from there on.
+                    while let Some((_, sampling)) = phases.next_if(|(from, _)| event.step >= *from as i32) {
                         self.set_sampling(sampling.clone(), false);
                     }
                     self.restore_event(event).map_err(refuse)?;
@@ -38,8 +40,7 @@ impl Run {
             }
         }
         self.set_sampling(target, false);
-        self.step = fork.step.saturating_sub(1);
-        self.longest = (self.sequence.generated(), self.step);
+        self.budget.restore(fork.step.saturating_sub(1), self.sequence.answer_len());
         self.fork_tokens = Some(fork.tokens.clone());
         Ok(())
     }
@@ -54,12 +55,12 @@ impl Run {
     pub(super) fn begin_fork(&mut self, tokens: Vec<TokenId>) {
         // The client of the recorded run received this text before the step.
         self.send_text();
-        if self.sequence.generated() >= self.max_tokens {
-            self.finish(FinishReason::Length, None, None);
+        if self.budget.tokens_left(self.sequence.answer_len()) == 0 {
+            self.finish(FinishReason::Length);
         } else if !tokens.is_empty() {
-            self.force(tokens, self.step + 1);
+            self.force(tokens, self.budget.step() + 1);
         } else if let Err(message) = self.sequence.make_room(1) {
-            self.finish(FinishReason::Length, Some(message), None);
+            self.finish(EndReason::new(FinishReason::Length, message));
         } else {
             self.continue_from_end();
         }
@@ -146,8 +147,8 @@ impl Run {
             ActionType::AdjustedPrefill => {
                 self.check_tokens(&details.tokens)?;
                 self.sequence.replace_prompt(details.tokens);
-                if let Some(max_steps) = action.adjusted_max_steps.and_then(|steps| u32::try_from(steps).ok()) {
-                    self.adjust_max_tokens(max_steps);
+                if let Some(max_tokens) = action.adjusted_max_steps.and_then(|tokens| u32::try_from(tokens).ok()) {
+                    self.budget.adjust_max_tokens(max_tokens, &self.request.limits);
                 }
             }
             ActionType::Backtrack => {
@@ -156,7 +157,7 @@ impl Run {
                     return Err("a backtrack removes more than was generated".into());
                 }
                 if removed > 0 {
-                    let before = self.sequence.generated();
+                    let before = self.sequence.answer_len();
                     self.sequence.retract(removed);
                     self.process_retraction(before, removed);
                 }

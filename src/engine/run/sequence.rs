@@ -45,7 +45,7 @@ struct Evictions {
     truncated: bool,
     /// Number of evicted tokens of the answer.
     generated: usize,
-    /// Index of the first token that followed all evicted ones.
+    /// Index of the first token that followed all evicted ones; 0 if none were evicted.
     end: usize,
     /// Number of all evicted tokens.
     tokens: usize,
@@ -117,8 +117,8 @@ impl Sequence {
         processed.saturating_sub(self.cached_tokens)
     }
 
-    /// Returns the number of generated tokens, including those that a full context evicted.
-    pub fn generated(&self) -> usize {
+    /// Returns the number of tokens of the answer, including those that a full context evicted.
+    pub fn answer_len(&self) -> usize {
         self.generated_in_context() + self.evictions.generated
     }
 
@@ -127,9 +127,10 @@ impl Sequence {
         self.tokens.len() - self.prompt_len
     }
 
-    /// Returns the number of generated tokens that a full context evicted.
-    pub fn evicted_generated(&self) -> usize {
-        self.evictions.generated
+    /// Returns the number of generated tokens that a full context evicted, and the index of the first token that
+    /// followed all evicted ones (0 if none were evicted).
+    pub fn evicted_generated(&self) -> (usize, usize) {
+        (self.evictions.generated, self.evictions.end)
     }
 
     /// Returns the number of tokens that a mod can remove: those of the answer after evicted ones. One token always

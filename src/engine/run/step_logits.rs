@@ -13,32 +13,56 @@ const MAX_SHIFTED_TOKENS: usize = 8;
 /// Maximum tokens of the logit lens. A client can request 1000 alternatives, which would delay other runs.
 const MAX_LENS_TOKENS: usize = 64;
 
-/// Logits, edits and drawn token of the step at the end of the sequence.
+/// Logits of the step at the end of the sequence. Each part has its own lifetime.
 #[derive(Default)]
 pub struct StepLogits {
-    /// Copy of the model's logits.
+    next: NextDecode,
+    end: EndLogits,
+    edits: StepEdits,
+    draw: StepDraw,
+}
+
+/// Data of the decode that gives the next logits; set before these.
+#[derive(Default)]
+struct NextDecode {
+    hidden_states: Option<HiddenStates>,
+    /// Token that speculative decoding drafted for the step.
+    drafted: Option<TokenId>,
+}
+
+/// The model's logits at the end of the sequence. They are valid until the end changes; several steps can begin with
+/// them.
+#[derive(Default)]
+struct EndLogits {
+    /// Copy of the logits. Kept when it is outdated, because the next copy reuses its memory.
     saved: Vec<f32>,
-    /// True if `saved` holds the logits at the end of the sequence.
+    /// True if `saved` holds the logits.
     is_saved: bool,
-    /// Logits after the edits of mods.
-    edited: Option<Vec<f32>>,
-    /// Distribution of the edited logits, if it was computed.
-    edited_distribution: Option<TokenDistribution>,
-    temperature: Option<f32>,
     distribution: Option<TokenDistribution>,
-    /// The most probable tokens of the model.
+    /// The most probable tokens.
     top: Vec<Alternative>,
-    /// The most probable tokens after the sampler, for a client that requested them.
-    client_top: Option<Vec<Alternative>>,
-    /// Hidden states of the decode that produced the next logits.
-    next_hidden_states: Option<HiddenStates>,
-    /// Hidden states of the decode that produced the logits.
+    /// Hidden states of the decode.
     hidden_states: Option<HiddenStates>,
     /// Logits of up to [`MAX_LENS_TOKENS`] most probable tokens after each layer.
     lens: Option<LogitLens>,
-    drawn: Option<TokenMeasurement>,
-    /// Token that speculative decoding drafted for the step.
-    drafted: Option<TokenId>,
+}
+
+/// Edits of mods, from the beginning of a step to its end.
+#[derive(Default)]
+struct StepEdits {
+    /// Logits after the edits.
+    logits: Option<Vec<f32>>,
+    /// Distribution of these logits, if it was computed.
+    distribution: Option<TokenDistribution>,
+    temperature: Option<f32>,
+}
+
+/// Token drawn in a step, until it is appended or a mod rejects it.
+#[derive(Default)]
+struct StepDraw {
+    token: Option<TokenMeasurement>,
+    /// The most probable tokens after the sampler, for a client that requested them.
+    client_top: Option<Vec<Alternative>>,
 }
 
 /// Effect of an edit of the logits.
@@ -51,101 +75,120 @@ pub struct EditEffect {
 }
 
 impl StepLogits {
-    /// Sets the hidden states of the decode that produced the next logits.
+    /// Sets the hidden states of the decode that gives the next logits.
     pub fn set_hidden_states(&mut self, hidden_states: Option<HiddenStates>) {
-        self.next_hidden_states = hidden_states;
+        self.next.hidden_states = hidden_states;
     }
 
-    /// Sets the distribution and the most probable tokens of new logits.
-    pub fn set_logits(&mut self, logits: &[f32], distribution: TokenDistribution, top: Vec<Alternative>) {
-        self.hidden_states = self.next_hidden_states.take();
-        let lens_states = self.hidden_states.as_ref().filter(|states| states.has_lens());
-        self.lens = lens_states.and_then(|states| read_lens(states, &top, logits));
-        self.top = top;
-        self.client_top = None;
-        self.distribution = Some(distribution);
-        self.is_saved = false;
+    /// Sets the token that speculative decoding drafted for the step.
+    pub fn set_drafted(&mut self, token: Option<TokenId>) {
+        self.next.drafted = token;
     }
 
-    /// Discards the edits of the previous step.
-    pub fn clear_edits(&mut self) {
-        self.edited = None;
-        self.edited_distribution = None;
-        self.temperature = None;
+    /// Takes the token that speculative decoding drafted for the step.
+    pub fn take_drafted(&mut self) -> Option<TokenId> {
+        self.next.drafted.take()
     }
 
-    /// Copies the logits at the end of the sequence, unless they are saved, before the next decode overwrites them.
+    /// Sets the logits at the end of the sequence: their distribution and their most probable tokens.
+    pub fn set_end(&mut self, logits: &[f32], distribution: TokenDistribution, top: Vec<Alternative>) {
+        self.discard_end();
+        self.end.hidden_states = self.next.hidden_states.take();
+        let lens_states = self.end.hidden_states.as_ref().filter(|states| states.has_lens());
+        self.end.lens = lens_states.and_then(|states| read_lens(states, &top, logits));
+        self.end.top = top;
+        self.end.distribution = Some(distribution);
+    }
+
+    /// Discards the logits, because the end of the sequence changed.
+    pub fn discard_end(&mut self) {
+        self.end = EndLogits { saved: std::mem::take(&mut self.end.saved), ..EndLogits::default() };
+    }
+
+    /// Copies the logits, unless they are saved, before the next decode overwrites them.
     pub fn save(&mut self, new_logits: Option<&[f32]>) {
-        if let Some(new_logits) = new_logits.filter(|_| !self.is_saved) {
-            self.saved.clear();
-            self.saved.extend_from_slice(new_logits);
-            self.is_saved = true;
+        if let Some(new_logits) = new_logits.filter(|_| !self.end.is_saved) {
+            self.end.saved.clear();
+            self.end.saved.extend_from_slice(new_logits);
+            self.end.is_saved = true;
         }
     }
 
-    /// Returns the saved logits; `None` unless they are those at the end of the sequence.
+    /// Returns the logits if they are saved.
     pub fn saved(&self) -> Option<&[f32]> {
-        self.is_saved.then_some(self.saved.as_slice())
-    }
-
-    /// Marks the saved logits as outdated, because the end of the sequence changed.
-    pub fn discard_saved(&mut self) {
-        self.is_saved = false;
-        self.hidden_states = None;
+        self.end.is_saved.then_some(self.end.saved.as_slice())
     }
 
     /// Returns the hidden states of the last token of the sequence, as far as they were captured.
     pub fn hidden_states(&self) -> Option<&HiddenStates> {
-        self.hidden_states.as_ref()
-    }
-
-    /// Returns the model's logits: the saved ones, or `new_logits`.
-    pub fn raw<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
-        self.saved().or(new_logits).unwrap_or_default()
-    }
-
-    /// Returns the logits after the edits of mods.
-    pub fn logits<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
-        self.edited.as_deref().unwrap_or_else(|| self.raw(new_logits))
-    }
-
-    /// Returns the logits that mods have edited.
-    pub fn edited(&self) -> Option<&[f32]> {
-        self.edited.as_deref()
+        self.end.hidden_states.as_ref()
     }
 
     /// Returns the distribution of the model's logits.
     pub fn distribution(&self) -> Option<TokenDistribution> {
-        self.distribution
+        self.end.distribution
+    }
+
+    /// Returns the most probable tokens of the model.
+    pub fn top(&self) -> &[Alternative] {
+        &self.end.top
+    }
+
+    /// Returns the logits of the most probable tokens after each layer.
+    pub fn lens(&self) -> Option<&LogitLens> {
+        self.end.lens.as_ref()
+    }
+
+    /// Returns the model's logits: the saved ones, or `new_logits`.
+    pub fn raw<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
+        let logits = self.saved().or(new_logits);
+        debug_assert!(logits.is_some(), "the logits at the end of the sequence are neither saved nor new");
+        logits.unwrap_or_default()
+    }
+
+    /// Begins a step: discards the edits and the drawn token of the previous one.
+    pub fn begin_step(&mut self) {
+        self.edits = StepEdits::default();
+        self.draw = StepDraw::default();
+    }
+
+    /// Returns the logits after the edits of mods.
+    pub fn logits<'a>(&'a self, new_logits: Option<&'a [f32]>) -> &'a [f32] {
+        self.edited().unwrap_or_else(|| self.raw(new_logits))
+    }
+
+    /// Returns the logits that mods have edited.
+    pub fn edited(&self) -> Option<&[f32]> {
+        self.edits.logits.as_deref()
     }
 
     /// Returns the distribution of edited logits.
     pub fn edited_distribution(&self, edited: &[f32]) -> TokenDistribution {
-        self.edited_distribution.unwrap_or_else(|| TokenDistribution::new(edited))
+        self.edits.distribution.unwrap_or_else(|| TokenDistribution::new(edited))
     }
 
     /// Returns the temperature that a mod chose for the step.
     pub fn temperature(&self) -> Option<f32> {
-        self.temperature
+        self.edits.temperature
     }
 
     /// Applies an edit. `edited` is the distribution after it, if it was computed. The logits must be saved.
     pub fn edit(&mut self, edit: LogitEdit, temperature: Option<f32>, edited: Option<TokenDistribution>) {
         match edit {
             LogitEdit::Keep => {}
-            LogitEdit::Replace(values) => self.edited = Some(values),
-            edit => apply_edit(self.edited.get_or_insert_with(|| self.saved.clone()), &edit),
+            LogitEdit::Replace(values) => self.edits.logits = Some(values),
+            edit => apply_edit(self.edits.logits.get_or_insert_with(|| self.end.saved.clone()), &edit),
         }
-        self.edited_distribution = edited;
-        self.temperature = temperature.or(self.temperature);
+        self.edits.distribution = edited;
+        self.edits.temperature = temperature.or(self.edits.temperature);
     }
 
     /// Returns the effect of an edit without applying it.
     pub fn effect_of(&self, edit: &LogitEdit) -> EditEffect {
-        let before = self.edited.as_deref().unwrap_or(&self.saved);
+        let before = self.edited().unwrap_or(&self.end.saved);
         let mut edited = Vec::new();
         let after = match edit {
-            LogitEdit::Keep => return EditEffect { shifted: Vec::new(), edited: self.edited_distribution },
+            LogitEdit::Keep => return EditEffect { shifted: Vec::new(), edited: self.edits.distribution },
             LogitEdit::Replace(values) => values,
             LogitEdit::Set(_) | LogitEdit::Add(_) | LogitEdit::Allow(_) => {
                 edited.extend_from_slice(before);
@@ -153,7 +196,7 @@ impl StepLogits {
                 &edited
             }
         };
-        let known = if self.edited.is_none() { self.distribution } else { self.edited_distribution };
+        let known = if self.edited().is_none() { self.end.distribution } else { self.edits.distribution };
         let old = known.unwrap_or_else(|| TokenDistribution::new(before));
         let new = TokenDistribution::new(after);
         let shifted = distribution::top_shifts((old, before), (new, after), MAX_SHIFTED_TOKENS)
@@ -164,49 +207,21 @@ impl StepLogits {
         EditEffect { shifted, edited: Some(new) }
     }
 
-    /// Returns the most probable tokens of the model.
-    pub fn top(&self) -> &[Alternative] {
-        &self.top
-    }
-
-    /// Returns the logits of the most probable tokens after each layer.
-    pub fn lens(&self) -> Option<&LogitLens> {
-        self.lens.as_ref()
-    }
-
-    /// Sets the most probable tokens after the sampler, for a client that requested them.
-    pub fn set_client_top(&mut self, top: Vec<Alternative>) {
-        self.client_top = Some(top);
-    }
-
-    /// Takes the most probable tokens that the client gets.
-    pub fn take_client_top(&mut self) -> Vec<Alternative> {
-        self.client_top.take().unwrap_or_else(|| std::mem::take(&mut self.top))
-    }
-
-    /// Sets the token that speculative decoding drafted for the step.
-    pub fn set_drafted(&mut self, token: Option<TokenId>) {
-        self.drafted = token;
-    }
-
-    /// Takes the token that speculative decoding drafted for the step.
-    pub fn take_drafted(&mut self) -> Option<TokenId> {
-        self.drafted.take()
+    /// Sets the drawn token, and the most probable tokens after the sampler for a client that requested them.
+    pub fn set_drawn(&mut self, token: TokenMeasurement, client_top: Option<Vec<Alternative>>) {
+        self.draw = StepDraw { token: Some(token), client_top };
     }
 
     /// Returns the drawn token.
     pub fn drawn(&self) -> Option<&TokenMeasurement> {
-        self.drawn.as_ref()
+        self.draw.token.as_ref()
     }
 
-    /// Sets the drawn token.
-    pub fn set_drawn(&mut self, drawn: TokenMeasurement) {
-        self.drawn = Some(drawn);
-    }
-
-    /// Takes the drawn token.
-    pub fn take_drawn(&mut self) -> Option<TokenMeasurement> {
-        self.drawn.take()
+    /// Takes the drawn token, with the most probable tokens that the client gets, to append it.
+    pub fn take_drawn(&mut self) -> Option<(TokenMeasurement, Vec<Alternative>)> {
+        let StepDraw { token, client_top } = std::mem::take(&mut self.draw);
+        let token = token?;
+        Some((token, client_top.unwrap_or_else(|| std::mem::take(&mut self.end.top))))
     }
 }
 

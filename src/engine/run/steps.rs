@@ -2,6 +2,7 @@
 //! control action of a mod wins.
 
 use super::dispatch::DispatchedEvent;
+use super::finish::EndReason;
 use super::reasoning::ReasoningTracker;
 use super::{Run, RunState};
 use crate::engine::output::{Output, TextDelta};
@@ -29,17 +30,17 @@ impl Run {
                 let closing_tokens =
                     self.reasoning.as_ref().and_then(ReasoningTracker::closing_tokens).map(<[TokenId]>::to_vec);
                 match (self.end_reason(), closing_tokens) {
-                    (Some((reason, message)), _) => self.finish(reason, message, None),
-                    (None, Some(closing_tokens)) => self.force(closing_tokens, self.step + 1),
+                    (Some(end_reason), _) => self.finish(end_reason),
+                    (None, Some(closing_tokens)) => self.force(closing_tokens, self.budget.step() + 1),
                     (None, None) => match self.sequence.make_room(1) {
                         Ok(has_evicted) => {
                             if has_evicted {
                                 // The logits after forced tokens, and their attention, belong to the longer sequence.
-                                self.step_logits.discard_saved();
+                                self.step_logits.discard_end();
                             }
                             self.continue_from_end();
                         }
-                        Err(message) => self.finish(FinishReason::Length, Some(message), None),
+                        Err(message) => self.finish(EndReason::new(FinishReason::Length, message)),
                     },
                 }
             }
@@ -60,17 +61,17 @@ impl Run {
 
     /// Begins a step with the logits at the end of the sequence: records the `ForwardPass` event.
     pub(super) fn begin_step(&mut self) {
-        if self.step >= self.last_step() {
+        let step = self.budget.step() + 1;
+        if !self.budget.permits(step) {
             return self.finish_at_last_step();
         }
-        if self.max_tokens == 0 {
-            self.finish(FinishReason::Length, None, None);
-            return;
+        if self.budget.max_tokens() == 0 {
+            return self.finish(FinishReason::Length);
         }
-        self.step += 1;
-        self.step_logits.clear_edits();
-        let Self { event_buffer, sequence, view, step_logits, step, note, .. } = self;
-        let order = event_buffer.event(EventType::ForwardPass, *step, |event| {
+        self.budget.advance_to(step);
+        self.step_logits.begin_step();
+        let Self { event_buffer, sequence, view, step_logits, note, .. } = self;
+        let order = event_buffer.event(EventType::ForwardPass, step, |event| {
             event.input_text = Some(tail_text(&view.vocabulary, sequence.tokens()));
             event.measured = Some(Box::new(Measurements {
                 position: Some(sequence.len() as u32),
@@ -83,7 +84,7 @@ impl Run {
             }));
         });
         self.attention.assign_event(order);
-        self.state = RunState::Dispatching(DispatchedEvent::new(EventType::ForwardPass, order, self.step));
+        self.state = RunState::Dispatching(DispatchedEvent::new(EventType::ForwardPass, order, step));
     }
 
     fn sample(&mut self, new_logits: Option<&[f32]>, candidates: &mut Candidates) {
@@ -92,8 +93,8 @@ impl Run {
         let (draw, redraws) = match sampler.draw(logits, sequence.tokens(), temperature, &view.vocabulary, candidates) {
             Ok(draw) => draw,
             Err(message) => {
-                self.fault = Some(Fault::Request);
-                return self.finish(FinishReason::Error, Some(message), None);
+                let fault = Some(Fault::Request);
+                return self.finish(EndReason { fault, ..EndReason::new(FinishReason::Error, message) });
             }
         };
         let raw = self.step_logits.raw(new_logits);
@@ -105,12 +106,10 @@ impl Run {
             self.measurer.top(edited, distribution)
         });
         let after_sampler = if recorded { self.measurer.after_sampler(candidates, &draw) } else { Vec::new() };
-        if self.request.report.after_sampler {
-            self.step_logits.set_client_top(self.measurer.after_sampler(candidates, &draw));
-        }
-        let position = self.sequence.len() as u32;
+        let client_top = self.request.report.after_sampler.then(|| self.measurer.after_sampler(candidates, &draw));
+        let (step, position) = (self.budget.step(), self.sequence.len() as u32);
         let drafted = self.step_logits.take_drafted();
-        let order = self.event_buffer.event(EventType::Sampled, self.step, |event| {
+        let order = self.event_buffer.event(EventType::Sampled, step, |event| {
             event.sampled_token = Some(draw.token);
             event.token_text = Some(measured.text.clone());
             event.measured = Some(Box::new(Measurements {
@@ -124,17 +123,16 @@ impl Run {
                 ..Measurements::default()
             }));
         });
-        self.step_logits.set_drawn(measured);
-        self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Sampled, order, self.step));
+        self.step_logits.set_drawn(measured, client_top);
+        self.state = RunState::Dispatching(DispatchedEvent::new(EventType::Sampled, order, step));
     }
 
     fn append_drawn(&mut self) {
-        let Some(drawn) = self.step_logits.take_drawn() else { return self.continue_from_end() };
-        self.step_logits.discard_saved();
+        let Some((drawn, top)) = self.step_logits.take_drawn() else { return self.continue_from_end() };
+        self.step_logits.discard_end();
         self.attention.push_drawn();
         self.sequence.push(drawn.token);
-        let top = self.step_logits.take_client_top();
-        self.record_added(vec![drawn], Some(top), false, self.step);
+        self.record_added(vec![drawn], Some(top), false, self.budget.step());
     }
 
     /// Processes tokens that were appended to the sequence: updates text, sampler and constraint, and records the
@@ -147,9 +145,7 @@ impl Run {
         step: u32,
     ) {
         self.timing.mark_token();
-        if self.sequence.generated() > self.longest.0 {
-            self.longest = (self.sequence.generated(), step);
-        }
+        self.budget.update_longest(self.sequence.answer_len(), step);
         let note = self.process_tokens(&mut tokens, forced);
         let stopped_by = self.answer.text().stopped_by();
         let ends_generation = tokens.last().is_some_and(|measured| self.ends_generation(measured.token));
@@ -197,7 +193,7 @@ impl Run {
     /// token. Such a token was forced by a mod, and is kept.
     fn accept_tokens(&mut self, tokens: &[TokenMeasurement]) -> Option<String> {
         let mut note = None;
-        let before = self.sequence.generated() - tokens.len();
+        let before = self.sequence.answer_len() - tokens.len();
         for (index, measured) in tokens.iter().enumerate() {
             let ends = self.ends_generation(measured.token);
             let piece = self.view.vocabulary.piece(measured.token);
@@ -227,20 +223,20 @@ impl Run {
     /// Sends the client the text that is not held back.
     pub(super) fn send_text(&mut self) {
         let ends = self.unsent_ends_generation();
-        let delta = self.answer.take_sendable(self.dispatch.holdback(), self.sequence.generated(), ends);
+        let delta = self.answer.take_sendable(self.dispatch.holdback(), self.sequence.answer_len(), ends);
         self.send(delta);
     }
 
     /// Sends the client all text that was held back.
     pub(super) fn send_remaining(&mut self) {
         let ends = self.unsent_ends_generation();
-        let delta = self.answer.take_remaining(self.sequence.generated(), ends);
+        let delta = self.answer.take_remaining(self.sequence.answer_len(), ends);
         self.send(delta);
     }
 
     /// Discards all text that was held back: the client must not receive it.
     pub(super) fn discard_unsent(&mut self) {
-        self.answer.discard_unsent(self.sequence.generated());
+        self.answer.discard_unsent(self.sequence.answer_len());
         self.attention.truncate(0);
     }
 

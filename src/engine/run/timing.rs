@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Times of one run.
 pub struct Timing {
     started: Instant,
-    /// Time at which the run got its slot.
+    /// Time at which the run got its first slot.
     slot_us: u64,
     /// Time from the slot assignment to the first logits.
     prompt_us: Option<u64>,

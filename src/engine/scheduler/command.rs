@@ -4,7 +4,7 @@ use crate::engine::kv::error::SlotError;
 use crate::engine::kv::snapshot::{SlotTokens, Snapshot};
 use crate::engine::output::{EndReasoningOutcome, Output, RunProgress};
 use crate::engine::run::Run;
-use crate::engine::run::schedule::ParameterChange;
+use crate::engine::run::parameter_change::ParameterChange;
 use crate::events::{EndCause, RunId, Scope, Signal, Tenant};
 use crate::mods::Reply;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use super::batch::BatchPart;
 use super::drafts::Drafter;
-use super::slots::ActiveSlots;
+use super::run_slots::RunSlots;
 use crate::engine::captures::BatchCaptures;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::run::RunResources;
@@ -15,7 +15,7 @@ use std::time::Instant;
 pub fn decode(
     parts: Vec<BatchPart>,
     kv: &mut KvSlots<'_>,
-    slots: &mut ActiveSlots,
+    slots: &mut RunSlots,
     drafter: &mut Drafter<'_>,
     resources: &mut RunResources,
 ) -> bool {
@@ -29,15 +29,15 @@ pub fn decode(
     };
     drafter.charge(&parts, slots, kv, start);
     for part in parts {
-        let Some(active) = slots.get_mut(part.slot) else { continue };
-        active.run.sequence_mut().set_kv_len(part.end);
-        let checkpoint = active.run.take_due_checkpoint();
-        kv.extend(part.slot, &active.run.sequence().tokens()[part.from..part.end], checkpoint);
-        active.run.report_progress();
-        active.run.set_drafted(part.draft.first().map(|&(_, token)| token));
+        let Some(scheduled) = slots.get_mut(part.slot) else { continue };
+        scheduled.run.sequence_mut().set_kv_len(part.end);
+        let checkpoint = scheduled.run.take_due_checkpoint();
+        kv.extend(part.slot, &scheduled.run.sequence().tokens()[part.from..part.end], checkpoint);
+        scheduled.run.report_progress();
+        scheduled.run.set_drafted(part.draft.first().map(|&(_, token)| token));
         for &(index, position) in &part.outputs {
-            active.run.set_captures(captures.take(index));
-            active.run.on_logits(position, kv.logits(index), resources);
+            scheduled.run.set_captures(captures.take(index));
+            scheduled.run.on_logits(position, kv.logits(index), resources);
         }
         deliver_draft(&part, kv, slots, resources, &mut captures);
         wipe_invalid_state(part.slot, kv, slots);
@@ -49,31 +49,31 @@ pub fn decode(
 fn deliver_draft(
     part: &BatchPart,
     kv: &mut KvSlots<'_>,
-    slots: &mut ActiveSlots,
+    slots: &mut RunSlots,
     resources: &mut RunResources,
     captures: &mut BatchCaptures,
 ) {
-    let Some(active) = slots.get_mut(part.slot).filter(|_| !part.draft.is_empty()) else { return };
+    let Some(scheduled) = slots.get_mut(part.slot).filter(|_| !part.draft.is_empty()) else { return };
     kv.extend(part.slot, &part.draft.iter().map(|&(_, token)| token).collect::<Vec<_>>(), None);
     for (offset, &(index, token)) in part.draft.iter().enumerate() {
         let next = part.draft.get(offset + 1).map(|&(_, token)| token);
         let drafted = DraftedToken { position: part.end + offset, token, next, captures: captures.take(index) };
-        if active.run.awaited_mod().is_some() {
+        if scheduled.run.awaited_mod().is_some() {
             // The next decode overwrites the logits before the mod replies.
-            active.speculation.pending_draft.push_back((drafted, kv.logits(index).to_vec()));
-        } else if !active.deliver_drafted(drafted, kv.logits(index), resources) {
+            scheduled.speculation.pending_draft.push_back((drafted, kv.logits(index).to_vec()));
+        } else if !scheduled.deliver_drafted(drafted, kv.logits(index), resources) {
             break;
         }
     }
 }
 
 /// Delivers the logits that were kept for runs whose mods have replied since. Returns `false` if there are none.
-pub fn deliver_pending_drafts(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, resources: &mut RunResources) -> bool {
+pub fn deliver_pending_drafts(kv: &mut KvSlots<'_>, slots: &mut RunSlots, resources: &mut RunResources) -> bool {
     let mut delivered = false;
     for index in 0..slots.len() {
-        let Some(active) = slots.get_mut(index) else { continue };
-        if active.is_ready() && !active.speculation.pending_draft.is_empty() {
-            active.deliver_pending_draft(resources);
+        let Some(scheduled) = slots.get_mut(index) else { continue };
+        if scheduled.is_ready() && !scheduled.speculation.pending_draft.is_empty() {
+            scheduled.deliver_pending_draft(resources);
             wipe_invalid_state(index, kv, slots);
             delivered = true;
         }
@@ -82,14 +82,14 @@ pub fn deliver_pending_drafts(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, res
 }
 
 /// Discards a slot's state if its run got logits that were NaN or infinite.
-fn wipe_invalid_state(index: usize, kv: &mut KvSlots<'_>, slots: &ActiveSlots) {
-    if slots.get(index).is_some_and(|active| active.run.has_invalid_logits()) {
+fn wipe_invalid_state(index: usize, kv: &mut KvSlots<'_>, slots: &RunSlots) {
+    if slots.get(index).is_some_and(|scheduled| scheduled.run.has_invalid_logits()) {
         kv.wipe(index);
     }
 }
 
 /// Ends the runs of a batch that could not be decoded, and discards their KV states.
-fn fail(parts: &[BatchPart], kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, error: &ModelError) {
+fn fail(parts: &[BatchPart], kv: &mut KvSlots<'_>, slots: &mut RunSlots, error: &ModelError) {
     tracing::error!(%error, "decode failed");
     let cause = match error {
         ModelError::OutOfMemory => EndCause::OutOfMemory,
@@ -97,9 +97,9 @@ fn fail(parts: &[BatchPart], kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, erro
     };
     for part in parts {
         kv.discard(part.slot);
-        if let Some(active) = slots.get_mut(part.slot) {
-            active.run.sequence_mut().set_kv_len(0);
-            active.run.abort(cause, error.to_string());
+        if let Some(scheduled) = slots.get_mut(part.slot) {
+            scheduled.run.sequence_mut().set_kv_len(0);
+            scheduled.run.abort(cause, error.to_string());
         }
     }
 }

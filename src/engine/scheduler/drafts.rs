@@ -1,16 +1,15 @@
 //! Speculative decoding in the batches: drafts for generating runs, whose length depends on measured times.
 
-use super::active_run::ActiveRun;
 use super::batch::BatchPart;
 use super::model_drafts::{ModelDraftRequest, ModelDrafter};
-use super::slots::ActiveSlots;
+use super::run_slots::RunSlots;
+use super::scheduled_run::ScheduledRun;
 use crate::engine::kv::slots::KvSlots;
-use crate::engine::options::EngineOptions;
+use crate::engine::options::{DraftLimits, EngineOptions, SpeculationOptions};
 use crate::engine::recording::Recording;
 use crate::engine::run::Run;
 use crate::engine::speculation::account::DecodeTimes;
 use crate::engine::speculation::draft_context::DraftContext;
-use crate::engine::speculation::{DraftLimits, SpeculationOptions};
 use crate::events::{TokenId, is_image_token};
 use std::time::Instant;
 
@@ -38,20 +37,16 @@ struct RunDraftLimits {
 }
 
 impl<'model> Drafter<'model> {
-    /// Creates the drafter. `can_truncate` is true if rejected tokens can be removed from the KV cache.
-    pub fn new(options: &EngineOptions, can_truncate: bool) -> Self {
+    /// Creates the drafter, with the context of the draft model if there is one. `can_truncate` is true if rejected tokens
+    /// can be removed from the KV cache.
+    pub fn new(options: &EngineOptions, context: Option<DraftContext<'model>>, can_truncate: bool) -> Self {
         Self {
             is_enabled: options.speculation.is_enabled() && can_truncate,
             options: options.speculation,
             max_tokens: options.ubatch_size.min(options.batch_size) as usize,
             times: DecodeTimes::default(),
-            model: None,
+            model: context.map(|context| ModelDrafter::new(context, options.speculation.adaptive)),
         }
-    }
-
-    /// Sets the context of the draft model, if there is one.
-    pub fn set_model(&mut self, context: Option<DraftContext<'model>>) {
-        self.model = context.map(|context| ModelDrafter::new(context, self.options.adaptive));
     }
 
     /// Returns a draft for each of `parts`, which are slots with their numbers of tokens. Batches that contain prompts
@@ -60,7 +55,7 @@ impl<'model> Drafter<'model> {
     pub fn draft(
         &mut self,
         parts: &[(usize, usize)],
-        slots: &mut ActiveSlots,
+        slots: &mut RunSlots,
         recording: &Recording,
         captures: usize,
     ) -> Vec<Vec<TokenId>> {
@@ -75,19 +70,19 @@ impl<'model> Drafter<'model> {
         let mut rows = captures;
         let mut requests = Vec::new();
         for (part, (&(slot, _), draft)) in parts.iter().zip(&mut drafts).enumerate() {
-            let Some(active) = slots.get_mut(slot) else { continue };
-            let limits = self.limits_of(&active.run, room);
+            let Some(scheduled) = slots.get_mut(slot) else { continue };
+            let limits = self.limits_of(&scheduled.run, room);
             if limits.max_tokens == 0
                 || limits.captures_attention && !recording.has_room_for_attention(rows + limits.max_tokens)
             {
                 continue;
             }
-            *draft = self.ngram_draft(active, &limits, token_cost);
+            *draft = self.ngram_draft(scheduled, &limits, token_cost);
             let mut reserved = draft.len();
             // A draft model does not see images.
-            if draft.is_empty() && self.model.is_some() && active.run.request().images.is_empty() {
+            if draft.is_empty() && self.model.is_some() && scheduled.run.request().images.is_empty() {
                 let cost = token_cost + self.times.step_cost(parts.len(), token_cost);
-                let tokens = self.affordable(active, cost).min(limits.max_tokens);
+                let tokens = self.affordable(scheduled, cost).min(limits.max_tokens);
                 if tokens > 0 {
                     let min = limits.min_tokens.min(tokens);
                     requests.push(ModelDraftRequest {
@@ -125,20 +120,20 @@ impl<'model> Drafter<'model> {
     }
 
     /// Returns the number of tokens that the account of a run can pay for.
-    fn affordable(&self, active: &mut ActiveRun, token_cost: f64) -> usize {
-        if self.options.adaptive { active.speculation.account.max_draft(token_cost) } else { usize::MAX }
+    fn affordable(&self, scheduled: &mut ScheduledRun, token_cost: f64) -> usize {
+        if self.options.adaptive { scheduled.speculation.account.max_draft(token_cost) } else { usize::MAX }
     }
 
     /// Returns a draft from earlier tokens of the run; empty if there is none.
-    fn ngram_draft(&self, active: &mut ActiveRun, limits: &RunDraftLimits, token_cost: f64) -> Vec<TokenId> {
+    fn ngram_draft(&self, scheduled: &mut ScheduledRun, limits: &RunDraftLimits, token_cost: f64) -> Vec<TokenId> {
         if !self.options.drafter.uses_ngrams() {
             return Vec::new();
         }
-        let tokens = self.affordable(active, token_cost).min(limits.max_tokens);
+        let tokens = self.affordable(scheduled, token_cost).min(limits.max_tokens);
         if tokens == 0 {
             return Vec::new();
         }
-        let ActiveRun { run, speculation, .. } = active;
+        let ScheduledRun { run, speculation, .. } = scheduled;
         let sequence = run.sequence_mut();
         let unchanged = sequence.take_unchanged();
         speculation.ngrams.update(sequence.tokens(), unchanged);
@@ -155,7 +150,7 @@ impl<'model> Drafter<'model> {
     fn model_drafts(
         &mut self,
         requests: Vec<ModelDraftRequest>,
-        slots: &mut ActiveSlots,
+        slots: &mut RunSlots,
         runs: usize,
     ) -> Vec<(usize, Vec<TokenId>)> {
         let Some(model) = self.model.as_mut().filter(|_| !requests.is_empty()) else { return Vec::new() };
@@ -174,7 +169,7 @@ impl<'model> Drafter<'model> {
     }
 
     /// Measures a decode that started at `start`, and charges its runs for their drafts.
-    pub fn charge(&mut self, parts: &[BatchPart], slots: &mut ActiveSlots, kv: &KvSlots<'_>, start: Instant) {
+    pub fn charge(&mut self, parts: &[BatchPart], slots: &mut RunSlots, kv: &KvSlots<'_>, start: Instant) {
         if !self.is_enabled || parts.iter().any(|part| part.end - part.from != 1) {
             return;
         }
@@ -191,7 +186,7 @@ impl<'model> Drafter<'model> {
             self.times.add_drafted(parts.len(), drafted, seconds)
         };
         for part in parts {
-            let Some(ActiveRun { run, speculation, .. }) = slots.get_mut(part.slot) else { continue };
+            let Some(ScheduledRun { run, speculation, .. }) = slots.get_mut(part.slot) else { continue };
             if part.draft.is_empty() {
                 if drafted == 0 {
                     speculation.account.add_plain();

@@ -1,11 +1,10 @@
 //! Decode thread: admits runs to slots, plans and decodes batches, and passes the logits to the runs.
 //!
-//! The thread never waits for a database, a disk, a socket or a mod. The [`Scheduler`] only connects its parts:
-//! [`runs`] has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for slots, [`plan`] and
-//! [`prefill`] select runs and tokens for a batch, [`drafts`] and [`model_drafts`] add drafts, and [`decode`] decodes
-//! the batch.
+//! The thread never waits for a database, socket or mod; it reads a file only for the logit lens. The [`Scheduler`] only
+//! connects its parts: [`runs`] has the runs and applies control requests, [`slot_tasks`] has the tasks of clients for
+//! slots, [`plan`] and [`prefill`] select runs and tokens for a batch, [`drafts`] and [`model_drafts`] add drafts, and
+//! [`decode`] decodes the batch.
 
-mod active_run;
 mod batch;
 pub mod command;
 mod decode;
@@ -14,9 +13,10 @@ mod model_drafts;
 mod plan;
 mod prefill;
 mod queue;
+mod run_slots;
 mod runs;
+mod scheduled_run;
 mod slot_tasks;
-mod slots;
 
 use super::kv::prompt::SlotChoice;
 use super::kv::slots::KvSlots;
@@ -29,12 +29,12 @@ use super::speculation::run_speculation::RunSpeculation;
 use super::status::EngineStatus;
 use crate::events::{EndCause, RunId};
 use crate::mods::{ModInstance, ReplySender};
-use active_run::ActiveRun;
 use batch::BatchPart;
 use command::Command;
 use drafts::Drafter;
 use plan::BatchPlanner;
-use runs::ActiveRuns;
+use runs::ScheduledRuns;
+use scheduled_run::ScheduledRun;
 use slot_tasks::{QueuedTask, SlotTasks};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -54,7 +54,7 @@ const POLL_WINDOW: Duration = Duration::from_micros(200);
 /// State of the decode thread.
 pub struct Scheduler<'model> {
     kv: KvSlots<'model>,
-    runs: ActiveRuns,
+    runs: ScheduledRuns,
     tasks: SlotTasks,
     inbox: Receiver<Command>,
     recording: Recording,
@@ -68,25 +68,25 @@ pub struct Scheduler<'model> {
 }
 
 impl<'model> Scheduler<'model> {
-    /// Creates the state of a decode thread without runs. `waiting` counts the runs that were submitted and have no
-    /// slot.
+    /// Creates the state of a decode thread without runs. The replies of mods are sent through the channel of the
+    /// commands, too. `waiting` counts the runs that were submitted and have no slot.
     pub fn new(
         kv: KvSlots<'model>,
+        draft_context: Option<DraftContext<'model>>,
         options: EngineOptions,
-        inbox: Receiver<Command>,
-        commands: Sender<Command>,
+        (commands, inbox): (Sender<Command>, Receiver<Command>),
         recording: Recording,
         waiting: Arc<AtomicUsize>,
         status: Arc<EngineStatus>,
     ) -> Self {
         Self {
-            runs: ActiveRuns::new(options.parallel, waiting),
+            runs: ScheduledRuns::new(options.parallel, waiting),
             tasks: SlotTasks::default(),
             inbox,
             recording,
             resources: RunResources::new(move |id, call| reply_sender(&commands, id, call)),
             planner: BatchPlanner::new(&options),
-            drafter: Drafter::new(&options, kv.are_all_prefixes_usable()),
+            drafter: Drafter::new(&options, draft_context, kv.are_all_prefixes_usable()),
             kv,
             options,
             arrivals: 0,
@@ -94,34 +94,14 @@ impl<'model> Scheduler<'model> {
         }
     }
 
-    /// Sets the context of the draft model, if there is one.
-    pub fn with_draft_model(mut self, context: Option<DraftContext<'model>>) -> Self {
-        self.drafter.set_model(context);
-        self
-    }
-
     /// Runs until a stop command.
     pub fn run(mut self) {
         while self.take_commands() {
-            self.runs.end_unread(self.options.max_unread_time, &self.status);
-            self.runs.reclaim_slots(&mut self.kv, &mut self.recording, &self.status);
-            self.runs.serve_preempted(&mut self.recording, &self.status);
-            self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
-            self.admit();
-            self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
+            self.reassign_slots();
+            // Commands and started runs may have added outputs; a run with unsent outputs is not ready for a decode.
             self.serve_clients();
-            if !self.recording.has_pending()
-                && decode::deliver_pending_drafts(&mut self.kv, &mut self.runs.slots, &mut self.resources)
-            {
-                self.flush_events(false);
-                self.serve_clients();
-            }
-            // While the recorder's channel is full, nothing is decoded.
-            let parts = if self.recording.has_pending() {
-                Vec::new()
-            } else {
-                self.planner.plan(&mut self.kv, &mut self.runs.slots, &self.recording, &mut self.drafter)
-            };
+            self.deliver_pending_drafts();
+            let parts = self.plan_batch();
             self.publish_status();
             if !parts.is_empty() {
                 self.decode(parts);
@@ -132,19 +112,55 @@ impl<'model> Scheduler<'model> {
         self.stop();
     }
 
+    /// Takes slots from runs that must release them, and assigns free slots to queued runs and tasks.
+    fn reassign_slots(&mut self) {
+        // First, so that a run that ends is not preempted.
+        self.runs.end_unread(self.options.max_unread_time, &self.status);
+        self.runs.reclaim_slots(&mut self.kv, &mut self.recording, &self.status);
+        // Queues preempted runs that can continue, before free slots are assigned.
+        self.runs.serve_preempted(&mut self.recording, &self.status);
+        // Tasks run before `admit`, because it does not give their slots to runs that arrived later, and after it, because
+        // a task may have waited for a run that got another slot.
+        self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
+        self.admit();
+        self.tasks.run(&self.runs, &mut self.kv, self.arrivals);
+    }
+
+    /// Passes the logits that were kept during a mod call to runs whose mods have replied. This precedes the plan of the
+    /// batch, which continues after the accepted tokens.
+    fn deliver_pending_drafts(&mut self) {
+        if !self.recording.has_pending()
+            && decode::deliver_pending_drafts(&mut self.kv, &mut self.runs.slots, &mut self.resources)
+        {
+            self.record_and_serve(false);
+        }
+    }
+
+    /// Plans the next batch. Returns no parts while the recorder's channel is full, so that nothing is decoded.
+    fn plan_batch(&mut self) -> Vec<BatchPart> {
+        if self.recording.has_pending() {
+            return Vec::new();
+        }
+        self.planner.plan(&mut self.kv, &mut self.runs.slots, &self.recording, &mut self.drafter)
+    }
+
     /// Decodes a batch, then records its events and sends its outputs.
     fn decode(&mut self, parts: Vec<BatchPart>) {
         self.stop_polling();
         let start = Instant::now();
-        let Self { kv, runs: ActiveRuns { slots, .. }, drafter, resources, .. } = self;
+        let Self { kv, runs: ScheduledRuns { slots, .. }, drafter, resources, .. } = self;
         if decode::decode(parts, kv, slots, drafter, resources) {
             self.count_decode();
         }
         let elapsed = start.elapsed();
         self.planner.add_decode(elapsed);
-        // Events are recorded before outputs are sent, so that a client that reads its run finds every token it
-        // received.
-        self.flush_events(elapsed > SLOW_DECODE);
+        self.record_and_serve(elapsed > SLOW_DECODE);
+    }
+
+    /// Records the events that are due, or `everything`, and then sends the outputs: in this order, so that a client that
+    /// reads its run finds the tokens that it has received.
+    fn record_and_serve(&mut self, everything: bool) {
+        self.flush_events(everything);
         self.serve_clients();
     }
 
@@ -220,7 +236,7 @@ impl<'model> Scheduler<'model> {
                 }
                 self.arrivals += 1;
                 let speculation = RunSpeculation::new(self.options.speculation.min_match);
-                self.runs.queue.push(ActiveRun::new(run, client, self.arrivals, speculation));
+                self.runs.queue.push(ScheduledRun::new(run, client, self.arrivals, speculation));
             }
             Command::Control(id, request, response) => {
                 if let Some(progress) = self.runs.control(id, request) {
@@ -229,8 +245,8 @@ impl<'model> Scheduler<'model> {
                 }
             }
             Command::Reply(id, call, reply) => {
-                if let Some(active) = self.runs.slots.find_mut(id) {
-                    active.run.on_reply(call, reply, &mut self.resources);
+                if let Some(scheduled) = self.runs.slots.find_mut(id) {
+                    scheduled.run.on_reply(call, reply, &mut self.resources);
                 }
             }
             Command::Slot(slot, scope, task) => {
@@ -248,52 +264,54 @@ impl<'model> Scheduler<'model> {
         self.runs.remove_disconnected(&mut self.recording, &self.status);
         let mut at = 0;
         while self.runs.slots.free() > 0
-            && let Some(active) = self.runs.queue.get(at)
+            && let Some(scheduled) = self.runs.queue.get(at)
         {
-            let Some(choice) = self.choose_slot(active) else {
+            let Some(choice) = self.choose_slot(scheduled) else {
                 at += 1;
                 continue;
             };
-            let Some(active) = self.runs.queue.remove(at) else { return };
-            self.start_run(active, choice);
+            let Some(scheduled) = self.runs.queue.remove(at) else { return };
+            self.start_run(scheduled, choice);
         }
     }
 
     /// Chooses a slot. Returns `None` if every slot that the run may use is busy or must first run an earlier task.
-    fn choose_slot(&self, active: &ActiveRun) -> Option<SlotChoice> {
-        let requested = active.run.request().slot;
-        self.kv.choose(active.run.prompt_view(), self.options.slot_prompt_similarity, |index| {
+    fn choose_slot(&self, scheduled: &ScheduledRun) -> Option<SlotChoice> {
+        let requested = scheduled.run.request().slot;
+        self.kv.choose(scheduled.run.prompt_view(), self.options.slot_prompt_similarity, |index| {
             self.runs.slots.is_free(index)
                 && requested.is_none_or(|slot| slot as usize == index)
-                && !self.tasks.has_earlier(index, active)
+                && !self.tasks.has_earlier(index, scheduled)
         })
     }
 
-    fn start_run(&mut self, mut active: ActiveRun, choice: SlotChoice) {
+    fn start_run(&mut self, mut scheduled: ScheduledRun, choice: SlotChoice) {
         let SlotChoice { slot, aligned, history } = choice;
-        if !active.was_preempted() {
+        scheduled.set_slot(slot as u32);
+        if !scheduled.was_preempted() {
             // A fork keeps the recorded tokens.
-            if !active.run.is_fork() {
-                active.run.sequence_mut().fit_prompt(aligned, history);
+            if !scheduled.run.is_fork() {
+                scheduled.run.sequence_mut().fit_prompt(aligned, history);
             }
-            self.status.latencies().queue.observe_us(active.run.assign_slot(slot as u32));
-            active.run.begin(&mut self.resources);
+            self.status.latencies().queue.observe_us(scheduled.run.mark_slot());
+            scheduled.run.begin(&mut self.resources);
         }
         self.kv.mark_used(slot, self.arrivals);
-        self.runs.slots.put(slot, active);
+        self.runs.slots.put(slot, scheduled);
     }
 
     /// Sends outputs, cancels runs of disconnected clients, and frees the slots of ended runs.
     fn serve_clients(&mut self) {
         for index in 0..self.runs.slots.len() {
-            let Some(active) = self.runs.slots.get_mut(index) else { continue };
-            let must_be_recorded = active.run.request().record == RecordPolicy::Required;
-            if must_be_recorded && self.recording.is_closed() && !active.is_disconnected() {
-                active.abort(EndCause::NotRecorded, "the run must be recorded, but the recorder has stopped");
+            let Some(scheduled) = self.runs.slots.get_mut(index) else { continue };
+            let must_be_recorded = scheduled.run.request().record == RecordPolicy::Required;
+            if must_be_recorded && self.recording.is_closed() && !scheduled.is_disconnected() {
+                scheduled.abort(EndCause::NotRecorded, "the run must be recorded, but the recorder has stopped");
             }
-            active.serve_client(&self.status);
-            // The end of a run is its last signal, so the pending signals must be sent first.
-            if active.is_finished() && !self.recording.has_pending() {
+            scheduled.serve_client(&self.status);
+            // While the recorder's channel is full, an ended run keeps its slot, so that the queue of signals does not
+            // grow.
+            if scheduled.is_finished() && !self.recording.has_pending() {
                 self.finish_run(index);
             }
         }
@@ -301,24 +319,24 @@ impl<'model> Scheduler<'model> {
 
     /// Records the last items and the end of a run, and frees its slot.
     fn finish_run(&mut self, index: usize) {
-        if let Some(mut active) = self.runs.slots.release(index, &mut self.kv) {
-            active.count_end(&self.status);
-            active.run.record_end(&mut self.recording);
+        if let Some(mut scheduled) = self.runs.slots.release(index, &mut self.kv) {
+            scheduled.count_end(&self.status);
+            scheduled.run.record_end(&mut self.recording);
         }
     }
 
     /// Ends every run, and sends all data that the recorder still accepts.
     fn stop(mut self) {
         let message = "the server is shutting down";
-        while let Some(mut active) = self.runs.pop_without_slot() {
-            active.abort(EndCause::Shutdown, message);
-            active.flush_outbox();
-            active.run.record_end(&mut self.recording);
+        while let Some(mut scheduled) = self.runs.pop_without_slot() {
+            scheduled.abort(EndCause::Shutdown, message);
+            scheduled.flush_outbox();
+            scheduled.run.record_end(&mut self.recording);
         }
         for index in 0..self.runs.slots.len() {
-            if let Some(active) = self.runs.slots.get_mut(index) {
-                active.abort(EndCause::Shutdown, message);
-                active.flush_outbox();
+            if let Some(scheduled) = self.runs.slots.get_mut(index) {
+                scheduled.abort(EndCause::Shutdown, message);
+                scheduled.flush_outbox();
             }
             self.finish_run(index);
         }
@@ -330,8 +348,10 @@ impl<'model> Scheduler<'model> {
         self.status.set_queued(self.runs.queue.len());
         for index in 0..self.runs.slots.len() {
             match self.runs.slots.get(index) {
-                Some(active) => {
-                    self.status.set_slot(index, active.arrival(), active.run.slot_progress(), || active.run.slot_run());
+                Some(scheduled) => {
+                    self.status.set_slot(index, scheduled.arrival(), scheduled.run.slot_progress(), || {
+                        scheduled.run.slot_run()
+                    });
                 }
                 None => self.status.set_free(index),
             }
@@ -343,7 +363,7 @@ impl<'model> Scheduler<'model> {
             .runs
             .slots
             .runs()
-            .fold((0, 0), |(busy, longest), active| (busy + 1, longest.max(active.run.sequence().kv_len())));
+            .fold((0, 0), |(busy, longest), scheduled| (busy + 1, longest.max(scheduled.run.sequence().kv_len())));
         self.status.count_decode(busy, longest);
     }
 
@@ -352,8 +372,8 @@ impl<'model> Scheduler<'model> {
         if !self.recording.flush() {
             return;
         }
-        for active in self.runs.slots.runs_mut() {
-            active.run.record(&mut self.recording, everything);
+        for scheduled in self.runs.slots.runs_mut() {
+            scheduled.run.record(&mut self.recording, everything);
         }
     }
 }

@@ -5,8 +5,8 @@
 //! so that the main model's runs are not delayed for long. Each run pays for the time of the draft model, except for
 //! the tokens that it had when it got its slot.
 
-use super::active_run::ActiveRun;
-use super::slots::ActiveSlots;
+use super::run_slots::RunSlots;
+use super::scheduled_run::ScheduledRun;
 use crate::engine::speculation::account::DecodeTimes;
 use crate::engine::speculation::draft_context::{DraftContext, DraftRequest, MAX_STEP_TOKENS};
 use crate::events::TokenId;
@@ -53,7 +53,7 @@ impl<'model> ModelDrafter<'model> {
     pub fn draft(
         &mut self,
         requests: Vec<ModelDraftRequest>,
-        slots: &mut ActiveSlots,
+        slots: &mut RunSlots,
         times: &mut DecodeTimes,
         runs: usize,
     ) -> Result<Vec<(usize, Vec<TokenId>)>, ModelError> {
@@ -65,7 +65,7 @@ impl<'model> ModelDrafter<'model> {
         let drafts = {
             let request = |request: &ModelDraftRequest| {
                 let &ModelDraftRequest { slot, max, min_probability, .. } = request;
-                let tokens = slots.get(slot).map_or(&[][..], |active| active.run.sequence().tokens());
+                let tokens = slots.get(slot).map_or(&[][..], |scheduled| scheduled.run.sequence().tokens());
                 DraftRequest { slot, tokens, max, min_probability }
             };
             self.context.draft(&requests.iter().map(request).collect::<Vec<_>>())?
@@ -74,8 +74,8 @@ impl<'model> ModelDrafter<'model> {
         let step_cost = times.add_steps(runs, steps, start.elapsed().as_secs_f64());
         let mut used = Vec::new();
         for (request, draft) in requests.into_iter().zip(drafts) {
-            if let Some(active) = slots.get_mut(request.slot) {
-                active.speculation.account.charge_steps(draft.steps as f64 * step_cost);
+            if let Some(scheduled) = slots.get_mut(request.slot) {
+                scheduled.speculation.account.charge_steps(draft.steps as f64 * step_cost);
             }
             if draft.tokens.len() >= request.min {
                 used.push((request.part, draft.tokens));
@@ -89,7 +89,7 @@ impl<'model> ModelDrafter<'model> {
     fn catch_up(
         &mut self,
         requests: Vec<ModelDraftRequest>,
-        slots: &mut ActiveSlots,
+        slots: &mut RunSlots,
         times: &mut DecodeTimes,
         runs: usize,
     ) -> Result<Vec<ModelDraftRequest>, ModelError> {
@@ -97,15 +97,15 @@ impl<'model> ModelDrafter<'model> {
         let token_cost = times.catch_up_cost(runs);
         let (mut complete, mut parts) = (Vec::new(), Vec::new());
         for request in requests {
-            let Some(active) = slots.get(request.slot) else { continue };
-            let Some(missing) = self.context.missing(request.slot, active.run.sequence().tokens()) else { continue };
+            let Some(scheduled) = slots.get(request.slot) else { continue };
+            let Some(missing) = self.context.missing(request.slot, scheduled.run.sequence().tokens()) else { continue };
             if missing <= MAX_STEP_TOKENS {
                 complete.push(request);
                 continue;
             }
             // The first draft step decodes the last missing token.
             let (wanted, part) = (missing - 1, room.min(missing - 1));
-            if part == 0 || !self.can_pay(active, wanted, token_cost) {
+            if part == 0 || !self.can_pay(scheduled, wanted, token_cost) {
                 continue;
             }
             room -= part;
@@ -121,29 +121,29 @@ impl<'model> ModelDrafter<'model> {
     }
 
     /// Returns true if a run can pay for decoding `tokens` tokens.
-    fn can_pay(&self, active: &ActiveRun, tokens: usize, token_cost: f64) -> bool {
-        let charged = tokens.saturating_sub(active.speculation.free_tokens);
-        !self.adaptive || active.speculation.account.can_pay(charged as f64 * token_cost)
+    fn can_pay(&self, scheduled: &ScheduledRun, tokens: usize, token_cost: f64) -> bool {
+        let charged = tokens.saturating_sub(scheduled.speculation.free_tokens);
+        !self.adaptive || scheduled.speculation.account.can_pay(charged as f64 * token_cost)
     }
 
     /// Decodes the next missing tokens of runs, and charges the runs. Each part has a slot and a number of tokens.
     fn decode_missing(
         &mut self,
         parts: &[(usize, usize)],
-        slots: &mut ActiveSlots,
+        slots: &mut RunSlots,
         times: &mut DecodeTimes,
         runs: usize,
     ) -> Result<(), ModelError> {
         let start = Instant::now();
-        let tokens = |slot| slots.get(slot).map_or(&[][..], |active| active.run.sequence().tokens());
+        let tokens = |slot| slots.get(slot).map_or(&[][..], |scheduled| scheduled.run.sequence().tokens());
         self.context.catch_up(&parts.iter().map(|&(slot, count)| (slot, tokens(slot), count)).collect::<Vec<_>>())?;
         let total = parts.iter().map(|&(_, count)| count).sum();
         let token_cost = times.add_catch_up(runs, total, start.elapsed().as_secs_f64());
         for &(slot, count) in parts {
-            let Some(active) = slots.get_mut(slot) else { continue };
-            let free = count.min(active.speculation.free_tokens);
-            active.speculation.free_tokens -= free;
-            active.speculation.account.charge_catch_up((count - free) as f64 * token_cost);
+            let Some(scheduled) = slots.get_mut(slot) else { continue };
+            let free = count.min(scheduled.speculation.free_tokens);
+            scheduled.speculation.free_tokens -= free;
+            scheduled.speculation.account.charge_catch_up((count - free) as f64 * token_cost);
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use super::batch::BatchPart;
 use super::drafts::Drafter;
 use super::prefill::{PrefillPhase, PrefillPolicy, even_chunk};
-use super::slots::ActiveSlots;
+use super::run_slots::RunSlots;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::options::EngineOptions;
 use crate::engine::recording::Recording;
@@ -60,7 +60,7 @@ impl BatchPlanner {
     pub fn plan(
         &mut self,
         kv: &mut KvSlots<'_>,
-        slots: &mut ActiveSlots,
+        slots: &mut RunSlots,
         recording: &Recording,
         drafter: &mut Drafter<'_>,
     ) -> Vec<BatchPart> {
@@ -72,13 +72,13 @@ impl BatchPlanner {
                 continue;
             }
             prepare_slot(kv, slots, index);
-            let Some(active) = slots.get_mut(index).filter(|active| active.is_ready()) else { continue };
-            let is_image = active.run.next_is_image();
-            if is_image && active.run.next_embeddings().is_none() {
-                active.run.abort(EndCause::DecodeFailed, "the run lacks the embeddings of an image in its prompt");
+            let Some(scheduled) = slots.get_mut(index).filter(|scheduled| scheduled.is_ready()) else { continue };
+            let is_image = scheduled.run.next_is_image();
+            if is_image && scheduled.run.next_embeddings().is_none() {
+                scheduled.run.abort(EndCause::DecodeFailed, "the run lacks the embeddings of an image in its prompt");
                 continue;
             }
-            if active.run.request().attention {
+            if scheduled.run.request().attention {
                 captures += 1;
                 if !recording.has_room_for_attention(captures) {
                     continue;
@@ -86,16 +86,16 @@ impl BatchPlanner {
             }
             ready.push(ReadyRun {
                 slot: index,
-                arrival: active.arrival(),
-                tokens: active.run.max_decode_len(),
-                is_generating: active.run.has_decoded_prompt(),
+                arrival: scheduled.arrival(),
+                tokens: scheduled.run.max_decode_len(),
+                is_generating: scheduled.run.has_decoded_prompt(),
                 is_image,
             });
         }
         if let Err(error) = self.retain_same_adapters(kv, slots, &mut ready) {
             for ReadyRun { slot, .. } in ready {
-                if let Some(active) = slots.get_mut(slot) {
-                    active.run.abort(EndCause::DecodeFailed, error.to_string());
+                if let Some(scheduled) = slots.get_mut(slot) {
+                    scheduled.run.abort(EndCause::DecodeFailed, error.to_string());
                 }
             }
             return Vec::new();
@@ -181,23 +181,23 @@ impl BatchPlanner {
     fn retain_same_adapters(
         &mut self,
         kv: &mut KvSlots<'_>,
-        slots: &mut ActiveSlots,
+        slots: &mut RunSlots,
         ready: &mut Vec<ReadyRun>,
     ) -> Result<(), ModelError> {
         if !kv.has_adapters() {
             return Ok(());
         }
         let order_and_adapters = |ready: &ReadyRun| {
-            let active = slots.get(ready.slot)?;
-            Some((active.adapter_order(), active.run.request().adapters.clone()?))
+            let scheduled = slots.get(ready.slot)?;
+            Some((scheduled.adapter_order(), scheduled.run.request().adapters.clone()?))
         };
         let next = ready.iter().filter_map(order_and_adapters).min_by_key(|&(order, _)| order);
         let Some((_, set)) = next else { return Ok(()) };
         ready.retain(|run| order_and_adapters(run).is_some_and(|(_, other)| other == set));
         self.partial_batches += 1;
         for run in ready {
-            if let Some(active) = slots.get_mut(run.slot) {
-                active.set_partial_batch(self.partial_batches);
+            if let Some(scheduled) = slots.get_mut(run.slot) {
+                scheduled.set_partial_batch(self.partial_batches);
             }
         }
         kv.set_adapters(&set)
@@ -206,13 +206,13 @@ impl BatchPlanner {
 
 /// Returns true if a new run should wait until an earlier run has decoded a common prefix of their prompts, to copy its
 /// state. A copy must save `min_saved` or more tokens.
-fn awaits_prefix(kv: &KvSlots<'_>, slots: &ActiveSlots, index: usize, min_saved: usize) -> bool {
-    let Some(active) = slots.get(index).filter(|active| !active.has_state()) else { return false };
-    let Some(outputs_from) = active.run.logits_from() else { return false };
-    let prompt = active.run.prompt_view();
+fn awaits_prefix(kv: &KvSlots<'_>, slots: &RunSlots, index: usize, min_saved: usize) -> bool {
+    let Some(scheduled) = slots.get(index).filter(|scheduled| !scheduled.has_state()) else { return false };
+    let Some(outputs_from) = scheduled.run.logits_from() else { return false };
+    let prompt = scheduled.run.prompt_view();
     (0..slots.len()).filter_map(|slot| Some((slot, slots.get(slot)?))).any(|(slot, source)| {
         let is_decoding_prompt = source.has_state()
-            && source.arrival() < active.arrival()
+            && source.arrival() < scheduled.arrival()
             && source.is_ready()
             && !source.run.has_decoded_prompt()
             && source.run.prompt_view().key == prompt.key;
@@ -226,33 +226,33 @@ fn awaits_prefix(kv: &KvSlots<'_>, slots: &ActiveSlots, index: usize, min_saved:
 
 /// Prepares a slot's KV state for the next decode: finds a prefix match before the first one, and removes the tokens
 /// that the run has dropped.
-fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, index: usize) {
-    let Some(active) = slots.get_mut(index) else { return };
-    let Some(outputs_from) = active.run.logits_from() else { return };
-    let is_first = active.begin_decode();
+fn prepare_slot(kv: &mut KvSlots<'_>, slots: &mut RunSlots, index: usize) {
+    let Some(scheduled) = slots.get_mut(index) else { return };
+    let Some(outputs_from) = scheduled.run.logits_from() else { return };
+    let is_first = scheduled.begin_decode();
     if is_first {
-        let kv_len = kv.reuse(index, active.run.prompt_view(), outputs_from);
-        active.run.sequence_mut().set_kv_len(kv_len);
+        let kv_len = kv.reuse(index, scheduled.run.prompt_view(), outputs_from);
+        scheduled.run.sequence_mut().set_kv_len(kv_len);
     }
-    let needs_cells_in_order = active.run.request().attention;
-    let sequence = active.run.sequence_mut();
+    let needs_cells_in_order = scheduled.run.request().attention;
+    let sequence = scheduled.run.sequence_mut();
     let removals = sequence.take_kv_removals();
     let kv_len = kv.apply_removals(index, removals, sequence.kv_len(), needs_cells_in_order);
     sequence.set_kv_len(kv.truncate(index, kv_len));
     if is_first && kv.uses_checkpoints() {
-        active.run.plan_checkpoints(outputs_from);
+        scheduled.run.plan_checkpoints(outputs_from);
     }
-    if is_first && !active.was_preempted() {
-        active.run.sequence_mut().count_cached_tokens();
-        active.run.report_progress();
+    if is_first && !scheduled.was_preempted() {
+        scheduled.run.sequence_mut().count_cached_tokens();
+        scheduled.run.report_progress();
         // A run with unsent outputs is left out of the batch.
-        active.flush_outbox();
+        scheduled.flush_outbox();
     }
 }
 
 /// Makes the next embeddings of a run the next decode: up to `budget`, or a whole image that cannot be divided. Returns
 /// its only part. Ends the run if llama.cpp cannot decode the embeddings.
-fn add_image(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, slot: usize, budget: usize) -> Option<BatchPart> {
+fn add_image(kv: &mut KvSlots<'_>, slots: &mut RunSlots, slot: usize, budget: usize) -> Option<BatchPart> {
     let run = &slots.get(slot)?.run;
     let outputs_from = run.logits_from()?;
     let from = run.sequence().kv_len();
@@ -271,7 +271,7 @@ fn add_image(kv: &mut KvSlots<'_>, slots: &mut ActiveSlots, slot: usize, budget:
 /// Adds the next `tokens` tokens of a run and its draft to the batch. Returns the part.
 fn add_part(
     kv: &mut KvSlots<'_>,
-    slots: &ActiveSlots,
+    slots: &RunSlots,
     slot: usize,
     tokens: usize,
     draft: &[TokenId],

@@ -4,10 +4,10 @@
 //! not read is preempted, too, if other runs wait for a slot, and ends after some time. When a preempted run continues,
 //! it is queued and reuses its KV state if it is still cached.
 
-use super::active_run::ActiveRun;
 use super::command::ControlRequest;
 use super::queue::RunQueue;
-use super::slots::ActiveSlots;
+use super::run_slots::RunSlots;
+use super::scheduled_run::ScheduledRun;
 use crate::engine::kv::slots::KvSlots;
 use crate::engine::output::{RunActivity, RunProgress};
 use crate::engine::recording::Recording;
@@ -22,17 +22,17 @@ use std::time::{Duration, Instant};
 const MAX_PREEMPTED: usize = 16;
 
 /// All runs of the decode thread.
-pub struct ActiveRuns {
-    pub slots: ActiveSlots,
+pub struct ScheduledRuns {
+    pub slots: RunSlots,
     pub queue: RunQueue,
     /// Paused or preempted runs without a slot, which are not queued.
-    preempted: Vec<ActiveRun>,
+    preempted: Vec<ScheduledRun>,
 }
 
-impl ActiveRuns {
+impl ScheduledRuns {
     /// Creates `slots` free slots. `waiting` counts the runs that were submitted and have no slot.
     pub fn new(slots: u32, waiting: Arc<AtomicUsize>) -> Self {
-        Self { slots: ActiveSlots::new(slots), queue: RunQueue::new(waiting), preempted: Vec::new() }
+        Self { slots: RunSlots::new(slots), queue: RunQueue::new(waiting), preempted: Vec::new() }
     }
 
     /// Returns true if there are runs that are not queued.
@@ -42,62 +42,62 @@ impl ActiveRuns {
 
     /// Returns true if a run that is not queued has outputs to send or needs a decode.
     pub fn has_work(&self) -> bool {
-        self.slots.runs().chain(&self.preempted).any(ActiveRun::has_work)
+        self.slots.runs().chain(&self.preempted).any(ScheduledRun::has_work)
     }
 
     /// Removes and returns a run without a slot.
-    pub fn pop_without_slot(&mut self) -> Option<ActiveRun> {
+    pub fn pop_without_slot(&mut self) -> Option<ScheduledRun> {
         self.preempted.pop().or_else(|| self.queue.remove(0))
     }
 
     /// Applies a control request. Returns the progress of the run; `None` if the run is not active.
     pub fn control(&mut self, id: RunId, request: ControlRequest) -> Option<RunProgress> {
-        if let Some(active) = self.slots.find_mut(id) {
-            active.apply_request(request);
-            return Some(active.progress_in_slot());
+        if let Some(scheduled) = self.slots.find_mut(id) {
+            scheduled.apply_request(request);
+            return Some(scheduled.progress_in_slot());
         }
-        if let Some(at) = self.queue.position(|active| active.run.id() == id) {
-            let active = self.queue.get_mut(at)?;
-            active.apply_request(request);
-            if active.can_continue() {
-                return Some(active.progress(RunActivity::Queued));
+        if let Some(at) = self.queue.position(|scheduled| scheduled.run.id() == id) {
+            let scheduled = self.queue.get_mut(at)?;
+            scheduled.apply_request(request);
+            if scheduled.can_continue() {
+                return Some(scheduled.progress(RunActivity::Queued));
             }
-            let progress = active.progress(RunActivity::Preempted);
+            let progress = scheduled.progress(RunActivity::Preempted);
             self.preempted.extend(self.queue.remove(at));
             return Some(progress);
         }
-        let at = self.preempted.iter().position(|active| active.run.id() == id)?;
+        let at = self.preempted.iter().position(|scheduled| scheduled.run.id() == id)?;
         let resumes = matches!(request, ControlRequest::Resume);
-        let active = &mut self.preempted[at];
-        active.apply_request(request);
-        if !(resumes && active.can_continue()) {
-            return Some(active.progress(RunActivity::Preempted));
+        let scheduled = &mut self.preempted[at];
+        scheduled.apply_request(request);
+        if !(resumes && scheduled.can_continue()) {
+            return Some(scheduled.progress(RunActivity::Preempted));
         }
-        let progress = active.progress(RunActivity::Queued);
+        let progress = scheduled.progress(RunActivity::Queued);
         self.requeue(at);
         Some(progress)
     }
 
     /// Removes queued runs whose clients have disconnected.
     pub fn remove_disconnected(&mut self, recording: &mut Recording, status: &EngineStatus) {
-        while let Some(at) = self.queue.position(ActiveRun::is_disconnected) {
-            let Some(mut active) = self.queue.remove(at) else { break };
-            let event = if active.was_preempted() { "resumed" } else { "started" };
-            active.run.abort(EndCause::Disconnect, format!("the client disconnected before the run {event}"));
-            if active.was_preempted() {
-                active.count_end(status);
+        while let Some(at) = self.queue.position(ScheduledRun::is_disconnected) {
+            let Some(mut scheduled) = self.queue.remove(at) else { break };
+            let event = if scheduled.was_preempted() { "resumed" } else { "started" };
+            scheduled.run.abort(EndCause::Disconnect, format!("the client disconnected before the run {event}"));
+            if scheduled.was_preempted() {
+                scheduled.count_end(status);
             }
-            active.run.record_end(recording);
+            scheduled.run.record_end(recording);
         }
     }
 
     /// Ends runs whose clients have not read for `max_time`.
     pub fn end_unread(&mut self, max_time: Duration, status: &EngineStatus) {
         let now = Instant::now();
-        for active in self.slots.runs_mut().chain(&mut self.preempted) {
-            if let Some(time) = active.unread_time(now).filter(|&time| time >= max_time) {
+        for scheduled in self.slots.runs_mut().chain(&mut self.preempted) {
+            if let Some(time) = scheduled.unread_time(now).filter(|&time| time >= max_time) {
                 let (time, max) = (time.as_secs(), max_time.as_secs());
-                active.end_unread(format!("the client did not read for {time} s; the maximum is {max} s"), status);
+                scheduled.end_unread(format!("the client did not read for {time} s; the maximum is {max} s"), status);
             }
         }
     }
@@ -105,12 +105,12 @@ impl ActiveRuns {
     /// Preempts runs whose pause has expired, and runs whose clients do not read while other runs need a slot.
     pub fn reclaim_slots(&mut self, kv: &mut KvSlots<'_>, recording: &mut Recording, status: &EngineStatus) {
         let now = Instant::now();
-        let free = self.slots.free() + self.slots.runs().filter(|active| active.is_finished()).count();
+        let free = self.slots.free() + self.slots.runs().filter(|scheduled| scheduled.is_finished()).count();
         let mut slots_needed = self.queue.len().saturating_sub(free);
         for index in 0..self.slots.len() {
-            let Some(active) = self.slots.get(index) else { continue };
-            let is_stalled = slots_needed > 0 && active.is_stalled(now);
-            if !is_stalled && !active.is_pause_expired(now) {
+            let Some(scheduled) = self.slots.get(index) else { continue };
+            let is_stalled = slots_needed > 0 && scheduled.is_stalled(now);
+            if !is_stalled && !scheduled.is_pause_expired(now) {
                 continue;
             }
             slots_needed = slots_needed.saturating_sub(1);
@@ -119,27 +119,27 @@ impl ActiveRuns {
             }
             // The slot keeps the state until another run needs it; then the state moves to the host cache.
             if (!is_stalled || self.can_preempt())
-                && let Some(mut active) = self.slots.release(index, kv)
+                && let Some(mut scheduled) = self.slots.release(index, kv)
             {
-                active.preempt(recording);
-                self.preempted.push(active);
+                scheduled.preempt(recording);
+                self.preempted.push(scheduled);
             }
         }
     }
 
     /// Returns true if there are fewer preempted runs with unsent outputs than [`MAX_PREEMPTED`].
     fn can_preempt(&self) -> bool {
-        self.preempted.iter().filter(|active| active.has_unsent_outputs()).count() < MAX_PREEMPTED
+        self.preempted.iter().filter(|scheduled| scheduled.has_unsent_outputs()).count() < MAX_PREEMPTED
     }
 
     /// Ends the run whose client has not read for longest.
     fn end_longest_unread(&mut self, now: Instant, status: &EngineStatus) {
         let runs = self.slots.runs_mut().chain(&mut self.preempted);
-        let unread = runs.filter_map(|active| Some((active.unread_time(now)?, active)));
-        if let Some((time, active)) = unread.max_by_key(|&(time, _)| time) {
+        let unread = runs.filter_map(|scheduled| Some((scheduled.unread_time(now)?, scheduled)));
+        if let Some((time, scheduled)) = unread.max_by_key(|&(time, _)| time) {
             let time = time.as_secs();
             let message = format!("the client did not read for {time} s while other runs waited for a slot");
-            active.end_unread(message, status);
+            scheduled.end_unread(message, status);
         }
     }
 
@@ -147,11 +147,11 @@ impl ActiveRuns {
     pub fn serve_preempted(&mut self, recording: &mut Recording, status: &EngineStatus) {
         let mut at = 0;
         while at < self.preempted.len() {
-            let active = &mut self.preempted[at];
-            active.serve_client(status);
-            if active.is_finished() && !recording.has_pending() {
+            let scheduled = &mut self.preempted[at];
+            scheduled.serve_client(status);
+            if scheduled.is_finished() && !recording.has_pending() {
                 self.preempted.swap_remove(at).run.record_end(recording);
-            } else if active.can_continue() {
+            } else if scheduled.can_continue() {
                 self.requeue(at);
             } else {
                 at += 1;
@@ -161,7 +161,7 @@ impl ActiveRuns {
 
     /// Queues a preempted run, ahead of runs that arrived later.
     fn requeue(&mut self, at: usize) {
-        let active = self.preempted.swap_remove(at);
-        self.queue.requeue(active);
+        let scheduled = self.preempted.swap_remove(at);
+        self.queue.requeue(scheduled);
     }
 }

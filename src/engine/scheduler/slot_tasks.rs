@@ -1,9 +1,9 @@
 //! Tasks of clients for slots: read the tokens, erase, save and restore the state, remove tokens. A task waits until
 //! its slot is free, and is dropped if its caller disconnects.
 
-use super::active_run::ActiveRun;
 use super::command::SlotTask;
-use super::runs::ActiveRuns;
+use super::runs::ScheduledRuns;
+use super::scheduled_run::ScheduledRun;
 use crate::engine::kv::slots::KvSlots;
 use crate::events::Scope;
 use std::collections::VecDeque;
@@ -34,21 +34,21 @@ impl SlotTasks {
     }
 
     /// Returns true if a task for the slot arrived before the run.
-    pub fn has_earlier(&self, slot: usize, active: &ActiveRun) -> bool {
-        self.0.iter().any(|task| task.slot == slot && task.arrival < active.arrival())
+    pub fn has_earlier(&self, slot: usize, scheduled: &ScheduledRun) -> bool {
+        self.0.iter().any(|task| task.slot == slot && task.arrival < scheduled.arrival())
     }
 
     /// Runs the tasks whose slots are free, except while a run that arrived earlier waits for the slot. `arrivals` is
     /// the number of runs and tasks that have arrived.
-    pub fn run(&mut self, runs: &ActiveRuns, kv: &mut KvSlots<'_>, arrivals: u64) {
+    pub fn run(&mut self, runs: &ScheduledRuns, kv: &mut KvSlots<'_>, arrivals: u64) {
         for _ in 0..self.0.len() {
             let Some(queued) = self.0.pop_front() else { return };
             if queued.task.is_cancelled() {
                 continue;
             }
-            let is_before = |active: &ActiveRun| {
-                active.arrival() < queued.arrival
-                    && active.run.request().slot.is_none_or(|slot| slot as usize == queued.slot)
+            let is_before = |scheduled: &ScheduledRun| {
+                scheduled.arrival() < queued.arrival
+                    && scheduled.run.request().slot.is_none_or(|slot| slot as usize == queued.slot)
             };
             if !runs.slots.is_free(queued.slot) || runs.queue.iter().any(is_before) {
                 self.0.push_back(queued);

@@ -4,7 +4,7 @@
 //! the KV cache is kept, and the rest is removed. So removed tokens, forced tokens, a shifted context and the next run
 //! of a slot need no special treatment.
 
-use super::DraftModel;
+use crate::engine::options::DraftModel;
 use crate::events::TokenId;
 use crate::model::llama::{AttentionCapture, Context, ContextOptions, TokenOutputs};
 use crate::model::{Model, ModelError, Vocabulary, common_prefix};

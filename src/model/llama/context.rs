@@ -3,39 +3,34 @@
 mod adapters;
 mod capture;
 mod embeddings;
+mod pending_batch;
 mod sequences;
 
 use super::ModelError;
 use super::adapters::{Adapters, ContextAdapters};
 use super::attention_capture::AttentionCapture;
-use super::attention_support::{AttentionSupport, UnsupportedAttention};
 use super::cache_type::CacheType;
-use super::captures::{Decoded, NoHiddenStates, TokenOutputs};
+use super::captures::{Decoded, TokenOutputs};
 use super::devices::Placement;
 use super::ffi::threads::ThreadPool;
 use super::ffi::{self, EvalCallback};
 use super::image_spans::MROPE_SECTIONS;
-use super::lens::{OutputHead, UnsupportedLens};
+use super::lens::OutputHead;
 use super::memory::{self, MemoryCapabilities};
-use super::state::StateLayout;
 use super::tuning::Tuning;
 use super::weights::WeightFile;
 use crate::events::TokenId;
+pub use capture::ContextCapabilities;
 use embeddings::EmbeddingBatch;
-use llama_cpp_2::DecodeError;
 use llama_cpp_2::context::LlamaContext;
 use llama_cpp_2::context::params::LlamaContextParams;
 use llama_cpp_2::llama_backend::LlamaBackend;
-use llama_cpp_2::llama_batch::LlamaBatch;
 use llama_cpp_2::model::{LlamaModel, RopeType};
-use llama_cpp_2::token::LlamaToken;
+use pending_batch::PendingBatch;
 pub use sequences::SequenceMetadata;
 use std::num::NonZeroU32;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Return value of `llama_decode` when the memory for a graph is not available.
-const DECODE_OUT_OF_MEMORY: i32 = -2;
 
 /// Settings of a context.
 #[derive(Debug, Clone)]
@@ -74,35 +69,24 @@ pub struct Context<'model> {
     pool: Option<Rc<ThreadPool>>,
     adapters: ContextAdapters<'model>,
     has_gpu: bool,
-    batch: LlamaBatch<'static>,
+    batch: PendingBatch,
     /// Embeddings to decode in place of the batch.
     embeddings: Option<EmbeddingBatch>,
     callback: Option<Box<EvalCallback>>,
-    /// The sequence of each token in the batch.
-    sequences: Vec<i32>,
-    /// True for each token in the batch with logits.
-    has_logits: Vec<bool>,
-    /// Index and length of each requested attention row.
-    requested: Vec<(usize, u32)>,
-    /// Indexes of the tokens whose hidden states are requested, with their outputs.
-    requested_states: Vec<(usize, TokenOutputs)>,
     /// Files of the model.
     files: &'model [WeightFile],
-    /// The output head that the logit lens applies; `None` if capture is off or not probed.
-    output_head: Option<Result<Arc<OutputHead>, UnsupportedLens>>,
-    /// Number of layers whose hidden states can be captured.
-    hidden_layers: Result<u16, NoHiddenStates>,
-    has_multiple_streams: bool,
+    capabilities: ContextCapabilities,
+    /// The output head that the logit lens applies; `None` if the model has no lens or was not probed.
+    output_head: Option<Arc<OutputHead>>,
     /// Maximum tokens of a sequence.
     max_sequence_tokens: u32,
     memory: MemoryCapabilities,
     /// Positions of each embedding.
     position_sections: usize,
+    /// Data about each sequence.
     metadata: Vec<SequenceMetadata>,
     checkpoint_bytes: usize,
-    layout: Option<StateLayout>,
     architecture: String,
-    attention_support: Option<Result<AttentionSupport, UnsupportedAttention>>,
 }
 
 impl<'model> Context<'model> {
@@ -156,29 +140,22 @@ impl<'model> Context<'model> {
         }
         let has_mrope = matches!(model.rope_type(), Some(RopeType::MRope | RopeType::IMRope));
         Ok(Self {
-            batch: LlamaBatch::new(options.batch_size as usize, 1),
+            batch: PendingBatch::new(options.batch_size),
             embeddings: None,
             llama,
             pool,
             adapters: ContextAdapters::new(adapters),
             has_gpu: !placement.devices.is_empty(),
             callback,
-            sequences: Vec::new(),
-            has_logits: Vec::new(),
-            requested: Vec::new(),
-            requested_states: Vec::new(),
             files,
+            capabilities: ContextCapabilities::default(),
             output_head: None,
-            hidden_layers: Err(NoHiddenStates::CaptureOff),
-            has_multiple_streams: options.sequences > 1,
             max_sequence_tokens: options.context_per_sequence,
             memory,
             position_sections: if has_mrope { MROPE_SECTIONS } else { 1 },
             metadata: vec![SequenceMetadata::default(); options.sequences as usize],
             checkpoint_bytes: options.checkpoint_bytes,
             architecture: model.meta_val_str("general.architecture").unwrap_or_default(),
-            layout: None,
-            attention_support: None,
         })
     }
 
@@ -207,19 +184,7 @@ impl<'model> Context<'model> {
         outputs: TokenOutputs,
     ) -> Result<usize, ModelError> {
         let position = self.position(sequence, index);
-        self.batch
-            .add(LlamaToken::new(token), position as i32, &[sequence], outputs.logits)
-            .map_err(|error| ModelError::Decode(error.to_string()))?;
-        let in_batch = self.sequences.len();
-        self.sequences.push(sequence);
-        self.has_logits.push(outputs.logits);
-        if outputs.attention {
-            self.requested.push((in_batch, index + 1));
-        }
-        if outputs.has_hidden_states() {
-            self.requested_states.push((in_batch, outputs));
-        }
-        Ok(in_batch)
+        self.batch.add(token, index, position, sequence, outputs)
     }
 
     /// Decodes the batch and empties it. Returns the requested captures.
@@ -231,16 +196,15 @@ impl<'model> Context<'model> {
             return self.decode_embeddings(embeddings).map(|()| Decoded::default());
         }
         self.request_captures();
-        let result = self.llama.decode(&mut self.batch);
-        self.batch.clear();
-        self.sequences.clear();
-        self.has_logits.clear();
-        let decoded = self.take_captures();
-        result.map_err(|error| match error {
-            DecodeError::Unknown(DECODE_OUT_OF_MEMORY) => ModelError::OutOfMemory,
-            other => ModelError::Decode(other.to_string()),
-        })?;
-        Ok(decoded)
+        let (result, requested) = self.batch.decode(&mut self.llama);
+        // Captures of a failed decode are taken and dropped, so that the next decode does not return them.
+        let decoded = self.take_captures(requested);
+        result.map(|()| decoded)
+    }
+
+    /// Returns true if the context has several sequences, each with its own stream of the KV cache.
+    fn has_multiple_streams(&self) -> bool {
+        self.metadata.len() > 1
     }
 
     /// Parks the decoding threads to free their cores until the next decode.
@@ -251,7 +215,7 @@ impl<'model> Context<'model> {
     }
 
     /// Returns the logits of the token at `index` in the last decoded batch; the token must have been added with
-    /// `output`.
+    /// [`TokenOutputs::logits`].
     #[must_use]
     pub fn logits(&self, index: usize) -> &[f32] {
         self.llama.get_logits_ith(index as i32)

@@ -41,7 +41,7 @@ pub use backend::backend;
 pub use cache_type::CacheType;
 pub use captures::{AttentionRow, Decoded, NoHiddenStates, TokenOutputs};
 pub use checkpoints::{CheckpointPurpose, Checkpoints};
-pub use context::{Context, ContextOptions, SequenceMetadata};
+pub use context::{Context, ContextCapabilities, ContextOptions, SequenceMetadata};
 pub use control_vectors::{ControlVector, ControlVectorList, ControlVectors, ScaledVector};
 pub use devices::{Device, Placement, PlacementError, TensorPlacement, devices, missing_gpu_reason};
 pub use encoder::{DeclaredPooling, EncoderContext, EncoderOptions, EncoderOutput, Pooling};

@@ -38,7 +38,7 @@ impl AvoidedTokens {
     /// Processes an event of the run. A mod must report each `Added`.
     pub fn observe(&mut self, call: &Call<'_>) {
         if let CallEvent::Added { tokens: [token], forced: false, .. } = call.event {
-            self.is_unavoidable |= call.length() == self.position + 1 && self.tokens.contains(token);
+            self.is_unavoidable |= call.answer_len() == self.position + 1 && self.tokens.contains(token);
         }
     }
 

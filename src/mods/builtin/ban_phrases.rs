@@ -7,8 +7,7 @@ use super::{
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
-    ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -81,7 +80,7 @@ impl BanInstance {
 
     fn added(&mut self, call: &Call<'_>, count: usize) -> Reply {
         let vocabulary = &call.run.vocabulary;
-        let (generated, length) = (call.generated(), call.length());
+        let (generated, length) = (call.generated_in_context(), call.answer_len());
         self.remove_bans_after(length - count);
         if let Some(entry) = self.bans_by_position.last_mut() {
             entry.avoided.observe(call);
@@ -135,11 +134,10 @@ impl ModInstance for BanInstance {
         self.holdback
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        Ok(match call.event {
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        Some(match call.event {
             CallEvent::Added { tokens, .. } => self.added(call, tokens.len()),
-            CallEvent::ForwardPass { .. } => self.forward(call.length()),
+            CallEvent::ForwardPass { .. } => self.forward(call.answer_len()),
             _ => Reply::noop(),
         })
     }

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::events::{EventType, TokenId};
 use crate::mods::{
-    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
+    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -115,9 +115,8 @@ impl ModInstance for Bias {
         EventSet::new(&[EventType::ForwardPass])
     }
 
-    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        Ok(Action::AdjustedLogits { edit: LogitEdit::Add(self.edits.clone()), temperature: None }.into())
+    fn call(&mut self, _: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        Some(Action::AdjustedLogits { edit: LogitEdit::Add(self.edits.clone()), temperature: None }.into())
     }
 }
 

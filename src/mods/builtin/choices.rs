@@ -9,8 +9,7 @@ use super::{
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::grammar::{Constraint, GrammarSource};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
-    ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -223,14 +222,13 @@ impl ModInstance for Scoring {
         if matches!(self.phase, Phase::Forcing { .. }) { usize::MAX } else { 0 }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         let delta = self.tracker.update(call);
         let kept = self.answer.apply(&delta, &call.run.vocabulary);
         let reasoning = self.reasoning.get_or_insert_with(|| ReasoningState::new(call, None));
         reasoning.apply(&delta, &self.answer, kept);
         let within = reasoning.is_within();
-        Ok(match call.event {
+        Some(match call.event {
             CallEvent::ForwardPass { .. } => self.forward(within),
             CallEvent::Added { tokens, logprobs, .. } => self.added(tokens, logprobs),
             _ => Reply::noop(),

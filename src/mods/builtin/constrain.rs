@@ -4,9 +4,7 @@ use super::sequence::{SequenceTracker, end_token, ends_answer, is_over};
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::tools::after_reasoning;
 use crate::model::grammar::{AcceptResult, Constraint, GrammarMatcher, Trigger};
-use crate::mods::{
-    Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
-};
+use crate::mods::{Action, Call, CallEvent, EventSet, LogitEdit, ModInstance, ModLogLine, Reply, ReplySender, RunView};
 
 /// Maximum tokens refused at one position because the grammar does not permit their text after the trigger. The next
 /// token is accepted.
@@ -108,8 +106,7 @@ impl ModInstance for GrammarInstance {
         if self.lazy { always.union(EventSet::new(&[EventType::Sampled])) } else { always }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         let logs = self.update(call);
         let action = match call.event {
             CallEvent::ForwardPass { .. } => self.forward(),
@@ -123,6 +120,6 @@ impl ModInstance for GrammarInstance {
             }
             CallEvent::Prefilled => None,
         };
-        Ok(Reply { action, logs, ..Reply::default() })
+        Some(Reply { action, logs, ..Reply::default() })
     }
 }

@@ -5,8 +5,7 @@ use super::{
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
-    ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -110,12 +109,11 @@ impl ModInstance for Prefix {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         if self.is_done {
-            return Ok(Reply::noop());
+            return Some(Reply::noop());
         }
-        Ok(match call.event {
+        Some(match call.event {
             CallEvent::ForwardPass { .. } => self.force(),
             CallEvent::Added { tokens, forced, .. } => self.check_added(call, tokens, forced),
             _ => Reply::noop(),

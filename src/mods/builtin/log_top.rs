@@ -5,8 +5,7 @@ use super::{
 use crate::events::{EventType, LogLevel};
 use crate::model::distribution::{TokenDistribution, top};
 use crate::mods::{
-    Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply, ReplySender,
-    RunView,
+    Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -43,9 +42,8 @@ impl ModInstance for Top {
         EventSet::new(&[EventType::ForwardPass])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        let CallEvent::ForwardPass { logits, .. } = call.event else { return Ok(Reply::noop()) };
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        let CallEvent::ForwardPass { logits, .. } = call.event else { return Some(Reply::noop()) };
         let distribution = TokenDistribution::new(logits);
         let most_probable: Vec<String> = top(logits, self.count)
             .into_iter()
@@ -56,7 +54,7 @@ impl ModInstance for Top {
             .collect();
         let message =
             if most_probable.is_empty() { "every token is banned".into() } else { most_probable.join(" · ") };
-        Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() })
+        Some(Reply { logs: vec![ModLogLine { level: LogLevel::Info, message }], ..Reply::default() })
     }
 }
 

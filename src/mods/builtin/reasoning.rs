@@ -156,7 +156,8 @@ mod tests {
             sequence: &sequence,
             prompt_len: sequence.len(),
             evicted: 0,
-            max_steps: 100,
+            evictions_end: 0,
+            max_tokens: 100,
             event: CallEvent::ForwardPass { logits: &[], hidden_states: None },
         };
         (ReasoningState::new(&call, None), AnswerText::new(run))

@@ -6,8 +6,7 @@ use super::{
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
-    ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -93,34 +92,33 @@ impl ModInstance for Replace {
         self.holdback
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        let CallEvent::Added { tokens, forced, .. } = call.event else { return Ok(Reply::noop()) };
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        let CallEvent::Added { tokens, forced, .. } = call.event else { return Some(Reply::noop()) };
         if !forced {
             self.consecutive = 0;
         }
         let vocabulary = &call.run.vocabulary;
-        let (generated, length) = (call.generated(), call.length());
+        let (generated, length) = (call.generated_in_context(), call.answer_len());
         self.clean = self.clean.min(length - tokens.len());
         let fresh = (length - self.clean).min(generated.len());
         let is_over = is_over(call);
         let Some(found) = self.phrases.find(vocabulary, generated, fresh, is_over) else {
             self.holdback = self.phrases.holdback(vocabulary, generated);
             self.clean = length - self.holdback.min(length);
-            return Ok(Reply::noop());
+            return Some(Reply::noop());
         };
         if found.is_cut && !is_over {
             // With the rest of the character, which could not be encoded without it, the phrase is found again.
             self.holdback = found.replaced;
             self.clean = length - found.replaced.min(length);
-            return Ok(Reply::noop());
+            return Some(Reply::noop());
         }
         if self.consecutive == MAX_CONSECUTIVE {
             self.holdback = self.phrases.holdback(vocabulary, generated);
             self.clean = length;
             let message =
                 format!("{MAX_CONSECUTIVE} consecutive replacements triggered each other; the current text is kept");
-            return Ok(Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() });
+            return Some(Reply { logs: vec![ModLogLine { level: LogLevel::Warning, message }], ..Reply::default() });
         }
         self.consecutive += 1;
         self.holdback = self.phrases.max_tokens();
@@ -128,7 +126,7 @@ impl ModInstance for Replace {
         let mut replacement = vocabulary.encode_continuation(&text, false);
         // The token that ended the answer remains its end.
         replacement.extend(tokens.last().filter(|&&last| ends_answer(call.run, last)));
-        Ok(Action::Backtrack { n: u32::try_from(found.replaced).unwrap_or(u32::MAX), tokens: replacement }.into())
+        Some(Action::Backtrack { n: u32::try_from(found.replaced).unwrap_or(u32::MAX), tokens: replacement }.into())
     }
 }
 

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Reply,
     ReplySender, RunView,
 };
 use serde_json::{Value, json};
@@ -112,7 +112,7 @@ impl Retry {
             self.final_tokens = length;
             return reply(format!("mean log-probability {mean:.2} after {} tries", retry.attempts.len()), None);
         }
-        let generated = call.generated();
+        let generated = call.generated_in_context();
         let count = (length - at).min(generated.len());
         let n = u32::try_from(count).unwrap_or(u32::MAX);
         retry.attempts.push((generated[generated.len() - count..].to_vec(), mean));
@@ -151,10 +151,9 @@ impl ModInstance for Retry {
         }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         self.update(call);
-        Ok(match call.event {
+        Some(match call.event {
             CallEvent::Added { forced: true, .. } => {
                 self.final_tokens = self.tracker.token_count();
                 self.retry = None;

@@ -35,9 +35,9 @@ impl SequenceTracker {
             CallEvent::Added { tokens, logprobs, .. } => (tokens, logprobs),
             _ => (&[], &[]),
         };
-        let kept = call.length() - added.len();
+        let kept = call.answer_len() - added.len();
         let removed = self.tokens.saturating_sub(kept);
-        self.tokens = call.length();
+        self.tokens = call.answer_len();
         SequenceDelta { removed, added, logprobs }
     }
 
@@ -69,6 +69,6 @@ pub fn ends_answer(run: &RunView, token: TokenId) -> bool {
 /// Returns true if a mod can see that the run ends with the token that was just added: the token ends the answer, or no
 /// other token fits.
 pub fn is_over(call: &Call<'_>) -> bool {
-    call.length() >= call.max_steps as usize
+    call.answer_len() >= call.max_tokens as usize
         || matches!(call.event, CallEvent::Added { tokens: [.., last], .. } if ends_answer(call.run, *last))
 }

@@ -5,7 +5,7 @@ use super::{
 };
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::mods::{
-    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply, ReplySender, RunView,
+    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -72,9 +72,8 @@ impl ModInstance for Repetition {
         if self.cut { self.ngram * self.times } else { 0 }
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        let Some(block) = self.block(call.generated()) else { return Ok(Reply::noop()) };
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        let Some(block) = self.block(call.generated_in_context()) else { return Some(Reply::noop()) };
         let repeated = self.ngram * self.times;
         let text = call.run.vocabulary.decode(&call.sequence[call.sequence.len() - block..]);
         let message = format!("the last {repeated} tokens repeat {text:?}; the answer ends here");
@@ -84,7 +83,7 @@ impl ModInstance for Repetition {
             Action::ForceTokens(vec![self.end])
         };
         let logs = vec![ModLogLine { level: LogLevel::Warning, message }];
-        Ok(Reply { action: Some(action), logs, ..Reply::default() })
+        Some(Reply { action: Some(action), logs, ..Reply::default() })
     }
 }
 

@@ -9,8 +9,7 @@ use super::{
 use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::complete_prefix;
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
-    ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use regex::bytes::Regex;
 use serde_json::{Value, json};
@@ -247,13 +246,12 @@ impl ModInstance for Rules {
         EventSet::new(&[EventType::Added])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         self.update(call);
-        let CallEvent::Added { tokens, .. } = call.event else { return Ok(Reply::noop()) };
+        let CallEvent::Added { tokens, .. } = call.event else { return Some(Reply::noop()) };
         let ended = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
         let Some(met) = self.states.last().and_then(|state| state.met).filter(|_| !ended) else {
-            return Ok(Reply::noop());
+            return Some(Reply::noop());
         };
         let cut = self.answer.cut(met.end);
         let mut tokens = call.run.vocabulary.encode_continuation(&cut.before, false);
@@ -263,7 +261,7 @@ impl ModInstance for Rules {
             n => Action::Backtrack { n, tokens },
         };
         let logs = vec![ModLogLine { level: LogLevel::Info, message: format!("answer ended by rule '{}'", met.rule) }];
-        Ok(Reply { action: Some(action), logs, ..Reply::default() })
+        Some(Reply { action: Some(action), logs, ..Reply::default() })
     }
 }
 

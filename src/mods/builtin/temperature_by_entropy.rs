@@ -5,8 +5,7 @@ use super::{
 use crate::events::EventType;
 use crate::model::distribution::TokenDistribution;
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Pending, Reply, ReplySender,
-    RunView,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -76,11 +75,10 @@ impl ModInstance for ByEntropy {
         EventSet::new(&[EventType::ForwardPass])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        let CallEvent::ForwardPass { logits, .. } = call.event else { return Ok(Reply::noop()) };
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        let CallEvent::ForwardPass { logits, .. } = call.event else { return Some(Reply::noop()) };
         let temperature = Some(self.temperature(TokenDistribution::new(logits).entropy));
-        Ok(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into())
+        Some(Action::AdjustedLogits { edit: LogitEdit::Keep, temperature }.into())
     }
 }
 

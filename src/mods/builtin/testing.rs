@@ -10,7 +10,7 @@ use crate::model::chat::answer::AnswerFormat;
 use crate::model::chat::family::ModelFamily;
 use crate::model::grammar::GrammarCompiler;
 use crate::model::llama::NoHiddenStates;
-use crate::mods::{Action, Call, CallEvent, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView};
+use crate::mods::{Action, Call, CallEvent, ModFactory, ModInstance, Reply, ReplySender, RunView};
 use serde_json::Value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -86,6 +86,10 @@ pub fn run() -> Arc<RunView> {
 pub struct ModHarness {
     pub instance: Box<dyn ModInstance>,
     pub sequence: Vec<TokenId>,
+    /// Number of evicted tokens.
+    pub evicted: usize,
+    /// Index of the first token that followed all evicted ones.
+    pub evictions_end: usize,
     pub run: Arc<RunView>,
     step: u32,
 }
@@ -98,7 +102,7 @@ impl ModHarness {
         let run = run();
         let instance = factory.start(config, &run).expect("a configuration that the mod accepts");
         let sequence = run.vocabulary.encode("> ", false, false);
-        Self { instance, sequence, run, step: 1 }
+        Self { instance, sequence, evicted: 0, evictions_end: 0, run, step: 1 }
     }
 
     pub fn text(&self) -> String {
@@ -111,16 +115,18 @@ impl ModHarness {
             step: self.step,
             sequence: &self.sequence,
             prompt_len: PROMPT,
-            evicted: 0,
-            max_steps: 100,
+            evicted: self.evicted,
+            evictions_end: self.evictions_end,
+            max_tokens: 100,
             event,
         };
         let (sender, receiver) = std::sync::mpsc::channel();
-        let done = ReplySender::new(move |reply| sender.send(reply).unwrap());
-        let reply = match self.instance.call(&call, done) {
-            Ok(reply) => reply,
-            Err(Pending) => receiver.recv_timeout(Duration::from_secs(30)).expect("an answer"),
+        let new_sender = || {
+            let sender = sender.clone();
+            ReplySender::new(move |reply| sender.send(reply).unwrap())
         };
+        let reply = self.instance.call(&call, &new_sender);
+        let reply = reply.unwrap_or_else(|| receiver.recv_timeout(Duration::from_secs(30)).expect("an answer"));
         assert!(reply.action.as_ref().is_none_or(|action| action.permitted_on(call.event_type())));
         reply
     }

@@ -7,8 +7,7 @@ use super::{
 };
 use crate::events::{EventType, LogLevel};
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
-    ReplySender, RunView,
+    Action, Call, CallEvent, EventSet, ModDescription, ModFactory, ModInstance, ModLogLine, Reply, ReplySender, RunView,
 };
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -97,8 +96,7 @@ impl ModInstance for Budget {
         EventSet::new(&[EventType::ForwardPass, EventType::Added])
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         let delta = self.tracker.update(call);
         let kept = self.answer.apply(&delta, &call.run.vocabulary);
         let markers = self.markers.as_ref().map(|(begin, end)| (begin.as_str(), end.as_str()));
@@ -106,13 +104,13 @@ impl ModInstance for Budget {
         reasoning.apply(&delta, &self.answer, kept);
         // Another mod may remove an added token, so the budget is checked before the next step.
         if !matches!(call.event, CallEvent::ForwardPass { .. }) || !reasoning.is_within() {
-            return Ok(Reply::noop());
+            return Some(Reply::noop());
         }
         let reasoning_tokens = reasoning.reasoning_tokens(self.tracker.token_count());
         let is_incomplete = !self.answer.ends_at_char_boundary() || reasoning.may_be_closing(&self.answer);
         let has_grace = is_incomplete && reasoning_tokens < self.tokens + GRACE_TOKENS;
         if reasoning_tokens < self.tokens || has_grace || self.ends == MAX_ENDS {
-            return Ok(Reply::noop());
+            return Some(Reply::noop());
         }
         let vocabulary = &call.run.vocabulary;
         let mut tokens = vocabulary.encode_continuation(&self.message, false);
@@ -120,7 +118,7 @@ impl ModInstance for Budget {
         self.ends += 1;
         let message = format!("reasoning ended after {reasoning_tokens} tokens");
         let logs = vec![ModLogLine { level: LogLevel::Info, message }];
-        Ok(Reply { action: Some(Action::ForceTokens(tokens)), logs, ..Reply::default() })
+        Some(Reply { action: Some(Action::ForceTokens(tokens)), logs, ..Reply::default() })
     }
 }
 

@@ -9,7 +9,7 @@ use crate::events::{EventType, LogLevel, TokenId};
 use crate::model::chat::answer::{AnswerDelta, AnswerFormat, AnswerParser, ToolDefinition};
 use crate::model::complete_prefix;
 use crate::mods::{
-    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Pending, Reply,
+    Action, Call, CallEvent, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModLogLine, Reply,
     ReplySender, RunView, schema_check,
 };
 use serde_json::{Value, json};
@@ -243,7 +243,7 @@ impl Guard {
             self.kept_until = self.parsed.max(invalid.from + 1);
             return Reply { logs, ..Reply::default() };
         }
-        let generated = call.generated();
+        let generated = call.generated_in_context();
         if again {
             self.retries += 1;
             self.retry_from = Some(call_start);
@@ -290,11 +290,10 @@ impl ModInstance for Guard {
         self.answer.cut(from).tokens
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
         self.update(call);
         let length = self.tracker.token_count();
-        Ok(match call.event {
+        Some(match call.event {
             CallEvent::Added { tokens, .. } => {
                 let is_over = tokens.last().is_some_and(|&last| ends_answer(call.run, last));
                 let calls = self.parser.message().calls.iter().filter(|call| call.complete).count();

@@ -1,9 +1,7 @@
 use super::{ModOrigin, ModProblem, ModRef, ModRegistry, RegisteredVersion};
 use crate::events::{Scope, Tenant, system};
 use crate::mods::builtin::testing::{ModHarness, run};
-use crate::mods::{
-    Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
-};
+use crate::mods::{Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Reply, ReplySender, RunView};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
@@ -25,16 +23,18 @@ impl ModFactory for Named {
     }
 }
 
-/// A mod whose calls fail with the owner of the run.
-struct Failing;
+/// A mod whose calls fail with the owner of the run, or, with the config `"lost"`, because their replies are lost.
+struct Failing {
+    loses_replies: bool,
+}
 
 impl ModFactory for Failing {
     fn describe(&self) -> ModDescription {
         Named("failing", ModOrigin::File).describe()
     }
 
-    fn start(&self, _: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
-        Ok(Box::new(Self))
+    fn start(&self, config: &Value, _: &Arc<RunView>) -> Result<Box<dyn ModInstance>, String> {
+        Ok(Box::new(Self { loses_replies: config == "lost" }))
     }
 }
 
@@ -43,10 +43,13 @@ impl ModInstance for Failing {
         EventSet::ALL
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
+    fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        if self.loses_replies {
+            drop(new_sender());
+            return None;
+        }
         let exception = ModException { message: format!("{:?}", call.run.owner), traceback: None };
-        Ok(Reply { exception: Some(exception), ..Reply::default() })
+        Some(Reply { exception: Some(exception), ..Reply::default() })
     }
 }
 
@@ -57,9 +60,8 @@ impl ModInstance for Silent {
         EventSet::ALL
     }
 
-    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        done.disarm();
-        Ok(Reply::noop())
+    fn call(&mut self, _: &Call<'_>, _: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        Some(Reply::noop())
     }
 }
 
@@ -161,7 +163,7 @@ fn runs_of_earlier_versions_follow_changes_of_the_mod() {
 #[test]
 fn last_failure_is_returned_to_the_owner_of_its_run() {
     let registry = ModRegistry::default();
-    registry.insert(Arc::new(Failing));
+    registry.insert(Arc::new(Failing { loses_replies: false }));
     let call = |owner: Option<&str>| {
         let mut harness = ModHarness::new(&*registry.get("failing").unwrap(), &json!(null));
         harness.run = Arc::new(RunView { owner: owner.map(Tenant::from), ..(*harness.run).clone() });
@@ -183,6 +185,18 @@ fn last_failure_is_returned_to_the_owner_of_its_run() {
     assert_eq!(message(&unowned).as_deref(), Some("None"));
     assert_eq!(registry.list_info_for(&of("eve"))[0].stats.failures, 3);
     assert!(registry.list_info()[0].stats.last_failure.is_none() && registry.info("failing").is_some());
+}
+
+#[test]
+fn failed_call_is_counted_once() {
+    let registry = ModRegistry::default();
+    registry.insert(Arc::new(Failing { loses_replies: false }));
+    for (config, message) in [(Value::Null, "None"), (json!("lost"), "the mod ended without a reply")] {
+        let mut harness = ModHarness::new(&*registry.get("failing").unwrap(), &config);
+        assert_eq!(harness.forward(&[0.0; 4]).exception.unwrap().message, message);
+    }
+    let stats = &registry.list_info()[0].stats;
+    assert_eq!((stats.calls, stats.failures), (2, 2));
 }
 
 #[test]

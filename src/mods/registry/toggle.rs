@@ -1,16 +1,14 @@
 //! A mod that can be disabled while runs use it, and that counts its calls.
 
 use crate::events::{RunId, Scope, Tenant, system};
-use crate::mods::{
-    Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender, RunView,
-};
+use crate::mods::{Call, EventSet, ModDescription, ModException, ModFactory, ModInstance, Reply, ReplySender, RunView};
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use utoipa::ToSchema;
 
 /// State of a mod.
@@ -109,9 +107,10 @@ impl Toggle {
         covered.map(|(_, failure)| failure).max_by_key(|failure| failure.at).cloned()
     }
 
-    fn count(&self, reply: &Reply, elapsed: Duration, run: &RunView) {
+    /// Counts a call that began at `start`.
+    fn count(&self, reply: &Reply, start: Instant, run: &RunView) {
         self.calls.fetch_add(1, Ordering::Relaxed);
-        self.busy_ns.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
+        self.busy_ns.fetch_add(reply.elapsed_since(start).as_nanos() as u64, Ordering::Relaxed);
         if let Some(exception) = &reply.exception {
             self.failures.fetch_add(1, Ordering::Relaxed);
             let failure = CallFailure { message: exception.message.clone(), at: system::now(), run_id: run.run_id };
@@ -150,6 +149,10 @@ impl ModFactory for ToggledMod {
         self.inner.describe()
     }
 
+    fn is_enabled(&self) -> bool {
+        self.toggle.is_enabled()
+    }
+
     fn source_hash(&self) -> Option<String> {
         self.inner.source_hash()
     }
@@ -184,20 +187,17 @@ impl ModInstance for ToggledInstance {
         self.inner.hidden_layers()
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
         if self.is_off || !self.toggle.is_enabled() {
-            done.disarm();
             self.is_off = true;
-            return Ok(self.toggle.disabled_reply());
+            return Some(self.toggle.disabled_reply());
         }
-        let (run, toggle, started) = (Arc::clone(call.run), Arc::clone(&self.toggle), Instant::now());
-        let elapsed_of = move |reply: &Reply| if reply.elapsed.is_zero() { started.elapsed() } else { reply.elapsed };
-        let done = done.inspected_by(move |reply| toggle.count(reply, elapsed_of(reply), &run));
-        let result = self.inner.call(call, done);
-        if let Ok(reply) = &result {
-            self.toggle.count(reply, elapsed_of(reply), call.run);
-        }
-        result
+        let start = Instant::now();
+        let reply = self.inner.call(call, &|| {
+            let (run, toggle) = (Arc::clone(call.run), Arc::clone(&self.toggle));
+            new_sender().inspected_by(move |reply| toggle.count(reply, start, &run))
+        });
+        reply.inspect(|reply| self.toggle.count(reply, start, call.run))
     }
 
     fn poll_reply(&mut self) {

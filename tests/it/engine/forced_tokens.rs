@@ -100,7 +100,7 @@ async fn run_without_limits_ends_if_a_mod_backtracks_endlessly() {
         ..request_tokens((5..13).collect(), 1)
     };
     let backtrack = |call: &Call<'_>| {
-        let is_endless = call.event_type() == EventType::Sampled && call.length() == 5;
+        let is_endless = call.event_type() == EventType::Sampled && call.answer_len() == 5;
         if is_endless { Action::Backtrack { n: 1, tokens: Vec::new() } } else { Action::Noop }
     };
     let finish = test_engine.run(with_mod(request, false, backtrack)).await.end.finish.clone();

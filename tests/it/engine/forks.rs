@@ -7,8 +7,8 @@ use std::sync::Arc;
 use thunder::engine::{ForkPoint, Request, SamplingParams, SubmitError};
 use thunder::events::{EventType, RunId, RunParent, TokenId, TraceItem};
 use thunder::mods::{
-    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModRef, Pending, Reply, ReplySender,
-    RunView, SelectedMod,
+    Action, Call, EventSet, LogitEdit, ModDescription, ModFactory, ModInstance, ModRef, Reply, ReplySender, RunView,
+    SelectedMod,
 };
 
 /// Reproducible random numbers.
@@ -27,7 +27,7 @@ impl RandomNumbers {
 
     /// Makes the next numbers depend on the sequence and the limits of a call.
     fn mix(&mut self, call: &Call<'_>) {
-        let numbers = [call.prompt_len as u64, call.evicted as u64, u64::from(call.max_steps)];
+        let numbers = [call.prompt_len as u64, call.evicted as u64, u64::from(call.max_tokens)];
         for number in call.sequence.iter().map(|&token| token as u64).chain(numbers) {
             self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(number);
         }
@@ -65,14 +65,14 @@ impl ModInstance for RandomModInstance {
         EventSet::ALL
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
         let numbers = &mut self.numbers;
         numbers.mix(call);
         let draw = numbers.below(100);
         let action = match (call.event_type(), draw) {
             (EventType::Prefilled, ..20) => Action::AdjustedPrefill {
                 tokens: [call.sequence.to_vec(), numbers.tokens(3)].concat(),
-                max_steps: (draw < 10).then_some(20),
+                max_tokens: (draw < 10).then_some(20),
             },
             (EventType::ForwardPass, ..10) => Action::AdjustedLogits {
                 edit: LogitEdit::Add(numbers.tokens(5).into_iter().map(|token| (token, 2.0)).collect()),
@@ -84,17 +84,17 @@ impl ModInstance for RandomModInstance {
             (EventType::Added, 98..) => Action::ForceOutput(numbers.tokens(3)),
             (EventType::Added, 97) => Action::ToolCalls(json!({"function": {"name": "f", "arguments": "{}"}})),
             // The action is permitted only at Prefilled; at other events, the call fails.
-            (_, 38..40) => Action::AdjustedPrefill { tokens: vec![50], max_steps: None },
+            (_, 38..40) => Action::AdjustedPrefill { tokens: vec![50], max_tokens: None },
             // The call fails, because there is no token.
             (_, 40..42) => Action::ForceTokens(Vec::new()),
             _ => Action::Noop,
         };
         if self.asynchronous {
-            std::thread::spawn(move || done.reply(Reply::from(action)));
-            return Err(Pending);
+            let sender = new_sender();
+            std::thread::spawn(move || sender.reply(Reply::from(action)));
+            return None;
         }
-        done.disarm();
-        Ok(Reply::from(action))
+        Some(Reply::from(action))
     }
 }
 
@@ -257,7 +257,7 @@ async fn fork_keeps_a_failing_mod_disabled() {
     // Neither failures of another version count, nor those of a mod that only the fork uses.
     let corrected = with_mod(request_tokens(prompt, 12), false, |call| match call.event_type() {
         EventType::ForwardPass if call.step < 8 => Action::ForceTokens(Vec::new()),
-        EventType::ForwardPass if call.generated().len() == 9 => Action::ForceTokens(vec![99]),
+        EventType::ForwardPass if call.generated_in_context().len() == 9 => Action::ForceTokens(vec![99]),
         _ => Action::Noop,
     });
     let mut fork = fork_of(&run, &corrected, 8);
@@ -270,8 +270,8 @@ async fn fork_keeps_a_failing_mod_disabled() {
 async fn fork_repeats_a_limit_above_that_of_the_server() {
     let mut test_engine = exact_engine(1, |options| options.max_tokens = Some(12)).await;
     let request = with_mod(request_tokens((60..80).collect(), 12), false, |call| match call.event_type() {
-        EventType::Prefilled => Action::AdjustedPrefill { tokens: call.sequence.to_vec(), max_steps: Some(u32::MAX) },
-        EventType::ForwardPass if call.step == 4 && call.max_steps == 12 => Action::ForceTokens(vec![99]),
+        EventType::Prefilled => Action::AdjustedPrefill { tokens: call.sequence.to_vec(), max_tokens: Some(u32::MAX) },
+        EventType::ForwardPass if call.step == 4 && call.max_tokens == 12 => Action::ForceTokens(vec![99]),
         _ => Action::Noop,
     });
     let run = test_engine.run(request.clone()).await;

@@ -24,8 +24,7 @@ use thunder::events::{EventType, RunEnd, Signal, Surface, TokenId, TraceItem, sy
 use thunder::model::Model;
 use thunder::model::llama::{AttentionCapture, CacheType, ModelOptions};
 use thunder::mods::{
-    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModRef, Pending, Reply, ReplySender, RunView,
-    SelectedMod,
+    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModRef, Reply, ReplySender, RunView, SelectedMod,
 };
 use tokio::sync::mpsc;
 
@@ -232,14 +231,14 @@ impl ModInstance for TestModInstance {
     fn hidden_layers(&self) -> &[u16] {
         self.hidden_layers
     }
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
         let reply = Reply::from((self.handler)(call));
         if self.asynchronous {
-            std::thread::spawn(move || done.reply(reply));
-            return Err(Pending);
+            let sender = new_sender();
+            std::thread::spawn(move || sender.reply(reply));
+            return None;
         }
-        done.disarm();
-        Ok(reply)
+        Some(reply)
     }
 }
 
@@ -280,7 +279,7 @@ pub fn act_once(
 
 /// Returns true for this event if the answer has this number of tokens.
 pub fn is_at(call: &Call<'_>, event: EventType, generated: usize) -> bool {
-    call.event_type() == event && call.generated().len() == generated
+    call.event_type() == event && call.generated_in_context().len() == generated
 }
 
 /// Returns true for the `Added` event after which the answer has this number of tokens.

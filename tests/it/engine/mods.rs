@@ -150,7 +150,7 @@ async fn mod_that_raises_max_tokens_raises_max_steps() {
     let mut test_engine = test_engine(1, false).await;
     let raise = |max_steps| {
         let mut raised = with_mod(request("The sky is", 2), false, |call| match call.event_type() {
-            EventType::Prefilled => Action::AdjustedPrefill { tokens: call.sequence.to_vec(), max_steps: Some(400) },
+            EventType::Prefilled => Action::AdjustedPrefill { tokens: call.sequence.to_vec(), max_tokens: Some(400) },
             _ => Action::Noop,
         });
         raised.limits.max_steps = max_steps;

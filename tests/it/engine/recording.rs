@@ -7,8 +7,8 @@ use std::time::Duration;
 use thunder::engine::{Engine, Request};
 use thunder::events::{EventType, RunId, Signal, TraceItem};
 use thunder::mods::{
-    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Pending, Reply, ReplySender,
-    RunView, SelectedMod,
+    Action, Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Reply, ReplySender, RunView,
+    SelectedMod,
 };
 use tokio::sync::mpsc;
 use tokio::time::timeout;
@@ -145,9 +145,9 @@ impl ModInstance for PolledModInstance {
     fn handles(&self) -> EventSet {
         EventSet::new(&[EventType::Sampled])
     }
-    fn call(&mut self, _: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
-        self.0 = Some(done);
-        Err(Pending)
+    fn call(&mut self, _: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
+        self.0 = Some(new_sender());
+        None
     }
     fn poll_reply(&mut self) {
         if let Some(done) = self.0.take() {

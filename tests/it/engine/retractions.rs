@@ -80,7 +80,7 @@ async fn retracted_tokens_do_not_affect_the_sampler() {
                     edit: LogitEdit::Replace(logits(call.run.vocabulary.len())),
                     temperature: None,
                 },
-                EventType::Added if call.length() == at && !has_backtracked.swap(true, Ordering::Relaxed) => {
+                EventType::Added if call.answer_len() == at && !has_backtracked.swap(true, Ordering::Relaxed) => {
                     Action::Backtrack { n: n as u32, tokens: Vec::new() }
                 }
                 _ => Action::Noop,

@@ -4,7 +4,7 @@
 use super::{TestEngine, added_at, follow, model, request, request_tokens, test_engine, test_engine_with, with_mod};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use thunder::engine::{Limits, Output, Overflow, Request, RunActivity, RunControl, SamplingParams};
+use thunder::engine::{Limits, Output, Overflow, Request, RunActivity, RunControl, RunMetrics, SamplingParams};
 use thunder::events::{EndCause, EventType, FinishReason, RunEnd, TraceItem};
 use thunder::mods::Action;
 
@@ -95,11 +95,40 @@ async fn small_batch_has_room_for_every_slot() {
 
 /// Starts a run that only ends when it is stopped, and reads its outputs.
 async fn start_endless(test_engine: &TestEngine) -> RunControl {
+    start_endless_in_slot(test_engine, None).await.0
+}
+
+/// Starts a run that only ends when it is stopped, in this slot or in any, and reads its outputs.
+async fn start_endless_in_slot(test_engine: &TestEngine, slot: Option<u32>) -> (RunControl, Arc<RunMetrics>) {
     let overflow = Overflow::Shift { keep: None, discard: 0 };
-    let endless = Request { overflow, ..request_tokens(vec![6; 4], 100_000_000) };
+    let endless = Request { overflow, slot, ..request_tokens(vec![6; 4], 100_000_000) };
     let generation = test_engine.engine.submit(endless).await.unwrap();
     tokio::spawn(follow(generation.output));
-    generation.control
+    (generation.control, generation.metrics)
+}
+
+async fn wait_for_activity(control: &RunControl, activity: RunActivity) {
+    while control.progress().await.unwrap().activity != activity {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn preempted_run_that_continues_in_another_slot_reports_that_slot() {
+    let test_engine = test_engine(2, false).await;
+    let (first, metrics) = start_endless_in_slot(&test_engine, None).await;
+    wait_for_activity(&first, RunActivity::Running).await;
+    let slot = metrics.slot().unwrap();
+    first.pause(Duration::ZERO).await.unwrap();
+    wait_for_activity(&first, RunActivity::Preempted).await;
+    let (second, _) = start_endless_in_slot(&test_engine, Some(slot)).await;
+    wait_for_activity(&second, RunActivity::Running).await;
+    first.resume().await.unwrap();
+    wait_for_activity(&first, RunActivity::Running).await;
+    assert_eq!(metrics.slot(), Some(1 - slot));
+    for control in [first, second] {
+        control.stop(EndCause::ClientStop, "the test ends").await.unwrap();
+    }
 }
 
 #[tokio::test]
@@ -113,15 +142,34 @@ async fn change_that_ends_a_queued_run_is_reported_immediately() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let endless = start_endless(&test_engine).await;
-    while endless.progress().await.unwrap().activity != RunActivity::Running {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    wait_for_activity(&endless, RunActivity::Running).await;
     assert_eq!(queued.control.resume().await.unwrap().activity, RunActivity::Queued);
     let limits = Limits { ignore_eos: true, ..Limits::new(1) };
     let progress = queued.control.modify(SamplingParams::default(), limits, "max_tokens is 1".into()).await.unwrap();
     assert_eq!(progress.activity, RunActivity::Finished);
     let (_, end) = tokio::time::timeout(Duration::from_mins(1), follow(queued.output)).await.unwrap();
     assert_eq!(end.finish.reason, FinishReason::Length);
+    endless.stop(EndCause::ClientStop, "the test ends").await.unwrap();
+}
+
+#[tokio::test]
+async fn status_of_slot_has_changed_parameters() {
+    let test_engine = test_engine(1, false).await;
+    let endless = start_endless(&test_engine).await;
+    wait_for_activity(&endless, RunActivity::Running).await;
+    let shown = || {
+        let slot = test_engine.engine.status().slots().remove(0);
+        slot.run.map(|run| (run.limits.max_tokens, run.sampling.top_k))
+    };
+    let limits = Limits { ignore_eos: true, ..Limits::new(200_000_000) };
+    let sampling = SamplingParams { top_k: 7, ..SamplingParams::default() };
+    endless.modify(sampling, limits, "max_tokens and top_k".into()).await.unwrap();
+    let is_shown = async {
+        while shown() != Some((200_000_000, 7)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_mins(1), is_shown).await.unwrap();
     endless.stop(EndCause::ClientStop, "the test ends").await.unwrap();
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use thunder::engine::{EngineOptions, Generation, Output, RunActivity};
 use thunder::events::{EndCause, EventType, FinishReason, RunEnd, RunStatus, Signal};
 use thunder::mods::{
-    Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Pending, Reply, ReplySender, RunView,
+    Call, EventSet, ModDescription, ModFactory, ModInstance, ModOrigin, ModRef, Reply, ReplySender, RunView,
     SelectedMod,
 };
 use tokio::sync::mpsc;
@@ -151,13 +151,12 @@ impl ModInstance for SilentMod {
     fn handles(&self) -> EventSet {
         EventSet::ALL
     }
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
         if call.event_type() != EventType::Added {
-            done.disarm();
-            return Ok(Reply::default());
+            return Some(Reply::default());
         }
-        self.0.lock().unwrap().push(done);
-        Err(Pending)
+        self.0.lock().unwrap().push(new_sender());
+        None
     }
 }
 

@@ -125,7 +125,7 @@ async fn backtrack_after_a_shift_removes_the_right_tokens() {
     request.limits.max_steps = 10_000;
     request.overflow = Overflow::Shift { keep: Some(10), discard: 0 };
     let is_after_shift = |call: &Call<'_>| {
-        call.event_type() == EventType::Added && call.sequence.len() == 400 && call.generated().len() > 300
+        call.event_type() == EventType::Added && call.sequence.len() == 400 && call.generated_in_context().len() > 300
     };
     let backtrack = act_once(is_after_shift, Action::Backtrack { n: 5, tokens: vec![60, 61] });
     let result = test_engine.run(with_mod(request, false, backtrack)).await;
@@ -168,10 +168,12 @@ async fn recording_gives_the_context_of_every_event() {
         match call.event {
             // These tokens fill the context.
             CallEvent::Added { forced: false, .. } if call.sequence.len() == 60 => Action::ForceTokens(vec![60; 4]),
-            CallEvent::Added { .. } if call.length() % 23 == 5 => Action::ForceTokens(vec![61; 12]),
+            CallEvent::Added { .. } if call.answer_len() % 23 == 5 => Action::ForceTokens(vec![61; 12]),
             // No step is between these tokens and those of the line above.
-            CallEvent::Added { .. } if call.length() % 23 == 17 => Action::ForceTokens(vec![62; 30]),
-            CallEvent::Added { .. } if call.length() % 31 == 29 && backtracks.fetch_add(1, Ordering::Relaxed) < 6 => {
+            CallEvent::Added { .. } if call.answer_len() % 23 == 17 => Action::ForceTokens(vec![62; 30]),
+            CallEvent::Added { .. }
+                if call.answer_len() % 31 == 29 && backtracks.fetch_add(1, Ordering::Relaxed) < 6 =>
+            {
                 Action::Backtrack { n: 40, tokens: Vec::new() }
             }
             _ => Action::Noop,

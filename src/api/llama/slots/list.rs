@@ -107,7 +107,7 @@ fn slot_response(scope: &Scope, id: usize, slot: &SlotView, engine: &Engine) -> 
     SlotResponse {
         id_task: Some(slot.task),
         n_prompt_tokens: Some(slot.prompt_tokens),
-        n_prompt_tokens_processed: Some(slot.processed),
+        n_prompt_tokens_processed: Some(slot.decoded),
         n_prompt_tokens_cache: Some(slot.cached),
         params: Some(GenerationSettings::new(&run.sampling, &run.limits, &options)),
         next_token: Some([NextToken {

@@ -1,6 +1,7 @@
 //! Decoding of embeddings, which are the tokens of an image.
 
-use super::{Context, DECODE_OUT_OF_MEMORY};
+use super::Context;
+use super::pending_batch::DECODE_OUT_OF_MEMORY;
 use crate::model::ModelError;
 use crate::model::llama::ffi::images::{self, Embeddings};
 use crate::model::llama::image_spans::ImageSpan;

@@ -250,7 +250,8 @@ impl Context<'_> {
     /// a NaN in them would make the next sequence invalid.
     pub fn wipe(&mut self, sequence: i32, tokens: &[TokenId]) {
         let state = ffi::sequence_state(&self.llama, sequence, StateExtent::Full);
-        let zeroed = state.zip(self.layout.as_ref()).and_then(|(state, layout)| layout.zeroed(state, tokens).ok());
+        let zeroed =
+            state.zip(self.capabilities.layout.as_ref()).and_then(|(state, layout)| layout.zeroed(state, tokens).ok());
         let overwritten =
             zeroed.is_some_and(|state| ffi::set_sequence_state(&mut self.llama, sequence, &state, StateExtent::Full));
         if !overwritten {

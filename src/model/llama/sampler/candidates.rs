@@ -169,25 +169,45 @@ fn max_value(values: &[f32]) -> f32 {
     highest.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &value| if value > max { value } else { max })
 }
 
-/// Changes the logits of some tokens, given in order; `change` receives the current logit.
-pub(super) fn edit<T>(
-    edits: &mut Vec<(TokenId, f32)>,
-    logits: &[f32],
-    changes: &[(TokenId, T)],
-    change: impl Fn(f32, &T) -> f32,
-) {
-    let known = edits.len();
-    for (token, value) in changes {
-        match edits[..known].binary_search_by_key(token, |edit| edit.0) {
-            Ok(at) => edits[at].1 = change(edits[at].1, value),
-            Err(_) => {
-                if let Some(&logit) = usize::try_from(*token).ok().and_then(|index| logits.get(index)) {
-                    edits.push((*token, change(logit, value)));
+/// Changes logits for the penalties.
+pub(super) trait LogitsEditor {
+    /// Changes the logits of some tokens, given in order; `change` receives the current logit.
+    fn change<T>(&mut self, changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32);
+}
+
+/// The logits of a step, and the list of changed logits.
+pub(super) struct EditedLogits<'a> {
+    pub(super) logits: &'a [f32],
+    pub(super) edits: &'a mut Vec<(TokenId, f32)>,
+}
+
+impl LogitsEditor for EditedLogits<'_> {
+    fn change<T>(&mut self, changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
+        let Self { logits, edits } = self;
+        let known = edits.len();
+        for (token, value) in changes {
+            match edits[..known].binary_search_by_key(token, |edit| edit.0) {
+                Ok(at) => edits[at].1 = change(edits[at].1, value),
+                Err(_) => {
+                    if let Some(&logit) = usize::try_from(*token).ok().and_then(|index| logits.get(index)) {
+                        edits.push((*token, change(logit, value)));
+                    }
                 }
             }
         }
+        edits.sort_unstable_by_key(|edit| edit.0);
     }
-    edits.sort_unstable_by_key(|edit| edit.0);
+}
+
+impl LogitsEditor for LlamaTokenDataArray {
+    fn change<T>(&mut self, changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
+        for entry in &mut self.data {
+            if let Ok(at) = changes.binary_search_by_key(&entry.id().0, |change| change.0) {
+                entry.set_logit(change(entry.logit(), &changes[at].1));
+            }
+        }
+        self.sorted = false;
+    }
 }
 
 impl Candidates {
@@ -224,7 +244,7 @@ mod tests {
         ) {
             let mut edits = Vec::new();
             let biases: Vec<_> = biases.into_iter().collect();
-            edit(&mut edits, &logits, &biases, |logit, bias| logit + bias);
+            EditedLogits { logits: &logits, edits: &mut edits }.change(&biases, |logit, bias| logit + bias);
             let view = LogitsView { logits: &logits, allowed: words.as_deref(), edits: &edits };
             let (mut short, mut long) = (Vec::new(), Vec::new());
             view.all(&mut long);

@@ -1,6 +1,7 @@
 //! Replacement of a run's sampler during the run.
 
-use super::{ActiveStage, Sampler, SamplingParams};
+use super::active_stage::ActiveStage;
+use super::{Sampler, SamplingParams};
 
 impl Sampler {
     /// Takes over the state of `previous`: the random number generators if both use the same seed (that of XTC also

@@ -5,6 +5,7 @@
 //! change few logits and are stored as a short list of edits; the first top-k selects from the logits directly. State
 //! of earlier draws is computed from the sequence, or can be rewound when tokens are removed.
 
+mod active_stage;
 mod adaptive;
 mod candidates;
 mod infill;
@@ -19,12 +20,12 @@ pub use params::{SamplerStage, SamplingParams};
 
 use crate::events::TokenId;
 use crate::model::Vocabulary;
+use active_stage::{ActiveStage, active_stage, bounded_temperature};
 use adaptive::Adaptive;
-use candidates::{LogitsView, edit};
-use infill::Infill;
+use candidates::{EditedLogits, LogitsEditor, LogitsView};
 use llama_cpp_2::sampling::LlamaSampler;
 use llama_cpp_2::token::data::LlamaTokenData;
-use repetition::{Dry, Penalties};
+use llama_cpp_2::token::data_array::LlamaTokenDataArray;
 use std::sync::Arc;
 
 /// Maximum top-k that is selected from the logits directly; llama.cpp's own selection is faster for larger values.
@@ -35,28 +36,19 @@ pub const AVOIDED_TOKEN_BIAS: f32 = -100_000.0;
 /// Logit below which a token is avoided. Biases and penalties do not raise an avoided token above it.
 const MIN_LOGIT: f32 = AVOIDED_TOKEN_BIAS / 10.0;
 
-/// Minimum temperature above 0. A lower one has the same effect, but could divide logits to infinity.
-const MIN_TEMPERATURE: f32 = 1e-6;
-
 /// The sampler of one run.
 pub struct Sampler {
     bias: Vec<(TokenId, f32)>,
+    /// Penalties that precede all other stages. They are applied to the logits, because they remove no candidates.
+    penalties: Vec<ActiveStage>,
+    /// Number of candidates that are selected from the logits directly, if the next stage is top-k.
+    top_k: Option<usize>,
+    /// The other stages, which are applied to the candidates.
     chain: Vec<ActiveStage>,
     /// True if the sampler always selects the highest logit: its temperature is 0 and no stage can remove that logit.
     greedy: bool,
     adaptive: Option<Adaptive>,
     draw: LlamaSampler,
-}
-
-/// An active stage.
-enum ActiveStage {
-    Penalties(Penalties),
-    Dry(Dry),
-    TopK(i32, LlamaSampler),
-    Filter(&'static str, LlamaSampler),
-    Infill(Infill),
-    /// `None` for 1, which has no effect.
-    Temperature(Option<LlamaSampler>),
 }
 
 /// The input for sampling a token.
@@ -80,8 +72,11 @@ pub struct Draw {
     /// Its probability in the draw.
     pub prob: f32,
     /// Every applied stage, and the number of candidates left after it.
-    pub stages: Vec<(&'static str, u32)>,
+    pub stages: Vec<CandidateCount>,
 }
+
+/// Name of a stage, and the number of candidates left after it.
+type CandidateCount = (&'static str, u32);
 
 impl Sampler {
     /// Builds the chain. Takes milliseconds if DRY is on with new breakers.
@@ -90,7 +85,7 @@ impl Sampler {
         // llama.cpp interprets this seed as "random", so the run could not be repeated.
         let seed = if sampling.seed == u32::MAX { u32::MAX - 1 } else { sampling.seed };
         let adaptive = Adaptive::new(sampling, vocabulary.len());
-        let chain: Vec<ActiveStage> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
+        let mut penalties: Vec<ActiveStage> = if adaptive.as_ref().is_some_and(Adaptive::is_mirostat) {
             active_stage(
                 SamplerStage::Temperature,
                 &SamplingParams { dynatemp_range: 0.0, ..sampling.clone() },
@@ -102,6 +97,12 @@ impl Sampler {
         } else {
             sampling.samplers.iter().filter_map(|&stage| active_stage(stage, sampling, vocabulary, seed)).collect()
         };
+        let mut chain = penalties.split_off(penalties.iter().take_while(|stage| stage.is_penalty()).count());
+        let top_k = match chain.first() {
+            Some(ActiveStage::TopK(count, _)) if *count <= MAX_PARTIAL_SORT => Some(*count as usize),
+            _ => None,
+        };
+        chain.drain(..usize::from(top_k.is_some()));
         let mut bias: Vec<(TokenId, f32)> =
             sampling.logit_bias.iter().copied().filter(|(token, _)| vocabulary.contains(*token)).collect();
         bias.sort_by_key(|entry| entry.0);
@@ -113,9 +114,8 @@ impl Sampler {
             same
         });
         let has = |stage: SamplerStage| sampling.samplers.contains(&stage);
-        let is_penalty = |stage: &&ActiveStage| matches!(stage, ActiveStage::Penalties(_) | ActiveStage::Dry(_));
         // A filter may remove the token that a later penalty would make the highest.
-        let penalizes_late = chain.iter().skip_while(is_penalty).any(|stage| is_penalty(&stage));
+        let penalizes_late = chain.iter().any(ActiveStage::is_penalty);
         // Three filters may remove the highest logit.
         let selects_highest = (sampling.typical_p >= 1.0 || !has(SamplerStage::TypicalP))
             && (sampling.xtc_probability <= 0.0 || sampling.xtc_threshold > 0.5 || !has(SamplerStage::Xtc))
@@ -128,6 +128,8 @@ impl Sampler {
                 && !penalizes_late
                 && selects_highest,
             bias,
+            penalties,
+            top_k,
             chain,
             adaptive,
             draw: LlamaSampler::dist(seed),
@@ -136,52 +138,76 @@ impl Sampler {
 
     /// Samples a token. Returns `None` if every token is banned.
     pub fn sample(&mut self, input: &SamplerInput<'_>, candidates: &mut Candidates) -> Option<Draw> {
-        let SamplerInput { logits, allowed, sequence, temperature } = *input;
         let Candidates { array, edits } = candidates;
+        let mut stages = Vec::with_capacity(6);
+        self.edit_logits(input, edits, &mut stages);
+        let view = LogitsView { logits: input.logits, allowed: input.allowed, edits };
         array.sorted = false;
         array.selected = None;
-        let mut stages = Vec::with_capacity(6);
-        edits.clear();
-        edit(edits, logits, &self.bias, |logit, bias| logit + bias);
-        if let Some(words) = allowed {
-            stages.push(("grammar", words.iter().map(|word| word.count_ones()).sum()));
-        }
-
-        // The first stages change few logits and remove no candidates.
-        let mut done = 0;
-        for stage in &mut self.chain {
-            let name = match stage {
-                ActiveStage::Penalties(penalties) => {
-                    let counts = penalties.recent.count(sequence);
-                    edit(edits, logits, counts, |logit, count| penalties.strength.change(logit, *count));
-                    "penalties"
-                }
-                ActiveStage::Dry(dry) => {
-                    edit(edits, logits, &dry.penalties(sequence), |logit, penalty| logit - penalty);
-                    "dry"
-                }
-                _ => break,
-            };
-            stages.push((name, LogitsView { logits, allowed, edits }.count()));
-            done += 1;
-        }
-
-        let view = LogitsView { logits, allowed, edits };
-        if temperature.map_or(self.greedy, |temperature| temperature <= 0.0) {
+        if input.temperature.map_or(self.greedy, |temperature| temperature <= 0.0) {
             view.highest(1, &mut array.data);
             let best = array.data.first_mut()?;
             best.set_p(1.0);
-            let token = best.id().0;
             stages.push(("argmax", 1));
-            return Some(Draw { token, prob: 1.0, stages });
+            return Some(Draw { token: best.id().0, prob: 1.0, stages });
         }
-        if let Some(ActiveStage::TopK(count, _)) = self.chain.get(done)
-            && *count <= MAX_PARTIAL_SORT
-        {
-            view.highest(*count as usize, &mut array.data);
+        self.select_candidates(view, array, &mut stages);
+        for stage in &mut self.chain {
+            if array.data.is_empty() {
+                return None;
+            }
+            if let Some(name) = stage.apply(input, view, array) {
+                stages.push((name, array.data.len() as u32));
+            }
+        }
+        if array.data.is_empty() {
+            return None;
+        }
+        let has_temperature = self.chain.iter().any(|stage| matches!(stage, ActiveStage::Temperature(_)));
+        if let (Some(temperature), false) = (input.temperature, has_temperature) {
+            LlamaSampler::temp(bounded_temperature(temperature)).apply(array);
+            stages.push(("temp", array.data.len() as u32));
+        }
+        if let Some(adaptive) = &mut self.adaptive {
+            adaptive.apply(array);
+            stages.push((adaptive.name(), array.data.len() as u32));
+        }
+        let (token, prob) = self.draw_candidate(array)?;
+        Some(Draw { token, prob, stages })
+    }
+
+    /// Collects the logits that the biases and the first penalties change. Appends the applied stages to `stages`.
+    fn edit_logits(
+        &mut self,
+        input: &SamplerInput<'_>,
+        edits: &mut Vec<(TokenId, f32)>,
+        stages: &mut Vec<CandidateCount>,
+    ) {
+        let SamplerInput { logits, allowed, sequence, .. } = *input;
+        edits.clear();
+        let mut edited = EditedLogits { logits, edits };
+        edited.change(&self.bias, |logit, bias| logit + bias);
+        if let Some(words) = allowed {
+            stages.push(("grammar", words.iter().map(|word| word.count_ones()).sum()));
+        }
+        for stage in &mut self.penalties {
+            if let Some(name) = stage.penalize(sequence, &mut edited) {
+                stages.push((name, LogitsView { logits, allowed, edits: edited.edits }.count()));
+            }
+        }
+    }
+
+    /// Selects the candidates for the chain. Appends the applied stages to `stages`.
+    fn select_candidates(
+        &self,
+        view: LogitsView<'_>,
+        array: &mut LlamaTokenDataArray,
+        stages: &mut Vec<CandidateCount>,
+    ) {
+        if let Some(count) = self.top_k {
+            view.highest(count, &mut array.data);
             array.sorted = true;
             stages.push(("top-k", array.data.len() as u32));
-            done += 1;
         } else {
             view.all(&mut array.data);
         }
@@ -191,63 +217,10 @@ impl Sampler {
             array.data.retain(|entry| !is_avoided(entry));
             stages.push(("avoided", array.data.len() as u32));
         }
+    }
 
-        let mut scaled = false;
-        for stage in &mut self.chain[done..] {
-            if array.data.is_empty() {
-                return None;
-            }
-            let name = match stage {
-                ActiveStage::Penalties(penalties) => {
-                    let counts = penalties.recent.count(sequence);
-                    change(&mut array.data, counts, |logit, count| penalties.strength.change(logit, *count));
-                    array.sorted = false;
-                    "penalties"
-                }
-                ActiveStage::Dry(dry) => {
-                    change(&mut array.data, &dry.penalties(sequence), |logit, penalty| logit - penalty);
-                    array.sorted = false;
-                    "dry"
-                }
-                ActiveStage::TopK(_, filter) => {
-                    filter.apply(array);
-                    "top-k"
-                }
-                ActiveStage::Filter(name, filter) => {
-                    filter.apply(array);
-                    // Some stages ban a candidate instead of removing it.
-                    array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
-                    name
-                }
-                ActiveStage::Infill(infill) => {
-                    infill.apply(array, view);
-                    array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
-                    "infill"
-                }
-                ActiveStage::Temperature(filter) => {
-                    scaled = true;
-                    match (temperature, filter) {
-                        (Some(other), _) => LlamaSampler::temp(bounded_temperature(other)).apply(array),
-                        (None, Some(filter)) => filter.apply(array),
-                        (None, None) => continue,
-                    }
-                    array.data.retain(|entry| entry.logit() > f32::NEG_INFINITY);
-                    "temp"
-                }
-            };
-            stages.push((name, array.data.len() as u32));
-        }
-        if array.data.is_empty() {
-            return None;
-        }
-        if let (Some(other), false) = (temperature, scaled) {
-            LlamaSampler::temp(bounded_temperature(other)).apply(array);
-            stages.push(("temp", array.data.len() as u32));
-        }
-        if let Some(adaptive) = &mut self.adaptive {
-            adaptive.apply(array);
-            stages.push((adaptive.name(), array.data.len() as u32));
-        }
+    /// Draws one of the candidates. Returns the token and its probability.
+    fn draw_candidate(&mut self, array: &mut LlamaTokenDataArray) -> Option<(TokenId, f32)> {
         match array.data.as_mut_slice() {
             // llama.cpp's adaptive samplers do not draw if there is only one candidate.
             [only] if self.adaptive.is_some() => {
@@ -262,7 +235,7 @@ impl Sampler {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.record_draw(token, index, prob);
         }
-        Some(Draw { token, prob, stages })
+        Some((token, prob))
     }
 
     /// Accepts a token that was appended to the answer. `length` is the number of tokens of the answer, including this
@@ -278,60 +251,6 @@ impl Sampler {
     pub fn rewind(&mut self, length: usize) {
         if let Some(adaptive) = &mut self.adaptive {
             adaptive.rewind(length);
-        }
-    }
-}
-
-fn bounded_temperature(temperature: f32) -> f32 {
-    if temperature > 0.0 { temperature.max(MIN_TEMPERATURE) } else { temperature }
-}
-
-/// Creates the stage if its parameters have an effect.
-fn active_stage(
-    stage: SamplerStage,
-    sampling: &SamplingParams,
-    vocabulary: &Arc<Vocabulary>,
-    seed: u32,
-) -> Option<ActiveStage> {
-    let keep = sampling.min_keep;
-    match stage {
-        SamplerStage::Penalties => Penalties::new(sampling).map(ActiveStage::Penalties),
-        SamplerStage::Dry => Dry::new(sampling, vocabulary).map(ActiveStage::Dry),
-        SamplerStage::TopNSigma => (sampling.top_n_sigma > 0.0)
-            .then(|| ActiveStage::Filter("top-n-sigma", LlamaSampler::top_n_sigma(sampling.top_n_sigma))),
-        SamplerStage::TopK => {
-            (sampling.top_k > 0).then(|| ActiveStage::TopK(sampling.top_k, LlamaSampler::top_k(sampling.top_k)))
-        }
-        SamplerStage::TypicalP => (sampling.typical_p < 1.0)
-            .then(|| ActiveStage::Filter("typical", LlamaSampler::typical(sampling.typical_p, keep))),
-        SamplerStage::TopP => {
-            (sampling.top_p < 1.0).then(|| ActiveStage::Filter("top-p", LlamaSampler::top_p(sampling.top_p, keep)))
-        }
-        SamplerStage::MinP => {
-            (sampling.min_p > 0.0).then(|| ActiveStage::Filter("min-p", LlamaSampler::min_p(sampling.min_p, keep)))
-        }
-        SamplerStage::Xtc => (sampling.xtc_probability > 0.0 && sampling.xtc_threshold <= 0.5).then(|| {
-            let (probability, threshold) = (sampling.xtc_probability, sampling.xtc_threshold);
-            ActiveStage::Filter("xtc", LlamaSampler::xtc(probability, threshold, keep, seed))
-        }),
-        SamplerStage::Infill => Some(ActiveStage::Infill(Infill::new(vocabulary))),
-        SamplerStage::Temperature => {
-            let (temperature, range) = (bounded_temperature(sampling.temperature), sampling.dynatemp_range);
-            Some(ActiveStage::Temperature(
-                (temperature != 1.0 || range > 0.0)
-                    .then(|| LlamaSampler::temp_ext(temperature, range, sampling.dynatemp_exponent)),
-            ))
-        }
-        // Adaptive-p is always the last stage and is handled by [`Adaptive`].
-        SamplerStage::AdaptiveP => None,
-    }
-}
-
-/// Changes the logits of the candidates that are among `changes`, which are in order.
-fn change<T>(data: &mut [LlamaTokenData], changes: &[(TokenId, T)], change: impl Fn(f32, &T) -> f32) {
-    for entry in data {
-        if let Ok(at) = changes.binary_search_by_key(&entry.id().0, |change| change.0) {
-            entry.set_logit(change(entry.logit(), &changes[at].1));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Repetition of recorded draws without their logits, for a run that continues a recorded one.
 
-use super::{ActiveStage, Sampler};
+use super::Sampler;
+use super::active_stage::ActiveStage;
 use crate::events::{StageCount, TokenId};
 use llama_cpp_2::token::LlamaToken;
 use llama_cpp_2::token::data::LlamaTokenData;

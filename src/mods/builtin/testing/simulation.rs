@@ -3,7 +3,7 @@
 use super::{EOG, run};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
-use crate::mods::{Action, Call, CallEvent, LogitEdit, ModFactory, ModInstance, ReplySender, RunView};
+use crate::mods::{Action, Call, CallEvent, LogitEdit, ModFactory, ModInstance, RunView};
 use serde_json::Value;
 use std::sync::Arc;
 
@@ -185,14 +185,15 @@ impl SimulationState {
                 sequence: &self.sequence,
                 prompt_len: self.prompt,
                 evicted: 0,
-                max_steps: self.simulation.max_tokens as u32,
+                evictions_end: 0,
+                max_tokens: self.simulation.max_tokens as u32,
                 event,
             };
             if !instance.handles().contains(call.event_type()) {
                 continue;
             }
             let kind = call.event_type();
-            let reply = instance.call(&call, ReplySender::new(|_| {})).expect("a built-in mod replies immediately");
+            let reply = instance.call(&call, &|| unreachable!()).expect("a built-in mod replies immediately");
             self.result.logs.extend(reply.logs.into_iter().map(|log| log.message));
             match reply.action {
                 None | Some(Action::Noop) => {}

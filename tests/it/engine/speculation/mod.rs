@@ -222,7 +222,7 @@ async fn attention_of_drafted_tokens_equals_that_of_single_decodes() {
         let accepted = compare(&mut engines, "attention and a mod", || {
             let captured = Request { attention: true, ..looping_request(40) };
             with_mod(captured, true, |call| match call.event_type() {
-                EventType::Sampled if call.generated().len() % 10 == 9 => Action::ForceTokens(vec![40, 41]),
+                EventType::Sampled if call.generated_in_context().len() % 10 == 9 => Action::ForceTokens(vec![40, 41]),
                 _ => Action::Noop,
             })
         })

@@ -42,7 +42,7 @@ async fn mods_have_the_same_effect_with_drafts() {
         let edited = || {
             with_mod(looping_request(80), asynchronous, |call| match call.event_type() {
                 EventType::ForwardPass => Action::AdjustedLogits {
-                    edit: LogitEdit::Add(vec![(40 + call.generated().len() as i32 % 3, 9.0)]),
+                    edit: LogitEdit::Add(vec![(40 + call.generated_in_context().len() as i32 % 3, 9.0)]),
                     temperature: Some(0.2),
                 },
                 _ => Action::Noop,

@@ -1,14 +1,14 @@
-//! Runs that have a slot, by the number of the slot.
+//! The slots with their runs. [`KvSlots`] has the KV state of the same slots.
 
-use super::active_run::ActiveRun;
+use super::scheduled_run::ScheduledRun;
 use crate::engine::kv::slots::KvSlots;
 use crate::events::RunId;
 use crate::mods::ModInstance;
 
-/// Runs in the slots.
-pub struct ActiveSlots(Vec<Option<ActiveRun>>);
+/// The run in each slot; `None` for a free slot.
+pub struct RunSlots(Vec<Option<ScheduledRun>>);
 
-impl ActiveSlots {
+impl RunSlots {
     /// Creates `count` free slots.
     pub fn new(count: u32) -> Self {
         Self((0..count).map(|_| None).collect())
@@ -38,47 +38,47 @@ impl ActiveSlots {
     }
 
     /// Returns the run with this id.
-    pub fn find_mut(&mut self, id: RunId) -> Option<&mut ActiveRun> {
-        self.runs_mut().find(|active| active.run.id() == id)
+    pub fn find_mut(&mut self, id: RunId) -> Option<&mut ScheduledRun> {
+        self.runs_mut().find(|scheduled| scheduled.run.id() == id)
     }
 
     /// Returns the run in a slot.
-    pub fn get(&self, index: usize) -> Option<&ActiveRun> {
+    pub fn get(&self, index: usize) -> Option<&ScheduledRun> {
         self.0[index].as_ref()
     }
 
     /// Returns the run in a slot.
-    pub fn get_mut(&mut self, index: usize) -> Option<&mut ActiveRun> {
+    pub fn get_mut(&mut self, index: usize) -> Option<&mut ScheduledRun> {
         self.0[index].as_mut()
     }
 
     /// Returns the runs.
-    pub fn runs(&self) -> impl Iterator<Item = &ActiveRun> {
+    pub fn runs(&self) -> impl Iterator<Item = &ScheduledRun> {
         self.0.iter().flatten()
     }
 
     /// Returns the runs.
-    pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut ActiveRun> {
+    pub fn runs_mut(&mut self) -> impl Iterator<Item = &mut ScheduledRun> {
         self.0.iter_mut().flatten()
     }
 
     /// Returns the mod instances whose replies are awaited.
     pub fn awaited_mods(&mut self) -> impl Iterator<Item = &mut dyn ModInstance> {
-        self.runs_mut().filter_map(|active| active.run.awaited_mod())
+        self.runs_mut().filter_map(|scheduled| scheduled.run.awaited_mod())
     }
 
     /// Puts a run into a free slot.
-    pub fn put(&mut self, index: usize, active: ActiveRun) {
-        self.0[index] = Some(active);
+    pub fn put(&mut self, index: usize, scheduled: ScheduledRun) {
+        self.0[index] = Some(scheduled);
     }
 
     /// Takes the run out of its slot. The slot keeps the run's KV state.
-    pub fn release(&mut self, index: usize, kv: &mut KvSlots<'_>) -> Option<ActiveRun> {
-        let mut active = self.0[index].take()?;
+    pub fn release(&mut self, index: usize, kv: &mut KvSlots<'_>) -> Option<ScheduledRun> {
+        let mut scheduled = self.0[index].take()?;
         // A run that has not decoded has not changed the slot's state.
-        if active.has_state() {
-            kv.release(index, active.run.take_released_state());
+        if scheduled.has_state() {
+            kv.release(index, scheduled.run.take_released_state());
         }
-        Some(active)
+        Some(scheduled)
     }
 }

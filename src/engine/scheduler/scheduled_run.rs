@@ -16,13 +16,15 @@ use tokio::sync::mpsc::{self, OwnedPermit, error::TrySendError};
 const UNREAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A run with its client and its place in the schedule.
-pub struct ActiveRun {
+pub struct ScheduledRun {
     pub run: Box<Run>,
     /// Speculative decoding.
     pub speculation: RunSpeculation,
     client: mpsc::Sender<Output>,
     /// Place in the client's channel for the end of the run.
     end_permit: Option<OwnedPermit<Output>>,
+    /// Slot of the run; `None` while it is queued or preempted.
+    slot: Option<u32>,
     /// Number of the run in order of arrival.
     arrival: u64,
     /// Number of the last partial batch that included the run.
@@ -45,7 +47,7 @@ struct Pause {
     keep_slot_until: Option<Instant>,
 }
 
-impl ActiveRun {
+impl ScheduledRun {
     /// Creates the entry of a run that has just arrived.
     pub fn new(run: Box<Run>, client: mpsc::Sender<Output>, arrival: u64, speculation: RunSpeculation) -> Self {
         Self {
@@ -53,6 +55,7 @@ impl ActiveRun {
             speculation,
             end_permit: client.clone().try_reserve_owned().ok(),
             client,
+            slot: None,
             arrival,
             last_partial_batch: 0,
             has_state: false,
@@ -66,6 +69,12 @@ impl ActiveRun {
     /// Returns the number of the run in order of arrival.
     pub fn arrival(&self) -> u64 {
         self.arrival
+    }
+
+    /// Sets the slot that the run gets.
+    pub fn set_slot(&mut self, slot: u32) {
+        self.slot = Some(slot);
+        self.run.set_slot(slot);
     }
 
     /// Returns true if the run had a slot before and was preempted.
@@ -190,7 +199,7 @@ impl ActiveRun {
         if let Some(end) = self.run.end()
             && !std::mem::replace(&mut self.counted, true)
         {
-            status.count_run(self.run.metrics().slot.get().copied(), self.run.slot_progress(), end);
+            status.count_run(self.slot, self.run.slot_progress(), end);
         }
     }
 
@@ -240,6 +249,7 @@ impl ActiveRun {
     pub fn preempt(&mut self, recording: &mut Recording) {
         self.run.sequence_mut().set_kv_len(0);
         self.speculation.pending_draft.clear();
+        self.slot = None;
         self.has_state = false;
         self.was_preempted = true;
         self.run.record(recording, true);
@@ -286,6 +296,6 @@ impl ActiveRun {
         let activity = if self.run.end().is_some() { RunActivity::Finished } else { activity };
         let pause = self.pause.map_or(Duration::ZERO, |pause| pause.since.elapsed());
         let active_time = self.run.active_time().saturating_sub(pause);
-        RunProgress { generated: self.run.sequence().generated() as u32, activity, active_time }
+        RunProgress { generated: self.run.sequence().answer_len() as u32, activity, active_time }
     }
 }
