@@ -58,6 +58,19 @@ struct AttentionEntry {
     text: String,
     /// `null` for a token that a mod inserted without a decode.
     attention: Option<AttentionPayload>,
+    /// Size of the attention, which counts until the token is retracted.
+    #[serde(skip)]
+    bytes: usize,
+}
+
+impl AttentionSample {
+    /// Removes the last tokens. Returns the bytes of their attention.
+    fn retract(&mut self, tokens: usize) -> usize {
+        let left = self.generated_tokens.len().saturating_sub(tokens);
+        self.generated_tokens.truncate(left);
+        let data = self.attention_data.iter_mut().flat_map(|data| data.drain(left.min(data.len())..));
+        data.map(|entry| entry.bytes).sum()
+    }
 }
 
 /// Handles `POST /api/v1/generate` with `input_ids`.
@@ -103,7 +116,8 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
             AttentionEvent::Token(token) => {
                 let sample = &mut samples[token.sample];
                 if let Some(format) = options.attention.clone() {
-                    bytes += token.row.as_deref().map_or(0, |row| format.bytes(row));
+                    let row_bytes = token.row.as_deref().map_or(0, |row| format.bytes(row));
+                    bytes += row_bytes;
                     if bytes > options.max_bytes {
                         return Err(out_of_memory("this answer", options.max_bytes, token.row.as_deref()));
                     }
@@ -112,18 +126,12 @@ async fn collect(mut stream: AttentionStream) -> Result<GenerateAttentionRespons
                         run_blocking(token.row.as_deref(), move || convert_row(row.as_deref(), Some(&format), layers));
                     let attention = converted.await?;
                     let (token_id, text) = (token.measurement.token, token.measurement.text.clone());
-                    sample.attention_data.get_or_insert_default().push(AttentionEntry { token_id, text, attention });
+                    let entry = AttentionEntry { token_id, text, attention, bytes: row_bytes };
+                    sample.attention_data.get_or_insert_default().push(entry);
                 }
                 sample.generated_tokens.push(token_fields(*token, options.logprobs));
             }
-            AttentionEvent::Retract { sample, tokens } => {
-                let sample = &mut samples[sample];
-                let left = sample.generated_tokens.len().saturating_sub(tokens);
-                sample.generated_tokens.truncate(left);
-                if let Some(data) = &mut sample.attention_data {
-                    data.truncate(left);
-                }
-            }
+            AttentionEvent::Retract { sample, tokens } => bytes -= samples[sample].retract(tokens),
             AttentionEvent::Pruning { sample, sentences } => samples[sample].pruning_suggestion = Some(sentences),
             AttentionEvent::Done(done) => {
                 let sample = &mut samples[done.sample];
@@ -156,4 +164,27 @@ async fn serialize(response: GenerateAttentionResponse, msgpack: bool) -> Result
     let bytes = tokio::task::spawn_blocking(write).await.map_err(ApiError::internal)??;
     let media_type = if msgpack { MSGPACK } else { "application/json" };
     Ok(([(header::CONTENT_TYPE, media_type)], bytes).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::shared::attention::stream::GeneratedToken;
+    use crate::events::TokenMeasurement;
+    use serde_json::json;
+
+    #[test]
+    fn retracted_attention_does_not_count() {
+        let entry = |bytes| AttentionEntry { token_id: 1, text: "a".to_owned(), attention: None, bytes };
+        let mut sample =
+            AttentionSample { attention_data: Some([10, 20, 30].map(entry).into()), ..AttentionSample::default() };
+        assert_eq!(serde_json::to_value(&sample).unwrap()["attention_data"][0].get("bytes"), None);
+        let measurement = TokenMeasurement { token: 1, text: "a".to_owned(), logprob: None, rank: None, entropy: None };
+        let token = || GeneratedToken { sample: 0, measurement: measurement.clone(), top: Vec::new(), row: None };
+        sample.generated_tokens = (0..3).map(|_| token_fields(token(), None)).collect();
+        assert_eq!(sample.retract(2), 50);
+        assert_eq!(sample.attention_data.as_ref().map(Vec::len), Some(1));
+        assert_eq!(sample.retract(5), 10);
+        assert_eq!(serde_json::to_value(&sample).unwrap()["generated_tokens"], json!([]));
+    }
 }

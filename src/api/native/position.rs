@@ -56,7 +56,7 @@ pub(super) async fn read(
         AttentionView::Mean => stored_values(ValueRow::Overview(0)).await?,
         AttentionView::Max => stored_values(ValueRow::Overview(1)).await?,
         AttentionView::Last => stored_values(ValueRow::Overview(2)).await?,
-        AttentionView::Head => match find_head_location(store, scope, run_id, page.clone(), selection).await? {
+        AttentionView::Head => match find_head_location(store, scope, run_id, page.end, selection).await? {
             Some(location) => stored_values(ValueRow::Head(&location)).await?,
             None => Vec::new(),
         },
@@ -69,18 +69,18 @@ pub(super) async fn read(
     Ok(PositionAttention { position, view, layer, head, next, rows })
 }
 
-/// Returns the location of the head in the stored steps, read from the first step of the page; `None` if the page has
-/// no step.
+/// Returns the location of the head in the stored steps, read from the first step of the run, because later ones may
+/// have no rows of heads; `None` if there is no step before the end of the page.
 async fn find_head_location(
     store: &Store,
     scope: &Scope,
     run_id: RunId,
-    page: Range<i32>,
+    page_end: i32,
     selection: ViewSelection,
 ) -> Result<Option<HeadLocation>, ApiError> {
     let (layer, head) = selection.layer_and_head()?;
     let parts = AttentionParts { t1: false, head_rows: HeadRowsPart::Table };
-    for window in windows(&page, false) {
+    for window in windows(&(0..page_end), false) {
         if let Some(step) = store.attention_range(scope, run_id, window, parts).await?.first() {
             let location = find_head(&step.head_rows, layer, head).map_err(|error| codec_error(step, &error))?;
             return location.map(Some).ok_or_else(|| not_stored(layer, head));

@@ -10,6 +10,7 @@ mod grid;
 mod header;
 mod image;
 mod placeholders;
+mod png;
 
 pub use embedding_rows::EmbeddingRows;
 pub use error::ImageError;

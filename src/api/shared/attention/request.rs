@@ -183,7 +183,12 @@ fn parse_fields(
         prompt_preview: parameters::preview(&vocabulary.decode(&prompt)),
         attention: needs_rows || recorded,
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
-        report: ReportOptions { per_token: true, attention_rows: needs_rows, ..ReportOptions::default() },
+        report: ReportOptions {
+            per_token: true,
+            attention_rows: needs_rows,
+            siblings: options.samples.saturating_sub(1) as u32,
+            ..ReportOptions::default()
+        },
         may_fill_context: true,
         ..base_request(app, loaded, fields, prompt, Surface::Attention, 1)?
     };

@@ -80,8 +80,10 @@ pub(crate) struct AttentionStream {
     runs: Runs,
     pub(crate) options: AttentionOptions,
     history: PruningHistory,
-    /// Number of tokens of each sample.
+    /// Number of tokens of each sample, including those of pending events.
     counts: Vec<usize>,
+    /// Number of tokens of each sample that were returned and not retracted.
+    returned: Vec<usize>,
     trackers: Vec<Option<SentenceTracker>>,
     /// Number of samples that have ended.
     ended: usize,
@@ -98,7 +100,8 @@ impl AttentionStream {
     pub(crate) fn with_history(runs: Runs, options: AttentionOptions, history: PruningHistory) -> Self {
         let samples = options.samples;
         let trackers = vec![options.pruning.clone(); samples];
-        Self { runs, options, history, counts: vec![0; samples], trackers, ended: 0, pending: VecDeque::new() }
+        let (counts, returned) = (vec![0; samples], vec![0; samples]);
+        Self { runs, options, history, counts, returned, trackers, ended: 0, pending: VecDeque::new() }
     }
 
     /// Returns the id of the first run.
@@ -113,6 +116,7 @@ impl AttentionStream {
     pub(crate) async fn next(&mut self) -> Result<Option<AttentionEvent>, ApiError> {
         loop {
             if let Some(event) = self.pending.pop_front() {
+                count_tokens(&mut self.returned, &event);
                 return Ok(Some(event));
             }
             let Some((sample, output)) = self.runs.next_output().await? else { return Ok(None) };
@@ -182,23 +186,26 @@ impl AttentionStream {
             let sentences = tracker.suggestion(&self.history);
             self.pending.push_back(AttentionEvent::Pruning { sample, sentences });
         }
-        let done = self.done(sample, finish_reason(end), end.finish.usage.prompt_tokens);
+        let done = self.done(sample, finish_reason(end), self.counts[sample], end.finish.usage.prompt_tokens);
         self.pending.push_back(AttentionEvent::Done(done));
     }
 
-    /// Returns the end of a cancelled sample.
+    /// Returns the end of a cancelled sample, whose pending events are not returned.
     pub(crate) fn cancelled(&self, sample: usize) -> SampleEnd {
-        self.done(sample, "cancelled", self.options.prompt_tokens)
+        self.done(sample, "cancelled", self.returned[sample], self.options.prompt_tokens)
     }
 
-    fn done(&self, sample: usize, finish_reason: &'static str, prompt_tokens: u32) -> SampleEnd {
-        SampleEnd {
-            sample,
-            finish_reason,
-            total_tokens: self.counts[sample],
-            prompt_tokens,
-            generation_time_ms: self.options.elapsed_ms(),
-        }
+    fn done(&self, sample: usize, finish_reason: &'static str, total_tokens: usize, prompt_tokens: u32) -> SampleEnd {
+        SampleEnd { sample, finish_reason, total_tokens, prompt_tokens, generation_time_ms: self.options.elapsed_ms() }
+    }
+}
+
+/// Adds the tokens of an event to the counts of the samples.
+fn count_tokens(counts: &mut [usize], event: &AttentionEvent) {
+    match event {
+        AttentionEvent::Token(token) => counts[token.sample] += 1,
+        AttentionEvent::Retract { sample, tokens } => counts[*sample] = counts[*sample].saturating_sub(*tokens),
+        AttentionEvent::Pruning { .. } | AttentionEvent::Done(_) | AttentionEvent::Failed { .. } => {}
     }
 }
 
@@ -243,5 +250,24 @@ pub(crate) fn convert_row(
     match (row, format) {
         (Some(row), Some(format)) => format.convert(row, layers).map(Some),
         _ => Ok(None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn returned_tokens_are_counted_without_retracted_ones() {
+        let measurement = TokenMeasurement { token: 1, text: String::new(), logprob: None, rank: None, entropy: None };
+        let token = |sample| {
+            let measurement = measurement.clone();
+            AttentionEvent::Token(Box::new(GeneratedToken { sample, measurement, top: Vec::new(), row: None }))
+        };
+        let mut counts = vec![0; 2];
+        for event in [token(0), token(1), token(0), AttentionEvent::Retract { sample: 0, tokens: 1 }, token(1)] {
+            count_tokens(&mut counts, &event);
+        }
+        assert_eq!(counts, [1, 2]);
     }
 }

@@ -4,6 +4,7 @@ use crate::api::shared::fields::invalid_value;
 use crate::api::shared::images::{ImageReader, RequestImages};
 use crate::config::ImageConfig;
 use crate::events::hex;
+use crate::model::chat::RenderOptions;
 use crate::server::{ApiError, Loaded};
 use serde_json::{Value, json};
 use std::collections::HashSet;
@@ -29,12 +30,14 @@ pub(crate) fn base64_part(data: &str, at: &str) -> Value {
 }
 
 /// Takes the images out of `messages` and replaces each with the hash of its file. Returns the images, and the messages
-/// for the template, with a marker in place of each image; `None` without images.
+/// for the template, with a marker in place of each image; `None` without images. `options` have the other texts of the
+/// prompt.
 ///
 /// # Errors
 /// The model sees no images, or an image is invalid.
 pub(super) async fn take_images(
     messages: &mut Value,
+    options: &RenderOptions,
     config: Option<&ImageConfig>,
     loaded: &Loaded,
 ) -> Result<(Option<Value>, ConversationImages), ApiError> {
@@ -50,7 +53,7 @@ pub(super) async fn take_images(
         *part = json!({ "type": "image_url", "image_url": { "url": url } });
         Ok(())
     })?;
-    let marker = free_marker(messages);
+    let marker = free_marker(&texts_of(messages, options));
     let mut marked = messages.clone();
     for message in marked.as_array_mut().into_iter().flatten() {
         let Some(parts) = message["content"].as_array().filter(|parts| parts.iter().any(is_image)) else { continue };
@@ -97,9 +100,15 @@ fn url_of<'a>(part: &'a Value, at: &str) -> Result<&'a str, ApiError> {
     url.ok_or_else(|| invalid_value(at, "a data URL, e.g. data:image/png;base64,…", &part["image_url"]))
 }
 
-/// Returns a marker that the messages do not contain.
-fn free_marker(messages: &Value) -> String {
-    let text = messages.to_string();
+/// Returns all values that a template can write into a prompt, as JSON.
+fn texts_of(messages: &Value, options: &RenderOptions) -> String {
+    let tools = options.tools.as_ref().map(Value::to_string).unwrap_or_default();
+    let variables = options.variables.values().map(Value::to_string);
+    [messages.to_string(), tools].into_iter().chain(variables).collect()
+}
+
+/// Returns a marker that the texts do not contain.
+fn free_marker(text: &str) -> String {
     if !text.contains("<__media__>") {
         return "<__media__>".into();
     }
@@ -134,6 +143,7 @@ fn join(parts: &[Value], marker: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::system;
 
     fn text_of(parts: &Value) -> Option<String> {
         join(parts.as_array().unwrap(), "<M>")
@@ -149,10 +159,22 @@ mod tests {
 
     #[test]
     fn marker_is_not_part_of_the_text() {
-        assert_eq!(free_marker(&json!([{"content": "a"}])), "<__media__>");
-        assert_eq!(free_marker(&json!([{"content": "<__media__>"}, {"content": "<__media_1__>"}])), "<__media_2__>");
+        assert_eq!(free_marker("a"), "<__media__>");
+        assert_eq!(free_marker("<__media__> <__media_1__>"), "<__media_2__>");
         let other = "<__media__><__media_<__media_1__><__media_x__><__media_99999999999999999999__><__media_3__>";
-        assert_eq!(free_marker(&json!([{"content": other}])), "<__media_2__>");
+        assert_eq!(free_marker(other), "<__media_2__>");
+    }
+
+    #[test]
+    fn marker_is_not_part_of_tools_or_variables() {
+        let options = RenderOptions {
+            tools: Some(json!([{"function": {"description": "<__media__>"}}])),
+            add_generation_prompt: true,
+            continue_final: false,
+            variables: json!({"note": "<__media_1__>"}).as_object().unwrap().clone(),
+            now: system::now(),
+        };
+        assert_eq!(free_marker(&texts_of(&json!([{"content": "<__media_2__>"}]), &options)), "<__media_3__>");
     }
 
     #[test]
@@ -160,7 +182,7 @@ mod tests {
         let markers: Vec<String> = (1..200_000).map(|number| format!("<__media_{number}__>")).collect();
         let text = format!("<__media__>{}", markers.concat());
         let begun = std::time::Instant::now();
-        assert_eq!(free_marker(&json!([{"content": text}])), "<__media_200000__>");
+        assert_eq!(free_marker(&text), "<__media_200000__>");
         assert!(begun.elapsed().as_secs() < 10, "the time is quadratic: {:?}", begun.elapsed());
     }
 

@@ -13,8 +13,8 @@ pub enum ImageError {
         "WebP images are not supported, because llama.cpp's decoder (stb_image) does not read them; convert the image to PNG or JPEG"
     )]
     WebP,
-    /// The header has no valid size.
-    #[error("the header of the {format} image is damaged; send a complete image")]
+    /// The header has no valid size, or the data are not those of an image of this size.
+    #[error("the {format} image is damaged; send a complete image")]
     Damaged {
         /// Name of the format.
         format: &'static str,

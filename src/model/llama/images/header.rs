@@ -1,7 +1,8 @@
 //! Format and size of an image, read from its first bytes. Images are checked before llama.cpp decodes them, because a
-//! small file can claim a size that exhausts the memory.
+//! small file can claim a size, or inflate to one, that exhausts the memory.
 
 use super::error::ImageError;
+use super::png;
 
 /// Maximum bytes of an encoded image.
 pub const MAX_BYTES: usize = 32 << 20;
@@ -30,7 +31,7 @@ pub(super) fn check(image: &[u8]) -> Result<ImageHeader, ImageError> {
         return Err(ImageError::TooManyBytes { bytes: image.len() });
     }
     let (format, media_type, size) = match image {
-        [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => ("PNG", "image/png", png(image)),
+        [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => ("PNG", "image/png", png::size(image)),
         [0xff, 0xd8, 0xff, ..] => ("JPEG", "image/jpeg", jpeg(image)),
         [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => ("GIF", "image/gif", gif(image)),
         [b'B', b'M', ..] => ("BMP", "image/bmp", bmp(image)),
@@ -44,18 +45,15 @@ pub(super) fn check(image: &[u8]) -> Result<ImageHeader, ImageError> {
         {
             Err(ImageError::TooLarge { width, height })
         }
+        Some((width, height)) if format == "PNG" && !png::inflates_to(image, width, height) => {
+            Err(ImageError::Damaged { format })
+        }
         Some((width, height)) => Ok(ImageHeader { media_type, width, height }),
     }
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
-}
-
-/// Reads the size in the first chunk, which must be `IHDR`.
-fn png(image: &[u8]) -> Option<(u32, u32)> {
-    let at = |at| array(image, at).map(u32::from_be_bytes);
-    (image.get(12..16)? == b"IHDR").then_some((at(16)?, at(20)?))
 }
 
 /// Reads the size in the first frame header.
