@@ -204,7 +204,11 @@ async fn discard(mut chunks: BodyDataStream) {
 fn too_large() -> ApiError {
     ApiError::new(
         ErrorKind::TooLarge,
-        format!("a document may have at most {} MiB after decompression", MAX_BYTES >> 20),
+        format!(
+            "a document may have at most {} MiB after decompression; `thunder ingest` with `--database-url` or \
+             `--data-dir` stores larger ones",
+            MAX_BYTES >> 20
+        ),
     )
 }
 

@@ -26,7 +26,7 @@ pub enum ExperimentState {
     Done,
     /// A client cancelled it.
     Cancelled,
-    /// Its server ended before all cells had ended.
+    /// Its server ended, or a run could not be started, before all cells had ended.
     Interrupted,
 }
 
@@ -219,9 +219,16 @@ impl Store {
             ExperimentState::Interrupted => ExperimentState::Running,
             state => state,
         };
+        // Cells without a run that have not ended are those that could not be started.
         let resume = sqlx::query(
-            "update experiments set state = 'running', server_id = $2
-            where experiment_id = $1 and server_id = $3 and state = $4",
+            "with resumed as (
+                update experiments set state = 'running', server_id = $2
+                where experiment_id = $1 and server_id = $3 and state = $4 returning experiment_id
+            ), restarted as (
+                delete from experiment_cells using resumed
+                where experiment_cells.experiment_id = resumed.experiment_id and not ended and run_id is null
+            )
+            select from resumed",
         );
         let resume = resume.bind(read.experiment_id).bind(self.inner.server_id).bind(read.server_id);
         let resumed = resume.bind(stored.as_str()).execute(&self.inner.pool).await?;

@@ -32,7 +32,7 @@ pub struct Family {
 pub struct FamilyRun {
     /// Its summary.
     pub run: RunSummary,
-    /// Mean ln p of its added tokens, up to [`MAX_MEASURED_EVENTS`] events; `None` if it was not requested.
+    /// The mean of [`mean_logprobs`]; `None` if it was not requested.
     pub mean_logprob: Option<f64>,
 }
 
@@ -93,7 +93,9 @@ impl Store {
     }
 }
 
-/// Returns the mean ln p of the added tokens of each run, up to [`MAX_MEASURED_EVENTS`] events.
+/// Returns the mean ln p of each run over its `Added` events, of which it reads those among the first
+/// [`MAX_MEASURED_EVENTS`] events. Of an event with several tokens, the first one counts. Tokens that were removed later
+/// count, too.
 pub(super) async fn mean_logprobs(
     connection: &mut PgConnection,
     runs: Vec<Uuid>,

@@ -7,6 +7,7 @@ use super::pool::PgPool;
 use super::retention::{Retention, prune};
 use super::statistics;
 use crate::events::system;
+use chrono::NaiveDate;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -47,24 +48,27 @@ pub async fn run(pool: PgPool, mut retention: watch::Receiver<Retention>) {
         {
             tracing::warn!(%error, "cannot count the runs of past hours; retrying every minute");
         }
-        // The count is also due soon after the start, because the server may not have run at the end of the day. It precedes
-        // the removal of runs, which would otherwise not be counted.
-        if check % CHECKS_PER_MAINTENANCE == 1
-            && let Err(error) = statistics::count_days(&pool, system::now().date_naive()).await
-        {
-            tracing::warn!(%error, "cannot count the runs of past days; the next attempt is in an hour");
+        // The count of past days is also due soon after the start, because the server may not have run at the end of a day.
+        if check == 1 || check.is_multiple_of(CHECKS_PER_MAINTENANCE) || retention.has_changed().unwrap_or(false) {
+            let retention = *retention.borrow_and_update();
+            apply_retention(&pool, retention, system::now().date_naive()).await;
         }
-        if check.is_multiple_of(CHECKS_PER_MAINTENANCE) || retention.has_changed().unwrap_or(false) {
-            let keep = *retention.borrow_and_update();
-            match prune(&pool, keep, system::now().date_naive()).await {
-                Ok(days) => {
-                    for (day, runs) in days {
-                        tracing::info!(%day, runs, "removed the runs of a day beyond the retention");
-                    }
-                }
-                Err(error) => tracing::warn!(%error, "cannot remove old runs; the next attempt is in an hour"),
+    }
+}
+
+/// Counts the runs of past days, then removes those beyond the retention. Removed runs are no longer counted.
+async fn apply_retention(pool: &PgPool, retention: Retention, today: NaiveDate) {
+    if let Err(error) = statistics::count_days(pool, today).await {
+        // Days that cannot be counted are removed all the same; the disk may be full.
+        tracing::warn!(%error, "cannot count the runs of past days; the next attempt is in an hour");
+    }
+    match prune(pool, retention, today).await {
+        Ok(days) => {
+            for (day, runs) in days {
+                tracing::info!(%day, runs, "removed the runs of a day beyond the retention");
             }
         }
+        Err(error) => tracing::warn!(%error, "cannot remove old runs; the next attempt is in an hour"),
     }
 }
 
@@ -77,4 +81,24 @@ async fn measure_mod_calls(pool: &PgPool) -> Result<(), sqlx::Error> {
 
 async fn make_partitions(pool: &PgPool) -> Result<(), sqlx::Error> {
     migrate::make_partitions(pool, system::now().date_naive()).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::apply_retention;
+    use crate::store::Retention;
+    use crate::store::test_store::{self, INSERT_RUNS};
+    use chrono::NaiveDate;
+
+    #[tokio::test]
+    async fn runs_are_counted_before_their_removal() {
+        let (_folder, store) = test_store::open().await;
+        let pool = &store.inner.pool;
+        sqlx::query(INSERT_RUNS).bind(1).bind(3).execute(pool).await.unwrap();
+        let today = NaiveDate::from_ymd_opt(2100, 1, 3).unwrap();
+        apply_retention(pool, Retention { days: Some(1), bytes: None }, today).await;
+        let counts = "select (select count(*) from runs), (select sum(runs)::bigint from run_stats where mod = '')";
+        assert_eq!(sqlx::query_as::<_, (i64, i64)>(counts).fetch_one(pool).await.unwrap(), (0, 3));
+        store.close().await;
+    }
 }

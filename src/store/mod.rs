@@ -72,6 +72,7 @@ pub use list::{MAX_PAGE_RUNS, RunPage, RunQuery};
 pub use live::{LiveHub, LiveUpdate, RunChange, RunChanges, RunListUpdate};
 pub use mods::{ModChanges, ModState, ModVersion};
 pub use notes::{MAX_NOTES, Note};
+pub use read::EndDetails;
 pub use recorder::RecorderMetrics;
 pub use responses::NewResponse;
 pub use retention::Retention;
@@ -185,24 +186,25 @@ impl Store {
         let mut task = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
         let sender = match &mut *task {
             RecorderTask::Running(sender, ..) => sender.clone(),
-            RecorderTask::Pending(pending) => {
-                // The first call takes it and replaces the state, and later calls find a running recorder.
-                let (spool, channel) =
-                    pending.take().map_or_else(Default::default, |(spool, channel)| (Some(spool), channel));
-                let RecorderChannel { sender, signals, .. } = channel;
-                let (flush, flushes) = mpsc::channel(MAX_QUEUED_SIGNALS);
-                let target = Target {
-                    pool: inner.recorder_pool.clone(),
-                    server_id: inner.server_id,
-                    live: inner.live.clone(),
-                    durability_acks: inner.durability_acks.clone(),
-                    unstored: inner.unstored.clone(),
-                    metrics: Arc::clone(&inner.recorder_metrics),
-                };
-                let record = recorder::record(target, spool, signals, flushes, inner.closing.subscribe());
-                *task = RecorderTask::Running(sender.clone(), flush, Some(tokio::spawn(record)));
-                sender
-            }
+            RecorderTask::Pending(pending) => match pending.take() {
+                // After `close`, nothing is recorded.
+                None => RecorderChannel::new().sender,
+                // The first call replaces the state, and later calls find a running recorder.
+                Some((spool, RecorderChannel { sender, signals, .. })) => {
+                    let (flush, flushes) = mpsc::channel(MAX_QUEUED_SIGNALS);
+                    let target = Target {
+                        pool: inner.recorder_pool.clone(),
+                        server_id: inner.server_id,
+                        live: inner.live.clone(),
+                        durability_acks: inner.durability_acks.clone(),
+                        unstored: inner.unstored.clone(),
+                        metrics: Arc::clone(&inner.recorder_metrics),
+                    };
+                    let record = recorder::record(target, spool, signals, flushes, inner.closing.subscribe());
+                    *task = RecorderTask::Running(sender.clone(), flush, Some(tokio::spawn(record)));
+                    sender
+                }
+            },
         };
         let (durability_acks, unstored) = (Some(inner.durability_acks.clone()), Some(inner.unstored.clone()));
         (Recorder { signals: sender, durability_acks, unstored }, inner.live.clone())

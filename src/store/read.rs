@@ -3,11 +3,13 @@
 use super::measured;
 use super::pool::PgConnection;
 use super::runs::by_id;
+use super::scope::covers;
 use super::{Error, Store, extras};
 use crate::events::{
     ActionRecord, ActionType, Event, EventType, LogLevel, Measurements, ModCall, ModLog, RawJson, RunId, Scope, Surface,
 };
 use crate::trace::document::{Document, RequestMeta};
+use futures::TryStreamExt;
 use serde_json::value::RawValue;
 use sqlx::Row;
 use sqlx::postgres::PgRow;
@@ -51,6 +53,42 @@ impl Store {
         let actions = without_index(actions(connection, run_id, &ALL, &ALL).await?);
         Ok(Some(Document { request, events, mod_calls, mod_logs, actions }))
     }
+
+    /// Returns the causes of a run's end; none for a run outside the scope.
+    ///
+    /// # Errors
+    /// The database failed, or the stored data is damaged.
+    pub async fn end_details(&self, scope: &Scope, run_id: RunId) -> Result<EndDetails, Error> {
+        let mut connection = self.inner.pool.acquire().await?;
+        if !covers(&mut connection, scope, run_id).await? {
+            return Ok(EndDetails::default());
+        }
+        let mut details =
+            EndDetails { stop_string: last_added(&mut connection, run_id).await?.stopped_by, ..EndDetails::default() };
+        let select = "select action_type, tool_calls::text from actions where run_id = $1 and action_type = any($2)
+            order by action_index";
+        let types = [ActionType::EmitError.as_str(), ActionType::ToolCalls.as_str()];
+        let actions = sqlx::query(select).bind(run_id.0).bind(&types[..]).fetch_all(&mut connection).await?;
+        for action in &actions {
+            if action.try_get::<&str, _>("action_type")? == ActionType::ToolCalls.as_str() {
+                details.tool_calls = raw(action, "tool_calls")?;
+            } else {
+                details.is_mod_error = true;
+            }
+        }
+        Ok(details)
+    }
+}
+
+/// The causes of a run's end that its summary does not contain.
+#[derive(Debug, Default)]
+pub struct EndDetails {
+    /// The stop string that ended the answer.
+    pub stop_string: Option<String>,
+    /// True if a mod ended the run with an error.
+    pub is_mod_error: bool,
+    /// The tool calls with which a mod ended the run.
+    pub tool_calls: Option<RawJson>,
 }
 
 fn without_index<T>(list: Indexed<T>) -> Vec<T> {
@@ -69,8 +107,12 @@ async fn list<T>(
     for range in ranges {
         select = select.bind(range.start).bind(range.end);
     }
-    let rows = select.fetch_all(connection).await?;
-    rows.iter().map(|row| read(row).map_err(|error| damaged(run_id, error))).collect()
+    let mut rows = select.fetch(connection);
+    let mut values = Vec::new();
+    while let Some(row) = rows.try_next().await? {
+        values.push(read(&row).map_err(|error| damaged(run_id, error))?);
+    }
+    Ok(values)
 }
 
 /// Returns a range of events.

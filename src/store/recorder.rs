@@ -6,6 +6,7 @@
 //! full as well, runs that require durability fail at once, and the others stay in memory up to a limit.
 
 mod abandon;
+mod batch_writer;
 mod metrics;
 mod persist;
 #[cfg(test)]
@@ -18,14 +19,14 @@ use super::writer::Record;
 use super::{Flush, LiveHub, MAX_QUEUED_SIGNALS};
 use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
-use persist::{Batch, PersistOutcome, PersistResult, persist};
+use batch_writer::BatchWriter;
+use persist::{Batch, PersistOutcome, PersistResult};
 use std::collections::{HashMap, HashSet};
 use std::future::pending;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{Mutex, mpsc, watch};
-use tokio::task::JoinHandle;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 use uuid::Uuid;
 
@@ -90,35 +91,20 @@ struct RecordedRun {
     changed: bool,
 }
 
-/// A batch that is being written.
-struct BatchInProgress {
-    task: JoinHandle<PersistResult>,
-    /// Runs of the batch, in case the write panics.
-    runs: HashSet<RunId>,
-    abandoned: Vec<RunId>,
-    flushes: Vec<Flush>,
-    /// Time at which its oldest record was received.
-    received_at: Option<Instant>,
-}
-
 /// Records until `closing` is set. Everything received before is then stored or spooled.
 pub async fn record(
     target: Target,
-    spool: Option<Spool>,
+    spool: Spool,
     mut signals: mpsc::Receiver<Signal>,
     mut flushes: mpsc::Receiver<Flush>,
     mut closing: watch::Receiver<bool>,
 ) {
-    let Some(spool) = spool else { return };
-    let mut drained = spool.is_drained();
     target.metrics.set_spool_bytes(spool.unread_bytes());
-    // Shared, so that the spool survives a panic of the task that writes a batch.
-    let spool = Arc::new(Mutex::new(spool));
+    let mut writer = BatchWriter::new(spool);
     let mut recorder = Recorder::new(target);
-    let mut in_progress: Option<BatchInProgress> = None;
     let mut tick = interval(FLUSH_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let (mut open, mut is_failing) = (true, false);
+    let mut open = true;
     loop {
         let mut due = false;
         tokio::select! {
@@ -134,65 +120,32 @@ pub async fn record(
                 }
                 recorder.flushes.push(flush);
             }
-            result = async { Some((&mut in_progress.as_mut()?.task).await) }, if in_progress.is_some() => {
-                drained = spool.try_lock().is_ok_and(|spool| {
-                    recorder.target.metrics.set_spool_bytes(spool.unread_bytes());
-                    spool.is_drained()
-                });
-                match (result, in_progress.take()) {
-                    (Some(Ok(result)), in_progress) => {
-                        if std::mem::replace(&mut is_failing, result.outcome == PersistOutcome::Failed) && !is_failing {
-                            tracing::info!("runs can be stored or spooled again");
-                        }
-                        let received_at = in_progress.as_ref().and_then(|in_progress| in_progress.received_at);
-                        recorder.count_batch(result.outcome, received_at);
-                        recorder.on_written(result, drained);
-                        complete_flushes(in_progress.into_iter().flat_map(|in_progress| in_progress.flushes), drained && !is_failing);
-                    }
-                    (_, Some(crashed)) => {
-                        recorder.on_write_panic(crashed.runs, &crashed.abandoned);
-                        complete_flushes(crashed.flushes, false);
-                    }
-                    (_, None) => {}
-                }
-            }
+            Some((batch, result)) = writer.ended() => writer.finish(batch, result, &mut recorder),
             _ = closing.wait_for(|closing| *closing), if open => {
                 signals.close();
                 due = true;
             }
-            () = wait_until(recorder.write_at), if in_progress.is_none() => due = true,
+            () = wait_until(recorder.write_at), if !writer.is_busy() => due = true,
             _ = tick.tick() => due = true,
         }
-        if in_progress.is_some() {
+        if writer.is_busy() {
             continue;
         }
         // The next process drains the records that remain in the spool file.
-        if !open && (recorder.pending_items == 0 || is_failing) {
+        if !open && (recorder.pending_items == 0 || writer.is_failing) {
             break;
         }
-        let has_work = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !drained;
+        let has_work = recorder.pending_items > 0 || !recorder.abandoned.is_empty() || !writer.is_drained;
         if !has_work {
             recorder.write_at = None;
             complete_flushes(recorder.flushes.drain(..), true);
         }
         due |= !recorder.flushes.is_empty() || recorder.write_at.is_some_and(|at| at <= Instant::now());
         if has_work && (due || !open || recorder.pending_items >= BATCH_ITEMS) {
-            let is_overloaded = recorder.pending_items >= MAX_PENDING_ITEMS;
-            let flushes = std::mem::take(&mut recorder.flushes);
-            let received_at = recorder.received_at.take();
-            let batch = recorder.batch();
-            let (runs, abandoned) = (batch.records.iter().map(Record::run_id).collect(), batch.abandoned.clone());
-            let (pool, spool) = (recorder.target.pool.clone(), Arc::clone(&spool));
-            let server = recorder.target.server_id;
-            let task = tokio::spawn(async move {
-                persist(&pool, server, &mut *spool.lock().await, batch, is_overloaded, is_failing).await
-            });
-            in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
+            writer.start(&mut recorder);
         }
     }
-    if let Some(spool) = Arc::into_inner(spool).map(Mutex::into_inner).filter(Spool::is_drained) {
-        spool.remove();
-    }
+    writer.close();
 }
 
 impl Recorder {
@@ -279,7 +232,8 @@ impl Recorder {
         self.pending.push(record);
     }
 
-    fn batch(&mut self) -> Batch {
+    /// Takes the pending records and the rows of changed runs. Ended runs are then complete, so they are no longer kept.
+    fn take_batch(&mut self) -> Batch {
         self.pending_items = 0;
         self.target.metrics.set_pending_items(0);
         self.write_at = None;

@@ -3,7 +3,7 @@
 
 use super::pool::{PgConnection, PgPool};
 use super::{Error, Store, images, removed_runs};
-use chrono::{Days, NaiveDate};
+use chrono::{DateTime, Days, NaiveDate};
 use std::collections::HashMap;
 use uuid::Uuid;
 
@@ -38,7 +38,9 @@ pub async fn prune(pool: &PgPool, retention: Retention, today: NaiveDate) -> Res
     let mut connection = pool.acquire().await?;
     let mut spans = spans(&mut connection).await?;
     let mut expired = Vec::new();
-    if let Some(first) = retention.days.and_then(|days| today.checked_sub_days(Days::new(days.into()))) {
+    let first = retention.days.and_then(|days| today.checked_sub_days(Days::new(days.into())));
+    // Ids contain times since 1970.
+    if let Some(first) = first.filter(|first| *first > DateTime::UNIX_EPOCH.date_naive()) {
         let (old, kept): (Vec<Span>, Vec<Span>) = spans.into_iter().partition(|span| span.until <= first);
         let days = other_days_before(&mut connection, first, &old).await?;
         (expired, spans) = (old, kept);

@@ -47,7 +47,7 @@ pub struct ExperimentCell {
     pub finish_reason: Option<FinishReason>,
     /// Tokens of the answer; null for a cell without a run, and if the run was deleted.
     pub completion_tokens: Option<i32>,
-    /// Mean ln p of the answer's tokens.
+    /// Mean ln p of the added tokens, computed like `mean_logprob` in the family of a run.
     pub mean_logprob: Option<f64>,
     /// Score from 0 to 1; null without a scorer and until the end of the run.
     pub score: Option<f32>,

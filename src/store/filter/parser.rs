@@ -5,7 +5,7 @@ use crate::events::{RunMetadata, RunStatus, Surface};
 use crate::store::feedback::FeedbackKind;
 use crate::store::notes::NoteKind;
 use crate::store::{BadFilter, tags};
-use chrono::{DateTime, Days, NaiveDate, TimeDelta, Utc};
+use chrono::{DateTime, Datelike, Days, NaiveDate, TimeDelta, Utc};
 
 /// A scanner of a filter's text.
 pub(super) struct FilterScanner<'a> {
@@ -245,10 +245,11 @@ fn parse_time(name: &str, value: &FilterValue, now: DateTime<Utc>) -> Result<Dat
         .or_else(|| NaiveDate::parse_from_str(text, "%Y-%m-%d").ok().map(day))
         .or_else(|| DateTime::parse_from_rfc3339(text).ok().map(Into::into))
         .or_else(|| duration(text).and_then(|duration| now.checked_sub_signed(duration)))
+        .filter(|time| (1..=9999).contains(&time.year()))
         .ok_or_else(|| {
             let message = format!(
                 "'{name}' needs a date (2026-01-31), a time (2026-01-31T18:30:00Z), today, yesterday or a duration \
-                 before now (30m, 24h, 7d)"
+                 before now (30m, 24h, 7d), in the years 1 to 9999"
             );
             filter_error(value.at, value.len, &message)
         })

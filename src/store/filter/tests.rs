@@ -144,6 +144,9 @@ fn invalid_values_are_errors_with_their_position() {
     assert_eq!(error("a - b").at, 2);
     assert_eq!((error("metadata:prod").at, error("metadata.:prod").at), (0, 0));
     assert_eq!(error("after:soon").at, 6);
+    for time in ["-5000-01-01", "0000-12-31", "10000-01-01", "9999-12-31T23:30:00-01:00", "999999d"] {
+        assert_eq!(error(&format!("after:{time}")).at, 6, "{time}");
+    }
     let many = error(&"a ".repeat(65));
     assert_eq!((many.at, many.len), (128, 2));
     let long = error(&format!("\"{}\"", "wörd ".repeat(1000)));

@@ -17,6 +17,9 @@ const FIRST_WINDOW: (f64, f64) = (10_000.0, 100_000.0);
 /// Maximum growth in percent from one window to the next. Beyond it, the next window covers all remaining runs.
 const MAX_GROWTH: u128 = 1600;
 
+/// Minimum width from which the next window is estimated: the ids of one second.
+const MIN_WINDOW: u128 = 1000 << 80;
+
 /// Maximum number of runs with a matching request id that are looked up before the search.
 const MAX_REQUEST_MATCHES: i64 = 2000;
 
@@ -110,12 +113,15 @@ pub(super) async fn search(
     {
         let found = progress.ids.len();
         from = next_window(*first_match, end, unchecked_growth(found, listing.wanted - found));
+        // Not `newest`, which is below `from` if no run began for a long time.
+        upper = end;
     }
     let hides_ids = first > oldest && listing.has_several_id_indexes();
+    let mut min_candidates = 0;
     loop {
         let lower = Some(from).filter(|from| *from > oldest);
         let missing = listing.wanted - progress.ids.len();
-        let max = if max_candidates.is_some() { budget } else { missing as i64 };
+        let max = if max_candidates.is_some() { budget } else { (missing as i64).max(min_candidates) };
         let ids = (lower, progress.searched_until);
         let window = examine_window(connection, listing, ids, hides_ids && lower.is_none(), max, missing).await?;
         let found = window.matches.len();
@@ -124,9 +130,18 @@ pub(super) async fn search(
             progress.searched_until = progress.ids.last().copied();
             return Ok(progress);
         }
-        progress.searched_until = if window.candidates == max { window.oldest } else { lower };
         budget = budget.saturating_sub(window.candidates);
-        let Some(end) = progress.searched_until.filter(|_| budget > 0) else { return Ok(progress) };
+        if window.candidates == max {
+            progress.searched_until = window.oldest;
+            if budget == 0 {
+                return Ok(progress);
+            }
+            // Some candidates were deleted. The rest of the window follows, in few statements even if many are.
+            min_candidates = window.candidates.saturating_mul(2);
+            continue;
+        }
+        progress.searched_until = lower;
+        let Some(end) = lower else { return Ok(progress) };
         let growth = if max_candidates.is_some() {
             let allowed = (100 * budget).checked_div(window.candidates);
             allowed.map_or(u128::MAX, |allowed| u128::from(allowed.unsigned_abs())).min(growth(found, missing - found))
@@ -149,10 +164,11 @@ fn unchecked_growth(found: usize, missing: usize) -> u128 {
     Some(growth(found, missing)).filter(|growth| *growth <= MAX_GROWTH).unwrap_or(u128::MAX)
 }
 
-/// Returns the first id of the window below `end`, whose size is `growth` percent of the window from `end` to `upper`.
+/// Returns the first id of the window below `end`, whose size is `growth` percent of the window from `end` to `upper`, or of
+/// [`MIN_WINDOW`].
 fn next_window(upper: Uuid, end: Uuid, growth: u128) -> Uuid {
-    let width = (upper.as_u128().saturating_sub(end.as_u128()) / 100).saturating_mul(growth.max(1));
-    Uuid::from_u128(end.as_u128().saturating_sub(width))
+    let width = upper.as_u128().saturating_sub(end.as_u128()).max(MIN_WINDOW);
+    Uuid::from_u128(end.as_u128().saturating_sub((width / 100).saturating_mul(growth.max(1))))
 }
 
 /// The ids at the ends of windows.

@@ -127,7 +127,7 @@ async fn panic_for_one_run_drops_only_that_run() {
     recorder.receive(Signal::Ended(bad.run_id, end()));
     assert!(recorder.ignored.is_empty());
     // A batch whose write panics.
-    let batch = recorder.batch();
+    let batch = recorder.take_batch();
     assert_eq!(batch.abandoned, [bad.run_id]);
     recorder.on_write_panic(HashSet::from([lost.run_id]), &batch.abandoned);
     assert!(lost_kept.try_recv().unwrap().is_err());

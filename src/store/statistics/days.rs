@@ -317,7 +317,7 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
 mod tests {
     use super::{count_days, uncounted_spans};
     use crate::store::statistics::midnight;
-    use crate::store::test_store;
+    use crate::store::test_store::{self, INSERT_RUNS};
     use chrono::{DateTime, NaiveDate, TimeDelta, Utc};
     use std::collections::HashSet;
 
@@ -340,15 +340,6 @@ mod tests {
         let expected = [(hour(5, 0), hour(5, 3)), (hour(5, 5), hour(6, 23))];
         assert_eq!(spans(4, 5, &[4], &[hour(5, 3), hour(5, 4), hour(6, 23)]), expected);
     }
-
-    /// Inserts the runs `$1` to `$2` of the first hour of 2100. The store's maintenance counts past days only.
-    const INSERT_RUNS: &str = "
-        insert into runs (run_id, request_id, created_at, status, surface, mods, prompt_preview, output_preview,
-            prompt_tokens, completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text,
-            has_attention, surprise_strip, search, mod_call_names)
-        select (lpad(to_hex(4102444800000 + n), 12, '0') || '70008000' || lpad(to_hex(n), 12, '0'))::uuid, 'r' || n,
-            now(), 'done', 'openai', '{}', '', '', 1, 1, 0, 1, 0, 0, 0, 0, '', false, '', '', '{}'
-        from generate_series($1::integer, $2::integer) n";
 
     /// Counts the hour like a server of an earlier version.
     const EARLIER_COUNT: &str = "

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use thunder::events::Scope;
 use thunder::store::{Error, RunQuery, Store};
 use thunder::trace::document::Document;
+use tokio::time::timeout;
 
 async fn runs_matching(store: &Store, q: &str) -> Vec<String> {
     let query = RunQuery { q: q.to_owned(), ..RunQuery::default() };
@@ -203,6 +204,47 @@ async fn rare_values_are_found_without_reading_all_runs() {
     wait_for_psql(&url, others, "0").await;
     let rows = psql(&url, READ).await.parse::<u32>().unwrap() - before_lists;
     assert!(rows / lists < COUNT / 10, "{rows} rows were read for {lists} short lists");
+}
+
+#[tokio::test]
+async fn lists_continue_below_deleted_runs_and_times_without_runs() {
+    let data = Data::new();
+    let store = data.open().await;
+    let url = data.url();
+    psql(&url, &insert_runs(4500)).await;
+    let move_runs = async |first: &str, runs: &str| {
+        let run_id = format!("run_id = overlay(run_id::text placing '{first}' from 1 for 2)::uuid");
+        psql(&url, &format!("update runs set {run_id} where {runs}")).await;
+    };
+    let list = async |q: &str, limit: u32| -> Vec<String> {
+        let (mut ids, mut before) = (Vec::new(), None);
+        for _ in 0..3 {
+            let query = RunQuery { q: q.into(), before, limit };
+            let page = timeout(Duration::from_mins(1), store.runs(&Scope::All, &query)).await;
+            let page = page.unwrap_or_else(|_| panic!("{q}: the list does not end")).unwrap();
+            ids.extend(page.runs.into_iter().map(|run| run.request_id));
+            before = page.next;
+            if before.is_none() {
+                break;
+            }
+        }
+        ids
+    };
+    // Two of the five matches are among the newest 1500 runs; the others are 35 years older.
+    psql(&url, "update runs set labels = array['tag=rare'] where backtracked > 0").await;
+    move_runs("02", "request_id <= 'req-003000'").await;
+    let matches = ["req-004004", "req-003004", "req-002004", "req-001004", "req-000004"];
+    assert_eq!(list("tag:rare", 10).await, matches);
+    // First with consecutive ids, then with a large distance between the first two.
+    let delete =
+        "update runs set deletion = 'ffffffff-ffff-7fff-bfff-ffffffffffff' where request_id between 'req-004497'
+        and 'req-004499'";
+    psql(&url, delete).await;
+    let newest = ["req-004500", "req-004496", "req-004495"];
+    assert_eq!(list("", 1).await, newest);
+    move_runs("04", "request_id = 'req-004500'").await;
+    assert_eq!(list("", 1).await, newest);
+    store.close().await;
 }
 
 #[tokio::test]

@@ -1,0 +1,100 @@
+//! The writer of batches: one task at a time, so that the recorder receives signals meanwhile.
+
+use super::persist::{PersistOutcome, PersistResult, persist};
+use super::{MAX_PENDING_ITEMS, Recorder, complete_flushes};
+use crate::events::RunId;
+use crate::store::Flush;
+use crate::store::spool::Spool;
+use crate::store::writer::Record;
+use std::collections::HashSet;
+use std::sync::Arc;
+use tokio::sync::Mutex;
+use tokio::task::{JoinError, JoinHandle};
+use tokio::time::Instant;
+
+pub(super) struct BatchWriter {
+    /// Shared, so that the spool survives a panic of the task that writes a batch.
+    spool: Arc<Mutex<Spool>>,
+    in_progress: Option<BatchInProgress>,
+    /// True if the spool file was empty after the last batch.
+    pub is_drained: bool,
+    /// True if neither the database nor the disk accepted the last batch.
+    pub is_failing: bool,
+}
+
+/// A batch that is being written.
+pub(super) struct BatchInProgress {
+    task: JoinHandle<PersistResult>,
+    /// Runs of the batch, in case the write panics.
+    runs: HashSet<RunId>,
+    abandoned: Vec<RunId>,
+    flushes: Vec<Flush>,
+    /// Time at which its oldest record was received.
+    received_at: Option<Instant>,
+}
+
+impl BatchWriter {
+    pub fn new(spool: Spool) -> Self {
+        let is_drained = spool.is_drained();
+        Self { spool: Arc::new(Mutex::new(spool)), in_progress: None, is_drained, is_failing: false }
+    }
+
+    /// Returns true while a batch is being written.
+    pub fn is_busy(&self) -> bool {
+        self.in_progress.is_some()
+    }
+
+    /// Starts to write everything that is pending. No other batch may be in progress.
+    pub fn start(&mut self, recorder: &mut Recorder) {
+        let is_overloaded = recorder.pending_items >= MAX_PENDING_ITEMS;
+        let flushes = std::mem::take(&mut recorder.flushes);
+        let received_at = recorder.received_at.take();
+        let batch = recorder.take_batch();
+        let (runs, abandoned) = (batch.records.iter().map(Record::run_id).collect(), batch.abandoned.clone());
+        let (pool, server, spool) = (recorder.target.pool.clone(), recorder.target.server_id, Arc::clone(&self.spool));
+        let is_failing = self.is_failing;
+        let task = tokio::spawn(async move {
+            persist(&pool, server, &mut *spool.lock().await, batch, is_overloaded, is_failing).await
+        });
+        self.in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
+    }
+
+    /// Waits for the end of the batch in progress, and returns it for [`BatchWriter::finish`]; `None` if there is none.
+    pub async fn ended(&mut self) -> Option<(BatchInProgress, Result<PersistResult, JoinError>)> {
+        let result = (&mut self.in_progress.as_mut()?.task).await;
+        Some((self.in_progress.take()?, result))
+    }
+
+    /// Informs the recorder and the readers of the result of a batch.
+    pub fn finish(
+        &mut self,
+        batch: BatchInProgress,
+        result: Result<PersistResult, JoinError>,
+        recorder: &mut Recorder,
+    ) {
+        self.is_drained = self.spool.try_lock().is_ok_and(|spool| {
+            recorder.target.metrics.set_spool_bytes(spool.unread_bytes());
+            spool.is_drained()
+        });
+        let Ok(result) = result else {
+            recorder.on_write_panic(batch.runs, &batch.abandoned);
+            complete_flushes(batch.flushes, false);
+            return;
+        };
+        let was_failing = self.is_failing;
+        self.is_failing = result.outcome == PersistOutcome::Failed;
+        if was_failing && !self.is_failing {
+            tracing::info!("runs can be stored or spooled again");
+        }
+        recorder.count_batch(result.outcome, batch.received_at);
+        recorder.on_written(result, self.is_drained);
+        complete_flushes(batch.flushes, self.is_drained && !self.is_failing);
+    }
+
+    /// Removes the spool file if it is drained; the next process drains it otherwise.
+    pub fn close(self) {
+        if let Some(spool) = Arc::into_inner(self.spool).map(Mutex::into_inner).filter(Spool::is_drained) {
+            spool.remove();
+        }
+    }
+}
