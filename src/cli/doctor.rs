@@ -79,12 +79,13 @@ pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
     }
     let (os, machine) = (std::env::consts::OS, std::env::consts::ARCH);
     output::print_line(format_args!("thunder {} on {os}, {machine}", env!("CARGO_PKG_VERSION")))?;
-    // The check of a model that is not in the cache would have to download it.
-    args.engine.hub.offline = true;
-    if let Err(error) = hub::set_model(&mut args.engine).await {
-        print("model", &Finding::fails(super::with_causes(&error)))?;
-        return Ok(ExitCode::FAILURE);
-    }
+    let missing_model = match set_cached_model(&mut args.engine).await {
+        Ok(missing) => missing,
+        Err(error) => {
+            print("model", &Finding::fails(super::with_causes(&error)))?;
+            return Ok(ExitCode::FAILURE);
+        }
+    };
     let config = match Config::new(args.engine, args.data, &args.server) {
         Ok(config) => config,
         Err(error) => {
@@ -93,15 +94,17 @@ pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
         }
     };
     let mut can_start = print("configuration", &Finding::works("all flags are valid"))?;
-    let no_model = config.server.cluster.no_model;
     let path = match &config.engine.model {
         Some(path) => Ok(path.clone()),
         None => bundled_model(&config.data.dir.join("cache")),
     };
-    let model = match path {
-        _ if no_model => Finding::works("none (--no-model)"),
-        Ok(path) => spawn_blocking(move || check_model(&path)).await?,
-        Err(error) => Finding::fails(format!("cannot unpack the bundled model: {error}")),
+    let model = match (path, missing_model) {
+        _ if config.server.cluster.no_model => Finding::works("none (--no-model)"),
+        (_, Some(name)) => Finding::limited(format!(
+            "not in the cache; the server downloads it when it starts, and `thunder models pull {name}` before that"
+        )),
+        (Ok(path), None) => spawn_blocking(move || check_model(&path)).await?,
+        (Err(error), None) => Finding::fails(format!("cannot unpack the bundled model: {error}")),
     };
     can_start &= print("model", &model)?;
     can_start &= print("devices", &spawn_blocking(check_devices).await?)?;
@@ -116,6 +119,17 @@ pub async fn doctor(mut args: Args) -> anyhow::Result<ExitCode> {
         can_start &= print("mod sandbox", &spawn_blocking(move || check_sandbox(policy, launcher.as_ref())).await?)?;
     }
     Ok(if can_start { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Sets the model that the flags name as the model file if it is in the cache. Otherwise returns the arguments of `thunder
+/// models pull` for it: a check does not download a model.
+async fn set_cached_model(engine: &mut EngineFlags) -> anyhow::Result<Option<String>> {
+    let missing = hub::missing_model(&engine.hub)?;
+    if missing.is_none() {
+        engine.hub.offline = true;
+        hub::set_model(engine).await?;
+    }
+    Ok(missing)
 }
 
 /// Checks the health of the server that runs with these flags. Returns its address.

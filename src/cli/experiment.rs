@@ -57,16 +57,17 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
     let id = created["experiment_id"].as_str().context("the server's response has no experiment_id")?;
     eprintln!("experiment: {}/experiments/{id}", server.base());
     let path = format!("/api/v1/experiments/{id}");
+    let last_cell = created["cells"].as_u64().unwrap_or(1).saturating_sub(1);
     let progress = Progress::new(None);
-    let ended = signals.run_until_signal(wait(&server, &path, &progress.task())).await;
+    let ended = signals.run_until_signal(wait(&server, &path, last_cell, &progress.task())).await;
     progress.end();
     match ended {
         Ok(ended) => ended?,
-        Err(code) => {
-            server.send(server.request(Method::POST, &format!("{path}/cancel"))).await?;
+        Err(code) if cancel(&server, &path, last_cell).await? => {
             eprintln!("thunder: the experiment was cancelled; the dashboard can resume it");
             return Ok(code);
         }
+        Err(_) => {}
     }
     let experiment = load(&server, &path).await?;
     for (file, name) in [(&args.csv, "cells.csv"), (&args.parquet, "cells.parquet")] {
@@ -85,6 +86,9 @@ pub async fn experiment(args: Args, mut signals: EndSignals) -> anyhow::Result<E
     if errors.len() > MAX_ERRORS {
         eprintln!("thunder: {} more cells could not be scored", errors.len() - MAX_ERRORS);
     }
+    if experiment["state"] == "interrupted" {
+        eprintln!("thunder: the experiment was interrupted; the dashboard can resume it");
+    }
     let done = counts["done"].as_u64() == experiment["cells"].as_u64() && experiment["state"] == "done";
     eprintln!("{}", outcome(&experiment));
     Ok(if done && errors.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -102,10 +106,10 @@ fn read(file: &Path) -> anyhow::Result<Value> {
     Ok(definition)
 }
 
-/// Waits until an experiment is no longer running.
-async fn wait(server: &Server, path: &str, progress: &TaskProgress) -> anyhow::Result<()> {
+/// Waits until an experiment is no longer running. A response from the last cell on has only one cell.
+async fn wait(server: &Server, path: &str, last_cell: u64, progress: &TaskProgress) -> anyhow::Result<()> {
     loop {
-        let experiment = page(server, path, 0).await?;
+        let experiment = page(server, path, last_cell).await?;
         if experiment["state"] != "running" {
             return Ok(());
         }
@@ -113,6 +117,15 @@ async fn wait(server: &Server, path: &str, progress: &TaskProgress) -> anyhow::R
         let step = format!("{} of {} cells", experiment["ended"], experiment["cells"]);
         progress.advance(&step, (number("ended") / number("cells").max(1.0)) as f32);
         tokio::time::sleep(POLL_INTERVAL).await;
+    }
+}
+
+/// Cancels an experiment. Returns false if it is done already.
+async fn cancel(server: &Server, path: &str, last_cell: u64) -> anyhow::Result<bool> {
+    match server.send(server.request(Method::POST, &format!("{path}/cancel"))).await {
+        Ok(_) => Ok(true),
+        Err(_) if page(server, path, last_cell).await?["state"] == "done" => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -241,6 +254,10 @@ fn short(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use axum::Router;
+    use axum::extract::Query;
+    use axum::http::StatusCode;
+    use axum::routing::{get, post};
     use serde_json::json;
 
     fn experiment() -> Value {
@@ -263,6 +280,24 @@ mod tests {
                         2     a {\"x\":1}, b  failed  6              a b ␛[31m\n";
         assert_eq!(table(&experiment()), expected);
         assert_eq!(outcome(&experiment()), "2 cells: 1 done, 1 failed; mean score 0.50");
+    }
+
+    #[tokio::test]
+    async fn state_is_read_with_one_cell_and_a_done_experiment_is_not_cancelled() {
+        let show = |Query(query): Query<Value>| async move {
+            if query == json!({"from": "7"}) {
+                Ok(axum::Json(json!({"state": "done"})))
+            } else {
+                Err(StatusCode::NOT_FOUND)
+            }
+        };
+        let router = Router::new().route("/x", get(show)).route("/x/cancel", post(|| async { StatusCode::CONFLICT }));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = Server::new(format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        wait(&server, "/x", 7, &Progress::new(None).task()).await.unwrap();
+        assert!(!cancel(&server, "/x", 7).await.unwrap());
+        assert!(cancel(&server, "/x", 0).await.is_err());
     }
 
     #[test]

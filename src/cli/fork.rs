@@ -143,7 +143,7 @@ async fn start(target: &RunTarget, args: &Args, body: &Value) -> anyhow::Result<
     let mut answer: Value = answer.json().await.context("the server's response is not JSON")?;
     for run in answer["runs"].as_array_mut().context("the server's response has no runs")? {
         let id = run["run_id"].as_str().context("the server's response has no run_id")?.to_owned();
-        let (_, summary) = run_target::ended(server, &id).await?;
+        let summary = run_target::ended(server, &id).await?;
         if !args.json {
             let preview = escape_control_characters(summary["output_preview"].as_str().unwrap_or_default());
             output::print_line(format_args!("{id}  {preview}"))?;

@@ -1,6 +1,7 @@
 //! The engine that a command uses, on a server or in this process, and the replays of its runs.
 
 use super::client::{Server, ServerArgs, find_given};
+use super::events::Events;
 use super::export::run_path;
 use super::local::{LocalEngine, RecordTarget};
 use super::startup;
@@ -200,21 +201,18 @@ async fn send(owner: &Server, local: &LocalEngine, document: &Document) -> anyho
 pub async fn finished(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
     const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
     let ended = tokio::time::timeout(FINISH_TIMEOUT, ended(server, run_id)).await;
-    ended.unwrap_or_else(|_| bail!("run {run_id} is still running"))
+    let summary = ended.unwrap_or_else(|_| bail!("run {run_id} has not ended, or its end is not stored yet"))?;
+    let bytes = server.send(server.request(Method::GET, &run_path(run_id)?)).await?.bytes().await?;
+    Ok((Document::parse(&bytes).context("the server's response is not a run")?, summary))
 }
 
-/// Waits until a run has ended, and fetches it with the server's summary of it.
-pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<(Document, Value)> {
-    let path = run_path(run_id)?;
-    loop {
-        let bytes = server.send(server.request(Method::GET, &path)).await?.bytes().await?;
-        let mut run: Value = serde_json::from_slice(&bytes).context("the server's response is not a run")?;
-        if run["run"]["status"] != "running" {
-            let document = Document::parse(&bytes).context("the server's response is not a run")?;
-            return Ok((document, run["run"].take()));
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+/// Waits until a run has ended, and returns the server's summary of it.
+pub async fn ended(server: &Server, run_id: &str) -> anyhow::Result<Value> {
+    // No run has this event, so the stream has only the end.
+    let path = format!("{}/events?from={}", run_path(run_id)?, i32::MAX);
+    let request = server.request(Method::GET, &path).header("accept", "text/event-stream");
+    let mut events = Events::new(server.send(request).await?);
+    events.next().await?.with_context(|| format!("the server sent no end of run {run_id}"))
 }
 
 #[cfg(test)]
@@ -222,7 +220,9 @@ mod tests {
     use super::*;
     use crate::trace::document::RequestMeta;
     use axum::Router;
-    use axum::routing::post;
+    use axum::extract::Query;
+    use axum::http::HeaderMap;
+    use axum::routing::{get, post};
     use clap::Parser;
     use std::sync::{Arc, Mutex};
 
@@ -271,6 +271,23 @@ mod tests {
         assert_eq!(target.record(Some("second")).await.unwrap(), Some(owner.replay("second")));
         target.close().await;
         assert_eq!(*recorded.lock().unwrap(), ["stopped", "first", "failed", "second", "last"]);
+    }
+
+    #[tokio::test]
+    async fn end_of_a_run_is_read_without_its_events() {
+        let events = |headers: HeaderMap, Query(query): Query<Value>| async move {
+            assert_eq!(
+                (&headers["accept"], query["from"].as_str()),
+                (&"text/event-stream".parse().unwrap(), Some("2147483647"))
+            );
+            "event: end\ndata: {\"status\":\"done\"}\n\n"
+        };
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = Server::new(format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
+        let router = Router::new().route("/api/v1/runs/x/events", get(events));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        assert_eq!(ended(&server, "x").await.unwrap()["status"], "done");
+        assert!(ended(&server, "unknown").await.is_err());
     }
 
     #[tokio::test]

@@ -20,6 +20,9 @@ use uuid::Uuid;
 /// Number of cells per page.
 const PAGE_SIZE: i32 = 200;
 
+/// Maximum characters of a prompt, a list of mods or a set of parameters. Each cell of the page repeats them.
+const MAX_LABEL_CHARS: usize = 300;
+
 /// The stored definition, as far as the page shows it.
 #[derive(Debug, Deserialize)]
 struct Definition {
@@ -60,6 +63,8 @@ struct GridView {
     can_resume: bool,
     facts: Vec<String>,
     runs_href: String,
+    /// Failed cells without a run.
+    not_started: usize,
     failed_href: String,
     again_href: String,
     csv_href: String,
@@ -165,6 +170,7 @@ impl GridView {
             outcomes.iter().filter_map(|one| Some((one.cell, one.run_id?.to_string()))).collect();
         let view = ExperimentView::from(experiment);
         let filter = format!("experiment:{}", view.id);
+        let is_not_started = |one: &&CellOutcome| one.state == CellState::Failed && one.run_id.is_none();
         let page_href = |from: i32| format!("{}?from={from}", view.href);
         let end = from + i32::try_from(cells.len()).unwrap_or_default();
         Self {
@@ -174,6 +180,7 @@ impl GridView {
             can_resume: matches!(experiment.state, ExperimentState::Cancelled | ExperimentState::Interrupted),
             facts: facts(definition),
             runs_href: runs_href(&filter),
+            not_started: outcomes.iter().filter(is_not_started).count(),
             failed_href: runs_href(&format!("{filter} status:failed")),
             again_href: format!("/experiments/-new?from={}", view.id),
             csv_href: format!("/api/v1/experiments/{}/cells.csv", view.id),
@@ -229,7 +236,15 @@ fn variants(summary: &ExperimentSummary, definition: &Definition) -> Vec<Variant
     summary.variants.iter().map(view).collect()
 }
 
-/// Returns a list of mods as text.
+/// Returns the beginning of a long text.
+fn beginning(text: &str) -> String {
+    match text.char_indices().nth(MAX_LABEL_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns a list of mods as text, or its beginning.
 fn mods_label(mods: &[Value]) -> String {
     let label = |one: &Value| match (one.as_str(), one["name"].as_str()) {
         (Some(name), _) => name.to_owned(),
@@ -237,15 +252,15 @@ fn mods_label(mods: &[Value]) -> String {
         (None, Some(name)) => format!("{name} {}", one["config"]),
         (None, None) => one.to_string(),
     };
-    if mods.is_empty() { "none".to_owned() } else { mods.iter().map(label).collect::<Vec<_>>().join(", ") }
+    if mods.is_empty() { "none".to_owned() } else { beginning(&mods.iter().map(label).collect::<Vec<_>>().join(", ")) }
 }
 
-/// Returns a set of parameters as text.
+/// Returns a set of parameters as text, or its beginning.
 fn parameters_label(parameters: &Map<String, Value>) -> String {
     if parameters.is_empty() {
         return "default".to_owned();
     }
-    parameters.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+    beginning(&parameters.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" "))
 }
 
 const fn state_name(state: CellState) -> &'static str {
@@ -270,8 +285,8 @@ impl CellView {
         let compare = baseline.and_then(|baseline| runs.get(&baseline)).filter(|_| !run.is_empty());
         Self {
             number: cell.cell + 1,
-            has_ended: !matches!(cell.state, CellState::Pending | CellState::Running),
-            prompt: definition.prompts[position.prompt].clone(),
+            has_ended: cell.run_id.is_some() && cell.state != CellState::Running,
+            prompt: beginning(&definition.prompts[position.prompt]),
             mods: mods_label(&definition.mods[position.mods]),
             parameters: parameters_label(&definition.parameters[position.parameters]),
             seed: position.seed,
@@ -328,6 +343,41 @@ mod tests {
         assert!(html.contains(&format!("/compare?a={a}&#38;b={b}")), "{html}");
         assert_eq!(html.matches("/compare?a=").count(), 1, "the first two cells are baselines");
         assert!(html.contains("ban-phrases") && html.contains("max_tokens=6") && html.contains("score: regex x"));
+    }
+
+    #[test]
+    fn page_has_the_beginning_of_long_values_and_counts_cells_without_run() {
+        let experiment = crate::ui::experiments::sample();
+        let mut definition: Definition = serde_json::from_str(&experiment.definition).unwrap();
+        definition.prompts[0] = "ü".repeat(10_000);
+        definition.mods[1] = vec![serde_json::json!({"name": "m", "config": "n".repeat(10_000)})];
+        definition.parameters[0].insert("grammar".into(), "g".repeat(10_000).into());
+        let cells = (0..8).map(|cell| ExperimentCell {
+            cell,
+            state: CellState::Failed,
+            run_id: None,
+            finish_reason: None,
+            completion_tokens: None,
+            mean_logprob: None,
+            score: None,
+            output_preview: String::new(),
+            error: None,
+            score_error: None,
+        });
+        let outcome = |cell, run_id| CellOutcome {
+            cell,
+            run_id,
+            state: CellState::Failed,
+            ended: false,
+            score: None,
+            completion_tokens: 0,
+        };
+        let outcomes = [outcome(0, Some(RunId(Uuid::nil()))), outcome(1, None), outcome(2, None)];
+        let grid = GridView::new(&experiment, &definition, cells.collect(), &outcomes, 0, "");
+        let html = Fragment { grid }.render().unwrap();
+        assert!(html.contains(&format!("{}…", "ü".repeat(300))) && !html.contains(&"ü".repeat(301)));
+        assert!(!html.contains(&"n".repeat(301)) && !html.contains(&"g".repeat(301)));
+        assert!(html.contains(">1 failed</a>") && html.contains(">2 could not be started</span>"), "{html}");
     }
 
     #[test]

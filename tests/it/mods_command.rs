@@ -205,6 +205,7 @@ async fn rerun_of_unsuitable_run_reports_reason() {
         ("/parameters/limits/max_tokens", json!(-5)),
         ("/parameters/overflow", json!("sideways")),
         ("/parameters/sampling/logit_bias", json!([[999_999, 1]])),
+        ("/parameters/sampling/logit_bias", json!([[5]])),
         ("/parameters/visible_tokens", json!([-1])),
         ("/parameters/model/fingerprint", json!("0")),
         ("/parameters/overflow", json!({"shift": {"keep": u64::MAX, "discard": 1}})),

@@ -40,7 +40,7 @@ pub async fn cancel(
     let run = find_recent(&app, &scope, &id).await?;
     let run_id = run.run_id;
     for entry in app.models().list() {
-        if let Some(loaded) = entry.ready()
+        if let Some(loaded) = entry.in_memory()
             && let Ok(progress) = loaded.engine().control(run_id).stop(EndCause::Cancel, REASON).await
         {
             return Ok(

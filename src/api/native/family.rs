@@ -66,7 +66,8 @@ pub struct FamilyMember {
     /// Tokens of the answer.
     completion_tokens: i32,
     /// Mean natural log-probability of the added tokens according to the model, including tokens that were removed
-    /// later; `null` if `mean_of` does not name the run. Only the first 8,192 events are read.
+    /// later. Of tokens that were added together, for example forced ones, only the first counts. Only the first 8,192
+    /// events are read. `null` if `mean_of` does not name the run.
     mean_logprob: Option<f64>,
     /// Beginning of the answer.
     output_preview: String,

@@ -72,7 +72,9 @@ pub(super) fn request(prompt: PromptRecord, recorded: &Value, loaded: &Loaded) -
     let alternatives = recorded["alternatives"].as_u64().unwrap_or(Request::ALTERNATIVES as u64).min(100);
     Ok(Request {
         spans: prompt.spans,
-        prompt_preview: parameters::preview(&vocabulary.decode(&prompt.tokens)),
+        prompt_preview: parameters::run_in_place(prompt.tokens.len(), || {
+            parameters::preview(&vocabulary.decode(&prompt.tokens))
+        }),
         conversation: prompt.conversation,
         tools: prompt.tools,
         answer_fields: recorded["request"].as_object().cloned().unwrap_or_default(),
@@ -103,30 +105,32 @@ fn recorded_limits(limits: &Value, vocabulary: &Vocabulary) -> Result<Limits, Ap
     })
 }
 
-/// Parses recorded sampling parameters.
+/// Parses recorded sampling parameters, of which a client may have changed some.
 pub(super) fn recorded_sampling(
     recorded: &Value,
     limits: &Limits,
     vocabulary: &Vocabulary,
 ) -> Result<SamplingParams, ApiError> {
     let mut plain = recorded.clone();
-    let biases = plain["logit_bias"].take();
+    let mut biases = plain["logit_bias"].take();
     let mut sampling = parameters::sampling(Fields::new(&plain)?, vocabulary)?;
     // In requests some values select a random seed; a recorded seed is used unchanged.
     sampling.seed = plain["seed"].as_u64().and_then(|seed| u32::try_from(seed).ok()).unwrap_or(sampling.seed);
-    // A banned token has the bias minus infinity, which is recorded as null. The engine adds the bans of `ignore_eos`
-    // again.
-    let biases = biases.as_array().into_iter().flatten().filter_map(|pair| {
-        let (token, bias) = (pair[0].clone(), pair[1].clone());
-        let is_end =
-            token.as_i64().is_some_and(|id| vocabulary.end_of_generation().iter().any(|&end| i64::from(end) == id));
-        match bias {
-            Value::Null if limits.ignore_eos && is_end => None,
-            Value::Null => Some(Value::from(vec![token, Value::Bool(false)])),
-            bias => Some(Value::from(vec![token, bias])),
+    if biases.is_null() {
+        return Ok(sampling);
+    }
+    for pair in biases.as_array_mut().into_iter().flatten() {
+        // A banned token has the bias minus infinity, which is recorded as null.
+        if let Some([_, bias @ Value::Null]) = pair.as_array_mut().map(Vec::as_mut_slice) {
+            *bias = Value::Bool(false);
         }
-    });
-    sampling.logit_bias = parameters::logit_bias(&biases.collect::<Vec<_>>().into(), vocabulary, f32::MAX)?;
+    }
+    sampling.logit_bias = parameters::logit_bias(&biases, vocabulary, f32::MAX)?;
+    if limits.ignore_eos {
+        // The engine adds these bans again.
+        let is_end = |token: TokenId| vocabulary.end_of_generation().contains(&token);
+        sampling.logit_bias.retain(|&(token, bias)| bias != f32::NEG_INFINITY || !is_end(token));
+    }
     Ok(sampling)
 }
 

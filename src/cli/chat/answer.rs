@@ -150,8 +150,13 @@ impl StreamedAnswer {
         }
     }
 
-    fn finish(self, screen: &Screen, run_id: Option<String>) -> ChatAnswer {
+    fn finish(mut self, screen: &Screen, run_id: Option<String>) -> ChatAnswer {
         let mut answer = self.answer;
+        if answer.finish_reason.is_none() {
+            // The arguments of a call that was stopped are incomplete, and the server would reject them.
+            let is_json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
+            self.calls.retain(|_, call| call["function"]["arguments"].as_str().is_some_and(is_json));
+        }
         let is_empty = screen.text().is_empty() && screen.thinking().is_empty() && self.calls.is_empty();
         if is_empty && answer.finish_reason.is_none() {
             return answer;
@@ -167,5 +172,34 @@ impl StreamedAnswer {
         message.run_id = run_id;
         answer.message = Some(message);
         answer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the calls in the message of an answer that ends after these deltas.
+    fn calls(deltas: &[Value], finish_reason: Option<&str>) -> Option<Value> {
+        let mut screen = Screen::new();
+        let mut streamed = StreamedAnswer::default();
+        for call in deltas {
+            let chunk = json!({"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": finish_reason}]});
+            streamed.apply_chunk(&chunk, &mut screen).unwrap();
+        }
+        let message = streamed.finish(&screen, None).message?;
+        Some(message.fields.get("tool_calls").cloned().unwrap_or_default())
+    }
+
+    #[test]
+    fn stopped_answer_has_only_complete_calls() {
+        let call = |index: u64, arguments: &str| json!({"index": index, "id": format!("call-{index}"), "function": {"name": "f", "arguments": arguments}});
+        let stopped = calls(&[call(0, "{\"a\": 1}"), call(1, "{\"a\":")], None).unwrap();
+        assert_eq!((stopped.as_array().unwrap().len(), &stopped[0]["id"]), (1, &json!("call-0")));
+        assert_eq!(calls(&[call(0, "{\"a\":")], None), None);
+        let complete =
+            calls(&[call(0, "{\"a\":"), json!({"index": 0, "function": {"arguments": "1}"}})], None).unwrap();
+        assert_eq!(complete[0]["function"]["arguments"], "{\"a\":1}");
+        assert!(calls(&[call(0, "{\"a\":")], Some("length")).is_some(), "the server ended the answer");
     }
 }

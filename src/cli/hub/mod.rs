@@ -38,18 +38,9 @@ pub async fn set_model(engine: &mut EngineFlags) -> anyhow::Result<()> {
 /// version is used if the download fails.
 pub async fn download(flags: &HubFlags, or_cached: bool, progress: &TaskProgress) -> anyhow::Result<Vec<PathBuf>> {
     let cache = Cache::new(HubFlags::cache_dir()?);
-    let (repository, wanted) = match (&flags.hf_repo, &flags.model_url) {
-        (Some(name), _) => FileSelector::in_repository(name, flags.hf_file.as_deref())?,
-        (None, Some(url)) => (remote::repository_of_url(url), FileSelector::Any),
-        (None, None) => bail!("no model to download; select one with --hf-repo or --model-url"),
-    };
-    let cached = || -> anyhow::Result<Option<Vec<PathBuf>>> {
-        let files = cache.files(&repository)?;
-        let Some(chosen) = wanted.choose(&files) else { return Ok(None) };
-        Ok(Some(chosen?.into_iter().map(|file| file.file.clone()).collect()))
-    };
+    let (repository, wanted) = select(flags)?;
     if flags.offline {
-        return cached()?.with_context(|| {
+        return cached(flags)?.with_context(|| {
             format!("{repository}{wanted} is not in the cache {}; download it without --offline", cache.dir().display())
         });
     }
@@ -73,7 +64,7 @@ pub async fn download(flags: &HubFlags, or_cached: bool, progress: &TaskProgress
         anyhow::Ok(paths)
     };
     match online.await {
-        Err(error) if or_cached => match cached() {
+        Err(error) if or_cached => match cached(flags) {
             Ok(Some(files)) => {
                 tracing::warn!("using the cached version: {error:#}");
                 Ok(files)
@@ -82,6 +73,34 @@ pub async fn download(flags: &HubFlags, or_cached: bool, progress: &TaskProgress
         },
         done => done,
     }
+}
+
+/// Returns the repository and the file that the flags select.
+fn select(flags: &HubFlags) -> anyhow::Result<(String, FileSelector)> {
+    match (&flags.hf_repo, &flags.model_url) {
+        (Some(name), _) => FileSelector::in_repository(name, flags.hf_file.as_deref()),
+        (None, Some(url)) => Ok(remote::select_url(url)),
+        (None, None) => bail!("no model to download; select one with --hf-repo or --model-url"),
+    }
+}
+
+/// Returns the files of the selected model in the cache, the first part first; `None` if the cache lacks it.
+fn cached(flags: &HubFlags) -> anyhow::Result<Option<Vec<PathBuf>>> {
+    let (repository, wanted) = select(flags)?;
+    let files = Cache::new(HubFlags::cache_dir()?).files(&repository)?;
+    let Some(chosen) = wanted.choose(&files) else { return Ok(None) };
+    Ok(Some(chosen?.into_iter().map(|file| file.file.clone()).collect()))
+}
+
+/// Returns the arguments of `thunder models pull` for the selected model if a start of the server would download it because
+/// the cache lacks it.
+pub fn missing_model(flags: &HubFlags) -> anyhow::Result<Option<String>> {
+    if !flags.names_model() || flags.offline || cached(flags)?.is_some() {
+        return Ok(None);
+    }
+    let names = [("", &flags.hf_repo), ("--hf-file ", &flags.hf_file), ("--model-url ", &flags.model_url)];
+    let arguments = names.iter().filter_map(|(flag, name)| Some(format!("{flag}{}", name.as_ref()?)));
+    Ok(Some(arguments.collect::<Vec<_>>().join(" ")))
 }
 
 /// A model in the cache.

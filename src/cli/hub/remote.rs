@@ -1,7 +1,7 @@
 //! Requests to the hub, and to other file servers by URL.
 
 use super::is_safe_path;
-use super::selection::{HasPath, SplitName, is_gguf, split_name};
+use super::selection::{FileSelector, HasPath, SplitName, is_gguf, split_name};
 use crate::config::flags::Secret;
 use anyhow::{Context as _, anyhow, bail};
 use reqwest::header::HeaderMap;
@@ -277,11 +277,12 @@ impl Remote {
     }
 }
 
-/// Returns the name of the cached repository for a URL. No repository on a hub can have this name.
-pub fn repository_of_url(url: &str) -> String {
+/// Returns the name of the cached repository for a URL, and the selector of its file. No repository on a hub can have this
+/// name.
+pub fn select_url(url: &str) -> (String, FileSelector) {
     let name = Url::parse(url).ok().and_then(|url| file_name(&url)).unwrap_or_default();
     let stem: String = name.trim_end_matches(".gguf").chars().filter(char::is_ascii_alphanumeric).take(40).collect();
-    format!("url/{stem}_{}", &digest(std::iter::once(url))[..12])
+    (format!("url/{stem}_{}", &digest(std::iter::once(url))[..12]), FileSelector::File(name))
 }
 
 /// Returns true for a Git commit.

@@ -50,7 +50,7 @@ async fn command_runs_definition_and_prints_cells() {
     insta::assert_snapshot!("command_errors", errors);
 }
 
-/// A mod that was disabled after the cells had been checked makes a cell fail.
+/// A mod that was disabled after the cells had been checked interrupts the experiment.
 #[tokio::test]
 async fn command_fails_if_a_cell_failed() {
     let server = Server::start(&["--parallel", "1"]);
@@ -70,4 +70,5 @@ async fn command_fails_if_a_cell_failed() {
     assert_eq!(status, 200);
     assert_eq!(code, Some(1), "{out}{err}");
     assert!(out.contains("failed") && err.contains("failed"), "{out}{err}");
+    assert!(err.contains("thunder: the experiment was interrupted; the dashboard can resume it"), "{err}");
 }

@@ -5,6 +5,7 @@ mod recovery;
 mod scorers;
 mod servers;
 mod states;
+mod versions;
 
 use crate::harness::{ErrorTable, Server, folder, server};
 use reqwest::Method;

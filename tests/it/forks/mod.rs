@@ -171,6 +171,40 @@ async fn changes_apply_from_the_forked_step() {
 }
 
 #[tokio::test]
+async fn fork_of_forks_at_the_same_step_repeats_the_last_one() {
+    let server = server().await;
+    let mut run = generate(server, json!({"temperature": 0.9})).await;
+    for seed in [11, 12, 13] {
+        run = fork(server, &run, json!({"at": {"step": 5}, "seed": seed})).await.remove(0);
+    }
+    let again = fork(server, &run, json!({"at": {"step": 7}})).await.remove(0);
+    assert_eq!(events(&again), events(&run));
+}
+
+#[tokio::test]
+async fn logit_bias_of_a_fork_replaces_the_recorded_one() {
+    let server = server().await;
+    let run = generate(server, json!({"temperature": 0.8, "logit_bias": {"99": -5}})).await;
+    let bias = |run: &Value| run["events"][0]["details"]["prompt"]["parameters"]["sampling"]["logit_bias"].clone();
+    // `ignore_eos` bans 0 and 2.
+    assert_eq!(bias(&run), json!([[99, -5.0], [0, null], [2, null]]));
+    for (changed, recorded) in [
+        (json!({"77": 1000, "99": false}), json!([[77, 1000.0], [99, null], [0, null], [2, null]])),
+        (json!([[77, 500], [77, 500]]), json!([[77, 1000.0], [0, null], [2, null]])),
+    ] {
+        let body = json!({"at": {"step": 2}, "sampling": {"logit_bias": changed}});
+        let forked = fork(server, &run, body).await.remove(0);
+        assert_eq!(bias(&forked), recorded);
+        assert_eq!(generated(&forked)[..1], generated(&run)[..1]);
+        assert!(generated(&forked)[1..].iter().all(|token| token == 77), "{:?}", generated(&forked));
+        let again = fork(server, &forked, json!({"at": {"step": 3}})).await.remove(0);
+        assert_eq!(events(&again), events(&forked));
+    }
+    let none = fork(server, &run, json!({"at": {"step": 2}, "sampling": {"logit_bias": null}})).await.remove(0);
+    assert_eq!(bias(&none), json!([[0, null], [2, null]]));
+}
+
+#[tokio::test]
 async fn mods_of_a_fork_can_change() {
     let server = server().await;
     let run = generate(server, json!({"mods": ["acts_at_random"]})).await;
@@ -210,6 +244,8 @@ async fn impossible_fork_reports_reason() {
         (id, json!({"at": {"step": 1}, "token": 1_000_000})),
         (id, json!({"at": {"step": 1}, "text": ""})),
         (id, json!({"at": {"step": 1}, "sampling": {"temprature": 1}})),
+        (id, json!({"at": {"step": 1}, "sampling": {"logit_bias": [[5]]}})),
+        (id, json!({"at": {"step": 1}, "sampling": {"logit_bias": "5"}})),
         (id, json!({"at": {"step": 1}, "mods": ["nobody"]})),
         ("foreign", json!({"at": {"step": 1}})),
         ("nobody", json!({"at": {"step": 1}})),
@@ -228,6 +264,8 @@ async fn impossible_fork_reports_reason() {
     {"at":{"step":1},"token":1000000}: 400 `token` must be a token id between 0 and 639, got 1000000
     {"at":{"step":1},"text":""}: 400 `text` must not be empty; omit it to let the model continue
     {"at":{"step":1},"sampling":{"temprature":1}}: 400 `sampling`: unknown field 'temprature'
+    {"at":{"step":1},"sampling":{"logit_bias":[[5]]}}: 400 `logit_bias` must be an object that maps tokens to a bias, or a list of [token, bias] (false bans the token), got [[5]]
+    {"at":{"step":1},"sampling":{"logit_bias":"5"}}: 400 `logit_bias` must be an object that maps tokens to a bias, or a list of [token, bias] (false bans the token), got "5"
     {"at":{"step":1},"mods":["nobody"]}: 400 unknown mod 'nobody'
     {"at":{"step":1}}: 409 the run cannot be forked: the token ids of its prompt are not recorded, because it comes from another engine
     {"at":{"step":1}}: 404 no run 'nobody' exists

@@ -210,8 +210,12 @@ fn split_model_is_downloaded_with_all_parts() {
 #[test]
 fn file_of_a_url_is_cached_by_its_version() {
     let model = bytes(4000);
-    let hub = Hub::start(&[("x.gguf", model.clone())]);
+    let hub = Hub::start(&[("x.gguf", model.clone()), ("mtp-mmproj.gguf", bytes(10))]);
     let cache = folder();
+    let companion = format!("{}/plain/mtp-mmproj.gguf", hub.url());
+    let path = pull(&hub, &cache, &["--model-url", &companion]).unwrap();
+    assert_eq!(std::fs::read(&path).unwrap(), bytes(10), "a URL names its file, whatever the name");
+    assert_eq!(pull(&hub, &cache, &["-mu", &companion, "--offline"]), Ok(path));
     let plain = format!("{}/plain/x.gguf", hub.url());
     hub.set(Faults { cuts: vec![1000], ..Faults::default() });
     let path = pull(&hub, &cache, &["--model-url", &plain, "--hf-token", "hf_secret"]).unwrap();
@@ -256,6 +260,23 @@ fn escapes_in_a_url_are_kept() {
     let first = pull(&hub, &cache, &["--model-url", &url]).unwrap();
     let second = first.with_file_name("a%20b-00002-of-00002.gguf");
     assert_eq!([first, second].map(|path| std::fs::read(path).unwrap()), parts);
+}
+
+#[test]
+fn doctor_warns_of_a_model_that_a_start_would_download() {
+    let hub = Hub::start(&[("x.gguf", bytes(10))]);
+    let cache = folder();
+    let database = ["--port", "0", "--database-url", "postgres://127.0.0.1:1/x"];
+    let wanted = ["doctor", "--hf-repo", REPOSITORY, "--hf-file", "x.gguf"];
+    for (flag, verdict, reason) in [
+        (&[][..], "warning", format!("`thunder models pull {REPOSITORY} --hf-file x.gguf`")),
+        (&["--offline"], "FAILED", format!("{REPOSITORY} named x.gguf is not in the cache")),
+    ] {
+        let report = text(&command(&hub, &cache, &[&wanted, flag, &database].concat()).output().unwrap().stdout);
+        let line = report.lines().find(|line| line[9..].starts_with("model")).unwrap();
+        assert!(line.starts_with(verdict) && line.contains(&reason), "{report}");
+    }
+    assert_eq!(hub.requests(), [""; 0]);
 }
 
 /// Returns the size of the only partial file.

@@ -2,18 +2,19 @@
 
 use crate::api::shared::body::ModSelection;
 use crate::api::shared::fields::Fields;
+use crate::api::shared::mods::requested_mods;
 use crate::api::shared::{engine_request, parameters};
 use crate::engine::Request;
 use crate::events::{RunMetadata, Surface, TokenId};
-use crate::mods::ModOrigin;
 use crate::mods::python::{LoadError, PythonMods, PythonScorer, ScoredCell};
+use crate::mods::{ModOrigin, SelectedMod};
 use crate::server::experiments::{CellPosition, Grid};
 use crate::server::mods::require_upload_rights;
 use crate::server::{ApiError, App, Caller, ErrorCode, Loaded};
 use regex::{Regex, RegexBuilder};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -37,7 +38,7 @@ pub struct ExperimentDefinition {
     /// A name of 1 to 64 characters.
     #[schema(min_length = 1, max_length = 64)]
     pub(super) name: String,
-    /// Name of the model; default is the server's default model.
+    /// Name of the model, optionally with mods for all cells (`model/mod`); default is the server's default model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<String>,
     /// The prompts, as text.
@@ -171,11 +172,12 @@ impl ExperimentDefinition {
         })
     }
 
-    /// Checks the definition, except the scorer, and the request of every cell.
+    /// Checks the definition, except the scorer, and the request of every cell. Returns the mods of each list in their
+    /// current versions.
     ///
     /// # Errors
     /// A field or a cell is invalid.
-    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<(), ApiError> {
+    pub(super) fn check(&self, app: &App, loaded: &Loaded) -> Result<Vec<Vec<SelectedMod>>, ApiError> {
         let chars = self.name.chars().count();
         if !(1..=MAX_NAME_CHARS).contains(&chars) || self.name.contains(char::is_control) {
             let detail = format!(
@@ -211,18 +213,30 @@ impl ExperimentDefinition {
                 return Err(ApiError::invalid(field, detail));
             }
         }
+        let mods = self.select_mods(app, loaded)?;
         // Seeds are valid by their type. The prompts vary slowest, so each is tokenized once.
         let mut prompt = (usize::MAX, Vec::new());
         for cell in (0..cells).step_by(self.seeds.len()) {
-            let index = self.position(cell).prompt;
-            if index != prompt.0 {
-                prompt = (index, self.tokens(loaded, index));
+            let at = self.position(cell);
+            if at.prompt != prompt.0 {
+                prompt = (at.prompt, self.tokens(loaded, at.prompt));
             }
-            let request = self.request_of(app, loaded, Uuid::nil(), cell, prompt.1.clone());
+            let request = self.request_of(app, loaded, &mods[at.mods], at, prompt.1.clone());
             let mut request = request.map_err(|error| self.in_cell(error, cell))?;
             loaded.engine().validate(&mut request).map_err(|error| self.in_cell(error.into(), cell))?;
         }
-        Ok(())
+        Ok(mods)
+    }
+
+    /// Selects the mods of each list. Those in the model's name come first.
+    fn select_mods(&self, app: &App, loaded: &Loaded) -> Result<Vec<Vec<SelectedMod>>, ApiError> {
+        let select = |(index, list): (usize, &Vec<Value>)| {
+            let body = json!({ "model": self.model, "mods": list });
+            let first_cell = index * self.parameters.len() * self.seeds.len();
+            let selected = requested_mods(Fields::new(&body)?, loaded, app.registry());
+            selected.map_err(|error| self.in_cell(error, first_cell))
+        };
+        self.mods.iter().enumerate().map(select).collect()
     }
 
     /// Names the cell in an error, and points to the field of the definition.
@@ -231,6 +245,7 @@ impl ExperimentDefinition {
         let field = error.pointer().map(str::to_owned);
         let error = match field {
             _ if error.exceeded().is_some() => error.at(format!("prompts[{prompt}]")),
+            Some(name) if name == "model" => error,
             Some(name) if name.starts_with("mods") => error.at(format!("mods[{mods}]{}", &name["mods".len()..])),
             Some(name) if name.starts_with("prompt") => error.at(format!("prompts[{prompt}]")),
             Some(name) => error.at(format!("parameters[{parameters}].{name}")),
@@ -239,40 +254,53 @@ impl ExperimentDefinition {
         error.prefixed(&format!("prompts[{prompt}], mods[{mods}], parameters[{parameters}]: "))
     }
 
-    /// Returns the request of a cell.
+    /// Returns the request of a cell of the experiment `id`, with the mods that [`Self::check`] returned.
     ///
     /// # Errors
-    /// A parameter or a mod is invalid.
-    pub(super) fn request(&self, app: &App, loaded: &Loaded, id: Uuid, cell: usize) -> Result<Request, ApiError> {
-        self.request_of(app, loaded, id, cell, self.tokens(loaded, self.position(cell).prompt))
+    /// A parameter is no longer valid, or a mod was disabled or removed.
+    pub(super) fn request(
+        &self,
+        app: &App,
+        loaded: &Loaded,
+        mods: &[Vec<SelectedMod>],
+        id: Uuid,
+        cell: usize,
+    ) -> Result<Request, ApiError> {
+        let at = self.position(cell);
+        let mods = &mods[at.mods];
+        if let Some(disabled) = mods.iter().find(|selected| !selected.factory.is_enabled()) {
+            let detail = format!("the mod '{}' was disabled or removed", disabled.mod_ref.name);
+            return Err(ApiError::conflict(detail));
+        }
+        let mut request = self.request_of(app, loaded, mods, at, self.tokens(loaded, at.prompt))?;
+        request.metadata.set(RunMetadata::EXPERIMENT, id.to_string());
+        request.metadata.set(RunMetadata::CELL, cell.to_string());
+        Ok(request)
     }
 
     /// Returns the tokens of a prompt.
     fn tokens(&self, loaded: &Loaded, prompt: usize) -> Vec<TokenId> {
         let vocabulary = loaded.vocabulary();
-        parameters::or_start_token(vocabulary.encode(&self.prompts[prompt], true, true), vocabulary)
+        parameters::or_start_token(parameters::encode(vocabulary, &self.prompts[prompt], true, true), vocabulary)
     }
 
     fn request_of(
         &self,
         app: &App,
         loaded: &Loaded,
-        id: Uuid,
-        cell: usize,
+        mods: &[SelectedMod],
+        at: CellPosition,
         tokens: Vec<TokenId>,
     ) -> Result<Request, ApiError> {
-        let at = self.position(cell);
         let mut body = self.parameters[at.parameters].clone();
-        body.insert("mods".into(), self.mods[at.mods].clone().into());
         body.insert("seed".into(), at.seed.into());
         let body = Value::Object(body);
         let fields = Fields::new(&body)?.with_defaults(&app.config().server.request_defaults);
         let mut request = engine_request(app, loaded, fields, tokens, Surface::Openai)?;
         // llama-server's values for a random seed are ordinary seeds here.
         request.sampling.seed = at.seed;
+        request.mods = mods.to_vec();
         request.prompt_preview = parameters::preview(&self.prompts[at.prompt]);
-        request.metadata.set(RunMetadata::EXPERIMENT, id.to_string());
-        request.metadata.set(RunMetadata::CELL, cell.to_string());
         Ok(request)
     }
 }

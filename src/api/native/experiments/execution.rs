@@ -3,6 +3,7 @@
 use super::definition::{ExperimentDefinition, Scorer};
 use crate::engine::{Generation, Output, SubmitError};
 use crate::events::{EndCause, FinishReason, RunEnd, RunId, RunStatus};
+use crate::mods::SelectedMod;
 use crate::mods::python::ScoredCell;
 use crate::server::{ApiError, App, Caller, Loaded};
 use crate::store::{CellOutcome, CellRecord, CellState, RunSummary};
@@ -62,6 +63,8 @@ struct CompletedRun {
 pub(super) struct Execution {
     pub(super) app: App,
     pub(super) loaded: Loaded,
+    /// Mods of each list of the definition. A change of a mod does not affect the experiment.
+    pub(super) mods: Vec<Vec<SelectedMod>>,
     pub(super) caller: Caller,
     pub(super) id: Uuid,
     pub(super) definition: ExperimentDefinition,
@@ -169,11 +172,20 @@ impl Execution {
         Ok(stored)
     }
 
-    /// Starts the run of a cell. Returns `None` after an error, which is stored, or if the execution was cancelled.
+    /// Starts the run of a cell. Returns `None` if the execution was cancelled, or if the run cannot be started, e.g. because
+    /// of the configuration of a mod; the cell has ended then.
+    ///
+    /// # Errors
+    /// A mod was disabled or removed, the engine has stopped, or the database failed. The next cells would fail, too.
     async fn start(&self, cell: usize) -> Result<Option<Generation>, ApiError> {
-        let mut request = match self.definition.request(&self.app, &self.loaded, self.id, cell) {
+        let request = self.definition.request(&self.app, &self.loaded, &self.mods, self.id, cell);
+        let mut request = match request {
             Ok(request) => request,
-            Err(error) => return self.fail(cell, error).await,
+            Err(error) => {
+                // The cell has not ended, so a resumed experiment starts it again.
+                self.store_error(cell, &error, false).await?;
+                return Err(error);
+            }
         };
         self.caller.set_owner(&mut request);
         loop {
@@ -182,19 +194,20 @@ impl Execution {
                 Err(SubmitError::Busy { .. }) if self.is_cancelled() => return Ok(None),
                 Err(SubmitError::Busy { .. }) => tokio::time::sleep(BUSY_INTERVAL).await,
                 Err(SubmitError::Stopped) => return Err(SubmitError::Stopped.into()),
-                Err(error) => return self.fail(cell, error.into()).await,
+                Err(error) => {
+                    self.store_error(cell, &error.into(), true).await?;
+                    return Ok(None);
+                }
             }
         }
     }
 
-    /// Stores the error of a cell that could not be started.
-    async fn fail(&self, cell: usize, error: ApiError) -> Result<Option<Generation>, ApiError> {
-        // The end of the server may have caused the error.
-        if self.app.ready().is_ok() {
-            let record = CellRecord { error: Some(error.problem().detail), ended: true, ..record(cell, None) };
-            self.store_cell(&record).await?;
-        }
-        Ok(None)
+    /// Stores the error of a cell that could not be started, unless the end of the server may have caused it.
+    async fn store_error(&self, cell: usize, error: &ApiError, ended: bool) -> Result<(), ApiError> {
+        self.app.ready()?;
+        let error = Some(error.problem().detail);
+        self.store_cell(&CellRecord { ended, error, ..record(cell, None) }).await?;
+        Ok(())
     }
 
     /// Waits until a run has ended and is recorded, then stores its score.

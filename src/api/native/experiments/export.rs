@@ -1,6 +1,7 @@
 //! Exports of the cells of an experiment, sent in parts.
 
-use super::{ExperimentDefinition, find, parse_stored};
+use super::versions::parse_stored;
+use super::{ExperimentDefinition, find};
 use crate::events::{FinishReason, RunId, Scope};
 use crate::server::{ApiError, App};
 use crate::store::{CellState, ExperimentCell, Store};
@@ -40,7 +41,7 @@ pub struct CellRow {
     pub(super) finish_reason: Option<FinishReason>,
     /// Tokens of the answer; empty for a cell without a run, and if the run was deleted.
     pub(super) completion_tokens: Option<i32>,
-    /// Mean ln p of the answer's tokens.
+    /// Mean ln p of the added tokens, computed like `mean_logprob` in the family of a run.
     pub(super) mean_logprob: Option<f64>,
     /// Score from 0 to 1.
     pub(super) score: Option<f64>,
@@ -163,7 +164,7 @@ pub(super) async fn respond<F: ExportFormat>(
         scope,
         id: experiment.experiment_id,
         cells: experiment.cells,
-        definition: parse_stored(&experiment)?,
+        definition: parse_stored(&experiment.definition)?.0,
         next: 0,
         format: Some(format),
     };

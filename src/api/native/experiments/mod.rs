@@ -5,8 +5,10 @@ mod definition;
 mod execution;
 mod export;
 pub(super) mod parquet;
+mod versions;
 
 use crate::events::{Scope, system};
+use crate::mods::SelectedMod;
 use crate::server::experiments::{CellPosition, ExperimentSummary, MAX_ACTIVE_EXPERIMENTS, NotAdded};
 use crate::server::extract::{Json, Path, Query};
 use crate::server::{ApiError, App, Caller, ErrorKind, Loaded, Problem};
@@ -22,6 +24,7 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
+use versions::{StoredDefinition, Versions, parse_stored};
 
 /// Maximum cells of a response.
 const MAX_PAGE_CELLS: i32 = 500;
@@ -80,13 +83,16 @@ pub async fn create(
     caller: Caller,
     Json(body): Json<Value>,
 ) -> Result<(StatusCode, axum::Json<Experiment>), ApiError> {
-    let definition: ExperimentDefinition =
+    let mut definition: ExperimentDefinition =
         serde_path_to_error::deserialize(&body).map_err(|error| ApiError::from_deserialization(&error))?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
-    let definition = check(&app, &loaded, definition).await?;
+    // The default model may change before the experiment is resumed.
+    definition.model.get_or_insert_with(|| loaded.name().to_owned());
+    let (definition, mods) = check(&app, &loaded, definition).await?;
     let id = system::new_id();
-    let stored = serde_json::to_string(&definition).map_err(ApiError::internal)?;
+    let stored = StoredDefinition { definition: &definition, versions: Versions::new(&loaded, &mods) };
+    let stored = serde_json::to_string(&stored).map_err(ApiError::internal)?;
     let cells = definition.cells();
     let new = NewExperiment {
         id,
@@ -101,7 +107,7 @@ pub async fn create(
     store.add_experiment(&new, app.now()).await?;
     let cancelled = active.execute();
     let scope = caller.scope.clone();
-    Execution { app: app.clone(), loaded, caller, id, definition, scorer, cancelled }.spawn(CellTask::all(cells));
+    Execution { app: app.clone(), loaded, mods, caller, id, definition, scorer, cancelled }.spawn(CellTask::all(cells));
     Ok((StatusCode::CREATED, axum::Json(find(&app, &scope, &id.to_string()).await?)))
 }
 
@@ -136,7 +142,7 @@ pub async fn show(
         let detail = format!("`from` must be from 0 to {}, got {}", experiment.cells - 1, range.from);
         return Err(ApiError::invalid("from", detail));
     }
-    let definition = parse_stored(&experiment)?;
+    let (definition, _) = parse_stored(&experiment.definition)?;
     let end = experiment.cells.min(range.from.saturating_add(MAX_PAGE_CELLS));
     let cells = app.store()?.cells(&scope, experiment.experiment_id, range.from..end).await?;
     let grid = cells.into_iter().map(|cell| {
@@ -169,15 +175,15 @@ pub async fn cancel(
     Ok(axum::Json(find(&app, &scope, &id).await?))
 }
 
-/// Runs the cells of a cancelled or interrupted experiment whose runs have not ended by themselves. Scores the stored
-/// answers of runs that are done and were not scored.
+/// Runs the cells of a cancelled or interrupted experiment whose runs have not ended by themselves, with the same versions
+/// of the model and the mods. Scores the stored answers of runs that are done and were not scored.
 #[utoipa::path(post, path = "/api/v1/experiments/{id}/resume", operation_id = "resume_experiment", tag = "experiments",
     params(("id" = String, Path, description = "Id of the experiment")), responses(
     (status = 200, body = Experiment),
     (status = 400, body = Problem, description = "A cell is no longer valid"),
     (status = 403, body = Problem, description = "The key may not upload mods, which a Python scorer requires"),
     (status = 404, body = Problem),
-    (status = 409, body = Problem, description = "The experiment is running or done"),
+    (status = 409, body = Problem, description = "The experiment is running or done, or its model or a mod has changed"),
     (status = 429, body = Problem, description = "The server runs the maximum number of experiments")))]
 pub async fn resume(
     State(app): State<App>,
@@ -192,10 +198,13 @@ pub async fn resume(
         ExperimentState::Done => return Err(conflict("is done")),
         ExperimentState::Cancelled | ExperimentState::Interrupted => {}
     }
-    let definition = parse_stored(&experiment)?;
+    let (definition, versions) = parse_stored(&experiment.definition)?;
     let loaded = app.loaded(definition.model.as_deref()).await?;
     definition.check_rights(&app, &caller)?;
-    let definition = check(&app, &loaded, definition).await?;
+    let (definition, mods) = check(&app, &loaded, definition).await?;
+    if let Some(difference) = versions.and_then(|created| created.difference(&Versions::new(&loaded, &mods))) {
+        return Err(conflict(&format!("cannot be resumed: {difference}")));
+    }
     let experiment_id = experiment.experiment_id;
     let active = ActiveExperiment::add(&app, experiment_id)?;
     let scorer = scorer(&app, &definition).await?;
@@ -208,7 +217,7 @@ pub async fn resume(
     let cancelled = active.execute();
     // The runs belong to the owner of the experiment, also if an administrator resumes it.
     let caller = Caller { tenant: experiment.owner.map(Into::into), ..caller };
-    Execution { app: app.clone(), loaded, caller, id: experiment_id, definition, scorer, cancelled }.spawn(tasks);
+    Execution { app: app.clone(), loaded, mods, caller, id: experiment_id, definition, scorer, cancelled }.spawn(tasks);
     Ok(axum::Json(find(&app, &scope, &id).await?))
 }
 
@@ -269,10 +278,14 @@ async fn find(app: &App, scope: &Scope, id: &str) -> Result<Experiment, ApiError
     Ok(experiment)
 }
 
-/// Checks a definition on a blocking thread: checking thousands of cells takes long.
-async fn check(app: &App, loaded: &Loaded, definition: ExperimentDefinition) -> Result<ExperimentDefinition, ApiError> {
+/// Checks a definition on a blocking thread: checking thousands of cells takes long. Returns it with the mods of each list.
+async fn check(
+    app: &App,
+    loaded: &Loaded,
+    definition: ExperimentDefinition,
+) -> Result<(ExperimentDefinition, Vec<Vec<SelectedMod>>), ApiError> {
     let (app, loaded) = (app.clone(), loaded.clone());
-    let check = move || definition.check(&app, &loaded).map(|()| definition);
+    let check = move || definition.check(&app, &loaded).map(|mods| (definition, mods));
     tokio::task::spawn_blocking(check).await.map_err(ApiError::internal)?
 }
 
@@ -329,8 +342,4 @@ fn not_added(id: Uuid, reason: NotAdded) -> ApiError {
             ApiError::new(ErrorKind::Busy, detail)
         }
     }
-}
-
-fn parse_stored(experiment: &Experiment) -> Result<ExperimentDefinition, ApiError> {
-    serde_json::from_str(&experiment.definition).map_err(ApiError::internal)
 }

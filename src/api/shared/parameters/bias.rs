@@ -30,6 +30,7 @@ pub(super) fn sum_by_token(biases: &mut Vec<(TokenId, f32)>) {
 }
 
 /// Parses biases up to `max_bias`: OpenAI's `{"id or text": bias}`, or llama-server's `[[id or text, bias or false], …]`.
+/// Those of the same token are added up.
 pub(crate) fn logit_bias(
     value: &Value,
     vocabulary: &Vocabulary,
@@ -77,5 +78,6 @@ pub(crate) fn logit_bias(
         }
         _ => return Err(invalid()),
     }
+    sum_by_token(&mut biases);
     Ok(biases)
 }
