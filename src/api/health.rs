@@ -28,11 +28,10 @@ pub struct Health {
     pub version: &'static str,
 }
 
-/// Returns the health routes. `path` is an additional path from the configuration.
-pub(super) fn protocols(path: Option<&str>) -> [Protocol; 2] {
+/// Returns the health routes.
+pub(super) fn protocols() -> [Protocol; 2] {
     let native = OpenApiRouter::new().routes(routes!(healthz));
     let llama = OpenApiRouter::new().route("/health", get(healthz)).route("/v1/health", get(healthz));
-    let llama = path.into_iter().fold(llama, |routes, path| routes.route(path, get(healthz)));
     [
         Protocol::native(&["/healthz"]).routes(Access::Public, native),
         Protocol::new(LlamaError::render, &[]).routes(Access::Public, llama),

@@ -195,6 +195,16 @@ pub enum ConfigError {
         /// The word.
         word: String,
     },
+    /// A key has two names, so its tenant is ambiguous.
+    #[error(
+        "--api-key-file: the same key has the names '{}' and '{}'; a key has one tenant, so remove one name=NAME",
+        names[0],
+        names[1]
+    )]
+    KeyNames {
+        /// The names.
+        names: [String; 2],
+    },
     /// Mod upload is enabled, but no key permits it.
     #[error(
         "--allow-mod-upload needs a key with the right to upload: set --mod-key KEY or --admin-key KEY, or add the word mods after a key in the key file"

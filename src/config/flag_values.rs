@@ -44,14 +44,14 @@ impl OnOffAuto {
     }
 }
 
-/// Text that must not appear in logs.
+/// Text that must not appear in logs, without surrounding whitespace, such as the newline at the end of a file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(pub(super) String);
 
 impl std::str::FromStr for Secret {
     type Err = std::convert::Infallible;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        Ok(Self(text.to_owned()))
+        Ok(Self(text.trim().to_owned()))
     }
 }
 

@@ -319,14 +319,8 @@ impl ServerFlags {
 
     /// Validates keys, origins and host names.
     pub(super) fn security(&self, listen: &[SocketAddr]) -> Result<SecurityConfig, super::ConfigError> {
-        if self
-            .api_keys
-            .iter()
-            .chain(&self.mod_keys)
-            .chain(&self.admin_keys)
-            .chain(&self.ingest_keys)
-            .any(|key| key.0.trim().is_empty())
-        {
+        let secrets = [&self.api_keys, &self.mod_keys, &self.admin_keys, &self.ingest_keys];
+        if secrets.into_iter().flatten().any(|key| key.0.is_empty()) {
             return Err(super::ConfigError::EmptyKey);
         }
         let mod_rights = Rights { mods: true, ..Rights::default() };
@@ -336,21 +330,22 @@ impl ServerFlags {
             .into_iter()
             .flat_map(|(keys, rights)| keys.iter().map(move |key| KeyHash::new(&key.0).with_rights(rights)))
             .collect();
-        let mut ingest_keys: Vec<KeyHash> = self.ingest_keys.iter().map(|key| KeyHash::for_ingest(&key.0)).collect();
+        keys.extend(self.ingest_keys.iter().map(|key| KeyHash::for_ingest(&key.0)));
         if let Some(path) = &self.api_key_file {
             let text = std::fs::read_to_string(path)
                 .map_err(|source| super::ConfigError::KeyFile { path: path.display().to_string(), source })?;
-            let before = keys.len() + ingest_keys.len();
+            let before = keys.len();
             let lines = text.lines().enumerate().map(|(number, line)| (number + 1, line.trim()));
             for (line, text) in lines.filter(|(_, text)| !text.is_empty() && !text.starts_with('#')) {
                 let path = path.display().to_string();
-                let key = KeyHash::from_line(text).map_err(|word| super::ConfigError::KeyLine { path, line, word })?;
-                if key.is_ingest_only() { ingest_keys.push(key) } else { keys.push(key) }
+                keys.push(KeyHash::from_line(text).map_err(|word| super::ConfigError::KeyLine { path, line, word })?);
             }
-            if keys.len() + ingest_keys.len() == before {
+            if keys.len() == before {
                 return Err(super::ConfigError::NoKeyInFile { path: path.display().to_string() });
             }
         }
+        KeyHash::merge_duplicates(&mut keys)?;
+        let (ingest_keys, keys): (Vec<_>, Vec<_>) = keys.into_iter().partition(KeyHash::is_ingest_only);
         if self.allow_mod_upload && !keys.iter().any(|key| key.rights().mods) {
             return Err(super::ConfigError::NoModKey);
         }
@@ -376,7 +371,7 @@ impl ServerFlags {
             ingest_keys,
             ingest_open: self.ingest_open,
             cors_origins: self.cors_origins.clone(),
-            trusted_hosts: self.trusted_hosts.iter().map(|host| host.to_ascii_lowercase()).collect(),
+            trusted_hosts: self.trusted_hosts.iter().map(|host| host.trim().to_ascii_lowercase()).collect(),
         })
     }
 }

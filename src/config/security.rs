@@ -40,6 +40,16 @@ pub struct Rights {
 impl Rights {
     /// All rights.
     pub const ALL: Self = Self { admin: true, mods: true, models: true, props: true };
+
+    /// Returns the rights of both.
+    const fn union(self, other: Self) -> Self {
+        Self {
+            admin: self.admin || other.admin,
+            mods: self.mods || other.mods,
+            models: self.models || other.models,
+            props: self.props || other.props,
+        }
+    }
 }
 
 /// SHA-256 of an API key, with its name and its rights; the key itself is not stored.
@@ -73,7 +83,7 @@ impl KeyHash {
     }
 
     /// Parses a line of a key file: the key, then the words `admin`, `mods`, `models`, `props`, `ingest` and `name=NAME` in
-    /// any order.
+    /// any order. A key with `ingest` has no rights.
     ///
     /// # Errors
     /// The first unknown word.
@@ -94,7 +104,36 @@ impl KeyHash {
                 },
             }
         }
+        if key.ingest_only {
+            key.rights = Rights::default();
+        }
         Ok(key)
+    }
+
+    /// Merges keys that are set several times, e.g. by a flag and in the key file: such a key has the rights of all of them
+    /// and the name of one.
+    ///
+    /// # Errors
+    /// A key has two names.
+    pub(super) fn merge_duplicates(keys: &mut Vec<Self>) -> Result<(), super::ConfigError> {
+        keys.sort_by_key(|key| key.hash);
+        let mut merged = Ok(());
+        keys.dedup_by(|key, first| {
+            let is_same = key.hash == first.hash;
+            if is_same {
+                first.rights = first.rights.union(key.rights);
+                first.ingest_only &= key.ingest_only;
+                match (&first.name, key.name.take()) {
+                    (Some(name), Some(other)) if *name != other => {
+                        merged = Err(super::ConfigError::KeyNames { names: [name.clone(), other] });
+                    }
+                    (None, name) => first.name = name,
+                    (Some(_), _) => {}
+                }
+            }
+            is_same
+        });
+        merged
     }
 
     /// Returns the hash.

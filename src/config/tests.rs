@@ -226,6 +226,32 @@ fn key_file_line_sets_rights_and_name() {
 }
 
 #[test]
+fn key_of_several_sources_has_all_its_rights() {
+    for words in [["--admin-key", "--api-key"], ["--api-key", "--admin-key"], ["--mod-key", "--admin-key"]] {
+        let security = config(&[words[0], "k", words[1], "k"]).unwrap().server.credentials.security;
+        let [key] = &security.keys[..] else { panic!("{words:?}: {:?}", security.keys) };
+        assert_eq!(key.rights(), Rights::ALL, "{words:?}");
+    }
+    let security = with_key_file("k mods\nj\nk name=ops ingest\nk models name=ops\ni ingest\ni ingest\n").unwrap();
+    let key = security.find_key("k").unwrap();
+    assert_eq!((key.rights(), key.label()), (Rights { mods: true, models: true, ..Rights::default() }, "ops".into()));
+    assert_eq!((security.keys.len(), security.ingest_keys.len()), (2, 1));
+    let ordinary = with_key_file("k admin ingest\nk\n").unwrap();
+    assert_eq!(ordinary.find_key("k").unwrap().rights(), Rights::default(), "`ingest` excludes other rights");
+    let error = with_key_file("k name=ann\nk name=eve\n").unwrap_err();
+    assert!(error.contains("the same key has the names 'ann' and 'eve'"), "{error}");
+}
+
+#[test]
+fn whitespace_around_keys_and_host_names_is_ignored() {
+    let words = ["--api-key", "a, b", "--admin-key", "c\n", "--trusted-host", "One.example, two.example"];
+    let security = config(&words).unwrap().server.credentials.security;
+    assert!(["a", "b", "c"].into_iter().all(|key| security.find_key(key).is_some()));
+    assert_eq!(security.trusted_hosts, ["one.example", "two.example"]);
+    assert!(config(&["--api-key", "a, "]).unwrap_err().contains("must not be empty"));
+}
+
+#[test]
 fn mod_upload_requires_a_mod_key() {
     assert!(config(&["--allow-mod-upload", "--api-key", "k"]).unwrap_err().contains("--mod-key"));
     let security = config(&["--allow-mod-upload", "--mod-key", "k"]).unwrap().server.credentials.security;
@@ -234,7 +260,7 @@ fn mod_upload_requires_a_mod_key() {
 
 #[test]
 fn keys_with_one_name_are_one_tenant() {
-    let security = with_key_file("a name=ann\nb name=ann mods\nc\n");
+    let security = with_key_file("a name=ann\nb name=ann mods\nc\n").unwrap();
     let tenant = |key| security.find_key(key).unwrap().tenant();
     assert_eq!((tenant("a"), tenant("b")), ("ann".into(), "ann".into()));
     // The first 16 bytes of SHA-256 of "c".
@@ -255,7 +281,7 @@ fn only_tenant_owns_runs_without_a_key() {
     assert_eq!(two.owner(two.find_ingest_key("i")), None);
     assert!(!two.scope(two.find_key("k")).includes(None));
     assert!(two.scope(two.find_ingest_key("i")).includes(None), "a repeated document finds its run");
-    let named = with_key_file("k name=ann\ni name=ann ingest\nx name=eve ingest\n");
+    let named = with_key_file("k name=ann\ni name=ann ingest\nx name=eve ingest\n").unwrap();
     assert!(named.find_key("i").is_none(), "an ingest key permits nothing else");
     assert_eq!(named.owner(named.find_ingest_key("i")), Some("ann".into()));
     assert_eq!(named.owner(named.find_ingest_key("x")), Some("eve".into()));
@@ -266,10 +292,10 @@ fn only_tenant_owns_runs_without_a_key() {
 }
 
 /// Returns the access control with a key file, which is removed.
-fn with_key_file(text: &str) -> SecurityConfig {
+fn with_key_file(text: &str) -> Result<SecurityConfig, String> {
     let path = std::env::temp_dir().join(format!("thunder-keys-{:032x}", system::random::<u128>()));
     std::fs::write(&path, text).unwrap();
     let config = config(&["--api-key-file", path.to_str().unwrap()]);
     std::fs::remove_file(&path).unwrap();
-    config.unwrap().server.credentials.security
+    config.map(|config| config.server.credentials.security)
 }

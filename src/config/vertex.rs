@@ -45,7 +45,7 @@ impl VertexFlags {
         };
         self.is_enabled().then(|| VertexConfig {
             predict: path(&self.aip_predict_route).unwrap_or_else(|| "/predict".to_owned()),
-            health: path(&self.aip_health_route).filter(|health| health != "/health"),
+            health: path(&self.aip_health_route),
         })
     }
 }

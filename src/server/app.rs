@@ -1,7 +1,7 @@
 use super::experiments::ActiveExperiments;
 use super::request_metrics::RequestMetrics;
 use super::socket::Sockets;
-use super::{ApiError, ErrorCode, Loaded, ModelRegistry, ModelState};
+use super::{ApiError, ErrorCode, Loaded, ModelRegistry};
 use crate::config::{Config, Credentials};
 use crate::engine::Engine;
 use crate::events::Scope;
@@ -117,7 +117,7 @@ impl App {
         self.ready()?;
         self.require_models_configured().await?;
         let entry = self.0.models.find_entry(name)?;
-        if entry.is_sleeping() && !matches!(entry.state, ModelState::Failed(_)) {
+        if entry.wakes_for_reads() {
             return self.0.models.loaded(name).await;
         }
         entry.ready().cloned().ok_or_else(|| entry.not_loaded())

@@ -42,11 +42,12 @@ impl RateLimits {
     /// # Errors
     /// 429 if the limit is exceeded.
     pub(crate) fn check(&self, caller: Option<&Caller>, address: Option<SocketAddr>) -> Result<(), ApiError> {
-        if let (Some(rate), Some(label)) = (&self.keys, caller.and_then(|caller| caller.label.as_ref())) {
-            rate.check(label, "this key", "start", "runs")?;
-        }
+        // The address first, so that requests beyond its limit do not count against the key.
         if let (Some(rate), Some(address)) = (&self.addresses, address) {
             rate.check(&network(address.ip()), "this address", "start", "runs")?;
+        }
+        if let (Some(rate), Some(label)) = (&self.keys, caller.and_then(|caller| caller.label.as_ref())) {
+            rate.check(label, "this key", "start", "runs")?;
         }
         Ok(())
     }
@@ -113,6 +114,11 @@ mod tests {
             assert!(rates.check(key("a").as_ref(), None).is_ok());
         }
         assert!(rates.check(key("a").as_ref(), None).unwrap_err().problem().detail.contains("this key"));
+        // A run that the limit of the address rejects does not count against the key.
+        assert!(rates.check(key("b").as_ref(), None).is_ok());
+        assert!(
+            rates.check(key("b").as_ref(), from("10.0.0.1")).unwrap_err().problem().detail.contains("this address")
+        );
         assert!(rates.check(key("b").as_ref(), None).is_ok());
         assert_eq!(network("2001:db8:1:2:3::4".parse().unwrap()), "2001:db8:1:2::".parse::<IpAddr>().unwrap());
         assert_eq!(network("::ffff:10.1.2.3".parse().unwrap()), "10.1.2.3".parse::<IpAddr>().unwrap());

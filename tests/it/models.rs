@@ -87,7 +87,7 @@ async fn request_replaces_least_recently_used_model() {
 }
 
 #[tokio::test]
-async fn playground_only_warns_if_no_model_is_ready() {
+async fn playground_and_metrics_need_no_default_model() {
     let dir = models(&["apple"]);
     let server = start(&dir, &["--models-max", "2"]).await;
     server.answer("/v1/completions", &completion_request("apple")).await;
@@ -97,6 +97,9 @@ async fn playground_only_warns_if_no_model_is_ready() {
         let page = server.request(reqwest::Method::GET, "/playground").send().await.unwrap().text().await.unwrap();
         assert_eq!(page.contains("The default model is not loaded"), warns, "without {name}: {page}");
         assert!(page.contains("&#34;model&#34;: &#34;tiny&#34;"), "{page}");
+        let metrics = server.request(reqwest::Method::GET, "/metrics").send().await.unwrap();
+        assert_eq!(metrics.status(), 200, "without {name}");
+        assert!(metrics.text().await.unwrap().contains("thunder_http_requests_total"));
     }
 }
 
@@ -182,6 +185,17 @@ async fn model_is_unloaded_after_its_runs() {
         "apple",
         "the model is loaded again"
     );
+    // A run can be cancelled during that time. Its client does not read, and its answer of more than 100 MB does not fit
+    // in the buffers of the connection, so it does not end before.
+    let body = json!({"model": "apple", "prompt": "Once", "max_tokens": 4000, "ignore_eos": true, "stream": true,
+                      "logprobs": 1000});
+    let response = server.request(reqwest::Method::POST, "/v1/completions").json(&body).send().await.unwrap();
+    let run = response.headers()["x-thunder-run-id"].to_str().unwrap().to_owned();
+    assert_eq!(server.post("/models/unload", &json!({"model": "apple"})).await.0, 200);
+    let (code, answer) = server.post(&format!("/api/v1/runs/{run}/cancel"), &json!({})).await;
+    assert_eq!(code, 202, "{answer}");
+    drop(response);
+    wait_for_status(&server, "apple", "unloaded").await;
 }
 
 #[tokio::test]

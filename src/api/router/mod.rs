@@ -40,9 +40,8 @@ use utoipa_axum::router::OpenApiRouter;
 struct Document;
 
 /// Returns the protocols that the `OpenAPI` document describes.
-fn protocols(app: &App) -> Vec<Protocol> {
+fn protocols() -> Vec<Protocol> {
     let genkeys = kobold::Genkeys::default();
-    let vertex = app.config().server.vertex.as_ref();
     let mut protocols = vec![
         ingest::protocol(),
         native::protocol(),
@@ -58,7 +57,7 @@ fn protocols(app: &App) -> Vec<Protocol> {
         generate::protocol(genkeys),
         shared_models(),
     ];
-    protocols.extend(health::protocols(vertex.and_then(|vertex| vertex.health.as_deref())));
+    protocols.extend(health::protocols());
     protocols.extend(stream::protocols());
     protocols
 }
@@ -72,7 +71,7 @@ fn shared_models() -> Protocol {
 /// Returns all routes of the APIs and of the dashboard with the shared middleware.
 pub fn router(app: &App, pages: &Pages) -> Router {
     let server = &app.config().server;
-    let mut protocols = protocols(app);
+    let mut protocols = protocols();
     protocols.push(login::protocol());
     let formats = ErrorFormats::new(&protocols, LlamaError::render);
     let mut declared = Document::openapi();
@@ -101,13 +100,17 @@ pub fn router(app: &App, pages: &Pages) -> Router {
     for (access, format, group) in groups {
         routes = routes.merge(group_routes(app, access, format, group));
     }
-    if let Some(vertex) = &server.vertex {
+    if server.vertex.is_some() {
         let targets = with_headers(app, routes.clone()).with_state(app.clone());
-        let predict = predict::router(&vertex.predict, targets, posts.iter().map(String::as_str));
+        let predict = predict::router(targets, posts.iter().map(String::as_str));
         routes = routes.merge(group_routes(app, Access::Key, LlamaError::render, predict));
     }
     let routes = with_headers(app, routes).layer(from_fn_with_state(app.clone(), log_request));
-    prefix::nest(&server.prefix, routes.with_state(app.clone()))
+    let mut routes = routes.with_state(app.clone());
+    if let Some(vertex) = &server.vertex {
+        routes = predict::with_configured_paths(vertex.clone(), routes);
+    }
+    prefix::nest(&server.prefix, routes)
 }
 
 /// Returns the routes that serve the documents.

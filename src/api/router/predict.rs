@@ -3,11 +3,13 @@
 use crate::api::shared;
 use crate::api::shared::error::{LlamaError, LlamaErrorResponse};
 use crate::api::shared::fields::{Fields, abbreviate, invalid_value};
+use crate::config::VertexConfig;
 use crate::server::{ApiError, App};
 use axum::body::{Body, Bytes};
 use axum::extract::{FromRequest, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Uri, header};
+use axum::middleware::map_request;
 use axum::routing::post;
 use axum::{Json, Router};
 use serde::Serialize;
@@ -19,6 +21,12 @@ use tower::ServiceExt;
 
 /// Maximum number of instances in a request.
 const MAX_INSTANCES: usize = 128;
+
+/// Path of predictions; [`with_configured_paths`] adds the configured one.
+const PATH: &str = "/predict";
+
+/// Routes that stream unless `stream` is false.
+const STREAMED_BY_DEFAULT: [&str; 2] = ["/api/chat", "/api/generate"];
 
 /// The routes that instances can name.
 #[derive(Clone)]
@@ -44,15 +52,37 @@ enum Prediction {
     Error(LlamaErrorResponse),
 }
 
-/// Returns the route at `path`, which sends instances to `routes`; `paths` are the paths that accept `POST`.
-pub(super) fn router<'a>(path: &str, routes: Router, paths: impl Iterator<Item = &'a str>) -> Router<App> {
+/// Returns the route of predictions, which sends instances to `routes`; `paths` are the paths that accept `POST`.
+pub(super) fn router<'a>(routes: Router, paths: impl Iterator<Item = &'a str>) -> Router<App> {
     let mut named = HashMap::new();
     for target in paths {
         named.entry(format_name(target)).or_insert_with(|| target.to_owned());
         named.insert(target.to_owned(), target.to_owned());
     }
     let targets = Targets { routes, paths: Arc::new(named) };
-    Router::new().route(path, post(move |request: Request| predict(targets.clone(), request)))
+    Router::new().route(PATH, post(move |request: Request| predict(targets.clone(), request)))
+}
+
+/// Serves predictions and health at the configured paths, instead of other routes with the same path and method. The paths
+/// are not patterns of routes, because they may contain braces or equal an existing route. The access log and `/metrics`
+/// show the route that serves a request, like the patterns of other routes.
+pub(super) fn with_configured_paths(config: VertexConfig, routes: Router) -> Router {
+    let map = move |mut request: Request| {
+        let path = request.uri().path();
+        let target = match *request.method() {
+            Method::POST if path == config.predict => Some(PATH),
+            Method::GET | Method::HEAD if config.health.as_deref() == Some(path) => Some("/health"),
+            _ => None,
+        };
+        if let Some(target) = target {
+            let query = request.uri().query().map(|query| format!("?{query}")).unwrap_or_default();
+            if let Ok(uri) = format!("{target}{query}").parse() {
+                *request.uri_mut() = uri;
+            }
+        }
+        std::future::ready(request)
+    };
+    Router::new().fallback_service(routes).layer(map_request(map))
 }
 
 async fn predict(targets: Targets, request: Request) -> Result<Json<PredictionsResponse>, LlamaError> {
@@ -103,7 +133,7 @@ impl Targets {
             ApiError::invalid(field, detail)
         })?;
         // The response contains all instances, so streaming is disabled.
-        if fields.contains_key("stream") {
+        if fields.contains_key("stream") || STREAMED_BY_DEFAULT.contains(&path.as_str()) {
             fields.insert("stream".to_owned(), false.into());
         }
         let mut request = Request::new(Body::from(Value::Object(fields).to_string()));
@@ -145,7 +175,23 @@ fn format_name(path: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::format_name;
+    use super::{Body, Method, Request, Router, ServiceExt, Uri, VertexConfig, format_name, with_configured_paths};
+    use axum::routing::get;
+
+    #[tokio::test]
+    async fn configured_paths_keep_query_and_accept_head() {
+        let routes = Router::new().route("/health", get(|uri: Uri| std::future::ready(uri.to_string())));
+        let config = VertexConfig { predict: "/p".to_owned(), health: Some("/alive".to_owned()) };
+        let routes = with_configured_paths(config, routes);
+        let send = |method: Method| {
+            let request = Request::builder().method(method).uri("http://localhost/alive?a=%7Bb").body(Body::empty());
+            routes.clone().oneshot(request.unwrap())
+        };
+        let body = axum::body::to_bytes(send(Method::GET).await.unwrap().into_body(), usize::MAX).await.unwrap();
+        assert_eq!(body, "/health?a=%7Bb");
+        assert_eq!(send(Method::HEAD).await.unwrap().status(), 200);
+        assert_eq!(send(Method::POST).await.unwrap().status(), 404);
+    }
 
     #[test]
     fn format_name_is_camel_case() {

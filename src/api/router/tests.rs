@@ -1,22 +1,29 @@
 use super::*;
 use crate::config::flags::{DataFlags, EngineFlags, ServerFlags};
-use crate::config::{Config, KeyHash};
+use crate::config::{Config, KeyHash, VertexConfig};
 use crate::mods::ModRegistry;
 use axum::body::{Body, to_bytes};
 use axum::extract::ConnectInfo;
 use axum::http::{Method, StatusCode};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use tower::ServiceExt;
 
 /// Returns the state of a server without a model. With `key` it requires an API key.
 fn app(key: Option<&str>) -> App {
+    app_with(|config| config.server.credentials.security.keys = key.map(KeyHash::new).into_iter().collect())
+}
+
+/// Returns the state of a server without a model, with a changed configuration.
+fn app_with(change: impl FnOnce(&mut Config)) -> App {
     let data = DataFlags { data_dir: Some(std::env::temp_dir()), ..DataFlags::default() };
     let engine = EngineFlags { parallel: Some(1), batch_size: 1, ubatch_size: 1, ..EngineFlags::default() };
     let mut config = Config::new(engine, data, &ServerFlags::default()).unwrap();
-    config.server.credentials.security.keys = key.map(KeyHash::new).into_iter().collect();
+    change(&mut config);
     App::new(Arc::new(config), Arc::new(ModRegistry::default()), chrono::DateTime::default)
 }
+
+const CLIENT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1);
 
 async fn send(routes: &Router, method: Method, path: &str, headers: &[(&str, &str)]) -> (StatusCode, String) {
     let mut request = Request::builder().method(method).uri(path).header("host", "localhost");
@@ -24,7 +31,7 @@ async fn send(routes: &Router, method: Method, path: &str, headers: &[(&str, &st
         request = request.header(*name, *value);
     }
     let mut request = request.body(Body::empty()).unwrap();
-    request.extensions_mut().insert(ConnectInfo(SocketAddr::from(([127, 0, 0, 1], 1))));
+    request.extensions_mut().insert(ConnectInfo(CLIENT));
     let response = routes.clone().oneshot(request).await.unwrap();
     let status = response.status();
     (status, String::from_utf8(to_bytes(response.into_body(), usize::MAX).await.unwrap().to_vec()).unwrap())
@@ -58,7 +65,7 @@ async fn every_route_has_its_access_class_and_its_error_format() {
     let app = app(Some("secret"));
     let routes = router(&app, &crate::ui::pages());
     let mut checked = 0;
-    for RouteGroup { access, format, routes: group } in protocols(&app).into_iter().flat_map(Protocol::into_groups) {
+    for RouteGroup { access, format, routes: group } in protocols().into_iter().flat_map(Protocol::into_groups) {
         let (_, described) = group.split_for_parts();
         for (pattern, item) in described.paths.paths {
             let methods = [
@@ -91,6 +98,30 @@ async fn every_route_has_its_access_class_and_its_error_format() {
         }
     }
     assert!(checked > 60, "{checked}");
+}
+
+#[tokio::test]
+async fn configured_paths_of_vertex_replace_other_routes() {
+    for (predict, health) in [
+        ("/generate", "/healthz"),
+        ("/v1/chat/completions", "/v1/health"),
+        ("/v1/models", "/v1/models"),
+        ("/predict", "/health"),
+        ("/:predict/{x}", "/{x}/:y"),
+    ] {
+        let config = VertexConfig { predict: predict.to_owned(), health: Some(health.to_owned()) };
+        let app = app_with(|changed| changed.server.vertex = Some(config));
+        let routes = router(&app, &crate::ui::pages());
+        let (_, body) = send(&routes, Method::GET, health, &[]).await;
+        assert!(body.contains(r#""server":"thunder""#), "GET {health}: {body}");
+        let request = Request::post(predict).header("host", "localhost").extension(ConnectInfo(CLIENT));
+        let response = routes.clone().oneshot(request.body(Body::from("{}")).unwrap()).await.unwrap();
+        let body = to_bytes(response.into_body(), usize::MAX).await.unwrap();
+        let body = String::from_utf8_lossy(&body);
+        assert!(body.contains("`instances` is missing"), "POST {predict}: {body}");
+        let (status, _) = send(&routes, Method::GET, "/v1/mods", &[]).await;
+        assert_eq!(status, StatusCode::OK);
+    }
 }
 
 #[tokio::test]

@@ -93,7 +93,7 @@ impl ModelRegistry {
                 return Err(ApiError::invalid("model", format!("the model '{}' is already loaded", entry.name)));
             }
             ModelState::Loading(_) => return Ok(()),
-            ModelState::Unloading => return Err(entry.not_loaded()),
+            ModelState::Unloading(_) => return Err(entry.not_loaded()),
             ModelState::Unloaded | ModelState::Failed(_) => {}
         }
         self.load_in_background(&entry.name).await
@@ -187,7 +187,11 @@ impl ModelRegistry {
                 // llama.cpp reports progress for every tensor; one report per percent is enough.
                 if done - reported >= 0.01 {
                     reported = done;
-                    registry.change(&name, |entry| entry.state = ModelState::Loading(done));
+                    registry.change(&name, |entry| {
+                        if let ModelState::Loading(progress) = &mut entry.state {
+                            *progress = done;
+                        }
+                    });
                 }
                 !load_cancelled.load(Ordering::Acquire)
             })

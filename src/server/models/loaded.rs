@@ -4,7 +4,7 @@ use crate::engine::{Engine, SubmitError};
 use crate::model::chat::ChatTemplate;
 use crate::model::{Model, Vocabulary};
 use crate::server::ApiError;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// A loaded model with its engine; cheap to clone.
 ///
@@ -17,6 +17,20 @@ struct Inner {
     engine: Engine,
     encoder: Encoder,
     template: Result<ChatTemplate, String>,
+    /// Held while the threads end.
+    stopping: tokio::sync::Mutex<()>,
+}
+
+/// A reference to a loaded model that does not keep its memory allocated.
+#[derive(Debug, Clone, Default)]
+pub struct WeakLoaded(Weak<Inner>);
+
+impl WeakLoaded {
+    /// Returns the model if it is still in memory.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Loaded> {
+        self.0.upgrade().map(Loaded)
+    }
 }
 
 impl Loaded {
@@ -29,7 +43,13 @@ impl Loaded {
         {
             tracing::warn!(model = engine.model().name(), %reason, "chat is not available for this model");
         }
-        Self(Arc::new(Inner { aliases, engine, encoder, template }))
+        Self(Arc::new(Inner { aliases, engine, encoder, template, stopping: tokio::sync::Mutex::default() }))
+    }
+
+    /// Returns a reference that does not keep the model in memory.
+    #[must_use]
+    pub fn downgrade(&self) -> WeakLoaded {
+        WeakLoaded(Arc::downgrade(&self.0))
     }
 
     /// Returns the model's name, as used in responses and traces.
@@ -99,6 +119,8 @@ impl Loaded {
 
     /// Ends all runs and waits for the threads. After that, the recorder has received all data of the runs.
     pub async fn stop(&self) {
+        // A second caller waits for the threads, too.
+        let _stopping = self.0.stopping.lock().await;
         tokio::join!(self.0.engine.stop(), self.0.encoder.stop());
     }
 

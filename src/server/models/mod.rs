@@ -13,10 +13,12 @@ mod names;
 mod probe;
 mod sessions;
 mod sleeping;
+#[cfg(test)]
+mod tests;
 mod unload;
 
 pub use load::{LoadFailure, LoadStep};
-pub use loaded::Loaded;
+pub use loaded::{Loaded, WeakLoaded};
 pub(crate) use names::{resolve, without_tag};
 pub use sessions::{InsufficientMemory, SessionClient, Sessions};
 pub use sleeping::{ModelView, SleepingModel};
@@ -39,8 +41,8 @@ pub enum ModelState {
     Loading(f32),
     /// Accepts requests.
     Ready(Loaded),
-    /// Accepts no new requests; active runs may end.
-    Unloading,
+    /// Accepts no new requests; active runs may end. Also the state of a cancelled load until it has ended.
+    Unloading(WeakLoaded),
     /// Loading failed.
     Failed(LoadFailure),
 }
@@ -203,12 +205,17 @@ impl ModelRegistry {
         let entry = &mut models.entries[index];
         entry.last_used = now;
         let autoload = self.0.config.server.models.autoload || entry.is_sleeping();
+        // The health check reports a default model that has stopped, so that the server is restarted.
+        if !entry.default && entry.ready().is_some_and(|loaded| !loaded.is_running()) {
+            tracing::error!(model = entry.name, "the decode thread of the model has stopped, unloading it");
+            self.spawn_unload(entry);
+        }
         match &entry.state {
             ModelState::Ready(loaded) => Ok(ModelLookup::Ready(loaded.clone())),
             ModelState::Unloaded if autoload => Ok(ModelLookup::Unloaded(entry.name.clone())),
             ModelState::Failed(_) if autoload => Ok(ModelLookup::Failed(entry.clone())),
             ModelState::Loading(_) => Ok(ModelLookup::Changing),
-            ModelState::Unloading if autoload => Ok(ModelLookup::Changing),
+            ModelState::Unloading(_) if autoload => Ok(ModelLookup::Changing),
             _ => Err(entry.not_loaded()),
         }
     }
@@ -226,7 +233,7 @@ impl ModelRegistry {
         let running: Vec<Loaded> = {
             let models = self.lock();
             models.entries.iter().for_each(|entry| entry.load_cancelled.store(true, Ordering::Release));
-            models.entries.iter().filter_map(|entry| entry.ready().cloned()).collect()
+            models.entries.iter().filter_map(ModelEntry::in_memory).collect()
         };
         futures::future::join_all(running.iter().map(Loaded::stop)).await;
     }
@@ -285,6 +292,16 @@ impl ModelEntry {
         }
     }
 
+    /// Returns the model if it is ready, or if it is being unloaded and its runs may be active.
+    #[must_use]
+    pub fn in_memory(&self) -> Option<Loaded> {
+        match &self.state {
+            ModelState::Ready(loaded) => Some(loaded.clone()),
+            ModelState::Unloading(loaded) => loaded.upgrade(),
+            _ => None,
+        }
+    }
+
     /// Returns all names that requests may use.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> + Clone {
         std::iter::once(self.name.as_str()).chain(self.aliases.iter().map(String::as_str))
@@ -313,7 +330,7 @@ impl ModelEntry {
             ModelState::Loading(_) => {
                 ApiError::unavailable(format!("the model '{name}' is being loaded")).at("model").retry_after(1)
             }
-            ModelState::Unloading => {
+            ModelState::Unloading(_) => {
                 ApiError::unavailable(format!("the model '{name}' is being unloaded")).at("model").retry_after(1)
             }
             _ => {

@@ -44,16 +44,8 @@ impl ModelRegistry {
     /// Starts unloading a model that has not been used since [`ModelRegistry::idle`] returned `used` for it; the next
     /// request loads it again.
     pub(crate) fn begin_sleep(&self, name: &str, used: u64, sleeping: SleepingModel) {
-        let taken = self.change(name, |entry| {
-            let loaded = entry.ready().filter(|loaded| entry.last_used == used && !loaded.is_busy())?.clone();
-            entry.state = ModelState::Unloading;
-            entry.sleeping = Some(Arc::new(sleeping));
-            Some(loaded)
-        });
-        if let Some(loaded) = taken.flatten() {
+        if self.unload_idle(name, used, Some(sleeping)) {
             tracing::info!(model = name, "model is idle, sleeping until the next request");
-            let (registry, name) = (self.clone(), name.to_owned());
-            tokio::spawn(async move { registry.unload(name, loaded).await });
         }
     }
 }
@@ -71,6 +63,13 @@ impl ModelEntry {
     #[must_use]
     pub const fn is_sleeping(&self) -> bool {
         self.sleeping.is_some()
-            && matches!(self.state, ModelState::Unloaded | ModelState::Unloading | ModelState::Failed(_))
+            && matches!(self.state, ModelState::Unloaded | ModelState::Unloading(_) | ModelState::Failed(_))
+    }
+
+    /// Returns true if a read-only request waits until the model is awake, which it starts if necessary. It does not repeat
+    /// a failed load.
+    #[must_use]
+    pub const fn wakes_for_reads(&self) -> bool {
+        self.sleeping.is_some() && !matches!(self.state, ModelState::Failed(_))
     }
 }

@@ -1,6 +1,6 @@
 //! Unloading: on request, and before another model is loaded.
 
-use super::{Loaded, ModelEntry, ModelRegistry, ModelState};
+use super::{Loaded, ModelEntry, ModelRegistry, ModelState, SleepingModel, WeakLoaded};
 use crate::server::{ApiError, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,33 +20,46 @@ impl ModelRegistry {
     /// 404 for an unknown model; 400 if it is not loaded.
     pub fn begin_unload(&self, name: &str) -> Result<(), ApiError> {
         let entry = self.named(name)?;
-        let taken = self.change(&entry.name, |entry| match &entry.state {
-            ModelState::Ready(loaded) => {
-                let loaded = loaded.clone();
-                entry.state = ModelState::Unloading;
-                Ok(Some(loaded))
+        let changed = self.change(&entry.name, |entry| {
+            let was_sleeping = entry.sleeping.take().is_some();
+            match &entry.state {
+                ModelState::Ready(_) => self.spawn_unload(entry),
+                ModelState::Loading(_) => {
+                    entry.load_cancelled.store(true, Ordering::Release);
+                    entry.state = ModelState::Unloading(WeakLoaded::default());
+                }
+                ModelState::Failed(_) => entry.state = ModelState::Unloaded,
+                ModelState::Unloaded if !was_sleeping => return Err(entry.not_loaded()),
+                ModelState::Unloaded | ModelState::Unloading(_) => {}
             }
-            ModelState::Loading(_) => {
-                entry.load_cancelled.store(true, Ordering::Release);
-                Ok(None)
-            }
-            ModelState::Failed(_) => {
-                entry.state = ModelState::Unloaded;
-                entry.sleeping = None;
-                Ok(None)
-            }
-            ModelState::Unloading => Ok(None),
-            ModelState::Unloaded if entry.sleeping.take().is_some() => Ok(None),
-            ModelState::Unloaded => Err(entry.not_loaded()),
+            Ok(())
         });
-        if let Some(loaded) = taken.transpose()?.flatten() {
-            let registry = self.clone();
-            tokio::spawn(async move { registry.unload(entry.name, loaded).await });
-        }
-        Ok(())
+        changed.unwrap_or(Ok(()))
     }
 
-    pub(super) async fn unload(&self, name: String, loaded: Loaded) {
+    /// Starts unloading a model that no run uses and that has not been used since its counter `used`. It sleeps if
+    /// `sleeping` is set. Returns false if it is in use.
+    pub(super) fn unload_idle(&self, name: &str, used: u64, sleeping: Option<SleepingModel>) -> bool {
+        let changed = self.change(name, |entry| {
+            let is_unused = entry.last_used == used && entry.ready().is_some_and(|loaded| !loaded.is_busy());
+            if is_unused {
+                self.spawn_unload(entry);
+                entry.sleeping = sleeping.map(Arc::new);
+            }
+            is_unused
+        });
+        changed.unwrap_or_default()
+    }
+
+    /// Starts unloading a model if it is ready.
+    pub(super) fn spawn_unload(&self, entry: &mut ModelEntry) {
+        let Some(loaded) = entry.ready().cloned() else { return };
+        entry.state = ModelState::Unloading(loaded.downgrade());
+        let (registry, name) = (self.clone(), entry.name.clone());
+        tokio::spawn(async move { registry.unload(name, loaded).await });
+    }
+
+    async fn unload(&self, name: String, loaded: Loaded) {
         let began = Instant::now();
         let grace = self.0.config.server.shutdown_grace;
         while loaded.is_busy() && began.elapsed() < grace {
@@ -98,8 +111,9 @@ impl ModelRegistry {
                     models.entries.iter().filter(|entry| entry.name != name && entry.occupies_memory()).collect();
                 let idle = others.iter().filter(|entry| entry.ready().is_some_and(|loaded| !loaded.is_busy()));
                 // The default model is unloaded last, because requests without a name would load it again.
-                let idle = idle.min_by_key(|entry| (entry.default, entry.last_used)).map(|entry| entry.name.clone());
-                let unloading = others.iter().any(|entry| matches!(entry.state, ModelState::Unloading));
+                let idle = idle.min_by_key(|entry| (entry.default, entry.last_used));
+                let idle = idle.map(|entry| (entry.name.clone(), entry.last_used));
+                let unloading = others.iter().any(|entry| matches!(entry.state, ModelState::Unloading(_)));
                 (others.len(), unloading, idle)
             };
             if others < max_loaded {
@@ -107,10 +121,11 @@ impl ModelRegistry {
             }
             match idle {
                 _ if unloading => {}
-                Some(idle) => {
-                    tracing::info!(model = idle, "unloading model to load another one");
-                    // Another task may have unloaded it meanwhile.
-                    let _ = self.begin_unload(&idle);
+                Some((idle, used)) => {
+                    // A request may have begun to use it, or another task may have unloaded it.
+                    if self.unload_idle(&idle, used, None) {
+                        tracing::info!(model = idle, "unloading model to load another one");
+                    }
                 }
                 None if began.elapsed() >= self.0.config.server.shutdown_grace => {
                     let detail = format!(
@@ -127,6 +142,6 @@ impl ModelRegistry {
 
 impl ModelEntry {
     fn occupies_memory(&self) -> bool {
-        matches!(self.state, ModelState::Ready(_) | ModelState::Loading(_) | ModelState::Unloading)
+        matches!(self.state, ModelState::Ready(_) | ModelState::Loading(_) | ModelState::Unloading(_))
     }
 }

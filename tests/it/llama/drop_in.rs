@@ -221,6 +221,7 @@ async fn vertex_predictions_are_requests_to_other_routes() {
     let body = json!({"instances": [
         chat,
         {"@requestFormat": "/tokenize", "content": "Once upon"},
+        {"@requestFormat": "/api/generate", "model": "tiny", "prompt": "Once", "options": {"num_predict": 4}},
         {"@requestFormat": "nonsense"},
         {"@requestFormat": "completion", "prompt": 5},
         7,
@@ -229,10 +230,11 @@ async fn vertex_predictions_are_requests_to_other_routes() {
     assert_eq!(predict().send().await.unwrap().status().as_u16(), 401);
     let answer: Value = predict().bearer_auth("k").send().await.unwrap().json().await.unwrap();
     let predictions = answer["predictions"].as_array().unwrap();
-    assert_eq!(predictions.len(), 5, "{answer}");
+    assert_eq!(predictions.len(), 6, "{answer}");
     assert_eq!(predictions[0]["choices"][0]["message"]["role"], "assistant", "{answer}");
     assert!(predictions[1]["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{answer}");
-    let messages: Vec<&str> = predictions[2..].iter().map(message_of).collect();
+    assert_eq!(predictions[2]["done"], true, "{answer}");
+    let messages: Vec<&str> = predictions[3..].iter().map(message_of).collect();
     insta::assert_json_snapshot!("invalid_predictions", messages);
     let invalid = client.post(url("/predict")).json(&json!({"instances": {}})).bearer_auth("k").send().await.unwrap();
     assert_eq!(invalid.status().as_u16(), 400);

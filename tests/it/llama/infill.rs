@@ -93,6 +93,25 @@ async fn spm_infill_flag_puts_suffix_before_prefix() {
     let plain = json!({"prompt": prompt, "n_predict": 4, "temperature": 0});
     assert_eq!(answer["content"], server.answer("/completion", &plain).await["content"]);
     assert_eq!(answer["tokens_evaluated"], prompt.len());
+    let suffix = json!({"prompt": "def main():p", "suffix": "main()", "max_tokens": 4, "temperature": 0});
+    let with_suffix = server.answer("/v1/completions", &suffix).await;
+    let (before, after) = (tokens(&server, "def main():p").await, tokens(&server, "main()").await);
+    let prompt = [vec![json!(SUFFIX)], after, vec![json!(PREFIX)], before, vec![json!(MIDDLE)]].concat();
+    let plain = json!({"prompt": prompt, "max_tokens": 4, "temperature": 0});
+    assert_eq!(with_suffix["choices"][0]["text"], server.answer("/v1/completions", &plain).await["choices"][0]["text"]);
+    let long = json!({"prompt": "word ".repeat(3000), "suffix": "main()", "max_tokens": 4, "echo": true});
+    let shortened = server.answer("/v1/completions", &long).await;
+    assert!(shortened["usage"]["prompt_tokens"].as_u64().unwrap() < 512, "{shortened}");
+    let echoed = shortened["choices"][0]["text"].as_str().unwrap();
+    assert!(echoed.contains("word word") && echoed.len() < 5000, "{shortened}");
+    // A prompt that fits is not shortened for a long answer.
+    let words = 300 * 100 / tokens(&server, &"word ".repeat(100)).await.len();
+    let text = "word ".repeat(words);
+    let fitting = json!({"prompt": text, "suffix": "main()", "max_tokens": 400, "echo": true});
+    let fitting = server.answer("/v1/completions", &fitting).await;
+    let expected = tokens(&server, &text).await.len() + tokens(&server, "main()").await.len() + 3;
+    assert_eq!(fitting["usage"]["prompt_tokens"], expected, "{fitting}");
+    assert!(fitting["choices"][0]["text"].as_str().unwrap().starts_with(&text), "{fitting}");
 }
 
 #[tokio::test]

@@ -21,8 +21,8 @@ pub(super) fn router() -> OpenApiRouter<App> {
     OpenApiRouter::new().routes(routes!(metrics))
 }
 
-/// Returns counters and histograms for Prometheus: those of the model and those of the whole server. The two rates cover
-/// the last minute, independent of the scrape interval.
+/// Returns counters and histograms for Prometheus: those of the model, if it is loaded or sleeping, and those of the whole
+/// server. The two rates cover the last minute, independent of the scrape interval.
 #[utoipa::path(get, path = "/metrics", tag = "llama-server",
     responses((status = 200, description = "Prometheus' text format", content_type = "text/plain"),
               (status = 501, description = "The server was started with --metrics=off, or listens on an address that \
@@ -38,8 +38,8 @@ async fn metrics(State(app): State<App>, Query(params): Query<ModelParams>) -> R
             add_model(&mut exposition, [loaded.engine().status(), loaded.encoder().status()]);
         }
         Ok(ModelView::Sleeping(sleeping)) => add_model(&mut exposition, [&sleeping.statuses[0], &sleeping.statuses[1]]),
-        // A server without models still has metrics.
-        Err(_) if params.model.is_none() && app.config().server.cluster.no_model => {}
+        // A server without models, or whose default model is not loaded, still has the other metrics.
+        Err(_) if params.model.is_none() => {}
         Err(error) => return Err(error.into()),
     }
     add_requests(&mut exposition, &app);

@@ -84,7 +84,7 @@ async fn end_reasoning(app: &App, scope: &Scope, run: RunId) -> Result<Option<En
         return Ok(None);
     }
     for entry in app.models().list() {
-        if let Some(loaded) = entry.ready()
+        if let Some(loaded) = entry.in_memory()
             && let Ok(outcome) = loaded.engine().control(run).end_reasoning().await
         {
             return Ok(Some(outcome));
