@@ -127,6 +127,21 @@ async fn streamed_response_equals_complete_response() {
 }
 
 #[tokio::test]
+async fn stream_of_a_failed_run_ends_with_the_failed_response() {
+    let body = response_request(json!({"stream": true, "ignore_eos": true, "mods": ["refuse_late"]}));
+    let events = server().await.events(RESPONSES, &body).await;
+    let [.., (error, _), (failed, data)] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((error.as_str(), failed.as_str()), ("error", "response.failed"));
+    let response = &data["response"];
+    assert_eq!((&response["id"], &response["status"]), (&events[0].1["response"]["id"], &json!("failed")));
+    assert_eq!(
+        (&response["error"]["message"], response["error"]["code"].is_string()),
+        (&json!("enough"), true),
+        "{data}"
+    );
+}
+
+#[tokio::test]
 async fn retracted_text_is_removed_from_the_open_item() {
     let server = server().await;
     let fields = json!({"stream": true, "mods": ["replace_start"], "max_output_tokens": 16, "ignore_eos": true});

@@ -106,7 +106,7 @@ impl ChatEventWriter for MessageEventWriter {
         None
     }
 
-    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+    fn on_error(&mut self, _: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {
         push_typed(pending, &error.anthropic());
     }
 

@@ -108,7 +108,7 @@ pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Res
     let mut defaults = apply_aliases(app, fields);
     defaults.entry("max_tokens").or_insert(default_length(app).into());
     defaults.remove("n_predict");
-    if fields.flag("bypass_eos")?.unwrap_or(false) || fields.flag("use_default_badwordsids")?.unwrap_or(false) {
+    if bans_end(fields)? {
         defaults.insert("ignore_eos".into(), Value::Bool(true));
     }
     let bans = Bans::parse(fields, loaded.vocabulary())?;
@@ -124,6 +124,12 @@ pub(super) async fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Res
         parsed.request.mods.extend(bans.mods(app.registry())?);
     }
     Ok(parsed)
+}
+
+/// Returns true if the model may not end the answer.
+fn bans_end(fields: Fields<'_>) -> Result<bool, ApiError> {
+    let older_name = fields.flag("use_default_badwordsids")?.unwrap_or(false);
+    Ok(fields.flag("ban_eos_token")?.unwrap_or(older_name) || fields.flag("bypass_eos")?.unwrap_or(false))
 }
 
 /// Reads the images of a body.
@@ -191,4 +197,24 @@ fn prompt(
         return Err(ApiError::invalid("prompt", "`prompt` must have at least one token"));
     }
     Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn end_is_banned_by_each_name() {
+        for (body, expected) in [
+            (json!({}), false),
+            (json!({"bypass_eos": true}), true),
+            (json!({"use_default_badwordsids": true}), true),
+            (json!({"ban_eos_token": true, "use_default_badwordsids": false}), true),
+            (json!({"ban_eos_token": false, "use_default_badwordsids": true}), false),
+        ] {
+            assert_eq!(bans_end(Fields::new(&body).unwrap()).unwrap(), expected, "{body}");
+        }
+        assert!(bans_end(Fields::new(&json!({"ban_eos_token": "yes"})).unwrap()).is_err());
+    }
 }

@@ -1,7 +1,9 @@
 //! Generated texts and the events of a stream in `KoboldCPP`'s format.
 
 use super::error::KoboldErrorResponse;
-use crate::api::shared::generation::{LogprobsByText, ProbabilityFormatter, SentTokens, ThunderFields, TokenLogprob};
+use crate::api::shared::generation::{
+    LogprobsByText, ProbabilityFormatter, SentTokens, ThunderFields, TokenLogprob, text_or_bytes,
+};
 use crate::events::TokenId;
 use crate::model::Vocabulary;
 use serde::Serialize;
@@ -117,9 +119,11 @@ impl KoboldLogprobs {
             let logprob = formatter.logprob(measurement).into();
             let top_logprobs = formatter.top_logprobs(others);
             let mut by_text = LogprobsByText::default();
-            for other in &top_logprobs {
-                by_text.insert(other.token.clone(), other.logprob);
+            for other in top_logprobs.iter().filter(|other| other.id != id) {
+                by_text.insert(text_or_bytes(&other.bytes), other.logprob);
             }
+            // The sampled token has the same text and value as in the other lists.
+            by_text.set_sampled(&token, logprob);
             lists.tokens.push(token.clone());
             lists.token_ids.push(id);
             lists.token_logprobs.push(logprob);
@@ -129,5 +133,28 @@ impl KoboldLogprobs {
             lists.content.push(KoboldTokenLogprobs { id, token, bytes, top_logprobs, logprob, token_id: id });
         }
         lists
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::{Alternative, TokenMeasurement};
+    use crate::model::SpecialTokens;
+
+    #[test]
+    fn sampled_part_of_a_character_has_one_name() {
+        let pieces = ["ä".as_bytes(), &"ä".as_bytes()[..1], &"日".as_bytes()[..1]].map(Box::from).into();
+        let vocabulary =
+            Vocabulary::new(pieces, vec![false; 3], Vec::new(), SpecialTokens::default(), |_, _, _| Vec::new());
+        let others = [(2, 0.5), (1, 0.25)].map(|(token, prob)| Alternative { token, text: "?".into(), prob }).into();
+        let measurement =
+            TokenMeasurement { token: 1, text: String::new(), logprob: Some(-1.5), rank: None, entropy: None };
+        let lists = KoboldLogprobs::new(&SentTokens { tokens: vec![(measurement, others)] }, &vocabulary);
+        let lists = serde_json::to_value(lists).unwrap();
+        let token = &lists["tokens"][0];
+        assert_eq!((token, &lists["content"][0]["token"]), (&"\u{fffd}".into(), token));
+        assert_eq!(lists["top_logprobs"][0].as_object().unwrap().len(), 2);
+        assert_eq!(lists["top_logprobs"][0][token.as_str().unwrap()], -1.5);
     }
 }

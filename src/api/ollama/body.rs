@@ -14,6 +14,9 @@ pub(super) struct OllamaChatBody {
     /// Tools: `{type: "function", function: {name, description?, parameters}}`.
     #[schema(value_type = Option<Vec<Object>>)]
     tools: Option<Vec<Value>>,
+    /// Drop the oldest messages if the conversation does not fit into the context; false uses the server's
+    /// `--context-policy`. Default: true, or false if the server has `--context-policy` or `--context-shift`.
+    truncate: Option<bool>,
     #[serde(flatten)]
     common: OllamaCommonFields,
 }
@@ -49,9 +52,16 @@ struct OllamaCommonFields {
     /// Sampling parameters, `num_predict`, `stop`, `mods`, and all other parameters of a chat completion.
     #[schema(value_type = Option<Object>)]
     options: Option<Value>,
-    /// True or false for reasoning, or its effort: `"low"`, `"medium"` or `"high"`.
+    /// True or false for reasoning, or its effort: `"low"`, `"medium"`, `"high"` or `"max"`, which is the same as
+    /// `"high"`.
     #[schema(value_type = Option<Value>)]
     think: Option<Value>,
+    /// Report the log-probability of each token.
+    #[schema(default = false)]
+    logprobs: Option<bool>,
+    /// Number of alternatives of each token to report, with `logprobs`.
+    #[schema(default = 0, maximum = 1000)]
+    top_logprobs: Option<u32>,
     /// Answer with a stream of JSON lines.
     #[schema(default = true)]
     stream: Option<bool>,

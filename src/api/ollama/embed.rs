@@ -31,7 +31,7 @@ pub(super) fn router() -> OpenApiRouter<App> {
 struct OllamaEmbedBody {
     /// Name of the model.
     model: String,
-    /// A text or a list of texts.
+    /// A text or a list of texts; an empty text or list has no embeddings.
     #[schema(value_type = Value)]
     input: Value,
     /// Shorten inputs that do not fit into the model's context; false rejects them.
@@ -92,14 +92,21 @@ async fn embed(
         value.as_str().map(str::to_owned).ok_or_else(|| invalid_value("input", "a string or a list of strings", value))
     };
     let (texts, is_list) = match input {
-        Value::Array(list) => {
+        Value::Array(list) if !list.is_empty() => {
             (encoding::check_inputs("input", list)?.iter().map(text).collect::<Result<_, _>>()?, true)
         }
+        Value::Null | Value::Array(_) => (Vec::new(), false),
+        Value::String(empty) if empty.is_empty() => (Vec::new(), false),
         one => (vec![text(one)?], false),
     };
     let dimensions = fields.integer("dimensions", 1..=1 << 20)?.map(|count| count as usize);
     let truncates = fields.flag("truncate")?.unwrap_or(true);
-    let EncodedInputs { mut vectors, usage } = encode(&loaded, "input", is_list, texts, truncates).await?;
+    let (mut vectors, prompt_tokens) = if texts.is_empty() {
+        (Vec::new(), 0)
+    } else {
+        let EncodedInputs { vectors, usage } = encode(&loaded, "input", is_list, texts, truncates).await?;
+        (vectors, usage.prompt_tokens)
+    };
     for vector in &mut vectors {
         vector.truncate(dimensions.unwrap_or(usize::MAX));
         encoding::normalize(vector, 2);
@@ -109,7 +116,7 @@ async fn embed(
         embeddings: vectors,
         total_duration: nanoseconds(started.elapsed()),
         load_duration: nanoseconds(load),
-        prompt_eval_count: usage.prompt_tokens,
+        prompt_eval_count: prompt_tokens,
     }))
 }
 

@@ -19,7 +19,7 @@ use crate::api::shared::chat::{ChatRequest, ChatStream};
 use crate::api::shared::generation::{self, RunClient};
 use crate::api::shared::parameters;
 use crate::events::{Surface, TokenId};
-use crate::server::{Access, ApiError, Loaded, Protocol};
+use crate::server::{Access, ApiError, App, Loaded, Protocol};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::http::header;
@@ -68,7 +68,8 @@ pub(super) fn protocol() -> Protocol {
               (status = 404, body = OllamaErrorResponse, description = "Unknown model"),
               (status = 503, body = OllamaErrorResponse, description = "The model is loading")))]
 async fn chat(client: RunClient, body: Result<Bytes, BytesRejection>) -> Result<Response, OllamaError> {
-    Ok(answer(&client, &body?, request::parse_chat, OllamaFormat::Chat).await?)
+    let defaults = &client.app.config().server.request_defaults;
+    Ok(answer(&client, &body?, |body| request::parse_chat(body, defaults), OllamaFormat::Chat).await?)
 }
 
 /// Answers or completes a prompt, like Ollama's `/api/generate`. The answer is streamed as JSON lines unless `stream`
@@ -88,7 +89,7 @@ async fn generate(client: RunClient, body: Result<Bytes, BytesRejection>) -> Res
 async fn answer(
     client: &RunClient,
     body: &[u8],
-    parse: fn(&Value) -> Result<OllamaRequest, ApiError>,
+    parse: impl FnOnce(&Value) -> Result<OllamaRequest, ApiError>,
     mut format: OllamaFormat,
 ) -> Result<Response, ApiError> {
     let body = shared::parse_json(body)?;
@@ -121,7 +122,7 @@ async fn answer(
             request
         }
         OllamaRequest::Raw(body) => {
-            ChatRequest::raw(app, &loaded, &body, prompt_tokens(&body, &loaded)?, Surface::Ollama)?
+            ChatRequest::raw(app, &loaded, &body, prompt_tokens(app, &loaded, &body)?, Surface::Ollama)?
         }
         OllamaRequest::Load | OllamaRequest::Unload => return Ok(without_answer(&format, loaded.name(), "load")),
     };
@@ -135,7 +136,7 @@ async fn answer(
         respond_lines(chat, lines)
     } else {
         while let Some(update) = chat.next().await? {
-            lines.add_tokens(&update);
+            lines.add_tokens(&chat, update.tokens, update.retracted_tokens);
         }
         json(lines.complete(&chat))
     };
@@ -150,18 +151,24 @@ fn after_context(context: &[TokenId], prompt: &[TokenId], loaded: &Loaded) -> Ve
 }
 
 /// Returns the tokens of a prompt without a chat template.
-fn prompt_tokens(body: &Value, loaded: &Loaded) -> Result<Vec<TokenId>, ApiError> {
-    let (fields, vocabulary) = (Fields::new(body)?, loaded.vocabulary());
+fn prompt_tokens(app: &App, loaded: &Loaded, body: &Value) -> Result<Vec<TokenId>, ApiError> {
+    let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
+    let vocabulary = loaded.vocabulary();
     let prompt = fields.text("prompt")?.unwrap_or_default();
     if let Some(suffix) = fields.text("suffix")? {
-        let tokens = shared::infill::infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
-        return Ok(shared::infill::infill_prompt(vocabulary, tokens, prompt, suffix));
+        return Ok(shared::infill::infill_prompt(app, loaded, fields, prompt, suffix)?.0);
     }
     Ok(parameters::or_start_token(parameters::encode(vocabulary, prompt, true, true), vocabulary))
 }
 
 fn without_answer(format: &OllamaFormat, model: &str, done_reason: &'static str) -> Response {
-    json(format.line(model, OllamaMessage::default(), Some((OllamaEnd::without_answer(done_reason), &[])), None))
+    json(format.line(
+        model,
+        OllamaMessage::default(),
+        Vec::new(),
+        Some((OllamaEnd::without_answer(done_reason), &[])),
+        None,
+    ))
 }
 
 fn json(body: String) -> Response {

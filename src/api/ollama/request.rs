@@ -27,6 +27,8 @@ const CONVERTED: &[&str] = &[
     "images",
     "logprobs",
     "top_logprobs",
+    "truncate",
+    "shift",
 ];
 
 /// Options that Ollama applies when it loads a model. They are ignored, because the server's flags determine them.
@@ -69,8 +71,8 @@ pub(super) fn model_in<'a>(fields: Fields<'a>, field: &str) -> Result<Option<&'a
     Ok(fields.text(field)?.filter(|name| !name.is_empty()))
 }
 
-/// Converts the body of a chat.
-pub(super) fn parse_chat(body: &Value) -> Result<OllamaRequest, ApiError> {
+/// Converts the body of a chat; `defaults` are the server's defaults of requests.
+pub(super) fn parse_chat(body: &Value, defaults: &Map<String, Value>) -> Result<OllamaRequest, ApiError> {
     let fields = Fields::new(body)?;
     let list = fields.list("messages")?.map(Vec::as_slice).unwrap_or_default();
     if list.is_empty() {
@@ -80,6 +82,9 @@ pub(super) fn parse_chat(body: &Value) -> Result<OllamaRequest, ApiError> {
     converted.insert("messages".into(), messages(list)?.into());
     if let Some(tools) = fields.list("tools")?.filter(|tools| !tools.is_empty()) {
         converted.insert("tools".into(), Value::Array(tools.clone()));
+    }
+    if fields.flag("truncate")?.unwrap_or(!defaults.contains_key("context_policy")) {
+        converted.entry("context_policy").or_insert_with(|| "evict".into());
     }
     Ok(OllamaRequest::Chat(converted.into(), Vec::new()))
 }
@@ -157,6 +162,10 @@ fn convert_common_fields(body: &Value) -> Result<Map<String, Value>, ApiError> {
     converted.extend(copied.map(|(name, value)| (name.clone(), value.clone())));
     converted.extend(model(fields)?.map(|model| ("model".to_owned(), model.into())));
     converted.insert("stream".into(), fields.flag("stream")?.unwrap_or(true).into());
+    if fields.flag("logprobs")?.unwrap_or(false) {
+        converted.insert("logprobs".into(), true.into());
+        converted.insert("top_logprobs".into(), fields.get("top_logprobs").cloned().unwrap_or_else(|| 0.into()));
+    }
     match fields.get("format") {
         None | Some(Value::Null) => {}
         Some(Value::String(name)) if name.is_empty() => {}
@@ -174,11 +183,15 @@ fn convert_common_fields(body: &Value) -> Result<Map<String, Value>, ApiError> {
         Some(Value::Bool(enabled)) => {
             converted.insert("enable_thinking".into(), (*enabled).into());
         }
-        Some(Value::String(effort)) if matches!(effort.as_str(), "low" | "medium" | "high") => {
+        Some(Value::String(effort)) if matches!(effort.as_str(), "low" | "medium" | "high" | "max") => {
+            // Templates know no higher effort.
+            let effort = if effort == "max" { "high" } else { effort };
             converted.insert("enable_thinking".into(), true.into());
-            converted.insert("reasoning_effort".into(), effort.as_str().into());
+            converted.insert("reasoning_effort".into(), effort.into());
         }
-        Some(other) => return Err(invalid_value("think", "true, false, \"low\", \"medium\" or \"high\"", other)),
+        Some(other) => {
+            return Err(invalid_value("think", "true, false, \"low\", \"medium\", \"high\" or \"max\"", other));
+        }
     }
     Ok(converted)
 }
@@ -188,7 +201,7 @@ mod tests {
     use super::*;
 
     fn chat(body: &Value) -> Value {
-        match parse_chat(body).unwrap() {
+        match parse_chat(body, &Map::new()).unwrap() {
             OllamaRequest::Chat(chat, context) if context.is_empty() => chat,
             other => panic!("{other:?}"),
         }
@@ -198,6 +211,7 @@ mod tests {
     fn chat_becomes_a_chat_completion() {
         let body = json!({
             "model": "demo/log-top:latest", "think": "low", "format": {"type": "object"}, "keep_alive": "5m",
+            "logprobs": true, "top_logprobs": 3, "shift": true,
             "options": {"num_predict": -2, "temperature": 0.5, "num_ctx": 512, "stop": ["x"], "num_keep": 4,
                 "top_k": null, "mods": ["log-top"]},
             "messages": [
@@ -221,6 +235,8 @@ mod tests {
           ],
           "model": "demo/log-top:latest",
           "stream": true,
+          "logprobs": true,
+          "top_logprobs": 3,
           "response_format": {
             "type": "json_schema",
             "json_schema": {
@@ -273,9 +289,35 @@ mod tests {
               "content": "1",
               "tool_call_id": "call_1_0"
             }
-          ]
+          ],
+          "context_policy": "evict"
         }
         "#);
+    }
+
+    #[test]
+    fn old_messages_are_dropped_unless_another_policy_is_set() {
+        let shift = Map::from_iter([("context_policy".to_owned(), json!("shift"))]);
+        for (body, expected, with_server_policy) in [
+            (json!({}), json!("evict"), Value::Null),
+            (json!({"truncate": true}), json!("evict"), json!("evict")),
+            (json!({"truncate": false}), Value::Null, Value::Null),
+            (json!({"options": {"context_policy": "stop"}}), json!("stop"), json!("stop")),
+        ] {
+            let mut body = body;
+            body["messages"] = json!([{"role": "user", "content": "a"}]);
+            for (defaults, expected) in [(&Map::new(), expected), (&shift, with_server_policy)] {
+                let Ok(OllamaRequest::Chat(chat, _)) = parse_chat(&body, defaults) else { panic!("{body}") };
+                assert_eq!(chat["context_policy"], expected, "{body}, {defaults:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn maximum_effort_is_high() {
+        let chat = chat(&json!({"messages": [{"role": "user"}], "think": "max", "top_logprobs": 2}));
+        assert_eq!((&chat["enable_thinking"], &chat["reasoning_effort"]), (&json!(true), &json!("high")));
+        assert_eq!((&chat["logprobs"], &chat["top_logprobs"]), (&Value::Null, &Value::Null));
     }
 
     #[test]
@@ -302,7 +344,7 @@ mod tests {
             (json!({"keep_alive": -1}), OllamaRequest::Load),
         ] {
             assert_eq!(parse_generate(&body).unwrap(), expected, "{body}");
-            assert_eq!(parse_chat(&body).unwrap(), expected, "{body}");
+            assert_eq!(parse_chat(&body, &Map::new()).unwrap(), expected, "{body}");
         }
     }
 
@@ -322,8 +364,14 @@ mod tests {
             (json!({"messages": [{"role": "user"}], "think": "much"}), "think"),
             (json!({"messages": [{"role": "user"}], "options": {"num_predict": -3}}), "options.num_predict"),
             (json!({"messages": [{"role": "user"}], "options": 5}), "options"),
+            (json!({"messages": [{"role": "user"}], "truncate": "no"}), "truncate"),
+            (json!({"messages": [{"role": "user"}], "logprobs": 5}), "logprobs"),
         ] {
-            assert_eq!(parse_chat(&body).unwrap_err().problem().pointer.as_deref(), Some(pointer), "{body}");
+            assert_eq!(
+                parse_chat(&body, &Map::new()).unwrap_err().problem().pointer.as_deref(),
+                Some(pointer),
+                "{body}"
+            );
         }
         for (body, pointer) in [
             (json!({"prompt": "a", "images": 5}), "images"),

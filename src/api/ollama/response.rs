@@ -1,7 +1,7 @@
 //! Chats and generations in Ollama's format. All durations are in nanoseconds.
 
 use crate::api::shared::chat::{ChatStream, ToolCallRef};
-use crate::api::shared::generation::ThunderFields;
+use crate::api::shared::generation::{ThunderFields, TokenProbabilities};
 use crate::api::shared::sse::to_json;
 use crate::events::{FinishReason, TokenId, system};
 use chrono::SecondsFormat;
@@ -18,6 +18,9 @@ pub(super) struct OllamaChatResponse {
     /// Time of the line.
     created_at: String,
     message: OllamaMessage,
+    /// Log-probabilities of the tokens of the answer, or of the addition, if requested.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logprobs: Vec<TokenProbabilities>,
     /// True in the last line.
     done: bool,
     #[serde(flatten)]
@@ -38,6 +41,9 @@ pub(super) struct OllamaGenerateResponse {
     /// The reasoning, or in a stream an addition to it.
     #[serde(skip_serializing_if = "String::is_empty")]
     thinking: String,
+    /// Log-probabilities of the tokens of the answer, or of the addition, if requested.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    logprobs: Vec<TokenProbabilities>,
     /// True in the last line.
     done: bool,
     /// Tokens of prompt and answer, for the next request; absent with `raw`.
@@ -174,6 +180,7 @@ impl OllamaFormat {
         &self,
         model: &str,
         message: OllamaMessage,
+        logprobs: Vec<TokenProbabilities>,
         end: Option<(OllamaEnd, &[TokenId])>,
         thunder: Option<ThunderFields>,
     ) -> String {
@@ -181,12 +188,13 @@ impl OllamaFormat {
         let done = end.is_some();
         let (end, generated) = end.unwrap_or_default();
         match self {
-            Self::Chat => to_json(&OllamaChatResponse { model, created_at, message, done, end, thunder }),
+            Self::Chat => to_json(&OllamaChatResponse { model, created_at, message, logprobs, done, end, thunder }),
             Self::Generate { prompt } => to_json(&OllamaGenerateResponse {
                 model,
                 created_at,
                 response: message.content,
                 thinking: message.thinking,
+                logprobs,
                 done,
                 context: prompt.as_ref().filter(|_| done).map(|prompt| [prompt, generated].concat()),
                 end,

@@ -4,8 +4,8 @@
 
 use super::response::{OllamaEnd, OllamaFormat, OllamaMessage, OllamaToolCall, RequestTimes};
 use crate::api::shared::chat::sse::ChatEventWriter;
-use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate};
-use crate::api::shared::generation::ThunderFields;
+use crate::api::shared::chat::{ChatDelta, ChatStream, ChatUpdate, MeasuredTokens};
+use crate::api::shared::generation::{OPENAI_NO_LOGPROB, ProbabilityFormatter, ThunderFields, TokenProbabilities};
 use crate::api::shared::sse::{PendingEvents, ServerEvent};
 use crate::events::TokenId;
 use crate::server::ApiError;
@@ -17,21 +17,39 @@ pub(super) struct AnswerLineWriter {
     format: OllamaFormat,
     times: RequestTimes,
     generated: Vec<TokenId>,
+    /// Tokens whose log-probabilities are part of the next line.
+    unsent: MeasuredTokens,
 }
 
 impl AnswerLineWriter {
     pub(super) fn new(format: OllamaFormat, times: RequestTimes) -> Self {
-        Self { format, times, generated: Vec::new() }
+        Self { format, times, generated: Vec::new(), unsent: Vec::new() }
     }
 
     /// Adds the tokens of an update.
-    pub(super) fn add_tokens(&mut self, update: &ChatUpdate) {
-        self.generated.truncate(self.generated.len().saturating_sub(update.retracted_tokens));
-        self.generated.extend(update.tokens.iter().map(|(token, _)| token.token));
+    pub(super) fn add_tokens(&mut self, chat: &ChatStream, tokens: MeasuredTokens, retracted_tokens: usize) {
+        self.generated.truncate(self.generated.len().saturating_sub(retracted_tokens));
+        self.generated.extend(tokens.iter().map(|(token, _)| token.token));
+        if chat.options.logprobs.is_some() {
+            self.unsent.truncate(self.unsent.len().saturating_sub(retracted_tokens));
+            self.unsent.extend(tokens);
+        }
+    }
+
+    /// Takes the log-probabilities of the unsent tokens; none unless the client requested them.
+    fn take_logprobs(&mut self, chat: &ChatStream) -> Vec<TokenProbabilities> {
+        let formatter = ProbabilityFormatter {
+            vocabulary: &chat.vocabulary,
+            top: chat.options.logprobs.unwrap_or(0),
+            after_sampler: chat.options.after_sampler,
+            no_logprob: OPENAI_NO_LOGPROB,
+        };
+        let tokens = std::mem::take(&mut self.unsent);
+        tokens.iter().map(|(measurement, others)| formatter.sampled_token(measurement, others)).collect()
     }
 
     /// Returns the complete answer.
-    pub(super) fn complete(&self, chat: &ChatStream) -> String {
+    pub(super) fn complete(&mut self, chat: &ChatStream) -> String {
         let parsed = chat.message(0);
         let calls = chat.calls(0);
         let message = OllamaMessage {
@@ -43,10 +61,11 @@ impl AnswerLineWriter {
         self.last_line(chat, message)
     }
 
-    fn last_line(&self, chat: &ChatStream, message: OllamaMessage) -> String {
+    fn last_line(&mut self, chat: &ChatStream, message: OllamaMessage) -> String {
         let end = OllamaEnd::new(chat, self.times);
         let thunder = ThunderFields::run(chat.run());
-        self.format.line(&chat.model, message, Some((end, &self.generated)), Some(thunder))
+        let logprobs = self.take_logprobs(chat);
+        self.format.line(&chat.model, message, logprobs, Some((end, &self.generated)), Some(thunder))
     }
 }
 
@@ -54,7 +73,7 @@ impl ChatEventWriter for AnswerLineWriter {
     fn on_start(&mut self, _: &ChatStream, _: &mut PendingEvents) {}
 
     fn on_update(&mut self, chat: &ChatStream, update: ChatUpdate, pending: &mut PendingEvents) {
-        self.add_tokens(&update);
+        self.add_tokens(chat, update.tokens, update.retracted_tokens);
         for delta in update.deltas {
             let mut message = OllamaMessage::default();
             let mut thunder = None;
@@ -68,7 +87,8 @@ impl ChatEventWriter for AnswerLineWriter {
                 }
                 ChatDelta::Retract(retraction) => thunder = Some(ThunderFields::retract(&retraction)),
             }
-            pending.push_back(ServerEvent::data(self.format.line(&chat.model, message, None, thunder)));
+            let logprobs = self.take_logprobs(chat);
+            pending.push_back(ServerEvent::data(self.format.line(&chat.model, message, logprobs, None, thunder)));
         }
         if update.end.is_some() {
             pending.push_back(ServerEvent::data(self.last_line(chat, OllamaMessage::default())));
@@ -79,7 +99,7 @@ impl ChatEventWriter for AnswerLineWriter {
         None
     }
 
-    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+    fn on_error(&mut self, _: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {
         pending.push_back(ServerEvent::json(&error.ollama()));
     }
 }

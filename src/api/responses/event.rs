@@ -106,7 +106,10 @@ pub(super) enum ResponseEvent<'a> {
     /// The response, if the maximum number of tokens was reached.
     #[serde(rename = "response.incomplete")]
     Incomplete { response: &'a ResponseObject, timings: Option<RunTimings> },
-    /// The run failed.
+    /// The response of a failed run; the last event.
+    #[serde(rename = "response.failed")]
+    Failed { response: &'a ResponseObject },
+    /// The run failed; `response.failed` follows.
     #[serde(rename = "error")]
     Error {
         #[schema(value_type = Option<String>)]

@@ -5,6 +5,7 @@ use crate::api::shared::chat::ChatStream;
 use crate::api::shared::generation::{ThunderFields, TokenProbabilities};
 use crate::api::shared::settings::EmptyList;
 use crate::events::FinishReason;
+use crate::server::ErrorCode;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use std::borrow::Cow;
@@ -24,8 +25,8 @@ pub(super) struct ResponseObject {
     status: ResponseStatus,
     /// Always false.
     background: bool,
-    /// Always null, because a failed run returns an error instead of a response.
-    error: Option<String>,
+    /// Null unless the status is `failed`.
+    error: Option<ResponseError>,
     incomplete_details: Option<IncompleteDetails>,
     /// Name of the model.
     model: String,
@@ -48,6 +49,16 @@ pub(super) enum ResponseStatus {
     Completed,
     /// The maximum number of tokens was reached.
     Incomplete,
+    /// The run failed while the response was streamed; without a stream, the error takes the place of the response.
+    Failed,
+}
+
+/// The reason why a response failed.
+#[derive(Debug, Serialize, ToSchema)]
+struct ResponseError {
+    /// A machine-readable code; `server_error` if there is no specific one.
+    code: &'static str,
+    message: String,
 }
 
 /// The reason why a response is incomplete.
@@ -245,6 +256,16 @@ impl ResponseObject {
                 output_tokens_details: ReasoningTokenDetails { reasoning_tokens: chat.reasoning_tokens() },
                 total_tokens: usage.prompt_tokens + usage.completion_tokens,
             }),
+            ..Self::in_progress(chat, echo)
+        }
+    }
+
+    /// Returns the response of a failed run, without its output.
+    pub(super) fn failed(chat: &ChatStream, echo: EchoedFields, code: Option<ErrorCode>, message: &str) -> Self {
+        let code = code.map_or("server_error", ErrorCode::as_str);
+        Self {
+            status: ResponseStatus::Failed,
+            error: Some(ResponseError { code, message: message.to_owned() }),
             ..Self::in_progress(chat, echo)
         }
     }

@@ -282,9 +282,11 @@ impl ChatEventWriter for ResponseEventWriter {
         }))
     }
 
-    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+    fn on_error(&mut self, chat: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {
         let rendered = error.openai().error;
         let (code, message, param) = (rendered.code, rendered.message, rendered.param);
+        let response = ResponseObject::failed(chat, self.echo.clone(), code, &message);
         self.send(ResponseEvent::Error { code, message, param }, pending);
+        self.send(ResponseEvent::Failed { response: &response }, pending);
     }
 }

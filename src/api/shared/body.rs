@@ -77,6 +77,7 @@ pub(crate) struct GenerationFields {
     /// -1 for the whole context.
     #[schema(default = 64)]
     dry_penalty_last_n: Option<i32>,
+    /// Strings that end a repetition; also as one string with a JSON list.
     dry_sequence_breakers: Option<Vec<String>>,
     /// 0 for none, 1 or 2 for the version.
     #[schema(minimum = 0, maximum = 2, default = 0)]
@@ -226,9 +227,10 @@ pub(crate) struct ChatCompletionRequest {
     chat_template_kwargs: Option<Value>,
     #[schema(default = true)]
     add_generation_prompt: Option<bool>,
-    /// Continue the last message instead of starting another.
-    #[schema(default = false)]
-    continue_final_message: Option<bool>,
+    /// Continue the last message instead of starting another: its content, or its reasoning if it has no content.
+    /// `"content"` and `"reasoning_content"` are the same as true.
+    #[schema(value_type = Option<Value>, default = false)]
+    continue_final_message: Option<Value>,
     #[serde(flatten)]
     generation: GenerationFields,
 }

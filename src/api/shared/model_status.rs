@@ -58,7 +58,7 @@ impl From<&ModelEntry> for ModelStatus {
                 ModelStatusValue::Loading
             }
             ModelState::Ready(_) => ModelStatusValue::Loaded,
-            ModelState::Unloading => ModelStatusValue::Unloading,
+            ModelState::Unloading(_) => ModelStatusValue::Unloading,
         };
         Self { value, details }
     }

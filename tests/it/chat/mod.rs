@@ -182,7 +182,10 @@ async fn message_can_be_continued() {
         server.answer("/apply-template", &body).await["prompt"].as_str().unwrap().to_owned()
     };
     assert!(prompt(json!({})).await.ends_with("<|im_start|>assistant\nThe answer"));
-    assert!(prompt(json!({"continue_final_message": true})).await.ends_with("<|im_start|>assistant\nThe answer"));
+    for continues in [json!(true), json!("content"), json!("reasoning_content")] {
+        let prompt = prompt(json!({"continue_final_message": continues})).await;
+        assert!(prompt.ends_with("<|im_start|>assistant\nThe answer"), "{prompt}");
+    }
     assert!(
         prompt(json!({"continue_final_message": false}))
             .await

@@ -27,8 +27,9 @@ async fn streamed_and_complete_answers_are_equal() {
     let server = server().await;
     let options = json!({"seed": 5, "num_predict": 12, "ignore_eos": true, "temperature": 0.7});
     let messages = json!([{"role": "user", "content": "Hello!"}]);
-    let chat = json!({"model": "tiny", "messages": messages, "options": options});
-    let generate = json!({"model": "tiny", "prompt": "Once", "raw": true, "options": options});
+    let chat = json!({"model": "tiny", "messages": messages, "options": options, "logprobs": true, "top_logprobs": 2});
+    let generate = json!({"model": "tiny", "prompt": "Once", "raw": true, "options": options, "logprobs": true,
+                          "top_logprobs": 2});
     for (path, field, body) in [("/api/chat", "/message/content", chat), ("/api/generate", "/response", generate)] {
         let mut complete = body.clone();
         complete["stream"] = false.into();
@@ -47,6 +48,13 @@ async fn streamed_and_complete_answers_are_equal() {
             assert!(nanoseconds("total_duration") >= parts && nanoseconds("eval_duration") > 0, "{end}");
         }
         assert_eq!(last["prompt_eval_count"], complete["prompt_eval_count"]);
+        let entries = |line: &Value| line["logprobs"].as_array().cloned().unwrap_or_default();
+        let (streamed, together): (Vec<Value>, _) = (lines.iter().flat_map(entries).collect(), entries(&complete));
+        assert_eq!((streamed.len(), together.len()), (12, 12), "{complete}");
+        for (one, other) in streamed.iter().zip(&together) {
+            assert_eq!((&one["token"], &one["bytes"]), (&other["token"], &other["bytes"]));
+            assert!(one["logprob"].is_f64() && one["top_logprobs"].as_array().unwrap().len() == 2, "{one}");
+        }
     }
 }
 
@@ -145,6 +153,9 @@ async fn embeddings_are_normalized_and_long_inputs_are_truncated() {
     assert!(vectors.iter().all(|vector| (length(vector) - 1.0).abs() < 1e-5), "{embedded}");
     let short = server.answer("/api/embed", &json!({"input": "Hello!", "dimensions": 3})).await;
     assert_eq!((short["embeddings"][0].as_array().unwrap().len(), &short["model"]), (3, &json!("tiny")));
+    for empty in [json!({}), json!({"input": []}), json!({"input": ""})] {
+        assert_eq!(server.answer("/api/embed", &empty).await["embeddings"], json!([]), "{empty}");
+    }
     let single = server.answer("/api/embeddings", &json!({"model": "tiny", "prompt": "Hello!"})).await;
     let scale = length(&single["embedding"]);
     let (first, same) = (single["embedding"][0].as_f64().unwrap() / scale, vectors[0][0].as_f64().unwrap());

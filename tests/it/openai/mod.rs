@@ -201,6 +201,21 @@ async fn prompt_can_be_text_or_tokens() {
 }
 
 #[tokio::test]
+async fn text_completion_of_silly_tavern_is_answered() {
+    let server = server().await;
+    // The fields of its type KoboldCpp that the route or a protocol of the server reads, and some others.
+    let body = json!({"prompt": "The sky is", "model": "", "max_new_tokens": 6, "max_tokens": 6, "temperature": 1, "top_p": 1,
+        "typical_p": 1, "min_p": 0.1, "frequency_penalty": 0, "presence_penalty": 0, "top_k": 0, "tfs": 1, "seed": -1,
+        "dry_allowed_length": 2, "dry_multiplier": 0, "dry_base": 1.75, "dry_penalty_last_n": 0,
+        "dry_sequence_breakers": r#"["\n", ":", "\"", "*"]"#, "stop": ["\nUser:"], "ban_eos_token": false,
+        "mirostat_mode": 0, "mirostat_tau": 5, "mirostat_eta": 0.1, "custom_token_bans": "", "banned_strings": [],
+        "xtc_threshold": 0.1, "xtc_probability": 0, "top_n_sigma": 0, "min_keep": 0, "grammar": "", "trim_stop": true,
+        "sampler_order": [6, 0, 1, 3, 4, 2, 5]});
+    let answer = server.answer("/v1/completions", &body).await;
+    assert!(answer["choices"][0]["text"].is_string(), "{answer}");
+}
+
+#[tokio::test]
 async fn banned_token_is_never_sampled() {
     let server = server().await;
     let text = async |fields: Value| {

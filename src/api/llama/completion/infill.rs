@@ -7,7 +7,7 @@ use crate::api::shared::body::GenerationFields;
 use crate::api::shared::error::LlamaError;
 use crate::api::shared::fields::{Fields, invalid_value};
 use crate::api::shared::generation::RunClient;
-use crate::api::shared::infill::{InfillParts, infill_tokens};
+use crate::api::shared::infill::{InfillParts, infill_tokens, is_suffix_first};
 use crate::api::shared::{ModelBody, parameters};
 use crate::events::TokenId;
 use crate::model::{InfillTokens, Vocabulary};
@@ -52,10 +52,9 @@ struct InfillBody {
               (status = 400, description = "A field is invalid; the message names it"),
               (status = 501, description = "The model was not trained for infilling")))]
 async fn infill(client: RunClient, body: Result<ModelBody, ApiError>) -> Result<Response, LlamaError> {
-    let suffix_first = client.app.config().server.request_defaults.get("spm_infill") == Some(&Value::Bool(true));
     let ModelBody { body, loaded, .. } = body?;
     let fields = Fields::new(&body)?;
-    let tokens = prompt(fields, &loaded, suffix_first)?;
+    let tokens = prompt(fields, &loaded, is_suffix_first(&client.app))?;
     complete(&client, &loaded, fields, vec![LlamaPrompt { tokens, ..LlamaPrompt::default() }]).await
 }
 
@@ -69,7 +68,7 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
         Some(prompt) => parameters::encode_prompt(prompt, "prompt", vocabulary, false, true)?,
         None => Vec::new(),
     };
-    let parts = InfillParts {
+    let mut parts = InfillParts {
         prefix: parameters::encode(vocabulary, required("input_prefix")?, false, false),
         suffix: parameters::encode(vocabulary, required("input_suffix")?, false, false),
         start,
@@ -78,7 +77,8 @@ fn prompt(fields: Fields<'_>, loaded: &Loaded, suffix_first: bool) -> Result<Vec
     };
     let n_predict =
         fields.integer("n_predict", -1..=i64::from(i32::MAX))?.and_then(|count| usize::try_from(count).ok());
-    Ok(parts.prompt(vocabulary, tokens, loaded.engine().context_per_slot() as usize, n_predict))
+    parts.shorten(loaded.engine().context_per_slot() as usize, n_predict);
+    Ok(parts.prompt(vocabulary, tokens))
 }
 
 /// Tokenizes the other files, each preceded by its name if the model has a token for file names.

@@ -180,7 +180,7 @@ impl RunResponse {
     }
 
     fn slot(&self) -> i64 {
-        self.run.metrics.slot.get().map_or(-1, |&slot| slot.into())
+        self.run.metrics.slot().map_or(-1, i64::from)
     }
 
     /// Returns the last chunk of a stream, or without a stream the complete response, as JSON.

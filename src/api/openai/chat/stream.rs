@@ -58,7 +58,7 @@ impl ChatEventWriter for ChatChunkWriter {
         None
     }
 
-    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents) {
+    fn on_error(&mut self, _: &ChatStream, error: &ApiError, pending: &mut PendingEvents) {
         pending.push_back(ServerEvent::json(&error.openai()));
     }
 }

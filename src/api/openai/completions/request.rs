@@ -3,7 +3,7 @@
 use crate::api::shared::body::{ChunkOptions, GenerationFields};
 use crate::api::shared::fields::{Fields, integer, invalid_value};
 use crate::api::shared::generation;
-use crate::api::shared::infill::{infill_prompt, infill_tokens};
+use crate::api::shared::infill::infill_prompt;
 use crate::api::shared::settings::{GenerationSettings, LlamaResponseOptions};
 use crate::api::shared::{self, parameters};
 use crate::engine::{ReportOptions, Request};
@@ -95,7 +95,7 @@ pub(super) fn parse(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Co
     };
     let verbose = fields.flag("verbose")?.unwrap_or(false);
     let (mut requests, mut prompts) = (Vec::new(), Vec::new());
-    let parsed = parse_prompts(fields, loaded)?;
+    let parsed = parse_prompts(app, loaded, fields)?;
     generation::check_run_count(parsed.len() * count as usize)?;
     for prompt in parsed {
         let first = engine_request(app, loaded, fields, &prompt, &options)?;
@@ -158,35 +158,34 @@ fn engine_request(
     })
 }
 
-fn parse_prompts(fields: Fields<'_>, loaded: &Loaded) -> Result<Vec<CompletionPrompt>, ApiError> {
+fn parse_prompts(app: &App, loaded: &Loaded, fields: Fields<'_>) -> Result<Vec<CompletionPrompt>, ApiError> {
     const EXPECTED: &str = "a string, a list of token ids, or a list of such prompts";
     let prompt = fields
         .get("prompt")
         .ok_or_else(|| ApiError::invalid("prompt", format!("`prompt` is missing; send {EXPECTED}")))?;
-    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    let parse = |prompt: &Value| parse_prompt(app, loaded, fields, prompt);
     match prompt {
         Value::Array(list) if list.is_empty() => Err(invalid_value("prompt", EXPECTED, prompt)),
         Value::Array(list) if !list.iter().any(Value::is_number) => {
             generation::check_run_count(list.len())?;
-            list.iter().map(|prompt| parse_prompt(prompt, suffix, loaded)).collect()
+            list.iter().map(parse).collect()
         }
-        prompt => Ok(vec![parse_prompt(prompt, suffix, loaded)?]),
+        prompt => Ok(vec![parse(prompt)?]),
     }
 }
 
-fn parse_prompt(value: &Value, suffix: Option<&str>, loaded: &Loaded) -> Result<CompletionPrompt, ApiError> {
+fn parse_prompt(app: &App, loaded: &Loaded, fields: Fields<'_>, value: &Value) -> Result<CompletionPrompt, ApiError> {
     let vocabulary = loaded.vocabulary();
-    let tokens = match (suffix, value) {
+    let suffix = fields.text("suffix")?.filter(|suffix| !suffix.is_empty());
+    let (tokens, text) = match (suffix, value) {
         (None, value) => {
             let tokens = parameters::encode_prompt(value, "prompt", vocabulary, true, true)?;
-            parameters::or_start_token(tokens, vocabulary)
+            let tokens = parameters::or_start_token(tokens, vocabulary);
+            let text = value.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
+            (tokens, text)
         }
-        (Some(suffix), Value::String(prefix)) => {
-            let tokens = infill_tokens(vocabulary).map_err(|error| error.at("suffix"))?;
-            infill_prompt(vocabulary, tokens, prefix, suffix)
-        }
+        (Some(suffix), Value::String(prefix)) => infill_prompt(app, loaded, fields, prefix, suffix)?,
         (Some(_), other) => return Err(invalid_value("prompt", "a string when `suffix` is set", other)),
     };
-    let text = value.as_str().map_or_else(|| vocabulary.decode(&tokens), str::to_owned);
     Ok(CompletionPrompt { tokens, text, repeated: false })
 }

@@ -6,7 +6,7 @@ use crate::api::openai::response::{
 };
 use crate::api::shared::generation::runs::StartedRun;
 use crate::api::shared::generation::{
-    LogprobsByText, ProbabilityFormatter, RunTimings, SentTokens, ThunderFields, TokenProbabilities,
+    LogprobsByText, ProbabilityFormatter, RunTimings, SentTokens, ThunderFields, TokenProbabilities, text_or_bytes,
 };
 use crate::events::{Alternative, RunEnd, TokenId, TokenMeasurement, Usage};
 use crate::model::Vocabulary;
@@ -214,7 +214,7 @@ impl CompletionBuilder {
     fn verbose(&self) -> Option<VerboseAnswer<'_>> {
         let (settings, choice) = (self.options.settings.as_ref()?, self.choices.first()?);
         let finish = &choice.end.as_ref()?.finish;
-        let slot = self.runs.first().and_then(|run| run.metrics.slot.get().copied());
+        let slot = self.runs.first().and_then(|run| run.metrics.slot());
         Some(VerboseAnswer::new(finish, &self.model, slot, &choice.prompt.text, settings))
     }
 
@@ -266,14 +266,15 @@ impl LogprobsBuilder<'_> {
         lists.token_logprobs.push(logprob.map(f64::from));
         lists.text_offset.push(self.offset);
         self.offset += text.chars().count();
-        lists.top_logprobs.push(measured.is_some().then(|| {
+        lists.top_logprobs.push(logprob.map(|logprob| {
             let mut top = LogprobsByText::default();
-            for other in others {
-                top.insert(other.text.clone(), formatter.ln(other.prob).into());
+            for other in others.iter().filter(|other| other.token != token) {
+                top.insert(text_or_bytes(self.vocabulary.piece(other.token)), formatter.ln(other.prob).into());
             }
-            // OpenAI always lists the sampled token.
-            if let Some(logprob) = logprob.filter(|_| formatter.top > 0) {
-                top.insert(text.to_owned(), logprob.into());
+            // OpenAI always lists the sampled token. It has the same text and value as in the other lists, for clients
+            // that compare them.
+            if formatter.top > 0 {
+                top.set_sampled(text, logprob.into());
             }
             top
         }));
@@ -283,5 +284,36 @@ impl LogprobsBuilder<'_> {
     /// Returns the lists, or `None` if they are empty.
     fn finish(self) -> Option<TextLogprobs> {
         Some(self.lists).filter(|lists| !lists.tokens.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::SpecialTokens;
+
+    #[test]
+    fn sampled_part_of_a_character_is_listed_once() {
+        let pieces: Vec<Box<[u8]>> =
+            ["ä".as_bytes(), &"ä".as_bytes()[..1], &"日".as_bytes()[..1]].map(Box::from).into();
+        let vocabulary =
+            Vocabulary::new(pieces, vec![false; 3], Vec::new(), SpecialTokens::default(), |_, _, _| Vec::new());
+        let formatter =
+            ProbabilityFormatter { vocabulary: &vocabulary, top: 3, after_sampler: false, no_logprob: NO_LOGPROB };
+        let lists = TextLogprobs::default();
+        let mut builder = LogprobsBuilder { formatter: Some(formatter), vocabulary: &vocabulary, offset: 0, lists };
+        let others: Vec<Alternative> =
+            [(1, 0.5), (0, 0.25), (2, 0.125)].map(|(token, prob)| Alternative { token, text: "?".into(), prob }).into();
+        builder.push(1, "", Some((Some(-0.693), &others)));
+        let top = serde_json::to_value(&builder.finish().unwrap().top_logprobs[0]).unwrap();
+        let keys: Vec<&String> = top.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["ä", r"bytes:\xe6", ""]);
+        assert_eq!(top[""], f64::from(-0.693f32));
+        // Another token with the same text is more probable than the sampled one.
+        let lists = TextLogprobs::default();
+        let mut builder = LogprobsBuilder { formatter: Some(formatter), vocabulary: &vocabulary, offset: 0, lists };
+        builder.push(1, "ä", Some((Some(-2.0), &others[1..])));
+        let top = serde_json::to_value(&builder.finish().unwrap().top_logprobs[0]).unwrap();
+        assert_eq!(top["ä"], -2.0);
     }
 }

@@ -144,7 +144,7 @@ impl Conversation {
         let template = loaded.template()?;
         let vocabulary = loaded.vocabulary();
         let (marked, ConversationImages { marker, images }) =
-            take_images(&mut self.messages, self.image_config.as_ref(), loaded).await?;
+            take_images(&mut self.messages, &self.options, self.image_config.as_ref(), loaded).await?;
         let rendered = template.render(marked.as_ref().unwrap_or(&self.messages), &self.options)?;
         let syntax = template.syntax();
         let answer_format = AnswerFormat {
@@ -267,7 +267,11 @@ fn separates_reasoning(fields: Fields<'_>) -> Result<bool, ApiError> {
 /// Returns (`add_generation_prompt`, `continue_final_message`). By default a final assistant message is continued.
 fn generation_mode(fields: Fields<'_>, messages: &Value) -> Result<(bool, bool), ApiError> {
     let add = fields.flag("add_generation_prompt")?;
-    let continues = fields.flag("continue_final_message")?;
+    let continues = match fields.get("continue_final_message") {
+        // llama-server's names of the part to continue. The content is continued, or the reasoning if there is none.
+        Some(Value::String(part)) if part == "content" || part == "reasoning_content" => Some(true),
+        _ => fields.flag("continue_final_message")?,
+    };
     if add == Some(true) && continues == Some(true) {
         return Err(ApiError::invalid(
             "continue_final_message",

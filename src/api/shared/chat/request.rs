@@ -63,10 +63,11 @@ impl ChatRequest {
         let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
         let prepared = Conversation::parse(app, fields)?.prepare(loaded).await?;
         let stream = fields.flag("stream")?.unwrap_or(false);
+        // The Responses API reports only the tokens of the text, and Ollama's API the tokens next to the message.
+        let is_part_of_delta = stream && !matches!(surface, Surface::Responses | Surface::Ollama);
         let verbose = fields.flag("verbose")?.unwrap_or(false);
         let mut options = ResponseOptions {
-            // The Responses API reports only the tokens of the text.
-            logprobs: logprobs(fields, &prepared, stream && surface != Surface::Responses)?,
+            logprobs: logprobs(fields, is_part_of_delta && !prepared.answer_format.tools.is_empty())?,
             ..ResponseOptions::parse(app, fields, prepared.tokens.len())?
         };
         let answers = fields.integer("n", 1..=MAX_ANSWERS)?.unwrap_or(1);
@@ -88,10 +89,15 @@ impl ChatRequest {
         surface: Surface,
     ) -> Result<Self, ApiError> {
         let fields = Fields::new(body)?.with_defaults(&app.config().server.request_defaults);
-        let options = ResponseOptions::parse(app, fields, prompt.len())?;
+        let options = ResponseOptions {
+            logprobs: logprobs(fields, false)?,
+            ..ResponseOptions::parse(app, fields, prompt.len())?
+        };
         let answer_format = Arc::new(AnswerFormat { separates_reasoning: false, ..AnswerFormat::plain("") });
         let request = Request {
             prompt_preview: parameters::preview(&loaded.vocabulary().decode(&prompt)),
+            alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
+            report: report_options(&options),
             ..shared::engine_request(app, loaded, fields, prompt, surface)?
         };
         Ok(Self { requests: vec![request], answer_format, options })
@@ -140,11 +146,14 @@ fn engine_request(
         alternatives: Request::ALTERNATIVES.max(options.logprobs.unwrap_or(0)),
         report: ReportOptions {
             progress: options.stream && fields.flag("return_progress")?.unwrap_or(false),
-            after_sampler: options.after_sampler && options.logprobs.is_some(),
-            ..ReportOptions::default()
+            ..report_options(options)
         },
         ..request
     })
+}
+
+fn report_options(options: &ResponseOptions) -> ReportOptions {
+    ReportOptions { after_sampler: options.after_sampler && options.logprobs.is_some(), ..ReportOptions::default() }
 }
 
 /// Returns the run's settings in llama-server's `generation_settings` format.
@@ -159,12 +168,13 @@ fn generation_settings(fields: Fields<'_>, request: &Request, options: &Response
     GenerationSettings::new(&request.sampling, &request.limits, &answer)
 }
 
-fn logprobs(fields: Fields<'_>, prepared: &PreparedChat, stream: bool) -> Result<Option<usize>, ApiError> {
+/// Parses the number of alternatives to report; `None` for no log-probabilities. With `streams_calls` they are rejected.
+fn logprobs(fields: Fields<'_>, streams_calls: bool) -> Result<Option<usize>, ApiError> {
     let top = fields.integer("top_logprobs", 0..=MAX_PROBS)?;
     let probs = fields.integer("n_probs", i64::from(i32::MIN)..=MAX_PROBS)?.filter(|&count| count > 0);
     let is_requested = fields.flag("logprobs")?.unwrap_or(probs.is_some());
     match (is_requested, top) {
-        (true, _) if stream && !prepared.answer_format.tools.is_empty() => Err(ApiError::invalid(
+        (true, _) if streams_calls => Err(ApiError::invalid(
             "logprobs",
             "`logprobs` cannot be streamed together with tools, because a streamed tool call does not carry its \
              tokens; omit `stream`, `tools` or `logprobs`",

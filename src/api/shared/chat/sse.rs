@@ -17,7 +17,7 @@ pub(crate) trait ChatEventWriter: Send + 'static {
     /// sent last.
     fn on_end(&mut self, chat: &ChatStream, pending: &mut PendingEvents) -> Option<BoxFuture<'static, PendingEvents>>;
     /// Writes the error that ends the stream.
-    fn on_error(&mut self, error: &ApiError, pending: &mut PendingEvents);
+    fn on_error(&mut self, chat: &ChatStream, error: &ApiError, pending: &mut PendingEvents);
     /// Returns the keep-alive event; `None` sends a comment.
     fn ping_event(&self) -> Option<Event> {
         None
@@ -65,7 +65,7 @@ impl<W: ChatEventWriter> EventSource for ChatEvents<W> {
                 self.final_events.is_some()
             }
             Err(error) => {
-                self.writer.on_error(&error, pending);
+                self.writer.on_error(&self.chat, &error, pending);
                 false
             }
         }

@@ -133,7 +133,7 @@ impl ChatStream {
 
     /// Returns the slot of an answer's run.
     pub(crate) fn slot(&self, answer: usize) -> Option<u32> {
-        self.runs.started[answer].metrics.slot.get().copied()
+        self.runs.started[answer].metrics.slot()
     }
 
     /// Returns the number of cached prompt tokens; 0 until the prompt is evaluated.

@@ -11,7 +11,7 @@ mod timings;
 pub(crate) use crate::server::with_run_id;
 pub(crate) use client::RunClient;
 pub(crate) use probabilities::{
-    LogprobsByText, OPENAI_NO_LOGPROB, ProbabilityFormatter, TokenLogprob, TokenProbabilities,
+    LogprobsByText, OPENAI_NO_LOGPROB, ProbabilityFormatter, TokenLogprob, TokenProbabilities, text_or_bytes,
 };
 pub(crate) use runs::{Runs, SentTokens, check_run_count, repeat_request};
 pub(crate) use thunder::ThunderFields;

@@ -71,13 +71,27 @@ pub(crate) struct TokenProbability {
 pub(crate) struct LogprobsByText(Vec<(String, f64)>);
 
 impl LogprobsByText {
-    /// Adds an entry. A second one for the same text replaces the value of the first.
+    /// Adds an entry. Of several ones for the same text, the most probable is kept.
     pub(crate) fn insert(&mut self, text: String, logprob: f64) {
         match self.0.iter_mut().find(|(known, _)| *known == text) {
-            Some((_, known)) => *known = logprob,
+            Some((_, known)) => *known = known.max(logprob),
             None => self.0.push((text, logprob)),
         }
     }
+
+    /// Sets the entry of the sampled token, also if another token with the same text is more probable.
+    pub(crate) fn set_sampled(&mut self, text: &str, logprob: f64) {
+        match self.0.iter_mut().find(|(known, _)| known == text) {
+            Some((_, known)) => *known = logprob,
+            None => self.0.push((text.to_owned(), logprob)),
+        }
+    }
+}
+
+/// Returns the text of a token; for a part of a character its bytes, as in OpenAI's API: `bytes:\xe4`.
+pub(crate) fn text_or_bytes(piece: &[u8]) -> String {
+    let bytes = || piece.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
+    std::str::from_utf8(piece).map_or_else(|_| format!("bytes:{}", bytes()), str::to_owned)
 }
 
 impl Serialize for LogprobsByText {
@@ -145,5 +159,30 @@ impl ProbabilityFormatter<'_> {
     pub(crate) fn parts(&self, token: TokenId) -> (TokenId, Vec<u8>, String) {
         let bytes = self.vocabulary.piece(token);
         (token, bytes.to_vec(), String::from_utf8_lossy(bytes).into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_characters_are_named_by_their_bytes() {
+        assert_eq!(text_or_bytes("ä".as_bytes()), "ä");
+        assert_eq!(text_or_bytes(&"ä".as_bytes()[..1]), "bytes:\\xc3");
+        assert_eq!(text_or_bytes(&"日".as_bytes()[..2]), "bytes:\\xe6\\x97");
+    }
+
+    #[test]
+    fn most_probable_token_of_a_text_is_kept() {
+        let mut top = LogprobsByText::default();
+        for (text, logprob) in [("a", -1.0), ("b", -2.0), ("a", -3.0), ("b", -0.5)] {
+            top.insert(text.to_owned(), logprob);
+        }
+        assert_eq!(serde_json::to_string(&top).unwrap(), r#"{"a":-1.0,"b":-0.5}"#);
+        top.set_sampled("b", -4.0);
+        top.set_sampled("c", -5.0);
+        top.insert("b".to_owned(), -6.0);
+        assert_eq!(serde_json::to_string(&top).unwrap(), r#"{"a":-1.0,"b":-4.0,"c":-5.0}"#);
     }
 }

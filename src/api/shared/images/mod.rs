@@ -193,12 +193,18 @@ impl<'a> ImageReader<'a> {
         let sent = fetch_all(self.sent, urls).await?;
         let max_recorded = self.config.map_or(0, |config| config.record_bytes);
         let permit = READERS.acquire().await.map_err(|_| ApiError::internal("the decoder of images has stopped"))?;
+        // Dropped when the client disconnects.
+        let client = Arc::new(());
+        let connection = Arc::downgrade(&client);
         let read = move || {
             // Held even if the client disconnects meanwhile.
             let _permit = permit;
             let mut read = RequestImages::default();
             let mut room = max_recorded;
             for (at, file) in sent {
+                if connection.strong_count() == 0 {
+                    break;
+                }
                 let image = images.tokenize(&file);
                 let image = image.map_err(|error| ApiError::invalid(at.as_str(), format!("`{at}`: {error}")))?;
                 let sha256 = hex(image.sha256());

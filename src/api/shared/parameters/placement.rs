@@ -20,7 +20,9 @@ impl SlotPlacement {
     pub(crate) fn room(self, context: u32, prompt: usize) -> u32 {
         match self.overflow {
             Overflow::Stop => (context as usize).saturating_sub(prompt).max(1) as u32,
-            Overflow::Shift { .. } | Overflow::Evict => i32::MAX as u32,
+            Overflow::Shift { .. } => i32::MAX as u32,
+            // Only messages of the prompt are dropped.
+            Overflow::Evict => context,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::engine::{SamplerStage, SamplingParams};
 use crate::events::system;
 use crate::model::Vocabulary;
 use crate::server::ApiError;
+use serde::Deserialize;
 use serde_json::Value;
 use std::ops::RangeInclusive;
 
@@ -107,16 +108,41 @@ fn samplers(fields: Fields<'_>) -> Result<Option<Vec<SamplerStage>>, ApiError> {
     stages.map(Some)
 }
 
-/// Parses the strings that end a repetition for the DRY penalty.
+/// Parses the strings that end a repetition for the DRY penalty: a list, or a list in JSON as one string, also without
+/// its brackets, as clients of `KoboldCPP` and text-generation-webui send it.
 fn sequence_breakers(fields: Fields<'_>) -> Result<Option<Vec<String>>, ApiError> {
     const FIELD: &str = "dry_sequence_breakers";
     const MAX_BREAKERS: usize = 64;
-    let Some(list) = fields.list(FIELD)? else { return Ok(None) };
-    let texts: Option<Vec<String>> = list.iter().map(|text| text.as_str().map(str::to_owned)).collect();
-    match texts {
-        Some(texts) if texts.len() <= MAX_BREAKERS => Ok(Some(texts)),
-        _ => {
-            Err(invalid_value(FIELD, &format!("a list of at most {MAX_BREAKERS} strings"), &Value::Array(list.clone())))
+    let Some(value) = fields.get(FIELD) else { return Ok(None) };
+    let breakers: Option<Vec<String>> = match value {
+        Value::String(text) if text.trim_start().starts_with('[') => serde_json::from_str(text).ok(),
+        Value::String(text) => serde_json::from_str(&format!("[{text}]")).ok(),
+        list => Vec::deserialize(list).ok(),
+    };
+    let breakers = breakers.filter(|breakers| breakers.len() <= MAX_BREAKERS);
+    breakers.map(Some).ok_or_else(|| invalid_value(FIELD, &format!("a list of at most {MAX_BREAKERS} strings"), value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn sequence_breakers_are_a_list_or_its_json() {
+        let parse = |value: Value| {
+            let body = json!({ "dry_sequence_breakers": value });
+            sequence_breakers(Fields::new(&body).unwrap()).map_err(|error| error.problem().detail)
+        };
+        let expected = Some(["\n", ":", ",\"*"].map(str::to_owned).to_vec());
+        for value in [json!(["\n", ":", ",\"*"]), json!(r#" ["\n", ":", ",\"*"]"#), json!(r#""\n", ":", ",\"*""#)] {
+            assert_eq!(parse(value.clone()), Ok(expected.clone()), "{value}");
+        }
+        assert_eq!(parse(json!("")), Ok(Some(Vec::new())));
+        assert_eq!(parse(Value::Null), Ok(None));
+        for value in [json!("a,b"), json!("[1]"), json!([1]), json!(5), json!(vec!["a"; 65])] {
+            let error = parse(value.clone()).unwrap_err();
+            assert!(error.contains("must be a list of at most 64 strings"), "{value}: {error}");
         }
     }
 }
