@@ -4,14 +4,15 @@
 //! rights are implemented once.
 
 mod templates;
+mod upload;
 mod versions;
 
 use super::error::{self, sentence, show};
 use super::mods::{Field, fields};
 use super::shell::{Shell, encoded, runs_href};
 use crate::events::system;
-use crate::mods::{ModOrigin, ModSource, ModUpload};
-use crate::server::mods::{register_upload, require_upload_rights, source_of, versions_of};
+use crate::mods::{ModInfo, ModOrigin, ModSource};
+use crate::server::mods::{find_mod, register_upload, require_upload_rights, source_of, versions_of};
 use crate::server::{ApiError, App, Caller, ErrorKind};
 use askama::Template;
 use axum::extract::rejection::FormRejection;
@@ -19,7 +20,9 @@ use axum::extract::{Form, Path, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
+use serde_json::Value;
 use templates::{ModTemplate, TEMPLATES};
+use upload::{EditorForm, stored_fields, upload_of};
 use versions::{VersionView, short_hash};
 
 #[derive(Template)]
@@ -54,8 +57,10 @@ struct EditorPage {
     may_save: bool,
     /// True if the caller may disable and enable the mod.
     may_switch: bool,
-    /// Other fields of the last upload, as JSON.
+    /// Other fields of the displayed version, as JSON.
     previous: String,
+    /// Reason why the stored mod is not loaded.
+    load_problem: String,
     /// Documentation of a built-in mod.
     documentation: String,
     fields: Vec<Field>,
@@ -85,13 +90,6 @@ struct FileView {
 pub(super) struct EditorParams {
     version: Option<String>,
     template: Option<String>,
-}
-
-/// The form fields sent by browsers without scripts.
-#[derive(Debug, Deserialize)]
-pub(super) struct EditorForm {
-    name: String,
-    source: String,
 }
 
 /// `GET /mods/{name}`: renders the current or another version of a mod.
@@ -157,7 +155,7 @@ async fn save_as(
     // Lines of a form end in CRLF.
     let source = submitted.source.replace("\r\n", "\n");
     let saved = match require_upload_rights(app, caller) {
-        Ok(by) => match upload_of(app, &submitted.name, source.clone()).await {
+        Ok(by) => match upload_of(app, name, &submitted, source.clone()).await {
             Ok(upload) => register_upload(app, by, upload).await,
             Err(error) => Err(error),
         },
@@ -169,7 +167,10 @@ async fn save_as(
     };
     // The submitted text is kept in the editor.
     let page = match name {
-        Some(name) => EditorPage::load(app, caller, name, None, headers).await,
+        Some(name) => {
+            let displayed = Some(submitted.version).filter(|hash| !hash.is_empty());
+            EditorPage::load(app, caller, name, displayed, headers).await
+        }
         None => Ok(EditorPage::for_new_mod(app, caller, None, headers)),
     };
     match page {
@@ -188,24 +189,6 @@ async fn save_as(
     }
 }
 
-/// Returns the last upload of a mod, or a first one, with this source.
-async fn upload_of(app: &App, name: &str, source: String) -> Result<ModUpload, ApiError> {
-    let last = app.store()?.uploaded_mod(name).await.map_err(error::failed)?;
-    let previous = last.and_then(|version| serde_json::from_value::<ModUpload>(version.upload).ok());
-    let source = ModSource::Text(source);
-    Ok(match previous {
-        Some(previous) => ModUpload { source, ..previous },
-        None => ModUpload {
-            name: Some(name.to_owned()),
-            description: None,
-            language: Some("python".to_owned()),
-            module: None,
-            entrypoint: None,
-            source,
-        },
-    })
-}
-
 impl EditorPage {
     /// Returns the page of an existing or deleted mod.
     async fn load(
@@ -215,9 +198,12 @@ impl EditorPage {
         version: Option<String>,
         headers: &HeaderMap,
     ) -> Result<Self, ApiError> {
-        let list = versions_of(app, name.to_owned()).await?;
-        let info = app.registry().info(name);
-        let hash = version.clone().or(info.is_none().then(|| list.versions[0].hash.clone()));
+        let list = versions_of(app, name.to_owned(), &caller.scope).await?;
+        let is_registered = app.registry().get(name).is_some();
+        let info = find_mod(app, name, &caller.scope).await?;
+        let current = list.current;
+        let stored = current.as_ref().unwrap_or(&list.versions[0].hash);
+        let hash = version.clone().or_else(|| (!is_registered).then(|| stored.clone()));
         let source = match source_of(app, name, hash).await {
             Ok(source) => Some(source),
             // Built-in mods have no source.
@@ -227,7 +213,6 @@ impl EditorPage {
         let hash = source.as_ref().map(ModSource::hash).unwrap_or_default();
         let origin = info.as_ref().map(|info| info.current.origin);
         let mut page = Self::empty(app, caller, headers);
-        let current = list.current;
         page.is_current = current.as_ref() == Some(&hash);
         page.versions =
             list.versions.into_iter().map(|one| VersionView::new(one, name, &hash, current.as_deref())).collect();
@@ -251,17 +236,21 @@ impl EditorPage {
         }
         page.enabled = info.as_ref().is_none_or(|info| info.enabled);
         page.may_switch = info.is_some() && caller.rights.mods;
-        if let Some(known) = info.map(|info| info.description) {
+        if let Some(ModInfo { description: known, problem, .. }) = info {
             page.fields = fields(&known.schema);
             (page.description, page.documentation) = (known.description, known.documentation);
+            if !is_registered {
+                let reason = problem.map(|problem| problem.message);
+                page.load_problem = reason
+                    .unwrap_or_else(|| "uploads of mods are disabled, or its import has not ended yet".to_owned());
+            }
         }
-        if origin == Some(ModOrigin::Uploaded)
-            && let Some(mut last) = app.store()?.uploaded_mod(name).await.map_err(error::failed)?
-        {
-            last.upload["source"].take();
-            page.previous = last.upload.to_string();
+        if let Some(previous) = stored_fields(app, name, &hash).await? {
+            page.previous = Value::Object(previous).to_string();
         }
-        page.try_href = if origin.is_some() { format!("/playground?mod={}", encoded(name)) } else { String::new() };
+        if is_registered {
+            page.try_href = format!("/playground?mod={}", encoded(name));
+        }
         page.runs_href = runs_href(&format!("mod:{name}"));
         page.href = format!("/mods/{}", encoded(name));
         name.clone_into(&mut page.name);
@@ -311,6 +300,7 @@ impl EditorPage {
             may_save: refused.is_none(),
             may_switch: false,
             previous: "{}".to_owned(),
+            load_problem: String::new(),
             documentation: String::new(),
             fields: Vec::new(),
             read_only_reason: refused.map(|error| sentence(&error.problem().detail)).unwrap_or_default(),

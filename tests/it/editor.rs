@@ -88,6 +88,52 @@ async fn form_saves_version_used_by_runs() {
     server.stop("TERM").await;
 }
 
+/// Returns the fields that the editor sends with a source.
+fn previous(html: &str) -> Value {
+    let (_, rest) = html.split_once("data-previous=\"").unwrap();
+    let json = rest.split_once('"').unwrap().0.replace("&#34;", "\"");
+    serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json}"))
+}
+
+#[tokio::test]
+async fn save_keeps_the_fields_of_the_displayed_version() {
+    let server = Server::start(&UPLOAD_FLAGS);
+    server.wait_ready().await;
+    let two = format!("{}\n\n@mod\ndef other(event, actions): pass\n", forced_answer("two"));
+    let package = json!({"name": "edited", "module": "p.main", "description": "A package.", "source": {"p/main.py": forced_answer("one")}});
+    let text = json!({"name": "edited", "entrypoint": "edited", "description": "A text.", "source": two});
+    let mut hashes = Vec::new();
+    for body in [&package, &text] {
+        let (status, saved) = server.send(MOD_KEY, Method::POST, "/v1/mods", Some(body)).await;
+        assert_eq!(status, 200, "{saved}");
+        hashes.push(saved["hash"].as_str().unwrap().to_owned());
+    }
+    let (_, html) = page(&server, MOD_KEY, &format!("/mods/edited?version={}", hashes[0])).await;
+    assert_eq!((&previous(&html)["module"], &previous(&html)["description"]), (&json!("p.main"), &json!("A package.")));
+    assert_eq!(server.send(MOD_KEY, Method::DELETE, "/v1/mods/edited", None).await.0, 204);
+    let (_, html) = page(&server, MOD_KEY, "/mods/edited").await;
+    assert_eq!(
+        (&previous(&html)["entrypoint"], &previous(&html)["description"]),
+        (&json!("edited"), &json!("A text."))
+    );
+    assert!(html.contains(&format!("name=\"version\" value=\"{}\"", hashes[1])), "{html}");
+    let restored = form(&server, "/mods/edited", &format!("edited&version={}", hashes[1]), &two);
+    assert_eq!(restored.bearer_auth(MOD_KEY).send().await.unwrap().status(), 200);
+    assert_eq!(saved_mod(&server).await.1["description"], "A text.");
+    // The page of a failed save still has the displayed version, here an earlier one.
+    let newest = json!({"name": "edited", "source": forced_answer("three")});
+    assert_eq!(server.send(MOD_KEY, Method::POST, "/v1/mods", Some(&newest)).await.0, 200);
+    let broken = form(&server, "/mods/edited", &format!("edited&version={}", hashes[1]), "def edited(:\n");
+    let response = broken.bearer_auth(MOD_KEY).send().await.unwrap();
+    assert_eq!(response.status(), 400);
+    let html = response.text().await.unwrap();
+    assert!(
+        html.contains("Not saved") && html.contains(&format!("name=\"version\" value=\"{}\"", hashes[1])),
+        "{html}"
+    );
+    server.stop("TERM").await;
+}
+
 #[tokio::test]
 async fn save_and_check_require_upload_right() {
     let server = Server::start(&UPLOAD_FLAGS);

@@ -299,6 +299,44 @@ async fn disabled_mod_is_not_called_in_forks_with_an_earlier_version() {
     assert_eq!((status, message_of(&problem).contains("the mod 'slow' is disabled")), (409, true), "{problem}");
 }
 
+/// A mod whose import fails after a restart is kept: it can be viewed, disabled and removed.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn mod_that_fails_to_load_can_be_disabled_and_removed() {
+    let server = Server::start(&[&UPLOAD_FLAGS[..], &["--mod-memory", "4G"]].concat());
+    server.wait_ready().await;
+    let needs_memory =
+        "import resource\nif resource.getrlimit(resource.RLIMIT_AS)[0] < 3 << 30:\n    raise MemoryError('small')\n";
+    let source = forced_answer("large", "one") + needs_memory;
+    let (status, registered) = upload(&server, &json!({"name": "large", "source": source})).await;
+    assert_eq!(status, 200, "{registered}");
+    server.stop("TERM").await;
+
+    let server = server.start_again(&[&UPLOAD_FLAGS[..], &["--mod-memory", "2G"]].concat());
+    server.wait_ready().await;
+    let (status, answer) = complete(&server, "user-key", "large").await;
+    assert!(status == 400 && message_of(&answer).contains("MemoryError: small"), "{answer}");
+    let html = server.request(Method::GET, "/mods/large").header("accept", "text/html").bearer_auth(MOD_KEY);
+    let html = html.send().await.unwrap().text().await.unwrap();
+    assert!(
+        html.contains("not loaded") && html.contains("MemoryError: small") && !html.contains("was deleted"),
+        "{html}"
+    );
+    assert!(html.contains("Says one") && html.contains("data-to=\"disable\""), "{html}");
+    let (status, shown) = server.send("user-key", Method::GET, "/v1/mods/large", None).await;
+    assert_eq!((status, &shown["hash"]), (200, &registered["hash"]), "{shown}");
+    assert!(shown["problem"]["message"].as_str().unwrap().contains("MemoryError: small"), "{shown}");
+    let (_, versions) = server.send("user-key", Method::GET, "/v1/mods/large/versions", None).await;
+    assert_eq!(versions["current"], registered["hash"], "{versions}");
+    let (status, shown) = server.send(MOD_KEY, Method::POST, "/v1/mods/large/disable", None).await;
+    assert_eq!((status, &shown["enabled"], &shown["hash"]), (200, &json!(false), &registered["hash"]), "{shown}");
+    assert_eq!(server.send(MOD_KEY, Method::DELETE, "/v1/mods/large", None).await.0, 204);
+    assert_eq!(server.send(MOD_KEY, Method::DELETE, "/v1/mods/large", None).await.0, 404);
+    let (_, list) = server.send(MOD_KEY, Method::GET, "/v1/mods", None).await;
+    assert_eq!(list["problems"], json!([]));
+    server.stop("TERM").await;
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn mod_changes_reach_other_servers_on_the_database() {
@@ -309,7 +347,8 @@ async fn mod_changes_reach_other_servers_on_the_database() {
     let body = json!({"name": "fixed", "language": "python", "source": forced_answer("fixed", "one")});
     let (status, registered) = upload(&first, &body).await;
     assert_eq!(status, 200, "{registered}");
-    wait_for_mod(&second, "user-key", "fixed", |_, shown| shown["hash"] == registered["hash"]).await;
+    // A mod that is stored and not loaded yet has no description.
+    wait_for_mod(&second, "user-key", "fixed", |_, shown| shown["description"] == "Says one.").await;
     assert_eq!(text(&complete(&second, "user-key", "fixed").await.1), "one");
 
     let (_, registered) = upload(&second, &json!({"name": "fixed", "source": forced_answer("fixed", "two")})).await;

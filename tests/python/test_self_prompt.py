@@ -5,8 +5,8 @@ import unittest
 import quote_mod_sdk
 from quote_mod_sdk.self_prompt import EraseMode, SelfPrompt
 from quote_mod_sdk.strategies.strategy_constructor import ChoicesStrat, ListStrat
-from thunder_mods import Added, ForwardPass, Prefilled, UntilStrat, mod, self_prompt_mod
-from thunder_mods.testing import Engine, RandomWeights, Scripted, run
+from thunder_mods import Added, AdjustedLogits, ContextInfo, ForwardPass, Prefilled, UntilStrat, mod, self_prompt_mod
+from thunder_mods.testing import Engine, RandomWeights, Scripted, WordTokenizer, run
 
 YES_NO = ChoicesStrat(["yes", "no"])
 MODEL = Scripted("Hello world", {"(yes/no): ": "no"})
@@ -15,7 +15,8 @@ MODEL = Scripted("Hello world", {"(yes/no): ": "no"})
 def ask(**options):
     got = []
     options.setdefault("strategy", YES_NO)
-    question = self_prompt_mod(prompt=" Sure (yes/no): ", on_answer=lambda _, answer: got.append(answer), **options)
+    options.setdefault("prompt", " Sure (yes/no): ")
+    question = self_prompt_mod(on_answer=lambda _, answer: got.append(answer), **options)
     question.got = got
     return question
 
@@ -133,6 +134,99 @@ class Interference(unittest.TestCase):
         result = run([ban, ask(erase="all")], model=RandomWeights(1), max_tokens=40)
         self.assertIn("banned every token", str(result.exceptions()[0]))
         self.assertNotIn("Sure", result.text)
+
+
+class Shift(unittest.TestCase):
+    """A full context evicts tokens while a question is active."""
+
+    def setUp(self):
+        self.tokenizer = WordTokenizer()
+        self.prompt = self.tokenizer.encode(" Sure: ")
+        self.mod = ask(prompt=" Sure: ", strategy=UntilStrat("", "tag", "</a>"), erase="all")
+        self.sequence, self.prompt_len, self.evicted = [ord("p"), ord("q")] + self.tokenizer.encode("before"), 2, 0
+        self.evictions_end = 0
+
+    def evict(self, start, end):
+        of_prompt = max(0, self.prompt_len - start)
+        del self.sequence[start:end]
+        self.prompt_len -= of_prompt
+        self.evicted += end - start - of_prompt
+        self.evictions_end = max(end, self.evictions_end) - (end - start)
+
+    def send(self, event, max_steps=1000):
+        event.context_info = ContextInfo(list(self.sequence), self.prompt_len, None, self.evicted, self.evictions_end)
+        event.max_steps = max_steps
+        action = self.mod(event, self.tokenizer)
+        return action, event._held_back
+
+    def forward(self):
+        return self.send(ForwardPass("r", 1, [0.0] * len(self.tokenizer)))[0]
+
+    def added(self, text, max_steps=1000, forced=False):
+        tokens = self.tokenizer.encode(text)
+        self.sequence += tokens
+        return self.send(Added("r", 1, tokens, forced), max_steps)
+
+    def begin(self):
+        self.assertEqual(self.forward().tokens, self.prompt)
+        self.added(" Sure: ", forced=True)
+
+    def test_question_continues_after_eviction_before_it(self):
+        for start, end in ((2, 3), (1, 3), (0, 2)):
+            self.setUp()
+            before = len(self.sequence)
+            self.begin()
+            self.evict(start, end)
+            self.assertIsInstance(self.forward(), AdjustedLogits, "the prompt is not forced again")
+            _, held_back = self.added("x")
+            self.assertEqual(held_back, len(self.prompt) + 1)
+            action, _ = self.added("</a>")
+            self.assertEqual(self.mod.got, ["x</a>"])
+            self.assertEqual(len(self.sequence) - action.n, before - (end - start), "only the question is erased")
+
+    def test_complete_question_is_erased_after_eviction(self):
+        self.begin()
+        before = len(self.sequence) - len(self.prompt)
+        self.added("x</a>")
+        self.evict(2, 3)
+        self.assertEqual(len(self.sequence) - self.forward().n, before - 1)
+
+    def test_question_continues_after_eviction_of_its_start(self):
+        self.begin()
+        self.added("x")
+        start = len(self.sequence) - 1 - len(self.prompt)
+        self.evict(2, start + 2)
+        self.assertIsInstance(self.forward(), AdjustedLogits)
+        action, held_back = self.added("</a>")
+        self.assertEqual((self.mod.got, held_back), (["x</a>"], len(self.prompt) + 1 + len(self.tokenizer.encode("</a>"))))
+        self.assertEqual(action.n, held_back)
+
+    def test_question_continues_after_evictions_in_its_middle(self):
+        self.begin()
+        start = len(self.sequence) - len(self.prompt)
+        self.added("xy")
+        for size in (3, 1):
+            self.evict(start + 2, start + 2 + size)
+            self.assertIsInstance(self.forward(), AdjustedLogits, "the prompt is not forced again")
+        _, held_back = self.added("</a>")
+        length = len(self.prompt) + 2 + len(self.tokenizer.encode("</a>"))
+        self.assertEqual((self.mod.got, held_back), (["xy</a>"], length))
+
+    def test_question_continues_after_eviction_within_the_answer_before_it(self):
+        before = len(self.sequence)
+        self.begin()
+        self.evict(4, 6)
+        self.assertIsInstance(self.forward(), AdjustedLogits, "the prompt is not forced again")
+        action, _ = self.added("x</a>")
+        self.assertEqual(self.mod.got, ["x</a>"])
+        self.assertEqual(len(self.sequence) - action.n, before - 2, "only the question is erased")
+
+    def test_evicted_tokens_count_for_the_end_of_the_run(self):
+        self.begin()
+        self.evict(2, 3)
+        maximum = len(self.sequence) - 2 + 1 + 1
+        action, _ = self.added("x", max_steps=maximum)
+        self.assertEqual((self.mod.got, action.n), ([None], len(self.prompt) + 1))
 
 
 class QuoteUsage(unittest.TestCase):

@@ -47,13 +47,39 @@ from max.driver import Tensor
 """
 
 
-class Workers(unittest.TestCase):
-    def test_workers_must_be_positive_integer(self):
-        handler = thunder_mods.mod(workers=3)(lambda event, actions: None)
-        self.assertEqual(handler.__thunder_mod__["workers"], 3)
-        for wrong in (0, True, "2"):
-            with self.assertRaisesRegex(ValueError, "workers must be an integer"):
-                thunder_mods.mod(workers=wrong)(lambda event, actions: None)
+class Arguments(unittest.TestCase):
+    def test_invalid_arguments_of_mod_are_rejected(self):
+        handler = thunder_mods.mod(workers=3, holdback=0, name="a-b.c_1")(lambda event, actions: None)
+        declared = handler.__thunder_mod__
+        self.assertEqual((declared["workers"], declared["holdback"], declared["name"]), (3, 0, "a-b.c_1"))
+        for argument, message, values in (
+            ("workers", "workers must be an integer of 1 or more", (0, True, "2")),
+            ("holdback", "holdback must be an integer of 0 or more", (-1,)),
+            ("name", "name must be a string", (5,)),
+        ):
+            for wrong in values:
+                with self.assertRaisesRegex(ValueError, message):
+                    thunder_mods.mod(**{argument: wrong})(lambda event, actions: None)
+
+    def test_large_counts_and_names_for_uploads_are_accepted(self):
+        handler = thunder_mods.mod(workers=2**40, holdback=2**64, name="my mod")(lambda event, actions: None)
+        declared = handler.__thunder_mod__
+        self.assertEqual((declared["workers"], declared["holdback"], declared["name"]), (2**31 - 1, 2**31 - 1, "my mod"))
+        self.assertEqual(thunder_mods.mod(holdback=2.0)(handler).__thunder_mod__["holdback"], 2)
+
+
+class Reads(unittest.TestCase):
+    def test_tokens_are_not_read_after_the_call(self):
+        context = thunder_mods.ContextInfo((), 1, lambda last: [1, 2, 3][-last:])
+        self.assertEqual(context.last(2), [2, 3])
+        read = thunder_mods.ContextInfo((), 1, lambda last: [1, 2, 3][-last:])
+        kept = read.tokens
+        for ended in (context, read):
+            ended._end_call()
+        self.assertEqual((kept, read.generated), ([1, 2, 3], [2, 3]))
+        for late in (lambda: context.tokens, lambda: context.prompt, lambda: context.last(2)):
+            with self.assertRaisesRegex(RuntimeError, "only be read during its call"):
+                late()
 
 
 class Names(unittest.TestCase):

@@ -121,6 +121,16 @@ class Backtracking(unittest.TestCase):
 
         self.assertEqual(run(prints, prompt="12", model=self.ABC, max_tokens=5).check().sent, ["CD", "E", "F", "G"])
 
+    def test_chain_of_forced_tokens_ends_at_the_limits(self):
+        def again(event, actions, tokenizer):
+            return actions.force_tokens([ord("x")])
+
+        result = run(at("Added", again, times=10**6), model="abc", max_tokens=3000, max_steps=10**6).check()
+        self.assertEqual((len(result.tokens), result.finish_reason), (3000, "length"))
+        result = run(at("Added", again, times=10**6), model="abc", max_tokens=3000, max_steps=50).check()
+        self.assertEqual((len(result.tokens), result.finish_reason), (50, "length"))
+        self.assertIn("limit of 50 steps", result.message)
+
     def test_endless_backtracking_reaches_step_limit(self):
         result = run(at("Added", lambda e, a, t: a.backtrack(1), times=10**6), model="abc", max_tokens=4, max_steps=50)
         self.assertEqual((result.finish_reason, result.text), ("length", ""))

@@ -2,7 +2,7 @@
 
 use crate::mods::{ModInfo, ModOrigin};
 use crate::server::extract::Path;
-use crate::server::mods::{require_mod_rights, unknown_mod};
+use crate::server::mods::{find_mod, require_mod_rights, unknown_mod};
 use crate::server::{ApiError, App, Caller, Problem};
 use axum::Json;
 use axum::extract::State;
@@ -34,17 +34,19 @@ pub async fn disable(
 
 async fn set_enabled(app: &App, caller: &Caller, name: &str, enabled: bool) -> Result<Json<ModInfo>, ApiError> {
     let by = require_mod_rights(caller)?;
-    if app.registry().info(name).is_none() {
+    if find_mod(app, name, &caller.scope).await?.is_none() {
         return Err(unknown_mod(app, name));
     }
     // The mod may be harmful, so it is disabled immediately, even if the database is unavailable.
     if !enabled {
         app.registry().set_enabled(name, false);
     }
+    let changing = app.lock_mod_changes().await;
     app.store()?.set_mod_enabled(name, enabled, app.now(), by.as_deref()).await?;
     app.registry().set_enabled(name, enabled);
+    drop(changing);
     tracing::info!(mod.name = name, by = by.as_deref(), "mod {}", if enabled { "enabled" } else { "disabled" });
-    app.registry().info_for(name, &caller.scope).map(Json).ok_or_else(|| unknown_mod(app, name))
+    find_mod(app, name, &caller.scope).await?.map(Json).ok_or_else(|| unknown_mod(app, name))
 }
 
 /// Deletes an uploaded mod. Its versions are kept for the runs that used them.
@@ -53,7 +55,7 @@ async fn set_enabled(app: &App, caller: &Caller, name: &str, enabled: bool) -> R
               (status = 409, body = Problem, description = "The mod is built in or a file of the server")))]
 pub async fn remove(State(app): State<App>, caller: Caller, Path(name): Path<String>) -> Result<StatusCode, ApiError> {
     let by = require_mod_rights(&caller)?;
-    let shown = app.registry().info(&name).ok_or_else(|| unknown_mod(&app, &name))?;
+    let shown = find_mod(&app, &name, &caller.scope).await?.ok_or_else(|| unknown_mod(&app, &name))?;
     let owner = match shown.current.origin {
         ModOrigin::Uploaded => {
             let _changing = app.lock_mod_changes().await;

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 /// Maximum time of a dry run. A run of 2000 tokens usually takes about a second.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// Permits for concurrent dry runs, each of which starts a process.
+/// Permits for concurrent dry runs, each of which reads a run and starts a process.
 static PERMITS: Semaphore = Semaphore::const_new(2);
 
 /// A mod, and the run whose events it receives.
@@ -58,11 +58,11 @@ pub async fn run(
     require_upload_rights(&app, &caller)?;
     let Json(DryRunRequest { upload, config, run: id }) = body?;
     let run = app.find_run(&caller.scope, &id).await?;
+    let busy = || ApiError::new(ErrorKind::Busy, "too many dry runs are active; try again later").retry_after(1);
+    let permit = PERMITS.try_acquire().map_err(|_| busy())?;
     let document = app.store()?.document(&caller.scope, run.run_id).await?;
     let document = document.ok_or_else(|| ApiError::not_found("run", &id))?;
     let model = model_of(&app, run.model.as_deref()).await?;
-    let busy = || ApiError::new(ErrorKind::Busy, "too many dry runs are active; try again later").retry_after(1);
-    let permit = PERMITS.try_acquire().map_err(|_| busy())?;
     let factory = match validate_and_import(&app, upload).await? {
         Ok(factory) => factory,
         Err(problem) => return Ok(axum::Json(DryRunResponse { problems: vec![problem], report: None })),

@@ -3,7 +3,7 @@
 use crate::events::Scope;
 use crate::mods::{ModInfo, ModProblem, ModSource};
 use crate::server::extract::{Path, Query};
-use crate::server::mods::{VersionList, source_of, unknown_mod, versions_of};
+use crate::server::mods::{VersionList, find_mod, source_of, unknown_mod, versions_of};
 use crate::server::{ApiError, App, Problem};
 use axum::Json;
 use axum::extract::State;
@@ -50,7 +50,7 @@ pub async fn list_native(State(app): State<App>, scope: Scope) -> Json<ModList> 
 #[utoipa::path(get, path = "/v1/mods/{name}", tag = "mods", params(("name" = String, Path, description = "Name of the mod")),
     responses((status = 200, body = ModInfo), (status = 404, body = Problem)))]
 pub async fn show(State(app): State<App>, scope: Scope, Path(name): Path<String>) -> Result<Json<ModInfo>, ApiError> {
-    app.registry().info_for(&name, &scope).map(Json).ok_or_else(|| unknown_mod(&app, &name))
+    find_mod(&app, &name, &scope).await?.map(Json).ok_or_else(|| unknown_mod(&app, &name))
 }
 
 /// Lists the versions of a mod: uploads, versions of a file that runs have used, and versions of a file since the
@@ -58,8 +58,12 @@ pub async fn show(State(app): State<App>, scope: Scope, Path(name): Path<String>
 #[utoipa::path(get, path = "/v1/mods/{name}/versions", tag = "mods",
     params(("name" = String, Path, description = "Name of the mod")),
     responses((status = 200, body = VersionList), (status = 404, body = Problem)))]
-pub async fn versions(State(app): State<App>, Path(name): Path<String>) -> Result<Json<VersionList>, ApiError> {
-    versions_of(&app, name).await.map(Json)
+pub async fn versions(
+    State(app): State<App>,
+    scope: Scope,
+    Path(name): Path<String>,
+) -> Result<Json<VersionList>, ApiError> {
+    versions_of(&app, name, &scope).await.map(Json)
 }
 
 /// Returns the source of a mod: text, or for a package a JSON object that maps paths to texts.

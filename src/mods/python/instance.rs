@@ -10,8 +10,7 @@ use crate::events::TokenId;
 use crate::model::common_prefix;
 use crate::model::llama::HiddenStates;
 use crate::mods::{
-    Call, CallEvent, EventSet, ModDescription, ModException, ModFactory, ModInstance, Pending, Reply, ReplySender,
-    RunView,
+    Call, CallEvent, EventSet, ModDescription, ModException, ModFactory, ModInstance, Reply, ReplySender, RunView,
 };
 use serde_json::Value;
 use std::io;
@@ -127,8 +126,10 @@ impl PythonInstance {
             run: self.run.number,
             event: call.event_type(),
             step: call.step,
-            max_steps: call.max_steps,
+            max_steps: call.max_tokens,
             prompt_len: call.prompt_len,
+            evicted: call.evicted,
+            evictions_end: call.evictions_end,
             tokens,
             logits: None,
             hidden_states: None,
@@ -208,12 +209,11 @@ impl ModInstance for PythonInstance {
         self.run.holdback.load(Ordering::Acquire)
     }
 
-    fn call(&mut self, call: &Call<'_>, done: ReplySender) -> Result<Reply, Pending> {
+    fn call(&mut self, call: &Call<'_>, new_sender: &dyn Fn() -> ReplySender) -> Option<Reply> {
         let header = match self.prepare(call) {
             Ok(header) => header,
             Err(error) => {
-                done.disarm();
-                return Ok(failed(format!("the memory shared with the worker cannot be written: {error}")));
+                return Some(failed(format!("the memory shared with the worker cannot be written: {error}")));
             }
         };
         let logits = match call.event {
@@ -222,16 +222,12 @@ impl ModInstance for PythonInstance {
             }
             _ => None,
         };
-        let job = CallJob { run: Arc::clone(&self.run), event: call.event_type(), header, logits, sent: None, done };
-        match self.handle.submit(Job::Call(Box::new(job))) {
-            Ok(()) => Err(Pending),
-            Err(job) => {
-                if let Job::Call(job) = job {
-                    job.done.disarm();
-                }
-                Ok(failed("the supervisor of the worker has ended".into()))
-            }
+        let (run, done) = (Arc::clone(&self.run), new_sender());
+        let job = CallJob { run, event: call.event_type(), header, logits, sent: None, done };
+        if let Err(Job::Call(job)) = self.handle.submit(Job::Call(Box::new(job))) {
+            job.done.reply(failed("the supervisor of the worker has ended".into()));
         }
+        None
     }
 
     fn poll_reply(&mut self) {

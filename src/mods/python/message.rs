@@ -112,6 +112,10 @@ pub struct CallHeader<'a> {
     pub step: u32,
     pub max_steps: u32,
     pub prompt_len: usize,
+    /// Number of generated tokens that a full context has evicted.
+    pub evicted: usize,
+    /// Index of the first token that followed all evicted ones; 0 if none were evicted.
+    pub evictions_end: usize,
     pub tokens: (u64, usize),
     #[serde(skip_serializing_if = "Option::is_none")]
     pub logits: Option<(u64, usize)>,

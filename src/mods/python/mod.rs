@@ -75,7 +75,8 @@ mod wire_action;
 mod worker_dir;
 mod worker_spec;
 
-use super::{ModDescription, ModFactory, ModOrigin};
+use super::name::check_mod_name;
+use super::{ModDescription, ModException, ModFactory, ModOrigin};
 use instance::PythonMod;
 pub use limits::WorkerLimits;
 use message::HandlerInfo;
@@ -90,7 +91,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 pub use worker_dir::{remove_worker_dirs, unpack_sdk};
-use worker_spec::WorkerSpec;
+use worker_spec::{StartFailure, WorkerSpec};
 
 /// Template of a new mod.
 pub const TEMPLATE: &str = include_str!("template.py");
@@ -137,6 +138,8 @@ pub enum LoadError {
         message: String,
         /// Python traceback, if there is one.
         traceback: Option<String>,
+        /// True if the same source may load later, e.g. after an import that exceeded its deadline.
+        is_transient: bool,
     },
 }
 
@@ -148,6 +151,12 @@ impl LoadError {
             Self::Failed { message, traceback, .. } => traceback.as_deref().filter(|text| text.trim_end() != message),
             _ => None,
         }
+    }
+
+    /// Returns true if the same source may load later, without a change of the server.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Failed { is_transient: true, .. })
     }
 
     /// Returns the line of the mod's source that caused the error, from 1: the last line of this file in the traceback.
@@ -242,6 +251,12 @@ impl PythonMods {
     pub fn load_all(&self, file: String, text: String) -> Result<Vec<Arc<dyn ModFactory>>, LoadError> {
         let source = Arc::new(Source::new(file, text));
         let (spec, handlers) = self.discover(&source, None)?;
+        for handler in &handlers {
+            check_mod_name(&handler.name).map_err(|rule| {
+                let message = format!("the name of the mod {rule}; rename it with @mod(name=\"…\")");
+                LoadError::Failed { file: source.file.clone(), message, traceback: None, is_transient: false }
+            })?;
+        }
         Ok(handlers.into_iter().map(|handler| self.make(handler, &spec)).collect())
     }
 
@@ -269,7 +284,7 @@ impl PythonMods {
             (last, others) => {
                 let names: Vec<&str> = others.iter().chain(&last).map(|handler| handler.entrypoint.as_str()).collect();
                 let message = format!("the source has several mods; name one as the entrypoint: {}", names.join(", "));
-                Err(LoadError::Failed { file: source.file.clone(), message, traceback: None })
+                Err(LoadError::Failed { file: source.file.clone(), message, traceback: None, is_transient: false })
             }
         }
     }
@@ -285,6 +300,7 @@ impl PythonMods {
             file,
             message: exception.message,
             traceback: exception.traceback,
+            is_transient: false,
         })
     }
 
@@ -308,12 +324,15 @@ impl PythonMods {
         source: &Arc<Source>,
         entrypoint: Option<&str>,
     ) -> Result<(WorkerSpec, Vec<HandlerInfo>), LoadError> {
-        let failed = |message, traceback| LoadError::Failed { file: source.file.clone(), message, traceback };
+        let failed = |StartFailure { exception: ModException { message, traceback }, is_transient }| {
+            LoadError::Failed { file: source.file.clone(), message, traceback, is_transient }
+        };
         let spec = self.spec(source, entrypoint)?;
-        let memory = SharedMemory::create()
-            .map_err(|error| failed(format!("shared memory cannot be created: {error}"), None))?;
-        let (worker, handlers) =
-            spec.start(&memory).map_err(|exception| failed(exception.message, exception.traceback))?;
+        let memory = SharedMemory::create().map_err(|error| {
+            let message = format!("shared memory cannot be created: {error}");
+            failed(StartFailure { exception: ModException { message, traceback: None }, is_transient: true })
+        })?;
+        let (worker, handlers) = spec.start(&memory).map_err(failed)?;
         worker.kill();
         Ok((spec, handlers))
     }

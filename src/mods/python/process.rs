@@ -7,7 +7,7 @@ use super::worker_dir::WorkerDir;
 use super::{WorkerLimits, shared_memory::SharedMemory};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use rustix::process::{getpriority_process, setpriority_process};
+use rustix::process::{WaitId, WaitIdOptions, getpriority_process, setpriority_process, waitid};
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -211,9 +211,11 @@ impl WorkerProcess {
         }
     }
 
-    /// Returns true while the process runs.
-    pub fn is_alive(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+    /// Returns true while the process runs. Keeps the status of an ended process until [`WorkerProcess::kill`], so that
+    /// no other process gets its id before its group is killed.
+    pub fn is_alive(&self) -> bool {
+        let id = WaitId::Pid(rustix::process::Pid::from_child(&self.child));
+        matches!(waitid(id, WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT), Ok(None))
     }
 
     /// Returns the current Python stack, innermost call first; `None` if the process does not report it.

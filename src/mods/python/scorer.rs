@@ -162,7 +162,7 @@ impl ScorerWorker {
 
     /// Takes the worker, unless it has ended since the last call.
     fn take_live_worker(&mut self) -> Option<WorkerProcess> {
-        let mut worker = self.worker.take()?;
+        let worker = self.worker.take()?;
         if worker.is_alive() {
             return Some(worker);
         }

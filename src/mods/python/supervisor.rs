@@ -15,7 +15,7 @@ use super::message::{
 };
 use super::process::{WorkerFailure, WorkerProcess, describe_exit};
 use super::shared_memory::MemoryRegion;
-use super::worker_spec::{WorkerSpec, kill_worker};
+use super::worker_spec::{StartFailure, WorkerSpec, kill_worker};
 use crate::events::EventType;
 use crate::model::Vocabulary;
 use crate::mods::{ModException, Reply};
@@ -239,7 +239,7 @@ impl Supervisor {
     }
 
     fn finished(&mut self, run: &RunContext) {
-        if !self.introduced_runs.contains(&run.number) || self.worker.as_mut().is_none_or(|worker| !worker.is_alive()) {
+        if !self.introduced_runs.contains(&run.number) || !self.has_live_worker() {
             return;
         }
         let header = to_json(&ToWorker::Finished { run: run.number });
@@ -293,16 +293,24 @@ impl Supervisor {
         }
     }
 
-    /// Starts a worker and imports the mod, unless such a worker is running.
-    fn ensure_worker(&mut self) -> Result<(), ModException> {
-        if let Some(worker) = &mut self.worker {
-            if worker.is_alive() {
-                return Ok(());
-            }
-            let (status, last) = self.worker.take().map_or((None, String::new()), WorkerProcess::kill);
-            tracing::warn!(mod.name = self.name, "{} between two calls: {last:?}", describe_exit(status));
+    /// Returns true if a worker is running. Drops one that has ended between two calls.
+    fn has_live_worker(&mut self) -> bool {
+        if self.worker.as_ref().is_some_and(WorkerProcess::is_alive) {
+            return true;
         }
         self.introduced_runs.clear();
+        if let Some(worker) = self.worker.take() {
+            let (status, last) = worker.kill();
+            tracing::warn!(mod.name = self.name, "{} between two calls: {last:?}", describe_exit(status));
+        }
+        false
+    }
+
+    /// Starts a worker and imports the mod, unless such a worker is running.
+    fn ensure_worker(&mut self) -> Result<(), ModException> {
+        if self.has_live_worker() {
+            return Ok(());
+        }
         if let Some(backoff) = &self.backoff
             && let Some(left) = backoff.until.checked_duration_since(Instant::now())
         {
@@ -322,7 +330,7 @@ impl Supervisor {
                 }
                 Ok(())
             }
-            Err(exception) => {
+            Err(StartFailure { exception, .. }) => {
                 self.start_backoff(exception.clone());
                 Err(exception)
             }

@@ -74,7 +74,7 @@ impl WireAction {
     ) -> Result<Action, String> {
         let action = match self {
             Self::Noop => Action::Noop,
-            Self::AdjustedPrefill { tokens, max_steps } => Action::AdjustedPrefill { tokens, max_steps },
+            Self::AdjustedPrefill { tokens, max_steps } => Action::AdjustedPrefill { tokens, max_tokens: max_steps },
             Self::ForceTokens { tokens } => Action::ForceTokens(tokens),
             Self::Backtrack { n, tokens } => Action::Backtrack { n, tokens },
             Self::ForceOutput { tokens } => Action::ForceOutput(tokens),

@@ -30,16 +30,29 @@ pub struct WorkerSpec {
     pub is_scorer: bool,
 }
 
+/// Failed start of a worker.
+pub struct StartFailure {
+    pub exception: ModException,
+    /// True if another attempt may succeed: the worker did not start, or the import exceeded its deadline.
+    pub is_transient: bool,
+}
+
+impl From<StartFailure> for ModException {
+    fn from(failure: StartFailure) -> Self {
+        failure.exception
+    }
+}
+
 impl WorkerSpec {
     /// Starts a worker and imports the mod.
     ///
     /// # Errors
     /// The worker could not start, or the import failed.
-    pub fn start(&self, memory: &SharedMemory) -> Result<(WorkerProcess, Vec<HandlerInfo>), ModException> {
+    pub fn start(&self, memory: &SharedMemory) -> Result<(WorkerProcess, Vec<HandlerInfo>), StartFailure> {
         let started = WorkerProcess::start(&self.python, &self.limits, self.sandbox.as_ref(), memory);
-        let mut worker = started.map_err(|error| ModException {
-            message: format!("the worker cannot be started: {error}"),
-            traceback: None,
+        let mut worker = started.map_err(|error| StartFailure {
+            exception: ModException { message: format!("the worker cannot be started: {error}"), traceback: None },
+            is_transient: true,
         })?;
         let header = to_json(&ToWorker::Load {
             protocol: PROTOCOL,
@@ -59,16 +72,18 @@ impl WorkerSpec {
         }
         match reply {
             Ok((FromWorker::Loaded { handlers }, _)) => Ok((worker, handlers)),
-            Ok((FromWorker::Failed(exception), _)) => Err(exception.into()),
-            Ok(_) => Err(kill_worker(
-                worker,
-                &WorkerFailure::Protocol("it did not answer `load`".into()),
-                self.limits.import,
-            )),
+            Ok((FromWorker::Failed(exception), _)) => {
+                Err(StartFailure { exception: exception.into(), is_transient: false })
+            }
+            Ok(_) => {
+                let failure = WorkerFailure::Protocol("it did not answer `load`".into());
+                let exception = kill_worker(worker, &failure, self.limits.import);
+                Err(StartFailure { exception, is_transient: false })
+            }
             Err(failure) => {
                 let mut exception = kill_worker(worker, &failure, self.limits.import);
                 exception.message = format!("the import failed: {}", exception.message);
-                Err(exception)
+                Err(StartFailure { exception, is_transient: matches!(failure, WorkerFailure::Deadline) })
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use super::WithSource;
 use crate::mods::ModFactory;
+use crate::mods::name::check_mod_name;
 use crate::mods::python::{LoadError, PythonMods};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -14,8 +15,6 @@ use utoipa::ToSchema;
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum files of a mod's source.
 const MAX_FILES: usize = 100;
-/// Maximum length of a name, in characters.
-const MAX_NAME_CHARS: usize = 64;
 /// Maximum length of a path, in characters.
 const MAX_PATH_CHARS: usize = 200;
 /// Maximum length of a description, in characters.
@@ -119,21 +118,7 @@ impl ModUpload {
         let name = self.name.as_deref().or(self.entrypoint.as_deref());
         let name =
             name.ok_or_else(|| invalid("name", "`name` is missing; it must be the name by which runs use the mod"))?;
-        let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-        if name.is_empty()
-            || name.chars().count() > MAX_NAME_CHARS
-            || !name.chars().all(is_allowed)
-            || name.starts_with(['.', '-'])
-        {
-            let shown: String = name.chars().take(MAX_NAME_CHARS).collect();
-            return Err(invalid(
-                "name",
-                format!(
-                    "`name` must be 1 to {MAX_NAME_CHARS} letters, digits, '_', '-' and '.', and begin with a letter, a \
-                     digit or '_', got {shown:?}"
-                ),
-            ));
-        }
+        check_mod_name(name).map_err(|rule| invalid("name", format!("`name` {rule}")))?;
         Ok(name)
     }
 

@@ -1,12 +1,14 @@
 //! Uploaded mods: registration, stored versions, and synchronization with the database.
 
 mod dry_run;
+mod find;
 mod source;
 mod sync;
 mod upload;
 mod versions;
 
 pub use dry_run::{DryRunReport, dry_run};
+pub(crate) use find::find_mod;
 pub use source::{VersionList, source_of, versions_of};
 pub use sync::ModSync;
 pub use upload::register_upload;

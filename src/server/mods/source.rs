@@ -1,6 +1,7 @@
 //! Sources and versions of mods, current and stored.
 
-use super::unknown_mod;
+use super::{find_mod, unknown_mod};
+use crate::events::Scope;
 use crate::mods::{self, ModOrigin, ModSource, RegisteredVersion};
 use crate::server::{ApiError, App, ErrorKind};
 use serde::Serialize;
@@ -11,7 +12,7 @@ use utoipa::ToSchema;
 pub struct VersionList {
     /// Name of the mod.
     pub name: String,
-    /// Hash of the version that runs use; `null` for a deleted mod.
+    /// Hash of the version that runs use, or would use if it could be loaded; `null` for a deleted mod.
     pub current: Option<String>,
     /// Newest first.
     #[schema(value_type = Vec<Object>)]
@@ -22,8 +23,8 @@ pub struct VersionList {
 ///
 /// # Errors
 /// 404 if no such mod ever existed; an error if the database failed.
-pub async fn versions_of(app: &App, name: String) -> Result<VersionList, ApiError> {
-    let shown = app.registry().info(&name);
+pub async fn versions_of(app: &App, name: String, scope: &Scope) -> Result<VersionList, ApiError> {
+    let shown = find_mod(app, &name, scope).await?;
     let current = shown.as_ref().map(|shown| shown.current.hash.clone());
     let mut versions: Vec<RegisteredVersion> = Vec::new();
     if let Some(mut shown) = shown {

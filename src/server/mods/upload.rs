@@ -93,7 +93,12 @@ pub(crate) fn uploaded_version(hash: String, at: DateTime<Utc>, by: Option<Strin
 
 /// Imports a source in a worker with the restrictions of uploads.
 pub(crate) async fn import(app: &App, upload: ModUpload) -> Result<Arc<dyn ModFactory>, ApiError> {
-    import_as(upload, mods::python::PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() }).await
+    import_as(upload, python_for_uploads(app)).await
+}
+
+/// Returns the settings with which uploads run.
+pub(crate) fn python_for_uploads(app: &App) -> mods::python::PythonMods {
+    mods::python::PythonMods { origin: ModOrigin::Uploaded, ..app.registry().python() }
 }
 
 /// Imports a source in a worker with the given settings.

@@ -77,7 +77,7 @@ def act(event, actions, tokenizer):
     for (what, action) in [
         (
             "actions.adjust_prefill([65, 66], max_steps=5)",
-            Action::AdjustedPrefill { tokens: vec![65, 66], max_steps: Some(5) },
+            Action::AdjustedPrefill { tokens: vec![65, 66], max_tokens: Some(5) },
         ),
         ("actions.force_output((65,))", Action::ForceOutput(vec![65])),
         ("actions.tool_calls({'id': 'ä'})", Action::ToolCalls(json!({"id": "ä"}))),

@@ -49,6 +49,40 @@ def fields(event, actions, tokenizer):
 }
 
 #[test]
+fn tokens_are_read_only_during_the_call() {
+    let factory = load(
+        r#"
+kept = []
+@mod
+def keeps(event, actions):
+    for earlier in kept:
+        try: print(earlier.context_info.tokens)
+        except RuntimeError as error: print(error)
+    kept.append(event)
+    print(event.context_info.evicted, event.context_info.evictions_end)
+"#,
+    );
+    let mut harness = harness(&factory);
+    assert_eq!(lines(&harness.add(65)), ["0 0"]);
+    (harness.evicted, harness.evictions_end) = (3, 2);
+    let late = "the tokens of an event can only be read during its call; read `context_info.tokens` there";
+    assert_eq!(lines(&harness.add(66)), [late, "3 2"]);
+}
+
+#[test]
+fn failures_of_the_sdk_are_reported() {
+    let factory =
+        load("import thunder_mods.worker.serve as serve\nserve.ContextInfo = None\n@mod\ndef f(e, a): pass\n");
+    let reply = harness(&factory).add(65);
+    assert_eq!(raised(&reply).0, "TypeError: 'NoneType' object is not callable");
+    let factory = load("import thunder_mods.worker.serve as serve\nserve.Run = None\n@mod\ndef f(e, a): pass\n");
+    let reply = harness(&factory).add(65);
+    let (message, traceback) = raised(&reply);
+    assert_eq!(message, "the worker ended with exit code 1");
+    assert!(traceback.contains("in begin") && traceback.contains("TypeError: 'NoneType'"), "{traceback}");
+}
+
+#[test]
 fn quote_imports_use_quote_steps() {
     let body = "@mod\ndef steps(e, a): print(type(e).__name__, e.step)\n";
     for (import, offset) in [

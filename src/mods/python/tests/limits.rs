@@ -74,6 +74,7 @@ fn uploaded_source_without_sandbox_is_rejected() {
         let mods = PythonMods { origin: ModOrigin::Uploaded, launcher, ..python_mods() };
         let error = mods.load_one("f", &source, None).err().unwrap();
         assert!(matches!(error, LoadError::NoSandbox { .. }) && error.to_string().contains(reason), "{error}");
+        assert!(!error.is_transient());
         assert!(error.to_string().contains("--mod-sandbox off"), "{error}");
         let off = PythonMods { policy: SandboxPolicy::Off, ..mods };
         assert!(off.load_one("f", &source, None).is_ok());

@@ -38,6 +38,27 @@ fn load_error_states_reason() {
     let error = mods.load_one("slow", "import time\ntime.sleep(60)\n", None).err().unwrap();
     assert!(error.to_string().ends_with("the import failed: deadline of 10000 ms exceeded"), "{error}");
     assert!(error.traceback().unwrap().contains("slow.py"), "{:?}", error.traceback());
+    assert!(error.is_transient() && !load_error("x = 1\n", None).is_transient());
+}
+
+#[test]
+fn invalid_declarations_are_rejected() {
+    let error = |declaration: &str| {
+        let source = format!("{HEADER}{declaration}\n");
+        python_mods().load_all("file.py".to_owned(), source).err().expect("it was loaded").to_string()
+    };
+    let holdback = error("@mod(holdback=-1)\ndef f(e, a): pass");
+    assert!(holdback.contains("ValueError: holdback must be an integer of 0 or more"), "{holdback}");
+    let name = error("@mod(name='a/b')\ndef f(e, a): pass");
+    assert!(name.starts_with("file.py: the name of the mod must be 1 to 64 letters"), "{name}");
+    // The name of an upload replaces that of its source.
+    let upload = format!("{HEADER}@mod(name='my mod', holdback=2**63)\ndef f(e, a): pass\n");
+    assert_eq!(python_mods().load_one("upload", &upload, None).unwrap().describe().name, "upload");
+    assert_eq!(
+        error("f = mod(lambda e, a: None)"),
+        "file.py: the name of the mod must be 1 to 64 letters, digits, '_', '-' and '.', and begin with a letter, a \
+         digit or '_', got \"<lambda>\"; rename it with @mod(name=\"…\")"
+    );
 }
 
 #[test]

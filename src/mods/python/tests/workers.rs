@@ -3,6 +3,7 @@
 use super::{HEADER, harness, lines, load, logits, no_exception, python_mods, raised, sampled, with_call_limit};
 use crate::mods::builtin::testing::ModHarness;
 use serde_json::json;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 const STATE: &str = r"
@@ -91,6 +92,36 @@ def later(event, actions):
     no_exception(&sampled(&mut harness, b'a'));
     std::thread::sleep(Duration::from_millis(500));
     no_exception(&harness.add(65));
+}
+
+#[test]
+fn worker_that_died_is_dropped_when_its_run_ends() {
+    if !cfg!(target_os = "linux") {
+        return;
+    }
+    let factory = load(
+        r"
+@mod
+def prints(event, actions):
+    print(os.getpid()); print(os.getcwd())
+",
+    );
+    let mut harness = harness(&factory);
+    let reply = harness.add(65);
+    let [pid, directory] = lines(&reply)[..] else { panic!("two lines") };
+    let wait_until = |is_done: &dyn Fn() -> bool| {
+        let begun = Instant::now();
+        while !is_done() {
+            assert!(begun.elapsed() < Duration::from_mins(1));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    assert!(Command::new("kill").args(["-9", pid]).status().unwrap().success());
+    let stat = format!("/proc/{pid}/stat");
+    wait_until(&|| std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") Z ")));
+    harness.instance.finished();
+    // The directory is removed with the worker, which a run no longer needs.
+    wait_until(&|| !std::path::Path::new(directory).exists());
 }
 
 #[test]

@@ -1,7 +1,8 @@
 """A question to the model within its answer: forces a prompt, constrains the reply, then erases or keeps both.
 
 All decisions are based on the tokens of the sequence at each event, not on counters, so that they remain correct if
-another mod forces or removes tokens.
+another mod forces or removes tokens. The position of the question counts from the start of the answer, including tokens
+that a full context has evicted, so that an eviction does not change it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from enum import Enum
 from typing import Any, List, Optional, Sequence, Union
 
 from .actions import ActionBuilder, Backtrack, ForceTokens, ModAction
-from .events import Added, ForwardPass, ModEvent
+from .events import Added, ContextInfo, ForwardPass, ModEvent
 from .logits import Logits, flat
 from .strategies.base import Strategy
 from .strategies.masks import Mask, end_tokens, token_pieces
@@ -65,10 +66,13 @@ class ActiveQuestion:
         if isinstance(strategy, LanguageStrategy):
             token_pieces(tokenizer)  # slow the first time, so done before generation
         self._ends = frozenset(end_tokens(tokenizer))
-        self._prompt_start: Optional[int] = None
+        #: Position of the question in the answer; None before it begins.
+        self._start: Optional[int] = None
+        #: Tokens from the start of the question on, at the last event.
+        self._tokens: List[int] = []
         self._attempts = 0
         self._holds_back = False
-        #: Sequence up to the end of the answer, and the sequence that replaces it.
+        #: Question with its answer, and the tokens that replace them.
         self._original: List[int] = []
         self._target: List[int] = []
         #: True if the answer is complete, or the question was given up.
@@ -83,23 +87,25 @@ class ActiveQuestion:
 
     def forward(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
         """Returns the action before a draw: forces the prompt, applies the strategy, or erases."""
-        tokens = event.context_info.tokens
+        if self.is_over:
+            return actions.noop()
+        tokens = self._read(event.context_info)
         correction = self._follow(tokens, actions)
         if correction is not None:
             return correction
-        if self.is_over:
-            return actions.noop()
-        if self._prompt_start is None:
+        if self._start is None:
             prompt = self.begin(event, actions)
             if prompt is not None:
                 return prompt
         if self.complete:
             return self._finish(event, tokens, actions)
-        return self._constrain(event, actions)
+        return self._constrain(event, tokens, actions)
 
     def begin(self, event: ModEvent, actions: ActionBuilder) -> Optional[ModAction]:
         """Begins the question at the end of the sequence. Returns None if it has no prompt."""
-        self._prompt_start = len(event.context_info.tokens)
+        context = event.context_info
+        self._start = len(context.tokens) - context.prompt_len + context.evicted
+        self._tokens = []
         return actions.force_tokens(self._prompt) if self._prompt else None
 
     def added(self, event: Added, actions: ActionBuilder) -> Optional[ModAction]:
@@ -107,15 +113,15 @@ class ActiveQuestion:
         if self.is_over:
             self._release(event)
             return None
-        if self._prompt_start is None:
+        if self._start is None:
             return None
-        tokens, prompt_start = event.context_info.tokens, self._prompt_start
+        start, tokens = self._start, self._read(event.context_info)
         correction = self._follow(tokens, actions)
         if self._erase is not EraseMode.NONE:
             self._holds_back = True
-            event.hold_back(len(tokens) - prompt_start)
-            if not self.complete and self._is_last(event, tokens):
-                correction, self._prompt_start = None, prompt_start
+            event.hold_back(len(tokens))
+            if not self.complete and self._is_last(event):
+                correction, self._start = None, start
                 self._give_up(tokens)
         if correction is not None or not self.complete:
             return correction
@@ -128,17 +134,32 @@ class ActiveQuestion:
         self._state = self._strategy.start(self._tokenizer)
         self._seen: List[int] = []
 
+    def _read(self, context: ContextInfo) -> List[int]:
+        """Returns the tokens from the start of the question on, including those that were evicted since."""
+        if self._start is None:
+            return []
+        # The evicted tokens of the answer were before this index.
+        gap = max(context.prompt_len, context.evictions_end)
+        before = context.tokens[context.prompt_len + self._start : gap]
+        position = context.prompt_len + self._start - context.evicted
+        evicted = self._tokens[len(before) : max(len(before), gap - position)]
+        self._tokens = before + evicted + context.tokens[max(gap, position) :]
+        if position > len(context.tokens) and not self.complete:
+            # Another mod removed the question with tokens before it: it begins again.
+            self._start = None
+            self._restart()
+        return self._tokens
+
     def _follow(self, tokens: List[int], actions: ActionBuilder) -> Optional[ModAction]:
         """Processes tokens added to the answer. Returns an action if they need a correction."""
-        if self._prompt_start is None or self.complete:
+        if self._start is None or self.complete:
             return None
-        start = self._prompt_start + len(self._prompt)
-        if tokens[self._prompt_start : start] != self._prompt:
+        start = len(self._prompt)
+        if tokens[:start] != self._prompt:
             # Another mod removed the question: force the missing part again.
-            present = tokens[self._prompt_start :]
-            if len(tokens) >= self._prompt_start and present == self._prompt[: len(present)]:
-                return actions.force_tokens(self._prompt[len(present) :])
-            self._prompt_start = None
+            if tokens == self._prompt[: len(tokens)]:
+                return actions.force_tokens(self._prompt[len(tokens) :])
+            self._start = None
             self._restart()
             return None
         answer = tokens[start:]
@@ -171,10 +192,9 @@ class ActiveQuestion:
         return actions.backtrack(distance, correction.tokens) if distance else actions.force_tokens(correction.tokens)
 
     def _complete(self, tokens: List[int]) -> None:
-        """Completes the answer; `tokens` is the sequence up to its end."""
-        assert self._prompt_start is not None
-        start = self._prompt_start + len(self._prompt)
-        answer = tokens[start:]
+        """Completes the answer; `tokens` are the question and its answer."""
+        prompt = tokens[: len(self._prompt)]
+        answer = tokens[len(prompt) :]
         if answer and answer[-1] in self._ends:
             answer = answer[:-1]
         text = str(self._tokenizer.decode(answer, skip_special_tokens=True))
@@ -182,9 +202,9 @@ class ActiveQuestion:
         self.text = trimmed
         self.tokens = answer if trimmed == text else self._prefix(answer, trimmed)
         if self._erase is EraseMode.NONE:
-            self._end(tokens, tokens[:start] + answer + self._suffix)
+            self._end(tokens, prompt + answer + self._suffix)
         else:
-            self._end(tokens, tokens[: self._prompt_start] + (self.tokens if self._erase is EraseMode.PROMPT else []))
+            self._end(tokens, self.tokens if self._erase is EraseMode.PROMPT else [])
 
     def _end(self, original: List[int], target: List[int]) -> None:
         self.complete, self._attempts = True, 0
@@ -197,16 +217,18 @@ class ActiveQuestion:
                 return answer[:count]
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
-    def _is_last(self, event: Added, tokens: List[int]) -> bool:
+    @staticmethod
+    def _is_last(event: Added) -> bool:
         """Returns True if the run ends with this event, before the answer is complete."""
-        return 0 < event.max_steps <= len(tokens) - event.context_info.prompt_len
+        context = event.context_info
+        return 0 < event.max_steps <= len(context.tokens) - context.prompt_len + context.evicted
 
     def _give_up(self, tokens: List[int]) -> None:
-        self._end(tokens, tokens if self._erase is EraseMode.NONE else tokens[: self._prompt_start])
+        self._end(tokens, tokens if self._erase is EraseMode.NONE else [])
 
     # -- actions -----------------------------------------------------------------------------------------------------
 
-    def _constrain(self, event: ForwardPass, actions: ActionBuilder) -> ModAction:
+    def _constrain(self, event: ForwardPass, tokens: List[int], actions: ActionBuilder) -> ModAction:
         """Bans every token that cannot continue the answer."""
         strategy, tokenizer = self._strategy, self._tokenizer
         state: Any = self._state
@@ -226,7 +248,7 @@ class ActiveQuestion:
             size = len(tokenizer)
             allowed = array("i", sorted(token for token in permitted - forbidden if 0 <= token < size))
         if not allowed:
-            self._give_up(event.context_info.tokens)
+            self._give_up(tokens)
             raise ValueError("no token of this model can continue the answer %r" % self._answer_so_far())
         logits = self._logits(event)
         if not any(logits[token] > -math.inf for token in allowed):
@@ -257,7 +279,7 @@ class ActiveQuestion:
         return str(self._tokenizer.decode(self._seen))
 
     def _finish(self, event: ModEvent, tokens: List[int], actions: ActionBuilder) -> ModAction:
-        """Returns the next action that turns the sequence into its final content."""
+        """Returns the next action that replaces the question and its answer with what is kept of them."""
         original, target = self._original, self._target
         extra = tokens[len(original) :]
         only_appends = target[: len(original)] == original

@@ -20,6 +20,8 @@ EventNames = Union[str, Type[_events.ModEvent], Iterable[Union[str, Type[_events
 
 #: Maximum number of layers of a model.
 _MAX_LAYERS = 512
+#: Larger counts have the effect of this one.
+_MAX_COUNT = 2**31 - 1
 
 
 @overload
@@ -89,7 +91,11 @@ def _mod(
     if inspect.iscoroutinefunction(handler):
         raise TypeError("a mod cannot be async: the run waits for its reply")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
-        raise ValueError("workers must be an integer of 1 or more, got %r" % (workers,))
+        raise ValueError("workers must be an integer of 1 or more, got %.100r" % (workers,))
+    if int(holdback) < 0:
+        raise ValueError("holdback must be an integer of 0 or more, got %.100r" % (holdback,))
+    if name is not None and not isinstance(name, str):
+        raise ValueError("name must be a string, got %.100r" % (name,))
     arguments = _count_arguments(handler)
     fields = parse_config(config)
 
@@ -105,8 +111,8 @@ def _mod(
         "handles": _event_names(selected),
         "config": None if fields is None else fields.defaults,
         "schema": None if fields is None else fields.schema,
-        "holdback": int(holdback),
-        "workers": workers,
+        "holdback": min(int(holdback), _MAX_COUNT),
+        "workers": None if workers is None else min(workers, _MAX_COUNT),
         "hidden_states": _layers(hidden_states),
     }
     return wrapped

@@ -8,17 +8,24 @@ from . import logits as _logits
 
 
 class ContextInfo:
-    """Sequence of a run: prompt tokens, then generated tokens."""
+    """Sequence of a run: prompt tokens, then generated tokens.
+
+    The tokens are read during the call, not in `finished`. A list of tokens stays valid after it; a field that was not read before raises
+    RuntimeError."""
 
     def __init__(
         self,
         tokens: Iterable[int] = (),
         prompt_len: Optional[int] = None,
         read: Optional[Callable[[int], List[int]]] = None,
+        evicted: int = 0,
+        evictions_end: int = 0,
     ) -> None:
         self._tokens: Optional[List[int]] = None if read else list(tokens)
         self._read = read
         self._prompt_len: int = len(self._tokens or ()) if prompt_len is None else prompt_len
+        self._evicted = evicted
+        self._evictions_end = evictions_end
 
     @property
     def tokens(self) -> List[int]:
@@ -31,6 +38,16 @@ class ContextInfo:
     def prompt_len(self) -> int:
         """Number of prompt tokens."""
         return self._prompt_len
+
+    @property
+    def evicted(self) -> int:
+        """Number of generated tokens that a full context has evicted: they are part of the answer, but not of `tokens`."""
+        return self._evicted
+
+    @property
+    def evictions_end(self) -> int:
+        """Index in `tokens` of the first token that followed all evicted ones; 0 if none were evicted."""
+        return self._evictions_end
 
     @property
     def prompt(self) -> List[int]:
@@ -51,6 +68,15 @@ class ContextInfo:
     def get(self, name: str, default: Any = None) -> Any:
         """Returns a field by name."""
         return getattr(self, name, default)
+
+    def _end_call(self) -> None:
+        """Prevents further reads, which would return tokens of a later call or of another run."""
+        if self._read is not None:
+            self._read = _read_after_call
+
+
+def _read_after_call(_: int) -> List[int]:
+    raise RuntimeError("the tokens of an event can only be read during its call; read `context_info.tokens` there")
 
 
 class ModEvent:

@@ -10,19 +10,8 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .. import conversation as _conversation
 from .. import lifecycle, quote
-from ..actions import (
-    AdjustedLogits,
-    AdjustedPrefill,
-    Backtrack,
-    EmitError,
-    ForceOutput,
-    ForceTokens,
-    InvalidActionError,
-    ModAction,
-    Noop,
-    ToolCalls,
-    validate_action,
-)
+from ..actions import AdjustedLogits, AdjustedPrefill, Backtrack, EmitError, ForceOutput, ForceTokens
+from ..actions import InvalidActionError, ModAction, Noop, ToolCalls, validate_action
 from ..config import fill_defaults
 from ..decorator import mod as _decorate
 from ..events import Added, ContextInfo, ForwardPass, HiddenStates, ModEvent, Prefilled, Sampled
@@ -36,6 +25,8 @@ from .vocabulary import WordTokenizer
 
 #: (token ids so far, layer) -> hidden state of the last token after the layer.
 HiddenStatesFunction = Callable[[List[int], int], Sequence[float]]
+#: Kind of the last event, and the action that takes effect; None continues with the next step.
+_Outcome = Tuple[str, Optional[ModAction]]
 
 
 class Engine:
@@ -159,11 +150,9 @@ class _Run:
     def execute(self, prompt: List[int]) -> Result:
         self.sequence, self.prompt_len = list(prompt), len(prompt)
         winner = self._dispatch("Prefilled", 0, prompt)
-        if winner is None:
-            self._run_steps()
-        else:
-            self._apply("Prefilled", winner)
-        assert self.end is not None
+        kind = "Prefilled"
+        while self.end is None:
+            kind, winner = self._step() if winner is None else self._apply(kind, winner)
         if not self.discards_unsent:
             self.answer.end(self._generated())
         lifecycle.notify_finished(self.request_id)
@@ -179,40 +168,34 @@ class _Run:
 
     # -- steps -------------------------------------------------------------------------------------------------------
 
-    def _run_steps(self) -> None:
-        """Runs steps (forward pass, draw, append) until the run ends. Actions are applied by `_apply`."""
-        while self.end is None:
-            if self.step >= self.max_steps:
-                self._finish("length", "the limit of %d steps was reached; a mod may backtrack endlessly" % self.max_steps)
-                return
-            self.step += 1
-            self.draw_temperature = None
-            self.logits = array("f", self.model.logits(list(self.sequence), self.prompt_len, self.tokenizer))
-            winner, kind = self._dispatch("ForwardPass", self.step, []), "ForwardPass"
-            if winner is None:
-                self.drawn = self._draw()
-                if self.drawn is None:
-                    self._finish("error", "no token can be drawn: mods leave no token with a probability above 0")
-                    return
-                winner, kind = self._dispatch("Sampled", self.step, [self.drawn]), "Sampled"
-            if winner is None:
-                assert self.drawn is not None
-                token, self.drawn = self.drawn, None
-                self._append([token], False, self.step)
-            else:
-                self._apply(kind, winner)
+    def _step(self) -> _Outcome:
+        """Runs a step: forward pass, draw, append."""
+        if self.step >= self.max_steps:
+            return self._finish_at_last_step()
+        self.step += 1
+        self.draw_temperature = None
+        self.logits = array("f", self.model.logits(list(self.sequence), self.prompt_len, self.tokenizer))
+        winner = self._dispatch("ForwardPass", self.step, [])
+        if winner is not None:
+            return "ForwardPass", winner
+        self.drawn = self._draw()
+        if self.drawn is None:
+            return self._finish("error", "no token can be drawn: mods leave no token with a probability above 0")
+        winner = self._dispatch("Sampled", self.step, [self.drawn])
+        if winner is not None:
+            return "Sampled", winner
+        token, self.drawn = self.drawn, None
+        return self._append([token], False, self.step)
 
-    def _append(self, tokens: List[int], forced: bool, step: int) -> None:
+    def _append(self, tokens: List[int], forced: bool, step: int) -> _Outcome:
         """Appends tokens, dispatches the Added event, and checks the end of the run."""
         self.sequence.extend(tokens)
         self.step = max(self.step, step)
         winner = self._dispatch("Added", step, tokens, forced)
+        if winner is None or isinstance(winner, ForceTokens):
+            self._send()
         if winner is not None:
-            if isinstance(winner, ForceTokens):
-                self._send()
-            self._apply("Added", winner)
-            return
-        self._send()
+            return "Added", winner
         generated = self._generated()
         if self.sequence[-1] in self.ends or self.answer.stopped(generated):
             self._finish("stop")
@@ -220,17 +203,18 @@ class _Run:
             self._finish("length")
         elif len(self.sequence) >= self.context:
             self._finish("length", "the context of %d tokens is full" % self.context)
+        return "Added", None
 
-    def _apply(self, kind: str, action: ModAction) -> None:
+    def _apply(self, kind: str, action: ModAction) -> _Outcome:
         """Applies the action that takes effect at an event."""
         step = self.step + 1 if kind == "Added" or self.step == 0 else self.step
         self.drawn, removes_draw = None, kind == "Sampled"
         if isinstance(action, ForceTokens):
-            self._force(action.tokens, step)
-        elif isinstance(action, Backtrack):
+            return self._force(action.tokens, step)
+        if isinstance(action, Backtrack):
             self._remove(min(action.n - removes_draw, len(self._generated())))
             if action.tokens:
-                self._force(action.tokens, step)
+                return self._force(action.tokens, step)
         elif isinstance(action, ForceOutput):
             self._remove(len(self._generated()))
             tokens = self._truncated_at_end(action.tokens)
@@ -244,10 +228,11 @@ class _Run:
         elif isinstance(action, EmitError):
             self.discards_unsent = True
             self._finish("error", str(action.err_str))
-        if self.end is None and kind == "Prefilled":
-            self._run_steps()
+        return kind, None
 
-    def _force(self, tokens: Sequence[int], step: int) -> None:
+    def _force(self, tokens: Sequence[int], step: int) -> _Outcome:
+        if step > self.max_steps:
+            return self._finish_at_last_step()
         forced = self._truncated_at_end(tokens)
         room = min(self.max_tokens - len(self._generated()), self.context - len(self.sequence))
         ends = bool(forced) and forced[-1] in self.ends
@@ -255,18 +240,19 @@ class _Run:
             forced = forced[: max(0, room)]
         elif len(self.sequence) + len(forced) > self.context:
             forced.pop()
-        if forced:
-            self._append(forced, True, step)
-        else:
-            self._finish("length")
+        return self._append(forced, True, step) if forced else self._finish("length")
 
     def _remove(self, count: int) -> None:
         if count > 0:
             del self.sequence[len(self.sequence) - count :]
             self.answer.retract(self._generated())
 
-    def _finish(self, reason: str, message: Optional[str] = None, calls: Optional[List[Any]] = None) -> None:
+    def _finish(self, reason: str, message: Optional[str] = None, calls: Optional[List[Any]] = None) -> _Outcome:
         self.end = (reason, message, calls)
+        return "", None
+
+    def _finish_at_last_step(self) -> _Outcome:
+        return self._finish("length", "the limit of %d steps was reached; a mod may backtrack endlessly" % self.max_steps)
 
     def _draw(self) -> Optional[int]:
         highest = max(self.logits)

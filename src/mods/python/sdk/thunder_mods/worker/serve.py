@@ -48,9 +48,7 @@ _MAX_TRACEBACK_CHARS = 64 * 1024
 
 #: Hint for a missing module.
 _INTERPRETER_HINT = " (mods run on Python %d.%d, %s; set THUNDER_PYTHON=PATH to use another one, such as bin/python of a virtual environment)" % (
-    sys.version_info[0],
-    sys.version_info[1],
-    sys.executable,
+    *sys.version_info[:2], sys.executable
 )
 
 Header = Dict[str, Any]
@@ -195,12 +193,12 @@ class Worker:
         if not callable(hook) or hasattr(hook, "__thunder_mod__"):
             hook = None
 
-        def end_run() -> None:
+        def end_run(_: None) -> None:
             lifecycle.notify_finished(run.request_id)
             if hook is not None:
                 hook(run.request_id)
 
-        self._run_and_reply(run, end_run, None)
+        self._run_and_reply(run, end_run)
 
     def query(self, header: Header) -> Tuple[Header, bytes]:
         """Sends a query to the server and returns the answer."""
@@ -231,15 +229,24 @@ class Worker:
     def call(self, header: Header, _: bytes) -> None:
         """Calls the mod with one event."""
         run = self.runs[header["run"]]
-        event = self._event(header, run)
-        handler, tokenizer = self.handler, run.tokenizer
-        self._run_and_reply(run, lambda: handler(event, tokenizer), event)
 
-    def _run_and_reply(self, run: Run, work: Callable[[], Any], event: Optional[ModEvent]) -> None:
+        def handle(event: ModEvent) -> Any:
+            try:
+                return self.handler(event, run.tokenizer)
+            finally:
+                event.context_info._end_call()
+
+        self._run_and_reply(run, handle, header)
+
+    def _run_and_reply(self, run: Run, work: Callable[[Any], Any], header: Optional[Header] = None) -> None:
+        """Runs `work` with the event of a call, or with None, and sends the reply."""
         conversation.current = run
         started_at = time.perf_counter_ns()
+        event: Optional[ModEvent] = None
         try:
-            action = work()
+            if header is not None:
+                event = self._event(header, run)
+            action = work(event)
             elapsed = time.perf_counter_ns() - started_at
             if event is None:
                 self.reply(None, None, elapsed)
@@ -257,7 +264,7 @@ class Worker:
             skip = max(0, count - last) if last else 0
             return self.memory.view(offset + 4 * skip, count - skip, "i").tolist()  # type: ignore[no-any-return]
 
-        context = ContextInfo((), header["prompt_len"], read)
+        context = ContextInfo((), header["prompt_len"], read, header["evicted"], header["evictions_end"])
         kind, request_id = header["event"], run.request_id
         step = quote.quote_step(header["step"]) if self.is_quote else header["step"]
         event: ModEvent
@@ -331,12 +338,7 @@ class Worker:
     # -- replies ---------------------------------------------------------------------------------------------------
 
     def reply(
-        self,
-        action: Optional[Header],
-        exception: Optional[Header],
-        elapsed_ns: int,
-        body: bytes = b"",
-        held_back: Optional[int] = None,
+        self, action: Optional[Header], exception: Optional[Header], elapsed_ns: int, body: bytes = b"", held_back: Optional[int] = None
     ) -> None:
         """Sends the reply to a call."""
         with self.query_lock:
@@ -384,10 +386,15 @@ def _ids(tokens: Any) -> List[int]:
 def main(protocol: int, memory: int, home: str, sdk: str) -> None:
     """Handles frames until the server closes the channel. `home` is the directory of this process, `sdk` the SDK's."""
     worker = Worker(Channel(protocol), Memory(memory), sdk)
+    status = 1
     try:
         worker.serve()
+        status = 0
+    except BaseException:
+        # The server reports the last output of the process.
+        os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
         # The server may have been killed, so the worker removes its own directory.
         os.chdir("/")
         shutil.rmtree(home, ignore_errors=True)
-        os._exit(0)
+        os._exit(status)
