@@ -67,7 +67,7 @@ fn links(html: &str) {
     }
 }
 
-/// Checks that every field has a label: around it, by `for`, or by `aria-label`.
+/// Checks that every visible field has a label: around it, by `for`, or by `aria-label`.
 fn labels(html: &str) {
     let mut depth = 0;
     for tag in tags(html) {
@@ -78,7 +78,8 @@ fn labels(html: &str) {
         } else if tag.starts_with("<input") || tag.starts_with("<select") || tag.starts_with("<textarea") {
             let id = tag.split("id=\"").nth(1).and_then(|rest| rest.split('"').next());
             let named = id.is_some_and(|id| html.contains(&format!("for=\"{id}\"")));
-            assert!(depth > 0 || named || tag.contains("aria-label"), "no label: {tag}");
+            let is_hidden = tag.contains("type=\"hidden\"");
+            assert!(depth > 0 || named || is_hidden || tag.contains("aria-label"), "no label: {tag}");
         }
     }
 }

@@ -13,7 +13,7 @@ pub(super) struct FeedbackView {
     pub(super) rating: String,
     pub(super) text: String,
     /// Index of the token in the answer that it refers to, from 0.
-    pub(super) position: Option<i32>,
+    pub(super) position: Option<i64>,
     pub(super) user: String,
     pub(super) created_at: String,
     pub(super) created_text: String,
@@ -38,7 +38,7 @@ impl FeedbackView {
             tone,
             rating: format!("{sign}{}", rating.abs()),
             text: feedback.text.clone().unwrap_or_default(),
-            position: feedback.position,
+            position: feedback.position.map(i64::from),
             user: feedback.user_label.clone().unwrap_or_default(),
             created_at: machine_time(feedback.created_at),
             created_text: format_timestamp(feedback.created_at),

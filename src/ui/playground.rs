@@ -41,12 +41,18 @@ struct ModelView {
     name: String,
     /// All its names as a JSON array.
     names: String,
+    /// Its control vectors as JSON; empty if it has none.
+    vectors: String,
 }
 
-impl From<&ModelEntry> for ModelView {
-    fn from(entry: &ModelEntry) -> Self {
+impl ModelView {
+    fn new(app: &App, entry: &ModelEntry) -> Self {
         let names: Vec<&str> = entry.names().collect();
-        Self { name: entry.name.clone(), names: serde_json::json!(names).to_string() }
+        Self {
+            name: entry.name.clone(),
+            names: serde_json::json!(names).to_string(),
+            vectors: control_vectors(app, Some(&entry.name)),
+        }
     }
 }
 
@@ -89,13 +95,13 @@ pub(super) async fn page(State(app): State<App>, scope: Scope, headers: HeaderMa
     let page = PlaygroundPage {
         shell: Shell::new(&headers, "playground"),
         not_ready,
-        models: models.iter().map(ModelView::from).collect(),
+        models: models.iter().map(|entry| ModelView::new(&app, entry)).collect(),
         lens_problem,
         attention: engines.iter().any(|engine| engine.attention().is_ok()),
         mods: app.registry().list().into_iter().map(ModView::from).collect(),
         key_variable: key_variable(&credentials.security),
         curl_chat: curl_chat(&headers, &credentials.security, models.first().map(|entry| entry.name.as_str())),
-        pane: Pane { modules: MODULES.clone(), vectors: control_vectors(&app, None), ..Pane::idle() },
+        pane: Pane { modules: MODULES.clone(), ..Pane::idle() },
         is_empty,
     };
     show(StatusCode::OK, &page)
@@ -125,8 +131,12 @@ mod tests {
         let page = PlaygroundPage {
             shell: Shell::new(&HeaderMap::new(), "playground"),
             not_ready: String::new(),
-            models: ["demo", "<b>"]
-                .map(|name| ModelView { name: name.into(), names: json!([name]).to_string() })
+            models: [("demo", r#"{"names":["calm"]}"#), ("<b>", "")]
+                .map(|(name, vectors)| ModelView {
+                    name: name.into(),
+                    names: json!([name]).to_string(),
+                    vectors: vectors.into(),
+                })
                 .into(),
             attention: false,
             lens_problem: "the model has <no> head".into(),
@@ -139,6 +149,9 @@ mod tests {
         let html = page.render().unwrap();
         crate::ui::checks::page(&html);
         assert!(html.contains("<option value=\"demo\"") && !html.contains("<b>\""), "{html}");
+        assert!(
+            html.contains("data-vectors=\"{&#34;names&#34;:[&#34;calm&#34;]}\"") && html.contains("data-vectors=\"\"")
+        );
         assert!(html.contains("data-key-variable=\"THUNDER_API_KEY\""), "{html}");
         assert!(html.contains("--attention off") && html.contains("(the model has &#60;no&#62; head)"));
         assert!(html.contains("Open a sample run"));

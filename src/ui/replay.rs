@@ -306,6 +306,6 @@ mod tests {
         assert!(html.contains("data-run=\"0192f0c4-0000-7000-8000-000000000001\""));
         assert!(html.contains("/older?q=status%3Afailed"));
         assert!(html.contains("Great &#60;b&#62;response") || html.contains("Great &lt;b&gt;response"), "{html}");
-        assert!(html.contains("at token 120"));
+        assert!(html.contains("at token 121"));
     }
 }

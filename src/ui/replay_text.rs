@@ -2,6 +2,7 @@
 
 use super::error::{self, show};
 use super::feedback::{self, FeedbackView};
+use super::notes::{self, NoteView};
 use super::reported::{self, ReportedView};
 use super::run::{Banner, RunPageView, banners};
 use super::shell::Shell;
@@ -30,6 +31,7 @@ struct TextPage {
     run: RunPageView,
     banners: Vec<Banner>,
     reported: ReportedView,
+    notes: Vec<NoteView>,
     feedback: Vec<FeedbackView>,
     prompt: String,
     answer: String,
@@ -85,6 +87,7 @@ async fn read(
         shell: Shell::new(headers, "runs"),
         banners: banners(run),
         reported: reported::find(app, scope, run).await,
+        notes: notes::list(app, scope, run).await,
         feedback: feedback::list(app, scope, run).await,
         prompt: if prompt.is_empty() { run.prompt_preview.clone() } else { prompt },
         answer: if answer.is_empty() { run.output_preview.clone() } else { answer },
@@ -225,6 +228,7 @@ mod tests {
             shell: Shell::new(&HeaderMap::new(), "runs"),
             banners: banners(&run),
             reported: ReportedView::default(),
+            notes: Vec::new(),
             feedback: Vec::new(),
             prompt: "a".into(),
             answer: "<i>".into(),

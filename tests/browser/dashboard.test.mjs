@@ -348,6 +348,22 @@ test('playground shows its run live, with attention', async (t) => {
   await expectNoErrors();
 });
 
+test('request of an incomplete form is copied as curl, and its problem remains', async () => {
+  const page = await open('/playground');
+  // Without the clipboard, the page shows the text in a dialog.
+  await page.evaluate(() => Object.defineProperty(navigator, 'clipboard', { value: undefined }));
+  await page.click('[data-action=generate]');
+  await eventually.equal(() => page.textContent('[data-problem]'), 'Write a message first.');
+  const dialog = page.waitForEvent('dialog');
+  const clicked = page.click('[data-action=curl]');
+  assert.match((await dialog).defaultValue(), /^curl -N .*\/v1\/chat\/completions/);
+  await (await dialog).dismiss();
+  await clicked;
+  assert.equal(await page.textContent('[data-problem]'), 'Write a message first.');
+  await page.context().close();
+  await expectNoErrors();
+});
+
 test('empty playground offers example requests that run with one click', async () => {
   const page = await open('/playground');
   await page.click('.starters button:has-text("JSON")');
@@ -366,7 +382,9 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.fill('.message textarea', 'Count as far as you can.');
   await page.fill('input[name=max_tokens]', '4000');
   await page.fill('input[name=temperature]', '0.3');
-  await page.keyboard.press('Control+Enter');
+  await page.fill('input[name=repeat_penalty]', '1.18');
+  await page.click('summary:has-text("Sampling")');
+  await page.click('[data-action=generate]');
   await page.waitForFunction(() => document.querySelectorAll('.token:not(.prompt)').length > 3);
   await page.locator('.text').focus();
   await page.keyboard.press('Escape');
@@ -377,6 +395,7 @@ test('playground stops a run, and a recorded run fills the form', async () => {
   await page.goto(`${URL_}/playground?from=${href.split('/').pop()}`);
   await page.waitForFunction(() => document.querySelector('.message textarea')?.value === 'Count as far as you can.');
   await eventually.equal(() => page.inputValue('input[name=temperature]'), '0.3');
+  await eventually.equal(() => page.inputValue('input[name=repeat_penalty]'), '1.18');
   await ready(page);
   await page.context().close();
   await expectNoErrors();

@@ -35,8 +35,8 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await eventually.equal(() => marked.count(), 2, 'one entry names a token beyond the answer, one names none');
     await eventually.equal(() => page.locator('.token.note.good').textContent(), answer[2]);
     await eventually.equal(() => page.locator('.token.note.bad').textContent(), answer[7]);
-    await eventually.match(() => page.locator('.token.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 2 /);
-    const place = page.locator('[data-feedback] button', { hasText: 'at token 7' });
+    await eventually.match(() => page.locator('.token.note.good').getAttribute('title'), /^\+1 a <b>good<\/b> word at token 3 /);
+    const place = page.locator('[data-feedback] button', { hasText: 'at token 8' });
     await place.focus();
     await page.keyboard.press('Enter');
     await eventually.equal(() => page.locator('.token.current').textContent(), answer[7]);
@@ -51,7 +51,7 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     assert.equal(next, answer[8]);
     await page.click('[data-action=feedback]');
     await page.waitForSelector('[data-feedback-dialog][open]');
-    await eventually.equal(() => page.inputValue('[name=position]'), '8');
+    await eventually.equal(() => page.inputValue('[name=position]'), '9');
     // The token of a cancelled attempt is not kept.
     await page.keyboard.press('Escape');
     await page.keyboard.press('End');

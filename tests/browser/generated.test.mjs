@@ -229,6 +229,27 @@ test('playground lists the fields that differ from the run', async () => {
   await page.fill('input[name=temperature]', '1.5');
   await eventually.equal(() => page.textContent('[data-changed-fields] summary'), '2 fields differ from the run');
   await eventually.match(() => page.textContent('[data-changed-fields] ul'), /temperature.*→ 1\.5/);
+  for (let i = 0; i < 2; i += 1) await page.click('[data-action=addMessage]');
+  await page.click('.message:nth-child(2) [title^=Remove]');
+  const labels = (field) => page.locator(`.message ${field}`).evaluateAll((all) => all.map((one) => one.ariaLabel));
+  await eventually.deepEqual(() => labels('textarea'), ['Message 1', 'Message 2']);
+  assert.deepEqual(await labels('select'), ['Role of message 1', 'Role of message 2']);
+  await page.context().close();
+  await expectNoErrors();
+});
+
+test('playground follows a run that has not ended', async () => {
+  const id = await generate({});
+  const page = await open('/playground');
+  await page.route(`**/api/v1/runs/${id}`, async (route) => {
+    const response = await route.fetch();
+    const json = await response.json();
+    await route.fulfill({ response, json: { ...json, run: { ...json.run, status: 'running' } } });
+  });
+  const followed = page.waitForRequest((request) => request.url().endsWith(`${id}/events`) && request.headers().accept === 'text/event-stream');
+  await page.goto(`${URL_}/playground?from=${id}`);
+  await followed;
+  await ready(page);
   await page.context().close();
   await expectNoErrors();
 });

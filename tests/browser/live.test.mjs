@@ -18,10 +18,10 @@ function replaceStream() {
 }
 
 /**
- * Stores a run and opens its page as if the run were active, after `prepare(page, trace)`. `sendUntil(event)` sends the next items,
+ * Stores a run with notes, and opens its page as if the run were active, after `prepare(page, trace)`. `sendUntil(event)` sends the next items,
  * up to an event without its calls, and `end()` the end.
  */
-async function openLive(name, steps, prepare = () => {}) {
+async function openLive(name, steps, prepare = () => {}, notes = []) {
   const id = `live-${name}-${process.pid}-${Date.now()}`;
   const page = await open('/docs');
   await page.addInitScript(replaceStream);
@@ -29,6 +29,7 @@ async function openLive(name, steps, prepare = () => {}) {
   await prepare(page, trace);
   const response = await fetch(`${URL_}/ingest`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(trace) });
   assert.equal(response.status, 201);
+  for (const note of notes) await fetch(`${URL_}/api/v1/runs/${id}/notes`, { method: 'PUT', headers: { 'content-type': 'application/json' }, body: JSON.stringify(note) });
   const stored = await fetch(`${URL_}/api/v1/runs/${id}/events?from=0&to=9999`, { headers: { accept: 'application/x-ndjson' } });
   const lines = (await stored.text()).split('\n').filter(Boolean);
   await page.route((url) => url.pathname === `/runs/${id}`, async (route) => {
@@ -69,7 +70,7 @@ const scrollText = (page, pixels) => page.evaluate((by) => new Promise((done) =>
 const later = (page) => page.locator('.token.later').allTextContents();
 
 test('run that has ended is navigated like a stored one', async () => {
-  const { page, sendUntil, end, where } = await openLive('end', 15);
+  const { page, sendUntil, end, where } = await openLive('end', 15, undefined, [{ text: 'a note', position: 1 }]);
   // The call at event 27 fails, after its token was shown.
   await sendUntil(27);
   await eventually.equal(() => page.locator('.token.error').count(), 0);
@@ -92,6 +93,8 @@ test('run that has ended is navigated like a stored one', async () => {
   await end();
   await eventually.match(() => where(), /event end/);
   await eventually.equal(() => page.locator('.token.selected').textContent(), ' is', 'the selected token is kept');
+  await page.locator('[data-notes] button', { hasText: 'at token 2' }).click();
+  await eventually.match(() => where(), /^token 2 /);
   await page.focus('.text');
   await page.keyboard.press('Home');
   await page.keyboard.press('Shift+ArrowRight');

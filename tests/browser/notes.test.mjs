@@ -45,6 +45,8 @@ for (const [scheme, width] of [['light', 1280], ['dark', 375]]) {
     await ready(page);
     await page.locator('[data-notes] button').click();
     await eventually.equal(() => page.locator('.token.current').textContent(), current);
+    const [token] = /^token \d+/.exec(await page.textContent('[data-where]'));
+    assert.equal(await page.textContent('[data-notes] [data-place]'), `at ${token}`);
     await write('');
     await page.waitForFunction(() => !document.querySelector('.token.note'));
     await page.keyboard.press('n');

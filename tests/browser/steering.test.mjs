@@ -57,6 +57,12 @@ for (const [width, scheme] of [[1280, 'light'], [375, 'dark']]) {
     await page.keyboard.press('Space');
     const row = page.locator('.steering [role=group]');
     await eventually.equal(() => row.count(), 1, 'the first control vector is offered');
+    for (const [pressed, event] of [['Shift+ArrowRight', 1], ['Shift+ArrowLeft', 0]]) {
+      await page.keyboard.press(pressed);
+      await eventually.match(() => page.textContent('[data-where]'), new RegExp(`event ${sampledAt(original, 6) + event} `));
+    }
+    await page.waitForSelector('.panel section:has(.candidates):not([aria-busy])');
+    assert.equal(await page.evaluate(() => document.activeElement.closest('label')?.textContent), 'Change steering');
     await eventually.equal(() => page.getAttribute('.regenerate [placeholder=continue]', 'type'), 'number');
     await page.keyboard.press('Tab');
     await page.keyboard.type('joy');
@@ -90,6 +96,7 @@ for (const [width, scheme] of [[1280, 'light'], [375, 'dark']]) {
     await page.getByLabel('Change steering').check();
     await eventually.deepEqual(() => row.locator('select, input').evaluateAll((fields) => fields.map((field) => field.value)), ['joy', '6', '1', '3']);
     await row.getByRole('button', { name: 'Remove control vector' }).click();
+    assert.equal(await page.evaluate(() => document.activeElement.textContent), 'Add control vector');
     await page.click('.regenerate button:has-text("Regenerate")');
     await page.waitForFunction(() => document.querySelectorAll('.branches [data-status=done]').length === 4);
     await eventually.match(() => page.textContent('.branch-list'), /no steering at step 6/);
@@ -112,12 +119,33 @@ for (const [width, scheme] of [[1280, 'light'], [375, 'dark']]) {
     await expectAccessible(page, '.steering');
     await eventually.equal(() => overflow(page, 'html'), 0);
     if (process.env.SCREENSHOTS) await page.screenshot({ path: `${process.env.SCREENSHOTS}/playground-${width}-${scheme}.png`, fullPage: true });
+    // A number that is missing is shown before the request is sent, even in a closed group.
+    await page.locator('.request-form').getByLabel('Scale').last().fill('');
+    await page.click('summary:has-text("More")');
+    await page.keyboard.press('Control+Enter');
+    await eventually.equal(() => page.evaluate(() => document.activeElement.ariaLabel), 'Scale');
+    await page.keyboard.type('1');
     const response = page.waitForResponse((answer) => answer.url().endsWith('/v1/completions'));
     await page.click('[data-action=generate]');
     const again = await stored((await response).headers()['x-thunder-run-id']);
     assert.deepEqual(recorded(again), [{ name: 'calm', scale: 1, layers: [1, 3] }, ...steering], 'in the order of the server');
     await page.getByLabel('Select control vectors').uncheck();
     await eventually.match(() => page.textContent('[data-changed-fields] ul'), /steering joy -2.5, layers 2–3 → not set/);
+    await eventually.match(() => page.getAttribute('[data-replay]', 'data-vectors'), /calm/);
+
+    // Another model has no control vectors.
+    const model = page.getByLabel('Model', { exact: true });
+    const first = await model.inputValue();
+    await model.evaluate((select) => {
+      const other = new Option('other');
+      Object.assign(other.dataset, { names: '["other"]', vectors: '' });
+      select.append(other);
+      select.disabled = false;
+    });
+    await model.selectOption('other');
+    await eventually.equal(() => page.isVisible('.request-form .steering'), false);
+    await model.selectOption(first);
+    await eventually.equal(() => page.isVisible('.request-form .steering'), true);
     await page.context().close();
     await expectNoErrors();
   });

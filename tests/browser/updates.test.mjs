@@ -130,6 +130,27 @@ test('older response does not replace the state of an experiment', async () => {
   await expectNoErrors();
 });
 
+test('run that is loaded late does not replace the one that the playground shows', async () => {
+  const { thunder } = await (await post('/v1/completions', { prompt: 'Once upon a time', max_tokens: 3 })).json();
+  await stored(thunder.run_id);
+  const page = await open('/docs');
+  const isColumns = (request) => request.url().endsWith('/columns');
+  let isSettled = false;
+  for (const event of ['requestfinished', 'requestfailed']) page.on(event, (request) => { isSettled ||= isColumns(request); });
+  const held = await holdFirst(page, isColumns);
+  await page.goto(`${URL_}/playground?from=${thunder.run_id}`);
+  await held.isReady;
+  await page.fill('input[name=max_tokens]', '7');
+  await page.keyboard.press('Control+Enter');
+  await eventually.match(() => page.textContent('[data-where]'), /^token 7 \/ 7 · event end/);
+  held.send();
+  await eventually.ok(() => isSettled);
+  await page.evaluate(() => new Promise((resolve) => { setTimeout(resolve, 50); }));
+  assert.match(await page.textContent('[data-where]'), /^token 7 /);
+  await page.context().close();
+  await expectNoErrors();
+});
+
 /** Opens a run whose family the test answers: `answer(original)` returns the response. `requests()` is the number of requests. */
 async function openFamily(answer) {
   const id = `family-${Math.random()}`;

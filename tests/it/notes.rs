@@ -35,8 +35,10 @@ async fn notes_are_written_found_and_removed() {
     let (_, body) = put(server, &run, &json!({"text": "changed", "position": 1})).await;
     assert_eq!((&body["notes"][1]["text"], body["notes"].as_array().unwrap().len()), (&json!("changed"), 2));
     assert_eq!(server.get(&format!("/api/v1/runs/{run}/notes")).await, (200, body));
-    let page = server.request(Method::GET, &format!("/runs/{run}")).send().await.unwrap().text().await.unwrap();
-    assert!(page.contains("the whole run") && page.contains("at token 1"), "{page}");
+    for path in [format!("/runs/{run}"), format!("/runs/{run}?view=text")] {
+        let page = server.request(Method::GET, &path).send().await.unwrap().text().await.unwrap();
+        assert!(page.contains("the whole run") && page.contains("at token 2"), "{page}");
+    }
 
     put(server, &run, &json!({"text": ""})).await;
     let (_, body) = put(server, &run, &json!({"text": " ", "position": 1})).await;

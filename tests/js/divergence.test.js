@@ -1,7 +1,7 @@
 // Comparison of two runs: alignment of their tokens, distributions, and parameters.
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { differences, divergence, modsOf } from '../../src/ui/assets/divergence.js';
+import { differences, divergence, modsOf, settingsDifferences } from '../../src/ui/assets/divergence.js';
 import { Alignment, Coalescer, Steps, align, numberTokens } from '../../src/ui/assets/diff.js';
 import { randomIntegers } from './random.js';
 
@@ -57,6 +57,14 @@ test('parameters differ by path, and mods by version and configuration', () => {
   const b = { sampling: { top_k: 40, seed: 2, dry: { base: 3 } }, limits: { max_tokens: 3 }, fork: 1 };
   assert.deepEqual(differences(a, b, ['fork']), [['sampling.seed', 1, 2], ['sampling.dry.base', 2, 3], ['limits.max_tokens', null, 3]]);
   assert.deepEqual(differences(modsOf({ mods: [{ name: 'x', version: '1' }] }), modsOf({ mods: [{ name: 'x', version: '2' }, 'y'] })), [['x.version', '1', '2'], ['y', null, {}]]);
+});
+
+test('rows of the server replace the parameters that they show, but not those of mods and other parameters', () => {
+  const run = (tokens) => ({ seed: tokens, sampling: { seed: tokens, top_k: tokens }, limits: { max_tokens: tokens }, mods: [{ name: 'think-budget', config: { seed: tokens, max_tokens: 3 } }] });
+  assert.deepEqual(settingsDifferences(run(100), run(1000), ['started', 'seed', 'max tokens']), [
+    ['mod think-budget.config.seed', 100, 1000], ['seed', 100, 1000], ['sampling.top_k', 100, 1000],
+  ]);
+  assert.equal(settingsDifferences(run(100), run(1000), []).length, 5);
 });
 
 test('differences are joined across tokens that are equal by chance', () => {

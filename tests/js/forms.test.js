@@ -1,7 +1,8 @@
 // Modules of the page frame, the run list and the playground that need no browser. Run: node --test tests/js
 import test from 'node:test';
 import assert from 'node:assert/strict';
-import { SHORTCUTS, actionOf, keyLabel, keyOf } from '../../src/ui/assets/keys.js';
+import { keyLabel } from '../../src/ui/assets/help.js';
+import { SHORTCUTS, actionOf, keyOf } from '../../src/ui/assets/keys.js';
 import { SseParser } from '../../src/ui/assets/sse.js';
 import { destination } from '../../src/ui/assets/goto.js';
 import { uploadOf } from '../../src/ui/assets/mod-source.js';

@@ -2,7 +2,7 @@
 // through both runs. A panel shows both distributions at the cursor, and a strip shows how far they diverge at every step.
 import { AlignedText, FIRST_TOKENS } from './compare-text.js';
 import { Alignment, Coalescer, numberTokens } from './diff.js';
-import { candidatesByStep, differences, divergence, modsOf } from './divergence.js';
+import { candidatesByStep, divergence, settingsDifferences } from './divergence.js';
 import { base, fact, fetchApi, h, nextFrame, palette, prepareCanvas, scheduleDrawing } from './dom.js';
 import { listenForShortcuts } from './keys.js';
 import { candidateTable } from './replay/candidates.js';
@@ -27,9 +27,6 @@ const MAX_LINKS = 32;
 const TASK_MS = 16;
 /** Events per request of candidates. */
 const EVENTS_PER_REQUEST = 6000;
-/** Parameters that have their own rows, and `reading`, which earlier releases recorded instead of `answer_format`. */
-const SKIPPED_PARAMETERS = ['mods', 'fork', 'model', 'answer_format', 'reading'];
-
 /** Loads one side: a run, and the rows of its final answer. */
 async function loadSide(id) {
   const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(id)}/columns`);
@@ -57,6 +54,7 @@ let timer = 0;
 const canvas = h('canvas', { 'aria-hidden': 'true' });
 const slider = h('input', { type: 'range', class: 'slider', min: '0', value: '0', step: '1', 'aria-label': 'Token on both sides', oninput: () => moveCursor(Number(slider.value)) });
 const note = h('p', { class: 'hint num' });
+const announcer = h('p', { class: 'visually-hidden', role: 'status' });
 
 /** Aligns the runs and shows their tokens: the first ones before the first frame, and the rest in short tasks. */
 async function alignAndShow() {
@@ -121,7 +119,10 @@ function moveCursor(step) {
   showPosition();
   clearTimeout(timer);
   // For a side without a token at this step, its next token is shown: at the start of an insertion, both follow the same text.
-  timer = setTimeout(() => loadCandidates(text.steps.next(cursor, 0), text.steps.next(cursor, 1)), 60);
+  timer = setTimeout(() => {
+    announcer.textContent = `${heading()}, ${slider.getAttribute('aria-valuetext')}`;
+    loadCandidates(text.steps.next(cursor, 0), text.steps.next(cursor, 1));
+  }, 60);
 }
 
 /** Shows the position of the cursor and the divergence there. */
@@ -202,11 +203,8 @@ function drawStrip() {
 /** Adds the parameters and mods that differ to the table of settings. */
 async function showSettings() {
   const [a, b] = await Promise.all(sides.map(async ({ events }) => (await events.get(0, 0))[0]?.event?.details?.prompt?.parameters ?? {}));
-  const modDifferences = differences(modsOf(a), modsOf(b)).map(([name, ...values]) => [`mod ${name}`, ...values]);
-  const found = [...modDifferences, ...differences(a, b, SKIPPED_PARAMETERS)];
-  // The server has already rendered the rows of some parameters.
-  const rendered = new Set([...document.querySelectorAll('.settings th[scope=row]')].map((el) => el.textContent.replaceAll(' ', '_')));
-  const added = found.filter(([name]) => !rendered.has(name.split('.').at(-1))).slice(0, MAX_SETTINGS);
+  const rendered = [...document.querySelectorAll('.settings th[scope=row]')].map((el) => el.textContent);
+  const added = settingsDifferences(a, b, rendered).slice(0, MAX_SETTINGS);
   const valueText = (value) => (value === null ? '–' : typeof value === 'string' ? value : JSON.stringify(value));
   const shortened = (value) => (valueText(value).length > 200 ? `${valueText(value).slice(0, 200)}…` : valueText(value));
   document.querySelector('.settings tbody').append(...added.map(([name, ofA, ofB]) => h('tr', {},
@@ -296,7 +294,7 @@ function act(action) {
 document.querySelector('.tools').addEventListener('click', (event) => act(event.target.closest('[data-action]')?.dataset.action));
 listenForShortcuts(['compare'], act);
 
-document.querySelector('.tools').after(h('div', { class: 'overview divergence-strip' }, canvas, slider), note);
+document.querySelector('.tools').after(h('div', { class: 'overview divergence-strip' }, canvas, slider), note, announcer);
 const redrawStrip = scheduleDrawing(canvas, drawStrip, new AbortController().signal);
 
 try {

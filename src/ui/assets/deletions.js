@@ -7,14 +7,16 @@ const runCount = (count) => `${count} run${count === 1 ? '' : 's'}`;
 export class Deletions {
   #container;
   #changed;
-  /** The shown deletions, oldest first: `{id, until, line, countdown, button}`. */
+  #leave;
+  /** The shown deletions, oldest first: `{id, until, line, countdown, button, isUndoing}`. */
   #pending = [];
   #timer = 0;
 
-  /** `changed()` is called after runs were deleted or restored. */
-  constructor(container, changed) {
+  /** `changed()` is called after runs were deleted or restored, and `leave()` when the last line disappears while it has the focus. */
+  constructor(container, changed, leave) {
     this.#container = container;
     this.#changed = changed;
+    this.#leave = leave;
     fetchApi(PATH).then(async (response) => {
       for (const deletion of (await response.json()).deletions) this.#show(deletion);
     }).catch(() => { /* the list shows that the server is unreachable */ });
@@ -33,13 +35,15 @@ export class Deletions {
 
   /** Undoes the last deletion that is not being undone. */
   undoLast() {
-    const last = this.#pending.findLast(({ button }) => !button.disabled);
+    const last = this.#pending.findLast(({ isUndoing }) => !isUndoing);
     if (last) this.#undo(last);
     else toast('No deletion can be undone');
   }
 
   async #undo(entry) {
-    entry.button.disabled = true;
+    if (entry.isUndoing) return;
+    // A disabled button would lose the focus.
+    entry.isUndoing = true;
     try {
       const response = await fetchApi(`${PATH}/${entry.id}`, { method: 'DELETE' });
       toast(`${runCount((await response.json()).runs.length)} restored`);
@@ -47,7 +51,7 @@ export class Deletions {
     } catch (error) {
       toast(error.status === 404 ? 'This deletion can no longer be undone' : `Not undone: ${error.message}`);
       if (error.status !== 404) {
-        entry.button.disabled = false;
+        entry.isUndoing = false;
         return;
       }
     }
@@ -68,8 +72,12 @@ export class Deletions {
 
   #remove(entry) {
     this.#pending = this.#pending.filter((other) => other !== entry);
+    const hasFocus = entry.line.contains(document.activeElement);
     entry.line.remove();
     this.#container.hidden = this.#pending.length === 0;
+    if (!hasFocus) return;
+    if (this.#pending.length) this.#pending.at(-1).button.focus();
+    else this.#leave();
   }
 
   /** Updates the countdowns every second. */

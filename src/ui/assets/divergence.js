@@ -1,6 +1,11 @@
 // Differences between two runs in their distributions, parameters and mods. Pure.
 import { candidates } from './replay/candidates.js';
 
+/** Parameters that have their own rows, and `reading`, which earlier releases recorded instead of `answer_format`. */
+const SKIPPED_PARAMETERS = ['mods', 'fork', 'model', 'answer_format', 'reading'];
+/** Paths of the parameters for which the server renders rows if they differ, by the names of these rows. */
+const RENDERED_PATHS = { temperature: 'sampling.temperature', seed: 'sampling.seed', 'max tokens': 'limits.max_tokens' };
+
 /**
  * Returns a lower bound of the KL divergence D(p ‖ q) in bits, for two lists of candidates. Candidates that only one list has
  * count as one outcome, together with the tokens that are in neither list. Null if a list is empty.
@@ -44,3 +49,12 @@ export function differences(a, b, skip = [], path = '') {
 
 /** Returns the versions and configurations of the recorded mods by their names. */
 export const modsOf = (parameters) => Object.fromEntries((parameters?.mods ?? []).map((m) => (typeof m === 'string' ? [m, {}] : [m.name, { version: m.version, config: m.config ?? null }])));
+
+/** Returns the mods and parameters that differ as `[name, a, b]`, without the parameters of `rendered`, the names of the server's rows. */
+export function settingsDifferences(a, b, rendered) {
+  const paths = rendered.map((name) => RENDERED_PATHS[name]);
+  return [
+    ...differences(modsOf(a), modsOf(b)).map(([name, ...values]) => [`mod ${name}`, ...values]),
+    ...differences(a, b, SKIPPED_PARAMETERS).filter(([path]) => !paths.includes(path)),
+  ];
+}

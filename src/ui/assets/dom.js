@@ -19,6 +19,23 @@ export function h(tag, props, ...children) {
   return el;
 }
 
+/**
+ * Replaces the content of an element by the list that `build()` returns. If the focused element is not in it anymore, the focus
+ * moves to the one with the same `data-key`; without a key, to the one with the same index among those without a key; or else
+ * to `el`.
+ */
+export function replaceContent(el, build) {
+  const focused = document.activeElement;
+  const similar = () => [...el.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]
+    .filter(({ dataset: { key } }) => key === focused?.dataset.key);
+  const index = similar().indexOf(focused);
+  el.replaceChildren(...build());
+  if (index < 0) return;
+  const next = el.contains(focused) ? focused : similar()[index] ?? similar().at(-1) ?? el;
+  if (next === el) el.tabIndex = -1;
+  next.focus({ preventScroll: true });
+}
+
 /** Returns an entry of a list of facts, a `dl`. */
 export const fact = (name, value, props) => h('div', props, h('dt', {}, name), h('dd', {}, value));
 
@@ -84,6 +101,12 @@ export function saveOnSubmit(form, save) {
       button.disabled = false;
     }
   });
+}
+
+/** Returns a function that calls `start`, and ignores further calls until the promise of the first one is settled. */
+export function singleFlight(start) {
+  let pending = null;
+  return (...args) => { pending ??= start(...args).finally(() => { pending = null; }); };
 }
 
 /** Waits until the browser has painted a frame. */

@@ -113,21 +113,21 @@ export function keyOf(event) {
   return `${isCtrl ? 'Ctrl+' : ''}${shifted ? 'Shift+' : ''}${event.key}`;
 }
 
-/** Returns the name of a key for the help. */
-export function keyLabel(key) {
-  const names = { ArrowRight: '→', ArrowLeft: '←', ArrowUp: '↑', ArrowDown: '↓', Escape: 'Esc', ' ': 'Space' };
-  return key.split('+').length > 1 && key.length > 1 ? key.split('+').map((k) => names[k] ?? k).join(' ') : names[key] ?? key;
-}
-
 /** Returns true if a user can type into an element, so that it needs the keys itself. */
 const isTextField = (el) => el instanceof HTMLElement && (el.isContentEditable || el.matches('textarea, select, input:not([type=range], [type=checkbox], [type=radio])'));
+
+/** Regions that can have the focus so that their content can be scrolled by the keyboard. */
+const SCROLLABLE = ':is(pre, ul, .scroll, .table-box)[tabindex="0"]';
 
 /** Returns true if an element that is not a text field uses a key itself. */
 function usesKey(el, key) {
   if (!(el instanceof Element)) return false;
+  const isHorizontal = ['ArrowLeft', 'ArrowRight'].includes(key);
+  const isMovement = isHorizontal || ['ArrowUp', 'ArrowDown', 'Home', 'End'].includes(key);
   if (el.matches('button, a, summary, [role=tab], input[type=checkbox]') && [' ', 'Enter'].includes(key)) return true;
   if (el.matches('input[type=radio], [role=tab]') && key.startsWith('Arrow')) return true;
-  return el.matches('input[type=range]:not([data-slider])') && (key.startsWith('Arrow') || ['Home', 'End'].includes(key));
+  if (el.matches(SCROLLABLE) && (isMovement || key === ' ')) return isHorizontal ? el.scrollWidth > el.clientWidth : el.scrollHeight > el.clientHeight;
+  return el.matches('input[type=range]:not([data-slider])') && isMovement;
 }
 
 /** Returns the action of a key on one of `pages`, or null. */

@@ -1,5 +1,6 @@
 // The next-token mode of the playground: computes one token, shows its candidates, and appends the one that the user chooses.
 import { base, fetchApi, h, sendJson } from './dom.js';
+import { requestOf } from './request.js';
 import { outcome, probabilityCell, stageList } from './replay/funnel.js';
 import { group } from './replay/events.js';
 import { displayText } from './replay/glyphs.js';
@@ -57,8 +58,8 @@ async function entriesOf(id) {
 
 export class NextToken {
   #box;
-  #textarea;
-  #hooks;
+  #form;
+  #onError;
   #chain = new TokenChain();
   /** Id that the runs of one chain share, so that the run list can show them together. */
   #sessionId = null;
@@ -66,13 +67,13 @@ export class NextToken {
   #loadId = 0;
 
   /**
-   * Shows the candidates in `box`. `textarea` has the text. `hooks.request(prompt)` returns path and body of the request for a text
-   * or a list of tokens, `hooks.changed()` is called after a change of the text, and `hooks.onError(message)` shows an error.
+   * Shows the candidates in `box`. `form.value` has the raw text and the parameters, `form.showText(text)` changes the text, and
+   * `onError(message)` shows an error.
    */
-  constructor(box, textarea, hooks) {
+  constructor(box, form, onError) {
     this.#box = box;
-    this.#textarea = textarea;
-    this.#hooks = hooks;
+    this.#form = form;
+    this.#onError = onError;
     // During a request, the candidates are those of the text before it. Disabled buttons would lose the focus.
     box.addEventListener('click', (event) => { if (box.ariaBusy) event.stopPropagation(); }, true);
   }
@@ -83,14 +84,16 @@ export class NextToken {
     const loadId = this.#loadId;
     this.#box.setAttribute('aria-busy', 'true');
     try {
-      const text = this.#textarea.value;
-      const { model } = this.#hooks.request(text).body;
+      const text = this.#form.value.raw;
+      const { model } = this.#request(text).body;
       if (!this.#chain.idsOf(text, model)) {
         const { tokens } = await (await sendJson('/tokenize', { model, content: text, add_special: true })).json();
+        // A newer request may have tokenized another text.
+        if (loadId !== this.#loadId) return;
         this.#chain.start(text, tokens, model);
         this.#sessionId = `next-token ${crypto.getRandomValues(new Uint32Array(2)).join('')}`;
       }
-      const { path, body } = this.#hooks.request(this.#chain.idsOf(text, model));
+      const { path, body } = this.#request(this.#chain.idsOf(text, model));
       const response = await sendJson(path, { ...body, session_id: this.#sessionId, max_tokens: 1, stream: false });
       await response.text();
       const id = response.headers.get('x-thunder-run-id');
@@ -108,11 +111,12 @@ export class NextToken {
     this.#box.replaceChildren();
   }
 
+  /** Returns path and body of the request that continues a text or a list of tokens. */
+  #request(raw) { return requestOf({ ...this.#form.value, tab: 'raw', raw }); }
+
   #setText(text) {
-    this.#textarea.value = text;
-    this.#textarea.scrollTop = this.#textarea.scrollHeight;
-    this.#hooks.changed();
-    this.next().catch((error) => this.#hooks.onError(error.message));
+    this.#form.showText(text);
+    this.next().catch((error) => this.#onError(error.message));
   }
 
   /** Shows the candidates of run `id`, which computed the token after `text`. */
@@ -120,7 +124,7 @@ export class NextToken {
     const { rows, stages, hasMods, hasSampler } = candidates;
     const choose = (row) => {
       // If the text was edited, the candidates no longer belong to its end.
-      if (this.#textarea.value === text) this.#setText(this.#chain.append(row.token, row.unnamed ? '' : row.text));
+      if (this.#form.value.raw === text) this.#setText(this.#chain.append(row.token, row.unnamed ? '' : row.text));
       else this.clear();
     };
     const shown = rows.filter((row, i) => i < MAX_ROWS || row.chosen);

@@ -1,6 +1,6 @@
-// Updates the parts of a page while an experiment runs: loads the page again and replaces only the parts that changed, so
-// that focus, selection and scroll position are kept. A part is an element with `data-part`.
-import { fetchUrl } from './dom.js';
+// Updates parts of a page, which the server renders again. While an experiment runs, only the parts that changed are replaced, so
+// that focus, selection and scroll position are kept; such a part is an element with `data-part`.
+import { fetchUrl, toast } from './dom.js';
 import { showLocalTime } from './shell.js';
 
 const INTERVAL_MS = 1000;
@@ -25,6 +25,19 @@ function update(container, next) {
     const focusedIndex = [...old.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
     old.replaceWith(part);
     if (focusedIndex >= 0) [...part.querySelectorAll(FOCUSABLE)][focusedIndex]?.focus();
+  }
+}
+
+/** Replaces the element with a selector by its newer version, after the user has saved a change of it. */
+export async function reloadElement(selector) {
+  try {
+    const response = await fetchUrl(location.href);
+    if (!response.ok) throw new Error(`${response.status} ${response.statusText}`);
+    const next = new DOMParser().parseFromString(await response.text(), 'text/html').querySelector(selector);
+    next.querySelectorAll('time[datetime]').forEach(showLocalTime);
+    document.querySelector(selector).replaceWith(next);
+  } catch (error) {
+    toast(`Saved, but the page could not be updated: ${error.message}`);
   }
 }
 

@@ -1,9 +1,9 @@
 // The page with the list of runs: filters it while the user types, and announces new runs without moving rows.
-import { base, copyText, fetchUrl } from './dom.js';
+import { base, copyText, fetchUrl, singleFlight } from './dom.js';
 import { listenForFiles } from './import.js';
 import { follow } from './sse.js';
 import { listenForShortcuts } from './keys.js';
-import { fetchRows, replaceRow } from './run-rows.js';
+import { announcementOf, fetchRows, focusRow, isNewRun, moveFocus, replaceResults, replaceRow, runLinks } from './run-rows.js';
 import { showLocalTime } from './shell.js';
 
 const filterBox = document.querySelector('#q');
@@ -14,12 +14,13 @@ const age = document.querySelector('[data-age]');
 const liveText = document.querySelector('[data-live-text]');
 const liveDot = document.querySelector('[data-live-dot]');
 const saveButton = document.querySelector('[data-save-filter]');
+const announcer = document.querySelector('[data-announce]');
 
 let loadedAt = Date.now();
 /** AbortController of the newest request for the list. */
 let request = null;
 let hasLoadFailed = false;
-/** Ids of runs that are not in the list because they started after it was loaded. */
+/** Ids of runs that are not in the list because they started or changed after it was loaded. */
 const newRuns = new Set();
 /** True if the server dropped notifications about changes, so the list may lack some of them. */
 let isOutdated = false;
@@ -47,7 +48,8 @@ async function load(url, { updateUrl = true } = {}) {
       results.classList.add('stale');
       filterBox.setAttribute('aria-invalid', 'true');
     } else if (response.ok) {
-      replaceResults(next.childNodes);
+      replaceResults(results, next.childNodes);
+      announcer.textContent = announcementOf(results);
       clearSelection();
       results.classList.remove('stale');
       filterBox.removeAttribute('aria-invalid');
@@ -79,17 +81,6 @@ async function load(url, { updateUrl = true } = {}) {
     missedChanges.delete(changes);
     if (request?.signal === signal) results.removeAttribute('aria-busy');
   }
-}
-
-/** Replaces the list. The focus stays on its row; if that is gone, it moves to the next one that is left, or to the row at the same place. */
-function replaceResults(nodes) {
-  const ids = [...results.querySelectorAll('[data-run]')].map((row) => row.dataset.run);
-  const index = ids.indexOf(document.activeElement?.closest('[data-run]')?.dataset.run);
-  results.replaceChildren(...nodes);
-  if (index < 0) return;
-  const links = new Map(runLinks().map((link) => [link.closest('[data-run]').dataset.run, link]));
-  const link = links.get(ids.slice(index).find((id) => links.has(id))) ?? runLinks()[index] ?? runLinks().at(-1);
-  link?.focus({ preventScroll: true });
 }
 
 /** Returns the URL of the list with a filter. */
@@ -129,7 +120,9 @@ function updateNewRunsButton() {
 
 function showNewRuns() {
   if (newRunsButton.hidden) return false;
-  load(listUrl(filterBox.value.trim()));
+  // The button disappears, so the focus moves to the newest run.
+  const hasFocus = newRunsButton === document.activeElement;
+  load(listUrl(filterBox.value.trim())).then(() => { if (hasFocus) focusRow(results, 0); });
   return true;
 }
 newRunsButton.addEventListener('click', showNewRuns);
@@ -165,7 +158,9 @@ function applyChanges(changes) {
     const status = change.status ?? change.run?.status;
     const row = id && results.querySelector(`[data-run="${CSS.escape(id)}"]`);
     if (!id) isOutdated = true;
-    else if (!row) newRuns.add(id);
+    else if (!row) {
+      if (isNewRun(id, results)) newRuns.add(id);
+    }
     // The row may be newer than the change.
     else if (row.dataset.status === 'running' && status !== 'running') {
       const cell = row.querySelector('.run-status');
@@ -296,10 +291,10 @@ for (const button of bulk.querySelectorAll('[data-bulk-export]')) {
 
 // The current filter can be saved under a name.
 const filters = document.querySelector('[data-filters]');
-async function saveCurrentFilter() {
+const saveCurrentFilter = singleFlight(async () => {
   const { saveFilter } = await import('./filters.js');
   saveFilter(filterBox.value.trim(), filters);
-}
+});
 saveButton.addEventListener('click', saveCurrentFilter);
 filters.addEventListener('click', async (event) => {
   if (!event.target.matches('[data-remove-filter]')) return;
@@ -311,12 +306,13 @@ filters.addEventListener('click', async (event) => {
 const deletions = import('./deletions.js').then(({ Deletions }) => new Deletions(
   document.querySelector('[data-deletions]'),
   () => load(location.href, { updateUrl: false }),
+  () => focusRow(results, 0),
 ));
 const remove = async (ids) => (await deletions).add(ids);
 bulk.querySelector('[data-bulk-delete]').addEventListener('click', () => withSelected(remove));
 
 /** Opens the dialog for the tags of runs. */
-async function editTags(ids) {
+const editTags = singleFlight(async (ids) => {
   const row = (id) => results.querySelector(`[data-run="${CSS.escape(id)}"]`);
   const tags = await import('./tags.js');
   tags.editTags(ids.map((id) => ({ id, tags: tags.tagsIn(row(id)) })), (runs) => {
@@ -326,25 +322,8 @@ async function editTags(ids) {
       meta?.append(...tags.tagLinks(run.tags));
     }
   });
-}
+});
 bulk.querySelector('[data-bulk-tags]').addEventListener('click', () => withSelected(editTags));
-
-/** Returns the links of the rows to their runs. */
-const runLinks = () => [...results.querySelectorAll('.run-text a')];
-
-/** Focuses the link of a row; an index out of range means the first or last row. Returns false if the list is empty. */
-function focusRow(index) {
-  const link = runLinks().at(Math.max(0, Math.min(runLinks().length - 1, index)));
-  link?.focus();
-  link?.closest('.run').scrollIntoView({ block: 'nearest' });
-  return Boolean(link);
-}
-
-/** Moves the focus by a number of rows; without a focused row, to the first or last one. */
-function moveFocus(step) {
-  const index = runLinks().indexOf(document.activeElement);
-  return focusRow(index < 0 ? (step > 0 ? 0 : Infinity) : index + step);
-}
 
 /** Clicks the element with a selector. Returns false if the page has none. */
 function click(selector) {
@@ -356,12 +335,12 @@ function click(selector) {
 listenForShortcuts(['runs'], (action, key) => {
   switch (action) {
     case 'find': filterBox.focus(); filterBox.select(); return true;
-    case 'nextRow': return moveFocus(1);
-    case 'prevRow': return moveFocus(-1);
-    case 'firstRow': return focusRow(0);
-    case 'lastRow': return focusRow(Infinity);
+    case 'nextRow': return moveFocus(results, 1);
+    case 'prevRow': return moveFocus(results, -1);
+    case 'firstRow': return focusRow(results, 0);
+    case 'lastRow': return focusRow(results, Infinity);
     case 'openTab':
-      if (!runLinks().includes(document.activeElement)) return false;
+      if (!runLinks(results).includes(document.activeElement)) return false;
       window.open(document.activeElement.href, '_blank', 'noopener');
       return true;
     case 'view': document.querySelectorAll('.views a')[Number(key) - 1]?.click(); return true;

@@ -1,7 +1,7 @@
 // Code of every page: theme, help, global shortcuts, and times in the user's time zone.
-import { base, copyText, h } from './dom.js';
+import { base, copyText, h, toast } from './dom.js';
 import { openGoto } from './goto.js';
-import { SHORTCUTS, keyLabel, listenForShortcuts, setSingleKeysEnabled, singleKeysEnabled } from './keys.js';
+import { listenForShortcuts } from './keys.js';
 
 const THEMES = ['system', 'light', 'dark'];
 
@@ -19,34 +19,8 @@ document.querySelector('[data-theme-button]').addEventListener('click', () => {
 });
 matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => document.dispatchEvent(new CustomEvent('theme')));
 
-/** The dialog with the keyboard shortcuts, which is created when it is first opened. */
-let help = null;
-
-/** Returns the elements for the keys of a shortcut: all of them, or the first and the last one. */
-function keyElements(keys) {
-  const element = (key) => h('kbd', {}, keyLabel(key));
-  if (keys.length > 2) return [element(keys[0]), '…', element(keys.at(-1))];
-  return keys.flatMap((key, i) => [i ? ' ' : null, ...(key === ' ' ? [key] : key.split(' ')).map(element)]);
-}
-
-function showHelp() {
-  if (!help) {
-    const toggle = h('input', { type: 'checkbox', onchange: (e) => setSingleKeysEnabled(e.target.checked) });
-    toggle.checked = singleKeysEnabled();
-    help = h('dialog', { class: 'dialog', 'aria-labelledby': 'help-title' },
-      h('form', { method: 'dialog', class: 'dialog-head' },
-        h('h2', { id: 'help-title' }, 'Keyboard'),
-        h('label', { class: 'check' }, toggle, 'Single-key shortcuts'),
-        h('button', { autofocus: true }, 'Close')),
-      h('div', { class: 'keys' }, SHORTCUTS.map(([title, rows]) => [
-        h('h3', {}, title),
-        h('dl', {}, rows.map(([keys, description]) => h('div', {}, h('dt', {}, description), h('dd', {}, keyElements(keys))))),
-      ])));
-    document.body.append(help);
-    help.addEventListener('click', (e) => { if (e.target === help) help.close(); });
-  }
-  help.showModal();
-}
+/** Opens the dialog with the keyboard shortcuts. Its code is loaded on first use. */
+const showHelp = () => import('./help.js').then((help) => help.showHelp()).catch((error) => toast(`The help could not be loaded: ${error.message}`));
 
 document.querySelector('[data-help-button]').addEventListener('click', showHelp);
 

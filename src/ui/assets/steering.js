@@ -64,7 +64,9 @@ export class SteeringField {
     const scaleField = number('Scale', scale, { min: '-1000', max: '1000', step: 'any' });
     const layerFields = ['First layer', 'Last layer'].map((label, i) => number(label, layers[i], { min: '0', max: lastLayer < 0 ? null : lastLayer, step: '1' }));
     const remove = () => {
+      const next = row.nextElementSibling ?? row.previousElementSibling ?? this.#body;
       row.remove();
+      next.querySelector('button')?.focus();
       this.#changed();
     };
     const row = h('div', { role: 'group', 'aria-label': name },

@@ -294,7 +294,7 @@ async fn feedback_is_stored_and_shown() {
     assert_eq!(feedback(stored).as_array().unwrap().len(), 3);
     let page = server.request(reqwest::Method::GET, &format!("/runs/{run_id}")).header("accept", "text/html");
     let page = page.send().await.unwrap().text().await.unwrap();
-    assert!(page.contains("Great response!") && page.contains("at token 120"), "{page}");
+    assert!(page.contains("Great response!") && page.contains("at token 121"), "{page}");
     let mut errors = ErrorTable::default();
     for feedback in [
         json!({"type": "feedback", "rating": 2}),

@@ -1,6 +1,6 @@
 // Attention in the replay: that of one step to all positions, or that of all later steps to one token. It shades the text. Its
 // section shows a strip, the positions with the most attention, the heads, and a map of the whole run.
-import { fetchApi, h, palette, prepareCanvas } from '../dom.js';
+import { fetchApi, h, palette, prepareCanvas, replaceContent } from '../dom.js';
 import { bucketOfShare } from './color.js';
 import { Loader, requestDelay } from './events.js';
 import { percent } from './candidates.js';
@@ -62,11 +62,11 @@ export class Attention {
   /** Layers that have their own views. */
   #layers = [];
   #strip = h('canvas', { 'aria-hidden': 'true' });
-  #viewSelect = h('select', { 'aria-label': 'Attention view', onchange: (event) => { this.view = event.target.value; this.#hooks.viewChanged(); } });
+  #viewSelect = h('select', { 'aria-label': 'Attention view', onchange: (event) => this.#selectView(event.target.value) });
   #facts = h('p', { class: 'hint' });
   #topPositions = h('ol', { class: 'top-positions' });
   #note = h('p', { class: 'hint' });
-  #direction = h('select', { 'aria-label': 'Direction', onchange: () => this.#hooks.viewChanged() },
+  #direction = h('select', { 'aria-label': 'Direction', onchange: () => this.#selectView(this.view) },
     h('option', { value: 'step' }, 'of this step'), h('option', { value: 'later' }, 'of later steps to this token'));
   /** The token, as a row, whose attention from later steps is shown, or null. */
   #subject = null;
@@ -81,17 +81,13 @@ export class Attention {
   #stripBox = h('div', { class: 'strip' }, this.#strip);
   #choices = h('div', { class: 'row' }, this.#direction, this.#viewSelect);
   #n = 0;
-  #heads = new Heads((view) => {
-    this.view = view;
-    this.#updateOptions();
-    this.#hooks.viewChanged();
-  }, (pos) => displayText(this.#textAt(pos)));
+  #heads = new Heads((view) => this.#selectView(view), (pos) => displayText(this.#textAt(pos)));
 
   /**
    * `view` is the selected view. If `showsLaterSteps` is true, the attention of later steps to one token is shown.
    * `hooks.isRecorded()` returns true if the attention of the run was recorded, and `hooks.isLive()` if the run is live.
-   * `hooks.go(n)` moves the cursor, and `hooks.select(row)` selects a token. `hooks.viewChanged()` is called when the user has
-   * selected another view, and `hooks.valuesChanged()` when the shading may have changed.
+   * `hooks.go(n)` moves the cursor, and `hooks.select(row)` selects a token. `hooks.viewChanged(view, showsLaterSteps)` is called when
+   * the user has selected another view, and `hooks.valuesChanged()` when the shading may have changed.
    */
   constructor(run, id, { hooks, signal, view, showsLaterSteps }) {
     this.view = view;
@@ -111,6 +107,14 @@ export class Attention {
     resized.observe(this.section);
     signal.addEventListener('abort', () => { resized.disconnect(); this.#laterController.abort(); });
     document.addEventListener('theme', redraw, { signal });
+  }
+
+  /** Shows the view and the direction that the user selected. */
+  #selectView(view) {
+    this.view = view;
+    this.#updateOptions();
+    this.#hooks.viewChanged(view, this.showsLaterSteps);
+    this.moveCursor(this.#n);
   }
 
   /** Updates the list of views. A head is only listed while it is selected. */
@@ -301,7 +305,7 @@ export class Attention {
 
   /** Lists positions, `[position, row, value]`. */
   #showTopPositions(list) {
-    this.#topPositions.replaceChildren(...list.map(([pos, row, value]) => h('li', {},
+    replaceContent(this.#topPositions, () => list.map(([pos, row, value]) => h('li', {},
       h('span', { class: 'hint' }, String(pos)),
       h('button', { type: 'button', onclick: () => row !== undefined && this.#hooks.select(row) }, row === undefined ? `position ${pos}` : displayText(this.#run.text(row))),
       h('span', {}, percent(value)))));

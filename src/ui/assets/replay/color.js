@@ -1,4 +1,5 @@
-// Modes that color tokens by a metric, and the scale of their buckets.
+// Modes that color tokens by a metric, the scale of their buckets, and the controls that select a mode.
+import { h } from '../dom.js';
 
 const BITS_PER_NAT = Math.LOG2E;
 
@@ -37,3 +38,37 @@ export const MIN_SURPRISE = 4;
 
 /** Returns the legend of a mode: the buckets with their lowest values, `[{bucket, from}]`. */
 export const legend = (mode) => (mode.edges.length ? [0, ...mode.edges].map((from, bucket) => ({ bucket, from })) : []);
+
+/** The controls that select a mode, the colors of the text, and their legend. */
+export class Coloring {
+  #legend;
+  #text;
+  #run;
+  /** Radio buttons of the modes. */
+  #inputs;
+
+  /** `name` is the name of the radio buttons. `onChoose(id)` is called with the mode that the user selects. */
+  constructor(controls, legendBox, run, text, { name, onChoose }) {
+    this.#legend = legendBox;
+    this.#run = run;
+    this.#text = text;
+    this.#inputs = MODES.map(({ id }) => h('input', { type: 'radio', name, value: id, onchange: () => onChoose(id) }));
+    controls.replaceChildren(h('legend', { class: 'visually-hidden' }, 'Color by'),
+      ...MODES.map((mode, i) => h('label', { title: `${mode.name} (${i + 1})` }, this.#inputs[i], mode.name)));
+  }
+
+  /** Colors the text by attention if it is shown and `attention` is loaded, or else by the mode with this id. */
+  show(id, isAttentionShown, attention) {
+    // While attention is shown, no mode is selected.
+    for (const input of this.#inputs) input.checked = input.value === id && !isAttentionShown;
+    const run = this.#run;
+    const shading = isAttentionShown ? attention?.shading : null;
+    const selected = MODES.find((m) => m.id === id) ?? MODES[0];
+    if (shading) this.#text.colorBy(shading, attention.showsLaterSteps);
+    else if (selected.id === 'mods') this.#text.colorBy((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
+    else this.#text.colorBy((i) => selected.bucket(run, i));
+    this.#legend.replaceChildren(...(shading
+      ? [h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, bucket) => h('i', { class: `b${bucket}` }, '\u00a0')), h('span', {}, 'more')]
+      : [...legend(selected).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), selected.unit ? h('span', {}, selected.unit) : '']));
+  }
+}

@@ -1,24 +1,12 @@
-// The feedback form of a run. A new entry is added to the list without a reload.
-import { h, saveOnSubmit, sendJson, toast } from '../dom.js';
+// The feedback form of a run. The list is updated without a reload of the page.
+import { saveOnSubmit, sendJson, toast } from '../dom.js';
+import { reloadElement } from '../refresh.js';
 
-/** Returns the line of a feedback entry, like those that the server renders by `feedback.html`. */
-function entryLine({ rating, text, position, user_label: user, created_at: at }) {
-  const tone = rating > 0 ? 'good' : rating < 0 ? 'bad' : 'neutral';
-  const sign = { good: '+', bad: '\u2212', neutral: '' }[tone];
-  const hint = (content, props) => content && [' ', h('span', { class: 'hint', ...props }, content)];
-  return h('li', { 'data-position': position, 'data-tone': tone },
-    h('span', { class: `rating ${tone} num` }, sign + Math.abs(rating)),
-    text && [' ', h('q', {}, text)],
-    hint(Number.isInteger(position) && `at token ${position}`, { 'data-place': true }),
-    hint(user),
-    ' ', h('time', { class: 'hint', datetime: at }, 'just now'));
-}
-
-/** Returns the body of the request for the form, without empty fields. */
+/** Returns the body of the request for the form, without empty fields. The form counts tokens from 1, the API from 0. */
 function bodyOf(form) {
   const fields = new FormData(form);
   const [text, position] = [fields.get('text').trim(), fields.get('position')];
-  return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) }) };
+  return { rating: Number(fields.get('rating')), ...(text && { text }), ...(position && { position: Number(position) - 1 }) };
 }
 
 /**
@@ -27,20 +15,18 @@ function bodyOf(form) {
  */
 export function setUpFeedbackForm(id, onAdded) {
   const dialog = document.querySelector('[data-feedback-dialog]');
-  const section = document.querySelector('[data-feedback]');
   const form = dialog.querySelector('form');
   saveOnSubmit(form, async () => {
-    const response = await sendJson(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, bodyOf(form));
-    section.querySelector('ul').append(entryLine(await response.json()));
-    section.hidden = false;
+    await sendJson(`/api/v1/runs/${encodeURIComponent(id)}/feedback`, bodyOf(form));
+    toast('Feedback saved');
+    await reloadElement('[data-feedback]');
     onAdded();
     form.reset();
-    toast('Feedback saved');
   });
 
   return (token) => {
     form.querySelector('[role=alert]').textContent = '';
-    form.elements.position.value = token ?? '';
+    form.elements.position.value = token === null ? '' : token + 1;
     dialog.showModal();
   };
 }

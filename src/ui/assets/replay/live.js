@@ -17,12 +17,10 @@ export class Deduplicator {
 }
 
 /**
- * Follows run `id` until it ends, or until the returned function is called. `onItems(items)` is called with the first items at
- * once, and then with new ones every 50 ms. `onEnd(summary)` is called at the end, and `onState(text, ok)` when the connection
- * is lost or restored.
+ * Follows run `id` until it ends or the signal aborts. `onItems(items)` is called with the first items at once, and then with
+ * new ones every 50 ms. `onEnd(summary)` is called at the end, and `onState(text, ok)` when the connection is lost or restored.
  */
-export function followRun(id, { onItems, onEnd, onState }) {
-  const controller = new AbortController();
+export function followRun(id, { signal, onItems, onEnd, onState }) {
   const deduplicator = new Deduplicator();
   let pending = [];
   let timer = 0;
@@ -31,14 +29,15 @@ export function followRun(id, { onItems, onEnd, onState }) {
     timer = 0;
     const items = pending;
     pending = [];
-    if (items.length) onItems(items);
+    if (items.length && !signal.aborted) onItems(items);
   };
   let isFirst = true;
   follow(`/api/v1/runs/${encodeURIComponent(id)}/events`, {
-    signal: controller.signal,
+    signal,
     onState,
     retry404Ms: 5000,
     onEvent: ({ event, data }) => {
+      if (signal.aborted) return true;
       if (event === 'end') {
         flush();
         onEnd(JSON.parse(data));
@@ -56,5 +55,4 @@ export function followRun(id, { onItems, onEnd, onState }) {
       return false;
     },
   });
-  return () => controller.abort();
 }

@@ -31,3 +31,10 @@ export function targetOf(action, run, n, surprise, threshold) {
     default: return undefined;
   }
 }
+
+/** Returns the event of a place: an `{event}`, or a `{token}` of the answer, counted from 1. */
+export function eventOf({ event, token }, run) {
+  if (token === undefined) return event;
+  const rows = run.answer();
+  return rows.length ? run.addedAt(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0;
+}

@@ -1,19 +1,13 @@
 // The dialog for the notes on a run and on tokens of its answer. The list of notes is updated without a reload.
 import { fetchApi, h, saveOnSubmit, sendJson, toast } from '../dom.js';
-
-/** Returns the line of a note, like those that the server renders by `notes.html`. */
-const noteLine = ({ position, text, updated_at: at, user_label: user }) => h('li', { 'data-position': position, 'data-tone': 'remark' },
-  h('span', { class: 'note-text' }, text),
-  Number.isInteger(position) && [' ', h('span', { class: 'hint', 'data-place': true }, `at token ${position}`)],
-  user && [' ', h('span', { class: 'hint' }, user)],
-  ' ', h('time', { class: 'hint', datetime: at }, new Date(at).toLocaleString()));
+import { reloadElement } from '../refresh.js';
 
 /** Opens the dialog with the note on a token, or on the run if `token` is negative. `onChanged()` is called after the list has changed. */
 export async function editNote(id, token, onChanged) {
   const path = `/api/v1/runs/${encodeURIComponent(id)}/notes`;
-  let { notes } = await (await fetchApi(path)).json();
+  const { notes } = await (await fetchApi(path)).json();
   const field = h('textarea', { rows: 4, maxlength: 10000, name: 'text' });
-  const place = h('select', { name: 'place' }, h('option', { value: '' }, 'the run'), token < 0 ? '' : h('option', { value: String(token) }, `token ${token}`));
+  const place = h('select', { name: 'place' }, h('option', { value: '' }, 'the run'), token < 0 ? '' : h('option', { value: String(token) }, `token ${token + 1}`));
   place.value = token < 0 ? '' : String(token);
   const showNote = () => { field.value = notes.find((note) => String(note.position ?? '') === place.value)?.text ?? ''; };
   place.addEventListener('change', showNote);
@@ -31,12 +25,10 @@ export async function editNote(id, token, onChanged) {
   });
   saveOnSubmit(form, async () => {
     const note = { text: field.value, position: place.value === '' ? null : Number(place.value) };
-    ({ notes } = await (await sendJson(path, note, { method: 'PUT' })).json());
-    const section = document.querySelector('[data-notes]');
-    section.querySelector('ul').replaceChildren(...notes.map(noteLine));
-    section.hidden = notes.length === 0;
-    onChanged();
+    await sendJson(path, note, { method: 'PUT' });
     toast(field.value.trim() ? 'Note saved' : 'Note removed');
+    await reloadElement('[data-notes]');
+    onChanged();
   });
   dialog.addEventListener('close', () => dialog.remove());
   document.body.append(dialog);

@@ -1,5 +1,5 @@
 // The page of a run: the replay, whose state the URL contains, and the actions on the run.
-import { base, copyText, h, nextFrame, sendJson, toast } from '../dom.js';
+import { base, copyText, h, nextFrame, sendJson, singleFlight, toast } from '../dom.js';
 import { listenForShortcuts } from '../keys.js';
 import { registerRunNavigation } from '../shell.js';
 import { Replay } from './replay.js';
@@ -88,7 +88,8 @@ const replay = new Replay(root, id, {
         tokenCount.textContent = `${summary.completion_tokens ?? 0} tok`;
         if (summary.status === 'failed') showProblem(summary.message ?? 'The run failed.');
       }
-      if (replay.run) family?.summarize(replay.run);
+      markAnnotations();
+      family?.summarize(replay.run);
     },
   },
 });
@@ -183,14 +184,14 @@ function giveFeedback() {
 }
 
 /** Opens the note on the selected token, or else on the run. */
-const writeNote = () => import('./notes.js').then(({ editNote }) => editNote(id, replay.token ?? -1, markAnnotations)).catch((error) => toast(`The notes could not be loaded: ${error.message}`));
+const writeNote = singleFlight(() => import('./notes.js').then(({ editNote }) => editNote(id, replay.token ?? -1, markAnnotations)).catch((error) => toast(`The notes could not be loaded: ${error.message}`)));
 
 /** Opens the dialog for the tags of the run. */
-async function changeTags() {
+const changeTags = singleFlight(async () => {
   const element = document.querySelector('[data-tags]');
   const { editTags, tagLinks, tagsIn } = await import('../tags.js');
   editTags([{ id, tags: tagsIn(element) }], ([run]) => element.replaceChildren(...tagLinks(run.tags)));
-}
+});
 
 /** Clicks the link with a selector. Returns false if the page has none. */
 const clickLink = (selector) => {

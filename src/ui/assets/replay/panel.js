@@ -1,5 +1,5 @@
 // The panel with the details of the current event: its token, alternatives, sampling stages, mod calls, and the record itself.
-import { fact, h, toast } from '../dom.js';
+import { base, fact, h, replaceContent, sendJson, toast } from '../dom.js';
 import { SteeringField } from '../steering.js';
 import { candidateTable, eventDetails, percent } from './candidates.js';
 import { surprise } from './color.js';
@@ -18,9 +18,7 @@ const duration = (ms) => (ms < 1 ? `${Math.round(ms * 1000)} µs` : `${ms.toFixe
 export class Panel {
   #run;
   #events;
-  #go;
-  #playgroundUrl;
-  #startForks;
+  #hooks;
   #tokenSection = h('section');
   #alternatives = h('section', { hidden: true });
   #lens = new Lens();
@@ -40,16 +38,14 @@ export class Panel {
   #steering = null;
 
   /**
-   * `go(n)` moves the cursor. `playgroundUrl(n, text)` returns the URL of the playground that continues the run at event `n`, or null.
-   * `startForks(n, change, text)` starts forks of the run; it is null in an exported page. `vectors` are the server's control
-   * vectors, or null.
+   * `hooks.go(n)` moves the cursor. `hooks.playgroundUrl(n, text)` returns the URL of the playground that continues the run at event
+   * `n`, or null. `hooks.forksPath` is the path of the run's forks in the API, or null in an exported page. `hooks.forked(forks, change)`
+   * is called with started forks; without it, the first one is opened. `vectors` are the server's control vectors, or null.
    */
-  constructor(root, run, events, { go, playgroundUrl, startForks, vectors }) {
+  constructor(root, run, events, { vectors, ...hooks }) {
     this.#run = run;
     this.#events = events;
-    this.#go = go;
-    this.#playgroundUrl = playgroundUrl;
-    this.#startForks = startForks;
+    this.#hooks = hooks;
     if (vectors) this.#steering = new SteeringField(vectors, 'Change steering');
     root.replaceChildren(this.#tokenSection, ...this.#eventSections);
     // Inert sections would lose the focus.
@@ -117,16 +113,17 @@ export class Panel {
     const run = this.#run;
     const events = e === null ? [] : run.stepEvents(e);
     const eventButtons = events.length ? h('div', { class: 'steps' }, events.map((seq) => h('button', {
-      type: 'button', 'aria-pressed': String(seq === e), title: `Event ${seq}`, onclick: () => this.#go(seq),
+      type: 'button', 'aria-pressed': String(seq === e), title: `Event ${seq}`, onclick: () => this.#hooks.go(seq),
     }, run.type(seq)))) : null;
     if (row === null) {
-      this.#tokenSection.replaceChildren(eventButtons ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`));
+      replaceContent(this.#tokenSection, () => [eventButtons ?? '', h('p', { class: 'hint' }, e === null ? 'There are no events yet.' : `Event ${e}, step ${run.step(e)}: no token was added here.`)]);
       return;
     }
     const logprob = run.logprob(row);
     const bits = surprise(run, row);
     const origin = run.isPrompt(row) ? 'prompt' : run.isForced(row) ? 'forced by a mod' : run.isStop(row) ? 'sampled, ends the run' : 'sampled';
-    this.#tokenSection.replaceChildren(eventButtons ?? '',
+    replaceContent(this.#tokenSection, () => [
+      eventButtons ?? '',
       h('div', { class: 'token-head' }, h('span', { class: 'token-text' }, displayText(run.text(row))), h('span', {}, origin)),
       h('dl', { class: 'token-facts' },
         logprob === null ? null : fact('probability', percent(Math.exp(logprob))),
@@ -137,7 +134,8 @@ export class Panel {
         fact('token id', String(run.token(row))),
         run.isPrompt(row) || !run.isTimed ? null : fact('took', `${run.dt(row)} ms`),
         fact('added at', `event ${run.addedAt(row)}`),
-        run.removedAt(row) === NEVER ? null : fact('removed at', `event ${run.removedAt(row) - 1}`)));
+        run.removedAt(row) === NEVER ? null : fact('removed at', `event ${run.removedAt(row) - 1}`)),
+    ]);
   }
 
   /** Draws the details of event `e`; `entries` are those of its step. */
@@ -174,7 +172,7 @@ export class Panel {
     };
     const details = h('details', { ontoggle: showJson }, h('summary', { class: 'hint' }, 'As recorded'));
     details.open = wasOpen;
-    this.#recordSection.replaceChildren(details);
+    replaceContent(this.#recordSection, () => [details]);
   }
 
   /** Draws the candidates of the step, with links and buttons that continue with another one, and their logits by layer. */
@@ -188,14 +186,15 @@ export class Panel {
     if (!rows.length) return;
     const forward = event?.sequence_order;
     const toggle = () => { this.#showsAll = !this.#showsAll; this.#drawAlternatives(entries); };
-    this.#alternatives.replaceChildren(
+    replaceContent(this.#alternatives, () => [
       h('h2', {}, 'Alternatives'),
       this.#alternativesTable(shown, table, forward),
       h('p', { class: 'links' },
-        forward === undefined || !this.#startForks ? null : this.#regenerateForm(forward),
-        rows.length > shown.length || this.#showsAll ? h('button', { type: 'button', onclick: toggle }, this.#showsAll ? 'Fewer' : `All ${rows.length}`) : null),
+        forward === undefined || !this.#hooks.forksPath ? null : this.#regenerateForm(forward),
+        rows.length > shown.length || this.#showsAll ? h('button', { type: 'button', 'data-key': 'toggle', onclick: toggle }, this.#showsAll ? 'Fewer' : `All ${rows.length}`) : null),
       ...stageList(table),
-      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, displayText(draft.text)), draft.isMatch ? ' matched, so this token needed no decode.' : ' did not match.') : '');
+      draft ? h('p', { class: 'hint' }, 'Draft: ', h('code', {}, displayText(draft.text)), draft.isMatch ? ' matched, so this token needed no decode.' : ' did not match.') : '',
+    ]);
   }
 
   /** Returns the table of candidates; `forward` is the ForwardPass of the step, if it was recorded. */
@@ -216,17 +215,17 @@ export class Panel {
 
   /** Returns the button that starts a fork with another candidate. */
   #forkButton(row, forward) {
-    if (!this.#startForks) return null;
+    if (!this.#hooks.forksPath) return null;
     const label = `Fork this run with ${displayText(row.text)} here`;
     const onclick = () => this.#fork(forward, this.#withSteering({ token: row.token }), row.text);
-    return h('button', { type: 'button', ...this.#forkAttributes(label), 'aria-label': label, onclick }, 'fork');
+    return h('button', { type: 'button', ...this.#forkAttributes(label), 'data-key': `fork ${row.token}`, 'aria-label': label, onclick }, 'fork');
   }
 
   /** Returns the link that continues the text with another candidate in the playground. */
   #playgroundLink(row, forward) {
-    const href = row.unnamed ? null : this.#playgroundUrl(forward, row.text);
+    const href = row.unnamed ? null : this.#hooks.playgroundUrl(forward, row.text);
     const text = displayText(row.text);
-    return href && h('a', { href, title: `Continue in the playground with ${text} instead`, 'aria-label': `Continue with ${text} in the playground` }, 'try');
+    return href && h('a', { href, 'data-key': `try ${row.token}`, title: `Continue in the playground with ${text} instead`, 'aria-label': `Continue with ${text} in the playground` }, 'try');
   }
 
   /** Returns the attributes of an element that forks the run: its title, or the reason why the run cannot be forked. */
@@ -240,16 +239,26 @@ export class Panel {
     return steering ? { ...change, steering } : change;
   }
 
-  #fork(...args) {
-    if (this.notForkable) toast(`This run cannot be forked: ${this.notForkable}.`);
-    else this.#startForks(...args);
+  /** Starts forks of the run at the step of event `n`. `text` is that of a changed token. */
+  async #fork(n, change, text) {
+    if (this.notForkable) {
+      toast(`This run cannot be forked: ${this.notForkable}.`);
+      return;
+    }
+    try {
+      const forks = await (await sendJson(this.#hooks.forksPath, { at: { event: n }, ...change })).json();
+      if (this.#hooks.forked) this.#hooks.forked(forks, { ...change, ...(text !== undefined && { text }) });
+      else location.assign(`${base}/runs/${encodeURIComponent(forks.runs[0].run_id)}`);
+    } catch (error) {
+      toast(`Not forked: ${error.message}`);
+    }
   }
 
   /** Returns the form that starts forks with new seeds or other control vectors at a ForwardPass. */
   #regenerateForm(forward) {
     const values = this.#regenerateValues;
     const steering = this.#steering;
-    const field = (name, props) => h('input', { type: 'number', step: '1', ...props, value: values[name], oninput: (event) => { values[name] = event.target.value; } });
+    const field = (name, props) => h('input', { type: 'number', step: '1', 'data-key': name, ...props, value: values[name], oninput: (event) => { values[name] = event.target.value; } });
     const { title, ...disabled } = this.#forkAttributes('Start runs that keep the tokens before this one and generate the others again');
     const seedField = field('seed', { min: '0', max: '4294967295' });
     // A single fork with other control vectors continues the random numbers of the run, so that only the vectors differ.
@@ -266,7 +275,7 @@ export class Panel {
       this.#fork(forward, change);
     };
     return h('form', { class: 'regenerate', title, oninput: showDefaultSeed, onsubmit },
-      h('button', disabled, 'Regenerate'),
+      h('button', { ...disabled, 'data-key': 'regenerate' }, 'Regenerate'),
       h('label', {}, field('n', { min: '1', max: '64', required: true, 'aria-label': 'Number of branches' }), ' branches from here'),
       h('label', {}, 'seed ', seedField),
       steering?.element);
@@ -280,11 +289,12 @@ export class Panel {
     const otherCalls = calls.filter((call) => call.event.sequence_order !== e && hasEffect(call));
     const stoppedBy = entries.map(({ event }) => eventDetails(event).stopped_by).find(Boolean);
     this.#modSection.hidden = false;
-    this.#modSection.replaceChildren(
+    replaceContent(this.#modSection, () => [
       stoppedBy ? h('p', {}, 'Stopped by ', h('code', {}, displayText(stoppedBy))) : '',
       h('h2', {}, 'Mods at this event'),
       ...(callsHere.length ? callsHere.map((call) => this.#modCall(call)) : [h('p', { class: 'hint' }, 'No mod was called here.')]),
-      ...(otherCalls.length ? [h('h2', {}, 'Mods at other events of this step'), ...otherCalls.map((call) => this.#modCall(call, true))] : []));
+      ...(otherCalls.length ? [h('h2', {}, 'Mods at other events of this step'), ...otherCalls.map((call) => this.#modCall(call, true))] : []),
+    ]);
   }
 
   /** Returns the element of a mod call: its mod, duration, actions, log lines and exception. */
@@ -293,7 +303,7 @@ export class Panel {
     return h('div', { class: 'call' },
       h('div', { class: 'call-head' },
         h('b', {}, call.mod_name),
-        isOtherEvent ? h('button', { type: 'button', class: 'plain', onclick: () => this.#go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
+        isOtherEvent ? h('button', { type: 'button', class: 'plain', onclick: () => this.#hooks.go(event.sequence_order) }, `${call.event_type} ${event.sequence_order}`) : h('span', { class: 'hint' }, call.event_type),
         Number.isFinite(ms) ? h('span', { class: 'hint num' }, duration(ms)) : null),
       actions.map((action) => h('div', { class: `action${action.action_type === 'EmitError' ? ' failed' : ''}${action.details?.superseded ? ' superseded' : ''}` }, ...actionContent(action))),
       logLines(logs),
@@ -302,15 +312,15 @@ export class Panel {
   }
 }
 
-/** Returns the element with log lines: the first ones and a button that shows all, or all of them. */
-function logLines(logs, all = false) {
+/** Returns the element with log lines: the first ones, and a button that shows all. */
+function logLines(logs) {
   const line = ({ log_level, log_message: message }) => {
     const level = log_level ?? 'INFO';
     return h('div', { class: `log ${level}` }, h('b', {}, `${level.toLowerCase()} `), message);
   };
-  const box = h('div', {}, (all ? logs : logs.slice(0, MAX_LOG_LINES)).map(line));
-  if (!all && logs.length > MAX_LOG_LINES) {
-    box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => box.replaceWith(logLines(logs, true)) }, `All ${logs.length} lines`)));
+  const box = h('div', {}, logs.slice(0, MAX_LOG_LINES).map(line));
+  if (logs.length > MAX_LOG_LINES) {
+    box.append(h('p', { class: 'links' }, h('button', { type: 'button', onclick: () => replaceContent(box, () => logs.map(line)) }, `All ${logs.length} lines`)));
   }
   return box;
 }

@@ -1,25 +1,31 @@
-// Playback of a run: moves the cursor at the recorded speed, or by a fixed number of tokens per second.
+// Playback of a run: moves the cursor at the recorded speed, or by a fixed number of tokens per second. It owns the button that
+// starts playback, and the field for the speed.
 
 export class Player {
   isPlaying = false;
   #run;
+  #button;
+  /** The field whose value is `recorded`, or tokens per second. */
+  #speed;
   #hooks;
-  /** `recorded`, or tokens per second. */
-  #speed = '20';
   #frame = 0;
   /** Time of the last frame. */
   #lastFrameAt = 0;
   /** Time that has passed since the cursor last moved. */
   #elapsedMs = 0;
 
-  /** `hooks.at()` returns the event of the cursor, `hooks.go(n)` moves it, and `hooks.changed(isPlaying)` is called when playback starts or ends. */
-  constructor(run, hooks) {
+  /** `hooks.at()` returns the event of the cursor, `hooks.go(n)` moves it, and `hooks.ended()` is called when playback ends. */
+  constructor(run, button, speed, signal, hooks) {
     this.#run = run;
+    this.#button = button;
+    this.#speed = speed;
     this.#hooks = hooks;
+    speed.addEventListener('change', () => { this.#elapsedMs = 0; }, { signal });
   }
 
-  setSpeed(speed) {
-    this.#speed = speed;
+  /** Selects the next speed, or the previous one if `step` is -1. */
+  changeSpeed(step) {
+    this.#speed.selectedIndex = Math.max(0, Math.min(this.#speed.options.length - 1, this.#speed.selectedIndex + step));
     this.#elapsedMs = 0;
   }
 
@@ -30,19 +36,24 @@ export class Player {
 
   play() {
     if (this.isPlaying || !this.#run.eventCount) return;
-    this.isPlaying = true;
+    this.#setPlaying(true);
     if (this.#hooks.at() >= this.#run.eventCount) this.#hooks.go(0);
     this.#lastFrameAt = performance.now();
     this.#elapsedMs = 0;
-    this.#hooks.changed(true);
     this.#frame = requestAnimationFrame((t) => this.#tick(t));
   }
 
   pause() {
     if (!this.isPlaying) return;
-    this.isPlaying = false;
+    this.#setPlaying(false);
     cancelAnimationFrame(this.#frame);
-    this.#hooks.changed(false);
+    this.#hooks.ended();
+  }
+
+  #setPlaying(isPlaying) {
+    this.isPlaying = isPlaying;
+    this.#button.setAttribute('aria-pressed', String(isPlaying));
+    this.#button.querySelector('.visually-hidden').textContent = isPlaying ? 'Pause' : 'Play';
   }
 
   #tick(now) {
@@ -50,7 +61,7 @@ export class Player {
     this.#elapsedMs += now - this.#lastFrameAt;
     this.#lastFrameAt = now;
     const from = this.#hooks.at();
-    const n = this.#speed === 'recorded' ? this.#atRecordedSpeed(from) : this.#atConstantRate(from);
+    const n = this.#speed.value === 'recorded' ? this.#atRecordedSpeed(from) : this.#atConstantRate(from);
     if (n !== from) this.#hooks.go(n);
     if (n >= this.#run.eventCount) this.pause();
     else this.#frame = requestAnimationFrame((t) => this.#tick(t));
@@ -70,7 +81,7 @@ export class Player {
 
   /** Like `#atRecordedSpeed`, but by a fixed number of tokens per second. */
   #atConstantRate(from) {
-    const msPerToken = 1000 / Number(this.#speed);
+    const msPerToken = 1000 / Number(this.#speed.value);
     let n = from;
     while (this.#elapsedMs >= msPerToken && n < this.#run.eventCount) {
       this.#elapsedMs -= msPerToken;

@@ -1,16 +1,18 @@
 // The replay: one cursor over the events of a run, and all parts that follow it. The page of a run, the playground and
 // exported pages use it. A run is live while its events are arriving.
-import { base, fetchApi, h, sendJson, toast } from '../dom.js';
-import { MIN_SURPRISE, MODES, legend, surprise } from './color.js';
+import { base, fetchApi, toast } from '../dom.js';
+import { Coloring, MIN_SURPRISE, MODES, surprise } from './color.js';
+import { Cursor } from './cursor.js';
 import { Events } from './events.js';
-import { find, nextMatch } from './find.js';
-import { displayText } from './glyphs.js';
+import { Search } from './find.js';
 import { showCardOnHover } from './hover.js';
 import { Lanes } from './lanes.js';
-import { targetOf } from './moves.js';
+import { eventOf, targetOf } from './moves.js';
+import { OptionalParts } from './optional-parts.js';
 import { Overview } from './overview.js';
 import { Panel } from './panel.js';
 import { Player } from './player.js';
+import { Position } from './position.js';
 import { Run } from './run.js';
 import { Text } from './text.js';
 
@@ -18,37 +20,25 @@ import { Text } from './text.js';
 const INITIAL_STATE = { at: null, color: 'surprise', showRemoved: false, showLater: true, attention: false, attentionView: 'mean', laterSteps: false };
 
 export class Replay {
-  /** Event of the cursor; `run.eventCount` is the end. */
-  n = 0;
   /** True while the events of the run are arriving. */
   isLive;
   #root;
   #id;
   #run;
   #events;
-  /** Text, panel, player and other parts, which exist after `#build`. Attention and images are added when they are loaded. */
+  /** Text, panel, player and other parts, which exist after `#build`, as the run and the cursor do. */
   #parts = {};
+  #cursor;
   #state;
   #hooks;
-  /** True while the cursor stays at the end of a live run. */
-  #isFollowing = false;
-  /** Row that the user selected, or null. */
-  #selectedRow = null;
-  /** Ends the connection to a live run. */
-  #stopFollowing = null;
   /** Aborts when the replay is closed. */
   #closed = new AbortController();
   /** True in an exported page, which has no server. */
   #isLocal = false;
-  /** First row of the highlighted match of the search, or -1, and the offset of the match in its text. */
-  #match = [-1, 0];
   /** True if the attention of the run was recorded. */
   #hasAttention;
   /** Notes and feedback on tokens. */
   #annotations = [];
-  /** Number of tokens in the answer of a run that has ended, or null before it is counted. */
-  #finalLength = null;
-  #announceTimer = 0;
 
   /**
    * `root` is the element of `replay_pane.html`. All hooks are optional: `hooks.changed(state)` is called when the state has
@@ -69,12 +59,13 @@ export class Replay {
 
   /** Loads the run and shows it. A live run is shown while it grows. */
   async open() {
+    const { signal } = this.#closed;
     if (this.isLive) {
       const [{ followRun }, { RunState }] = await Promise.all([import('./live.js'), import('./fold.js')]);
-      if (this.#closed.signal.aborted) return;
+      if (signal.aborted) return;
       this.#build(new Run(new RunState()));
-      this.#isFollowing = this.#state.at === null;
-      this.#stopFollowing = followRun(this.#id, {
+      followRun(this.#id, {
+        signal,
         onItems: (items) => this.#addItems(items),
         onEnd: (summary) => this.#onEnd(summary),
         onState: (text, ok) => this.#hooks.connection?.(text, ok),
@@ -85,18 +76,20 @@ export class Replay {
     const placeholder = this.#el('text');
     placeholder.dataset.idle = 'Loading the run…';
     placeholder.toggleAttribute('data-empty', true);
-    const response = await fetchApi(`/api/v1/runs/${encodeURIComponent(this.#id)}/columns`).catch((error) => {
+    try {
+      const response = await fetchApi(`${this.#path}/columns`, { signal });
+      const run = Run.stored(await response.arrayBuffer());
+      const [entry] = await firstEntries;
+      if (!signal.aborted) this.#showComplete(run, entry?.event);
+    } catch (error) {
+      if (signal.aborted) return;
       placeholder.dataset.idle = 'The run could not be loaded.';
       throw error;
-    });
-    const run = Run.stored(await response.arrayBuffer());
-    const [entry] = await firstEntries;
-    this.#showComplete(run, entry?.event);
+    }
   }
 
   /** Shows a run that has ended; `prefilled` is its Prefilled event. */
   #showComplete(run, prefilled) {
-    this.n = Math.min(run.eventCount, this.#state.at ?? run.eventCount);
     this.#build(run, prefilled);
     this.go(this.n, { keepSelection: true });
   }
@@ -108,20 +101,9 @@ export class Replay {
     this.#parts.text.setPrompt(prompt, event.sequence_order);
     this.#parts.panel.offerVectors(prompt.parameters?.steering ?? []);
     this.#hooks.prompt?.(prompt);
-    if (prompt.images?.length) this.#showImages(prompt);
-  }
-
-  async #showImages(prompt) {
-    const parts = this.#parts;
-    try {
-      const { Images } = await (this.#hooks.images?.() ?? import('./images.js'));
-      if (this.#closed.signal.aborted || parts.images) return;
-      parts.images = new Images(this.#isLocal ? null : this.#id, prompt, parts.text);
-      document.addEventListener('theme', () => parts.images.draw(), { signal: this.#closed.signal });
-      this.#updateColors();
-    } catch (error) {
-      toast(`The images could not be shown: ${error.message}`);
-    }
+    if (!prompt.images?.length) return;
+    const load = () => this.#hooks.images?.() ?? import('./images.js');
+    this.#parts.optional.showImages(load, this.#isLocal ? null : this.#id, prompt, this.#parts.text);
   }
 
   /** Shows the run of an exported page. `rows` is an empty `RunState`, which gets the items. */
@@ -134,23 +116,24 @@ export class Replay {
 
   /** Ends all work and removes all listeners, before another run is shown in the same element. */
   close() {
-    this.#stopFollowing?.();
     this.#parts.player?.pause();
     this.#closed.abort();
     this.#el('find').value = '';
     this.#el('found').textContent = '';
   }
 
+  /** Path of the run in the API. */
+  get #path() { return `/api/v1/runs/${encodeURIComponent(this.#id)}`; }
+
   /** Returns the element of the replay with the attribute `data-{name}`. */
   #el(name) { return this.#root.querySelector(`[data-${name}]`); }
-
-  /** Adds a listener that is removed when the replay is closed. */
-  #on(el, type, listener) { el.addEventListener(type, listener, { signal: this.#closed.signal }); }
 
   /** Creates all parts. `prefilled` is the Prefilled event, if it is known already. */
   #build(run, prefilled) {
     this.#run = run;
-    const signal = this.#closed.signal;
+    this.#cursor = new Cursor(run, this.#state.at, this.isLive);
+    const { signal } = this.#closed;
+    const slider = this.#el('slider');
     const go = (n) => this.#jump(n);
     // The copy is empty and does not have the listeners of an earlier run.
     const textBox = this.#el('text').cloneNode();
@@ -166,93 +149,53 @@ export class Replay {
     this.#parts = {
       text,
       textBox,
-      attention: null,
+      coloring: new Coloring(this.#el('colors'), this.#el('legend'), run, text, { name: `color-${this.#id}`, onChoose: (id) => this.colorBy(id) }),
+      position: new Position(run, { where: this.#el('where'), slider, announcer: this.#el('announce') }, signal),
+      optional: new OptionalParts(signal, () => this.#showState()),
       overview: new Overview(this.#el('overview'), run, signal),
       lanes: new Lanes(this.#el('lanes'), run, go, signal),
       panel: new Panel(this.#el('panel'), run, this.#events, {
         go,
         playgroundUrl: (n, next) => this.playgroundUrl(n, next),
-        startForks: this.#isLocal ? null : (...args) => this.#startForks(...args),
+        forksPath: this.#isLocal ? null : `${this.#path}/forks`,
+        forked: this.#hooks.forked,
         vectors: JSON.parse(this.#root.dataset.vectors ?? 'null'),
       }),
-      player: new Player(run, {
+      player: new Player(run, this.#root.querySelector('[data-action=play]'), this.#el('speed'), signal, {
         at: () => this.n,
         go: (n) => this.go(n),
-        changed: (isPlaying) => this.#onPlayingChanged(isPlaying),
+        // The state gets the position of the cursor.
+        ended: () => this.go(this.n),
       }),
     };
     this.#showPrompt(prefilled);
-    this.#setUpControls();
-    this.#addNewRows();
-    // The user may have typed while the run was loading.
-    if (this.#el('find').value) this.#highlightFirstMatch();
-    this.#loadAttention();
-  }
-
-  /** Adds the part that shows attention. Its code is loaded on first use. */
-  async #loadAttention() {
-    const parts = this.#parts;
-    if (!this.#state.attention || parts.isLoadingAttention) return;
-    parts.isLoadingAttention = true;
-    try {
-      const { Attention } = await import('./attention.js');
-      const { signal } = this.#closed;
-      if (signal.aborted) return;
-      const hooks = {
-        isRecorded: () => this.#hasAttention,
-        isLive: () => this.isLive,
-        viewChanged: () => {
-          this.#state.attentionView = attention.view;
-          this.#state.laterSteps = attention.showsLaterSteps;
-          this.#notify();
-          attention.moveCursor(this.n);
-        },
-        valuesChanged: () => this.#updateColors(),
-        go: (n) => this.#jump(n),
-        select: (row) => this.select(row),
-      };
-      const { attentionView: view, laterSteps: showsLaterSteps } = this.#state;
-      const attention = new Attention(this.#run, this.#id, { hooks, signal, view, showsLaterSteps });
-      parts.panel.addSection(attention.section);
-      parts.attention = attention;
-      attention.isOn = this.#state.attention;
-      this.go(this.n, { keepSelection: true });
-    } catch (error) {
-      parts.isLoadingAttention = false;
-      toast(`Attention could not be loaded: ${error.message}`);
-    }
-  }
-
-  /** Connects the controls above the text. */
-  #setUpControls() {
-    const slider = this.#el('slider');
-    this.#on(slider, 'input', () => this.#jump(Number(slider.value)));
-    this.#on(this.#root, 'click', (event) => {
+    slider.addEventListener('input', () => go(Number(slider.value)), { signal });
+    this.#root.addEventListener('click', (event) => {
       const action = event.target.closest('[data-action]')?.dataset.action;
       if (action) this.act(action);
+    }, { signal });
+    this.#showState();
+    this.#addNewRows();
+    // When it is created, it searches for the text that was typed while the run was loading.
+    this.#parts.search = new Search(this.#el('find'), this.#el('found'), run, text, { signal, onLeave: () => textBox.focus() });
+    this.#updateAttention();
+  }
+
+  /** Adds the part that shows attention. */
+  async #loadAttention() {
+    const { attentionView: view, laterSteps: showsLaterSteps } = this.#state;
+    const attention = await this.#parts.optional?.loadAttention(this.#run, this.#id, { view, showsLaterSteps }, {
+      isRecorded: () => this.#hasAttention,
+      isLive: () => this.isLive,
+      viewChanged: (attentionView, laterSteps) => this.#setState({ attentionView, laterSteps }),
+      valuesChanged: () => this.#showState(),
+      go: (n) => this.#jump(n),
+      select: (row) => this.select(row),
     });
-    const speed = this.#el('speed');
-    this.#on(speed, 'change', () => this.#parts.player.setSpeed(speed.value));
-    this.#parts.player.setSpeed(speed.value);
-    this.#el('colors').replaceChildren(h('legend', { class: 'visually-hidden' }, 'Color by'), ...MODES.map((mode, i) => {
-      const input = h('input', { type: 'radio', name: `color-${this.#id}`, value: mode.id, onchange: () => this.colorBy(mode.id) });
-      return h('label', { title: `${mode.name} (${i + 1})` }, input, mode.name);
-    }));
-    const searchBox = this.#el('find');
-    this.#on(searchBox, 'input', () => this.#highlightFirstMatch());
-    this.#on(searchBox, 'keydown', (event) => {
-      if (event.key === 'Enter') {
-        event.preventDefault();
-        this.#highlightNextMatch(event.shiftKey ? -1 : 1);
-      } else if (event.key === 'Escape') {
-        event.stopPropagation();
-        searchBox.value = '';
-        this.#highlightFirstMatch();
-        this.#parts.textBox.focus();
-      }
-    });
-    this.#updateColors();
-    this.#updateButtons();
+    if (!attention) return;
+    this.#parts.panel.addSection(attention.section);
+    attention.isOn = this.#state.attention;
+    this.go(this.n, { keepSelection: true });
   }
 
   /** Shows the rows and marks that are new since the last call. */
@@ -278,28 +221,23 @@ export class Replay {
     const { text, overview } = this.#parts;
     if (!overview || !(this.#annotations.length || overview.annotations.length)) return;
     const answer = this.#run.answer();
-    const annotations = this.#annotations.filter(({ token }) => token < answer.length).map((entry) => ({ ...entry, row: answer[entry.token] }));
-    overview.annotations = annotations;
-    text.annotate(annotations);
+    overview.annotations = this.#annotations.map((entry) => ({ ...entry, row: answer[entry.token] })).filter(({ row }) => row !== undefined);
+    text.annotate(overview.annotations);
   }
 
   /**
    * Index, in the final answer, of the selected token, or else of the token at the cursor. Null if there is neither, and if the
    * token is not in the final answer, because it belongs to the prompt or was removed.
    */
-  get token() {
-    const row = this.#selectedRow ?? (this.atEnd ? null : this.#rowAddedBy(this.#eventAtCursor()));
-    const index = row === null ? -1 : this.#run.answer().indexOf(row);
-    return index < 0 ? null : index;
-  }
+  get token() { return this.#cursor?.answerIndex ?? null; }
 
   /** Adds items of a live run. */
   #addItems(items) {
     const run = this.#run;
-    const e = this.#eventAtCursor();
+    const cursor = this.#cursor;
+    const { event, row } = cursor;
     // The items of one step arrive before those of the next one.
-    const isComplete = run.step(e) !== run.step(run.eventCount - 1);
-    const row = this.#selectedRow ?? this.#rowAddedBy(e);
+    const isComplete = run.step(event) !== run.step(run.eventCount - 1);
     const removedAt = run.removedAt(row);
     for (const item of items) {
       run.apply(item);
@@ -307,14 +245,14 @@ export class Replay {
     }
     this.#events.push(items);
     this.#addNewRows();
-    const n = this.#isFollowing ? run.eventCount : this.#parts.player.isPlaying ? this.n : this.#state.at ?? this.n;
+    const n = cursor.isFollowing ? run.eventCount : this.#parts.player.isPlaying ? this.n : this.#state.at ?? this.n;
     this.go(n, { keepSelection: true, keepPanel: isComplete && n === this.n && removedAt === run.removedAt(row) });
   }
 
   #onEnd(summary) {
-    const n = this.#isFollowing ? this.#run.eventCount : this.n;
+    const n = this.#cursor.isFollowing ? this.#run.eventCount : this.n;
     this.isLive = false;
-    this.#isFollowing = false;
+    this.#cursor.isFollowing = false;
     this.#addNewRows();
     this.#hasAttention = this.#hasAttention || Boolean(summary?.has_attention);
     this.#hooks.ended?.(summary);
@@ -326,31 +264,25 @@ export class Replay {
    * change of the state. `keepPanel` also keeps the panel and the mark of the cursor, if neither has changed.
    */
   go(n, { keepSelection = false, keepPanel = false } = {}) {
-    const run = this.#run;
-    if (!run) return;
-    this.n = Math.max(0, Math.min(run.eventCount, Math.round(n)));
-    if (!keepSelection) {
-      this.#selectedRow = null;
-      if (this.isLive) this.#isFollowing = this.n === run.eventCount;
-    }
-    const { text, overview, lanes, panel, attention, player: { isPlaying } } = this.#parts;
-    text.show(this.n, { showLater: this.#state.showLater && !isPlaying && !this.#isFollowing, showRemoved: this.#state.showRemoved });
-    const e = this.#eventAtCursor();
-    const row = this.#rowAddedBy(e);
+    const cursor = this.#cursor;
+    if (!cursor) return;
+    if (keepSelection) cursor.keepAt(n);
+    else cursor.moveTo(n, this.isLive);
+    const { text, overview, lanes, panel, position, optional: { attention }, player: { isPlaying } } = this.#parts;
+    const { isFollowing, atEnd, selectedRow, row } = cursor;
+    text.show(this.n, { showLater: this.#state.showLater && !isPlaying && !isFollowing, showRemoved: this.#state.showRemoved });
     if (!keepPanel) {
-      text.setCursor(this.atEnd && this.#selectedRow === null ? null : row, this.#selectedRow, !this.#isFollowing);
-      panel.show(e, this.#selectedRow ?? row);
+      text.setCursor(atEnd && selectedRow === null ? null : cursor.addedRow, selectedRow, !isFollowing);
+      panel.show(cursor.event, row);
     }
-    text.follow(this.#isFollowing || (isPlaying && this.atEnd), !keepSelection);
+    text.follow(isFollowing || (isPlaying && atEnd), !keepSelection);
     overview.moveCursor(this.n);
     lanes.moveCursor(this.n);
-    attention?.setSubject(this.#selectedRow ?? row);
+    attention?.setSubject(row);
     attention?.moveCursor(this.n);
-    this.#showPosition(e, row);
-    if (!keepSelection && !isPlaying) {
-      this.#state.at = this.atEnd ? null : this.n;
-      this.#notify();
-    }
+    const answerLength = position.show(cursor, { isLive: this.isLive, isQuiet: isFollowing || isPlaying });
+    if (this.isLive) this.#hooks.grown?.(answerLength);
+    if (!keepSelection && !isPlaying) this.#setState({ at: atEnd ? null : this.n });
   }
 
   /** Ends playback and moves the cursor to event `n`. */
@@ -359,153 +291,57 @@ export class Replay {
     this.go(n);
   }
 
-  /** Returns the event at the cursor, or null if there are no events. While a live run is followed, it is the newest Added. */
-  #eventAtCursor() {
-    const run = this.#run;
-    if (!run.eventCount) return null;
-    const e = Math.min(this.n, run.eventCount - 1);
-    if (!this.#isFollowing) return e;
-    for (let earlier = e; earlier > Math.max(-1, e - 8); earlier -= 1) if (run.type(earlier) === 'Added') return earlier;
-    return e;
-  }
-
   /** Moves to an `{event}`, or to a `{token}` of the answer, counted from 1. */
-  visit({ event, token }) {
-    const run = this.#run;
-    if (!run) return;
-    const rows = token === undefined ? [] : run.answer();
-    this.#jump(token === undefined ? event : rows.length ? run.addedAt(rows[Math.max(0, Math.min(rows.length, token) - 1)]) : 0);
+  visit(place) {
+    if (this.#run) this.#jump(eventOf(place, this.#run));
   }
 
   /** Selects a row. For a row of the answer, the cursor moves to the event that added it. */
   select(row) {
     this.#parts.player.pause();
     if (!this.#run.isPrompt(row)) this.go(this.#run.addedAt(row));
-    this.#selectedRow = row;
+    this.#cursor.selectedRow = row;
     this.go(this.n, { keepSelection: true });
   }
 
-  /** Returns the row of the answer that an event, or a later event of its step, added, or null. */
-  #rowAddedBy(e) {
-    if (e === null) return null;
-    for (const event of this.#run.stepEvents(e).filter((other) => other >= e)) {
-      const [from, to] = this.#run.rowsAddedAt(event);
-      if (to > from && !this.#run.isPrompt(from)) return to - 1;
+  /** Shows which buttons are pressed, and colors the text and the images: by attention if it is shown, else by the selected mode. */
+  #showState() {
+    const { coloring, optional } = this.#parts;
+    if (!coloring) return;
+    for (const name of ['showRemoved', 'showLater', 'attention']) {
+      this.#root.querySelector(`[data-action=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
     }
-    return null;
-  }
-
-  /** Returns the number of tokens in the answer so far, or in the final answer. */
-  #answerLength() {
-    const length = this.#finalLength ?? this.#run.answerLength(this.#run.eventCount);
-    if (!this.isLive) this.#finalLength = length;
-    return length;
-  }
-
-  /** Shows the position of the cursor, also to screen readers. */
-  #showPosition(e, row) {
-    const run = this.#run;
-    const total = this.#answerLength();
-    const count = this.atEnd ? total : run.answerLength(this.n);
-    if (this.isLive) this.#hooks.grown?.(total);
-    const seconds = e === null ? 0 : run.time(e) / 1000;
-    const event = !this.atEnd ? String(this.n) : this.isLive ? 'live' : 'end';
-    const time = seconds ? ` · ${seconds.toFixed(seconds < 10 ? 2 : 1)} s` : '';
-    this.#el('where').replaceChildren('token ', h('b', {}, String(count)), ` / ${total} · event `, h('b', {}, event), ` / ${run.eventCount}${time}`);
-    const spoken = this.#spokenPosition(row, count, total);
-    this.#el('slider').setAttribute('aria-valuetext', spoken);
-    clearTimeout(this.#announceTimer);
-    if (!this.#isFollowing && !this.#parts.player.isPlaying) this.#announceTimer = setTimeout(() => { this.#el('announce').textContent = spoken; }, 250);
-  }
-
-  /** Returns the position for screen readers. */
-  #spokenPosition(row, count, total) {
-    const run = this.#run;
-    if (row === null) return this.atEnd ? 'end of the run' : `event ${this.n} of ${run.eventCount}`;
-    const logprob = run.logprob(row);
-    const probability = logprob === null ? '' : `, probability ${Math.round(Math.exp(logprob) * 100)} percent`;
-    return `token ${count} of ${total}, ${displayText(run.text(row))}${probability}, ${run.isForced(row) ? 'forced' : 'sampled'}`;
-  }
-
-  /** Updates the button when playback starts or ends. At the end, the state gets the position of the cursor. */
-  #onPlayingChanged(isPlaying) {
-    const button = this.#root.querySelector('[data-action=play]');
-    button.setAttribute('aria-pressed', String(isPlaying));
-    button.querySelector('.visually-hidden').textContent = isPlaying ? 'Pause' : 'Play';
-    if (!isPlaying) this.go(this.n);
-  }
-
-  /** Colors the text and the images, and shows the legend: by attention if it is shown, else by the selected mode. */
-  #updateColors() {
-    const { text, attention } = this.#parts;
-    if (!text) return;
-    const run = this.#run;
-    const mode = MODES.find((m) => m.id === this.#state.color) ?? MODES[0];
-    const shading = this.#state.attention ? attention?.shading : null;
-    if (attention) this.#parts.images?.addTo(attention.section);
-    this.#parts.images?.showAttention(shading ? attention.current : null);
-    if (shading) text.colorBy(shading, attention.showsLaterSteps);
-    else if (mode.id === 'mods') text.colorBy((i) => (run.isTouched(i) || run.isForced(i) ? 'touched' : -1));
-    else text.colorBy((i) => mode.bucket(run, i));
-    const legendBox = this.#el('legend');
-    if (shading) legendBox.replaceChildren(h('span', {}, 'attention, less'), ...Array.from({ length: 8 }, (_, b) => h('i', { class: `b${b}` }, '\u00a0')), h('span', {}, 'more'));
-    else legendBox.replaceChildren(...legend(mode).map(({ bucket, from }) => h('i', { class: `b${bucket}` }, String(from))), mode.unit ? h('span', {}, mode.unit) : '');
+    const { attention, images } = optional;
+    const isAttentionShown = this.#state.attention;
+    if (attention) images?.addTo(attention.section);
+    images?.showAttention(isAttentionShown && attention?.shading ? attention.current : null);
+    coloring.show(this.#state.color, isAttentionShown, attention);
   }
 
   /** Selects the mode that colors the text, instead of attention. */
   colorBy(id) {
-    this.#state.color = id;
-    if (this.#state.attention) {
-      this.#state.attention = false;
-      this.#updateAttention();
-    }
-    this.#updateButtons();
-    this.#updateColors();
-    this.#notify();
+    this.#setState({ color: id, attention: false });
+    this.#updateAttention();
+    this.#showState();
   }
 
   /** Shows or hides attention, after it was enabled or disabled. */
   #updateAttention() {
-    const { attention } = this.#parts;
-    if (!attention) this.#loadAttention();
-    else {
+    const attention = this.#parts.optional?.attention;
+    if (attention) {
       attention.isOn = this.#state.attention;
       attention.moveCursor(this.n);
-    }
-  }
-
-  /** Shows which buttons are pressed, and which color mode is selected. */
-  #updateButtons() {
-    for (const name of ['showRemoved', 'showLater', 'attention']) {
-      this.#root.querySelector(`[data-action=${name}]`).setAttribute('aria-pressed', String(this.#state[name]));
-    }
-    // While attention is shown, it colors the text, so no mode is selected.
-    for (const input of this.#el('colors').querySelectorAll('input')) input.checked = input.value === this.#state.color && !this.#state.attention;
-  }
-
-  #highlightFirstMatch() {
-    this.#match = [-1, 0];
-    this.#highlightNextMatch(1);
-  }
-
-  /** Searches the shown text, and highlights the next match after the current one, or the previous one if `step` is -1. */
-  #highlightNextMatch(step) {
-    const { text } = this.#parts;
-    const needle = this.#el('find').value;
-    const isShown = (i) => text.isShown(i);
-    const matches = find(needle, this.#run.count, (i) => this.#run.text(i), isShown);
-    const index = nextMatch(matches, this.#match, step);
-    const [from, offset, to] = matches[index] ?? [-1, 0, -2];
-    this.#match = [from, offset];
-    text.highlight(Array.from({ length: to - from + 1 }, (_, k) => from + k).filter(isShown));
-    this.#el('found').textContent = matches.length ? `${index + 1}/${matches.length}` : needle && 'none';
+    } else if (this.#state.attention) this.#loadAttention();
   }
 
   /** A copy of the state, which the URL of a page contains. */
   get state() { return { ...this.#state }; }
 
   /** True if the cursor is after the last event. */
-  get atEnd() { return !this.#run || this.n === this.#run.eventCount; }
+  get atEnd() { return this.#cursor?.atEnd ?? true; }
+
+  /** Event of the cursor; `run.eventCount` is the end. */
+  get n() { return this.#cursor?.n ?? 0; }
 
   /**
    * Returns the URL of the playground that continues the text at event `n` with `next`. Null for a live run, in an exported
@@ -528,26 +364,17 @@ export class Replay {
   /** The run, or undefined before it is loaded. */
   get run() { return this.#run; }
 
-  /** Starts forks of the run at the step of event `n`. Opens the first one, unless the page shows them. `text` is that of a changed token. */
-  async #startForks(n, change, text) {
-    try {
-      const response = await sendJson(`/api/v1/runs/${encodeURIComponent(this.#id)}/forks`, { at: { event: n }, ...change });
-      const forks = await response.json();
-      if (this.#hooks.forked) this.#hooks.forked(forks, { ...change, ...(text !== undefined && { text }) });
-      else location.assign(`${base}/runs/${encodeURIComponent(forks.runs[0].run_id)}`);
-    } catch (error) {
-      toast(`Not forked: ${error.message}`);
-    }
+  /** Changes and reports the state. */
+  #setState(change) {
+    Object.assign(this.#state, change);
+    this.#hooks.changed?.(this.state);
   }
-
-  #notify() { this.#hooks.changed?.(this.state); }
 
   /** Performs an action of a shortcut or button. Returns false if the replay has no such action. */
   act(action, key) {
-    const { player, panel, textBox } = this.#parts;
+    const { player, panel, search } = this.#parts;
     if (!player) return false;
-    const run = this.#run;
-    const target = targetOf(action, run, this.n, (i) => surprise(run, i), MIN_SURPRISE);
+    const target = targetOf(action, this.#run, this.n, (i) => surprise(this.#run, i), MIN_SURPRISE);
     if (target !== undefined) {
       player.pause();
       if (typeof target === 'string') toast(target);
@@ -556,24 +383,17 @@ export class Replay {
     }
     switch (action) {
       case 'play': player.toggle(); return true;
-      case 'faster': case 'slower': {
-        const speed = this.#el('speed');
-        speed.selectedIndex = Math.max(0, Math.min(speed.options.length - 1, speed.selectedIndex + (action === 'faster' ? 1 : -1)));
-        player.setSpeed(speed.value);
-        return true;
-      }
+      case 'faster': player.changeSpeed(1); return true;
+      case 'slower': player.changeSpeed(-1); return true;
       case 'color': this.colorBy(MODES[Number(key) - 1].id); return true;
       case 'showRemoved': case 'showLater': case 'attention':
-        this.#state[action] = !this.#state[action];
-        this.#updateButtons();
+        this.#setState({ [action]: !this.#state[action] });
         this.#updateAttention();
         this.go(this.n, { keepSelection: true });
-        this.#updateColors();
-        this.#notify();
+        this.#showState();
         return true;
       case 'stages': panel.showStages(); return true;
-      case 'find': this.#el('find').focus(); this.#el('find').select(); return true;
-      case 'focus': textBox.focus(); return true;
+      case 'find': search.focus(); return true;
       default: return false;
     }
   }

@@ -1,0 +1,92 @@
+// The request that generates a run. A new one replaces the one before.
+import { base, errorOf, fetchUrl } from '../dom.js';
+
+/**
+ * Reads the response to its end, because a run pauses if its client does not read. The replay shows the text, so only errors
+ * are of interest here.
+ */
+async function readToEnd(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let buffer = '';
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    buffer += value;
+    const lines = buffer.split('\n');
+    buffer = lines.pop();
+    for (const line of lines) {
+      if (!line.startsWith('data: {')) continue;
+      const data = JSON.parse(line.slice(6));
+      if (data.error) throw new Error(data.error.message ?? 'The run failed.');
+    }
+  }
+}
+
+/** Returns the status text at the end of a run. */
+function endText(run, startedAt) {
+  if (!run) return 'Done.';
+  const seconds = run.generation_us ? run.generation_us / 1e6 : (performance.now() - startedAt) / 1000;
+  const speed = run.completion_tokens && seconds > 0 ? `, ${(run.completion_tokens / seconds).toFixed(1)} tok/s` : '';
+  return `${run.status ?? 'done'}: ${run.completion_tokens ?? 0} tokens${speed}${run.message ? ` · ${run.message}` : ''}`;
+}
+
+export class Generation {
+  #hooks;
+  /** AbortController of the active request, or null. */
+  #active = null;
+
+  /**
+   * `hooks.onRun(id, body, ended)` is called when the run of a request has started; its replay calls `ended(summary)`.
+   * `hooks.onStatus(text)` and `hooks.onProblem(text)` show a text, and `hooks.onBusy(isBusy)` is called at the start and at the
+   * end of a request.
+   */
+  constructor(hooks) {
+    this.#hooks = hooks;
+  }
+
+  get isActive() { return this.#active !== null; }
+
+  stop() { this.#active?.abort(); }
+
+  /** Sends a request of `requestOf()` and reads its response to the end. */
+  async start({ path, body }) {
+    const { onRun, onStatus, onProblem, onBusy } = this.#hooks;
+    this.stop();
+    const controller = new AbortController();
+    this.#active = controller;
+    // Another request may have replaced this one.
+    const isCurrent = () => this.#active === controller;
+    const startedAt = performance.now();
+    let status = 'Done.';
+    onBusy(true);
+    onStatus('Waiting for the model…');
+    try {
+      const response = await fetchUrl(base + path, {
+        method: 'POST',
+        headers: { 'Content-Type': 'application/json', 'X-Requested-By': 'dashboard' },
+        body: JSON.stringify(body),
+        signal: controller.signal,
+      });
+      if (!response.ok) throw await errorOf(response);
+      const id = response.headers.get('x-thunder-run-id');
+      if (id) {
+        onRun(id, body, (run) => {
+          status = endText(run, startedAt);
+          if (isCurrent() || !this.isActive) onStatus(status);
+        });
+      }
+      onStatus('Generating…');
+      await readToEnd(response);
+      if (isCurrent()) onStatus(status);
+    } catch (error) {
+      if (!isCurrent()) return;
+      onStatus(controller.signal.aborted ? 'Stopped.' : '');
+      if (!controller.signal.aborted) onProblem(error.message);
+    } finally {
+      if (isCurrent()) {
+        this.#active = null;
+        onBusy(false);
+      }
+    }
+  }
+}
