@@ -205,12 +205,11 @@ impl RecordedSequence {
                 let _ = sender.send(reply);
             })
         };
-        let reply = match instance.call(&call, &new_sender) {
+        let reply = instance.call(&call, &new_sender);
+        drop(sender);
+        let reply = match reply {
             Some(reply) => reply,
-            None => {
-                drop(sender);
-                receiver.recv().map_err(|_| "the mod's worker has ended".to_owned())?
-            }
+            None => receiver.recv().map_err(|_| "the mod's worker has ended".to_owned())?,
         };
         let reply = reply.validate_action(event.event_type, view.vocabulary.len(), self.limits.context);
         Ok(Some(to_replayed_reply(reply)))

@@ -123,7 +123,8 @@ impl ModelRegistry {
                 _ if unloading => {}
                 Some((idle, used)) => {
                     // A request may have begun to use it, or another task may have unloaded it.
-                    if self.unload_idle(&idle, used, None) {
+                    let is_unloading = self.unload_idle(&idle, used, None);
+                    if is_unloading {
                         tracing::info!(model = idle, "unloading model to load another one");
                     }
                 }

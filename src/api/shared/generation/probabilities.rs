@@ -90,8 +90,7 @@ impl LogprobsByText {
 
 /// Returns the text of a token; for a part of a character its bytes, as in OpenAI's API: `bytes:\xe4`.
 pub(crate) fn text_or_bytes(piece: &[u8]) -> String {
-    let bytes = || piece.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
-    std::str::from_utf8(piece).map_or_else(|_| format!("bytes:{}", bytes()), str::to_owned)
+    std::str::from_utf8(piece).map_or_else(|_| format!("bytes:{}", piece.escape_ascii()), str::to_owned)
 }
 
 impl Serialize for LogprobsByText {

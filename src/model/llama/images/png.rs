@@ -71,8 +71,8 @@ mod tests {
     use flate2::write::ZlibEncoder;
     use std::io::Write;
 
-    fn chunk(kind: &[u8; 4], content: &[u8]) -> Vec<u8> {
-        [&(content.len() as u32).to_be_bytes()[..], kind, content, &[0; CHECKSUM]].concat()
+    fn chunk(kind: [u8; 4], content: &[u8]) -> Vec<u8> {
+        [&(content.len() as u32).to_be_bytes()[..], &kind, content, &[0; CHECKSUM]].concat()
     }
 
     /// Returns a gray image of one byte per pixel whose data inflate to `bytes` bytes, in chunks of `chunk_len`.
@@ -85,11 +85,11 @@ mod tests {
         let mut encoder = ZlibEncoder::new(Vec::new(), Compression::best());
         encoder.write_all(&vec![0; bytes]).unwrap();
         let header = [&width.to_be_bytes()[..], &height.to_be_bytes(), &format].concat();
-        let mut file = [b"\x89PNG\r\n\x1a\n".to_vec(), chunk(b"IHDR", &header)].concat();
+        let mut file = [b"\x89PNG\r\n\x1a\n".to_vec(), chunk(*b"IHDR", &header)].concat();
         for part in encoder.finish().unwrap().chunks(chunk_len) {
-            file.extend(chunk(b"IDAT", part));
+            file.extend(chunk(*b"IDAT", part));
         }
-        file.extend(chunk(b"IEND", &[]));
+        file.extend(chunk(*b"IEND", &[]));
         file
     }
 
@@ -128,7 +128,7 @@ mod tests {
         let mut damaged = whole.clone();
         damaged[at + 4 + ZLIB_HEADER] = 0xff;
         assert!(!inflates_to(&damaged, 30, 20));
-        let apple = [&whole[..at - 4], &chunk(b"CgBI", &[0; 4]), &whole[at - 4..]].concat();
+        let apple = [&whole[..at - 4], &chunk(*b"CgBI", &[0; 4]), &whole[at - 4..]].concat();
         assert!(!inflates_to(&apple, 30, 20));
     }
 }

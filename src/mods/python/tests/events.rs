@@ -51,7 +51,7 @@ def fields(event, actions, tokenizer):
 #[test]
 fn tokens_are_read_only_during_the_call() {
     let factory = load(
-        r#"
+        r"
 kept = []
 @mod
 def keeps(event, actions):
@@ -60,7 +60,7 @@ def keeps(event, actions):
         except RuntimeError as error: print(error)
     kept.append(event)
     print(event.context_info.evicted, event.context_info.evictions_end)
-"#,
+",
     );
     let mut harness = harness(&factory);
     assert_eq!(lines(&harness.add(65)), ["0 0"]);
