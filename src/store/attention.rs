@@ -50,6 +50,31 @@ impl Store {
         events: Range<i32>,
         parts: AttentionParts,
     ) -> Result<Vec<AttentionStep>, Error> {
+        self.attention_steps(scope, run_id, events, parts, None).await
+    }
+
+    /// Returns the first step with attention in a range of events; `None` without one, or for a run outside the scope.
+    ///
+    /// # Errors
+    /// The database failed.
+    pub async fn first_attention(
+        &self,
+        scope: &Scope,
+        run_id: RunId,
+        events: Range<i32>,
+        parts: AttentionParts,
+    ) -> Result<Option<AttentionStep>, Error> {
+        Ok(self.attention_steps(scope, run_id, events, parts, Some(1)).await?.pop())
+    }
+
+    async fn attention_steps(
+        &self,
+        scope: &Scope,
+        run_id: RunId,
+        events: Range<i32>,
+        parts: AttentionParts,
+        max_steps: Option<i64>,
+    ) -> Result<Vec<AttentionStep>, Error> {
         let mut connection = self.inner.pool.acquire().await?;
         if !covers(&mut connection, scope, run_id).await? {
             return Ok(Vec::new());
@@ -62,13 +87,15 @@ impl Store {
                         + 4 * get_byte(substring(head_rows from 7 for 1), 0)
                         + 1024 * get_byte(substring(head_rows from 8 for 1), 0))
                     else '' end as head_rows
-            from attention where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order",
+            from attention where run_id = $1 and sequence_order >= $2 and sequence_order < $3 order by sequence_order
+            limit $6",
         )
         .bind(run_id.0)
         .bind(events.start)
         .bind(events.end)
         .bind(parts.t1)
         .bind(parts.head_rows as i32)
+        .bind(max_steps)
         .fetch_all(&mut connection)
         .await?;
         Ok(steps.into_iter().map(|row| row.0).collect())

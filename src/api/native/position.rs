@@ -80,13 +80,9 @@ async fn find_head_location(
 ) -> Result<Option<HeadLocation>, ApiError> {
     let (layer, head) = selection.layer_and_head()?;
     let parts = AttentionParts { t1: false, head_rows: HeadRowsPart::Table };
-    for window in windows(&(0..page_end), false) {
-        if let Some(step) = store.attention_range(scope, run_id, window, parts).await?.first() {
-            let location = find_head(&step.head_rows, layer, head).map_err(|error| codec_error(step, &error))?;
-            return location.map(Some).ok_or_else(|| not_stored(layer, head));
-        }
-    }
-    Ok(None)
+    let Some(step) = store.first_attention(scope, run_id, 0..page_end, parts).await? else { return Ok(None) };
+    let location = find_head(&step.head_rows, layer, head).map_err(|error| codec_error(&step, &error))?;
+    location.map(Some).ok_or_else(|| not_stored(layer, head))
 }
 
 /// Reads the values of a view that is not stored but computed from stored rows.

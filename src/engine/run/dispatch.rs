@@ -141,7 +141,7 @@ impl Dispatch {
         }
     }
 
-    /// Advances the event to the next mod that handles it. Returns `false` if there is none.
+    /// Advances the event to the next mod that handles it. Returns `false` if no mod is left.
     pub fn advance_to_next_mod(&self, event: &mut DispatchedEvent) -> bool {
         while let Some(active) = self.mods.get(event.next) {
             if active.health.disabled.is_none() && active.instance.handles().contains(event.event) {

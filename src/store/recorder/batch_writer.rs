@@ -59,7 +59,8 @@ impl BatchWriter {
         self.in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
     }
 
-    /// Waits for the end of the batch in progress, and returns it for [`BatchWriter::finish`]; `None` if there is none.
+    /// Waits for the end of the batch in progress, and returns it for [`BatchWriter::finish`]; `None` without such a
+    /// batch.
     pub async fn ended(&mut self) -> Option<(BatchInProgress, Result<PersistResult, JoinError>)> {
         let result = (&mut self.in_progress.as_mut()?.task).await;
         Some((self.in_progress.take()?, result))

@@ -41,7 +41,7 @@ impl Versions {
     }
 }
 
-/// A definition as it is stored.
+/// The stored form of a definition.
 #[derive(Debug, Serialize)]
 pub(super) struct StoredDefinition<'a> {
     #[serde(flatten)]

@@ -268,7 +268,8 @@ fn separates_reasoning(fields: Fields<'_>) -> Result<bool, ApiError> {
 fn generation_mode(fields: Fields<'_>, messages: &Value) -> Result<(bool, bool), ApiError> {
     let add = fields.flag("add_generation_prompt")?;
     let continues = match fields.get("continue_final_message") {
-        // llama-server's names of the part to continue. The content is continued, or the reasoning if there is none.
+        // llama-server's names of the part to continue. Both continue the content, or the reasoning of a message without
+        // content.
         Some(Value::String(part)) if part == "content" || part == "reasoning_content" => Some(true),
         _ => fields.flag("continue_final_message")?,
     };

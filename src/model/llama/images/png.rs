@@ -19,8 +19,8 @@ pub(super) fn size(image: &[u8]) -> Option<(u32, u32)> {
     (image.get(12..16)? == b"IHDR").then_some((at(16)?, at(20)?))
 }
 
-/// Returns true if the data of the file inflate to about the pixels of an image of this size at most. Checksums are
-/// ignored, as in llama.cpp's decoder.
+/// Returns true if the data of the file inflate to at most [`max_bytes`]. Checksums are ignored, as in llama.cpp's
+/// decoder.
 pub(super) fn inflates_to(image: &[u8], width: u32, height: u32) -> bool {
     let Some(data) = image_data(image) else { return false };
     // llama.cpp's decoder rejects a file without data.
