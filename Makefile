@@ -1,4 +1,5 @@
 # make run     builds Thunder and starts the server on http://127.0.0.1:6767
+# FEATURES=cuda (or vulkan) after run, build or release adds this backend for GPUs
 # make test    installs missing dependencies, then runs all tests
 # make release    builds an archive for any processor of this architecture in target/dist
 # make bench-table RIVAL=PATH/llama-server    measures Thunder and llama-server side by side
@@ -11,7 +12,7 @@ run: build
 	./target/release/thunder serve
 
 build: deps
-	$(CARGO) build --release --locked
+	$(CARGO) build --release --locked $(if $(FEATURES),--features "$(FEATURES)")
 
 release: deps
 	.ci/release
