@@ -5,8 +5,9 @@ use super::embedded::Embedded;
 use super::pool::{PgConnection, PgPool};
 use super::servers::{self, Announcement, link::Link};
 use super::spool::Spool;
+use super::writer::RunWriter;
 use super::{
-    Error, Inner, LiveHub, RecorderChannel, RecorderTask, Retention, Store, citus, maintenance, migrate, recorder,
+    Error, Inner, LiveHub, RecorderChannel, RecorderState, Retention, Store, citus, maintenance, migrate, recorder,
 };
 use crate::events::system;
 use std::fmt;
@@ -84,29 +85,36 @@ impl Store {
                 (None, Addresses::connect(&url, direct_url.as_deref()).await?, data_dir)
             }
         };
-        let opened = Self::connect(addresses, &data_dir, embedded.is_some(), channel, &progress).await;
-        let (mut inner, server_id) = match opened {
-            Ok(opened) => opened,
+        match PreparedStore::prepare(addresses, &data_dir, embedded.is_some(), &progress).await {
+            Ok(opening) => Ok(Self { inner: Arc::new(opening.start(embedded, channel)) }),
             Err(error) => {
                 if let Some(embedded) = embedded {
                     embedded.stop().await;
                 }
-                return Err(error);
+                Err(error)
             }
-        };
-        inner.embedded = embedded;
-        inner.server_id = server_id;
-        Ok(Self { inner: Arc::new(inner) })
+        }
     }
+}
 
-    async fn connect(
+/// The parts of a store whose tasks have not started.
+struct PreparedStore {
+    addresses: Arc<Addresses>,
+    pool: PgPool,
+    recorder_pool: PgPool,
+    server_id: Uuid,
+    live: LiveHub,
+    spool: Spool,
+}
+
+impl PreparedStore {
+    /// Migrates the schema, lists this server, and recovers the runs of dead servers.
+    async fn prepare(
         addresses: Addresses,
         data_dir: &Path,
         is_embedded: bool,
-        channel: RecorderChannel,
         progress: &impl Fn(&str),
-    ) -> Result<(Inner, Uuid), Error> {
-        let addresses = Arc::new(addresses);
+    ) -> Result<Self, Error> {
         let mut connection = addresses.direct().await?;
         check_version(&mut connection).await?;
         citus::check_coordinator(&mut connection).await?;
@@ -121,33 +129,27 @@ impl Store {
         };
         let (pool, recorder_pool) = (pool(MAX_CONNECTIONS, 4), pool(2, 1));
         migrate::make_partitions(&pool, system::now().date_naive()).await?;
-        let uses_copy = addresses.is_local();
         let folder = data_dir.join("spool");
-        // The servers of these spool files are dead. An embedded database has no other server, so all listed ones are dead.
-        let mut dead: Vec<Uuid> = listed.into_iter().map(|(server, _)| server).filter(|_| is_embedded).collect();
-        for mut spool in Spool::orphans(&folder) {
-            if !spool.is_drained() {
-                progress("storing the records of the spool file");
-            }
-            while !spool.is_drained() {
-                Box::pin(recorder::drain_batch(&pool, server_id, &mut spool)).await?;
-            }
-            dead.extend(spool.server_id());
-            spool.remove();
-        }
-        for server in dead.into_iter().filter(|&server| server != server_id) {
-            servers::interrupt_runs_of(&pool, &live, server_id, server, None).await?;
-        }
+        // An embedded database has no other server, so all listed ones are dead.
+        let listed = listed.into_iter().map(|(listed_id, _)| listed_id);
+        let dead: Vec<Uuid> = listed.filter(|listed_id| is_embedded && *listed_id != server_id).collect();
+        recover(&RunWriter { pool: pool.clone(), server_id }, &live, &folder, dead, progress).await?;
+        let spool = Spool::create(&folder, server_id)?;
+        Ok(Self { addresses: Arc::new(addresses), pool, recorder_pool, server_id, live, spool })
+    }
+
+    /// Starts the tasks of the store.
+    fn start(self, embedded: Option<Embedded>, channel: RecorderChannel) -> Inner {
+        let Self { addresses, pool, recorder_pool, server_id, live, spool } = self;
         let maintenance_pool = pool.with_response_timeout(MAINTENANCE_TIMEOUT);
         let pool = pool.with_response_timeout(RESPONSE_TIMEOUT);
-        let spool = Spool::create(&folder, server_id)?;
         let retention = watch::Sender::new(Retention::default());
         let (announcement, mods) = (watch::Sender::new(Announcement::default()), watch::Sender::new(()));
         let (changes, committed) = mpsc::unbounded_channel();
+        let uses_copy = addresses.is_local();
         let link = Link {
-            pool: pool.clone(),
+            writer: RunWriter { pool: pool.clone(), server_id },
             addresses,
-            server_id,
             live: live.clone(),
             mods: mods.clone(),
             announcement: announcement.subscribe(),
@@ -155,7 +157,7 @@ impl Store {
         };
         let maintenance = maintenance::run(maintenance_pool, retention.subscribe());
         let tasks = vec![tokio::spawn(link.run()), tokio::spawn(maintenance)];
-        let inner = Inner {
+        Inner {
             pool,
             uses_copy,
             recorder_pool,
@@ -163,7 +165,7 @@ impl Store {
             live,
             durability_acks: channel.durability_acks.clone(),
             unstored: channel.unstored.clone(),
-            recorder: Mutex::new(RecorderTask::Pending(Some((spool, channel)))),
+            recorder: Mutex::new(RecorderState::Pending { spool, channel }),
             recorder_metrics: Arc::default(),
             closing: watch::Sender::new(false),
             retention,
@@ -172,10 +174,34 @@ impl Store {
             mods,
             tasks,
             write_failed: Mutex::default(),
-            embedded: None,
-        };
-        Ok((inner, server_id))
+            embedded,
+        }
     }
+}
+
+/// Stores the records in the spool files of dead servers, and marks the runs of these servers and of those in `dead` as
+/// interrupted.
+async fn recover(
+    writer: &RunWriter,
+    live: &LiveHub,
+    folder: &Path,
+    mut dead: Vec<Uuid>,
+    progress: &impl Fn(&str),
+) -> Result<(), Error> {
+    for mut spool in Spool::orphans(folder) {
+        if !spool.is_drained() {
+            progress("storing the records of the spool file");
+        }
+        while !spool.is_drained() {
+            Box::pin(recorder::drain_batch(writer, &mut spool)).await?;
+        }
+        dead.extend(spool.server_id());
+        spool.remove();
+    }
+    for server_id in dead {
+        servers::interrupt_runs_of(writer, live, server_id, None).await?;
+    }
+    Ok(())
 }
 
 pub(super) async fn check_version(connection: &mut PgConnection) -> Result<(), Error> {

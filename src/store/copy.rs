@@ -6,6 +6,7 @@
 //! Format: <https://www.postgresql.org/docs/current/sql-copy.html>.
 
 use super::pool::{PgConnection, PgPool};
+use super::table::Table;
 use chrono::{DateTime, Utc};
 use sqlx::encode::{Encode, IsNull};
 use sqlx::error::BoxDynError;
@@ -21,18 +22,6 @@ const HEADER: &[u8] = b"PGCOPY\n\xff\r\n\0\0\0\0\0\0\0\0\0";
 const EPOCH_US: i64 = 946_684_800_000_000;
 /// OID of the type `integer`, in the header of an array.
 const INTEGER_OID: i32 = 23;
-
-/// Columns of equal length, one value per row.
-pub trait Table {
-    /// The statement `copy table (columns) from stdin (format binary)`.
-    const COPY: &'static str;
-
-    /// Returns the number of rows.
-    fn len(&self) -> usize;
-
-    /// Appends an encoded row.
-    fn put(&self, row: usize, out: &mut Vec<u8>);
-}
 
 /// Copies all rows.
 pub async fn copy<T: Table>(connection: &mut PgConnection, table: &T) -> Result<(), sqlx::Error> {

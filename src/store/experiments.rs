@@ -2,8 +2,8 @@
 
 mod cells;
 
-use super::rows::clean;
 use super::scope::{owned, owners};
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::{Scope, Tenant};
 pub use cells::{CellOutcome, CellRecord, CellState, ExperimentCell};

@@ -1,7 +1,7 @@
 //! Feedback on runs from people and programs.
 
-use super::rows::clean;
 use super::scope::{covers, owners, visible};
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::{RunId, Scope, system};
 use chrono::{DateTime, Utc};

@@ -12,10 +12,10 @@ mod tests;
 
 use super::BadFilter;
 use super::full_text::index_text;
-use super::rows::clean;
+use super::text::clean;
 use crate::events::{RunStatus, Surface};
 use chrono::{DateTime, Utc};
-use id_range::IdRange;
+pub(super) use id_range::IdRange;
 use parser::FilterScanner;
 pub(super) use sql::Branch;
 use uuid::Uuid;

@@ -1,6 +1,6 @@
 //! Texts as the full-text index of runs contains them.
 
-use super::rows::clean;
+use super::text::clean;
 use regex::Regex;
 use std::sync::LazyLock;
 

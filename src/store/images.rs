@@ -1,8 +1,8 @@
 //! Files of images in prompts. A tenant stores each file once, and it is removed with the last run that refers to it.
 
 use super::pool::PgConnection;
-use super::rows::clean;
 use super::scope::{owned, owners};
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::{ImageFile, RunId, RunStart, Scope, Tenant};
 use std::collections::BTreeMap;

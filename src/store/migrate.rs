@@ -77,8 +77,9 @@ pub async fn make_partitions(pool: &PgPool, today: NaiveDate) -> Result<i32, sql
 }
 
 async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Result<(), Error> {
-    check_known(connection).await?;
-    let missing_migrations = missing_migrations(connection).await?;
+    let applied = applied_migrations(connection).await?;
+    known_version(&applied)?;
+    let missing_migrations = missing_migrations(&applied);
     if !missing_migrations.is_empty() {
         progress(&format!("bringing the database up to date: {}", missing_migrations.join(", ")));
     }
@@ -94,53 +95,54 @@ async fn apply(connection: &mut PgConnection, progress: &impl Fn(&str)) -> Resul
     Ok(())
 }
 
-/// Returns true if exactly the known migrations were applied, with the same text. Nothing needs to be locked then.
-async fn is_current(connection: &mut PgConnection) -> Result<bool, Error> {
+/// A row of refinery's history.
+#[derive(sqlx::FromRow)]
+struct AppliedMigration {
+    version: i32,
+    name: String,
+    checksum: String,
+}
+
+/// Returns the applied migrations, oldest first; none for a new database.
+async fn applied_migrations(connection: &mut PgConnection) -> Result<Vec<AppliedMigration>, sqlx::Error> {
     let is_new: bool =
         sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
     if is_new {
-        return Ok(false);
+        return Ok(Vec::new());
     }
-    let applied: Vec<(i32, String, String)> =
-        sqlx::query_as("select version, name::text, checksum::text from refinery_schema_history order by version")
-            .fetch_all(connection)
-            .await?;
+    sqlx::query_as(
+        "select version, name::text as name, checksum::text as checksum from refinery_schema_history order by version",
+    )
+    .fetch_all(connection)
+    .await
+}
+
+/// Returns true if exactly the known migrations were applied, with the same text. Nothing needs to be locked then.
+async fn is_current(connection: &mut PgConnection) -> Result<bool, Error> {
+    let applied = applied_migrations(connection).await?;
     Ok(applied.len() == MIGRATIONS.len()
-        && applied.iter().zip(MIGRATIONS).all(|((version, name, checksum), (file, sql))| {
+        && applied.iter().zip(MIGRATIONS).all(|(applied, (file, sql))| {
             Migration::unapplied(file, sql).is_ok_and(|known| {
                 // The type of versions depends on a feature of refinery.
-                i64::from(known.version()) == i64::from(*version)
-                    && known.name() == name
-                    && known.checksum().to_string() == *checksum
+                i64::from(known.version()) == i64::from(applied.version)
+                    && known.name() == applied.name
+                    && known.checksum().to_string() == applied.checksum
             })
         }))
 }
 
-/// Rejects the schema of a later release, because this release could misinterpret its rows.
-async fn check_known(connection: &mut PgConnection) -> Result<(), Error> {
-    let is_new: bool =
-        sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
-    if is_new {
-        return Ok(());
-    }
-    let (found, known) = (version(connection).await?, newest_version());
-    if found > known { Err(Error::NewerSchema { found, known }) } else { Ok(()) }
+/// Returns the version of the schema, 0 for a new database. Rejects the schema of a later release, because this release
+/// could misinterpret its rows.
+fn known_version(applied: &[AppliedMigration]) -> Result<i32, Error> {
+    let (found, known) = (applied.last().map_or(0, |migration| migration.version), newest_version());
+    if found > known { Err(Error::NewerSchema { found, known }) } else { Ok(found) }
 }
 
 /// Returns the version of the schema, or an error for one that is newer than this release or must be migrated first.
 pub async fn check_current(connection: &mut PgConnection) -> Result<i32, Error> {
-    check_known(connection).await?;
-    let is_new: bool =
-        sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
-    let found = if is_new { 0 } else { version(connection).await? };
+    let found = known_version(&applied_migrations(connection).await?)?;
     let needed = newest_version();
     if found < needed { Err(Error::OldSchema { found, needed }) } else { Ok(found) }
-}
-
-async fn version(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
-    let version: Option<i32> =
-        sqlx::query_scalar("select max(version)::integer from refinery_schema_history").fetch_one(connection).await?;
-    Ok(version.unwrap_or(0))
 }
 
 /// Returns the newest schema version that this release knows.
@@ -150,17 +152,11 @@ fn newest_version() -> i32 {
 }
 
 /// Returns the names of the migrations that an existing database lacks; none for a new database.
-async fn missing_migrations(connection: &mut PgConnection) -> Result<Vec<&'static str>, Error> {
-    let is_new: bool =
-        sqlx::query_scalar("select to_regclass('refinery_schema_history') is null").fetch_one(&mut *connection).await?;
-    if is_new {
-        return Ok(Vec::new());
-    }
-    let applied: Vec<String> = sqlx::query_scalar("select 'V' || version || '__' || name from refinery_schema_history")
-        .fetch_all(&mut *connection)
-        .await?;
+fn missing_migrations(applied: &[AppliedMigration]) -> Vec<&'static str> {
+    let applied: Vec<String> =
+        applied.iter().map(|migration| format!("V{}__{}", migration.version, migration.name)).collect();
     let names = MIGRATIONS.iter().map(|(name, _)| *name);
-    Ok(names.filter(|name| applied.iter().all(|applied| applied != name)).collect())
+    names.filter(|name| !applied.is_empty() && applied.iter().all(|applied| applied != name)).collect()
 }
 
 /// Returns refinery's message followed by the messages of its causes.

@@ -1,9 +1,9 @@
 //! Storage in PostgreSQL, and the only module with SQL.
 //!
 //! [`Store::open`] connects, or starts a private server on the data directory, and migrates the schema. Live runs arrive as
-//! [`Signal`]s at the [recorder](Store::recorder), ingested runs as documents at [`Store::ingest`]. One writer converts both
-//! to rows, with one transaction per batch. A run shown as finished is completely committed. When the database is
-//! unavailable, live runs go to spool files in the data directory and are stored later.
+//! [`Signal`]s at the [recorder](Store::start_recorder), ingested runs as documents at [`Store::ingest`]. One writer
+//! converts both to rows, with one transaction per batch. A run shown as finished is completely committed. When the
+//! database is unavailable, live runs go to spool files in the data directory and are stored later.
 //!
 //! Readers receive the same values of the types in [`crate::events`] that were written. Rows never leave this module.
 
@@ -34,6 +34,7 @@ mod mods;
 mod notes;
 mod pool;
 mod read;
+mod record;
 mod recorder;
 mod removed_runs;
 mod responses;
@@ -46,12 +47,13 @@ mod scope;
 mod script;
 mod servers;
 mod spool;
-mod statements;
 mod statistics;
 mod summary_builder;
+mod table;
 mod tags;
 #[cfg(test)]
 mod test_store;
+mod text;
 mod unstored;
 mod writer;
 
@@ -98,6 +100,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use uuid::Uuid;
+use writer::RunWriter;
 
 /// Capacity of the recorder's signal channel.
 const MAX_QUEUED_SIGNALS: usize = 1024;
@@ -116,7 +119,7 @@ struct Inner {
     recorder_pool: PgPool,
     server_id: Uuid,
     live: LiveHub,
-    recorder: Mutex<RecorderTask>,
+    recorder: Mutex<RecorderState>,
     recorder_metrics: Arc<RecorderMetrics>,
     durability_acks: DurabilityAcks,
     unstored: UnstoredRuns,
@@ -172,42 +175,48 @@ impl Default for RecorderChannel {
     }
 }
 
-/// The recorder before and after its start.
-enum RecorderTask {
-    Pending(Option<(Spool, RecorderChannel)>),
-    Running(mpsc::Sender<Signal>, mpsc::Sender<Flush>, Option<JoinHandle<()>>),
+/// The recorder before its start, while it runs, and after [`Store::close`].
+enum RecorderState {
+    Pending { spool: Spool, channel: RecorderChannel },
+    Running { signals: mpsc::Sender<Signal>, flushes: mpsc::Sender<Flush>, task: JoinHandle<()> },
+    Closed,
 }
 
 impl Store {
-    /// Returns senders to the recorder, which the first call starts. It ends with [`Store::close`].
-    #[must_use]
-    pub fn recorder(&self) -> (Recorder, LiveHub) {
+    /// Starts the recorder, unless it runs or the store is closed. It ends with [`Store::close`].
+    pub fn start_recorder(&self) {
         let inner = &self.inner;
-        let mut task = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
-        let sender = match &mut *task {
-            RecorderTask::Running(sender, ..) => sender.clone(),
-            RecorderTask::Pending(pending) => match pending.take() {
-                // After `close`, nothing is recorded.
-                None => RecorderChannel::new().sender,
-                // The first call replaces the state, and later calls find a running recorder.
-                Some((spool, RecorderChannel { sender, signals, .. })) => {
-                    let (flush, flushes) = mpsc::channel(MAX_QUEUED_SIGNALS);
-                    let target = Target {
-                        pool: inner.recorder_pool.clone(),
-                        server_id: inner.server_id,
-                        live: inner.live.clone(),
-                        durability_acks: inner.durability_acks.clone(),
-                        unstored: inner.unstored.clone(),
-                        metrics: Arc::clone(&inner.recorder_metrics),
-                    };
-                    let record = recorder::record(target, spool, signals, flushes, inner.closing.subscribe());
-                    *task = RecorderTask::Running(sender.clone(), flush, Some(tokio::spawn(record)));
-                    sender
-                }
-            },
+        let mut state = inner.recorder.lock().unwrap_or_else(PoisonError::into_inner);
+        *state = match std::mem::replace(&mut *state, RecorderState::Closed) {
+            RecorderState::Pending { spool, channel } => {
+                let (flushes, received_flushes) = mpsc::channel(MAX_QUEUED_SIGNALS);
+                let target = Target {
+                    writer: RunWriter { pool: inner.recorder_pool.clone(), server_id: inner.server_id },
+                    live: inner.live.clone(),
+                    durability_acks: inner.durability_acks.clone(),
+                    unstored: inner.unstored.clone(),
+                    metrics: Arc::clone(&inner.recorder_metrics),
+                };
+                let closing = inner.closing.subscribe();
+                let record = recorder::record(target, spool, channel.signals, received_flushes, closing);
+                RecorderState::Running { signals: channel.sender, flushes, task: tokio::spawn(record) }
+            }
+            other => other,
+        };
+    }
+
+    /// Returns a sender to the recorder. Signals sent before its start wait in its channel.
+    #[must_use]
+    pub fn recorder(&self) -> Recorder {
+        let inner = &self.inner;
+        let signals = match &*inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
+            RecorderState::Pending { channel, .. } => channel.sender.clone(),
+            RecorderState::Running { signals, .. } => signals.clone(),
+            // Nothing is recorded any more.
+            RecorderState::Closed => mpsc::channel(1).0,
         };
         let (durability_acks, unstored) = (Some(inner.durability_acks.clone()), Some(inner.unstored.clone()));
-        (Recorder { signals: sender, durability_acks, unstored }, inner.live.clone())
+        Recorder { signals, durability_acks, unstored }
     }
 
     /// Returns the counters of the recorder.
@@ -218,8 +227,8 @@ impl Store {
 
     /// Returns the hub of live updates, which also works before the recorder starts.
     #[must_use]
-    pub fn live(&self) -> LiveHub {
-        self.inner.live.clone()
+    pub fn live(&self) -> &LiveHub {
+        &self.inner.live
     }
 
     /// Checks that the database accepts documents.
@@ -264,23 +273,23 @@ impl Store {
         const LEAVE_TIMEOUT: Duration = Duration::from_secs(3);
         let inner = &self.inner;
         inner.closing.send_replace(true);
-        let task = match &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            RecorderTask::Running(_, _, task) => task.take(),
-            RecorderTask::Pending(pending) => {
-                if let Some((spool, _)) = pending.take().filter(|(spool, _)| spool.is_drained()) {
-                    spool.remove();
+        let recorder = std::mem::replace(
+            &mut *inner.recorder.lock().unwrap_or_else(PoisonError::into_inner),
+            RecorderState::Closed,
+        );
+        match recorder {
+            RecorderState::Running { task, .. } => {
+                if timeout(RECORDER_TIMEOUT, task).await.is_err() {
+                    tracing::error!("the recorder did not finish in time");
                 }
-                None
             }
-        };
-        if let Some(task) = task
-            && timeout(RECORDER_TIMEOUT, task).await.is_err()
-        {
-            tracing::error!("the recorder did not finish in time");
+            RecorderState::Pending { spool, .. } if spool.is_drained() => spool.remove(),
+            RecorderState::Pending { .. } | RecorderState::Closed => {}
         }
         inner.tasks.iter().for_each(JoinHandle::abort);
         // Unfinished runs will not be continued, so they are marked now instead of by another server later.
-        let leave = servers::interrupt_runs_of(&inner.pool, &inner.live, inner.server_id, inner.server_id, None);
+        let writer = RunWriter { pool: inner.pool.clone(), server_id: inner.server_id };
+        let leave = servers::interrupt_runs_of(&writer, &inner.live, inner.server_id, None);
         if !matches!(timeout(LEAVE_TIMEOUT, leave).await, Ok(Ok(_))) {
             tracing::debug!("cannot remove this server from the list of servers");
         }

@@ -1,7 +1,7 @@
 //! Versions of uploaded mods, disabled mods, and the versions of mod files that runs have used.
 
 use super::pool::PgConnection;
-use super::rows::clean;
+use super::text::clean;
 use super::{Error, Store};
 use chrono::{DateTime, NaiveDate, Utc};
 use serde_json::Value;

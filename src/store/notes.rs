@@ -3,8 +3,8 @@
 //! The notes of a run are a column of the run, so they belong to its owner and are removed with it. Labels of the run allow
 //! filters to find runs with notes.
 
-use super::rows::clean;
 use super::scope::{owners, visible};
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::{RunId, Scope};
 use chrono::{DateTime, Utc};

@@ -12,10 +12,10 @@ mod persist;
 #[cfg(test)]
 mod tests;
 
-use super::pool::PgPool;
+use super::record::Record;
 use super::spool::Spool;
 use super::summary_builder::{RunRow, RunSummaryBuilder};
-use super::writer::Record;
+use super::writer::RunWriter;
 use super::{Flush, LiveHub, MAX_QUEUED_SIGNALS};
 use crate::events::{DurabilityAcks, NotStored, RunId, RunStatus, Signal, TraceItem, UnstoredRuns};
 use crate::trace::document::Numbering;
@@ -28,7 +28,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use uuid::Uuid;
 
 pub use metrics::RecorderMetrics;
 pub use persist::drain_batch;
@@ -49,10 +48,8 @@ const MAX_MEMORY_ITEMS: usize = 100_000;
 /// The destination of the recorder, and the recipients of its results.
 #[derive(Clone)]
 pub struct Target {
-    /// Connections reserved for the recorder.
-    pub pool: PgPool,
-    /// Id of this server.
-    pub server_id: Uuid,
+    /// Writes with the connections reserved for the recorder.
+    pub writer: RunWriter,
     /// Subscribers to live runs.
     pub live: LiveHub,
     /// Runs that require durability.
@@ -63,7 +60,8 @@ pub struct Target {
     pub metrics: Arc<RecorderMetrics>,
 }
 
-struct Recorder {
+/// The state of the recorder between the received signals and the batches.
+struct RecordingTask {
     target: Target,
     runs: HashMap<RunId, RecordedRun>,
     pending: Vec<Record>,
@@ -99,9 +97,9 @@ pub async fn record(
     mut flushes: mpsc::Receiver<Flush>,
     mut closing: watch::Receiver<bool>,
 ) {
-    target.metrics.set_spool_bytes(spool.unread_bytes());
+    target.metrics.set_spool_bytes(spool.undrained_bytes());
     let mut writer = BatchWriter::new(spool);
-    let mut recorder = Recorder::new(target);
+    let mut recorder = RecordingTask::new(target);
     let mut tick = interval(FLUSH_INTERVAL);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut open = true;
@@ -148,7 +146,7 @@ pub async fn record(
     writer.close();
 }
 
-impl Recorder {
+impl RecordingTask {
     fn new(target: Target) -> Self {
         Self {
             target,
@@ -180,11 +178,12 @@ impl Recorder {
         match signal {
             Signal::Started(start) => {
                 let run_id = start.run_id;
-                let summary = RunSummaryBuilder::from_start(&start, self.target.server_id);
+                let server_id = self.target.writer.server_id;
+                let summary = RunSummaryBuilder::from_start(&start, server_id);
                 let run = RecordedRun { summary, numbering: Numbering::default(), changed: false };
                 self.runs.insert(run_id, run);
                 self.target.live.add_run(run_id, start.owner.clone());
-                self.push(Record::Started(start, self.target.server_id));
+                self.push(Record::Started { start, server_id });
             }
             Signal::Items(run_id, items) => {
                 let Some(run) = self.runs.get_mut(&run_id) else {
@@ -195,7 +194,7 @@ impl Recorder {
                     return;
                 };
                 self.target.metrics.add_items(&items);
-                let numbering = run.numbering;
+                let first_numbers = run.numbering;
                 for item in items.iter() {
                     run.summary.apply(item);
                     run.numbering.skip(item);
@@ -204,7 +203,7 @@ impl Recorder {
                 if has_live_items(&items) {
                     self.target.live.add_items(run_id, &items);
                 }
-                self.push(Record::Items(run_id, numbering, items));
+                self.push(Record::Items { run_id, first_numbers, items });
             }
             Signal::Ended(run_id, end) => {
                 let Some(run) = self.runs.get_mut(&run_id) else {
@@ -213,16 +212,16 @@ impl Recorder {
                 };
                 run.summary.end(&end);
                 run.changed = true;
-                self.push(Record::Ended(run_id, end));
+                self.push(Record::Ended { run_id, end });
             }
         }
     }
 
     fn push(&mut self, record: Record) {
         let delay = match record {
-            Record::Started(..) => Some(START_DELAY),
-            Record::Ended(..) => Some(Duration::ZERO),
-            Record::Items(..) => None,
+            Record::Started { .. } => Some(START_DELAY),
+            Record::Ended { .. } => Some(Duration::ZERO),
+            Record::Items { .. } => None,
         };
         let times = self.write_at.into_iter().chain(delay.map(|delay| Instant::now() + delay));
         self.write_at = times.min();
@@ -269,7 +268,7 @@ impl Recorder {
         if result.outcome == PersistOutcome::Stored {
             let mut stored: HashMap<RunId, Vec<Arc<Vec<TraceItem>>>> = HashMap::new();
             for record in &result.records {
-                if let Record::Items(run_id, _, items) = record
+                if let Record::Items { run_id, items, .. } = record
                     && has_live_items(items)
                 {
                     stored.entry(*run_id).or_default().push(Arc::clone(items));
@@ -294,13 +293,15 @@ impl Recorder {
         let is_kept = |run_id: &RunId| !result.lost.contains(run_id) && !result.removed.contains(run_id);
         for record in result.records.iter().filter(|record| is_kept(&record.run_id())) {
             match record {
-                Record::Started(start, _) => live.report_change(start.run_id, start.owner.clone(), RunStatus::Running),
-                Record::Ended(run_id, end) => {
+                Record::Started { start, .. } => {
+                    live.report_change(start.run_id, start.owner.clone(), RunStatus::Running);
+                }
+                Record::Ended { run_id, end } => {
                     live.end_run(*run_id, end.status);
                     self.target.durability_acks.resolve(*run_id, Ok(()));
                     self.spooled.push(*run_id);
                 }
-                Record::Items(..) => {}
+                Record::Items { .. } => {}
             }
         }
         if drained {

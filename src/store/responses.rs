@@ -1,8 +1,8 @@
 //! Stored responses of OpenAI's Responses API, which later requests can continue. They are removed with their run, or by
 //! the retention.
 
-use super::rows::clean;
 use super::scope::{owned, owners};
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::{RunId, Scope, Tenant};
 use chrono::{DateTime, Utc};

@@ -4,10 +4,11 @@
 //! a Unix socket and several times slower over TCP, where sqlx 0.9 leaves Nagle's algorithm enabled. COPY cannot skip
 //! existing rows, so a batch whose first write had an unknown outcome is written with [`InsertMode::SkipExisting`].
 
-use super::copy::{CopyField, Integers, Table, copy};
+use super::copy::{CopyField, Integers, copy};
 use super::measured;
 use super::pool::PgConnection;
-use super::statements::{INSERT_ACTIONS, INSERT_ATTENTION, INSERT_CALLS, INSERT_EVENTS, INSERT_LOGS};
+use super::table::{InsertStatements, Table, table};
+use super::text::clean;
 use crate::events::{
     ActionRecord, AttentionStep, Event, EventType, Measurements, ModCall, ModLog, RawJson, RunId, TraceItem,
 };
@@ -16,6 +17,7 @@ use chrono::{DateTime, Utc};
 use sqlx::postgres::{PgArguments, Postgres};
 use sqlx::query::Query;
 use std::borrow::Cow;
+use std::sync::LazyLock;
 use uuid::Uuid;
 
 /// Rows after which a batch is inserted, to limit memory here and in the database.
@@ -25,39 +27,6 @@ const MAX_BATCH_BYTES: usize = 32 << 20;
 
 type Text<'a> = Cow<'a, str>;
 type Time = Option<DateTime<Utc>>;
-
-macro_rules! table {
-    ($name:ident<$life:lifetime> in $table:literal { $($column:ident: $kind:ty,)* }) => {
-        #[derive(Default)]
-        struct $name<$life> {
-            run_id: Vec<Uuid>,
-            $($column: Vec<$kind>,)*
-        }
-
-        impl<$life> $name<$life> {
-            fn bind<'q>(&self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
-                query.bind(&self.run_id)$(.bind(&self.$column))*
-            }
-        }
-
-        impl Table for $name<'_> {
-            const COPY: &'static str = concat!(
-                "copy ", $table, " (run_id", $(", ", stringify!($column),)* ") from stdin (format binary)"
-            );
-
-            fn len(&self) -> usize {
-                self.run_id.len()
-            }
-
-            fn put(&self, row: usize, out: &mut Vec<u8>) {
-                const FIELDS: i16 = 1 $(+ { let _ = stringify!($column); 1 })*;
-                out.extend_from_slice(&FIELDS.to_be_bytes());
-                self.run_id[row].put(out);
-                $(self.$column[row].put(out);)*
-            }
-        }
-    };
-}
 
 table! {
     Events<'a> in "events" {
@@ -71,7 +40,7 @@ table! {
         input_text: Option<Text<'a>>,
         sampled_token: Option<i32>,
         token_text: Option<Text<'a>>,
-        added_tokens: Option<Integers<'a>>,
+        added_tokens: Option<Integers<'a>> => "integer[]",
         added_token_count: Option<i32>,
         forced: Option<bool>,
         position: Option<i32>,
@@ -80,8 +49,8 @@ table! {
         rank: Option<i32>,
         entropy: Option<f32>,
         measured: Option<Vec<u8>>,
-        details: Option<Text<'a>>,
-        top_tokens: Option<&'a str>,
+        details: Option<Text<'a>> => "json",
+        top_tokens: Option<&'a str> => "json",
     }
 }
 
@@ -118,7 +87,7 @@ table! {
         action_type: &'a str,
         action_order: i32,
         created_at: Time,
-        details: Option<&'a str>,
+        details: Option<&'a str> => "json",
         new_prompt: Option<Text<'a>>,
         new_length: Option<i32>,
         adjusted_max_steps: Option<i32>,
@@ -129,7 +98,7 @@ table! {
         logits_shape: Option<Text<'a>>,
         temperature: Option<f64>,
         has_tool_calls: Option<bool>,
-        tool_calls: Option<&'a str>,
+        tool_calls: Option<&'a str> => "json",
         error_message: Option<Text<'a>>,
     }
 }
@@ -139,7 +108,7 @@ table! {
         sequence_order: i32,
         row_len: i32,
         heads: i32,
-        layer_ids: Integers<'static>,
+        layer_ids: Integers<'static> => "integer[]",
         t0: &'a [u8],
         t1: &'a [u8],
         head_rows: &'a [u8],
@@ -310,32 +279,22 @@ impl<'a> Rows<'a> {
     /// Inserts all rows and empties the batch.
     pub async fn insert(&mut self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let rows = std::mem::replace(self, Self::new(self.mode));
-        macro_rules! insert {
-            ($($table:ident: $statement:ident,)*) => {
-                $(match rows.mode {
-                    _ if rows.$table.len() == 0 => {}
-                    InsertMode::Copy => copy(connection, &rows.$table).await?,
-                    InsertMode::New | InsertMode::SkipExisting => {
-                        let statement = $statement[usize::from(rows.mode == InsertMode::SkipExisting)];
-                        rows.$table.bind(sqlx::query(statement)).execute(&mut *connection).await?;
-                    }
-                })*
-            };
-        }
-        insert! {
-            events: INSERT_EVENTS,
-            calls: INSERT_CALLS,
-            logs: INSERT_LOGS,
-            actions: INSERT_ACTIONS,
-            attention: INSERT_ATTENTION,
-        }
-        Ok(())
+        insert(connection, &rows.events, self.mode).await?;
+        insert(connection, &rows.calls, self.mode).await?;
+        insert(connection, &rows.logs, self.mode).await?;
+        insert(connection, &rows.actions, self.mode).await?;
+        insert(connection, &rows.attention, self.mode).await
     }
 }
 
-/// Replaces NUL, which a model can generate and which PostgreSQL's `text` cannot store, with `U+2400`.
-pub fn clean(text: &str) -> Cow<'_, str> {
-    if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{2400}")) } else { Cow::Borrowed(text) }
+async fn insert<T: Table>(connection: &mut PgConnection, table: &T, mode: InsertMode) -> Result<(), sqlx::Error> {
+    let statement: &'static str = match mode {
+        _ if table.len() == 0 => return Ok(()),
+        InsertMode::Copy => return copy(connection, table).await,
+        InsertMode::New => &T::insert_statements().new,
+        InsertMode::SkipExisting => &T::insert_statements().skip_existing,
+    };
+    table.bind(sqlx::query(statement)).execute(connection).await.map(drop)
 }
 
 /// Returns the measurements that [`measured::encode`] omits, as JSON.
@@ -361,4 +320,19 @@ fn count_text<'a>(bytes: &mut usize, json: Option<&'a RawJson>) -> Option<&'a st
     let text = json?.get();
     *bytes += text.len();
     Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Attention, Table};
+
+    #[test]
+    fn insert_statement_casts_columns_that_are_sent_as_text() {
+        let expected = "insert into attention (run_id, sequence_order, row_len, heads, layer_ids, t0, t1, head_rows) \
+                        select run_id, sequence_order, row_len, heads, layer_ids::integer[], t0, t1, head_rows \
+                        from unnest($1, $2, $3, $4, $5, $6, $7, $8) \
+                        as r (run_id, sequence_order, row_len, heads, layer_ids, t0, t1, head_rows)";
+        assert_eq!(Attention::insert_statements().new, expected);
+        assert_eq!(Attention::insert_statements().skip_existing, format!("{expected} on conflict do nothing"));
+    }
 }

@@ -1,13 +1,14 @@
 //! The rows of runs: read, written and deleted.
 
 use super::pool::PgConnection;
-use super::rows::clean;
 use super::scope::{owners, visible};
 use super::summary_builder::{ModCallTime, RunRow};
+use super::text::{clean, clean_json};
 use super::{Error, Store, images, removed_runs};
 use crate::events::{EndCause, FinishReason, RunId, RunMetadata, RunStatus, Scope};
 use chrono::{DateTime, Utc};
 use serde_json::Value;
+use std::sync::LazyLock;
 use uuid::Uuid;
 
 pub(super) use super::run_summary::{RunSummary, select_runs};
@@ -147,65 +148,125 @@ pub(super) async fn reserve_request_id(
     Ok(done.rows_affected() == 1)
 }
 
+/// A column of the statement that inserts or updates a run's row.
+struct SavedColumn {
+    name: &'static str,
+    /// SQL of the value, in which `{}` is the parameter.
+    value: &'static str,
+    if_exists: IfExists,
+}
+
+/// The treatment of a column if the row exists.
+enum IfExists {
+    Keep,
+    Replace,
+    /// Replaces the stored value, unless the new one is null.
+    ReplaceUnlessNull,
+}
+
+/// Returns the query that saves a run: `$first` are its first parameters, and the others are the columns of `runs`.
+macro_rules! save_query {
+    ([$($first:expr),*], $($if_exists:ident { $($name:ident: $value:expr $(=> $sql:literal)?,)* })*) => {{
+        static STATEMENT: LazyLock<String> = LazyLock::new(|| {
+            save_statement(&[$($(SavedColumn {
+                name: stringify!($name),
+                value: save_query!(@sql $($sql)?),
+                if_exists: IfExists::$if_exists,
+            },)*)*])
+        });
+        sqlx::query(STATEMENT.as_str())$(.bind($first))*$($(.bind($value))*)*
+    }};
+    (@sql) => { "{}" };
+    (@sql $sql:literal) => { $sql };
+}
+
 /// Inserts or updates a run's row, its column file, and the fingerprint of its document.
 pub(super) async fn save(connection: &mut PgConnection, row: &RunRow) -> Result<(), sqlx::Error> {
     let run = &row.summary;
-    sqlx::query(SAVE)
-        .bind(run.run_id.0)
-        .bind(clean(&run.request_id))
-        .bind(run.created_at)
-        .bind(run.completed_at)
-        .bind(run.status.as_str())
-        .bind(run.finish_reason.map(FinishReason::as_str))
-        .bind(run.message.as_deref().map(clean))
-        .bind(run.surface.as_str())
-        .bind(run.model.as_deref().map(clean))
-        .bind(run.user_label.as_deref().map(clean))
-        .bind(run.mods.iter().map(|name| clean(name)).collect::<Vec<_>>())
-        .bind(run.max_tokens)
-        .bind(run.temperature)
-        .bind(run.seed.map(i64::from))
-        .bind(run.mod_text.as_deref().map(clean))
-        .bind(clean(&run.prompt_preview))
-        .bind(clean(&run.output_preview))
-        .bind(run.prompt_tokens)
-        .bind(run.completion_tokens)
-        .bind(run.cached_tokens)
-        .bind(run.events)
-        .bind(run.backtracked)
-        .bind(run.forced)
-        .bind(run.actions)
-        .bind(run.errors)
-        .bind(clean(&row.error_text))
-        .bind(run.first_token_us)
-        .bind(run.prompt_us)
-        .bind(run.generation_us)
-        .bind(run.has_attention)
-        .bind(&run.surprise_strip)
-        .bind(row.server_id)
-        .bind(row.search.as_deref())
-        .bind(row.columns.as_deref())
-        .bind(row.fingerprint.as_ref().map(<[u8; 32]>::as_slice))
-        .bind(row.request_extras.as_deref())
-        .bind(run.owner.as_ref().map(|owner| clean(owner.as_str())))
-        .bind(
-            run.metadata
-                .as_ref()
-                .map(|metadata| Value::from(metadata.clone()).to_string().replace("\\u0000", "\\u2400")),
+    let parent = run.parent.as_ref();
+    let query = save_query! {
+        [run.run_id.0, clean(&run.request_id), row.columns.as_deref(), row.fingerprint.as_ref().map(<[u8; 32]>::as_slice)],
+        Keep {
+            created_at: run.created_at,
+            surface: run.surface.as_str(),
+            model: run.model.as_deref().map(clean),
+            owner: run.owner.as_ref().map(|owner| clean(owner.as_str())),
+            user_label: run.user_label.as_deref().map(clean),
+            max_tokens: run.max_tokens,
+            temperature: run.temperature,
+            seed: run.seed.map(i64::from),
+            mod_text: run.mod_text.as_deref().map(clean),
+            server_id: row.server_id,
+            metadata: run.metadata.clone().map(|metadata| clean_json(&Value::from(metadata).to_string())) => "{}::json",
+            labels: labels(run),
+            parent_run: parent.map(|parent| parent.run_id.0),
+            parent_event: parent.map(|parent| parent.sequence_order),
+            parent_step: parent.map(|parent| parent.step),
+            parent_change: parent.map(|parent| clean_json(&parent.change.to_string())) => "{}::json",
+        }
+        Replace {
+            completed_at: run.completed_at,
+            status: run.status.as_str(),
+            finish_reason: run.finish_reason.map(FinishReason::as_str),
+            end_cause: run.end_cause.map(EndCause::as_str),
+            message: run.message.as_deref().map(clean),
+            mods: run.mods.iter().map(|name| clean(name)).collect::<Vec<_>>(),
+            prompt_preview: clean(&run.prompt_preview),
+            output_preview: clean(&run.output_preview),
+            prompt_tokens: run.prompt_tokens,
+            completion_tokens: run.completion_tokens,
+            cached_tokens: run.cached_tokens,
+            events: run.events,
+            backtracked: run.backtracked,
+            forced: run.forced,
+            actions: run.actions,
+            errors: run.errors,
+            error_text: clean(&row.error_text),
+            first_token_us: run.first_token_us,
+            prompt_us: run.prompt_us,
+            generation_us: run.generation_us,
+            has_attention: run.has_attention,
+            surprise_strip: &run.surprise_strip,
+            mod_call_names: row.calls.iter().map(|call| clean(&call.name)).collect::<Vec<_>>(),
+            mod_call_counts: row.calls.iter().map(|call| call.calls).collect::<Vec<_>>(),
+            mod_call_us: row.calls.iter().map(ModCallTime::total_us).collect::<Vec<_>>(),
+            mod_call_max_us: row.calls.iter().map(ModCallTime::max_us).collect::<Vec<_>>(),
+        }
+        ReplaceUnlessNull {
+            search: row.search.as_deref() => "to_tsvector('simple', coalesce({}, ''))",
+            request_extras: row.request_extras.as_deref() => "{}::json",
+        }
+    };
+    query.execute(connection).await.map(drop)
+}
+
+/// Returns a statement that writes three tables in one round trip. A null column file or fingerprint keeps the stored one.
+fn save_statement(columns: &[SavedColumn]) -> String {
+    let (mut names, mut values, mut updates) = (Vec::new(), Vec::new(), vec!["version = runs.version + 1".to_owned()]);
+    for (number, SavedColumn { name, value, if_exists }) in (5..).zip(columns) {
+        let parameter = format!("${number}");
+        names.push(*name);
+        values.push(value.replace("{}", &parameter));
+        match if_exists {
+            IfExists::Keep => {}
+            IfExists::Replace => updates.push(format!("{name} = excluded.{name}")),
+            IfExists::ReplaceUnlessNull => {
+                let new = format!("case when {parameter} is null then runs.{name} else excluded.{name} end");
+                updates.push(format!("{name} = {new}"));
+            }
+        }
+    }
+    let (names, values, updates) = (names.join(", "), values.join(", "), updates.join(", "));
+    format!(
+        "with column_file as (
+            insert into run_columns (run_id, columns) select $1, $3 where $3::bytea is not null
+            on conflict (run_id) do update set columns = excluded.columns
+        ), signed as (
+            update run_keys set fingerprint = $4 where request_id = $2 and $4::bytea is not null
         )
-        .bind(labels(run))
-        .bind(run.end_cause.map(EndCause::as_str))
-        .bind(run.parent.as_ref().map(|parent| parent.run_id.0))
-        .bind(run.parent.as_ref().map(|parent| parent.sequence_order))
-        .bind(run.parent.as_ref().map(|parent| parent.step))
-        .bind(run.parent.as_ref().map(|parent| parent.change.to_string().replace("\\u0000", "\\u2400")))
-        .bind(row.calls.iter().map(|call| clean(&call.name)).collect::<Vec<_>>())
-        .bind(row.calls.iter().map(|call| call.calls).collect::<Vec<_>>())
-        .bind(row.calls.iter().map(ModCallTime::total_us).collect::<Vec<_>>())
-        .bind(row.calls.iter().map(ModCallTime::max_us).collect::<Vec<_>>())
-        .execute(connection)
-        .await?;
-    Ok(())
+        insert into runs (run_id, request_id, {names}) values ($1, $2, {values})
+        on conflict (run_id) do update set {updates}"
+    )
 }
 
 /// Returns the labels under which the index finds a run.
@@ -257,37 +318,3 @@ pub(super) async fn save_columns(
     .await?;
     Ok(())
 }
-
-// Writes three tables in one round trip. A null column file, fingerprint, search text or value of `request_extras` keeps the
-// stored one.
-const SAVE: &str = "
-    with column_file as (
-        insert into run_columns (run_id, columns) select $1, $34 where $34::bytea is not null
-        on conflict (run_id) do update set columns = excluded.columns
-    ), signed as (
-        update run_keys set fingerprint = $35 where request_id = $2 and $35::bytea is not null
-    )
-    insert into runs (run_id, request_id, created_at, completed_at, status, finish_reason, message, surface, model,
-        user_label, mods, max_tokens, temperature, seed, mod_text, prompt_preview, output_preview, prompt_tokens,
-        completion_tokens, cached_tokens, events, backtracked, forced, actions, errors, error_text, first_token_us,
-        prompt_us, generation_us, has_attention, surprise_strip, server_id, search, request_extras, owner, metadata,
-        labels, end_cause, parent_run, parent_event, parent_step, parent_change,
-        mod_call_names, mod_call_counts, mod_call_us, mod_call_max_us)
-    values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
-        $25, $26, $27, $28, $29, $30, $31, $32, to_tsvector('simple', coalesce($33, '')),
-        $36::json, $37, $38::json, $39, $40, $41, $42, $43, $44::json, $45, $46, $47, $48)
-    on conflict (run_id) do update set
-        completed_at = excluded.completed_at, status = excluded.status, finish_reason = excluded.finish_reason,
-        end_cause = excluded.end_cause,
-        message = excluded.message, mods = excluded.mods, prompt_preview = excluded.prompt_preview,
-        output_preview = excluded.output_preview, prompt_tokens = excluded.prompt_tokens,
-        completion_tokens = excluded.completion_tokens, cached_tokens = excluded.cached_tokens,
-        events = excluded.events, backtracked = excluded.backtracked, forced = excluded.forced,
-        actions = excluded.actions, errors = excluded.errors, error_text = excluded.error_text,
-        first_token_us = excluded.first_token_us, prompt_us = excluded.prompt_us,
-        generation_us = excluded.generation_us, has_attention = excluded.has_attention,
-        surprise_strip = excluded.surprise_strip, mod_call_names = excluded.mod_call_names,
-        mod_call_counts = excluded.mod_call_counts, mod_call_us = excluded.mod_call_us,
-        mod_call_max_us = excluded.mod_call_max_us, version = runs.version + 1,
-        search = case when $33 is null then runs.search else excluded.search end,
-        request_extras = coalesce(excluded.request_extras, runs.request_extras)";

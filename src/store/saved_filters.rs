@@ -1,7 +1,7 @@
 //! Filters of the run list that a tenant has named.
 
 use super::filter::Filter;
-use super::rows::clean;
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::Tenant;
 use chrono::{DateTime, Utc};

@@ -4,18 +4,18 @@
 //! the first incomplete record, where a crash interrupted the writer. Each Thunder process has one file and locks it;
 //! the next process on the folder drains the files of processes that have ended.
 
-mod record;
+mod codec;
 mod status;
 
 pub use status::SpoolStatus;
 
 use super::Error;
-use super::writer::Record;
+use super::record::Record;
 use crate::events::RunId;
-use record::{HEADER, decode, encode, read_body};
+use codec::{HEADER, decode, encode, read_body};
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use uuid::Uuid;
@@ -28,8 +28,8 @@ const MAX_ENDS: usize = 32;
 pub struct Spool {
     file: File,
     path: PathBuf,
-    /// Offset of the next batch to read.
-    read: u64,
+    /// Offset before which all records are stored.
+    drained_to: u64,
     /// Offset at which the next record is appended.
     end: u64,
     /// Runs of which items were read, but no end.
@@ -55,7 +55,7 @@ impl Spool {
             }
         };
         let end = file.metadata().map_err(disk("cannot read", &path))?.len();
-        Ok(Self { file, path, read: 0, end, open_runs: BTreeSet::new() })
+        Ok(Self { file, path, drained_to: 0, end, open_runs: BTreeSet::new() })
     }
 
     /// Returns the files of processes that have ended, oldest first.
@@ -73,7 +73,7 @@ impl Spool {
                 let file = File::options().read(true).write(true).open(&path).ok()?;
                 file.try_lock().ok()?;
                 let end = file.metadata().ok()?.len();
-                Some(Self { file, path, read: 0, end, open_runs: BTreeSet::new() })
+                Some(Self { file, path, drained_to: 0, end, open_runs: BTreeSet::new() })
             })
             .collect()
     }
@@ -83,14 +83,14 @@ impl Spool {
         self.path.file_stem()?.to_str()?.parse().ok()
     }
 
-    /// Returns true if all records were read.
+    /// Returns true if all records are stored.
     pub fn is_drained(&self) -> bool {
-        self.read >= self.end
+        self.drained_to >= self.end
     }
 
-    /// Returns the size of the records that were not read yet.
-    pub fn unread_bytes(&self) -> u64 {
-        self.end.saturating_sub(self.read)
+    /// Returns the size of the records that are not stored yet.
+    pub fn undrained_bytes(&self) -> u64 {
+        self.end.saturating_sub(self.drained_to)
     }
 
     /// Appends records and syncs them to disk.
@@ -117,10 +117,11 @@ impl Spool {
     }
 
     /// Returns the next records, about `items` items and up to [`MAX_ENDS`] ends in total, and the offset after them for
-    /// [`Spool::mark_drained`].
+    /// [`Spool::mark_drained`]. A record that this version cannot decode is copied to the file of rejected records when
+    /// all records before it are stored.
     pub fn next(&mut self, items: usize) -> Result<(Vec<Record>, u64), Error> {
         let mut records: Vec<Record> = Vec::new();
-        let (mut at, mut count, mut ends) = (self.read, 0, 0);
+        let (mut at, mut count, mut ends) = (self.drained_to, 0, 0);
         self.file.seek(SeekFrom::Start(at)).map_err(disk("cannot read", &self.path))?;
         while at < self.end && count < items && ends < MAX_ENDS {
             let Some(body) = read_body(&mut self.file, self.end - at).map_err(disk("cannot read", &self.path))? else {
@@ -128,24 +129,26 @@ impl Spool {
                 self.truncate_damaged(at)?;
                 break;
             };
-            at += (HEADER + body.len()) as u64;
-            match decode(&body) {
-                Some(record) => {
-                    count += record.weight();
-                    match &record {
-                        Record::Started(..) => {}
-                        Record::Items(run_id, ..) => drop(self.open_runs.insert(*run_id)),
-                        Record::Ended(run_id, _) => {
-                            ends += 1;
-                            self.open_runs.remove(run_id);
-                        }
-                    }
-                    records.push(record);
+            let length = (HEADER + body.len()) as u64;
+            let Some(record) = decode(&body) else {
+                if !records.is_empty() {
+                    break;
                 }
-                None => {
-                    tracing::error!(path = %self.path.display(), at, "cannot decode a record of the spool file");
+                self.skip_undecodable(at, length)?;
+                at += length;
+                continue;
+            };
+            at += length;
+            count += record.weight();
+            match &record {
+                Record::Started { .. } => {}
+                Record::Items { run_id, .. } => drop(self.open_runs.insert(*run_id)),
+                Record::Ended { run_id, .. } => {
+                    ends += 1;
+                    self.open_runs.remove(run_id);
                 }
             }
+            records.push(record);
         }
         Ok((records, at))
     }
@@ -157,10 +160,10 @@ impl Spool {
 
     /// Marks all records before the offset `at` as stored, and empties the file when none is left.
     pub fn mark_drained(&mut self, at: u64) -> Result<(), Error> {
-        self.read = at;
+        self.drained_to = at;
         if self.is_drained() {
             self.file.set_len(0).map_err(disk("cannot empty", &self.path))?;
-            (self.read, self.end) = (0, 0);
+            (self.drained_to, self.end) = (0, 0);
             self.open_runs.clear();
         }
         Ok(())
@@ -185,10 +188,24 @@ impl Spool {
         Ok(path)
     }
 
+    /// Copies the record at the offset `at` to the file of rejected records, and marks it as stored, so that it is not
+    /// copied again.
+    fn skip_undecodable(&mut self, at: u64, length: u64) -> Result<(), Error> {
+        let path = self.path.with_extension("refused");
+        tracing::error!(
+            path = %path.display(),
+            "this version of Thunder cannot decode a record of the spool file; it is kept in a file"
+        );
+        append_part(&self.file, at, length, &path).map_err(disk("cannot write", &path))?;
+        self.drained_to = at + length;
+        self.file.seek(SeekFrom::Start(self.drained_to)).map_err(disk("cannot read", &self.path))?;
+        Ok(())
+    }
+
     /// Truncates a damaged file at the offset `at`. Keeps a copy of the rest for inspection, if the disk has space for it.
     fn truncate_damaged(&mut self, at: u64) -> Result<(), Error> {
         let path = self.path.with_extension("damaged");
-        if let Err(error) = append_rest(&self.file, at, &path) {
+        if let Err(error) = append_part(&self.file, at, u64::MAX, &path) {
             tracing::warn!(path = %path.display(), %error, "cannot copy the damaged part of the spool file");
         }
         self.file.set_len(at).map_err(disk("cannot truncate", &self.path))?;
@@ -197,13 +214,13 @@ impl Spool {
     }
 }
 
-/// Appends everything from the offset `at` to a file, or nothing.
-fn append_rest(mut from: &File, at: u64, path: &Path) -> io::Result<()> {
+/// Appends up to `length` bytes from the offset `at` to a file, or nothing.
+fn append_part(mut from: &File, at: u64, length: u64, path: &Path) -> io::Result<()> {
     let mut copy = File::options().create(true).append(true).mode(0o600).open(path)?;
     let len = copy.metadata()?.len();
     from.seek(SeekFrom::Start(at))?;
     // An incomplete copy would only take space.
-    io::copy(&mut from, &mut copy).map(drop).inspect_err(|_| drop(copy.set_len(len)))
+    io::copy(&mut from.take(length), &mut copy).and_then(|_| copy.sync_data()).inspect_err(|_| drop(copy.set_len(len)))
 }
 
 fn disk(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Error {

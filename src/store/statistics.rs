@@ -31,8 +31,8 @@ mod groups;
 mod run_counts;
 
 use super::pool::PgConnection;
-use super::rows::clean;
 use super::scope::owners;
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::Scope;
 use calls::CallGroups;

@@ -3,8 +3,8 @@
 //! A tag is an entry `tag=TAG` of `runs.labels`, so that the index of the labels finds its runs. The recorder does not
 //! change the labels of a run after its start.
 
-use super::rows::clean;
 use super::scope::push_owned;
+use super::text::clean;
 use super::{Error, Store};
 use crate::events::{RunId, Scope};
 use serde::Serialize;

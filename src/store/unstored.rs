@@ -1,6 +1,6 @@
 //! Reads of runs that the recorder has not stored yet. A read asks the recorder to store them now, and waits.
 
-use super::{Error, RecorderTask, RunSummary, Store};
+use super::{Error, RecorderState, RunSummary, Store};
 use crate::events::{RunId, Scope, UnstoredRun};
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -49,8 +49,9 @@ impl Store {
     /// Asks the recorder to store everything it has received. Returns false if that fails.
     async fn flush(&self) -> bool {
         let flushes = match &*self.inner.recorder.lock().unwrap_or_else(PoisonError::into_inner) {
-            RecorderTask::Running(_, flushes, _) => flushes.clone(),
-            RecorderTask::Pending(_) => return true,
+            RecorderState::Running { flushes, .. } => flushes.clone(),
+            RecorderState::Pending { .. } => return true,
+            RecorderState::Closed => return false,
         };
         let (stored, answer) = oneshot::channel();
         flushes.send(stored).await.is_ok() && answer.await.unwrap_or(false)

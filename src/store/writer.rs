@@ -1,68 +1,19 @@
 //! Writes of records of live runs to the database. The records come from the engine or from a spool file.
 
 use super::pool::{PgConnection, PgPool};
+use super::record::Record;
 use super::removed_runs::{self, MissingRun};
-use super::rows::{InsertMode, Rows, clean};
+use super::rows::{InsertMode, Rows};
 use super::runs::{mark_interrupted, request_id_owner, reserve_request_id, save, stored_run};
 use super::servers::notification::{RunNotification, notify};
 use super::summary_builder::{RunRow, RunSummaryBuilder};
+use super::text::clean;
 use super::{Error, images, items};
-use crate::events::{RunEnd, RunId, RunStart, RunStatus, TraceItem};
-use crate::trace::document::Numbering;
+use crate::events::{RunId, RunStart, RunStatus};
 use chrono::{DateTime, Utc};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
 use uuid::Uuid;
-
-/// A record of a live run, in order of occurrence.
-#[derive(Debug, Clone)]
-pub enum Record {
-    /// A run began.
-    Started(Arc<RunStart>, Uuid),
-    /// Items of a run, with the numbering of the items before them.
-    Items(RunId, Numbering, Arc<Vec<TraceItem>>),
-    /// A run ended.
-    Ended(RunId, Arc<RunEnd>),
-}
-
-impl Record {
-    /// Returns the run of the record.
-    pub fn run_id(&self) -> RunId {
-        match self {
-            Self::Started(start, _) => start.run_id,
-            Self::Items(run_id, ..) | Self::Ended(run_id, _) => *run_id,
-        }
-    }
-
-    /// Returns the bytes of image files and of attention.
-    pub fn blob_bytes(&self) -> usize {
-        match self {
-            Self::Started(start, _) => start.images.iter().map(|file| file.data.len()).sum(),
-            Self::Items(_, _, items) => items.iter().map(attention_bytes).sum(),
-            Self::Ended(..) => 0,
-        }
-    }
-
-    /// Returns the weight in items. Attention and images are weighted by their bytes, because one of them can be as large as a
-    /// thousand events.
-    pub fn weight(&self) -> usize {
-        const BYTES: usize = 4096;
-        match self {
-            Self::Started(..) => 1 + self.blob_bytes() / BYTES,
-            Self::Items(_, _, items) => items.iter().map(|item| 1 + attention_bytes(item) / BYTES).sum(),
-            Self::Ended(..) => 1,
-        }
-    }
-}
-
-/// Returns the bytes of the attention of an item; 0 for other items.
-fn attention_bytes(item: &TraceItem) -> usize {
-    match item {
-        TraceItem::Attention(step) => step.t0.len() + step.t1.len() + step.head_rows.len(),
-        _ => 0,
-    }
-}
 
 /// The first or a later attempt to write a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,41 +24,147 @@ pub enum Attempt {
     Retry,
 }
 
-/// Writes records and the resulting rows of their runs in one transaction, and notifies the servers other than `server`.
-/// Skips runs that were removed, and returns them.
-pub async fn write<'r>(
-    pool: &PgPool,
-    server: Uuid,
-    records: &[Record],
-    rows: impl IntoIterator<Item = &'r RunRow>,
-    attempt: Attempt,
-) -> Result<BTreeSet<RunId>, sqlx::Error> {
-    let rows: Vec<&RunRow> = rows.into_iter().collect();
-    let mut runs: BTreeSet<RunId> = records.iter().map(Record::run_id).collect();
-    runs.extend(rows.iter().map(|row| row.summary.run_id));
-    if attempt == Attempt::First {
-        // No other server knows a run before its start is stored.
-        for run_id in started_runs(records) {
-            runs.remove(&run_id);
+/// Writes runs on behalf of this server.
+#[derive(Clone)]
+pub struct RunWriter {
+    pub pool: PgPool,
+    /// This server, which receives no notifications of its own writes.
+    pub server_id: Uuid,
+}
+
+impl RunWriter {
+    /// Writes records and the resulting rows of their runs in one transaction, and notifies the other servers.
+    /// Skips runs that were removed, and returns them.
+    pub async fn write<'r>(
+        &self,
+        records: &[Record],
+        rows: impl IntoIterator<Item = &'r RunRow>,
+        attempt: Attempt,
+    ) -> Result<BTreeSet<RunId>, sqlx::Error> {
+        let rows: Vec<&RunRow> = rows.into_iter().collect();
+        let mut runs: BTreeSet<RunId> = records.iter().map(Record::run_id).collect();
+        runs.extend(rows.iter().map(|row| row.summary.run_id));
+        if attempt == Attempt::First {
+            // No other server knows a run before its start is stored.
+            for run_id in started_runs(records) {
+                runs.remove(&run_id);
+            }
         }
+        let mut transaction = self.pool.begin().await?;
+        let missing = removed_runs::lock(&mut transaction, &runs).await?;
+        // A run that was not removed is stored again, for example after a failover to a standby without the latest changes.
+        let removed: BTreeSet<RunId> = missing.into_iter().filter(|run| run.is_removed).map(|run| run.run_id).collect();
+        let kept = without_runs(records, &removed);
+        write_records(&mut transaction, &kept, attempt).await?;
+        for row in rows.into_iter().filter(|row| !removed.contains(&row.summary.run_id)) {
+            save(&mut transaction, row).await?;
+        }
+        notify(&mut transaction, self.server_id, notifications(&kept)).await?;
+        transaction.commit().await?;
+        Ok(removed)
     }
-    let mut transaction = pool.begin().await?;
-    let missing = removed_runs::lock(&mut transaction, &runs).await?;
-    // A run that was not removed is stored again, for example after a failover to a standby without the latest changes.
-    let removed: BTreeSet<RunId> = missing.into_iter().filter(|run| run.is_removed).map(|run| run.run_id).collect();
-    let kept = without_runs(records, &removed);
-    write_records(&mut transaction, &kept, attempt).await?;
-    for row in rows.into_iter().filter(|row| !removed.contains(&row.summary.run_id)) {
-        save(&mut transaction, row).await?;
+
+    /// Writes records of a spool file, some or all of which may be stored already. Computes the runs' rows from the stored
+    /// items. Skips runs that were removed, and those that neither exist nor start with one of the records.
+    pub async fn write_spooled(&self, records: &[Record]) -> Result<(), Error> {
+        let started: BTreeSet<RunId> = started_runs(records).collect();
+        let is_skipped = |run: &MissingRun| run.is_removed || !started.contains(&run.run_id);
+        let mut transaction = self.pool.begin().await?;
+        let missing = removed_runs::lock(&mut transaction, &records.iter().map(Record::run_id).collect()).await?;
+        let skipped: BTreeSet<RunId> = missing.into_iter().filter(is_skipped).map(|run| run.run_id).collect();
+        let kept = without_runs(records, &skipped);
+        write_records(&mut transaction, &kept, Attempt::Retry).await?;
+        for record in kept.iter() {
+            if let Record::Ended { run_id, end } = record {
+                recompute_row(&mut transaction, *run_id, |summary| summary.end(end)).await?;
+            }
+        }
+        notify(&mut transaction, self.server_id, notifications(&kept)).await?;
+        transaction.commit().await?;
+        if !skipped.is_empty() {
+            let count = records.len() - kept.len();
+            tracing::warn!(
+                runs = skipped.len(),
+                records = count,
+                "skipped spooled records of runs whose beginning is not stored"
+            );
+        }
+        Ok(())
     }
-    notify(&mut transaction, server, notifications(&kept)).await?;
-    transaction.commit().await?;
-    Ok(removed)
+
+    /// Marks the run of a dead server as interrupted, and computes its row from the stored items if they can be read. Returns
+    /// false if the run is not running.
+    pub async fn interrupt(&self, run_id: RunId, at: DateTime<Utc>) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
+        // The server may still be alive. The row lock keeps this write from overwriting a row that the server is writing,
+        // and the later writes of the server replace this one.
+        let running = sqlx::query_scalar::<_, bool>("select status = 'running' from runs where run_id = $1 for update");
+        if running.bind(run_id.0).fetch_optional(&mut *transaction).await? != Some(true) {
+            return Ok(false);
+        }
+        let change = RunNotification::new(run_id, Some(RunStatus::Interrupted));
+        // Attention is encoded in parallel with the run and may have been stored before its event.
+        let orphans = "delete from attention t where t.run_id = $1 and not exists \
+                       (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
+        sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
+        let failure = match recompute_row(&mut transaction, run_id, |summary| summary.interrupt(at)).await {
+            Ok(()) => {
+                notify(&mut transaction, self.server_id, vec![change]).await?;
+                transaction.commit().await?;
+                return Ok(true);
+            }
+            Err(failure @ Error::Unavailable(_)) => return Err(failure),
+            Err(failure) => failure,
+        };
+        transaction.rollback().await?;
+        tracing::error!(run.id = %run_id, error = %failure, "cannot read the stored rows of an interrupted run; its counts are not updated");
+        let mut transaction = self.pool.begin().await?;
+        mark_interrupted(&mut transaction, run_id, at).await?;
+        notify(&mut transaction, self.server_id, vec![change]).await?;
+        transaction.commit().await?;
+        Ok(true)
+    }
+
+    /// Computes the row of a run again that is marked as interrupted, after further items were stored. Its status and its
+    /// end do not change.
+    pub async fn update_interrupted(&self, run_id: RunId) -> Result<(), Error> {
+        let mut transaction = self.pool.begin().await?;
+        let interrupted = sqlx::query_scalar::<_, bool>("select status = $2 from runs where run_id = $1 for update");
+        let interrupted = interrupted.bind(run_id.0).bind(RunStatus::Interrupted.as_str());
+        if interrupted.fetch_optional(&mut *transaction).await? == Some(true) {
+            recompute_row(&mut transaction, run_id, |_| {}).await?;
+            notify(&mut transaction, self.server_id, vec![RunNotification::new(run_id, None)]).await?;
+        }
+        Ok(transaction.commit().await?)
+    }
+
+    /// Returns those of the runs that are marked as interrupted.
+    pub async fn interrupted_runs(&self, runs: &BTreeSet<RunId>) -> Result<Vec<RunId>, sqlx::Error> {
+        let run_ids: Vec<Uuid> = runs.iter().map(|run_id| run_id.0).collect();
+        let interrupted: Vec<Uuid> =
+            sqlx::query_scalar("select run_id from runs where run_id = any($1) and status = $2")
+                .bind(run_ids)
+                .bind(RunStatus::Interrupted.as_str())
+                .fetch_all(&self.pool)
+                .await?;
+        Ok(interrupted.into_iter().map(RunId).collect())
+    }
+
+    /// Returns the number of stored items of a run, without attention.
+    pub async fn count_items(&self, run_id: RunId) -> Result<i64, sqlx::Error> {
+        sqlx::query_scalar(
+            "select (select count(*) from events where run_id = $1) + (select count(*) from mod_calls where run_id = $1)
+                + (select count(*) from mod_logs where run_id = $1) + (select count(*) from actions where run_id = $1)",
+        )
+        .bind(run_id.0)
+        .fetch_one(&self.pool)
+        .await
+    }
 }
 
 /// Returns the runs that start with one of the records.
 fn started_runs(records: &[Record]) -> impl Iterator<Item = RunId> {
-    records.iter().filter(|record| matches!(record, Record::Started(..))).map(Record::run_id)
+    records.iter().filter(|record| matches!(record, Record::Started { .. })).map(Record::run_id)
 }
 
 /// Returns the records of the other runs.
@@ -125,9 +182,9 @@ fn notifications(records: &[Record]) -> Vec<RunNotification> {
     for record in records {
         let run_id = record.run_id();
         let status = match record {
-            Record::Started(..) => Some(RunStatus::Running),
-            Record::Items(..) => None,
-            Record::Ended(_, end) => Some(end.status),
+            Record::Started { .. } => Some(RunStatus::Running),
+            Record::Items { .. } => None,
+            Record::Ended { end, .. } => Some(end.status),
         };
         let position = *positions.entry(run_id).or_insert_with(|| {
             notifications.push(RunNotification::new(run_id, None));
@@ -138,116 +195,24 @@ fn notifications(records: &[Record]) -> Vec<RunNotification> {
     notifications
 }
 
-/// Writes records of a spool file, some or all of which may be stored already. Computes the runs' rows from the stored items.
-/// Skips runs that were removed, and those that neither exist nor start with one of the records.
-pub async fn write_spooled(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), Error> {
-    let started: BTreeSet<RunId> = started_runs(records).collect();
-    let is_skipped = |run: &MissingRun| run.is_removed || !started.contains(&run.run_id);
-    let mut transaction = pool.begin().await?;
-    let missing = removed_runs::lock(&mut transaction, &records.iter().map(Record::run_id).collect()).await?;
-    let skipped: BTreeSet<RunId> = missing.into_iter().filter(is_skipped).map(|run| run.run_id).collect();
-    let kept = without_runs(records, &skipped);
-    write_records(&mut transaction, &kept, Attempt::Retry).await?;
-    for record in kept.iter() {
-        if let Record::Ended(run_id, end) = record {
-            recompute_row(&mut transaction, *run_id, |summary| summary.end(end)).await?;
-        }
-    }
-    notify(&mut transaction, server, notifications(&kept)).await?;
-    transaction.commit().await?;
-    if !skipped.is_empty() {
-        let count = records.len() - kept.len();
-        tracing::warn!(runs = skipped.len(), records = count, "skipped spooled records of removed runs");
-    }
-    Ok(())
-}
-
-/// Marks the run of a dead server as interrupted, and computes its row from the stored items if they can be read. Returns
-/// false if the run is not running.
-pub async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId, at: DateTime<Utc>) -> Result<bool, Error> {
-    let mut transaction = pool.begin().await?;
-    // The server may still be alive. The row lock keeps this write from overwriting a row that the server is writing, and the
-    // later writes of the server replace this one.
-    let running = sqlx::query_scalar::<_, bool>("select status = 'running' from runs where run_id = $1 for update");
-    if running.bind(run_id.0).fetch_optional(&mut *transaction).await? != Some(true) {
-        return Ok(false);
-    }
-    let change = RunNotification::new(run_id, Some(RunStatus::Interrupted));
-    // Attention is encoded in parallel with the run and may have been stored before its event.
-    let orphans = "delete from attention t where t.run_id = $1 and not exists \
-                   (select 1 from events e where e.run_id = t.run_id and e.sequence_order = t.sequence_order)";
-    sqlx::query(orphans).bind(run_id.0).execute(&mut *transaction).await?;
-    let failure = match recompute_row(&mut transaction, run_id, |summary| summary.interrupt(at)).await {
-        Ok(()) => {
-            notify(&mut transaction, server, vec![change]).await?;
-            transaction.commit().await?;
-            return Ok(true);
-        }
-        Err(failure @ Error::Unavailable(_)) => return Err(failure),
-        Err(failure) => failure,
-    };
-    transaction.rollback().await?;
-    tracing::error!(run.id = %run_id, error = %failure, "cannot read the stored rows of an interrupted run; its counts are not updated");
-    let mut transaction = pool.begin().await?;
-    mark_interrupted(&mut transaction, run_id, at).await?;
-    notify(&mut transaction, server, vec![change]).await?;
-    transaction.commit().await?;
-    Ok(true)
-}
-
-/// Computes the row of a run again that is marked as interrupted, after further items were stored. Its status and its end do
-/// not change.
-pub async fn update_interrupted(pool: &PgPool, server: Uuid, run_id: RunId) -> Result<(), Error> {
-    let mut transaction = pool.begin().await?;
-    let interrupted = sqlx::query_scalar::<_, bool>("select status = $2 from runs where run_id = $1 for update");
-    let interrupted = interrupted.bind(run_id.0).bind(RunStatus::Interrupted.as_str());
-    if interrupted.fetch_optional(&mut *transaction).await? == Some(true) {
-        recompute_row(&mut transaction, run_id, |_| {}).await?;
-        notify(&mut transaction, server, vec![RunNotification::new(run_id, None)]).await?;
-    }
-    Ok(transaction.commit().await?)
-}
-
-/// Returns those of the runs that are marked as interrupted.
-pub async fn interrupted_runs(pool: &PgPool, runs: &BTreeSet<RunId>) -> Result<Vec<RunId>, sqlx::Error> {
-    let run_ids: Vec<Uuid> = runs.iter().map(|run_id| run_id.0).collect();
-    let interrupted: Vec<Uuid> = sqlx::query_scalar("select run_id from runs where run_id = any($1) and status = $2")
-        .bind(run_ids)
-        .bind(RunStatus::Interrupted.as_str())
-        .fetch_all(pool)
-        .await?;
-    Ok(interrupted.into_iter().map(RunId).collect())
-}
-
-/// Returns the number of stored items of a run, without attention.
-pub async fn count_items(pool: &PgPool, run_id: RunId) -> Result<i64, sqlx::Error> {
-    sqlx::query_scalar(
-        "select (select count(*) from events where run_id = $1) + (select count(*) from mod_calls where run_id = $1)
-            + (select count(*) from mod_logs where run_id = $1) + (select count(*) from actions where run_id = $1)",
-    )
-    .bind(run_id.0)
-    .fetch_one(pool)
-    .await
-}
-
 async fn write_records(connection: &mut PgConnection, records: &[Record], attempt: Attempt) -> Result<(), sqlx::Error> {
     let starts = records.iter().filter_map(|record| match record {
-        Record::Started(start, _) => Some(&**start),
-        Record::Items(..) | Record::Ended(..) => None,
+        Record::Started { start, .. } => Some(&**start),
+        Record::Items { .. } | Record::Ended { .. } => None,
     });
     images::insert(connection, &starts.collect::<Vec<_>>()).await?;
     let mut rows = Rows::new(if attempt == Attempt::First { InsertMode::New } else { InsertMode::SkipExisting });
     for record in records {
         match record {
-            Record::Started(start, server_id) => insert_run(connection, start, *server_id, attempt).await?,
-            Record::Items(run_id, numbering, items) => {
-                let mut numbering = *numbering;
+            Record::Started { start, server_id } => insert_run(connection, start, *server_id, attempt).await?,
+            Record::Items { run_id, first_numbers, items } => {
+                let mut numbering = *first_numbers;
                 for item in items.iter() {
                     rows.item(*run_id, item, &mut numbering);
                     rows.insert_if_large(connection).await?;
                 }
             }
-            Record::Ended(..) => {}
+            Record::Ended { .. } => {}
         }
     }
     rows.insert(connection).await
@@ -292,34 +257,4 @@ async fn recompute_row(
     summary.set_has_attention(attention.bind(run_id.0).fetch_one(&mut *connection).await?);
     change(&mut summary);
     Ok(save(connection, &summary.row()).await?)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Record;
-    use crate::events::{AttentionStep, RunId, TraceItem};
-    use crate::trace::document::Numbering;
-    use std::sync::Arc;
-
-    #[test]
-    fn weight_includes_rows_of_all_heads() {
-        let step = AttentionStep {
-            sequence_order: 1,
-            row_len: 1000,
-            layer_ids: vec![0].into(),
-            heads: 2,
-            t0: vec![1; 96],
-            t1: vec![2; 4000],
-            head_rows: vec![3; 3 << 20],
-        };
-        let without_heads = AttentionStep { head_rows: Vec::new(), ..step.clone() };
-        let record = |steps: [AttentionStep; 2]| {
-            let items: Vec<TraceItem> = steps.into_iter().map(TraceItem::Attention).collect();
-            Record::Items(RunId::now(), Numbering::default(), Arc::new(items))
-        };
-        let small = record([without_heads.clone(), without_heads.clone()]);
-        assert_eq!((small.weight(), small.blob_bytes()), (4, 2 * 4096));
-        let large = record([step, without_heads]);
-        assert_eq!((large.weight(), large.blob_bytes()), (4 + 3 * 256, 2 * 4096 + (3 << 20)));
-    }
 }

@@ -48,12 +48,12 @@ async fn dead_decode_thread_is_reported_on_all_routes() {
     let database = TestDatabase::new();
     let location = Database::Url { url: database.url(), direct_url: None, data_dir };
     let store = Store::open(location, |_| {}).await.unwrap();
-    let (_, live) = store.recorder();
+    store.start_recorder();
     let (recorder, mut signals) = mpsc::channel(1000);
     let listeners = Listeners::bind(&config.server.listen).await.unwrap();
     let base = format!("http://{}", listeners.addresses()[0]);
     let app = App::new(config, Arc::new(ModRegistry::with_builtin()), panicking_clock);
-    app.set_database(store.clone(), live);
+    app.set_database(store.clone());
     app.models().open(recorder.into()).await.unwrap();
     app.models().load_default(|_, _| ()).await.unwrap();
     app.set_state(ServerState::Ready);
@@ -130,6 +130,12 @@ async fn run_with_required_recording_fails_without_recorder() {
     let (status, answer) = complete("required").await;
     assert_eq!(status, 503, "{answer}");
     assert_eq!(message_of(&answer), "the run must be recorded, but neither the database nor the disk accepts it");
+    for path in ["/runs", "/stats"] {
+        let page = http.get(format!("{base}{path}")).send().await.unwrap();
+        assert_eq!(page.status(), 503);
+        let html = page.text().await.unwrap();
+        assert!(html.contains("<p>The database cannot be reached.</p>"), "{html}");
+    }
     let (status, answer) = complete("best-effort").await;
     assert_eq!(status, 200, "{answer}");
     let delayed_run = answer["thunder"]["run_id"].as_str().unwrap().to_owned();

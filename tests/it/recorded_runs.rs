@@ -147,7 +147,8 @@ impl OtherServer {
     }
 
     async fn send(&self, signal: Signal) {
-        self.store.recorder().0.signals.send(signal).await.unwrap();
+        self.store.start_recorder();
+        self.store.recorder().signals.send(signal).await.unwrap();
     }
 
     /// Adds events and waits until they are committed.

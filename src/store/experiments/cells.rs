@@ -1,9 +1,9 @@
 //! The cells of an experiment, with their runs.
 
 use super::super::family::mean_logprobs;
-use super::super::rows::clean;
 use super::super::runs::{RunSummary, select_runs};
 use super::super::scope::{owners, visible};
+use super::super::text::clean;
 use super::super::{Error, Store};
 use crate::events::{FinishReason, RunId, RunStatus, Scope};
 use serde::Serialize;

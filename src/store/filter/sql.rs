@@ -3,7 +3,7 @@
 use super::{Comparison, Condition, CountField, Filter};
 use crate::events::RunStatus;
 use crate::store::full_text::search_texts;
-use crate::store::rows::clean;
+use crate::store::text::clean;
 use sqlx::{Postgres, QueryBuilder};
 
 /// Rank of a condition without an index that returns runs in list order.

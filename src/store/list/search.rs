@@ -1,8 +1,8 @@
 //! The search for runs with the indexes of all terms, in windows of run ids from the newest to the oldest.
 
-use super::{Examination, Listing, NOT_DELETED, Progress, push_before, push_examination};
+use super::{Examination, Listing, NOT_DELETED, Progress, push_examination};
 use crate::store::Error;
-use crate::store::filter::{Branch, Filter};
+use crate::store::filter::{Branch, Filter, IdRange};
 use crate::store::pool::PgConnection;
 use crate::store::scope::push_owned;
 use sqlx::{Postgres, QueryBuilder};
@@ -92,64 +92,117 @@ async fn newest_shares(
     Ok(sql.build_query_scalar().fetch_one(connection).await?)
 }
 
+/// The run ids at the ends of the windows of a search.
+struct WindowEnds {
+    newest: Uuid,
+    /// First id of the first window.
+    first: Uuid,
+    oldest: Uuid,
+}
+
+/// The ids from `lower` up to `upper`; without `lower`, all older ones.
+struct Window {
+    lower: Option<Uuid>,
+    upper: Uuid,
+}
+
+impl Window {
+    fn new(lower: Uuid, upper: Uuid, ends: &WindowEnds) -> Self {
+        Self { lower: Some(lower).filter(|lower| *lower > ends.oldest), upper }
+    }
+
+    /// Returns the window below this one, whose size is `growth` percent of this one or of [`MIN_WINDOW`]; `None` if no run
+    /// is older.
+    fn next(&self, growth: u128, ends: &WindowEnds) -> Option<Self> {
+        let upper = self.lower?;
+        let width = self.upper.as_u128().saturating_sub(upper.as_u128()).max(MIN_WINDOW);
+        let lower = upper.as_u128().saturating_sub((width / 100).saturating_mul(growth.max(1)));
+        Some(Self::new(Uuid::from_u128(lower), upper, ends))
+    }
+}
+
 /// Searches the runs that are older than those of the probe. `frequency` is the result of [`choose_indexes`].
 pub(super) async fn search(
     connection: &mut PgConnection,
     listing: &Listing<'_>,
-    mut progress: Progress,
+    progress: Progress,
     frequency: f64,
 ) -> Result<Progress, Error> {
     let max_candidates = listing.filter.max_candidates();
-    let mut budget = max_candidates.unwrap_or(i64::MAX);
-    let span = listing.filter.id_range().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
-    let below = progress.searched_until.into_iter().chain(span.until).min();
+    let mut range = listing.filter.id_range().filter(|_| listing.branch == Branch::Ids).unwrap_or_default();
+    range.until = progress.searched_until.into_iter().chain(range.until).min();
     let first_window = max_candidates.map_or(0.0, |max| max as f64 / frequency).clamp(FIRST_WINDOW.0, FIRST_WINDOW.1);
-    let WindowEnds { newest, first, oldest } = window_ends(connection, below, span.from, first_window as i64).await?;
+    let ends = window_ends(connection, range, first_window as i64).await?;
     sqlx::raw_sql(SEARCH_SETTINGS).execute(&mut *connection).await?;
-    let (mut upper, mut from) = (newest, first);
-    // The probe counts as a window if its matches allow an estimate of the frequency.
-    if max_candidates.is_none()
-        && let (Some(first_match), Some(end)) = (progress.ids.first(), progress.searched_until)
-    {
-        let found = progress.ids.len();
-        from = next_window(*first_match, end, unchecked_growth(found, listing.wanted - found));
-        // Not `newest`, which is below `from` if no run began for a long time.
-        upper = end;
+    match max_candidates {
+        Some(budget) => search_checked(connection, listing, progress, &ends, budget).await,
+        None => search_unchecked(connection, listing, progress, &ends).await,
     }
-    let hides_ids = first > oldest && listing.has_several_id_indexes();
-    let mut min_candidates = 0;
+}
+
+/// Searches with conditions that must be checked for each candidate, until `budget` candidates are checked.
+async fn search_checked(
+    connection: &mut PgConnection,
+    listing: &Listing<'_>,
+    mut progress: Progress,
+    ends: &WindowEnds,
+    mut budget: i64,
+) -> Result<Progress, Error> {
+    let mut window = Window::new(ends.first, ends.newest, ends);
     loop {
-        let lower = Some(from).filter(|from| *from > oldest);
         let missing = listing.wanted - progress.ids.len();
-        let max = if max_candidates.is_some() { budget } else { (missing as i64).max(min_candidates) };
-        let ids = (lower, progress.searched_until);
-        let window = examine_window(connection, listing, ids, hides_ids && lower.is_none(), max, missing).await?;
-        let found = window.matches.len();
-        progress.ids.extend(window.matches);
+        let examined = examine_window(connection, listing, &window, ends, &progress, budget).await?;
+        let found = examined.matches.len();
+        progress.ids.extend(examined.matches);
         if found == missing {
             progress.searched_until = progress.ids.last().copied();
             return Ok(progress);
         }
-        budget = budget.saturating_sub(window.candidates);
-        if window.candidates == max {
-            progress.searched_until = window.oldest;
-            if budget == 0 {
-                return Ok(progress);
-            }
+        budget = budget.saturating_sub(examined.candidates);
+        if budget == 0 {
+            progress.searched_until = examined.oldest;
+            return Ok(progress);
+        }
+        progress.searched_until = window.lower;
+        let affordable = (100 * budget).checked_div(examined.candidates);
+        let affordable = affordable.map_or(u128::MAX, |percent| percent.unsigned_abs().into());
+        let Some(next) = window.next(affordable.min(growth(found, missing - found)), ends) else { return Ok(progress) };
+        window = next;
+    }
+}
+
+/// Searches with conditions that the indexes decide.
+async fn search_unchecked(
+    connection: &mut PgConnection,
+    listing: &Listing<'_>,
+    mut progress: Progress,
+    ends: &WindowEnds,
+) -> Result<Progress, Error> {
+    // The probe counts as a window if its matches allow an estimate of the frequency.
+    let probed = progress.ids.first().map(|first_match| Window { lower: progress.searched_until, upper: *first_match });
+    let found = progress.ids.len();
+    let after_probe = probed.and_then(|probed| probed.next(unchecked_growth(found, listing.wanted - found), ends));
+    let mut window = after_probe.unwrap_or_else(|| Window::new(ends.first, ends.newest, ends));
+    let mut min_candidates = 0;
+    loop {
+        let missing = listing.wanted - progress.ids.len();
+        let max_candidates = (missing as i64).max(min_candidates);
+        let examined = examine_window(connection, listing, &window, ends, &progress, max_candidates).await?;
+        let found = examined.matches.len();
+        progress.ids.extend(examined.matches);
+        if found == missing {
+            progress.searched_until = progress.ids.last().copied();
+            return Ok(progress);
+        }
+        if examined.candidates == max_candidates {
+            progress.searched_until = examined.oldest;
             // Some candidates were deleted. The rest of the window follows, in few statements even if many are.
-            min_candidates = window.candidates.saturating_mul(2);
+            min_candidates = examined.candidates.saturating_mul(2);
             continue;
         }
-        progress.searched_until = lower;
-        let Some(end) = lower else { return Ok(progress) };
-        let growth = if max_candidates.is_some() {
-            let allowed = (100 * budget).checked_div(window.candidates);
-            allowed.map_or(u128::MAX, |allowed| u128::from(allowed.unsigned_abs())).min(growth(found, missing - found))
-        } else {
-            unchecked_growth(found, missing - found)
-        };
-        from = next_window(upper, end, growth);
-        upper = end;
+        progress.searched_until = window.lower;
+        let Some(next) = window.next(unchecked_growth(found, missing - found), ends) else { return Ok(progress) };
+        window = next;
     }
 }
 
@@ -164,37 +217,14 @@ fn unchecked_growth(found: usize, missing: usize) -> u128 {
     Some(growth(found, missing)).filter(|growth| *growth <= MAX_GROWTH).unwrap_or(u128::MAX)
 }
 
-/// Returns the first id of the window below `end`, whose size is `growth` percent of the window from `end` to `upper`, or of
-/// [`MIN_WINDOW`].
-fn next_window(upper: Uuid, end: Uuid, growth: u128) -> Uuid {
-    let width = upper.as_u128().saturating_sub(end.as_u128()).max(MIN_WINDOW);
-    Uuid::from_u128(end.as_u128().saturating_sub((width / 100).saturating_mul(growth.max(1))))
-}
-
-/// The ids at the ends of windows.
-struct WindowEnds {
-    newest: Uuid,
-    /// First id of the first window.
-    first: Uuid,
-    oldest: Uuid,
-}
-
-/// Returns the ends of windows on the runs between two ids; the first window has `rows` runs. With fewer runs, the first
-/// window covers all of them.
-async fn window_ends(
-    connection: &mut PgConnection,
-    below: Option<Uuid>,
-    from: Option<Uuid>,
-    rows: i64,
-) -> Result<WindowEnds, Error> {
+/// Returns the ends of windows on the runs of a range; the first window has `rows` runs. With fewer runs, the first window
+/// covers all of them.
+async fn window_ends(connection: &mut PgConnection, range: IdRange, rows: i64) -> Result<WindowEnds, Error> {
     let mut sql = QueryBuilder::<Postgres>::new("");
     for (number, (order, offset)) in [("desc", 0), ("desc", rows), ("asc", 0)].into_iter().enumerate() {
         sql.push(if number > 0 { " union all (" } else { "(" });
         sql.push("select run_id from runs where true");
-        push_before(&mut sql, below);
-        if let Some(from) = from {
-            sql.push(" and run_id >= ").push_bind(from);
-        }
+        range.push_inside(&mut sql);
         sql.push(" order by run_id ").push(order).push(" offset ").push_bind(offset).push(" limit 1)");
     }
     let mut ends: Vec<Uuid> = sql.build_query_scalar().fetch_all(connection).await?;
@@ -206,22 +236,22 @@ async fn window_ends(
     })
 }
 
-/// Examines the runs between two ids. With `hides_ids`, the plan uses no index for the condition on ids.
+/// Examines up to `max_candidates` runs of a window, without those that are searched already.
 async fn examine_window(
     connection: &mut PgConnection,
     listing: &Listing<'_>,
-    (from, until): (Option<Uuid>, Option<Uuid>),
-    hides_ids: bool,
+    window: &Window,
+    ends: &WindowEnds,
+    progress: &Progress,
     max_candidates: i64,
-    wanted: usize,
 ) -> Result<Examination, Error> {
+    // The last of several windows covers most runs, so the plan uses no index for the condition on ids.
+    let hides_ids = window.lower.is_none() && ends.first > ends.oldest && listing.has_several_id_indexes();
+    let range = IdRange { from: window.lower, until: progress.searched_until };
     let mut sql = QueryBuilder::<Postgres>::new("");
     let push_candidates = |sql: &mut QueryBuilder<Postgres>| {
         sql.push(if hides_ids { " and (true" } else { "" });
-        if let Some(from) = from {
-            sql.push(" and run_id >= ").push_bind(from);
-        }
-        push_before(sql, until);
+        range.push_inside(sql);
         listing.filter.push_branch(listing.branch, sql);
         sql.push(if hides_ids { ") is true" } else { "" });
         push_owned(sql, listing.scope);
@@ -232,6 +262,6 @@ async fn examine_window(
         sql.push(NOT_DELETED);
         listing.filter.push_checked(sql);
     };
-    push_examination(&mut sql, push_candidates, max_candidates, push_checks, wanted);
+    push_examination(&mut sql, push_candidates, max_candidates, push_checks, listing.wanted - progress.ids.len());
     Ok(sql.build_query_as().fetch_one(connection).await?)
 }

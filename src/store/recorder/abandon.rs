@@ -1,11 +1,11 @@
 //! Runs that the recorder stops recording before their end.
 
-use super::{MAX_MEMORY_ITEMS, Recorder};
+use super::{MAX_MEMORY_ITEMS, RecordingTask};
 use crate::events::{NotStored, RunId, RunStatus};
-use crate::store::writer::Record;
+use crate::store::record::Record;
 use std::collections::HashSet;
 
-impl Recorder {
+impl RecordingTask {
     /// Handles a panic during the write of a batch. The stored parts of its runs remain and are marked as interrupted.
     pub(super) fn on_write_panic(&mut self, runs: HashSet<RunId>, abandoned: &[RunId]) {
         self.abandoned.extend(abandoned);
@@ -36,7 +36,8 @@ impl Recorder {
         } else {
             tracing::error!(run.id = %run_id, %reason, "stopped recording a run");
         }
-        let has_end = self.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == run_id));
+        let has_end =
+            self.pending.iter().any(|record| matches!(record, Record::Ended { .. }) && record.run_id() == run_id);
         self.pending.retain(|record| record.run_id() != run_id);
         self.pending_items = self.pending.iter().map(Record::weight).sum();
         self.ended.retain(|row| row.summary.run_id != run_id);

@@ -1,11 +1,11 @@
 //! The writer of batches: one task at a time, so that the recorder receives signals meanwhile.
 
-use super::persist::{PersistOutcome, PersistResult, persist};
-use super::{MAX_PENDING_ITEMS, Recorder, complete_flushes};
+use super::persist::{PersistOutcome, PersistResult, WriteState, persist};
+use super::{MAX_PENDING_ITEMS, RecordingTask, complete_flushes};
 use crate::events::RunId;
 use crate::store::Flush;
+use crate::store::record::Record;
 use crate::store::spool::Spool;
-use crate::store::writer::Record;
 use std::collections::HashSet;
 use std::sync::Arc;
 use tokio::sync::Mutex;
@@ -45,17 +45,15 @@ impl BatchWriter {
     }
 
     /// Starts to write everything that is pending. No other batch may be in progress.
-    pub fn start(&mut self, recorder: &mut Recorder) {
-        let is_overloaded = recorder.pending_items >= MAX_PENDING_ITEMS;
+    pub fn start(&mut self, recorder: &mut RecordingTask) {
+        let state =
+            WriteState { is_overloaded: recorder.pending_items >= MAX_PENDING_ITEMS, previous_failed: self.is_failing };
         let flushes = std::mem::take(&mut recorder.flushes);
         let received_at = recorder.received_at.take();
         let batch = recorder.take_batch();
         let (runs, abandoned) = (batch.records.iter().map(Record::run_id).collect(), batch.abandoned.clone());
-        let (pool, server, spool) = (recorder.target.pool.clone(), recorder.target.server_id, Arc::clone(&self.spool));
-        let is_failing = self.is_failing;
-        let task = tokio::spawn(async move {
-            persist(&pool, server, &mut *spool.lock().await, batch, is_overloaded, is_failing).await
-        });
+        let (writer, spool) = (recorder.target.writer.clone(), Arc::clone(&self.spool));
+        let task = tokio::spawn(async move { persist(&writer, &mut *spool.lock().await, batch, state).await });
         self.in_progress = Some(BatchInProgress { task, runs, abandoned, flushes, received_at });
     }
 
@@ -71,10 +69,10 @@ impl BatchWriter {
         &mut self,
         batch: BatchInProgress,
         result: Result<PersistResult, JoinError>,
-        recorder: &mut Recorder,
+        recorder: &mut RecordingTask,
     ) {
         self.is_drained = self.spool.try_lock().is_ok_and(|spool| {
-            recorder.target.metrics.set_spool_bytes(spool.unread_bytes());
+            recorder.target.metrics.set_spool_bytes(spool.undrained_bytes());
             spool.is_drained()
         });
         let Ok(result) = result else {

@@ -1,6 +1,7 @@
 //! Counters of the recorder.
 
 use crate::events::{Histogram, TraceItem};
+use crate::store::record::attention_bytes;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -54,11 +55,8 @@ impl RecorderMetrics {
     }
 
     pub(super) fn add_items(&self, items: &[TraceItem]) {
-        let bytes = items.iter().map(|item| match item {
-            TraceItem::Attention(step) => step.t0.len() + step.t1.len(),
-            _ => 0,
-        });
-        self.attention_bytes.fetch_add(bytes.sum::<usize>() as u64, Relaxed);
+        let bytes: usize = items.iter().map(attention_bytes).sum();
+        self.attention_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
     pub(super) fn set_pending_items(&self, items: usize) {
@@ -67,5 +65,27 @@ impl RecorderMetrics {
 
     pub(super) fn set_spool_bytes(&self, bytes: u64) {
         self.spool_bytes.store(bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RecorderMetrics;
+    use crate::events::{AttentionStep, TraceItem};
+
+    #[test]
+    fn attention_bytes_include_rows_of_all_heads() {
+        let metrics = RecorderMetrics::default();
+        let step = AttentionStep {
+            sequence_order: 1,
+            row_len: 4,
+            layer_ids: vec![0].into(),
+            heads: 2,
+            t0: vec![1; 3],
+            t1: vec![2; 40],
+            head_rows: vec![3; 500],
+        };
+        metrics.add_items(&[TraceItem::Attention(step)]);
+        assert_eq!(metrics.attention_bytes(), 543);
     }
 }

@@ -1,17 +1,16 @@
 //! Writes of batches to the database, or to the spool file if that fails, and the drain of the spool file.
 
 use crate::events::{RunId, system};
-use crate::store::pool::PgPool;
+use crate::store::record::Record;
 use crate::store::spool::Spool;
 use crate::store::summary_builder::RunRow;
-use crate::store::writer::{self, Attempt, Record};
+use crate::store::writer::{Attempt, RunWriter};
 use crate::store::{Error, ErrorCounts};
 use futures::FutureExt;
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 use tokio::time::{Instant, timeout};
-use uuid::Uuid;
 
 /// Number of items of the spool file that are stored at once.
 const BATCH_ITEMS: usize = 512;
@@ -29,6 +28,15 @@ pub(super) struct Batch {
     pub records: Vec<Record>,
     pub rows: Vec<RunRow>,
     pub abandoned: Vec<RunId>,
+}
+
+/// Conditions under which a batch is written.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct WriteState {
+    /// True if too many items wait for the database: the batch goes to the spool file.
+    pub is_overloaded: bool,
+    /// True if neither the database nor the disk accepted the previous batch.
+    pub previous_failed: bool,
 }
 
 /// The result of writing a batch.
@@ -55,35 +63,23 @@ pub(super) enum PersistOutcome {
     Failed,
 }
 
-/// Writes a batch to the database or, if that is unavailable, to the spool file. `is_failing` is true if the previous batch
-/// could be written to neither.
-pub(super) async fn persist(
-    pool: &PgPool,
-    server: Uuid,
-    spool: &mut Spool,
-    batch: Batch,
-    is_overloaded: bool,
-    is_failing: bool,
-) -> PersistResult {
-    let Batch { records, rows, mut abandoned } = batch;
-    if spool.is_drained() && !is_overloaded {
-        match attempt(write_timeout(&records), writer::write(pool, server, &records, &rows, Attempt::First)).await {
+/// Writes a batch to the database or, if that is unavailable, to the spool file.
+pub(super) async fn persist(writer: &RunWriter, spool: &mut Spool, batch: Batch, state: WriteState) -> PersistResult {
+    let Batch { records, rows, abandoned } = batch;
+    if spool.is_drained() && !state.is_overloaded {
+        match attempt(write_timeout(&records), writer.write(&records, &rows, Attempt::First)).await {
             Ok(removed) => {
-                while let Some(run_id) = abandoned.last()
-                    && interrupt(pool, server, *run_id).await.is_ok()
-                {
-                    abandoned.pop();
-                }
+                let abandoned = interrupt_all(writer, abandoned).await;
                 let (outcome, lost) = (PersistOutcome::Stored, BTreeSet::new());
                 return PersistResult { records, rows, outcome, abandoned, lost, removed };
             }
             Err(failure) if !failure.is_transient() => {
                 tracing::error!(error = %failure, "the database rejected a batch; storing each run separately");
-                let (lost, removed) = store_one_by_one(pool, server, spool, &records, &rows).await;
+                let (lost, removed) = store_one_by_one(writer, spool, &records, &rows).await;
                 let outcome = if spool.is_drained() { PersistOutcome::Stored } else { PersistOutcome::Spooled };
                 return PersistResult { records, rows, outcome, abandoned, lost, removed };
             }
-            _ if is_failing => {}
+            _ if state.previous_failed => {}
             Err(failure) => {
                 tracing::warn!(error = %failure, "the database is unavailable or too slow; writing to the spool file");
             }
@@ -92,7 +88,7 @@ pub(super) async fn persist(
     let outcome = match spool.append(&records) {
         Ok(()) => PersistOutcome::Spooled,
         Err(failure) => {
-            if !is_failing {
+            if !state.previous_failed {
                 tracing::error!(error = %failure, "cannot write runs to the database or the spool file");
             }
             PersistOutcome::Failed
@@ -100,7 +96,7 @@ pub(super) async fn persist(
     };
     let until = Instant::now() + MAX_DRAIN_TIME;
     while !spool.is_drained() && Instant::now() < until {
-        match drain_batch(pool, server, spool).await {
+        match drain_batch(writer, spool).await {
             Ok(()) if spool.is_drained() => {
                 tracing::info!("the database is available again and the spool file is drained");
             }
@@ -116,14 +112,14 @@ pub(super) async fn persist(
 }
 
 /// Stores the next records of a spool file.
-pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Result<(), Error> {
+pub async fn drain_batch(writer: &RunWriter, spool: &mut Spool) -> Result<(), Error> {
     let (records, at) = spool.next(BATCH_ITEMS)?;
-    match store_spooled(pool, server, &records).await {
+    match store_spooled(writer, &records).await {
         Ok(()) => {}
         Err(failure) if !failure.is_transient() => {
             tracing::error!(error = %failure, "the database rejected spooled records; storing each run separately");
             for (_, records) in by_run(&records) {
-                match store_spooled(pool, server, &records).await {
+                match store_spooled(writer, &records).await {
                     Ok(()) => {}
                     Err(failure) if failure.is_transient() => return Err(unavailable()),
                     Err(failure) => reject(spool, &records, &failure)?,
@@ -133,7 +129,7 @@ pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resu
         Err(_) => return Err(unavailable()),
     }
     if let Some(runs) = spool.open_runs(at).filter(|runs| !runs.is_empty()) {
-        match update_interrupted_runs(pool, server, runs).await {
+        match update_interrupted_runs(writer, runs).await {
             Ok(()) => {}
             Err(failure) if failure.is_transient() => return Err(unavailable()),
             Err(failure) => tracing::error!(error = %failure, "cannot find interrupted runs to update their counts"),
@@ -143,32 +139,47 @@ pub async fn drain_batch(pool: &PgPool, server: Uuid, spool: &mut Spool) -> Resu
 }
 
 /// Stores records of a spool file, in several transactions if the rows of their runs take long.
-async fn store_spooled(pool: &PgPool, server: Uuid, records: &[Record]) -> Result<(), WriteFailure> {
+async fn store_spooled(writer: &RunWriter, records: &[Record]) -> Result<(), WriteFailure> {
     let (mut first, mut total_row_time) = (0, Duration::ZERO);
     for (index, record) in records.iter().enumerate() {
-        if let Record::Ended(run_id, _) = record {
-            total_row_time += row_time(pool, *run_id).await?;
+        if let Record::Ended { run_id, .. } = record {
+            total_row_time += row_time(writer, *run_id).await?;
         }
         let next = index + 1;
         if total_row_time >= MAX_ROW_TIME || next == records.len() {
             let part = &records[first..next];
             let limit = write_timeout(part) + total_row_time;
-            attempt(limit, writer::write_spooled(pool, server, part)).await?;
+            attempt(limit, writer.write_spooled(part)).await?;
             (first, total_row_time) = (next, Duration::ZERO);
         }
     }
     Ok(())
 }
 
-async fn interrupt(pool: &PgPool, server: Uuid, run_id: RunId) -> Result<(), WriteFailure> {
-    let limit = WRITE_TIMEOUT + row_time(pool, run_id).await?;
-    attempt(limit, writer::interrupt(pool, server, run_id, system::now())).await.map(drop)
+/// Marks dropped runs as interrupted. Returns those that need a later attempt.
+async fn interrupt_all(writer: &RunWriter, mut abandoned: Vec<RunId>) -> Vec<RunId> {
+    while let Some(&run_id) = abandoned.last() {
+        match interrupt(writer, run_id).await {
+            Ok(()) => {}
+            Err(failure) if failure.is_transient() => break,
+            Err(failure) => {
+                tracing::error!(run.id = %run_id, error = %failure, "cannot mark a run as interrupted");
+            }
+        }
+        abandoned.pop();
+    }
+    abandoned
+}
+
+async fn interrupt(writer: &RunWriter, run_id: RunId) -> Result<(), WriteFailure> {
+    let limit = WRITE_TIMEOUT + row_time(writer, run_id).await?;
+    attempt(limit, writer.interrupt(run_id, system::now())).await.map(drop)
 }
 
 /// Updates the counts of those of the runs that are marked as interrupted.
-async fn update_interrupted_runs(pool: &PgPool, server: Uuid, runs: &BTreeSet<RunId>) -> Result<(), WriteFailure> {
-    for run_id in attempt(WRITE_TIMEOUT, writer::interrupted_runs(pool, runs)).await? {
-        match update_interrupted(pool, server, run_id).await {
+async fn update_interrupted_runs(writer: &RunWriter, runs: &BTreeSet<RunId>) -> Result<(), WriteFailure> {
+    for run_id in attempt(WRITE_TIMEOUT, writer.interrupted_runs(runs)).await? {
+        match update_interrupted(writer, run_id).await {
             Err(failure) if !failure.is_transient() => {
                 tracing::error!(run.id = %run_id, error = %failure, "cannot update the counts of an interrupted run");
             }
@@ -178,22 +189,21 @@ async fn update_interrupted_runs(pool: &PgPool, server: Uuid, runs: &BTreeSet<Ru
     Ok(())
 }
 
-async fn update_interrupted(pool: &PgPool, server: Uuid, run_id: RunId) -> Result<(), WriteFailure> {
-    let limit = WRITE_TIMEOUT + row_time(pool, run_id).await?;
-    attempt(limit, writer::update_interrupted(pool, server, run_id)).await
+async fn update_interrupted(writer: &RunWriter, run_id: RunId) -> Result<(), WriteFailure> {
+    let limit = WRITE_TIMEOUT + row_time(writer, run_id).await?;
+    attempt(limit, writer.update_interrupted(run_id)).await
 }
 
 /// Returns the maximum duration of a computation of a run's row from all its items. A computation that is always too slow
 /// would be repeated forever.
-pub(super) async fn row_time(pool: &PgPool, run_id: RunId) -> Result<Duration, WriteFailure> {
-    let items = attempt(WRITE_TIMEOUT, writer::count_items(pool, run_id)).await?;
+pub(super) async fn row_time(writer: &RunWriter, run_id: RunId) -> Result<Duration, WriteFailure> {
+    let items = attempt(WRITE_TIMEOUT, writer.count_items(run_id)).await?;
     Ok(Duration::from_millis(items.unsigned_abs() * 1000 / ITEMS_PER_SECOND))
 }
 
 /// Stores each run separately. Returns the runs that could be neither stored nor spooled, and those that were removed.
 async fn store_one_by_one(
-    pool: &PgPool,
-    server: Uuid,
+    writer: &RunWriter,
     spool: &mut Spool,
     records: &[Record],
     rows: &[RunRow],
@@ -206,7 +216,7 @@ async fn store_one_by_one(
         let result = if is_unavailable {
             Err(WriteFailure::from(unavailable()))
         } else {
-            attempt(write_timeout(&records), writer::write(pool, server, &records, row, Attempt::Retry)).await
+            attempt(write_timeout(&records), writer.write(&records, row, Attempt::Retry)).await
         };
         let kept = match result {
             Ok(removed) => {
@@ -220,7 +230,7 @@ async fn store_one_by_one(
             Err(failure) => match reject(spool, &records, &failure) {
                 Ok(()) => {
                     // The row for the run list may still be accepted.
-                    let _ = attempt(WRITE_TIMEOUT, writer::write(pool, server, &[], row, Attempt::Retry)).await;
+                    let _ = attempt(WRITE_TIMEOUT, writer.write(&[], row, Attempt::Retry)).await;
                     Ok(())
                 }
                 Err(failure) => Err(failure),

@@ -1,13 +1,26 @@
 //! Tests of the recorder when it panics: the other runs are recorded, and the records that cause the panic are kept.
 #![cfg(debug_assertions)] // a count that overflows panics only there
 
-use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, drain_batch, persist, row_time};
+use super::persist::{Batch, PersistOutcome, WRITE_TIMEOUT, WriteState, drain_batch, persist, row_time};
 use super::*;
 use crate::events::{Event, EventType, ModCall, NotStored, RunEnd, RunStart, Scope, Surface, Usage, system};
 use crate::store::test_store::{TestFolder, open as store};
-use crate::store::{RunSummary, Store, writer};
+use crate::store::{RunSummary, Store};
 use crate::trace::columns;
 use tokio::time::timeout;
+use uuid::Uuid;
+
+fn writer(store: &Store) -> RunWriter {
+    RunWriter { pool: store.inner.pool.clone(), server_id: store.inner.server_id }
+}
+
+fn started(start: Arc<RunStart>) -> Record {
+    Record::Started { start, server_id: Uuid::nil() }
+}
+
+fn ended(run_id: RunId) -> Record {
+    Record::Ended { run_id, end: end() }
+}
 
 fn start() -> Arc<RunStart> {
     let run_id = RunId::now();
@@ -54,12 +67,12 @@ fn records() -> ([RunId; 2], Vec<Record>) {
     let ids = [bad.run_id, good.run_id];
     let last = Numbering { mod_calls: u32::MAX, ..Numbering::default() };
     let records = vec![
-        Record::Started(bad, Uuid::nil()),
-        Record::Started(good, Uuid::nil()),
-        Record::Items(ids[0], last, Arc::new(vec![call()])),
-        Record::Items(ids[1], Numbering::default(), Arc::new(vec![call()])),
-        Record::Ended(ids[0], end()),
-        Record::Ended(ids[1], end()),
+        started(bad),
+        started(good),
+        Record::Items { run_id: ids[0], first_numbers: last, items: Arc::new(vec![call()]) },
+        Record::Items { run_id: ids[1], first_numbers: Numbering::default(), items: Arc::new(vec![call()]) },
+        ended(ids[0]),
+        ended(ids[1]),
     ];
     (ids, records)
 }
@@ -74,15 +87,8 @@ async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
     let (folder, store) = store().await;
     let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
     let (ids, batch) = records();
-    let result = persist(
-        &store.inner.pool,
-        store.inner.server_id,
-        &mut spool,
-        Batch { records: batch, rows: vec![], abandoned: vec![] },
-        false,
-        false,
-    )
-    .await;
+    let batch = Batch { records: batch, rows: vec![], abandoned: vec![] };
+    let result = persist(&writer(&store), &mut spool, batch, WriteState::default()).await;
     assert!(result.outcome == PersistOutcome::Stored && result.lost.is_empty());
     assert!(store.find(&Scope::All, &ids[0].to_string()).await.unwrap().is_none());
     assert!(store.find(&Scope::All, &ids[1].to_string()).await.unwrap().is_some());
@@ -90,7 +96,7 @@ async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
     let (ids, spooled) = records();
     spool.append(&spooled).unwrap();
     while !spool.is_drained() {
-        drain_batch(&store.inner.pool, store.inner.server_id, &mut spool).await.unwrap();
+        drain_batch(&writer(&store), &mut spool).await.unwrap();
     }
     assert!(store.find(&Scope::All, &ids[0].to_string()).await.unwrap().is_none());
     assert_eq!(store.find(&Scope::All, &ids[1].to_string()).await.unwrap().unwrap().status, RunStatus::Done);
@@ -102,15 +108,14 @@ async fn panic_for_one_record_does_not_affect_other_runs_of_the_batch() {
 async fn panic_for_one_run_drops_only_that_run() {
     let (_folder, store) = store().await;
     let target = Target {
-        pool: store.inner.pool.clone(),
-        server_id: store.inner.server_id,
+        writer: writer(&store),
         live: store.inner.live.clone(),
         durability_acks: DurabilityAcks::default(),
         unstored: UnstoredRuns::default(),
         metrics: Arc::default(),
     };
     let durability_acks = target.durability_acks.clone();
-    let mut recorder = Recorder::new(target);
+    let mut recorder = RecordingTask::new(target);
     let (bad, good, lost) = (start(), start(), start());
     let [mut bad_kept, mut lost_kept] = [&bad, &lost].map(|start| durability_acks.request(start.run_id));
     for start in [&bad, &good, &lost] {
@@ -133,7 +138,9 @@ async fn panic_for_one_run_drops_only_that_run() {
     assert!(lost_kept.try_recv().unwrap().is_err());
     assert_eq!(recorder.abandoned, [bad.run_id, lost.run_id]);
     recorder.receive(Signal::Ended(good.run_id, end()));
-    assert!(recorder.pending.iter().any(|record| matches!(record, Record::Ended(id, _) if *id == good.run_id)));
+    assert!(
+        recorder.pending.iter().any(|record| matches!(record, Record::Ended { run_id, .. } if *run_id == good.run_id))
+    );
     store.close().await;
 }
 
@@ -145,9 +152,8 @@ async fn writes_to_a_hanging_database_time_out() {
     sqlx::query("lock table runs in access exclusive mode").execute(&mut *blocker).await.unwrap();
     let abandoned = RunId::now();
     let batch = Batch { records: Vec::new(), rows: Vec::new(), abandoned: vec![abandoned] };
-    let result =
-        timeout(4 * WRITE_TIMEOUT, persist(&store.inner.pool, store.inner.server_id, &mut spool, batch, false, false))
-            .await;
+    let writer = writer(&store);
+    let result = timeout(4 * WRITE_TIMEOUT, persist(&writer, &mut spool, batch, WriteState::default())).await;
     assert_eq!(result.expect("it waits for the database").abandoned, [abandoned], "it is marked the next time");
     blocker.rollback().await.unwrap();
     spool.remove();
@@ -157,7 +163,7 @@ async fn writes_to_a_hanging_database_time_out() {
 /// Returns an item record with one event.
 fn event(run_id: RunId, sequence_order: i32) -> Record {
     let event = Event::new(EventType::Added, 0, sequence_order, None);
-    Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Event(event)]))
+    Record::Items { run_id, first_numbers: Numbering::default(), items: Arc::new(vec![TraceItem::Event(event)]) }
 }
 
 /// Stores records from a new spool file.
@@ -165,7 +171,7 @@ async fn drain(folder: &TestFolder, store: &Store, records: &[Record]) {
     let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
     spool.append(records).unwrap();
     while !spool.is_drained() {
-        drain_batch(&store.inner.pool, store.inner.server_id, &mut spool).await.unwrap();
+        drain_batch(&writer(store), &mut spool).await.unwrap();
     }
     spool.remove();
 }
@@ -179,10 +185,7 @@ async fn replayed_records_keep_hidden_and_renamed_runs() {
     let (folder, store) = store().await;
     let first = start();
     let second = Arc::new(RunStart { request_id: first.request_id.clone(), ..(*start()).clone() });
-    let records = |start: &Arc<RunStart>| {
-        let run_id = start.run_id;
-        [Record::Started(Arc::clone(start), Uuid::nil()), event(run_id, 0), Record::Ended(run_id, end())]
-    };
+    let records = |start: &Arc<RunStart>| [started(Arc::clone(start)), event(start.run_id, 0), ended(start.run_id)];
     drain(&folder, &store, &records(&first)).await;
     drain(&folder, &store, &records(&second)).await;
     let deletion = store.schedule_deletion(&Scope::All, &[first.run_id], system::now()).await.unwrap();
@@ -205,8 +208,8 @@ async fn spooled_items_of_an_interrupted_run_update_its_row() {
     let (folder, store) = store().await;
     let start = start();
     let run_id = start.run_id;
-    drain(&folder, &store, &[Record::Started(start, Uuid::nil()), event(run_id, 0)]).await;
-    assert!(writer::interrupt(&store.inner.pool, store.inner.server_id, run_id, system::now()).await.unwrap());
+    drain(&folder, &store, &[started(start), event(run_id, 0)]).await;
+    assert!(writer(&store).interrupt(run_id, system::now()).await.unwrap());
     let before = find(&store, run_id).await;
     drain(&folder, &store, &[event(run_id, 1), event(run_id, 2)]).await;
     let after = find(&store, run_id).await;
@@ -214,6 +217,25 @@ async fn spooled_items_of_an_interrupted_run_update_its_row() {
     assert_eq!((before.events, after.events), (1, 3));
     let columns = store.columns(&Scope::All, run_id).await.unwrap().unwrap();
     assert_eq!(columns::decode(&columns).unwrap().events.len(), 3);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn run_that_cannot_be_marked_does_not_block_other_abandoned_runs() {
+    let (folder, store) = store().await;
+    let bad = Arc::new(RunStart { request_id: "bad".into(), ..(*start()).clone() });
+    let good = start();
+    let [bad_id, good_id] = [bad.run_id, good.run_id];
+    drain(&folder, &store, &[started(bad), started(good)]).await;
+    let reject = "alter table runs add check (request_id <> 'bad' or status <> 'interrupted')";
+    sqlx::query(reject).execute(&store.inner.pool).await.unwrap();
+    let mut spool = Spool::create(&folder.0.join("spool"), system::new_id()).unwrap();
+    let batch = Batch { records: Vec::new(), rows: Vec::new(), abandoned: vec![good_id, bad_id] };
+    let result = persist(&writer(&store), &mut spool, batch, WriteState::default()).await;
+    assert_eq!((result.outcome, result.abandoned), (PersistOutcome::Stored, Vec::new()));
+    assert_eq!(find(&store, good_id).await.status, RunStatus::Interrupted);
+    assert_eq!(find(&store, bad_id).await.status, RunStatus::Running);
+    spool.remove();
     store.close().await;
 }
 
@@ -229,8 +251,8 @@ async fn time_for_the_row_of_a_run_depends_on_its_items() {
     .execute(&store.inner.pool)
     .await
     .unwrap();
-    assert_eq!(row_time(&store.inner.pool, run_id).await.unwrap(), Duration::from_secs(5));
-    assert_eq!(row_time(&store.inner.pool, RunId::now()).await.unwrap(), Duration::ZERO);
+    assert_eq!(row_time(&writer(&store), run_id).await.unwrap(), Duration::from_secs(5));
+    assert_eq!(row_time(&writer(&store), RunId::now()).await.unwrap(), Duration::ZERO);
     store.close().await;
 }
 
@@ -275,7 +297,8 @@ async fn connections_without_a_response_are_replaced() {
 #[tokio::test]
 async fn start_of_a_run_is_written_with_its_end() {
     let (_folder, store) = store().await;
-    let (recorder, _) = store.recorder();
+    store.start_recorder();
+    let recorder = store.recorder();
     let mut together = Vec::new();
     for _ in 0..5 {
         let start = start();

@@ -12,7 +12,8 @@ use crate::events::{RunId, RunStatus, Tenant};
 use crate::store::LiveHub;
 use crate::store::address::{Addresses, with_timeout};
 use crate::store::mods::MODS_CHANNEL;
-use crate::store::pool::{PgConnection, PgPool};
+use crate::store::pool::PgConnection;
+use crate::store::writer::RunWriter;
 use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::postgres::{PgListener, PgNotification};
 use std::sync::Arc;
@@ -41,12 +42,10 @@ const MAX_LOOKUP: usize = 1000;
 
 /// The task that notifies the other servers of changes, and receives their notifications and heartbeats.
 pub struct Link {
-    /// Connections for long statements.
-    pub pool: PgPool,
+    /// Marks the runs of dead servers as interrupted.
+    pub writer: RunWriter,
     /// Addresses for the dedicated connections.
     pub addresses: Arc<Addresses>,
-    /// This server.
-    pub server_id: Uuid,
     /// Subscribers to runs.
     pub live: LiveHub,
     /// Notified when mods may have changed.
@@ -127,7 +126,7 @@ impl Link {
     /// Notifies the other servers of committed changes.
     async fn send(&self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
         if !state.unsent.is_empty() {
-            notification::send(connection, self.server_id, state.unsent.clone()).await?;
+            notification::send(connection, self.writer.server_id, state.unsent.clone()).await?;
             state.unsent.clear();
         }
         Ok(())
@@ -137,7 +136,7 @@ impl Link {
         let Ok(Notification { server, runs }) = serde_json::from_str(payload) else {
             return tracing::debug!(payload, "received a notification in an unknown format");
         };
-        if server != self.server_id {
+        if server != self.writer.server_id {
             runs.into_iter().for_each(|run| self.live.report_remote_change(run.run_id, run.owner, run.status));
         } else if runs.is_empty() {
             state.unreceived = 0;
@@ -148,10 +147,10 @@ impl Link {
     async fn renew_heartbeat(&mut self, connection: &mut PgConnection, state: &mut State) -> Result<(), sqlx::Error> {
         let announcement = self.announcement.borrow_and_update().clone();
         let renewal = async {
-            let now = renew_heartbeat(&mut *connection, self.server_id, &announcement).await?;
+            let now = renew_heartbeat(&mut *connection, self.writer.server_id, &announcement).await?;
             sqlx::query("select pg_notify($1, $2)")
                 .bind(RUNS_CHANNEL)
-                .bind(notification::heartbeat(self.server_id))
+                .bind(notification::heartbeat(self.writer.server_id))
                 .execute(&mut *connection)
                 .await?;
             Ok::<_, sqlx::Error>((now, heartbeats(&mut *connection).await?))
@@ -167,7 +166,7 @@ impl Link {
                  servers are looked up every second; set --database-direct-url to the address of the server behind the pooler"
             );
         }
-        let others = counts.into_iter().filter(|(server, _)| *server != self.server_id);
+        let others = counts.into_iter().filter(|(server, _)| *server != self.writer.server_id);
         let dead = state.monitor.check(others, Instant::now());
         if state.monitor.has_left() {
             // The server may have ended between a change and its notification.
@@ -175,10 +174,10 @@ impl Link {
             self.live.wake_followers();
         }
         if !dead.is_empty() && state.interrupting.as_ref().is_none_or(JoinHandle::is_finished) {
-            let (pool, live, own) = (self.pool.clone(), self.live.clone(), self.server_id);
+            let (writer, live) = (self.writer.clone(), self.live.clone());
             state.interrupting = Some(tokio::spawn(async move {
                 for (server, count) in dead {
-                    match interrupt_runs_of(&pool, &live, own, server, count).await {
+                    match interrupt_runs_of(&writer, &live, server, count).await {
                         Ok(runs) => {
                             tracing::info!(%server, runs, "marked the runs of a dead server as interrupted");
                         }

@@ -7,9 +7,9 @@ pub(super) mod link;
 mod liveness;
 pub(super) mod notification;
 
-use super::pool::PgPool;
 use super::scope::{owned, owners};
-use super::{Error, LiveHub, Store, writer};
+use super::writer::RunWriter;
+use super::{Error, LiveHub, Store};
 use crate::events::{RunId, RunStatus, Scope, Tenant, system};
 use chrono::{DateTime, Utc};
 use sqlx::postgres::PgExecutor;
@@ -139,9 +139,8 @@ where
 /// Marks the runs of a dead server as interrupted, and removes the server from the list unless it has come back. Returns
 /// the number of marked runs.
 pub(super) async fn interrupt_runs_of(
-    pool: &PgPool,
+    writer: &RunWriter,
     live: &LiveHub,
-    own: Uuid,
     dead: Uuid,
     count: Option<i64>,
 ) -> Result<usize, Error> {
@@ -150,20 +149,26 @@ pub(super) async fn interrupt_runs_of(
             and coalesce(server_id, '00000000-0000-0000-0000-000000000000') = $1",
     )
     .bind(dead)
-    .fetch_all(pool)
+    .fetch_all(&writer.pool)
     .await?;
-    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(pool).await?;
+    let now: DateTime<Utc> = sqlx::query_scalar("select clock_timestamp()").fetch_one(&writer.pool).await?;
     let mut marked = 0;
     for (run_id, owner) in runs.into_iter().map(|(run_id, owner)| (RunId(run_id), owner.map(Tenant::from))) {
-        if writer::interrupt(pool, own, run_id, now).await? {
-            live.report_change(run_id, owner, RunStatus::Interrupted);
-            marked += 1;
+        match writer.interrupt(run_id, now).await {
+            Ok(true) => {
+                live.report_change(run_id, owner, RunStatus::Interrupted);
+                marked += 1;
+            }
+            Ok(false) => {}
+            Err(error @ Error::Unavailable(_)) => return Err(error),
+            // The other runs must not wait for this one.
+            Err(error) => tracing::error!(run.id = %run_id, %error, "cannot mark a run as interrupted"),
         }
     }
     sqlx::query("delete from servers where server_id = $1 and heartbeat = coalesce($2, heartbeat)")
         .bind(dead)
         .bind(count)
-        .execute(pool)
+        .execute(&writer.pool)
         .await?;
     Ok(marked)
 }

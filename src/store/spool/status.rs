@@ -1,10 +1,10 @@
 //! Status of all spool files, for operators.
 
-use super::record::{HEADER, decode, read_body};
+use super::codec::{HEADER, decode, read_body};
 use super::{Spool, disk};
 use crate::events::{TraceItem, system};
 use crate::store::Error;
-use crate::store::writer::Record;
+use crate::store::record::Record;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ pub struct SpoolStatus {
     pub bytes: u64,
     /// Age of the oldest record in seconds; `None` if there are none.
     pub lag_s: Option<u64>,
-    /// Size in bytes of the records that are damaged or that the database rejected.
+    /// Size in bytes of the records that are damaged, that this version cannot decode, or that the database rejected.
     pub refused_bytes: u64,
 }
 
@@ -85,9 +85,9 @@ fn read(file: File, length: u64) -> std::io::Result<(u64, Option<DateTime<Utc>>)
 
 fn time(record: &Record) -> Option<DateTime<Utc>> {
     match record {
-        Record::Started(start, _) => Some(start.created_at),
-        Record::Ended(_, end) => Some(end.completed_at),
-        Record::Items(_, _, items) => items.iter().find_map(|item| match item {
+        Record::Started { start, .. } => Some(start.created_at),
+        Record::Ended { end, .. } => Some(end.completed_at),
+        Record::Items { items, .. } => items.iter().find_map(|item| match item {
             TraceItem::Event(event) => event.created_at,
             _ => None,
         }),

@@ -1,15 +1,16 @@
 //! Tests of the spool file.
 
-use super::record::{decode, encode, read_body};
+use super::codec::{decode, encode, push, read_body};
 use super::{MAX_ENDS, Spool};
 use crate::events::{
     AttentionStep, Event, EventType, Finish, FinishReason, Measurements, RunEnd, RunId, RunStart, RunStatus, Surface,
     TokenMeasurement, TraceItem, Usage, system,
 };
-use crate::store::writer::Record;
+use crate::store::record::Record;
 use crate::trace::document::Numbering;
 use proptest::collection::vec;
 use proptest::prelude::*;
+use std::io::Write;
 use std::sync::Arc;
 
 fn records() -> Vec<Record> {
@@ -72,13 +73,14 @@ fn records() -> Vec<Record> {
         drafts: crate::events::DraftUsage::default(),
         evicted: Vec::new(),
     };
-    let numbering = Numbering { mod_calls: 1, mod_logs: 2, actions: 3 };
+    let first_numbers = Numbering { mod_calls: 1, mod_logs: 2, actions: 3 };
+    let items = |first_numbers, item| Record::Items { run_id, first_numbers, items: Arc::new(vec![item]) };
     vec![
-        Record::Started(Arc::new(start), uuid::Uuid::nil()),
-        Record::Items(run_id, numbering, Arc::new(vec![TraceItem::Event(event)])),
-        Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)])),
-        Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(with_heads)])),
-        Record::Ended(run_id, Arc::new(RunEnd { completed_at: now, status: RunStatus::Done, finish })),
+        Record::Started { start: Arc::new(start), server_id: uuid::Uuid::nil() },
+        items(first_numbers, TraceItem::Event(event)),
+        items(Numbering::default(), TraceItem::Attention(step)),
+        items(Numbering::default(), TraceItem::Attention(with_heads)),
+        Record::Ended { run_id, end: Arc::new(RunEnd { completed_at: now, status: RunStatus::Done, finish }) },
     ]
 }
 
@@ -157,6 +159,31 @@ fn incomplete_record_ends_the_file() {
     assert_eq!(damaged.metadata().unwrap().len(), length - 3 - at, "the copy contains only the damaged part");
     orphans[0].mark_drained(at).unwrap();
     assert!(orphans[0].is_drained());
+}
+
+#[test]
+fn record_that_cannot_be_decoded_is_copied_once() {
+    let (_folder, mut spool) = spool();
+    let records = records();
+    let mut unknown = Vec::new();
+    push(&mut unknown, 99, |body| body.extend_from_slice(b"of a later version"));
+    spool.append(&records[..1]).unwrap();
+    spool.file.write_all(&unknown).unwrap();
+    spool.end += unknown.len() as u64;
+    spool.append(&records[1..]).unwrap();
+    let refused = spool.path.with_extension("refused");
+
+    let (first, at) = spool.next(100).unwrap();
+    assert_eq!(first.len(), 1);
+    assert!(!refused.exists(), "the records before it are not stored yet");
+    spool.mark_drained(at).unwrap();
+    for _ in 0..2 {
+        assert_eq!(spool.next(100).unwrap().0.len(), records.len() - 1);
+        assert_eq!(std::fs::read(&refused).unwrap(), unknown);
+    }
+    let (_, at) = spool.next(100).unwrap();
+    spool.mark_drained(at).unwrap();
+    assert!(spool.is_drained());
 }
 
 #[test]

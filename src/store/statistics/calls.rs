@@ -201,21 +201,24 @@ pub(super) async fn is_measured(connection: &mut PgConnection, span: TimeSpan) -
     .await
 }
 
-/// Stores the sums of a span, in place of earlier ones; none if its runs are not measured.
-pub(super) async fn store(connection: &mut PgConnection, span: TimeSpan, is_measured: bool) -> Result<(), sqlx::Error> {
+/// Deletes the stored sums of a span.
+pub(super) async fn delete(connection: &mut PgConnection, span: TimeSpan) -> Result<(), sqlx::Error> {
     let delete = "delete from mod_call_stats where hour >= $1 and hour < $2";
-    sqlx::query(delete).bind(span.0).bind(span.1).execute(&mut *connection).await?;
-    if is_measured {
-        let insert = concat!(
-            "insert into mod_call_stats (hour, owner, model, mod, calls, total_us, max_us) select hour, owner, model, mod, ",
-            summed!(),
-            " from (",
-            measured!("$1", "$2"),
-            ") measured group by hour, owner, model, mod"
-        );
-        sqlx::query(insert).bind(first_run_id(span.0)).bind(first_run_id(span.1)).execute(connection).await?;
-    }
-    Ok(())
+    sqlx::query(delete).bind(span.0).bind(span.1).execute(connection).await.map(drop)
+}
+
+/// Stores the sums of a span whose runs are measured, in place of the stored ones.
+pub(super) async fn replace(connection: &mut PgConnection, span: TimeSpan) -> Result<(), sqlx::Error> {
+    delete(connection, span).await?;
+    let insert = concat!(
+        "insert into mod_call_stats (hour, owner, model, mod, calls, total_us, max_us) select hour, owner, model, mod, ",
+        summed!(),
+        " from (",
+        measured!("$1", "$2"),
+        ") measured group by hour, owner, model, mod"
+    );
+    let insert = sqlx::query(insert).bind(first_run_id(span.0)).bind(first_run_id(span.1));
+    insert.execute(connection).await.map(drop)
 }
 
 /// Adds the durations in runs of a span to the stored sums.

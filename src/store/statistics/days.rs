@@ -1,4 +1,9 @@
 //! Decides which days and hours are counted, and counts them.
+//!
+//! Servers of earlier versions leave counts with three differences, which are handled here:
+//! - A day can be counted without the durations of its mod calls, see [`CallCount`].
+//! - A day can be counted without its sums, see [`is_summed`].
+//! - The counts of an hour can be replaced without its ids in `counted_runs`, see [`UncountedRuns::read`].
 
 use super::calls;
 use super::midnight;
@@ -129,7 +134,8 @@ async fn count_hour(pool: &PgPool, hour: DateTime<Utc>, is_counted: bool) -> Res
     if uncounted.run_ids.len() < if is_counted { 1 } else { MIN_HOUR_RUNS } {
         return Ok(());
     }
-    uncounted.count(&mut transaction, true).await?;
+    uncounted.count(&mut transaction).await?;
+    calls::add(&mut transaction, span, &uncounted.run_ids).await?;
     sqlx::query(
         "insert into run_stats_hours (hour, runs) values ($1, $2) on conflict (hour) do update set runs = excluded.runs",
     )
@@ -211,21 +217,21 @@ impl UncountedRuns {
             .fetch_optional(&mut *connection)
             .await?;
         let stored = counted_runs(connection, span).await?;
-        // A server of an earlier version replaces the counts, but not the ids.
+        // Otherwise an earlier version has replaced the counts, so the ids are those of other runs.
         let counted = counted.filter(|run_ids| run_ids.len() as i64 == stored);
         let replaces = counted.is_none();
         if let Some(counted) = counted {
             let counted: HashSet<Uuid> = counted.into_iter().collect();
             run_ids.retain(|run_id| !counted.contains(run_id));
         } else if run_ids.len() as i64 <= stored {
-            // A server of an earlier version counted the hour, and no runs were added, or not more than were deleted.
+            // Without the ids, the counts are replaced only if runs were added, more than were deleted.
             run_ids.clear();
         }
         Ok(Self { hour, run_ids, replaces })
     }
 
-    /// Counts these runs, and the durations of their mod calls if they are measured.
-    async fn count(&self, connection: &mut PgConnection, is_measured: bool) -> Result<(), sqlx::Error> {
+    /// Counts these runs without the durations of their mod calls.
+    async fn count(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
         let span = hour_span(self.hour);
         if self.replaces {
             for delete in [
@@ -237,9 +243,6 @@ impl UncountedRuns {
             }
         }
         run_counts::add(connection, span, &self.run_ids).await?;
-        if is_measured {
-            calls::add(connection, span, &self.run_ids).await?;
-        }
         sqlx::query(
             "insert into counted_runs (hour, run_ids) values ($1, $2) on conflict (hour) do update
             set run_ids = case when $3 then excluded.run_ids else counted_runs.run_ids || excluded.run_ids end",
@@ -268,6 +271,17 @@ async fn counted_runs(connection: &mut PgConnection, span: TimeSpan) -> Result<i
     .await
 }
 
+/// The count of the durations of mod calls when a day is counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CallCount {
+    /// Durations in uncounted runs are added to the stored sums.
+    Add,
+    /// The whole day is summed: it was counted without durations, by an earlier version or as [`CallCount::Omit`].
+    Replace,
+    /// No sums are stored, because an earlier version recorded some of the runs and they are not measured yet.
+    Omit,
+}
+
 /// Counts the runs of a day that are not counted, and the durations of their mod calls. The counts of deleted runs stay.
 async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     let mut transaction = pool.begin().await?;
@@ -278,25 +292,32 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
         .fetch_optional(&mut *transaction)
         .await?;
     let is_measured = calls::is_measured(&mut transaction, day_span).await?;
-    let adds_mod_calls = is_measured && has_mod_calls != Some(false);
-    let mut is_counted = has_mod_calls.is_some_and(|has_mod_calls| has_mod_calls || !is_measured);
+    let call_count = match has_mod_calls {
+        _ if !is_measured => CallCount::Omit,
+        Some(false) => CallCount::Replace,
+        Some(true) | None => CallCount::Add,
+    };
+    let mut is_counted = has_mod_calls.is_some() && call_count != CallCount::Replace;
     for hour in hours_of(day) {
         let uncounted = UncountedRuns::read(&mut transaction, hour).await?;
         if !uncounted.run_ids.is_empty() {
-            uncounted.count(&mut transaction, adds_mod_calls).await?;
+            uncounted.count(&mut transaction).await?;
+            if call_count == CallCount::Add {
+                calls::add(&mut transaction, hour_span(hour), &uncounted.run_ids).await?;
+            }
             is_counted = false;
         }
     }
     if is_counted {
-        // A server of an earlier version counts a day without its sums.
         if !is_summed(&mut transaction, day_span.0).await? {
             sum_day(&mut transaction, day).await?;
         }
         return transaction.commit().await;
     }
-    if !adds_mod_calls {
-        // An earlier version counted the day without its mod calls, or some runs are not measured.
-        calls::store(&mut transaction, day_span, is_measured).await?;
+    match call_count {
+        CallCount::Add => {}
+        CallCount::Replace => calls::replace(&mut transaction, day_span).await?,
+        CallCount::Omit => calls::delete(&mut transaction, day_span).await?,
     }
     sum_day(&mut transaction, day).await?;
     let delete = "delete from run_stats_hours where hour >= $1 and hour < $2";
@@ -307,7 +328,7 @@ async fn count_day(pool: &PgPool, day: NaiveDate) -> Result<(), sqlx::Error> {
     )
     .bind(day)
     .bind(counted_runs(&mut transaction, day_span).await?)
-    .bind(is_measured)
+    .bind(call_count != CallCount::Omit)
     .execute(&mut *transaction)
     .await?;
     transaction.commit().await

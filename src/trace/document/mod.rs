@@ -12,6 +12,7 @@ mod time;
 mod wire;
 mod write;
 
+pub(crate) use raw::replace_nul;
 pub use wire::DocumentWire;
 pub use write::{Numbering, item_to_json};
 
@@ -315,7 +316,7 @@ fn parse_replacing_nul<W: for<'a> Deserialize<'a> + Storable>(
     let mut parsed = serde_json::from_str::<W>(&text);
     let mut replaced = 0;
     if parsed.as_ref().is_ok_and(|wire| !wire.is_storable()) {
-        let (without, count) = raw::replace_nul(&text);
+        let (without, count) = replace_nul(&text, r"\ufffd");
         (text, replaced) = (Cow::Owned(without), count);
         parsed = serde_json::from_str(&text);
     }

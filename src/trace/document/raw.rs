@@ -23,8 +23,8 @@ fn passes_quick_check(bytes: &[u8]) -> bool {
     opens <= MAX_DEPTH && suspicious == 0
 }
 
-/// Replaces every NUL character of the JSON text with U+FFFD and counts them.
-pub fn replace_nul(json: &str) -> (String, u32) {
+/// Replaces every NUL character of the JSON text with `replacement`, an escape sequence, and counts them.
+pub fn replace_nul(json: &str, replacement: &str) -> (String, u32) {
     const NUL: &str = r"\u0000";
     let mut out = String::with_capacity(json.len());
     let (mut rest, mut count) = (json, 0);
@@ -34,7 +34,7 @@ pub fn replace_nul(json: &str) -> (String, u32) {
         let (before, escape) = rest.split_at(at);
         out.push_str(before);
         if let Some(after) = escape.strip_prefix(NUL) {
-            out.push_str(r"\ufffd");
+            out.push_str(replacement);
             count += 1;
             rest = after;
         } else {

@@ -43,7 +43,8 @@ async fn node_lost_within_transaction_rejects_documents_and_spools_runs() {
     );
     psql(&url, "update message set text = 'server closed the connection unexpectedly'").await;
     let mut run = LiveRun::new("spooled");
-    let (Recorder { signals, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals, .. } = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }
@@ -233,7 +234,8 @@ async fn schema_is_distributed_over_citus_and_runs_are_stored() {
     );
     assert!(matches!(store.ingest(&Scope::All, None, document("after", 4)).await, Err(IngestError::Conflict { .. })));
     let mut live = LiveRun::new("live");
-    let (Recorder { signals, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals, .. } = store.recorder();
     for signal in live.all(3) {
         signals.send(signal).await.unwrap();
     }

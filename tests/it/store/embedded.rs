@@ -168,7 +168,8 @@ async fn only_runs_of_dead_servers_are_interrupted() {
     let dead_server = Store::open(url("a"), |_| {}).await.unwrap();
     let (mut dead, mut alive) = (LiveRun::new("dead"), LiveRun::new("alive"));
     for (store, run) in [(&dead_server, &mut dead), (&first, &mut alive)] {
-        let (Recorder { signals: recorder, .. }, _) = store.recorder();
+        store.start_recorder();
+        let Recorder { signals: recorder, .. } = store.recorder();
         for signal in [run.started(), run.prefilled(), run.token(" a")] {
             recorder.send(signal).await.unwrap();
         }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use thunder::events::{RunId, RunStatus, Scope};
 use thunder::store::{Database, IngestError, Store};
 use thunder::trace::document::{Document, Numbering, item_to_json};
-use tokio::net::{TcpListener, UnixStream};
 
 #[tokio::test]
 async fn ingested_document_is_exported_unchanged() {
@@ -87,18 +86,21 @@ async fn repeated_document_is_one_run_and_different_one_conflicts() {
 }
 
 #[tokio::test]
-async fn too_deeply_nested_document_is_rejected_without_rows() {
+async fn nesting_of_a_document_is_limited() {
+    let document = |levels: usize| {
+        let details = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+        let text = format!(
+            r#"{{"request":{{"request_id":"deep"}},"events":[{{"event_type":"Prefilled","step":0,"sequence_order":0,"details":{details}}}]}}"#
+        );
+        Document::parse(text.as_bytes())
+    };
+    for levels in [129, 200_000] {
+        let error = document(levels).unwrap_err().to_string();
+        assert_eq!(error, "$.events[0].details: expected up to 128 nested levels, got more", "{levels}");
+    }
     let data = Data::new();
     let store = data.open().await;
-    let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
-    let text = format!(
-        r#"{{"request":{{"request_id":"deep"}},"events":[{{"event_type":"Prefilled","step":0,"sequence_order":0,"details":{deep}}}]}}"#
-    );
-    if let Ok(document) = Document::parse(text.as_bytes()) {
-        let error = store.ingest(&Scope::All, None, document).await.unwrap_err();
-        assert!(matches!(error, IngestError::Refused(_)), "{error}");
-    }
-    assert!(store.find(&Scope::All, "deep").await.unwrap().is_none());
+    assert!(store.ingest(&Scope::All, None, document(128).unwrap()).await.unwrap().created);
     store.close().await;
 }
 
@@ -234,13 +236,13 @@ async fn cancelled_ingest_leaves_no_rows() {
     let data = Data::new();
     let store = data.open().await;
     let mut finished = 0;
-    for number in 0..60 {
+    for number in 0..20 {
         let (kept, dropped) = (format!("kept-{number}"), document(&format!("dropped-{number}"), 400));
         let ingest = tokio::spawn({
             let store = store.clone();
             async move { store.ingest(&Scope::All, None, dropped).await }
         });
-        tokio::time::sleep(Duration::from_micros(900 * number)).await;
+        tokio::time::sleep(Duration::from_micros(2700 * number)).await;
         ingest.abort();
         finished += u32::from(ingest.await.is_ok_and(|ingested| ingested.is_ok()));
         let ingested = store.ingest(&Scope::All, None, document(&kept, 3)).await.unwrap();
@@ -249,9 +251,9 @@ async fn cancelled_ingest_leaves_no_rows() {
         let stored = store.document(&Scope::All, run.run_id).await.unwrap().unwrap();
         assert_eq!((stored.events.len(), stored.mod_calls.len()), (10, 10), "{kept}");
     }
-    assert!(finished < 60, "every ingest finished before it was cancelled");
+    assert!(finished < 20, "every ingest finished before it was cancelled");
     let url = data.url();
-    assert_eq!(psql(&url, "select count(*) from runs where request_id like 'kept-%'").await, "60");
+    assert_eq!(psql(&url, "select count(*) from runs where request_id like 'kept-%'").await, "20");
     let complete = "select count(*) from runs r where request_id like 'dropped-%'
         and (select count(*) from events e where e.run_id = r.run_id) = 1201
         and (select count(*) from actions a where a.run_id = r.run_id) = 1201";
@@ -266,22 +268,11 @@ async fn cancelled_ingest_leaves_no_rows() {
 /// Rows are copied over a Unix socket and inserted over TCP; the results are equal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn document_round_trips_over_tcp() {
-    let (server, client) = (Data::embedded(), Data::folder());
-    let database = server.open().await;
-    let file = std::fs::read_to_string(server.0.join("postgres/data/postmaster.pid")).unwrap();
-    let socket = format!("{}/.s.PGSQL.5432", file.lines().nth(4).unwrap());
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("postgres://thunder@{}/thunder", listener.local_addr().unwrap());
-    tokio::spawn(async move {
-        while let Ok((mut tcp, _)) = listener.accept().await {
-            let socket = socket.clone();
-            tokio::spawn(async move {
-                let mut unix = UnixStream::connect(socket).await.unwrap();
-                let _ = tokio::io::copy_bidirectional(&mut tcp, &mut unix).await;
-            });
-        }
-    });
-    let store = Store::open(Database::Url { url, direct_url: None, data_dir: client.0.clone() }, |_| {}).await.unwrap();
+    let data = Data::new();
+    let database = data.open().await;
+    let url = format!("postgres://postgres@localhost:{}", data.url().rsplit_once(':').unwrap().1);
+    let store =
+        Store::open(Database::Url { url, direct_url: None, data_dir: data.0.join("tcp") }, |_| {}).await.unwrap();
     let document = document("tcp", 30);
     let ingested = store.ingest(&Scope::All, None, document.clone()).await.unwrap();
     let stored = store.document(&Scope::All, ingested.run_id).await.unwrap().unwrap();

@@ -1,6 +1,7 @@
 //! The store, on databases of the shared PostgreSQL server or on embedded servers.
 
 mod citus;
+mod data;
 mod deletions;
 mod embedded;
 mod filters;
@@ -12,11 +13,11 @@ mod runs;
 mod servers;
 mod statistics;
 
-use crate::harness::postgres::{TestDatabase, kill_listeners};
-use crate::harness::{folder, psql, run_start, wait_for_psql};
+use crate::harness::postgres::kill_listeners;
+use crate::harness::{psql, run_start, wait_for_psql};
 use chrono::{NaiveDate, Utc};
+use data::Data;
 use serde_json::json;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use thunder::events::{
@@ -24,107 +25,9 @@ use thunder::events::{
     Measurements, ModCall, ModLog, PromptRecord, RunEnd, RunId, RunStart, RunStatus, Scope, Signal, StageCount,
     TokenMeasurement, TraceItem, Usage, system,
 };
-use thunder::store::{Database, EmbeddedError, Error, RunChange, RunChanges, RunListUpdate, Store};
+use thunder::store::{RunChange, RunChanges, RunListUpdate, Store};
 use thunder::trace::document::Document;
 use uuid::{NoContext, Timestamp, Uuid};
-
-/// A data directory and a database, which are removed with the test.
-struct Data(PathBuf, Location);
-
-enum Location {
-    /// A database of the shared PostgreSQL server.
-    Shared(TestDatabase),
-    /// A PostgreSQL server in the data directory.
-    Embedded,
-}
-
-impl Data {
-    /// Returns a migrated database.
-    fn new() -> Self {
-        Self(folder(), Location::Shared(TestDatabase::new()))
-    }
-
-    /// Returns an empty database.
-    fn empty() -> Self {
-        Self(folder(), Location::Shared(TestDatabase::empty()))
-    }
-
-    /// Returns an embedded PostgreSQL server, which [`Data::open`] starts.
-    fn embedded() -> Self {
-        Self(folder(), Location::Embedded)
-    }
-
-    /// Returns a data directory for a store that uses another database.
-    fn folder() -> Self {
-        Self::embedded()
-    }
-
-    fn database(&self) -> Database {
-        let data_dir = self.0.clone();
-        match &self.1 {
-            Location::Shared(database) => Database::Url { url: database.url(), direct_url: None, data_dir },
-            Location::Embedded => Database::Embedded { data_dir },
-        }
-    }
-
-    /// Opens the store. Waits for the lock of the folder: processes that other tests start inherit it, and hold it briefly.
-    async fn open(&self) -> Store {
-        let begun = Instant::now();
-        loop {
-            match self.try_open().await {
-                Err(Error::Embedded(EmbeddedError::InUse { .. })) if begun.elapsed() < Duration::from_mins(1) => {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-                opened => return opened.unwrap(),
-            }
-        }
-    }
-
-    async fn try_open(&self) -> Result<Store, Error> {
-        Store::open(self.database(), |_| {}).await
-    }
-
-    /// Waits for the database server and returns its process id.
-    async fn postmaster(&self) -> i32 {
-        self.postmaster_after(0).await
-    }
-
-    /// Waits for the database server that replaces the process `killed`, and returns its process id.
-    async fn postmaster_after(&self, killed: i32) -> i32 {
-        let path = self.0.join("postgres/data/postmaster.pid");
-        let begun = Instant::now();
-        while begun.elapsed() < Duration::from_mins(1) {
-            let file = std::fs::read_to_string(&path).unwrap_or_default();
-            let number = file.lines().next().and_then(|line| line.parse().ok());
-            if let Some(number) = number.filter(|&number| number != killed) {
-                return number;
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        panic!("the database server was not restarted");
-    }
-
-    /// Returns the address of the database for a second, independent client.
-    fn url(&self) -> String {
-        if let Location::Shared(database) = &self.1 {
-            return database.url();
-        }
-        let file = std::fs::read_to_string(self.0.join("postgres/data/postmaster.pid")).unwrap();
-        let socket = file.lines().nth(4).unwrap().replace('/', "%2F");
-        format!("postgres://thunder@{socket}/thunder")
-    }
-
-    fn spool_files(&self) -> Vec<PathBuf> {
-        let files = std::fs::read_dir(self.0.join("spool")).unwrap();
-        files.map(|entry| entry.unwrap().path()).collect()
-    }
-}
-
-impl Drop for Data {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
 
 fn kill(pid: i32, signal: &str) {
     let done = std::process::Command::new("kill").args([signal, &pid.to_string()]).status().unwrap();

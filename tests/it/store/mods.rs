@@ -40,7 +40,8 @@ async fn file_versions_are_kept_as_long_as_their_runs() {
     assert_eq!(store.uploaded_mod("other").await.unwrap().unwrap().hash, "sent");
 
     let mut run = LiveRun::new("now");
-    let (Recorder { signals, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals, .. } = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }

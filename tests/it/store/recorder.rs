@@ -13,7 +13,8 @@ use tokio::sync::broadcast::error::RecvError;
 async fn run_is_recorded_incrementally_and_read_completely() {
     let data = Data::new();
     let store = data.open().await;
-    let (Recorder { signals: recorder, .. }, live) = store.recorder();
+    store.start_recorder();
+    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let mut changes = live.runs(&Scope::All);
     let mut run = LiveRun::new("live");
     let mut sent = vec![run.started(), run.prefilled(), run.token(" sky")];
@@ -84,7 +85,8 @@ async fn run_is_recorded_incrementally_and_read_completely() {
 async fn duplicate_request_id_keeps_run() {
     let data = Data::new();
     let store = data.open().await;
-    let (Recorder { signals: recorder, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals: recorder, .. } = store.recorder();
     let (mut first, mut second) = (LiveRun::new("twice"), LiveRun::new("twice"));
     for signal in first.all(1).into_iter().chain(second.all(1)) {
         recorder.send(signal).await.unwrap();
@@ -99,18 +101,17 @@ async fn duplicate_request_id_keeps_run() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
-    let (server, client) = (Data::embedded(), Data::folder());
-    let database = server.open().await;
-    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
-    let store = Store::open(url.clone(), |_| {}).await.unwrap();
-    let (Recorder { signals: recorder, .. }, live) = store.recorder();
+    let data = Data::with_outages();
+    let store = data.open().await;
+    store.start_recorder();
+    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let (mut before, mut during) = (LiveRun::new("before"), LiveRun::new("during"));
     let mut sent = vec![before.started(), before.prefilled(), before.token(" a")];
     for signal in &sent {
         recorder.send(signal.clone()).await.unwrap();
     }
     wait_for_status(&store, &before.run_id().to_string(), RunStatus::Running).await;
-    database.close().await;
+    data.begin_outage().await;
 
     let mut ends = live.runs(&Scope::All);
     for _ in 0..3 {
@@ -123,13 +124,13 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
         recorder.send(signal.clone()).await.unwrap();
     }
     while next_change(&mut ends).await.status != RunStatus::Done {}
-    assert!(client.spool_files().iter().any(|path| path.metadata().unwrap().len() > 0), "no spool file was written");
+    assert!(data.spool_files().iter().any(|path| path.metadata().unwrap().len() > 0), "no spool file was written");
     assert!(matches!(
         store.ingest(&Scope::All, None, document("away", 3)).await,
         Err(thunder::store::IngestError::Unavailable { retry_after_s }) if retry_after_s > 0
     ));
 
-    let database = server.open().await;
+    data.end_outage();
     wait_for_status(&store, &during.run_id().to_string(), RunStatus::Done).await;
     sent.push(before.token(" c"));
     sent.push(before.ended());
@@ -147,43 +148,38 @@ async fn runs_are_spooled_during_database_outage_and_drained_in_order() {
     let run = store.find(&Scope::All, "during").await.unwrap().unwrap();
     assert_eq!((run.completion_tokens, run.has_attention), (3, true));
     store.close().await;
-    assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
-    database.close().await;
+    assert!(data.spool_files().is_empty(), "a drained spool file must be removed");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_of_a_spooled_run_fails_until_it_is_stored() {
-    let (server, client) = (Data::embedded(), Data::folder());
-    let database = server.open().await;
-    let store = Store::open(Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() }, |_| {})
-        .await
-        .unwrap();
-    let (Recorder { signals: recorder, unstored, .. }, _) = store.recorder();
+    let data = Data::with_outages();
+    let store = data.open().await;
+    store.start_recorder();
+    let Recorder { signals: recorder, unstored, .. } = store.recorder();
     let mut run = LiveRun::new("spooled");
     unstored.unwrap().insert(run.run_id(), "spooled".into(), None, Arc::new(AtomicBool::new(true)));
-    database.close().await;
+    data.begin_outage().await;
     for signal in run.all(2) {
         recorder.send(signal).await.unwrap();
     }
     let error = store.find_recorded(&Scope::All, "spooled").await.unwrap_err();
     assert!(matches!(error, Error::NotStored(run_id) if run_id == run.run_id()), "{error}");
-    let database = server.open().await;
+    data.end_outage();
     let found = store.find_recorded(&Scope::All, "spooled").await.unwrap().unwrap();
     assert_eq!((found.status, found.completion_tokens, found.has_attention), (RunStatus::Done, 2, true));
     assert!(store.unstored(&Scope::All, run.run_id()).is_none());
     store.close().await;
-    database.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spool_file_of_dead_server_is_drained_at_start() {
-    let (server, client) = (Data::embedded(), Data::folder());
-    let database = server.open().await;
-    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
-    let store = Store::open(url.clone(), |_| {}).await.unwrap();
-    let (Recorder { signals: recorder, .. }, live) = store.recorder();
+    let data = Data::with_outages();
+    let store = data.open().await;
+    store.start_recorder();
+    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let mut ends = live.runs(&Scope::All);
-    database.close().await;
+    data.begin_outage().await;
     let (mut complete, mut incomplete) = (LiveRun::new("complete"), LiveRun::new("incomplete"));
     let incomplete_sent: Vec<Signal> = incomplete.all(2).into_iter().take(4).collect();
     let complete_sent = complete.all(2);
@@ -193,10 +189,10 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
     while next_change(&mut ends).await.status != RunStatus::Done {}
     // The spool file stays, as after a kill, because the database is unavailable.
     store.close().await;
-    assert_eq!(client.spool_files().len(), 1);
+    assert_eq!(data.spool_files().len(), 1);
 
-    let database = server.open().await;
-    let store = Store::open(url, |_| {}).await.unwrap();
+    data.end_outage();
+    let store = data.open().await;
     let run = store.find(&Scope::All, "complete").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens, run.has_attention), (RunStatus::Done, 2, true));
     let stored = store.items(&Scope::All, complete.run_id(), 0..i32::MAX).await.unwrap();
@@ -205,25 +201,23 @@ async fn spool_file_of_dead_server_is_drained_at_start() {
     assert_eq!((run.status, run.completion_tokens, run.events), (RunStatus::Interrupted, 2, 7));
     assert!(run.has_attention);
     store.close().await;
-    database.close().await;
 }
 
 /// A server spools the end of a run during an outage. Another server marks the run as interrupted and removes it before the
 /// spool file is drained.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn spooled_records_of_removed_run_are_skipped() {
-    let (server, client) = (Data::embedded(), Data::folder());
-    let database = server.open().await;
-    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
-    let store = Store::open(url.clone(), |_| {}).await.unwrap();
-    let (Recorder { signals: recorder, .. }, live) = store.recorder();
+    let data = Data::with_outages();
+    let store = data.open().await;
+    store.start_recorder();
+    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let (mut removed, mut kept) = (LiveRun::new("removed"), LiveRun::new("kept"));
     for signal in [removed.started(), removed.prefilled(), removed.token(" a")] {
         recorder.send(signal).await.unwrap();
     }
     wait_for_status(&store, &removed.run_id().to_string(), RunStatus::Running).await;
     let mut ends = live.runs(&Scope::All);
-    database.close().await;
+    data.begin_outage().await;
     // The records of the other run are drained in several batches, of which only the first one starts it.
     let kept_sent = kept.all(150);
     let (begin, end) = kept_sent.split_at(100);
@@ -234,33 +228,34 @@ async fn spooled_records_of_removed_run_are_skipped() {
         while next_change(&mut ends).await.status != RunStatus::Done {}
     }
     store.close().await;
-    assert_eq!(client.spool_files().len(), 1);
+    assert_eq!(data.spool_files().len(), 1);
 
-    let database = server.open().await;
-    wait_for_status(&database, "removed", RunStatus::Interrupted).await;
-    assert!(database.delete(&Scope::All, removed.run_id()).await.unwrap());
-    let store = Store::open(url, |_| {}).await.unwrap();
-    assert_no_rows(&server.url(), removed.run_id()).await;
+    data.end_outage();
+    let other = Database::Url { url: data.url(), direct_url: None, data_dir: data.0.join("other") };
+    let other = Store::open(other, |_| {}).await.unwrap();
+    wait_for_status(&other, "removed", RunStatus::Interrupted).await;
+    assert!(other.delete(&Scope::All, removed.run_id()).await.unwrap());
+    other.close().await;
+    let store = data.open().await;
+    assert_no_rows(&data.url(), removed.run_id()).await;
     let run = store.find(&Scope::All, "kept").await.unwrap().unwrap();
     assert_eq!((run.status, run.completion_tokens, run.has_attention), (RunStatus::Done, 150, true));
     let stored = store.items(&Scope::All, kept.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), expected_items(&kept_sent));
     store.close().await;
-    assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
-    database.close().await;
+    assert!(data.spool_files().is_empty(), "a drained spool file must be removed");
 }
 
 /// A server drains its spool file and is killed before it empties the file. Two of the runs are removed before its next start:
 /// one by a client, the other one by the retention.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn removed_runs_are_not_recreated_by_their_spooled_start() {
-    let (server, client) = (Data::embedded(), Data::folder());
-    let database = server.open().await;
-    let url = Database::Url { url: server.url(), direct_url: None, data_dir: client.0.clone() };
-    let store = Store::open(url.clone(), |_| {}).await.unwrap();
-    let (Recorder { signals: recorder, .. }, live) = store.recorder();
+    let data = Data::with_outages();
+    let store = data.open().await;
+    store.start_recorder();
+    let (Recorder { signals: recorder, .. }, live) = (store.recorder(), store.live());
     let mut ends = live.runs(&Scope::All);
-    database.close().await;
+    data.begin_outage().await;
     let today = system::now().date_naive();
     let (mut deleted, mut kept) = (LiveRun::new("deleted"), LiveRun::new("kept"));
     let mut expired = LiveRun::on_day("expired", today - Days::new(8));
@@ -272,23 +267,23 @@ async fn removed_runs_are_not_recreated_by_their_spooled_start() {
         while next_change(&mut ends).await.status != RunStatus::Done {}
     }
     store.close().await;
-    let files = client.spool_files();
+    let files = data.spool_files();
     let [file] = &files[..] else { panic!("{files:?}") };
-    let copy = client.0.join("copy");
+    let copy = data.0.join("copy");
     std::fs::copy(file, &copy).unwrap();
 
-    let database = server.open().await;
-    let store = Store::open(url.clone(), |_| {}).await.unwrap();
+    data.end_outage();
+    let store = data.open().await;
     assert!(store.delete(&Scope::All, deleted.run_id()).await.unwrap());
     let week = Retention { days: Some(7), bytes: None };
     assert_eq!(store.prune(week, today).await.unwrap(), [(today - Days::new(8), 1)]);
     store.close().await;
 
-    assert!(client.spool_files().is_empty(), "a drained spool file must be removed");
+    assert!(data.spool_files().is_empty(), "a drained spool file must be removed");
     std::fs::rename(&copy, file).unwrap();
-    let store = Store::open(url, |_| {}).await.unwrap();
-    assert_no_rows(&server.url(), deleted.run_id()).await;
-    assert_no_rows(&server.url(), expired.run_id()).await;
+    let store = data.open().await;
+    assert_no_rows(&data.url(), deleted.run_id()).await;
+    assert_no_rows(&data.url(), expired.run_id()).await;
     let stored = store.items(&Scope::All, kept.run_id(), 0..i32::MAX).await.unwrap();
     assert_eq!(format!("{stored:#?}"), expected_items(&kept_sent));
     assert!(store.damaged_links().await.unwrap().is_empty());
@@ -298,17 +293,17 @@ async fn removed_runs_are_not_recreated_by_their_spooled_start() {
     let entries = "select (select count(*) from removed_runs) || ' ' || (select count(*) from removed_days)";
     for (days, expected) in [(29, "1 1"), (32, "0 0")] {
         store.prune(Retention::default(), today + Days::new(days)).await.unwrap();
-        assert_eq!(psql(&server.url(), entries).await, expected, "{days} days later");
+        assert_eq!(psql(&data.url(), entries).await, expected, "{days} days later");
     }
     store.close().await;
-    database.close().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_database_recovers_during_run() {
     let data = Data::embedded();
     let store = data.open().await;
-    let (Recorder { signals: recorder, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals: recorder, .. } = store.recorder();
     let mut run = LiveRun::new("survivor");
     let mut sent = vec![run.started(), run.prefilled()];
     for signal in &sent {
@@ -334,9 +329,10 @@ async fn killed_database_recovers_during_run() {
 
 #[tokio::test]
 async fn damaged_run_of_dead_server_is_marked_and_start_succeeds() {
-    let data = Data::embedded();
+    let data = Data::new();
     let store = data.open().await;
-    let (Recorder { signals: recorder, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals: recorder, .. } = store.recorder();
     let mut run = LiveRun::new("damaged");
     for signal in [run.started(), run.prefilled(), run.token(" sky")] {
         recorder.send(signal).await.unwrap();

@@ -11,7 +11,8 @@ use uuid::{NoContext, Timestamp, Uuid};
 /// Records a run that started at noon of a day; returns its id.
 async fn record_run(store: &Store, day: NaiveDate, name: &str) -> RunId {
     let mut run = LiveRun::on_day(name, day);
-    let (Recorder { signals, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals, .. } = store.recorder();
     for signal in run.all(3) {
         signals.send(signal).await.unwrap();
     }

@@ -17,7 +17,8 @@ async fn open_two_stores(data: &Data) -> (Store, Store) {
 }
 
 async fn send(store: &Store, signals: impl IntoIterator<Item = Signal>) {
-    let (Recorder { signals: recorder, .. }, _) = store.recorder();
+    store.start_recorder();
+    let Recorder { signals: recorder, .. } = store.recorder();
     for signal in signals {
         recorder.send(signal).await.unwrap();
     }
@@ -120,7 +121,8 @@ async fn server_wrongly_declared_dead_completes_its_run() {
 /// Records the beginning of a run on the second store, and marks the run as interrupted, as after a network failure. Returns
 /// the ack of its durability.
 async fn record_interrupted(data: &Data, second: &Store, run: &mut LiveRun) -> DurabilityAck {
-    let (Recorder { durability_acks, .. }, _) = second.recorder();
+    second.start_recorder();
+    let Recorder { durability_acks, .. } = second.recorder();
     let ack = durability_acks.unwrap().request(run.run_id());
     send(second, [run.started(), run.prefilled(), run.token(" a")]).await;
     let stored = format!("select count(*) from events where run_id = '{}'", run.run_id());

@@ -1,7 +1,7 @@
 //! Encoding of spool records: length, checksum and body.
 
 use crate::events::{ActionRecord, AttentionStep, Event, ModCall, ModLog, RunEnd, RunId, RunStart, TraceItem};
-use crate::store::writer::Record;
+use crate::store::record::Record;
 use crate::trace::document::Numbering;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read};
@@ -83,9 +83,9 @@ enum ItemIn {
 /// Appends an encoded record to `out`.
 pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
     match record {
-        Record::Started(start, server_id) => push(out, STARTED, |body| json(body, &(&**start, server_id))),
-        Record::Ended(run_id, end) => push(out, ENDED, |body| json(body, &(run_id, &**end))),
-        Record::Items(run_id, numbering, items) => {
+        Record::Started { start, server_id } => push(out, STARTED, |body| json(body, &(&**start, server_id))),
+        Record::Ended { run_id, end } => push(out, ENDED, |body| json(body, &(run_id, &**end))),
+        Record::Items { run_id, first_numbers, items } => {
             let plain = items.iter().filter_map(|item| {
                 Some(match item {
                     TraceItem::Event(event) => ItemOut::Event(event),
@@ -97,9 +97,9 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
             });
             let plain = ItemsOut {
                 run_id: *run_id,
-                calls: numbering.mod_calls,
-                logs: numbering.mod_logs,
-                actions: numbering.actions,
+                calls: first_numbers.mod_calls,
+                logs: first_numbers.mod_logs,
+                actions: first_numbers.actions,
                 items: plain.collect(),
             };
             if !plain.items.is_empty() {
@@ -116,7 +116,8 @@ pub(super) fn encode(record: &Record, out: &mut Vec<u8>) {
     }
 }
 
-fn push(out: &mut Vec<u8>, kind: u8, write: impl FnOnce(&mut Vec<u8>)) {
+/// Appends a record of a kind whose body `write` appends.
+pub(super) fn push(out: &mut Vec<u8>, kind: u8, write: impl FnOnce(&mut Vec<u8>)) {
     let begin = out.len();
     out.extend_from_slice(&[0; HEADER]);
     out.push(kind);
@@ -164,26 +165,30 @@ pub(super) fn decode(body: &[u8]) -> Option<Record> {
     Some(match *kind {
         STARTED => {
             let (start, server_id): (RunStart, Uuid) = serde_json::from_slice(body).ok()?;
-            Record::Started(Arc::new(start), server_id)
+            Record::Started { start: Arc::new(start), server_id }
         }
         ITEMS => {
             let read: ItemsIn = serde_json::from_slice(body).ok()?;
-            let numbering = Numbering { mod_calls: read.calls, mod_logs: read.logs, actions: read.actions };
+            let first_numbers = Numbering { mod_calls: read.calls, mod_logs: read.logs, actions: read.actions };
             let items = read.items.into_iter().map(|item| match item {
                 ItemIn::Event(event) => TraceItem::Event(event),
                 ItemIn::Call(call) => TraceItem::ModCall(call),
                 ItemIn::Log(log) => TraceItem::ModLog(log),
                 ItemIn::Action(action) => TraceItem::Action(action),
             });
-            Record::Items(read.run_id, numbering, Arc::new(items.collect()))
+            Record::Items { run_id: read.run_id, first_numbers, items: Arc::new(items.collect()) }
         }
         ATTENTION | ATTENTION_WITH_HEADS => {
             let (run_id, step) = decode_attention(body, *kind == ATTENTION_WITH_HEADS)?;
-            Record::Items(run_id, Numbering::default(), Arc::new(vec![TraceItem::Attention(step)]))
+            Record::Items {
+                run_id,
+                first_numbers: Numbering::default(),
+                items: Arc::new(vec![TraceItem::Attention(step)]),
+            }
         }
         ENDED => {
             let (run_id, end): (RunId, RunEnd) = serde_json::from_slice(body).ok()?;
-            Record::Ended(run_id, Arc::new(end))
+            Record::Ended { run_id, end: Arc::new(end) }
         }
         _ => return None,
     })
